@@ -18,7 +18,7 @@ import polars as pl
 import zarr
 from transform_cases import Array, Case, list_series
 
-from feedline.artifacts.external import read_outside
+from feedline.artifacts.external import read_external
 from feedline.transforms.learning.learner import Artifact, Reading
 
 MEAN_LENGTH, WIDTH, CHUNK_ROWS = 20, 64, 8192
@@ -101,4 +101,4 @@ def array_of(vectors: Array, chunk_rows: int, compressed: bool) -> Artifact:
     )
     stored[:] = vectors
     options = json.dumps({"ids": None, "ids_column": "id"})
-    return read_outside(Reading(kind="zarr", uri=str(path), options=options), _folder.name)
+    return read_external(Reading(kind="zarr", uri=str(path), options=options), _folder.name)

@@ -26,7 +26,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from feedline.fitting.spill import Scratch, Spilled, discard, merge_all, parts_of
+from feedline.fitting.spill import Scratch, SpilledState, discard, merge_all, parts_of
 from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts
@@ -109,7 +109,7 @@ def fit(options: argparse.Namespace, folder: str, steps: Steps) -> Artifact:
     states: Iterator[pa.Table] = (learner.observe([chunk]).to_arrow() for chunk in chunks(options.distinct))
     state = merge_all(learner, states, scratch)
     steps.done("observe")
-    if isinstance(state, Spilled):
+    if isinstance(state, SpilledState):
         size = sum(path.stat().st_size for path in Path(folder).iterdir())
         steps.measured |= {"files": len(state.files), "spilled_mb": round(size / 1e6, 1)}
     artifact = learner.finish(parts_of(learner, state, scratch))

@@ -1,6 +1,6 @@
 """Run `python -m feedline` and the program `feedline`.
 
-`transform` runs where nothing but a model is served: it is loaded alone, without Dask and in half the time.
+`transform`, which runs on hosts that serve a model, is loaded alone: without Dask, in half the time.
 """
 
 import sys
@@ -10,9 +10,9 @@ from typing import NoReturn
 def main() -> NoReturn:
     """Run the command line."""
     if sys.argv[1:2] == ["transform"]:
-        from feedline.commands.transform import main as run  # noqa: PLC0415 -- without what the other commands load
+        from feedline.commands.transform import main as run  # noqa: PLC0415 -- without the other commands' imports
     else:
-        from feedline.cli import main as run  # noqa: PLC0415 -- brings Dask
+        from feedline.cli import main as run  # noqa: PLC0415 -- imports Dask
     run()
 
 

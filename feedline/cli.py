@@ -1,4 +1,4 @@
-"""Define the command line: each command reads its arguments, calls one library function, and shows its result.
+"""Define the command line: each command parses its arguments, calls one library function, and prints its result.
 
 Runs in: the process of the command. Exit status: 0 done, 1 a job failed, 2 wrong input, 130 Ctrl-C, 143 SIGTERM.
 """
@@ -46,7 +46,7 @@ _HELP = """Feed PyTorch trainers from a Parquet warehouse, and look after the ta
 
 Exit status: 0 done, 1 a job failed, 2 wrong input, 130 Ctrl-C, 143 SIGTERM."""
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=_HELP)
-# Of a table that goes into a file: what a terminal would cut off is wanted there.
+# Width of tables in files, where nothing should be cut off.
 _TABLE_WIDTH = 160
 
 PipelinePath = Annotated[Path, typer.Argument(metavar="PIPELINE.YAML", help="The pipeline.")]
@@ -59,8 +59,8 @@ def main() -> NoReturn:
     end_with(app)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         print(VERSION)
         raise typer.Exit
 
@@ -124,14 +124,14 @@ def plan(
     overrides: Overrides = None,
     world_size: Annotated[int, typer.Option(min=1, help="Ranks of the whole job.")] = 1,
     ops: Annotated[
-        bool, typer.Option("--ops", help="Show each feature's chain instead: kinds, types, what it shares, its cost.")
+        bool, typer.Option("--ops", help="Show each feature's chain instead: types, shared steps, cost.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what a run would do: what is pruned and why, what is read, rows, steps, memory."""
-    asked = Pipeline(load_spec(pipeline, parse_overrides(overrides or [])))
-    with on_count_progress(_say_counted):
-        resolved = asked.plan(world_size=world_size)
+    spec = load_spec(pipeline, parse_overrides(overrides or []))
+    with on_count_progress(_print_count_progress):
+        resolved = Pipeline(spec).plan(world_size=world_size)
     facts = describe_ops(resolved) if ops else describe(resolved, world_size=world_size)
     if as_json:
         print(json.dumps(facts))
@@ -146,7 +146,7 @@ def head(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the first rows of the table beside the features that they become; ids of vocabularies with their values."""
+    """Show the first rows of the table beside their features; ids of vocabularies with their values."""
     facts = preview(load_spec(pipeline, parse_overrides(overrides or [])), rows)
     if as_json:
         print(json.dumps(json_facts(facts)))
@@ -164,7 +164,7 @@ def rebase(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Plan the rest of a state's epoch on the table as it is now, and write the state that continues there."""
+    """Plan the rest of a state's epoch on the current table, and write the state that continues there."""
     plan = Pipeline(load_spec(pipeline, parse_overrides(overrides or []))).rebase(before := read_state(state))
     after = plan.state_after(before)
     rest = None if after == before else plan.facts().rest
@@ -210,9 +210,9 @@ def snapshot(
     file: Annotated[str, typer.Argument(metavar="FILE", help="The snapshot's file: a path or URI.")],
     overrides: Overrides = None,
 ) -> None:
-    """Write the table as it is now to one file; `source.snapshot: FILE` reads that."""
-    taken = freeze(load_spec(pipeline, parse_overrides(overrides or [])), file)
-    print(f"snapshot {taken.id}: {len(taken.files):,} files, {taken.rows:,} rows: {file}")
+    """Write a snapshot of the current table to one file, for `source.snapshot: FILE`."""
+    frozen = freeze(load_spec(pipeline, parse_overrides(overrides or [])), file)
+    print(f"snapshot {frozen.id}: {len(frozen.files):,} files, {frozen.rows:,} rows: {file}")
 
 
 @app.command()
@@ -223,11 +223,11 @@ def schema(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the tensors of a pipeline's batches: places, widths, rows of embeddings. Without a pipeline, print the JSON
-    Schema of pipeline.yaml."""
+    """Show the tensors of a pipeline's batches: positions, widths, rows of embeddings. Without a pipeline, print the
+    JSON Schema of pipeline.yaml."""
     if pipeline is None:
         if overrides:
-            raise SpecError("--set overrides a pipeline's keys: got no pipeline. Name one, or leave --set out")
+            raise SpecError("--set overrides a pipeline's keys: got no pipeline. Name one, or omit --set")
         print(json.dumps(Pipeline.json_schema(), indent=2))
         return
     spec = load_spec(pipeline, parse_overrides(overrides or []))
@@ -243,28 +243,28 @@ app.command()(optimize)
 app.command()(usage)
 app.command()(transform)
 
-generate = typer.Typer(no_args_is_help=True, help="Write a warehouse to try things on.")
+generate = typer.Typer(no_args_is_help=True, help="Generate example tables.")
 app.add_typer(generate, name="generate")
 
 
 @generate.callback()
 def _generate() -> None:
-    """Write a warehouse to try things on."""
+    """Generate example tables."""
 
 
 @generate.command()
 def clicks(
     directory: Annotated[str, typer.Argument(metavar="DIR", help="A folder or URI.")],
-    rows: Annotated[int, typer.Option(help="Rows in all.")] = 1_000_000,
+    rows: Annotated[int, typer.Option(help="Total rows.")] = 1_000_000,
     days: Annotated[int, typer.Option(help="Partitions ds=YYYY-MM-DD.")] = 4,
     sessions_mean: Annotated[float, typer.Option(help="Mean rows of a user session.")] = 8.0,
     strings: Annotated[int, typer.Option(help="Categorical string columns.")] = 2,
     row_group_rows: Annotated[int, typer.Option(help="Rows of a row group.")] = 65_536,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed; the same seed gives the same bytes.")] = 0,
     order: Annotated[str, typer.Option(help="session: clustered by session; log: by time.")] = "session",
     overwrite: Annotated[bool, typer.Option(help="Replace an existing table.")] = False,
 ) -> None:
-    """A session-structured click table of any size, repeatable from its seed."""
+    """Write a session-structured click table of any size, reproducible from its seed."""
     if order not in ("session", "log"):
         raise SpecError(f"--order is unknown: got {order!r}, expected session or log")
     recipe = ClickRecipe(
@@ -295,7 +295,7 @@ def feed(
     parent: Annotated[int | None, typer.Option()] = None,
     scratch: Annotated[str | None, typer.Option()] = None,
 ) -> None:
-    """The feeder process: started by FeedlineDataset and by `feedline run`. Reads overrides from standard input."""
+    """Run a feeder process, as FeedlineDataset and `feedline run` start it. Reads overrides from standard input."""
     request = FeedRequest(
         path=str(pipeline),
         overrides=read_overrides(sys.stdin.buffer.read()),
@@ -319,8 +319,8 @@ def version() -> None:
     print(VERSION)
 
 
-def _say_counted(progress: CountProgress) -> None:
-    """Show how far counting is, for a table that takes more than one wave of tasks."""
+def _print_count_progress(progress: CountProgress) -> None:
+    """Show the progress of counting, for a table that takes more than one wave of tasks."""
     if progress.rows < progress.all_rows:
         ProgressLine().note(f"counted {progress.rows:,} of {progress.all_rows:,} rows")
 
@@ -328,19 +328,20 @@ def _say_counted(progress: CountProgress) -> None:
 def _refuse_launcher() -> None:
     """Refuse to guess the ranks of this host under a launcher, whose tasks may be hosts rather than trainers."""
     try:
-        found = detect_rank(rank=None, world_size=None, distributed=None, environment=os.environ)
-        launcher = f"rank {found.rank} of {found.world_size} ({found.source})" if found.world_size > 1 else None
+        detected = detect_rank(rank=None, world_size=None, distributed=None, environment=os.environ)
+        rank = f"rank {detected.rank} of {detected.world_size} ({detected.source})"
+        launcher = rank if detected.world_size > 1 else None
     except PlanError as error:
         launcher = str(error)
     if launcher is not None:
         raise SpecError(
             f"--ranks and --world-size are missing under a launcher: got {launcher}, expected the ranks of this host. "
-            f"Give both; --world-size 1 for a run of its own"
+            "Give both; --world-size 1 for an independent run"
         )
 
 
 def parse_ranks(text: str | None, world_size: int | None) -> list[int]:
-    """ "0-7" or "0,2,5" as ranks (default: all ranks of the world; rank 0 without a world)."""
+    """Parse "0-7" or "0,2,5" (default: all ranks below `world_size`, or rank 0)."""
     if text is None:
         if world_size is None:
             _refuse_launcher()
@@ -349,9 +350,9 @@ def parse_ranks(text: str | None, world_size: int | None) -> list[int]:
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdigit() or (dash and not last.isdigit()) or (dash and int(last) < int(first)):
-            raise SpecError(f"--ranks is no list of ranks: got {text!r}, expected such as 0-7 or 0,2")
+            raise SpecError(f"--ranks is not a list of ranks: got {text!r}, expected one such as 0-7 or 0,2")
         ranks += range(int(first), int(last or first) + 1)
     size = world_size or max(ranks) + 1
     if len(set(ranks)) != len(ranks) or max(ranks) >= size:
-        raise SpecError(f"--ranks does not fit --world-size: got {text!r}, expected different ranks below {size}")
+        raise SpecError(f"--ranks does not fit --world-size: got {text!r}, expected distinct ranks below {size}")
     return ranks

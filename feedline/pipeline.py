@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from feedline.fitting.fit_report import FitReport
-from feedline.fitting.passes import Say, fit_pipeline
+from feedline.fitting.passes import FitCallback, fit_pipeline
 from feedline.fitting.reduction import Workers, threads_here
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import measures, merge
@@ -108,7 +108,7 @@ class Pipeline:
         snapshot: Snapshot | None = None,
         workers: Workers | None = None,
         map: Map | None = None,
-        say: Say = lambda progress: None,
+        say: FitCallback = lambda progress: None,
     ) -> FitReport:
         """Fit all ops on the rows selected by `fit.where`, make the result the current artifact set, and write golden
         vectors.

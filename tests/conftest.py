@@ -19,7 +19,7 @@ import numpy as np
 import psutil
 import pytest
 
-LEAK_GRACE_S = 10.0  # a worker that was told to stop is given this long to be gone
+LEAK_GRACE_S = 10.0  # time that a stopping worker gets to exit
 STAYS = (
     "multiprocessing.resource_tracker",
     "multiprocessing.forkserver",
@@ -127,7 +127,7 @@ def _children() -> dict[int, str]:
 
 
 def _descriptors() -> dict[int, str]:
-    """This process's open descriptors of the kinds that Feedline opens: number and what it stands for."""
+    """This process's open descriptors of the kinds that Feedline opens: number and target."""
     found = {}
     for link in Path("/proc/self/fd").iterdir():
         try:

@@ -1,4 +1,4 @@
-"""The check for leaks in conftest.py finds what a test or a module leaves behind, and nothing else."""
+"""The leak check in conftest.py finds what a test or a module leaves behind, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the hash give what its definition says, computed here one value at a time with Python's integers?"""
+"""The hash agrees with its definition, computed here one value at a time with Python's integers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_integers(values: list[int], seed: int, buckets: int):
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**40), st.integers(0, 20))
-def test_outputs_from_any_place(start: int, first: int, count: int):
+def test_outputs_from_any_position(start: int, first: int, count: int):
     expected = [hash_of(start, number) for number in range(first, first + count)]
     assert hashing.outputs(start, first, count).tolist() == expected
 

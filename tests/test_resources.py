@@ -1,4 +1,4 @@
-"""Which instructions numpy computes with: told apart where results differ, and chosen before a process starts."""
+"""numpy's instructions are distinguished where results differ, and chosen before a process starts."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_log1p_differs_beyond_x86_64_v3():
 
 
 @pytest.mark.skipif("glibc" not in resources.libc(), reason="GLIBC_TUNABLES is glibc's")
-def test_another_choice_of_glibc_is_another_environment():
+def test_another_choice_by_glibc_is_another_environment():
     _, found = elsewhere({"GLIBC_TUNABLES": "glibc.cpu.hwcaps=-FMA,-AVX2"})
     if found["libm"] == libm():
         pytest.skip("glibc computes the same without FMA here")
@@ -103,7 +103,7 @@ def test_another_choice_of_glibc_is_another_environment():
         (OLDER_NAMES, ("SSSE3", "SSE41", "POPCNT", "AVX", "F16C", "AVX512F"), "AVX512F"),
     ],
 )
-def test_a_level_disables_what_goes_beyond_by_the_names_of_this_numpy(
+def test_a_level_disables_other_instructions_by_numpys_names(
     monkeypatch: pytest.MonkeyPatch, names: Any, has: Any, disabled: str
 ):
     machine(monkeypatch, names, has=(*has, "AVX2", "FMA3"))
@@ -116,7 +116,7 @@ def test_a_level_disables_what_goes_beyond_by_the_names_of_this_numpy(
         assert f'{DISABLE}="{disabled}"' in instructions_remedy(" ".join(level_instructions("x86-64-v3")))
 
 
-def test_what_this_process_was_started_with_does_not_count(monkeypatch: pytest.MonkeyPatch):
+def test_variables_of_this_process_do_not_count(monkeypatch: pytest.MonkeyPatch):
     machine(monkeypatch, X86_NAMES, has=("X86_V3", "AVX2", "FMA3"))  # X86_V4 is off here by the variable
     monkeypatch.setenv(DISABLE, "X86_V4,AVX512_ICL")
     monkeypatch.setenv(ENABLE, "X86_V3")
@@ -124,7 +124,7 @@ def test_what_this_process_was_started_with_does_not_count(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("names", "kind"), [(ARM_NAMES, "aarch64"), (X86_NAMES, "x86_64")])
-def test_machines_without_the_level(monkeypatch: pytest.MonkeyPatch, names: Any, kind: str):
+def test_machines_below_the_level(monkeypatch: pytest.MonkeyPatch, names: Any, kind: str):
     machine(monkeypatch, names, has=names[1][:1] if kind == "aarch64" else (), kind=kind)
     assert choose_cpu(None, shared=True) == "native"
     with pytest.raises(ClusterError, match=f"cluster.cpu requests .*: got x86-64-v3 on {kind} .* `cpu: native`"):

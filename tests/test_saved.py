@@ -120,11 +120,11 @@ def snapshot_is_found(monkeypatch: pytest.MonkeyPatch, place: Path, work_dirs: t
 
 
 @pytest.mark.parametrize("name", ["plain", "fitted"])
-def test_a_state_goes_on(first: Path, name: str):
+def test_a_state_continues(first: Path, name: str):
     goes_on(first / f"{name}.yaml", OLD[name])
 
 
-def test_a_rebased_state_goes_on(first: Path):
+def test_a_rebased_state_continues(first: Path):
     goes_on_rebased(first / "plain.yaml", OLD["rebased"])
 
 
@@ -141,7 +141,7 @@ def test_a_snapshot_is_found(monkeypatch: pytest.MonkeyPatch, first: Path):
     snapshot_is_found(monkeypatch, first, ("plain", "fitted"), OLD["fitted"]["snapshot"])
 
 
-def test_fits_are_found_and_prove_themselves(first: Path):
+def test_fits_are_found_and_verified(first: Path):
     path = first / "fitted.yaml"
     before = load_old_set(str(first / "fitted" / "artifacts"))
     assert before is not None
@@ -155,7 +155,7 @@ def test_fits_are_found_and_prove_themselves(first: Path):
 
 
 @pytest.mark.parametrize("name", ["keyless", "keyed", "fitted"])
-def test_a_state_of_a_dataset_goes_on(second: Path, name: str):
+def test_a_state_of_a_dataset_continues(second: Path, name: str):
     expected = NEW[name]
     goes_on(second / f"{name}.yaml", expected)
     plan = Pipeline.from_yaml(second / f"{name}.yaml").plan_for(expected["state"])
@@ -168,7 +168,7 @@ def test_a_state_of_a_dataset_goes_on(second: Path, name: str):
 
 
 @pytest.mark.slow
-def test_a_dataset_goes_on(second: Path):
+def test_a_dataset_continues(second: Path):
     expected = NEW["keyed"]
     with FeedlineDataset(second / "keyed.yaml") as dataset, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="the state was saved in another environment")
@@ -180,14 +180,14 @@ def test_a_dataset_goes_on(second: Path):
 
 
 @pytest.mark.filterwarnings("ignore:1 bad file left out of the plan")
-def test_a_state_without_a_bad_file_goes_on(second: Path):
+def test_a_state_without_a_bad_file_continues(second: Path):
     goes_on(second / "skipping.yaml", NEW["skipping"])
     plan = Pipeline.from_yaml(second / "skipping.yaml").plan_for(NEW["skipping"]["state"])
     assert [[Path(bad.file).name, bad.rows] for bad in plan.skipped] == NEW["skipping"]["skipped"]
 
 
 @pytest.mark.parametrize("name", ["keyless", "keyed"])
-def test_a_rebased_state_of_a_dataset_goes_on(second: Path, name: str):
+def test_a_rebased_state_of_a_dataset_continues(second: Path, name: str):
     rewrite_table(second)
     goes_on_rebased(second / f"{name}.yaml", NEW[name]["rebased"])
 
@@ -209,7 +209,7 @@ def test_a_snapshot_of_the_second_edition_is_found(monkeypatch: pytest.MonkeyPat
     snapshot_is_found(monkeypatch, second, ("keyless", "keyed", "fitted"), NEW["fitted"]["snapshot"])
 
 
-def test_an_artifact_set_is_found_and_proves_itself(second: Path):
+def test_an_artifact_set_is_found_and_verified(second: Path):
     path = second / "fitted.yaml"
     report = Pipeline.from_yaml(path).fit(missing=True)
     assert (report.made, report.manifest) == (0, NEW["fitted"]["manifest"])

@@ -1,1 +1,1 @@
-"""What ops know besides parameters: what was fitted, and files outside the table."""
+"""Artifacts of ops: fitted statistics, and external tables and arrays."""

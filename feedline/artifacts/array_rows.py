@@ -1,9 +1,9 @@
 """Gather rows of a large array by index, with bounded memory.
 
-Runs in: the threads of a process that transforms; they share one `ArrayRows` per array. Rows are loaded in blocks, the
-pieces in which the array is stored. An array that fits into `max_bytes` is filled block by block, on demand, and rows
-are gathered from the whole; of a larger one the blocks used last are kept. Each block is loaded by one thread, and the
-others wait for it. Blocks mapped from a file take no memory of their own.
+Runs in: the threads of a process that transforms, which share one `ArrayRows` per array. Rows are loaded in blocks, the
+units in which the array is stored. An array that fits into `max_bytes` is filled block by block, on demand, and rows
+are gathered from the whole; a larger one has an LRU cache of blocks. One thread loads a block while the others wait for
+it. Blocks mapped from a file take no memory of their own.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ import pyarrow as pa
 Block = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
 
-# Blocks that are mapped at a time: each holds a descriptor, and the rest of the process needs some.
-MOST_MAPS = min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+# Each mapped block holds a file descriptor: leave most of them to the rest of the process.
+MAX_MAPPED_BLOCKS = min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredArray:
-    """An array [rows, width] of numbers in blocks of `block_rows` rows, the last one with the rest.
+    """A numeric array [rows, width] in blocks of `block_rows` rows; the last one may have fewer.
 
-    load: a block by its number, of `dtype`. mapped: blocks are views of files that take no memory.
+    load: returns the block of an index, of `dtype`. mapped: blocks are views of files that take no memory.
     """
 
     rows: int
@@ -43,39 +43,39 @@ class StoredArray:
 
     @property
     def nbytes(self) -> int:
-        """The whole array's, decoded."""
+        """Decoded size of the whole array."""
         return self.rows * self.width * self.dtype.itemsize
 
     @property
     def block_bytes(self) -> int:
-        """Those of a full block."""
+        """Decoded size of a full block."""
         return min(self.block_rows, self.rows) * self.width * self.dtype.itemsize
 
 
 class ArrayRows:
-    """Rows of a stored array as float32, in at most `max_bytes` besides the blocks that threads work with."""
+    """Rows of a stored array as float32, in at most `max_bytes` besides the blocks in use by threads."""
 
-    def __init__(self, stored: StoredArray, max_bytes: int) -> None:
-        self.rows, self.width = stored.rows, stored.width
-        self.loads = 0  # blocks that were loaded so far
-        self._stored = stored
+    def __init__(self, array: StoredArray, max_bytes: int) -> None:
+        self.rows, self.width = array.rows, array.width
+        self.loads = 0  # blocks loaded so far
+        self._array = array
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._held: OrderedDict[int, Block] = OrderedDict()
-        self._held_bytes = 0
+        self._blocks: OrderedDict[int, Block] = OrderedDict()
+        self._blocks_bytes = 0
         self._loading: dict[int, Future[Block]] = {}
-        blocks = -(-stored.rows // stored.block_rows)
+        blocks = -(-array.rows // array.block_rows)
         self._whole = None
-        if not stored.mapped and blocks > 1 and stored.nbytes <= max_bytes:
-            self._whole = np.empty((stored.rows, stored.width), dtype=stored.dtype)
+        if not array.mapped and blocks > 1 and array.nbytes <= max_bytes:
+            self._whole = np.empty((array.rows, array.width), dtype=array.dtype)
             self._filled = np.zeros(blocks, dtype=np.bool_)
 
     @property
     def nbytes(self) -> int:
-        """The memory that is in use."""
+        """Memory in use."""
         if self._whole is not None:
-            return min(int(self._filled.sum()) * self._stored.block_bytes, self._stored.nbytes)
-        return self._held_bytes
+            return min(int(self._filled.sum()) * self._array.block_bytes, self._array.nbytes)
+        return self._blocks_bytes
 
     def take(self, indices: Indices) -> npt.NDArray[np.float32]:
         """Rows [n, width] at `indices` [n], each of which must be a row of the array."""
@@ -84,81 +84,81 @@ class ArrayRows:
             return out
         if self._whole is not None:
             if not self._filled.all():
-                self._fill(indices // self._stored.block_rows)
+                self._fill(indices // self._array.block_rows)
             _gather(self._whole, indices, out)
-        elif self.rows <= self._stored.block_rows:
+        elif self.rows <= self._array.block_rows:
             _gather(self._block(0), indices, out)
         else:
-            self._take_by_block(indices, indices // self._stored.block_rows, out)
+            self._take_by_block(indices, indices // self._array.block_rows, out)
         return out
 
-    def _take_by_block(self, indices: Indices, numbers: Indices, out: npt.NDArray[np.float32]) -> None:
-        """All rows of one block at a time, so that each is loaded once; then all into their order."""
-        small = self.rows <= self._stored.block_rows * 2**16  # numpy sorts 16 bits by radix, six times faster
-        order = np.argsort(numbers.astype(np.uint16) if small else numbers, kind="stable")
-        ordered, inside = numbers[order], indices[order] % self._stored.block_rows
+    def _take_by_block(self, indices: Indices, block_indices: Indices, out: npt.NDArray[np.float32]) -> None:
+        """Gather block by block, so that each is loaded once, then restore the order of `indices`."""
+        small = self.rows <= self._array.block_rows * 2**16  # numpy sorts 16 bits by radix, six times faster
+        order = np.argsort(block_indices.astype(np.uint16) if small else block_indices, kind="stable")
+        ordered, inside = block_indices[order], indices[order] % self._array.block_rows
         starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
         stops = np.append(starts[1:], len(order))
         gathered = _empty(len(order), self.width)
-        for number, start, stop in zip(ordered[starts].tolist(), starts.tolist(), stops.tolist(), strict=True):
-            _gather(self._block(number), inside[start:stop], gathered[start:stop])
+        for index, start, stop in zip(ordered[starts].tolist(), starts.tolist(), stops.tolist(), strict=True):
+            _gather(self._block(index), inside[start:stop], gathered[start:stop])
         out[order] = gathered
 
-    def _fill(self, numbers: Indices) -> None:
-        wanted = np.zeros_like(self._filled)
-        wanted[numbers] = True
-        for number in np.flatnonzero(wanted & ~self._filled).tolist():
-            self._block(number)
+    def _fill(self, block_indices: Indices) -> None:
+        needed = np.zeros_like(self._filled)
+        needed[block_indices] = True
+        for index in np.flatnonzero(needed & ~self._filled).tolist():
+            self._block(index)
 
-    def _block(self, number: int) -> Block:
+    def _block(self, index: int) -> Block:
         with self._lock:
-            held = self._held.get(number)
-            if held is not None:
-                self._held.move_to_end(number)
-                return held
-            loading = self._loading.get(number)
+            cached = self._blocks.get(index)
+            if cached is not None:
+                self._blocks.move_to_end(index)
+                return cached
+            loading = self._loading.get(index)
             if loading is None:
-                mine = self._loading[number] = Future()
+                mine = self._loading[index] = Future()
         if loading is not None:
             return loading.result()
         try:
-            block = self._load(number)
+            block = self._load_block(index)
         except BaseException as error:
             with self._lock:
-                del self._loading[number]
+                del self._loading[index]
             mine.set_exception(error)
             raise
         with self._lock:
-            del self._loading[number]
-            self._keep(number, block)
+            del self._loading[index]
+            self._keep(index, block)
         mine.set_result(block)
         return block
 
-    def _load(self, number: int) -> Block:
-        block = self._stored.load(number)
+    def _load_block(self, index: int) -> Block:
+        block = self._array.load(index)
         self.loads += 1
         if self._whole is None:
             return block
-        start = number * self._stored.block_rows
-        place = self._whole[start : start + len(block)]
-        place[:] = block
-        return place
+        start = index * self._array.block_rows
+        rows = self._whole[start : start + len(block)]
+        rows[:] = block
+        return rows
 
-    def _keep(self, number: int, block: Block) -> None:
-        """Under the lock."""
-        self._held[number] = block
+    def _keep(self, index: int, block: Block) -> None:
+        """Cache a block; the caller holds the lock."""
+        self._blocks[index] = block
         if self._whole is not None:
-            self._filled[number] = True
+            self._filled[index] = True
             return
-        size = 0 if self._stored.mapped else block.nbytes
-        self._held_bytes += size
-        while len(self._held) > 1 and (self._held_bytes > self._max_bytes or len(self._held) > MOST_MAPS):
-            _, oldest = self._held.popitem(last=False)
-            self._held_bytes -= 0 if self._stored.mapped else oldest.nbytes
+        size = 0 if self._array.mapped else block.nbytes
+        self._blocks_bytes += size
+        while len(self._blocks) > 1 and (self._blocks_bytes > self._max_bytes or len(self._blocks) > MAX_MAPPED_BLOCKS):
+            _, oldest = self._blocks.popitem(last=False)
+            self._blocks_bytes -= 0 if self._array.mapped else oldest.nbytes
 
 
 def _empty(rows: int, width: int) -> npt.NDArray[np.float32]:
-    """Room for results in Arrow's pool: a fresh numpy array of megabytes is mapped and unmapped at every call."""
+    """Allocate results in Arrow's pool: a new numpy array of megabytes would be mapped and unmapped at every call."""
     return np.frombuffer(pa.allocate_buffer(rows * width * 4), np.float32).reshape(rows, width)
 
 

@@ -1,13 +1,13 @@
-"""Read tables and zarr arrays that ops use besides the table.
+"""Read the external tables and zarr arrays that ops look values up in.
 
-Runs in: every process that compiles features. Each reading happens once per process, and is shared by all features,
-threads and jobs that read the same columns of the same files. A path is relative to the folder of pipeline.yaml. Every
-reading has a digest, which is part of the features' fingerprint:
+Runs in: every process that compiles features. Each external artifact is read once per process and shared by all
+features, threads and jobs that read the same columns of the same files. Paths are relative to the folder of
+pipeline.yaml. The digest of an external artifact is part of the features' fingerprint:
 
-- of a table, of the values of its columns in their order, however they are cut into files;
-- of a zarr array, which may be larger than any memory, of its metadata and of names, sizes and times of its files.
+- table: the values of its columns in row order, however they are split into files;
+- zarr array, which may be larger than memory: its metadata, and the names, sizes and times of its files.
 
-A worker refuses another digest than that of the plan.
+A worker refuses a digest other than that of the plan.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from feedline.warehouse.snapshot.splits import plan_splits
 from feedline.warehouse.snapshot.take import snapshot_of
 from feedline.warehouse.storage.locations import absolute, redact
 
-# Rows that are read at a time.
-_PART_ROWS = 131_072
+# Rows read at a time.
+_READ_ROWS = 131_072
 
 _lock = threading.RLock()
-_read: WeakValueDictionary[tuple[str, ...], Artifact] = WeakValueDictionary()
+_artifacts: WeakValueDictionary[tuple[str, ...], Artifact] = WeakValueDictionary()
 
 
-def read_outside(reading: Reading, folder: str, expected: str | None = None) -> Artifact:
-    """What an op reads: a table's columns, or a zarr array's rows under the name "rows" of what the artifact has made.
+def read_external(reading: Reading, folder: str, expected: str | None = None) -> Artifact:
+    """Read columns of a table, or a zarr array whose `ArrayRows` are the artifact's derived value "rows".
 
-    `folder`: of pipeline.yaml. `expected`: the digest that it must have.
+    `folder`: of pipeline.yaml. `expected`: the required digest.
 
-    Raises SpecError where there is nothing to read, or nothing that fits; TableChangedError, with both digests, where
-    it is not what was expected; StoreError where the store kept failing.
+    Raises SpecError if there is nothing to read or it does not fit; TableChangedError, with both digests, if the digest
+    differs; StoreError if the store keeps failing.
     """
     uri = absolute(resolve_path(reading.uri, folder))
     read = _table if reading.kind == "table" else _array
@@ -60,8 +60,8 @@ def read_outside(reading: Reading, folder: str, expected: str | None = None) -> 
         raise SpecError(str(error)) from error
     if expected is not None and artifact.digest != expected:
         raise TableChangedError(
-            f"{redact(uri)} has another content than when the plan was made: got the digest {artifact.digest}, "
-            f"expected {expected}. Start again, so that every worker reads it as it is now"
+            f"{redact(uri)} has changed since the plan was made: got the digest {artifact.digest}, "
+            f"expected {expected}. Start again, so that every worker reads the current content"
         )
     return artifact
 
@@ -70,45 +70,45 @@ def _table(uri: str, options: Mapping[str, Any], max_memory: int, folder: str) -
     columns = options["columns"]
     snapshot = snapshot_of(list_table(uri))
     key = ("table", uri, json.dumps(columns), snapshot.id, str(max_memory))
-    artifact = _read.get(key)
+    artifact = _artifacts.get(key)
     if artifact is None:
-        artifact = _read[key] = Artifact(facts={}, table=_columns(redact(uri), snapshot, columns, max_memory))
+        artifact = _artifacts[key] = Artifact(facts={}, table=_columns(redact(uri), snapshot, columns, max_memory))
     return artifact
 
 
 def _array(uri: str, options: Mapping[str, Any], max_memory: int, folder: str) -> Artifact:
-    from feedline.artifacts.zarr_array import open_array  # noqa: PLC0415 -- 0.2 s of zarr that few pipelines need
+    from feedline.artifacts.zarr_array import open_array  # noqa: PLC0415 -- importing zarr takes 0.2 s
 
-    opened, ids = open_array(uri), None
+    array, ids = open_array(uri), None
     if options["ids"] is not None:
         ids = _ids(absolute(resolve_path(options["ids"], folder)), options["ids_column"], max_memory)
-    facts = {"array": opened.digest, "ids": "" if ids is None else ids.digest}
+    facts = {"array": array.digest, "ids": "" if ids is None else ids.digest}
     key = ("zarr", uri, *facts.values(), str(max_memory))
-    artifact = _read.get(key)
+    artifact = _artifacts.get(key)
     if artifact is not None:
         return artifact
-    if len(opened.shape) != 2 or not opened.shape[1] or opened.dtype.kind not in "fiub":
+    if len(array.shape) != 2 or not array.shape[1] or array.dtype.kind not in "fiub":
         raise SpecError(
-            f"{opened.uri} holds no vectors: got {opened.dtype} of shape {opened.shape}, expected numbers of a shape "
+            f"{array.uri} holds no vectors: got {array.dtype} of shape {array.shape}, expected numbers of shape "
             "[ids, width]"
         )
-    stored = opened.stored()
-    if not stored.mapped and stored.block_bytes > max_memory:
+    blocks = array.stored_array()
+    if not blocks.mapped and blocks.block_bytes > max_memory:
         raise SpecError(
-            f"{opened.uri} has chunks larger than max_memory: got {stored.block_bytes:,} bytes for "
-            f"{stored.block_rows:,} rows, expected at most {max_memory:,}. Raise max_memory, or write smaller "
+            f"{array.uri} has chunks larger than max_memory: got {blocks.block_bytes:,} bytes for "
+            f"{blocks.block_rows:,} rows, expected at most {max_memory:,}. Raise max_memory, or write smaller "
             "chunks"
         )
     table = None if ids is None else ids.table
-    if table is not None and table.num_rows != stored.rows:
+    if table is not None and table.num_rows != blocks.rows:
         raise SpecError(
-            f"{opened.uri} and its ids do not belong together: got {table.num_rows:,} ids, expected {stored.rows:,}, "
+            f"{array.uri} and its ids do not belong together: got {table.num_rows:,} ids, expected {blocks.rows:,}, "
             "one for each row"
         )
-    artifact = _read[key] = Artifact(facts=facts, table=table)
+    artifact = _artifacts[key] = Artifact(facts=facts, table=table)
     artifact.__dict__["digest"] = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-    artifact.derive("rows", lambda: ArrayRows(stored, max_memory))
-    artifact.derive("ids", lambda: ids)  # kept as long as the array is
+    artifact.derive("rows", lambda: ArrayRows(blocks, max_memory))
+    artifact.derive("ids", lambda: ids)  # live as long as the array
     return artifact
 
 
@@ -118,22 +118,22 @@ def _ids(uri: str, column: str, max_memory: int) -> Artifact:
 
     if not is_array(uri):
         return _table(uri, {"columns": [column]}, max_memory, "")
-    opened = open_array(uri)
-    key = ("ids", uri, opened.digest, column, str(max_memory))
-    if (artifact := _read.get(key)) is not None:
+    array = open_array(uri)
+    key = ("ids", uri, array.digest, column, str(max_memory))
+    if (artifact := _artifacts.get(key)) is not None:
         return artifact
-    if len(opened.shape) != 1 or opened.dtype.kind not in "iu":
+    if len(array.shape) != 1 or array.dtype.kind not in "iu":
         raise SpecError(
-            f"{opened.uri} holds no ids: got {opened.dtype} of shape {opened.shape}, expected integers of one dimension"
+            f"{array.uri} holds no ids: got {array.dtype} of shape {array.shape}, expected integers of one dimension"
         )
-    _refuse_large(opened.uri, opened.shape[0] * opened.dtype.itemsize, max_memory)
-    artifact = _read[key] = Artifact(facts={"ids": opened.digest}, table=pa.table({column: opened.read()}))
-    artifact.__dict__["digest"] = opened.digest
+    _refuse_large(array.uri, array.shape[0] * array.dtype.itemsize, max_memory)
+    artifact = _artifacts[key] = Artifact(facts={"ids": array.digest}, table=pa.table({column: array.read()}))
+    artifact.__dict__["digest"] = array.digest
     return artifact
 
 
 def _columns(name: str, snapshot: Snapshot, columns: Sequence[str], max_memory: int) -> pa.Table:
-    """Some columns of a table, read part by part so that too much is noticed in time. `name`: for messages."""
+    """Read some columns of a table, in parts, so that one larger than `max_memory` is refused early."""
     for column in columns:
         if column not in snapshot.schema.names:
             near = nearest(column, snapshot.schema.names) or f". It has {', '.join(snapshot.schema.names[:20])}"
@@ -144,19 +144,19 @@ def _columns(name: str, snapshot: Snapshot, columns: Sequence[str], max_memory: 
         raise SpecError(f"{name}: {error}") from error
     schema = pa.schema([snapshot.schema.field(column) for column in columns])
     rows = snapshot.rows_per_row_group
-    splits = plan_splits(rows, snapshot.file_of_row_group, _PART_ROWS)
-    parts, held = [schema.empty_table()], 0
+    splits = plan_splits(rows, snapshot.file_of_row_group, _READ_ROWS)
+    parts, size_bytes = [schema.empty_table()], 0
     for index in range(len(splits)):
         part = read_arrow(fragment_of(snapshot, splits, rows, index), columns, None, snapshot.schema)
-        held += part.nbytes
-        _refuse_large(name, held, max_memory)
+        size_bytes += part.nbytes
+        _refuse_large(name, size_bytes, max_memory)
         parts.append(part)
     return pa.concat_tables(parts)
 
 
-def _refuse_large(name: str, held: int, max_memory: int) -> None:
-    if held > max_memory:
+def _refuse_large(name: str, size_bytes: int, max_memory: int) -> None:
+    if size_bytes > max_memory:
         raise SpecError(
-            f"{name} is larger than max_memory: got {held:,} bytes or more, expected at most {max_memory:,}. Take "
-            "fewer columns of it, or raise max_memory, which every worker process needs"
+            f"{name} is larger than max_memory: got {size_bytes:,} bytes or more, expected at most {max_memory:,}. "
+            "Take fewer columns of it, or raise max_memory, which every worker process needs"
         )

@@ -1,11 +1,11 @@
 """Record the types of a table's columns in training, for the processes that serve.
 
-Runs in: the processes that fit, run and plan (`save_types`), and those that serve (`load_types`). Below the folder of
-artifacts lies
+Runs in: processes that fit, run and plan (`save_types`), and processes that serve (`load_types`). The folder of
+artifacts holds, per pipeline and table, a Parquet file without rows that has the table's columns:
 
-    serving/<name>/<table>.columns.parquet    no rows: the table's columns, of one pipeline and one table
+    serving/<name>/<table>.columns.parquet
 
-Earlier versions kept `serving/columns.parquet`, of the table fitted last: it is read where there is nothing else.
+Earlier versions wrote `serving/columns.parquet` for the table fitted last; it is read if there is nothing else.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from feedline.warehouse.storage.retry import with_retries
 FOLDER = "serving"
 OLD_RECORD = f"{FOLDER}/columns.parquet"
 _SUFFIX = ".columns.parquet"
-_TABLE = b"feedline.table"
+_TABLE_KEY = b"feedline.table"
 
 
 def save_types(folder: str, request: ArtifactSetKey, schema: pa.Schema, *, fill: bool = False) -> None:
-    """Keep the types of a table's columns; `fill`: those that are kept already stay as they are."""
+    """Record the types of a table's columns; `fill`: leave columns that are recorded already unchanged."""
     name = _file(request)
     try:
-        known = _load(folder, name) or pa.schema([])
-    except CorruptFileError:  # replaced by what is written now
-        known = pa.schema([])
-    added = [field for field in schema if field.name not in known.names]
-    whole = pa.schema([*known, *added]) if fill else schema
-    if whole.remove_metadata().equals(known.remove_metadata()):
+        recorded = _load(folder, name) or pa.schema([])
+    except CorruptFileError:  # it is replaced
+        recorded = pa.schema([])
+    added = [field for field in schema if field.name not in recorded.names]
+    whole = pa.schema([*recorded, *added]) if fill else schema
+    if whole.remove_metadata().equals(recorded.remove_metadata()):
         return
-    marked = whole.with_metadata({_TABLE: request.source.tables.encode()})
+    marked = whole.with_metadata({_TABLE_KEY: request.source.tables.encode()})
     sink = pa.BufferOutputStream()
     pq.write_table(marked.empty_table(), sink, compression="zstd", version="2.6", use_dictionary=False)
     content_store.put(locate(absolute(folder)), name, [sink.getvalue()])
 
 
 def load_types(folder: str, request: ArtifactSetKey, used: Collection[str]) -> pa.Schema | None:
-    """The types of the columns that training of this pipeline saw, or of the one whose fits it uses; None without any.
+    """Load the column types of this pipeline's training, or of the pipeline whose fits it uses; None without a record.
 
-    Those of the same table, else of all tables of the name. Raises CorruptFileError; SpecError where these differ in a
-    column that is used.
+    The record of the same table, else of all tables of the pipeline. Raises CorruptFileError; SpecError if these differ
+    in a column in `used`.
     """
     exact = _load(folder, _file(request))
     if exact is not None:
@@ -59,21 +59,21 @@ def load_types(folder: str, request: ArtifactSetKey, used: Collection[str]) -> p
     for name in dict.fromkeys((request.pipeline, request.owner)):
         records = [record for file in _files(folder, name) if (record := _load(folder, file)) is not None]
         if records:
-            return _joined(records, used)
+            return _merge_records(records, used)
     old = _load(folder, OLD_RECORD)
     return None if old is None else old.remove_metadata()
 
 
-def _joined(records: list[pa.Schema], used: Collection[str]) -> pa.Schema:
+def _merge_records(records: list[pa.Schema], used: Collection[str]) -> pa.Schema:
     fields: dict[str, tuple[pa.Field, str]] = {}
     for record in records:
-        table = (record.metadata or {}).get(_TABLE, b"").decode()
+        table = (record.metadata or {}).get(_TABLE_KEY, b"").decode()
         for field in record:
             first, where = fields.setdefault(field.name, (field, table))
             if first.type != field.type and field.name in used:
                 raise SpecError(
-                    f"column {field.name!r} has another type in each table that was trained on: got {first.type} in "
-                    f"{where} and {field.type} in {table}, expected one. Name the table of the model in `source.table`"
+                    f"column {field.name!r} has different types in the tables of training: got {first.type} in {where} "
+                    f"and {field.type} in {table}, expected one. Name the table of the model in `source.table`"
                 )
     return pa.schema([field for field, _ in fields.values()])
 
@@ -100,7 +100,7 @@ def _load(folder: str, name: str) -> pa.Schema | None:
     except (pa.ArrowException, OSError) as error:
         raise CorruptFileError(
             f"{redact(join(folder, name))} does not hold what was written: it is missing, truncated or altered. "
-            "Make it anew with `feedline fit`"
+            "Write it again with `feedline fit`"
         ) from error
-    table = (schema.metadata or {}).get(_TABLE)
-    return schema.remove_metadata() if table is None else schema.with_metadata({_TABLE: table})
+    table = (schema.metadata or {}).get(_TABLE_KEY)
+    return schema.remove_metadata() if table is None else schema.with_metadata({_TABLE_KEY: table})

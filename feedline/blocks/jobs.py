@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from feedline.artifacts.store import StoredArtifactSet, prove
+from feedline.artifacts.store import StoredArtifactSet, check_files
 from feedline.blocks.batch_schema import batch_schema
 from feedline.blocks.environment import check_environment
 from feedline.blocks.request import Job, kept_columns
@@ -88,7 +88,7 @@ def check_job(job: Job) -> None:
     artifacts."""
     check_environment(job.environment)
     try:
-        prove(job.artifacts)
+        check_files(job.artifacts)
     except (FeedlineError, OSError) as error:
         raise ClusterError(f"a worker on {platform.node()} cannot read the artifacts: {error}") from error
     keep_job(job)

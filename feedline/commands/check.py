@@ -1,8 +1,8 @@
 """Run `feedline check`: read all files of a pipeline's table, and report and record what is wrong.
 
-Runs in: the process of the command; reading runs in threads there, or on the cluster that pipeline.yaml names. Bad
-files are recorded in work_dir whatever `on_bad_file` says, for runs that skip them. Files that turn out good are
-removed from the record: by a deep check all that it read, by another those whose footer was bad.
+Runs in: the process of the command; files are read in threads there, or on the cluster of pipeline.yaml. Bad files are
+recorded in work_dir for any `on_bad_file`, for runs that skip them. Files found good are removed from the record: after
+a deep check all that it read, else those whose footer was bad.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from feedline.warehouse.snapshot.take import snapshot_of
 from feedline.warehouse.storage.locations import redact
 from feedline.warehouse.storage.parallel import Map
 
-_AHEAD = 8  # tasks per thread that are handed to a cluster at once, so that there is progress to show
+_TASKS_AHEAD = 8  # tasks per thread submitted to a cluster at once: the rest waits, so that progress can be shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckReport:
-    """What was looked at and what was found.
+    """The result of a check.
 
-    columns: those whose pages were decoded; empty without `deep`. gaps: of the files in which nothing else was found;
-    None where these are no table. expects_absent: pipeline.yaml says that files may lack columns.
+    columns: those whose pages were decoded; empty without `deep`. gaps: nulls and missing columns in the files without
+    other problems; None if these do not form a table. expects_absent: pipeline.yaml allows files to lack columns.
     """
 
     table: str
@@ -57,7 +57,7 @@ class CheckReport:
 
     @property
     def clean(self) -> bool:
-        """Whether a run meets nothing that was not expected."""
+        """Whether a run would find nothing unexpected."""
         return not (self.bad_files or self.problems or self._nulls or (self._absent and not self.expects_absent))
 
     @property
@@ -69,7 +69,7 @@ class CheckReport:
         return () if self.gaps is None else self.gaps.absent
 
     def facts(self) -> dict[str, Any]:
-        """Numbers and strings, for `--json`."""
+        """The report as plain values, for `--json`."""
         return {
             "table": self.table,
             "files": self.files,
@@ -84,9 +84,9 @@ class CheckReport:
         }
 
     def text(self) -> str:
-        """The same for people."""
-        looked = f"every page of {len(self.columns):,} columns" if self.deep else "footers"
-        lines = [f"{self.table}: {self.files:,} files, {self.rows:,} rows; checked {looked} in {self.seconds:.1f} s"]
+        """The report for people."""
+        scope = f"every page of {len(self.columns):,} columns" if self.deep else "footers"
+        lines = [f"{self.table}: {self.files:,} files, {self.rows:,} rows; checked {scope} in {self.seconds:.1f} s"]
         lines += [f"bad      {bad.line()}" for bad in self.bad_files]
         lines += [f"problem  {problem.file}: {problem.reason}" for problem in self.problems]
         lines += [f"nulls    {found.line()}" for found in self._nulls]
@@ -95,14 +95,14 @@ class CheckReport:
             return f"{lines[0]}: nothing found"
         if self.gaps is None:
             lines.append(
-                "nulls and missing columns were not looked for: the other files are no table that the pipeline fits"
+                "nulls and missing columns were not checked: the other files do not form a table that fits the pipeline"
             )
         if self._absent and not self.expects_absent:
-            lines.append("Files that lack a column are expected where source.schema says `missing: null`")
+            lines.append("To allow files that lack a column, write `missing: null` in source.schema")
         if self.bad_files or self.problems:
             lines.append(
                 f"{len(self.bad_files):,} bad files, {len(self.problems):,} with other problems. "
-                "`on_bad_file: skip` leaves the bad ones out of the plan; nothing leaves out the others"
+                "`on_bad_file: skip` leaves the bad ones out of the plan, not the others"
             )
         return "\n".join(lines)
 
@@ -110,9 +110,9 @@ class CheckReport:
 def run_check(
     spec: PipelineSpec, *, deep: bool = False, all_columns: bool = False, progress: ProgressCallback | None = None
 ) -> CheckReport:
-    """Check the table of a pipeline. Raises what listing it raises; whatever is wrong with a file is in the report.
+    """Check the table of a pipeline. Raises what listing it raises; faults of files are in the report.
 
-    `deep`: decode every page of the columns that the pipeline reads, or of all with `all_columns`.
+    `deep`: decode every page of the columns that the pipeline reads, or of all columns with `all_columns`.
     """
     began = time.perf_counter()
     listing = listing_of_source(spec)
@@ -145,33 +145,34 @@ def run_check(
 
 
 def check_progress(line: ProgressLine) -> ProgressCallback:
-    """Show on a line how far a check is: what it reads, how many are read, of how many."""
+    """Show on a line what a check reads, and how much of it is done."""
 
-    def show(what: str, done: int, total: int) -> None:
-        unit = "files" if what == "footers" else "tasks"
-        line.show(f"{what}: {done:,} of {total:,} {unit}", last=done == total)
+    def show(phase: str, done: int, total: int) -> None:
+        unit = "files" if phase == "footers" else "tasks"
+        line.show(f"{phase}: {done:,} of {total:,} {unit}", last=done == total)
 
     return show
 
 
 def _gaps(spec: PipelineSpec, findings: Findings, rules: SchemaRules) -> Gaps | None:
-    """What the rows that a run selects lack, as footers say, of the files in which nothing is wrong.
+    """Find nulls and missing columns, by footers, in the rows that a run selects of the good files.
 
-    The snapshot that it takes is the one that the next run has. None where the files are no table, or not one that the
-    pipeline fits, which is an error where nothing is wrong with any file.
+    It takes the snapshot of the next run. None if the good files do not form a table that fits the pipeline; if all
+    files are good, that is an error.
     """
     listing, good = findings.listing, set(findings.good_files())
-    wrong = [path for place, path in enumerate(listing.files["path"].to_pylist()) if findings.name(place) not in good]
-    if len(wrong) == len(listing.files):
+    paths = listing.files["path"].to_pylist()
+    faulty = [path for index, path in enumerate(paths) if findings.name(index) not in good]
+    if len(faulty) == len(paths):
         return None
     try:
         snapshot = snapshot_of(listing, rules=rules, work_dir=spec.work_dir, on_bad=lambda path, error: None)
-        snapshot = snapshot.without(wrong) if wrong else snapshot
+        snapshot = snapshot.without(faulty) if faulty else snapshot
         columns = read_columns_of(spec, snapshot.schema)
     except StoreError:
         raise
     except (TableError, SpecError):
-        if not wrong:
+        if not faulty:
             raise
         return None
     selection = screen_rows(snapshot, columns.where, sample=columns.sample)
@@ -188,16 +189,15 @@ def _columns(spec: PipelineSpec, findings: Findings, *, all_columns: bool) -> tu
 
 
 def _remember(work_dir: str, findings: Findings, *, deep: bool) -> None:
-    known = load_findings(work_dir)
-    good_files = [
-        file for file in findings.good_files() if file in known and (deep or known[file].footer_digest is None)
-    ]
+    recorded = load_findings(work_dir)
+    good = findings.good_files()
+    good_files = [file for file in good if file in recorded and (deep or recorded[file].footer_digest is None)]
     record_findings(work_dir, findings.bad, good_files=good_files)
 
 
 @contextmanager
 def _map_of(spec: PipelineSpec) -> Iterator[Map | None]:
-    """A `map` on the pipeline's cluster; None where pipeline.yaml names none."""
+    """Yield a `map` on the pipeline's cluster; None if pipeline.yaml has none."""
     if spec.cluster.workers is None and spec.cluster.scheduler is None:
         yield None
         return
@@ -210,6 +210,6 @@ def _map_of(spec: PipelineSpec) -> Iterator[Map | None]:
 
 
 def _on_cluster(cluster: Cluster, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[Any]:
-    at_once = _AHEAD * cluster.threads()
+    at_once = _TASKS_AHEAD * cluster.threads()
     for start in range(0, len(tasks), at_once):
         yield from cluster.map(function, tasks[start : start + at_once])

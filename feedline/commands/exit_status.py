@@ -1,4 +1,4 @@
-"""End a command with its exit status, and say what went wrong.
+"""End a command with its exit status, and print its error.
 
 Runs in: the process of the command. Exit status: 0 done, 1 a job failed, 2 wrong input, 130 Ctrl-C, 143 SIGTERM.
 """
@@ -20,18 +20,18 @@ _WRONG_INPUT = (SpecError, PlanError, StateError, TableNotFoundError)
 
 
 def end_with(app: Callable[[], object]) -> NoReturn:
-    """Run a program of commands and end the process with its exit status."""
+    """Run a command-line program and end the process with its exit status."""
     status = status_of(app)
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # the interpreter would flush once more, and complain
+    except BrokenPipeError:  # else the interpreter would flush again and print an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    gc.freeze()  # spares the last collection half a million objects of imports: 0.4 s of CPU time per command
+    gc.freeze()  # spares the final collection half a million imported objects: 0.4 s of CPU time
     sys.exit(status)
 
 
 def status_of(app: Callable[[], object]) -> int:
-    """Run it, say what went wrong, and return the exit status."""
+    """Run a program, print its error, and return the exit status."""
     try:
         app()
     except SystemExit as end:
@@ -40,12 +40,12 @@ def status_of(app: Callable[[], object]) -> int:
         return _fail(error, 2)
     except FeedlineError as error:
         return _fail(error, 1)
-    except BrokenPipeError:  # the reader of our output had enough
+    except BrokenPipeError:  # the reader of the output has closed it
         return 0
     return 0
 
 
 def _fail(error: FeedlineError, status: int) -> int:
-    text = str(error).replace("[", r"\[")
-    _errors.print(f"[red]error:[/red] {text}", highlight=False, soft_wrap=True)
+    message = str(error).replace("[", r"\[")
+    _errors.print(f"[red]error:[/red] {message}", highlight=False, soft_wrap=True)
     return status

@@ -1,6 +1,6 @@
 """Run a feeder process: read the spec, start its cluster, serve its trainer.
 
-Runs in: the feeder (`python -m feedline feed`). It serves the trainer at the other end of a connection, and ends with
+Runs in: the feeder (`python -m feedline feed`). It serves the trainer at the other end of a connection and ends with
 it, or listens for trainers, one after the other, until `feedline run` ends.
 """
 
@@ -38,19 +38,20 @@ from feedline.spec import PipelineSpec, load_spec
 from feedline.warehouse.optimize.usage import record_usage
 from feedline.warehouse.storage.parallel import stop_waiting
 
-# A feeder's memory where pipeline.yaml names none: this, or its share of half of what is free.
+# Default memory of a feeder: this, or its share of half of the free memory if that is less.
 _MEMORY_BYTES = 4 * 2**30
 _STATUS_S = 0.5
-_LOG_LOOK_S = 5.0
-# An orphan ends in order within this time, or at once after it.
-_ORDERLY_S = 10.0
+_LOG_CHECK_S = 5.0
+# Time for the orderly shutdown of an orphan; after that it is killed.
+_SHUTDOWN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedRequest:
-    """The pipeline, rank and number of ranks on this host.
+    """The pipeline, the rank, the number of ranks in all and on this host.
 
-    parent: the process that started the feeder. scratch: the folder it made for Dask's workers, removed at the end.
+    parent: the process that started the feeder. scratch: its folder for Dask's workers, removed at the end. dashboard:
+    load the dashboard's pages before the first batch.
     """
 
     path: str
@@ -60,24 +61,24 @@ class FeedRequest:
     local_ranks: int
     parent: int | None = None
     scratch: str | None = None
-    dashboard: bool = False  # load its pages before the first batch
+    dashboard: bool = False
 
 
 @functools.cache
-def seconds_to_get_ready() -> float:
-    """From the start of this process to the first call, when its imports are done: to a trainer, a part of starting."""
+def startup_seconds() -> float:
+    """Seconds from the start of this process to the first call, made after its imports."""
     started_ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / os.sysconf("SC_CLK_TCK")
 
 
 def memory_budget(spec: PipelineSpec, *, local_ranks: int) -> int:
-    """Bytes that one feeder may use for blocks in flight and its ring."""
+    """Bytes that one feeder may use for its ring and blocks in flight."""
     return spec.memory or min(_MEMORY_BYTES, available_memory_bytes() // 2 // local_ranks)
 
 
 def feed_over(fd: int, request: FeedRequest) -> int:
     """Serve the trainer at the other end of an inherited connection. Returns the exit status."""
-    seconds_to_get_ready()
+    startup_seconds()
     channel = adopt(fd)
     log = None
     if request.scratch is not None:
@@ -98,12 +99,12 @@ def feed_over(fd: int, request: FeedRequest) -> int:
 
 
 def feed_listening(request: FeedRequest) -> int:
-    """Serve trainers that come to this rank's socket, one at a time, until the parent process goes.
+    """Serve trainers that connect to this rank's socket, one at a time, until the parent process ends.
 
-    Tells the parent, one JSON line each on standard output, its dashboard ("ready"), its progress ("stats"), that a
-    trainer came ("trainer") and went ("left", with the error if there was one).
+    Reports events to the parent as JSON lines on standard output: "ready" with the dashboard, "trainer" when one
+    connects, "plan", "stats" with the progress, and "left" when it disconnects, with the error if there was one.
     """
-    seconds_to_get_ready()
+    startup_seconds()
     with _feeder_signals(request), _cluster_for(request) as (pipeline, cluster):
         listener = Listener(socket_path(job_fingerprint(pipeline.spec), request.rank, request.world_size))
         try:
@@ -112,37 +113,37 @@ def feed_listening(request: FeedRequest) -> int:
             while True:
                 channel = listener.accept()
                 if channel is not None:
-                    left = _serve_and_report(channel, pipeline, cluster, request)
+                    event = _serve_and_report(channel, pipeline, cluster, request)
                     listener.open()
-                    _print(left)  # whoever reads it may come
+                    _print(event)  # from now on the next trainer can connect
         finally:
             listener.close()
 
 
 def _serve_and_report(channel: Channel, pipeline: Pipeline, cluster: Cluster, request: FeedRequest) -> FeederEvent:
-    """Serve one trainer; returns the event of its leaving."""
+    """Serve one trainer; returns the event of its disconnection."""
     counters = FeederCounters()
-    left = threading.Event()
-    reporter = threading.Thread(target=_report, args=(counters, left), daemon=True)
+    disconnected = threading.Event()
+    reporter = threading.Thread(target=_report, args=(counters, disconnected), daemon=True)
     reporter.start()
     _print(FeederEvent(type="trainer", pid=channel.peer_pid()))
     error = None
     quality: list[Quality] = []
     try:
         _serve(channel, pipeline, cluster, request, counters, on_plan=_print_plan, on_quality=quality.append)
-    except FeedlineError as met:
-        error = f"{type(met).__name__}: {met}"
+    except FeedlineError as failure:
+        error = f"{type(failure).__name__}: {failure}"
     finally:
         channel.close()
-        left.set()
+        disconnected.set()
         reporter.join()
     return FeederEvent(type="left", error=error, stats=counters.stats(), quality=tuple(quality))
 
 
-def _report(counters: FeederCounters, left: threading.Event) -> None:
-    """Every now and then, and soon after the first batch: should we die then, that was progress."""
+def _report(counters: FeederCounters, disconnected: threading.Event) -> None:
+    """Report statistics periodically, and soon after the first batch: a feeder that dies then has made progress."""
     ticks, progress = 0, False
-    while not left.wait(_STATUS_S / 5):
+    while not disconnected.wait(_STATUS_S / 5):
         ticks += 1
         if ticks % 5 == 0 or progress != (counters.batches > 0):
             progress = counters.batches > 0
@@ -181,7 +182,7 @@ def _serve(
         world_size=request.world_size,
         memory_bytes=memory_budget(pipeline.spec, local_ranks=request.local_ranks),
         counters=counters,
-        about=FeederFacts(imports_s=seconds_to_get_ready(), log=log, dashboard=None, feeder=os.getpid()),
+        about=FeederFacts(imports_s=startup_seconds(), log=log, dashboard=None, feeder=os.getpid()),
     )
     try:
         feeder.serve()
@@ -191,14 +192,14 @@ def _serve(
 
 
 def _resolve(pipeline: Pipeline, cluster: Cluster, request: FeedRequest, hello: Hello) -> Plan:
-    """The plan that a trainer asks for; noted in the usage record by rank 0 of a job that begins."""
+    """Resolve the plan that a trainer requests; rank 0 of a new job adds it to the usage record."""
     job = job_fingerprint(pipeline.spec)
     plan = pipeline.resolve(hello, job=job, map=cluster.map, workers=DaskWorkers(cluster))
-    if hello.snapshot is None and hello.rebase is None:  # a run that goes on may have had those rows
+    if hello.snapshot is None and hello.rebase is None:  # a resumed run may have delivered those rows
         plan.without_gaps()
     plan = replace(plan, job=replace(plan.job, environment=cluster.environment))
     cluster.check_job(plan.job)
-    if request.rank == 0 and hello.snapshot is None:  # else it goes on, with the snapshot that it began with
+    if request.rank == 0 and hello.snapshot is None:  # else it is resumed, with its first snapshot
         spec = pipeline.spec
         record_usage(spec.work_dir, plan.snapshot, plan.parts, plan.selection.rows, job=spec.name)
     return plan
@@ -214,66 +215,69 @@ def _cluster_for(request: FeedRequest) -> Iterator[tuple[Pipeline, Cluster]]:
             cluster.load_dashboard()
         yield Pipeline(spec), cluster
     finally:
-        _end_undisturbed()
+        _ignore_sigterm()
         stop_waiting()
-        cluster.close()  # native code of tasks in threads of this process must not run when the interpreter ends
+        cluster.close()  # native code of tasks must not run in threads when the interpreter ends
 
 
 @contextlib.contextmanager
 def _feeder_signals(request: FeedRequest, trainer: Channel | None = None) -> Iterator[None]:
-    """Ctrl-C is the parent's to deal with, and so are the signals that a job's launcher sends to all of its processes
-    before it ends it: a trainer saves its state then, with the batches that its feeder still gives it. The end of the
-    connection to the `trainer` that started us, SIGTERM after it, and the parent's death end us in order; SIGTERM alone
-    only ends a feeder of `feedline run`."""
+    """Set the feeder's signal handlers, and remove its scratch folder at the end.
+
+    Ctrl-C is left to the parent, and so are the signals that a job's launcher sends to all processes before it ends the
+    job: a trainer then saves its state while its feeder still delivers batches. The end of the connection to the
+    `trainer` that started this feeder, SIGTERM after that, and the parent's death end it in order; SIGTERM alone ends
+    only a feeder of `feedline run`.
+    """
     orphaned = threading.Event()
 
     def end(signum: int, _frame: object) -> None:
         if trainer is None or orphaned.is_set() or not trainer.is_connected():
-            _end_undisturbed()
+            _ignore_sigterm()
             raise SystemExit(128 + signum)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGUSR1, signal.SIGUSR2, *((signal.SIGHUP,) if trainer is not None else ())):
-        signal.signal(number, signal.SIG_IGN)  # what a feeder starts inherits that
+        signal.signal(number, signal.SIG_IGN)  # inherited by its child processes
     signal.signal(signal.SIGTERM, end)
     try:
         watch_parent(request.parent, lambda: _end_as_orphan(orphaned, request.scratch))
         yield
     finally:
-        _end_undisturbed()
-        _remove(request.scratch)
+        _ignore_sigterm()
+        _remove_scratch(request.scratch)
 
 
-def _end_undisturbed() -> None:
-    """From now on we are ending: neither a second SIGTERM nor the parent's death may interrupt that."""
+def _ignore_sigterm() -> None:
+    """Protect the shutdown from a second SIGTERM and from the parent's death."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _end_as_orphan(orphaned: threading.Event, scratch: str | None) -> None:
-    """Runs in a thread: end in order, or at once where the main thread is stuck: nobody waits for our exit status."""
+    """Runs in a thread: shut down in order, or kill the process if the main thread is stuck."""
     orphaned.set()
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_ORDERLY_S)
-    _remove(scratch)
+    time.sleep(_SHUTDOWN_S)
+    _remove_scratch(scratch)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _remove(scratch: str | None) -> None:
+def _remove_scratch(scratch: str | None) -> None:
     if scratch is not None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _keep_log_short() -> None:
-    """Runs in a thread, for as long as the process."""
+    """Runs in a thread for the life of the process."""
     while True:
         shorten_log(sys.stderr.fileno())
-        time.sleep(_LOG_LOOK_S)
+        time.sleep(_LOG_CHECK_S)
 
 
 def watch_parent(parent: int | None, then: Callable[[], None]) -> None:
-    """Call `then`, from a thread, when the parent process ends, whatever this process is busy with at that moment.
+    """Call `then` from a thread when the parent process ends, even if the main thread is busy.
 
-    The parent is whoever started the feeder; between them may be a program that FEEDLINE_COMMAND names.
+    The parent is the process that started the feeder; the program in FEEDLINE_COMMAND may stand between them.
     """
     pidfd = None
     with contextlib.suppress(ProcessLookupError):  # it is gone already

@@ -1,7 +1,7 @@
 """Run `feedline fit` and `feedline fit --show`.
 
-Runs in: the process of the command. Threads of this process do the work, or the Dask workers of `cluster`. Ctrl-C and
-SIGTERM end it in order: the artifact set from before is still current.
+Runs in: the process of the command. The work is done by threads of this process, or by the Dask workers of `cluster`.
+Ctrl-C and SIGTERM end it in order: the previous artifact set is still current.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rich.table import Table
 
 from feedline.commands.progress_line import ProgressLine
 from feedline.errors import SpecError
-from feedline.fitting.fit_report import FitFacts, FitReport, fitted_facts
+from feedline.fitting.fit_report import FitFacts, FitReport, load_fit_facts
 from feedline.fitting.passes import FitProgress
 from feedline.loader.ring.launch import feeder_threads
 from feedline.pipeline import Pipeline
@@ -41,8 +41,8 @@ _SHOWN_CHARACTERS = 60
 
 def fit(
     pipeline: Annotated[Path, typer.Argument(metavar="PIPELINE.YAML", help="The pipeline.")],
-    show: Annotated[bool, typer.Option("--show", help="Show what was fitted, and on which rows; fit nothing.")] = False,
-    missing: Annotated[bool, typer.Option("--missing", help="Fit only what was not fitted yet.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Show the current fits and their rows; fit nothing.")] = False,
+    missing: Annotated[bool, typer.Option("--missing", help="Fit only what is missing.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a key: --set fit.where='…'")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
 ) -> None:
@@ -52,10 +52,10 @@ def fit(
         raise SpecError("--show fits nothing: got --missing beside it. Leave out one of the two")
     facts: Any
     if show:
-        facts = fitted_facts(spec)
+        facts = load_fit_facts(spec)
         _show_facts(facts, Console(stderr=as_json))
     else:
-        report = _fitted(spec, missing=missing, out=sys.stderr)
+        report = _run_fit(spec, missing=missing, out=sys.stderr)
         facts = report.fits
         _show_report(report, Console(stderr=as_json))
         if as_json:
@@ -64,17 +64,17 @@ def fit(
         print(json.dumps([asdict(one) for one in facts]))
 
 
-def _fitted(spec: PipelineSpec, *, missing: bool, out: TextIO) -> FitReport:
+def _run_fit(spec: PipelineSpec, *, missing: bool, out: TextIO) -> FitReport:
     pipeline, line = Pipeline(spec), ProgressLine(out)
     say = partial(_show_progress, line)
     try:
-        with _ended_in_order():
+        with _exit_on_sigterm():
             if spec.cluster.workers is None and spec.cluster.scheduler is None:
                 return pipeline.fit(missing=missing, say=say)
             with _cluster(spec) as cluster:
                 return pipeline.fit(missing=missing, say=say, workers=DaskWorkers(cluster), map=cluster.map)
     except KeyboardInterrupt:
-        line.note("stopped: the artifact set from before is still current")
+        line.note("stopped: the previous artifact set is still current")
         raise typer.Exit(130) from None
     finally:
         line.close()
@@ -84,7 +84,7 @@ def _fitted(spec: PipelineSpec, *, missing: bool, out: TextIO) -> FitReport:
 def _cluster(spec: PipelineSpec) -> Iterator[Cluster]:
     scratch = make_scratch()
     try:
-        # workers inherit that Ctrl-C is not for them: a terminal sends it to all, and this process ends them in order
+        # workers inherit it: a terminal sends Ctrl-C to them, too, but this process ends them in order
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             cluster = Cluster(spec.cluster, threads=feeder_threads(spec, local_ranks=1), scratch=scratch)
@@ -100,11 +100,11 @@ def _cluster(spec: PipelineSpec) -> Iterator[Cluster]:
 
 
 @contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """SIGTERM leaves through the same doors as Ctrl-C."""
+def _exit_on_sigterm() -> Iterator[None]:
+    """Make SIGTERM unwind the stack as Ctrl-C does."""
 
     def end(number: int, _frame: object) -> None:
-        signal.signal(number, signal.SIG_IGN)  # another one shall not disturb the ending
+        signal.signal(number, signal.SIG_IGN)  # a second one must not interrupt the shutdown
         raise SystemExit(128 + number)
 
     before = signal.signal(signal.SIGTERM, end)
@@ -115,11 +115,11 @@ def _ended_in_order() -> Iterator[None]:
 
 
 def _show_progress(line: ProgressLine, progress: FitProgress) -> None:
-    """What a pass has to do, before its first task; then how far it is."""
+    """Show the size of a pass before its first task, then its progress."""
     if progress.tasks:
         line.show(f"  {progress.tasks / progress.all_tasks:.0%} of the rows")
     else:
-        statistics = _counted(progress.fits, "statistic")
+        statistics = _quantity(progress.fits, "statistic")
         line.note(f"pass {progress.step} of {progress.passes}: {statistics} over {progress.rows:,} rows")
 
 
@@ -132,8 +132,8 @@ def _show_report(report: FitReport, console: Console) -> None:
     summary = "nothing was missing"
     if report.made:
         summary = (
-            f"{_counted(report.made, 'statistic')} of {report.rows:,} rows in "
-            f"{_counted(report.passes, 'pass', 'passes')}, {report.nbytes_read:,} bytes read, {report.seconds:.1f} s"
+            f"{_quantity(report.made, 'statistic')} of {report.rows:,} rows in "
+            f"{_quantity(report.passes, 'pass', 'passes')}, {report.nbytes_read:,} bytes read, {report.seconds:.1f} s"
         )
     console.print(f"{summary}: {report.folder}", highlight=False, soft_wrap=True)
     _show_vectors(report, console)
@@ -151,10 +151,11 @@ def _show_facts(facts: tuple[FitFacts, ...], console: Console) -> None:
     for one in facts:
         console.print(f"{one.op}: {', '.join(one.features)}", highlight=False, markup=False, style="bold")
         lines = {
-            "parameters": ", ".join(f"{name} {_text(value)}" for name, value in one.parameters.items()) or "none",
+            "parameters": ", ".join(f"{name} {_format_value(value)}" for name, value in one.parameters.items())
+            or "none",
             "ops": one.chain,
             "columns": ", ".join(f"{name} {kind}" for name, kind in one.types.items()),
-            **{name: _text(value) for name, value in one.shown.items()},
+            **{name: _format_value(value) for name, value in one.shown.items()},
             "fitted": f"{one.when} on {one.rows:,} rows of {one.table}"
             + (f" where {one.where}" if one.where else "")
             + (f", a sample of {one.sample['fraction']}" if one.sample else ""),
@@ -174,20 +175,20 @@ def _table(facts: tuple[FitFacts, ...]) -> Table:
     for one in facts:
         more = len(one.features) - _SHOWN_FEATURES
         names = ", ".join(one.features[:_SHOWN_FEATURES]) + (f" and {more} more" if more > 0 else "")
-        table.add_row(_plain(names), one.op, _plain(_shortly(one.shown)), f"{one.rows:,}")
+        table.add_row(_escape(names), one.op, _escape(_short_facts(one.shown)), f"{one.rows:,}")
     return table
 
 
-def _shortly(shown: Mapping[str, Any]) -> str:
-    texts = [f"{name} {_text(value)}" for name, value in shown.items()]
+def _short_facts(shown: Mapping[str, Any]) -> str:
+    texts = [f"{name} {_format_value(value)}" for name, value in shown.items()]
     return ", ".join([*texts[:_SHOWN_FACTS], *("…" for _ in texts[_SHOWN_FACTS : _SHOWN_FACTS + 1])])
 
 
-def _counted(number: int, one: str, many: str = "") -> str:
+def _quantity(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, int) and not isinstance(value, bool):
@@ -196,5 +197,5 @@ def _text(value: Any) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
-def _plain(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("[", r"\[")

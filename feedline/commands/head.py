@@ -1,7 +1,7 @@
 """Show the first rows of a table beside the features that they become, for `feedline head`.
 
-Runs in: the process of the command. It reads a few rows and counts nothing. Ids of a vocabulary are shown with the
-values that they stand for.
+Runs in: the process of the command. It reads a few rows and counts nothing. Ids of a vocabulary are shown with their
+values.
 """
 
 from __future__ import annotations
@@ -36,62 +36,65 @@ from feedline.transforms.ops.vocabulary import Vocabulary, decode
 from feedline.transforms.registry.op import same_ids
 from feedline.warehouse.selection.first_rows import first_rows
 
-_ELEMENTS = 4  # of a list that are shown
-_CHARACTERS = 28  # of a value that are shown
+_MAX_ELEMENTS = 4  # shown of a list
+_MAX_CHARACTERS = 28  # shown of a value
 _NOT_FITTED = "not fitted"
 
 Decoder = Callable[[int], Any]
 
 
 @dataclass(slots=True)
-class _Recorded:
-    """The stored artifact set, which remembers what was asked for."""
+class _RecordingSet:
+    """The stored artifact set; records the artifacts that were requested."""
 
-    stored: StoredArtifactSet
-    artifacts: dict[str, Artifact] = field(default_factory=dict)  # by the op's name, of one feature
+    artifact_set: StoredArtifactSet
+    artifacts: dict[str, Artifact] = field(default_factory=dict)  # by op, of one feature
 
     def seen_rows(self, key: str) -> bool | str:
-        return self.stored.seen_rows(key)
+        return self.artifact_set.seen_rows(key)
 
-    def find_artifact(self, wanted: FitRequest) -> Artifact | None:
-        found = self.stored.find_artifact(wanted)
-        if found is not None:
-            self.artifacts[wanted.op[0]] = found
-        return found
+    def find_artifact(self, request: FitRequest) -> Artifact | None:
+        artifact = self.artifact_set.find_artifact(request)
+        if artifact is not None:
+            self.artifacts[request.op[0]] = artifact
+        return artifact
 
     def read(self, reading: Reading) -> Artifact:
-        return self.stored.read(reading)
+        return self.artifact_set.read(reading)
 
 
 def preview(spec: PipelineSpec, count: int) -> dict[str, Any]:
-    """The first `count` rows that the pipeline keeps, feature by feature: sources, values, what ids stand for.
+    """Compute the first `count` rows that the pipeline keeps, per feature: sources, values, decoded ids.
 
-    Raises SpecError as a plan does, PlanError where no row is kept.
+    Raises SpecError as a plan does, PlanError if no row is kept.
     """
     snapshot = Pipeline(spec).snapshot()
     schema = planned_schema(spec, snapshot.schema)
     where, sample = bound_where(spec, snapshot.schema), bound_sample(spec, snapshot.schema)
-    stored = StoredArtifactSet(replace(artifact_set_ref(spec), rows=rows_of(spec, snapshot)), newest=True)
-    compiled = compile_spec(spec, schema, artifacts=stored)
+    artifact_set = StoredArtifactSet(replace(artifact_set_ref(spec), rows=rows_of(spec, snapshot)), newest=True)
+    compiled = compile_spec(spec, schema, artifacts=artifact_set)
     sources = {feature.name: _sources(feature) for feature in spec.features}
-    read = compile_spec(spec, schema, [part for parts in sources.values() for part in parts], artifacts=stored)
-    columns = list(dict.fromkeys([*compiled.parts, *read.parts]))
+    inputs = [part for parts in sources.values() for part in parts]
+    compiled_inputs = compile_spec(spec, schema, inputs, artifacts=artifact_set)
+    columns = list(dict.fromkeys([*compiled.parts, *compiled_inputs.parts]))
     marks = bound_marks(spec, compiled)
     chunks = first_rows(snapshot, columns, schema, count, where=where, sample=sample, marks=marks)
     if not chunks:
         raise PlanError(f"no row is kept: got none of {snapshot.rows:,} rows of {spec.source.table}")
     frame = pl.concat([chunk.frame for chunk in chunks], rechunk=True)
-    given = read.apply(frame)
+    input_frame = compiled_inputs.apply(frame)
     features = []
     for feature in spec.features:
-        values, decoder = _values(spec, schema, feature, stored, frame)
+        values, decoder = _values(spec, schema, feature, artifact_set, frame)
         features.append(
             {
                 "name": feature.name,
                 "group": feature.group,
-                "source": _inputs(given, sources[feature.name]),
+                "source": _input_values(input_frame, sources[feature.name]),
                 "value": values,
-                "decoded": None if decoder is None or values is None else [_each(decoder, value) for value in values],
+                "decoded": None
+                if decoder is None or values is None
+                else [_decode_each(decoder, value) for value in values],
             }
         )
     return {
@@ -103,30 +106,30 @@ def preview(spec: PipelineSpec, count: int) -> dict[str, Any]:
 
 
 def _sources(feature: FeatureSpec) -> list[FeatureSpec]:
-    """What the feature is made of, as features that are handed through."""
-    given = feature.inputs or (FeatureInput(column=feature.column, expr=feature.expr),)
+    """The inputs of a feature, as features without ops."""
+    inputs = feature.inputs or (FeatureInput(column=feature.column, expr=feature.expr),)
     return [
         FeatureSpec(
-            name=f"{feature.name}:{place}", group="observed", column=one.column, expr=one.expr, path=feature.path
+            name=f"{feature.name}:{index}", group="observed", column=one.column, expr=one.expr, path=feature.path
         )
-        for place, one in enumerate(given)
+        for index, one in enumerate(inputs)
     ]
 
 
-def _inputs(given: pl.DataFrame, sources: Sequence[FeatureSpec]) -> list[Any]:
-    columns = [given.get_column(source.name).to_list() for source in sources]
+def _input_values(inputs: pl.DataFrame, sources: Sequence[FeatureSpec]) -> list[Any]:
+    columns = [inputs.get_column(source.name).to_list() for source in sources]
     return columns[0] if len(columns) == 1 else [list(row) for row in zip(*columns, strict=True)]
 
 
 def _values(
-    spec: PipelineSpec, schema: Any, feature: FeatureSpec, stored: StoredArtifactSet, frame: pl.DataFrame
+    spec: PipelineSpec, schema: Any, feature: FeatureSpec, artifact_set: StoredArtifactSet, frame: pl.DataFrame
 ) -> tuple[list[Any] | None, Decoder | None]:
-    """The feature of each row, None where it is not fitted; and what its ids stand for.
+    """The feature's value per row, None if it is not fitted, and the decoder of its ids.
 
-    A row that cannot be computed has its error for a value.
+    A row that cannot be computed has its error as value.
     """
-    recorded = _Recorded(stored)
-    alone = compile_spec(spec, schema, [feature], artifacts=recorded)
+    recording = _RecordingSet(artifact_set)
+    alone = compile_spec(spec, schema, [feature], artifacts=recording)
     if alone.missing_fits:
         return None, None
     values: list[Any] = []
@@ -134,14 +137,14 @@ def _values(
         try:
             [value] = alone.apply(frame.slice(row, 1)).to_series().to_list()
         except DataError as error:
-            values.append(_Error(str(error)))
+            values.append(_RowError(str(error)))
         else:
             values.append(_finite(value) if feature.on_nonfinite == "zero" else value)
-    return values, _decoder(feature, recorded.artifacts)
+    return values, _decoder(feature, recording.artifacts)
 
 
-class _Error(str):
-    """What went wrong with a row."""
+class _RowError(str):
+    """The error of a row."""
 
     __slots__ = ()
 
@@ -153,25 +156,25 @@ def _finite(value: Any) -> Any:
 
 
 def _decoder(feature: FeatureSpec, artifacts: Mapping[str, Artifact]) -> Decoder | None:
-    """What the feature's ids stand for, where they are still those of a vocabulary when the ops are through."""
+    """Return the decoder of the feature's ids, if they are still those of a vocabulary after all ops."""
     calls = [bind(call) for call in feature.ops]
-    places = [place for place, call in enumerate(calls) if call.op.name == "vocabulary"]
-    if not places or any(call.op.ids is not same_ids for call in calls[places[-1] + 1 :]):
+    vocabularies = [index for index, call in enumerate(calls) if call.op.name == "vocabulary"]
+    if not vocabularies or any(call.op.ids is not same_ids for call in calls[vocabularies[-1] + 1 :]):
         return None
-    parameters, artifact = calls[places[-1]].parameters, artifacts["vocabulary"]
+    parameters, artifact = calls[vocabularies[-1]].parameters, artifacts["vocabulary"]
     assert isinstance(parameters, Vocabulary)
     return lambda id: decode(id, parameters, artifact)
 
 
-def _each(decoder: Decoder, value: Any) -> Any:
+def _decode_each(decoder: Decoder, value: Any) -> Any:
     if isinstance(value, list):
-        return [_each(decoder, item) for item in value]
+        return [_decode_each(decoder, item) for item in value]
     return decoder(value["id"]) if isinstance(value, dict) else None if value is None else decoder(value)
 
 
 def preview_table(facts: Mapping[str, Any]) -> Group:
-    """The same for people: a line per feature, a column per row."""
-    title = f"{facts['table']}: the first {facts['rows']} rows, and what they become"
+    """Render a preview: a line per feature, a column per row."""
+    title = f"{facts['table']}: the first {facts['rows']} rows and their features"
     table = Table(title=title, title_justify="left", show_lines=True)
     table.add_column("feature", overflow="fold")
     for row in range(facts["rows"]):
@@ -181,47 +184,45 @@ def preview_table(facts: Mapping[str, Any]) -> Group:
         cells += [escape("\n".join(_cell(one, row))) for row in range(facts["rows"])]
         table.add_row(*cells)
     files = ", ".join(facts["files"])
-    return Group(
-        table, escape(f"A cell: what the table holds → the feature = what its ids stand for. Read from {files}")
-    )
+    return Group(table, escape(f"A cell: table values → feature = decoded ids. Read from {files}"))
 
 
 def _cell(feature: Mapping[str, Any], row: int) -> list[str]:
-    """A feature of one row in up to three lines."""
+    """Render a feature of one row in up to three lines."""
     if feature["value"] is None:
-        return [_text(feature["source"][row]), f"→ {_NOT_FITTED}"]
-    lines = [_text(feature["source"][row])]
-    became = _text(feature["value"][row])
-    lines += [f"→ {became}"] if became != lines[0] else []
-    return lines if feature["decoded"] is None else [*lines, f"= {_text(feature['decoded'][row])}"]
+        return [_format_value(feature["source"][row]), f"→ {_NOT_FITTED}"]
+    lines = [_format_value(feature["source"][row])]
+    value = _format_value(feature["value"][row])
+    lines += [f"→ {value}"] if value != lines[0] else []
+    return lines if feature["decoded"] is None else [*lines, f"= {_format_value(feature['decoded'][row])}"]
 
 
 def json_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The same as JSON can say it: bytes, times and other values as strings."""
-    return {**facts, "features": [{key: _plain(value) for key, value in one.items()} for one in facts["features"]]}
+    """Convert a preview to JSON values: bytes, times and others as strings."""
+    return {**facts, "features": [{key: _json_value(value) for key, value in one.items()} for one in facts["features"]]}
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_json_value(item) for item in value]
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, _Error):
+        return {key: _json_value(item) for key, item in value.items()}
+    if isinstance(value, _RowError):
         return {"error": str(value)}
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, _Error):
+def _format_value(value: Any) -> str:
+    if isinstance(value, _RowError):
         return f"error: {value}"
     if isinstance(value, list):
-        shown = ", ".join(_text(item) for item in value[:_ELEMENTS])
-        return f"[{shown}]" if len(value) <= _ELEMENTS else f"[{shown}, … {len(value)} in all]"
+        shown = ", ".join(_format_value(item) for item in value[:_MAX_ELEMENTS])
+        return f"[{shown}]" if len(value) <= _MAX_ELEMENTS else f"[{shown}, … {len(value)} in all]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_text(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_format_value(item)}" for key, item in value.items()) + "}"
     if value is None:
         return "null"
     text = f"{value:.6g}" if isinstance(value, float) else repr(value) if isinstance(value, str | bytes) else str(value)
-    return text if len(text) <= _CHARACTERS else f"{text[: _CHARACTERS - 1]}…"
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[: _MAX_CHARACTERS - 1]}…"

@@ -20,14 +20,14 @@ from rich.text import Text
 from feedline.commands.progress_line import LINE_S
 
 _REDRAWS_PER_S = 4  # on a terminal
-# Rates are those of this long: long enough to be steady over uneven blocks, short enough to tell of a change.
+# Window of the rates: long enough to smooth uneven blocks, short enough to show a change.
 _WINDOW_S = 10.0
-_NARROW = 80  # columns, below which a rank is one line
+_MIN_TABLE_WIDTH = 80  # columns; on a narrower terminal, each rank is one line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """What a rank has counted since its trainer came: rows, batches, seconds that the trainer and the feeder waited."""
+    """A rank's counts since its trainer connected: rows, batches, seconds that the trainer and the feeder waited."""
 
     rows: int
     batches: int
@@ -37,7 +37,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What counters gained lately: rows and batches per second, the share of time that either side waited."""
+    """Recent rates: rows and batches per second, the share of time that the trainer and the feeder waited."""
 
     rows_per_s: float = 0.0
     batches_per_s: float = 0.0
@@ -46,21 +46,21 @@ class Change:
 
 
 class RecentRates:
-    """One rank's counters of the last seconds; another trainer's start again."""
+    """The rates of one rank over the last seconds; a new trainer starts them afresh."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
-        self._seen: deque[tuple[float, Counters]] = deque()
+        self._history: deque[tuple[float, Counters]] = deque()
 
     def add(self, counters: Counters) -> Change:
-        """Take what is counted now; returns how it changed since about `_WINDOW_S` ago, or since the first batch."""
+        """Add the current counters; returns the rates over about `_WINDOW_S`, or since the first batch."""
         now = self._now_s()
-        if self._seen and (not self._seen[-1][1].rows or counters.rows < self._seen[-1][1].rows):
-            self._seen.clear()
-        self._seen.append((now, counters))
-        while len(self._seen) > 2 and now - self._seen[1][0] >= _WINDOW_S:
-            self._seen.popleft()
-        began, first = self._seen[0]
+        if self._history and (not self._history[-1][1].rows or counters.rows < self._history[-1][1].rows):
+            self._history.clear()
+        self._history.append((now, counters))
+        while len(self._history) > 2 and now - self._history[1][0] >= _WINDOW_S:
+            self._history.popleft()
+        began, first = self._history[0]
         seconds = now - began
         if seconds <= 0:
             return Change()
@@ -74,7 +74,7 @@ class RecentRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankView:
-    """What is shown of a rank. `epoch` from 0, of `epochs`; `waits` says who waits: "trainer", "feeder" or ""."""
+    """The displayed state of a rank. epoch: from 0; waits: the side that waits, "trainer", "feeder" or ""."""
 
     rank: int
     state: str
@@ -89,8 +89,8 @@ class RankView:
     waits: str
 
     @property
-    def left_s(self) -> float | None:
-        """Seconds until the last step of the last epoch, as fast as lately; None where that is not known."""
+    def remaining_s(self) -> float | None:
+        """Estimated seconds to the last step of the last epoch, at the recent rate; None if unknown."""
         if not self.steps or self.batches_per_s <= 0 or self.state == "done":
             return None
         epochs_after = max(self.epochs - self.epoch - 1, 0)
@@ -131,11 +131,11 @@ class LiveTable:
 
 
 def display(console: Console, title: str, views: Sequence[RankView]) -> Table | Group:
-    """A table, or a line per rank where the table does not fit."""
+    """Render a table, or a line per rank if the table does not fit."""
     table = _table(title, views)
-    if console.width >= _NARROW and console.measure(table, options=console.options.update(width=1000)).maximum <= (
-        console.width
-    ):
+    if console.width >= _MIN_TABLE_WIDTH and console.measure(
+        table, options=console.options.update(width=1000)
+    ).maximum <= (console.width):
         return table
     return Group(*(Text(short_line(view), no_wrap=True, overflow="ellipsis") for view in views))
 
@@ -153,7 +153,7 @@ def _table(title: str, views: Sequence[RankView]) -> Table:
             _percent(view),
             f"{view.rows:,}",
             f"{view.rows_per_s:,.0f}",
-            _clock(view.left_s),
+            _format_duration(view.remaining_s),
             _bar(view.ring_fill),
             view.waits,
         )
@@ -161,10 +161,10 @@ def _table(title: str, views: Sequence[RankView]) -> Table:
 
 
 def line(view: RankView) -> str:
-    """A rank in full: what is printed where there is no terminal."""
+    """Render a rank in one full line, for output other than a terminal."""
     if not view.steps:
         return f"rank {view.rank} {view.state}"
-    eta = "" if view.left_s is None else f", ETA {_clock(view.left_s)}"
+    eta = "" if view.remaining_s is None else f", ETA {_format_duration(view.remaining_s)}"
     fill = "" if view.ring_fill is None else f", ring {view.ring_fill:.0%} full"
     waits = f", {view.waits} waits" if view.waits else ""
     return (
@@ -174,16 +174,16 @@ def line(view: RankView) -> str:
 
 
 def short_line(view: RankView) -> str:
-    """A rank in what fits into a narrow terminal."""
+    """Render a rank in one line that fits a narrow terminal."""
     if not view.steps:
         return f"rank {view.rank} {view.state}"
-    eta = "" if view.left_s is None else f", ETA {_clock(view.left_s)}"
+    eta = "" if view.remaining_s is None else f", ETA {_format_duration(view.remaining_s)}"
     waits = f", {view.waits} waits" if view.waits else ""
     return f"rank {view.rank}: epoch {_epoch(view)}, {_percent(view)}, {view.rows_per_s:,.0f} rows/s{eta}{waits}"
 
 
 def _epoch(view: RankView) -> str:
-    """`3 of 12`, counted from 1; a trainer may go on after the last one that the run waits for."""
+    """`3 of 12`, counted from 1; a trainer may continue after the last epoch that the run waits for."""
     if not view.steps:
         return "-"
     return f"{view.epoch + 1} of {view.epochs}" if view.epoch < view.epochs else str(view.epoch + 1)
@@ -193,7 +193,7 @@ def _percent(view: RankView) -> str:
     return f"{view.step / view.steps:.0%}" if view.steps else "-"
 
 
-def _clock(seconds: float | None) -> str:
+def _format_duration(seconds: float | None) -> str:
     """`0:42`, `1:02:03`, `3d 4h`."""
     if seconds is None:
         return "-"

@@ -1,6 +1,6 @@
-"""Describe a plan, for `feedline plan`: as plain numbers (`describe`, for `--json`) and as a table (`plan_table`).
+"""Describe a plan, for `feedline plan`: as plain values (`describe`, for `--json`) and as a table (`plan_table`).
 
-Runs in: the CLI.
+Runs in: the process of the command.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from feedline.warehouse.reading.read import bytes_of
 from feedline.warehouse.selection.pruning_report import SelectionReport, Share, stages_of
 from feedline.warehouse.storage.locations import absolute, join, redact
 
-# Decoded bytes of one list's values are not known before reading; this is what an id list's row is taken for.
+# Estimate of a list's decoded bytes per row, unknown before reading: 20 ids.
 _LIST_BYTES = 8 * 20
-_ALWAYS = ("pruned_by_partition", "pruned_by_statistics", "taken_whole", "counted")  # shown when nothing, too
+_ALWAYS_SHOWN = ("pruned_by_partition", "pruned_by_statistics", "taken_whole", "counted")  # shown even if empty
 
 
 def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
-    """Everything that a run decides before it starts, as plain numbers."""
+    """Describe all that a run decides before it starts, as plain values."""
     snapshot, selection = plan.snapshot, plan.selection
     schedule = plan.schedule(0)
-    kept = np.flatnonzero(selection.rows > 0)
+    row_groups = np.flatnonzero(selection.rows > 0)
     table_bytes = bytes_of(snapshot, None, snapshot.file_columns)
     lanes_per_rank = plan.lanes // world_size
     cluster = plan.spec.cluster
@@ -44,7 +44,7 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
     row_bytes = _row_bytes(plan)
     block_rows = max(block.rows for block in schedule.blocks(0, everything=True))
     twice = _read_twice(plan, schedule)
-    read = int(plan.row_group_bytes[kept].sum()) + twice
+    read_bytes = int(plan.row_group_bytes[row_groups].sum()) + twice
     return {
         "table": plan.spec.source.table,
         "snapshot": snapshot.id,
@@ -55,7 +55,7 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
         "bad_files": [bad.to_json() for bad in plan.bad_files()],
         **plan.gaps.facts(),
         "stages": stages(plan),
-        **_decided(selection.report),
+        **_pruning_facts(selection.report),
         "sample": asdict(plan.sample.sample) if plan.sample is not None else None,
         "columns": {
             "read": len(plan.columns),
@@ -64,10 +64,10 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
             "names": list(plan.columns),
         },
         "bytes": {
-            "read_per_epoch": read,
+            "read_per_epoch": read_bytes,
             "read_twice": twice,
             "table": table_bytes,
-            "share": read / table_bytes if table_bytes else 0.0,
+            "share": read_bytes / table_bytes if table_bytes else 0.0,
         },
         **_part_costs(plan),
         "rows": schedule.rows,
@@ -86,14 +86,14 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
             "in_flight_bytes": block_rows * row_bytes * blocks,
             "budget_bytes": memory_budget(plan.spec, local_ranks=1),
         },
-        "identities": _identities(plan),
+        "identities": _identity_facts(plan),
     }
 
 
-def _identities(plan: Plan) -> dict[str, Any]:
-    """Whether blocks record which rows they hold, for a rebase; of which columns, and about how many bytes that takes.
+def _identity_facts(plan: Plan) -> dict[str, Any]:
+    """Whether blocks record the identities of their rows for a rebase, from which columns, in about how many bytes.
 
-    One hash per selected row, one more with `shuffle.by`, below `folder`, once per file.
+    One hash of 8 bytes per selected row, two with `shuffle.by`, stored below `folder` once per file.
     """
     record, folder = plan.job.record, redact(join(absolute(plan.spec.work_dir), "rows"))
     if record is None:
@@ -104,60 +104,62 @@ def _identities(plan: Plan) -> dict[str, Any]:
     return {"recorded": True, "folder": folder, "columns": columns, "bytes": nbytes, "why_not": None}
 
 
-def _decided(report: SelectionReport) -> dict[str, Any]:
-    """Who decided on how many row groups, and the bytes that were read for it."""
+def _pruning_facts(report: SelectionReport) -> dict[str, Any]:
+    """The row groups decided at each stage of pruning, and the bytes read for it."""
     return {
-        "row_groups": _share(report.table),
-        "pruned_by_partition": _share(report.by_partition),
-        "pruned_by_statistics": _share(report.by_statistics),
-        "pruned_by_bloom_filters": {**_share(report.by_bloom), "bytes": report.bloom_bytes},
-        "taken_whole": _share(report.whole),
-        "sampled_by_place": _share(report.by_position),
-        "counted": {**_share(report.counted), "bytes": report.counted_bytes, "cached": report.cached},
-        "matched": _share(report.matched),
-        "kept": _share(report.kept),
+        "row_groups": _share_facts(report.table),
+        "pruned_by_partition": _share_facts(report.by_partition),
+        "pruned_by_statistics": _share_facts(report.by_statistics),
+        "pruned_by_bloom_filters": {**_share_facts(report.by_bloom), "bytes": report.bloom_bytes},
+        "taken_whole": _share_facts(report.whole),
+        "sampled_by_place": _share_facts(report.by_position),
+        "counted": {**_share_facts(report.counted), "bytes": report.counted_bytes, "cached": report.cached},
+        "matched": _share_facts(report.matched),
+        "kept": _share_facts(report.kept),
     }
 
 
 def stages(plan: Plan) -> list[dict[str, Any]]:
-    """What is left of the table after each step: files, row groups, rows, and bytes of the columns that are read.
+    """What remains of the table after each stage: files, row groups, rows, and bytes of the columns to read.
 
-    `table` has the bytes of all columns; `columns` is the projection, those of filter and sample included.
+    `table` has the bytes of all columns; `columns` is the projection, including columns of filter and sample.
     """
     snapshot, selection = plan.snapshot, plan.selection
     projection = part_bytes(snapshot, plan.parts)
-    found: list[dict[str, Any]] = []
+    facts: list[dict[str, Any]] = []
     for stage in stages_of(snapshot, selection.verdicts, rows=selection.rows, matched=selection.matched):
-        left = {
-            "files": len(np.unique(snapshot.file_of_row_group[stage.row_groups])) if found else len(snapshot.files),
+        remaining = {
+            "files": len(np.unique(snapshot.file_of_row_group[stage.row_groups])) if facts else len(snapshot.files),
             "row_groups": int(stage.row_groups.sum()),
             "rows": stage.rows,
         }
-        if not found:
-            found.append({"stage": stage.name, **left, "bytes": bytes_of(snapshot, None, snapshot.file_columns)})
-        name = stage.name if len(found) > 1 else "columns"
-        found.append({"stage": name, **left, "bytes": int(projection[stage.row_groups].sum())})
-    return found
+        if not facts:
+            facts.append({"stage": stage.name, **remaining, "bytes": bytes_of(snapshot, None, snapshot.file_columns)})
+        name = stage.name if len(facts) > 1 else "columns"
+        facts.append({"stage": name, **remaining, "bytes": int(projection[stage.row_groups].sum())})
+    return facts
 
 
 def plan_table(facts: dict[str, Any]) -> Group:
-    """The facts for people: what is left after each step, then everything else."""
-    left = Table(title=f"{facts['table']}: what is left after", title_justify="left")
+    """Render the facts: what remains after each stage, then everything else."""
+    stages_table = Table(title=f"{facts['table']}: what remains after", title_justify="left")
     for title in ("", "files", "row groups", "rows", "bytes", "% of bytes"):
-        left.add_column(title, justify="right" if title else "left", no_wrap=True)
+        stages_table.add_column(title, justify="right" if title else "left", no_wrap=True)
     everything = facts["stages"][0]["bytes"]
     for stage in facts["stages"]:
         share = stage["bytes"] / everything if everything else 0.0
         numbers = [f"{stage[key]:,}" for key in ("files", "row_groups", "rows", "bytes")]
-        left.add_row("the whole table" if stage["stage"] == "table" else stage["stage"], *numbers, f"{share:.1%}")
-    return Group(left, _facts_table(facts))
+        stages_table.add_row(
+            "the whole table" if stage["stage"] == "table" else stage["stage"], *numbers, f"{share:.1%}"
+        )
+    return Group(stages_table, _facts_table(facts))
 
 
 def _facts_table(facts: dict[str, Any]) -> Table:
     table = Table(title="the plan", title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    stored = facts["row_groups"]
+    in_all = facts["row_groups"]
     memory, size, columns = facts["memory"], facts["bytes"], facts["columns"]
     fewer = "; fewer blocks will be in flight" if memory["in_flight_bytes"] > memory["budget_bytes"] else ""
     in_flight = (
@@ -170,7 +172,7 @@ def _facts_table(facts: dict[str, Any]) -> Table:
         else ""
     )
     rows = (
-        ("table", f"{facts['files']:,} files, {stored['row_groups']:,} row groups, {stored['rows']:,} rows"),
+        ("table", f"{facts['files']:,} files, {in_all['row_groups']:,} row groups, {in_all['rows']:,} rows"),
         ("snapshot", facts["snapshot"]),
         ("plan, features", f"{facts['plan']}, {facts['features']}"),
         ("columns read", f"{columns['read']:,} of {columns['table']:,} ({columns['share']:.1%})"),
@@ -204,7 +206,7 @@ def _facts_table(facts: dict[str, Any]) -> Table:
         note = f", {share['bytes']:,} bytes read" if share.get("bytes") else ""
         if key == "counted" and share["row_groups"] and share["cached"]:
             note += " (known from an earlier run)"
-        if share["row_groups"] or note or key in _ALWAYS:
+        if share["row_groups"] or note or key in _ALWAYS_SHOWN:
             table.add_row(name, f"{share['row_groups']:,} row groups, {share['rows']:,} rows{note}")
     if facts["sample"] is not None:
         table.add_row("sampled", _sample_text(facts))
@@ -214,17 +216,17 @@ def _facts_table(facts: dict[str, Any]) -> Table:
 
 
 def _read_twice(plan: Plan, schedule: Schedule) -> int:
-    """Bytes of row groups that a border between lanes cuts: each neighbour decodes them."""
+    """Bytes of row groups cut by a border between lanes, which both neighbours decode."""
     nbytes = 0
     for lane in range(1, plan.lanes):
         border = schedule.lane_bounds(lane)[0]
         if border in (0, schedule.rows):
             continue
-        place = int(np.searchsorted(schedule.starts, border, side="right")) - 1
-        split = int(schedule.order[place])
+        index = int(np.searchsorted(schedule.starts, border, side="right")) - 1
+        split = int(schedule.order[index])
         first, stop = int(plan.splits.first_row_group[split]), int(plan.splits.stop_row_group[split])
         ends = np.cumsum(plan.selection.rows[first:stop])
-        inside = border - int(schedule.starts[place])
+        inside = border - int(schedule.starts[index])
         group = int(np.searchsorted(ends, inside, side="right"))
         if inside != (int(ends[group - 1]) if group else 0):
             nbytes += int(plan.row_group_bytes[first + group])
@@ -244,12 +246,12 @@ def _sample_text(facts: dict[str, Any]) -> str:
     return f"{after:,} of {before:,} rows: {sample['fraction']:.4g}{where}, {by}, seed {sample['seed']}"
 
 
-def _share(share: Share) -> dict[str, int]:
+def _share_facts(share: Share) -> dict[str, int]:
     return {"row_groups": share.row_groups, "rows": share.rows}
 
 
 def _row_bytes(plan: Plan) -> int:
-    """About how many bytes an encoded row takes."""
+    """Estimate the bytes of an encoded row."""
     width = plan.layout.width
     scalar = 4 * width["dense"] + 8 * width["categorical"] + 4 * width["label"] + 8 * width["extra"]
     return int(scalar + (_LIST_BYTES + 8) * width["sparse"])
@@ -258,36 +260,36 @@ def _row_bytes(plan: Plan) -> int:
 def _part_costs(plan: Plan) -> dict[str, Any]:
     """The maps and structs of which an epoch reads parts, by column.
 
-    `maps`: keys wanted; those that have a column of their own in some file; compressed bytes of the map that are
-    decoded, whole, in the row groups that keep rows, and whether something needs the whole map besides. `structs`:
-    fields wanted, and the struct's bytes, of which those of the fields are decoded: an upper bound.
+    `maps`: number of keys to read; how many have a column of their own in some file; compressed bytes of the map
+    decoded as a whole in the row groups that keep rows; whether the whole map is needed anyway. `structs`: number of
+    fields to read, and the struct's bytes, an upper bound as only its fields are decoded.
     """
     snapshot = plan.snapshot
     names = [name for name in plan.parts if not has_column(snapshot.schema, name)]
     parts = [part for name in names if (part := part_of(name)) is not None]
-    kept = plan.selection.rows > 0
+    row_groups = plan.selection.rows > 0
     costs: dict[str, dict[str, dict[str, Any]]] = {"maps": {}, "structs": {}}
     for column in dict.fromkeys(part.column for part in parts if has_column(snapshot.schema, part.column)):
         own = [part for part in parts if part.column == column]
         if not pat.is_map(snapshot.schema.field(column).type):
-            nbytes = int(part_bytes(snapshot, [column])[kept].sum())
+            nbytes = int(part_bytes(snapshot, [column])[row_groups].sum())
             costs["structs"][column] = {"fields": len(own), "bytes_at_most": nbytes, "whole": column in plan.parts}
             continue
         flattened = {name for part in own if (name := flattened_column(snapshot.schema, part)) is not None}
         sizes = part_bytes(snapshot, {column, *flattened} if column in plan.parts else map(str, own))
-        nbytes = int((sizes - part_bytes(snapshot, flattened))[kept].sum())
+        nbytes = int((sizes - part_bytes(snapshot, flattened))[row_groups].sum())
         costs["maps"][column] = {
             "keys": len({part.keys[0] for part in own}),
             "keys_with_columns": len(flattened),
             "bytes": nbytes,
-            "row_groups": int(np.count_nonzero((sizes > part_bytes(snapshot, flattened)) & kept)),
+            "row_groups": int(np.count_nonzero((sizes > part_bytes(snapshot, flattened)) & row_groups)),
             "whole": column in plan.parts,
         }
     return costs
 
 
 def part_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """The costs as rows of a table; none where no part is read."""
+    """Render the costs as rows of a table; empty if no part is read."""
     rows = []
     for column, cost in facts["maps"].items():
         keys = f"{cost['keys']:,} {'key' if cost['keys'] == 1 else 'keys'} of a map column"

@@ -1,4 +1,4 @@
-"""Show how far a command is: one line, overwritten on a terminal, elsewhere repeated every few seconds.
+"""Show the progress of a command in one line, overwritten on a terminal, elsewhere printed every few seconds.
 
 Runs in: the process of the command. Lines go to standard error, unless a command chooses another stream.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import IO
 
 _REDRAW_S = 0.2
-LINE_S = 5.0  # a line this often, where the one before cannot be overwritten
+LINE_S = 5.0  # between lines that cannot be overwritten
 
 
 class ProgressLine:
@@ -24,7 +24,7 @@ class ProgressLine:
         self._open = False
 
     def show(self, text: str, *, last: bool = False) -> None:
-        """Show the text if it is time to; the `last` one of its kind at once, on a terminal."""
+        """Show the text if the interval has passed; on a terminal, the `last` one of its kind at once."""
         terminal = self._out.isatty()
         if self._now_s() >= self._next_s or (terminal and last):
             self._write(text, end="\r" if terminal else "\n")
@@ -38,7 +38,7 @@ class ProgressLine:
         self._next_s = self._now_s() + (_REDRAW_S if self._out.isatty() else LINE_S)
 
     def close(self) -> None:
-        """Clear the line for what comes next."""
+        """Clear the line on a terminal."""
         if self._open:
             self._write("\033[K", end="")
             self._open = False

@@ -1,7 +1,7 @@
 """Run `feedline run`: feed trainers, or drain its own rings, until done or interrupted.
 
-Runs in: the process of the command. SIGINT and SIGTERM set a flag that every loop checks; every process that was
-started ends before the command returns with 130 or 143.
+Runs in: the process of the command. SIGINT and SIGTERM set a flag that every loop checks; all child processes have
+ended before the command returns with 130 or 143.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from feedline.service.supervisor import FeederEvent, RankFeeder, Supervisor
 from feedline.spec import PipelineSpec
 
 _POLL_S = 0.25
-_WAITING = 0.1  # share of the last seconds from which on a side is shown as waiting
+_WAIT_SHARE = 0.1  # share of recent time from which a side is shown as waiting
 
 
 @dataclass(slots=True)
 class RunSummary:
-    """What a run did, over all ranks of this host. bytes_read are compressed column chunks."""
+    """Summary of a run over all ranks of this host. bytes_read: of compressed column chunks."""
 
     rows: int = 0
     batches: int = 0
@@ -57,7 +57,7 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """A pipeline, and which of how many ranks run on this host."""
+    """A pipeline, the ranks of this host, and the number of ranks in all."""
 
     path: Path
     overrides: dict[str, object]
@@ -78,7 +78,7 @@ class Stop:
     @contextlib.contextmanager
     def on_signals(self) -> Iterator[None]:
         previous = {number: signal.signal(number, self._set) for number in (signal.SIGINT, signal.SIGTERM)}
-        for number in (signal.SIGUSR1, signal.SIGUSR2):  # told to a whole job, they are for its trainers
+        for number in (signal.SIGUSR1, signal.SIGUSR2):  # sent to a whole job, they are meant for its trainers
             previous[number] = signal.signal(number, signal.SIG_IGN)
         try:
             yield
@@ -92,9 +92,9 @@ class Stop:
 
 def run_null(request: RunRequest, console: Console, stop: Stop) -> RunSummary:
     """Drain every rank through its ring for `epochs` epochs. Raises what a feeder raised."""
-    feeds = {rank: FeederClient(_command(request, rank)) for rank in request.ranks}
+    feeds = {rank: FeederClient(_feeder_command(request, rank)) for rank in request.ranks}
     views: list[DrainProgress] = []
-    said_dashboard = False
+    start_printed = False
     began = time.perf_counter()
     try:
         for feed in feeds.values():
@@ -102,21 +102,21 @@ def run_null(request: RunRequest, console: Console, stop: Stop) -> RunSummary:
         for rank, feed in feeds.items():
             hello = Hello(rank=rank, world_size=request.world_size)
             views.append(start_draining(feed, hello, rank=rank, epochs=request.spec.epochs, stop=stop))
-        paces = [RecentRates() for _ in views]
+        rates = [RecentRates() for _ in views]
         with LiveTable(console, title=request.spec.name) as progress:
             while not stop() and not all(view.done for view in views):
                 time.sleep(_POLL_S)
-                if not said_dashboard and views[0].answer is not None:
-                    said_dashboard = True
-                    _say_start(console, views[0].answer)
+                if not start_printed and views[0].answer is not None:
+                    start_printed = True
+                    _print_start(console, views[0].answer)
                 for view in views:
-                    _say_warnings(console, view)
+                    _print_warnings(console, view)
                     if view.error is not None:
                         raise view.error
-                progress.show(list(map(drained_view, views, paces, repeat(request.spec.epochs))))
-            progress.show(list(map(drained_view, views, paces, repeat(request.spec.epochs))), force=True)
+                progress.show(list(map(drain_view, views, rates, repeat(request.spec.epochs))))
+            progress.show(list(map(drain_view, views, rates, repeat(request.spec.epochs))), force=True)
         for view in views:
-            _say_warnings(console, view)
+            _print_warnings(console, view)
             if view.error is not None:
                 raise view.error
     finally:
@@ -128,12 +128,12 @@ def run_null(request: RunRequest, console: Console, stop: Stop) -> RunSummary:
 
 
 def run_trainers(request: RunRequest, console: Console, stop: Stop) -> RunSummary:
-    """Keep feeders for trainers; ends when every rank's trainer has had its epochs, or on a signal."""
+    """Run feeders for trainers until every rank's trainer has finished its epochs, or a signal comes."""
     supervisor = Supervisor(
         [
             RankFeeder(
                 rank=rank,
-                arguments=_command(request, rank).arguments,
+                arguments=_feeder_command(request, rank).arguments,
                 overrides=overrides_text(request.overrides),
                 environment=feeder_environment(request.spec, local_ranks=len(request.ranks)),
             )
@@ -143,17 +143,17 @@ def run_trainers(request: RunRequest, console: Console, stop: Stop) -> RunSummar
     began = time.perf_counter()
     try:
         supervisor.start()
-        paces = [RecentRates() for _ in supervisor.ranks]
+        rates = [RecentRates() for _ in supervisor.ranks]
         with LiveTable(console, title=request.spec.name) as progress:
-            while not stop() and not all(_served(rank, request.spec.epochs) for rank in supervisor.ranks):
+            while not stop() and not all(_has_finished(rank, request.spec.epochs) for rank in supervisor.ranks):
                 for rank, event in supervisor.poll(_POLL_S):
-                    _say_event(console, rank, event)
+                    _print_event(console, rank, event)
                     if event.plan is not None and rank is supervisor.ranks[0]:
-                        _say_findings(console, event.plan)
-                progress.show(list(map(served_view, supervisor.ranks, paces, repeat(request.spec.epochs))))
+                        _print_findings(console, event.plan)
+                progress.show(list(map(trainer_view, supervisor.ranks, rates, repeat(request.spec.epochs))))
     finally:
         supervisor.close()
-        for number in request.ranks:  # a feeder that was killed could not do it
+        for number in request.ranks:  # left behind by a feeder that was killed
             for path in socket_paths(job_fingerprint(request.spec), number, request.world_size):
                 sweep(path)
     summary = RunSummary(seconds=time.perf_counter() - began, ranks=list(request.ranks), epochs=request.spec.epochs)
@@ -181,7 +181,7 @@ def _measures(plans: Sequence[PlanFacts], parts: Sequence[Quality]) -> dict[str,
     return measures(merge(parts), plans[0].schema) if parts else {}
 
 
-def _command(request: RunRequest, rank: int) -> FeederCommand:
+def _feeder_command(request: RunRequest, rank: int) -> FeederCommand:
     arguments = feeder_arguments(request.path, rank=rank, world_size=request.world_size)
     return FeederCommand(
         arguments=[*arguments, "--local-ranks", str(len(request.ranks)), "--dashboard"],
@@ -190,7 +190,7 @@ def _command(request: RunRequest, rank: int) -> FeederCommand:
     )
 
 
-def _say_start(console: Console, answer: Answer) -> None:
+def _print_start(console: Console, answer: Answer) -> None:
     facts, dashboard = answer.facts, answer.feeder.dashboard
     if dashboard:
         console.print(f"Dask dashboard: {dashboard}", highlight=False, soft_wrap=True)
@@ -200,24 +200,24 @@ def _say_start(console: Console, answer: Answer) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    _say_findings(console, facts)
+    _print_findings(console, facts)
 
 
-def _say_findings(console: Console, facts: PlanFacts) -> None:
-    """What a plan's facts say of the table: bad files, nulls that features cannot hold, columns that files lack."""
+def _print_findings(console: Console, facts: PlanFacts) -> None:
+    """Print bad files, nulls that features cannot hold, and columns that files lack."""
     bad_files = [describe_bad_files(facts.bad_files)] if facts.bad_files else []
     nulls = [f"warning: {text}" for text in facts.nulls]
     for text in (*bad_files, *nulls, *facts.absent):
         console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
-def _say_warnings(console: Console, view: DrainProgress) -> None:
+def _print_warnings(console: Console, view: DrainProgress) -> None:
     while view.warnings:
         text = f"warning: rank {view.rank}: {view.warnings.pop(0)}"
         console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
-def _say_event(console: Console, rank: RankFeeder, event: FeederEvent) -> None:
+def _print_event(console: Console, rank: RankFeeder, event: FeederEvent) -> None:
     page = event.dashboard
     texts = {
         "ready": f"rank {rank.rank}: waiting for a trainer" + (f". Dask dashboard: {page}" if page else ""),
@@ -229,15 +229,15 @@ def _say_event(console: Console, rank: RankFeeder, event: FeederEvent) -> None:
         console.print(texts[event.type], highlight=False, soft_wrap=True)
 
 
-def _served(rank: RankFeeder, epochs: int) -> bool:
-    """Whether a trainer had this rank's last step of its last epoch, and left."""
+def _has_finished(rank: RankFeeder, epochs: int) -> bool:
+    """Whether a trainer of this rank has finished its last epoch and disconnected."""
     return any(stats.epochs >= epochs for stats in rank.past_stats)
 
 
-def drained_view(view: DrainProgress, pace: RecentRates, epochs: int) -> RankView:
-    """What is shown of a rank that is drained; one that is done with the rate of its whole run."""
-    change = pace.add(Counters(rows=view.rows, batches=view.batches, trainer_s=view.wait_s, feeder_s=0.0))
-    waits = change.trainer > 0.5 or not change.rows_per_s  # one that waits counts it when it has its batch
+def drain_view(view: DrainProgress, recent: RecentRates, epochs: int) -> RankView:
+    """The display of a drained rank; a finished one shows the rate of its whole run."""
+    change = recent.add(Counters(rows=view.rows, batches=view.batches, trainer_s=view.wait_s, feeder_s=0.0))
+    waits = change.trainer > 0.5 or not change.rows_per_s  # a wait is counted only when it ends
     return RankView(
         rank=view.rank,
         state="done" if view.done else ("feeding" if view.batches else "planning"),
@@ -253,13 +253,13 @@ def drained_view(view: DrainProgress, pace: RecentRates, epochs: int) -> RankVie
     )
 
 
-def served_view(rank: RankFeeder, pace: RecentRates, epochs: int) -> RankView:
-    """What is shown of a rank that serves a trainer, or waits for one."""
+def trainer_view(rank: RankFeeder, recent: RecentRates, epochs: int) -> RankView:
+    """The display of a rank that serves a trainer, or waits for one."""
     stats = rank.stats or FeederStats()
     counters = Counters(
         rows=stats.rows, batches=stats.batches, trainer_s=stats.wait_blocks_s, feeder_s=stats.wait_slots_s
     )
-    change = pace.add(counters)
+    change = recent.add(counters)
     waiting = max(("feeder", change.feeder), ("trainer", change.trainer), key=itemgetter(1))
     return RankView(
         rank=rank.rank,
@@ -272,7 +272,7 @@ def served_view(rank: RankFeeder, pace: RecentRates, epochs: int) -> RankView:
         rows_per_s=change.rows_per_s,
         batches_per_s=change.batches_per_s,
         ring_fill=1 - stats.ring_free / stats.ring_slots if stats.ring_slots else None,
-        waits=waiting[0] if waiting[1] > _WAITING else "",
+        waits=waiting[0] if waiting[1] > _WAIT_SHARE else "",
     )
 
 

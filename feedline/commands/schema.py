@@ -1,6 +1,6 @@
 """Describe the tensors of a pipeline's batches, for `feedline schema`.
 
-Runs in: the process of `feedline schema pipeline.yaml`. Pure.
+Runs in: the process of the command. Pure.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _MATRICES = {"dense": "dense", "categorical": "categorical", "label": "labels"}
 
 
 def describe_schema(schema: BatchSchema, batch_size: int) -> dict[str, Any]:
-    """The tensors with dtypes and shapes, and each feature's place in them, as plain values.
+    """Describe the tensors with dtypes and shapes, and each feature's position in them, as plain values.
 
-    A batch of several lanes has as many times `batch_size` rows.
+    A batch of L lanes has L x `batch_size` rows.
     """
     tensors = []
     for group, tensor in _MATRICES.items():
@@ -48,18 +48,18 @@ def describe_schema(schema: BatchSchema, batch_size: int) -> dict[str, Any]:
 
 
 def _tensor(column: SlotColumn) -> str:
-    """How the feature is got out of a batch."""
+    """The expression that takes a feature from a batch."""
     if column.group == "sparse":
         return f'sparse["{column.name}"]'
     if column.group == "extra":
         return f'extra["{column.name}"]'
     stop = column.offset + column.width
-    place = str(column.offset) if column.width == 1 else f"{column.offset}:{stop}"
-    return f"{_MATRICES[column.group]}[:, {place}]"
+    index = str(column.offset) if column.width == 1 else f"{column.offset}:{stop}"
+    return f"{_MATRICES[column.group]}[:, {index}]"
 
 
 def schema_table(facts: Mapping[str, Any]) -> Group:
-    """The same for people: the matrices, then a line per feature."""
+    """Render the facts: the matrices, then a line per feature."""
     table = Table(title="features", title_justify="left")
     for name in ("feature", "in the batch", "dtype", "width", "rows of an embedding", "made by"):
         table.add_column(

@@ -1,6 +1,6 @@
 """Run `feedline optimize`, which rewrites a table, and `feedline usage`, which shows what runs read of it.
 
-Runs in: the process of the command. `optimize` starts a Dask cluster on this machine for its tasks.
+Runs in: the process of the command. `optimize` runs its tasks on a Dask cluster on this machine.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,13 +30,14 @@ from feedline.spec import load_spec
 from feedline.spec.sections import ClusterSpec, parse_bytes
 from feedline.warehouse.optimize.footprint import Footprint
 from feedline.warehouse.optimize.optimize import OptimizeReport
+from feedline.warehouse.optimize.recipe import Settings
 from feedline.warehouse.optimize.usage import Popularity, load_uses, popularity
 from feedline.warehouse.parquet.encodings import GOALS, Choice
 from feedline.warehouse.table import Table
 
-_SHOWN_PARTITIONS = 10
-_SHOWN_COLUMNS = 3  # of those that grew most
-_PART = 0.1  # of what a column or table grew by: what is less explains nothing
+_MAX_PARTITIONS = 10
+_MAX_COLUMNS = 3  # the ones that grew most
+_NOTABLE_SHARE = 0.1  # of a growth: smaller contributions are not reported as its cause
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 WorkDir = Annotated[str, typer.Option(help="The work_dir of the runs, with their usage record.")]
@@ -59,15 +61,13 @@ def optimize(
     flatten: Annotated[list[str] | None, typer.Option(help="A map column whose keys become columns.")] = None,
     flatten_coverage: Annotated[float, typer.Option(help="Share of rows that must have such a key.")] = 0.01,
     keep_nullable: Annotated[bool, typer.Option(help="Leave columns without nulls nullable.")] = False,
-    projection: Annotated[str, typer.Option(help="Columns (a,b,c) or a pipeline.yaml whose reading is compared.")] = "",
+    projection: Annotated[str, typer.Option(help="Columns whose reading is compared: a,b,c or a pipeline.yaml.")] = "",
     work_dir: WorkDir = ".feedline",
     workers: Annotated[
         int | None, typer.Option(min=1, help="Worker processes (default: threads of this process).")
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Worker threads (default: all cores).")] = None,
-    memory: Annotated[
-        str | None, typer.Option(help="Memory limit of all tasks (default: half of free memory).")
-    ] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory of all tasks (default: half of free memory).")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Rewrite a table so that reading it is cheap: clustered, compacted, each column in its best encoding."""
@@ -75,23 +75,28 @@ def optimize(
         raise SpecError(f"--for is unknown: got {goal!r}, expected one of {', '.join(GOALS)}")
     console = Console(stderr=as_json)
     table = Table(source)
-    asked: dict[str, Any] = {
-        "cluster_by": _listed(cluster_by),
-        "sort_by": _listed(sort_by),
-        "order": order if order in ("keep", "popular") else _listed(order),
-        "goal": goal,
-        "row_group_rows": row_group_rows,
-        "row_group_bytes": None if row_group_bytes is None else _bytes("--row-group-bytes", row_group_bytes),
-        "file_bytes": _bytes("--file-bytes", file_bytes),
-        "small_partitions": small_partitions,
-        "flatten": flatten or (),
-        "flatten_coverage": flatten_coverage,
-        "keep_nullable": keep_nullable,
-        "work_dir": work_dir,
-        "projection": _projected(projection, table),
-        "memory_bytes": None if memory is None else _bytes("--memory", memory),
-    }
-    report = _optimized(table, target, asked, console, workers=workers, threads=threads or available_cores())
+    settings = Settings.of(
+        cluster_by=_split_names(cluster_by),
+        sort_by=_split_names(sort_by),
+        order=order if order in ("keep", "popular") else _split_names(order),
+        goal=goal,
+        row_group_rows=row_group_rows,
+        row_group_bytes=None if row_group_bytes is None else _parse_size("--row-group-bytes", row_group_bytes),
+        file_bytes=_parse_size("--file-bytes", file_bytes),
+        small_partitions=small_partitions,
+        flatten=flatten or (),
+        flatten_coverage=flatten_coverage,
+        keep_nullable=keep_nullable,
+    )
+    run = partial(
+        table.optimize,
+        target,
+        settings,
+        work_dir=work_dir,
+        projection=_projection_columns(projection, table),
+        memory_bytes=None if memory is None else _parse_size("--memory", memory),
+    )
+    report = _run_optimize(run, console, workers=workers, threads=threads or available_cores())
     if as_json:
         print(json.dumps(describe_report(report)))
     else:
@@ -106,7 +111,7 @@ def usage(
     """Show what runs of Feedline read of a table: columns, bytes, the popularity curve."""
     if _is_pipeline(table):
         pipeline = Pipeline.from_yaml(table)
-        snapshot, work_dir = pipeline.snapshot(), pipeline.spec.work_dir  # the files that its runs read
+        snapshot, work_dir = pipeline.snapshot(), pipeline.spec.work_dir  # the files of its runs
     else:
         snapshot = Table(table).snapshot()
     facts = popularity(load_uses(work_dir, snapshot.uri), snapshot)
@@ -116,33 +121,27 @@ def usage(
         _show_popularity(facts, Console())
 
 
-def _optimized(
-    table: Table, target: str, asked: dict[str, Any], console: Console, *, workers: int | None, threads: int
+def _run_optimize(
+    run: Callable[..., OptimizeReport], console: Console, *, workers: int | None, threads: int
 ) -> OptimizeReport:
-    """Run it on a Dask cluster of this machine: worker processes, or threads of this one."""
+    """Run `run` on a Dask cluster of this machine: worker processes, or threads of this one."""
     scratch = make_scratch()
     cluster = Cluster(ClusterSpec(workers=workers), threads=1 if workers else threads, scratch=scratch)
     try:
         cluster.check_workers()
-        return table.optimize(
-            target,
-            **asked,
-            map=cluster.map,
-            threads=workers or threads,
-            say=ProgressLine(console.file).note,
-        )
+        return run(map=cluster.map, threads=workers or threads, say=ProgressLine(console.file).note)
     except KeyboardInterrupt:
-        console.print("stopped: finished partitions stay, the same command goes on from there")
+        console.print("stopped: finished partitions stay; run the same command to continue")
         raise typer.Exit(130) from None
     finally:
         cluster.close()
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _projected(text: str, table: Table) -> tuple[str, ...]:
-    """The columns that a list names, or that a pipeline reads of files."""
+def _projection_columns(text: str, table: Table) -> tuple[str, ...]:
+    """The columns of a list of names, or those that a pipeline reads from files."""
     if not _is_pipeline(text):
-        return _listed(text)
+        return _split_names(text)
     spec = load_spec(Path(text), {})
     snapshot = table.snapshot()
     read = set(source_columns(snapshot.schema, sorted(read_columns_of(spec, snapshot.schema).columns(snapshot.schema))))
@@ -153,50 +152,50 @@ def _is_pipeline(text: str) -> bool:
     return text.endswith((".yaml", ".yml"))
 
 
-def _listed(text: str) -> tuple[str, ...]:
+def _split_names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _bytes(option: str, text: str) -> int:
+def _parse_size(option: str, text: str) -> int:
     try:
         return parse_bytes(int(text) if text.isdigit() else text)
     except PydanticCustomError as error:
         context = error.context or {}
-        raise SpecError(f"{option} is no size: got {text!r}, expected {context.get('expected')}") from None
+        raise SpecError(f"{option} is not a size: got {text!r}, expected {context.get('expected')}") from None
 
 
 def describe_report(report: OptimizeReport) -> dict[str, Any]:
-    """The report as numbers and strings."""
+    """The report as plain values, for `--json`."""
     facts = asdict(report)
     for side, table in (("before", report.before), ("after", report.after)):
-        del facts[side]["notes"]  # those of the files themselves
+        del facts[side]["notes"]  # of the files themselves
         facts[side]["ratio"] = table.ratio
         facts[side]["requests_per_row_group"] = table.requests_per_row_group
     return facts
 
 
 def _show_report(report: OptimizeReport, console: Console) -> None:
-    """The encodings that were chosen, the table before and after, and why it grew if it did."""
+    """Print the chosen encodings, the table before and after, and the causes of growth."""
     if report.choices:
         console.print(_choices(report.choices))
     console.print(_before_after(report))
     for line in explain_growth(report):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
-    taken = f", {report.taken_away} taken away" if report.taken_away else ""
+    removed = f", {report.taken_away} removed" if report.taken_away else ""
     console.print(
         f"{report.written} partitions written in {report.writing_s:.1f} s, after measuring for "
         f"{report.measuring_s:.1f} s; "
-        f"{report.finished} were finished{taken}; {len(report.non_null)} of "
-        f"{len(report.columns)} columns hold no null, and are stored without the marks for it",
+        f"{report.finished} were finished{removed}; {len(report.non_null)} of "
+        f"{len(report.columns)} columns hold no null and are stored as not nullable",
         highlight=False,
         soft_wrap=True,
     )
 
 
 def explain_growth(report: OptimizeReport) -> list[str]:
-    """By how much the table grew, in which columns most, and why; nothing where it did not grow.
+    """Explain by how much the table grew, in which columns most, and why; empty if it did not grow.
 
-    Columns that keys of a map became count with their map.
+    Columns made of a map's keys count as part of the map.
     """
     before, after = report.before, report.after
     total = after.bytes - before.bytes
@@ -205,37 +204,38 @@ def explain_growth(report: OptimizeReport) -> list[str]:
     sizes: Counter[str] = Counter()
     for name, size in after.column_bytes.items():
         sizes[_map_of(name, report) or name] += size
-    grown = {name: size - before.column_bytes.get(name, 0) for name, size in sizes.items()}
-    grown = {name: more for name, more in sorted(grown.items(), key=lambda item: -item[1]) if more > 0}
+    growth = {name: size - before.column_bytes.get(name, 0) for name, size in sizes.items()}
+    growth = {name: more for name, more in sorted(growth.items(), key=lambda item: -item[1]) if more > 0}
     lines = [f"the table grew by {total:,} bytes ({total / max(before.bytes, 1):.1%}):"]
-    for name in list(grown)[:_SHOWN_COLUMNS]:
+    for name in list(growth)[:_MAX_COLUMNS]:
         why = "; ".join(_reasons(name, sizes[name], report))
         lines.append(f"  {name}: {before.column_bytes.get(name, 0):,} -> {sizes[name]:,} bytes, {why}")
-    if rest := list(grown.values())[_SHOWN_COLUMNS:]:
+    if rest := list(growth.values())[_MAX_COLUMNS:]:
         lines.append(f"  other columns ({len(rest)}): by {sum(rest):,} bytes")
     footers = total - (after.compressed_bytes - before.compressed_bytes)
-    if footers > _PART * total:
+    if footers > _NOTABLE_SHARE * total:
         groups = f"{before.row_groups:,} -> {after.row_groups:,} row groups of {len(report.columns):,} columns"
-        lines.append(f"  outside of columns: by {footers:,} bytes, the footers of {groups}")
+        lines.append(f"  outside columns: by {footers:,} bytes, the footers of {groups}")
     if not report.choices:
-        lines.append("  no encoding was measured, as nothing had to be written: the run that wrote it told more")
+        lines.append("  encodings were not measured: nothing had to be written, see the report of the run that did")
     elif report.settings.goal != "size":
-        lines.append("  --for size makes it as small as it can be in this order of rows")
+        lines.append("  --for size makes it as small as possible in this order of rows")
     return lines
 
 
 def _reasons(name: str, size: int, report: OptimizeReport) -> list[str]:
-    """Why a column (with those that its keys became) is larger: judged by the default encoding of the same rows.
+    """Explain why a column (or a map with its keys' columns) is larger, relative to the default encoding of the same
+    rows.
 
-    What the chosen encoding takes over the default one was chosen; what the default one would take over the source's
-    comes of another order, smaller row groups, or a source that was stored better than by default.
+    Bytes of the chosen encoding beyond the default one are due to the choice; bytes of the default one beyond the
+    source are due to another order of rows, smaller row groups, or a source stored better than by default.
     """
     before, after = report.before, report.after
     keys = sum(_map_of(column, report) == name for column in report.flattened)
     if keys:
         return [f"{keys} of its keys became columns (--flatten)"]
     if name not in before.column_bytes:
-        return ["a key of the partitions, whose type folders do not tell"]
+        return ["a partition key, stored as a column because folder names do not tell its type"]
     old, new = ("+".join(side.column_encodings[name]) for side in (before, after))
     reasons = [f"{old} -> {new}"] if old != new else []
     choices = [choice for choice in report.choices if choice.chosen.column == name]
@@ -243,7 +243,7 @@ def _reasons(name: str, size: int, report: OptimizeReport) -> list[str]:
     if not chosen:
         return reasons or [f"{new} as before"]
     usual = size * default / chosen
-    more = _PART * (size - before.column_bytes[name])
+    more = _NOTABLE_SHARE * (size - before.column_bytes[name])
     if size - usual > more:
         reasons.append(
             f"--for {report.settings.goal} chose it for its decoding time, at {chosen / default:.2f} times the bytes "
@@ -255,17 +255,17 @@ def _reasons(name: str, size: int, report: OptimizeReport) -> list[str]:
 
 
 def _circumstances(report: OptimizeReport) -> list[str]:
-    """What makes a column larger in the same encoding; where nothing else does, the source's encoding was better."""
-    before, after, found = report.before, report.after, []
+    """What makes a column larger in the same encoding; by default, a better encoding in the source."""
+    before, after, causes = report.before, report.after, []
     if report.settings.cluster_by:
-        found.append(f"compresses worse in the order of {', '.join(report.settings.cluster_by)}")
+        causes.append(f"compresses worse in the order of {', '.join(report.settings.cluster_by)}")
     if after.rows * before.row_groups < before.rows * after.row_groups:
-        found.append(f"row groups are smaller ({before.row_groups:,} -> {after.row_groups:,} of them)")
-    return found or ["the source's encoding or compression level was tighter than any that optimize tries here"]
+        causes.append(f"row groups are smaller ({before.row_groups:,} -> {after.row_groups:,} of them)")
+    return causes or ["the source's encoding or compression level was tighter than any that optimize tries here"]
 
 
 def _map_of(name: str, report: OptimizeReport) -> str | None:
-    """The map column whose key became this one."""
+    """The map column from whose key this column was made; None if there is none."""
     if name not in report.flattened:
         return None
     maps = [column for column in report.settings.flatten if name.startswith(f"{column}.")]
@@ -273,15 +273,15 @@ def _map_of(name: str, report: OptimizeReport) -> str | None:
 
 
 def _show_popularity(facts: Popularity, console: Console) -> None:
-    """Which columns runs read, and the popularity curve."""
+    """Print which columns runs read, and the popularity curve."""
     if not facts.runs:
-        console.print(f"no run on {facts.table} is in the usage record", highlight=False, soft_wrap=True)
+        console.print(f"the usage record has no run on {facts.table}", highlight=False, soft_wrap=True)
         return
     console.print(
         f"{facts.table}: {facts.runs} run{'s' if facts.runs > 1 else ''} of {', '.join(facts.jobs)}, "
         f"from {str(facts.first)[:19]} to {str(facts.last)[:19]} UTC\n"
         f"a run reads {facts.column_share:.1%} of the columns and {facts.byte_share:.1%} of the bytes of its row "
-        f"groups (mean); all together {facts.used_column_share:.1%} of the columns, {facts.used_byte_share:.1%} of the "
+        f"groups (mean); together {facts.used_column_share:.1%} of the columns, {facts.used_byte_share:.1%} of the "
         "bytes",
         highlight=False,
         soft_wrap=True,
@@ -289,8 +289,8 @@ def _show_popularity(facts: Popularity, console: Console) -> None:
     curve = RichTable(title="popularity", title_justify="left")
     curve.add_column("of all reads", justify="right")
     curve.add_column("are served by this share of the bytes", justify="right")
-    for share, held in facts.curve:
-        curve.add_row(f"{share:.0%}", f"{held:.1%}")
+    for reads, nbytes in facts.curve:
+        curve.add_row(f"{reads:.0%}", f"{nbytes:.1%}")
     console.print(curve)
     columns = RichTable(title="columns", title_justify="left")
     for heading in ("column", "runs", "bytes read", "bytes stored"):
@@ -302,7 +302,7 @@ def _show_popularity(facts: Popularity, console: Console) -> None:
     unread = sum(1 for column in facts.columns if not column.runs)
     console.print(f"{unread} columns were never read", highlight=False)
     if facts.partitions and facts.partitions[0][0]:
-        named = ", ".join(f"{folder} ({runs})" for folder, runs in facts.partitions[:_SHOWN_PARTITIONS])
+        named = ", ".join(f"{folder} ({runs})" for folder, runs in facts.partitions[:_MAX_PARTITIONS])
         console.print(f"partitions by runs: {named}", highlight=False, soft_wrap=True)
 
 

@@ -1,7 +1,7 @@
 """Run `feedline transform`: the rows of a file through a pipeline's features.
 
-Runs in: the process of the command, which loads neither Dask nor torch: a host that serves a model needs neither.
-Therefore `feedline.__main__` comes here without `cli`, which has this command, too.
+Runs in: the process of the command, without Dask and torch, which a host that serves a model does not need. Therefore
+`feedline.__main__` calls this module directly, not through `cli`, which has this command, too.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import typer
 
 from feedline.commands.exit_status import end_with
 from feedline.errors import SpecError
-from feedline.serving.encoder import SERVED, Serving
+from feedline.serving.encoder import SERVED_GROUPS, Serving
 from feedline.serving.files import STREAM, transform_file
-from feedline.serving.golden_check import check as prove
+from feedline.serving.golden_check import check as check_vectors
 from feedline.spec import PipelineSpec, load_spec
 from feedline.spec.features import GROUPS
 from feedline.spec.overrides import parse_overrides
@@ -54,54 +54,55 @@ def transform(
             help="With --check: float32 neighbours between floats (default: 0; 4 in another environment).",
         ),
     ] = None,
-    groups: Annotated[str, typer.Option(help="Groups of features to compute.")] = ",".join(SERVED),
+    groups: Annotated[str, typer.Option(help="Groups of features to compute.")] = ",".join(SERVED_GROUPS),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a key: --set batch.tail=pad")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
 ) -> None:
-    """Turn rows of a file into features, exactly as training does. Needs pipeline.yaml and its artifacts only.
+    """Turn rows of a file into features, exactly as training does. Needs only pipeline.yaml and its artifacts.
 
-    With --check, exit status 1 where this installation computes something else than the one that fitted.
+    With --check, exit status 1 if this installation computes other values than the one that fitted.
     """
     spec = load_spec(pipeline, parse_overrides(overrides or []))
     if check:
         if source is not None or target is not None:
-            raise SpecError("--check reads its own rows: got IN beside it. Leave IN and OUT out")
+            raise SpecError("--check reads its own rows: got IN as well. Omit IN and OUT")
         _check(spec, ulps, as_json=as_json)
         return
     if source is None or target is None or ulps is not None:
         raise SpecError("transform needs IN and OUT, or --check: write feedline transform PIPELINE.YAML IN OUT")
-    chosen = tuple(name.strip() for name in groups.split(",") if name.strip())
-    if not chosen or set(chosen).difference(GROUPS):
-        raise SpecError(f"--groups names no groups: got {groups!r}, expected some of {', '.join(GROUPS)}")
+    selected = tuple(name.strip() for name in groups.split(",") if name.strip())
+    if not selected or set(selected).difference(GROUPS):
+        raise SpecError(f"--groups must name groups: got {groups!r}, expected some of {', '.join(GROUPS)}")
     if as_json and target == STREAM:
-        raise SpecError("--json prints where OUT goes: got both on standard output. Name a file")
-    serving = Serving(spec, groups=chosen)
-    with _ending_on_signal():
-        done = transform_file(serving, source, target, overwrite=overwrite)
+        raise SpecError("--json and OUT both write to standard output: got -, expected a file. Name one")
+    serving = Serving(spec, groups=selected)
+    with _exit_on_signals():
+        summary = transform_file(serving, source, target, overwrite=overwrite)
     if as_json:
-        print(json.dumps(asdict(done)))
+        print(json.dumps(asdict(summary)))
     else:
         print(
-            f"{done.rows:,} rows in {done.seconds:.1f} s, {len(done.columns)} features, {done.bytes:,} bytes: {target}",
+            f"{summary.rows:,} rows in {summary.seconds:.1f} s, {len(summary.columns)} features, "
+            f"{summary.bytes:,} bytes: {target}",
             file=sys.stderr if target == STREAM else sys.stdout,
         )
 
 
 def _check(spec: PipelineSpec, ulps: int | None, *, as_json: bool) -> None:
-    found = prove(spec, ulps=ulps)
-    print(json.dumps({**asdict(found), "passed": found.passed}) if as_json else found.text())
-    if not found.passed:
+    result = check_vectors(spec, ulps=ulps)
+    print(json.dumps({**asdict(result), "passed": result.passed}) if as_json else result.text())
+    if not result.passed:
         raise typer.Exit(1)
 
 
 class _Terminated(BaseException):
-    """SIGTERM came."""
+    """SIGTERM was received."""
 
 
 @contextmanager
-def _ending_on_signal() -> Iterator[None]:
-    """SIGTERM ends the body like Ctrl-C does: what is half written is removed."""
+def _exit_on_signals() -> Iterator[None]:
+    """Make SIGTERM end the body as Ctrl-C does, so that unfinished output is removed."""
 
     def stop(*_: object) -> None:
         raise _Terminated

@@ -122,13 +122,13 @@ def bind(expression: Expression, schema: pa.Schema) -> BoundExpression:
     present = {name for name in expression.columns if has_column(schema, name)}
     columns = operand.columns.union(present)
     indices = sorted(index for name in columns for index in schema.get_all_field_indices(name))
-    used = pa.schema([schema.field(index) for index in indices])
-    _check_polars(expression.text, operand, used)
+    fields = pa.schema([schema.field(index) for index in indices])
+    _check_polars(expression.text, operand, fields)
     parts, narrow = _narrow(expression, schema, operand)
     return BoundExpression(
         text=expression.text,
         columns=columns,
-        schema=used,
+        schema=fields,
         polars=operand.expr,
         parts=parts,
         narrow=narrow,

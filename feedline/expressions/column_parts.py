@@ -69,8 +69,8 @@ class PartTree:
 
 def not_null(names: Iterable[str]) -> str:
     """The filter that drops rows in which one of these columns and parts is null: `a is not None and b is not None`."""
-    texts = [name if part_of(name) is not None else str(ColumnPart(name, ())) for name in names]
-    return " and ".join(f"{text} is not None" for text in texts)
+    sources = [name if part_of(name) is not None else str(ColumnPart(name, ())) for name in names]
+    return " and ".join(f"{source} is not None" for source in sources)
 
 
 def flattened_name(column: str, key: Key) -> str:
@@ -106,10 +106,10 @@ def part_field(schema: pa.Schema, part: ColumnPart) -> pa.Field:
     Raises PartError where the schema has no such column, field or type of key, and where the column for a key of a map
     has an incompatible type.
     """
-    place = schema.get_field_index(part.column)
+    index = schema.get_field_index(part.column)
     column = flattened_column(schema, part)
-    if place >= 0:
-        kind = schema.field(place).type
+    if index >= 0:
+        kind = schema.field(index).type
         for key in part.keys:
             kind = _below(kind, key, part)
         if column is not None:
@@ -123,8 +123,8 @@ def part_field(schema: pa.Schema, part: ColumnPart) -> pa.Field:
 
 def flattened_column(schema: pa.Schema, part: ColumnPart) -> str | None:
     """The column of this schema for the first of the part's keys; None where there is none."""
-    place = schema.get_field_index(part.column)
-    if place >= 0 and not pat.is_map(schema.field(place).type):
+    index = schema.get_field_index(part.column)
+    if index >= 0 and not pat.is_map(schema.field(index).type):
         return None
     name = flattened_name(part.column, part.keys[0])
     return name if schema.get_field_index(name) >= 0 else None

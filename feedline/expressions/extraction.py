@@ -158,8 +158,8 @@ def _key_indices(map_keys: pa.Array, keys: list[Key]) -> npt.NDArray[np.int32]:
     kind = map_keys.type
     if pat.is_dictionary(kind):
         words = np.append(_key_indices(map_keys.dictionary, keys), np.int32(-1))
-        taken: npt.NDArray[np.int32] = words[map_keys.indices.fill_null(len(map_keys.dictionary)).to_numpy()]
-        return taken
+        key_indices: npt.NDArray[np.int32] = words[map_keys.indices.fill_null(len(map_keys.dictionary)).to_numpy()]
+        return key_indices
     if pat.is_integer(kind):
         wide, least = (pa.uint64(), 0) if pat.is_unsigned_integer(kind) else (pa.int64(), -(2**63))
         most = least + 2**64 - 1
@@ -168,8 +168,8 @@ def _key_indices(map_keys: pa.Array, keys: list[Key]) -> npt.NDArray[np.int32]:
         wide = pa.large_string() if pat.is_string_view(kind) else kind
         candidates = [i for i, key in enumerate(keys) if isinstance(key, str)]
     values = pa.array([keys[candidate] for candidate in candidates], wide)
-    found = pc.index_in(map_keys if kind == wide else map_keys.cast(wide), value_set=values).fill_null(len(candidates))
-    indices: npt.NDArray[np.int32] = np.array([*candidates, -1], np.int32)[found.to_numpy()]
+    hits = pc.index_in(map_keys if kind == wide else map_keys.cast(wide), value_set=values).fill_null(len(candidates))
+    indices: npt.NDArray[np.int32] = np.array([*candidates, -1], np.int32)[hits.to_numpy()]
     return indices
 
 

@@ -171,8 +171,8 @@ class _Builder:
     def _pair(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Node:
         span = self._span(left).to(self._span(right))
         if isinstance(op, ast.In | ast.NotIn):
-            found = Member(item=self.node(left), values=self._values(right), span=span)
-            return Negation(item=found, span=span) if isinstance(op, ast.NotIn) else found
+            member = Member(item=self.node(left), values=self._values(right), span=span)
+            return Negation(item=member, span=span) if isinstance(op, ast.NotIn) else member
         none = isinstance(right, ast.Constant) and right.value is None
         if isinstance(op, ast.Is | ast.IsNot):
             if not none:

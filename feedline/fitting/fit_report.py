@@ -19,8 +19,8 @@ from feedline.spec import PipelineSpec
 class FitFacts:
     """Summary of one fit. when: ISO time.
 
-    types: the columns it was learnt from. shown: the artifact in a few values. rows: their number; table, snapshot,
-    where, sample: which rows. pipeline: the one that fitted. fit_where: its `fit.where`.
+    types: the columns it was learnt from. shown: a readable summary of the artifact. rows: how many rows; table,
+    snapshot, where, sample: which ones. pipeline: the one that fitted. fit_where: its `fit.where`.
     """
 
     op: str
@@ -42,10 +42,10 @@ class FitFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitReport:
-    """Summary of fitting. fits: those of the current artifact set; `made` of them are new.
+    """Summary of fitting. fits: those of the current artifact set; made: how many of them are new.
 
-    rows: those learnt from. nbytes_read: compressed column chunks, over all passes. folder, manifest: of the current
-    artifact set; None where there was nothing to fit. vectors: rows of the golden vectors.
+    rows: rows learnt from. nbytes_read: bytes of compressed column chunks, over all passes. folder, manifest: of the
+    current artifact set; manifest: None if there was nothing to fit. vectors: rows of the golden vectors.
     """
 
     fits: tuple[FitFacts, ...] = ()
@@ -61,24 +61,25 @@ class FitReport:
     vectors: int = 0
 
 
-def fitted_facts(spec: PipelineSpec) -> tuple[FitFacts, ...]:
-    """Summaries of the fits in a pipeline's current artifact set.
+def load_fit_facts(spec: PipelineSpec) -> tuple[FitFacts, ...]:
+    """Summarize the fits in a pipeline's current artifact set.
 
-    Raises SpecError, with both values, where there are only fits of something else; otherwise as `load_manifest`.
+    Raises SpecError, with both values, if the only sets belong to other rows or pipelines; else as `load_manifest`
+    does.
     """
     stored = StoredArtifactSet(artifact_set_ref(spec), newest=True)
-    manifest, one = stored.manifest, stored.chosen
-    if manifest is None or one is None:
+    manifest, record = stored.manifest, stored.record
+    if manifest is None or record is None:
         refusal = set_refusal(stored)
         if refusal is not None:
-            raise spec.error(("artifacts",), f"nothing is fitted: {refusal.text}. {refusal.remedy}")
+            raise spec.error(("artifacts",), f"nothing is fitted: {refusal.mismatch}. {refusal.remedy}")
         return ()
     fits = sorted(manifest.fits.values(), key=lambda fit: (fit.features, fit.chain))
-    return tuple(facts_of(fit, one.fitted[fit.key]) for fit in fits)
+    return tuple(fit_facts(fit, record.fit_times[fit.key]) for fit in fits)
 
 
-def facts_of(fit: Fit, when: str) -> FitFacts:
-    """The summary of a fit made at `when`."""
+def fit_facts(fit: Fit, when: str) -> FitFacts:
+    """Summarize a fit made at `when`."""
     origin = fit.fitted_on
     return FitFacts(
         op=fit.op,

@@ -1,9 +1,9 @@
 """Run one task of a fit: observe the rows of some files, or merge states of other tasks.
 
-Runs in: Dask workers, or threads of the process that fits. Tasks are stateless and repeatable, and know what they need
-from small values (`FitJob`): the columns to observe as features, the keys of what learns from them. A task reads its
-fragments chunk by chunk, computes the columns of every fit in one pass over a chunk, and hands each to its learner;
-states are merged as they come, and one that grows beyond its limit goes on in the scratch folder (`spilling`).
+Runs in: Dask workers, or threads of the process that fits. Tasks are stateless and repeatable, and described by a small
+value (`FitJob`): the pipeline's features and the keys of the fits. A task reads its fragments chunk by chunk, computes
+the columns of every fit in one pass over a chunk, and hands each to its learner; states are merged as they come, and
+large ones are spilled to the scratch folder (`spill`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from feedline.blocks.environment import Environment, check_environment
 from feedline.blocks.single_flight import SingleFlight
 from feedline.errors import DataError
 from feedline.expressions import BoundExpression, bind_where
-from feedline.fitting.spill import Scratch, Spilled, State, merge_all, merge_part, spill
+from feedline.fitting.spill import Scratch, SpilledState, State, merge_all, merge_part, spill
 from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
 from feedline.transforms.learning.learner import Learner
@@ -30,20 +30,20 @@ from feedline.warehouse.reading.row_position import with_row_position
 from feedline.warehouse.reading.sample import BoundSample, Sample, bind_sample
 from feedline.warehouse.reading.seen_rows import Mark, bind_marks
 
-# Rows that are observed together: what a group-by costs besides its rows is spread over them, and lists of that many
-# rows still fit into memory beside each other.
-OBSERVED_ROWS = 131_072
-OBSERVED_BYTES = 128 * 2**20
-# States of a task wait until they are as large as what they will be merged into, or as this.
+# Rows observed together: enough to amortize the fixed cost of a group-by, few enough for their lists to fit into
+# memory.
+OBSERVE_ROWS = 131_072
+OBSERVE_BYTES = 128 * 2**20
+# States of a task are collected until they are as large as the state they will be merged into, or as this.
 _WAITING_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitJob:
-    """What every task of one pass needs.
+    """The facts that every task of one pass needs.
 
-    features: the pipeline's. schema: the table's, as Arrow IPC. keys: of the fits of this pass. artifacts: what was
-    fitted before. where, sample: the rows to learn from. code: the user's functions that the features call.
+    features: the pipeline's. schema: the table's, as Arrow IPC. keys: of the fits of this pass. artifacts: those of
+    earlier fits. where, sample: the rows to learn from. code: the user functions that the features call.
     """
 
     features: tuple[FeatureSpec, ...]
@@ -59,7 +59,7 @@ class FitJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class States:
-    """What was observed of some rows: a state per key of the job, none where there was no row."""
+    """Statistics of some rows: a state per key of the job; empty if there was no row."""
 
     states: tuple[State, ...]
     rows: int
@@ -72,15 +72,16 @@ NO_ROWS = States(states=(), rows=0)
 
 
 @dataclass(frozen=True, slots=True)
-class Observing:
-    """A job's expressions and learners, made once per process.
+class CompiledFit:
+    """A job's learners and compiled expressions, once per process.
 
-    streams: per fit, the columns of each of its streams. marks: what tells rows that earlier fits saw from others.
+    features: compute the columns of all streams. streams: per fit, the columns of each of its streams. marks:
+    distinguish the rows that earlier fits have seen.
     """
 
     learners: tuple[Learner, ...]
     streams: tuple[tuple[tuple[str, ...], ...], ...]
-    observed: CompiledFeatures
+    features: CompiledFeatures
     schema: pa.Schema
     where: BoundExpression | None
     sample: BoundSample | None
@@ -88,167 +89,167 @@ class Observing:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What is read of the table, besides what filter and sample need."""
-        return tuple(dict.fromkeys([*self.observed.parts, *(part for mark in self.marks for part in mark.parts)]))
+        """Column parts to read, besides those of filter and sample."""
+        return tuple(dict.fromkeys([*self.features.parts, *(part for mark in self.marks for part in mark.parts)]))
 
 
-_compiled: SingleFlight[FitJob, Observing] = SingleFlight()
+_compiled_fits: SingleFlight[FitJob, CompiledFit] = SingleFlight()
 
 
-def compile_fit(job: FitJob) -> Observing:
-    """What the job's tasks compute, for this process; compiled by the first who asks."""
-    return _compiled.get(job, lambda: _compile(job))
+def compile_fit(job: FitJob) -> CompiledFit:
+    """Compile a job, once per process."""
+    return _compiled_fits.get(job, lambda: _compile(job))
 
 
-def _compile(job: FitJob) -> Observing:
+def _compile(job: FitJob) -> CompiledFit:
     check_functions(job.code)
     schema = pa.ipc.read_schema(pa.py_buffer(job.schema))
     artifacts = StoredArtifactSet(job.artifacts)
-    wanted = {want.key: want for want in compile_features(job.features, schema, artifacts).missing_fits}
-    fits = [wanted[key] for key in job.keys]
+    requests = {request.key: request for request in compile_features(job.features, schema, artifacts).missing_fits}
+    fits = [requests[key] for key in job.keys]
     streams = [stream for fit in fits for stream in fit.streams]
-    observed = compile_features([feature for stream in streams for feature in stream], schema, artifacts)
-    return Observing(
+    features = compile_features([feature for stream in streams for feature in stream], schema, artifacts)
+    return CompiledFit(
         learners=tuple(fit.learner for fit in fits),
         streams=tuple(tuple(tuple(feature.name for feature in stream) for stream in fit.streams) for fit in fits),
-        observed=observed,
+        features=features,
         schema=schema,
         where=bind_where(job.where, schema) if job.where is not None else None,
         sample=bind_sample(job.sample, schema) if job.sample is not None else None,
-        marks=bind_marks(observed.marks, schema),
+        marks=bind_marks(features.marks, schema),
     )
 
 
 def observe_fragments(job: FitJob, fragments: tuple[Fragment, ...]) -> States:
     """Observe the rows of some fragments, one after the other.
 
-    Raises DataError naming file, row group and row, CorruptFileError and TableChangedError naming file and row group;
-    ClusterError for other versions.
+    Raises DataError naming file, row group and row; CorruptFileError and TableChangedError naming file and row group;
+    ClusterError if versions differ.
     """
     check_environment(job.environment)
-    observing = compile_fit(job)
-    growing = [_FitState(learner, job.scratch) for learner in observing.learners]
+    compiled = compile_fit(job)
+    fit_states = [_FitState(learner, job.scratch) for learner in compiled.learners]
     rows = 0
-    for chunks in _gathered(observing, fragments):
-        frame = _observed(observing, chunks)
+    for chunks in _gather_chunks(compiled, fragments):
+        frame = _compute_columns(compiled, chunks)
         chunks.clear()
         rows += frame.height
-        for state, streams in zip(growing, observing.streams, strict=True):
+        for state, streams in zip(fit_states, compiled.streams, strict=True):
             for stream in streams:
                 state.observe([frame.get_column(name) for name in stream])
-        if sum(state.size_bytes for state in growing) > job.scratch.limit_bytes:
-            _relieve(growing, job.scratch)
-    return States(states=tuple(state.take() for state in growing) if rows else (), rows=rows)
+        if sum(state.size_bytes for state in fit_states) > job.scratch.limit_bytes:
+            _spill_largest(fit_states, job.scratch)
+    return States(states=tuple(state.take() for state in fit_states) if rows else (), rows=rows)
 
 
 def merge_states(job: FitJob, states: Sequence[States]) -> States:
-    """What was observed by several tasks, as if one had observed it all."""
+    """Merge the states of several tasks, as if one had observed all rows."""
     full = [one for one in states if one.rows]
     if len(full) < 2:
         return full[0] if full else NO_ROWS
-    growing = [_FitState(learner, job.scratch) for learner in compile_fit(job).learners]
-    for place, state in enumerate(growing):
-        state.add(one.states[place] for one in full)
-        if sum(state.size_bytes for state in growing) > job.scratch.limit_bytes:
-            _relieve(growing, job.scratch)
-    return States(states=tuple(state.take() for state in growing), rows=sum(one.rows for one in full))
+    fit_states = [_FitState(learner, job.scratch) for learner in compile_fit(job).learners]
+    for index, state in enumerate(fit_states):
+        state.add(one.states[index] for one in full)
+        if sum(state.size_bytes for state in fit_states) > job.scratch.limit_bytes:
+            _spill_largest(fit_states, job.scratch)
+    return States(states=tuple(state.take() for state in fit_states), rows=sum(one.rows for one in full))
 
 
-def merge_spilled(job: FitJob, place: tuple[int, Spilled, int]) -> str:
-    """Merges one part of a state that is on disk: of the fit at a place, which part; the name of its file."""
-    fit, state, part = place
+def merge_spilled(job: FitJob, task: tuple[int, SpilledState, int]) -> str:
+    """Merge a part of a spilled state, task: (index of the fit, state, part); returns the name of the new file."""
+    fit, state, part = task
     return merge_part(compile_fit(job).learners[fit], state, part, job.scratch)
 
 
 class _FitState:
-    """One fit's state while a task works on it: what is merged, and what waits to be."""
+    """One fit's state within a task: the merged state, and states still to be merged into it."""
 
     def __init__(self, learner: Learner, scratch: Scratch) -> None:
         self._learner = learner
         self._scratch = scratch
-        self._held: list[State] = []
+        self._states: list[State] = []
         self._merged_bytes = self._waiting_bytes = 0
 
     @property
     def size_bytes(self) -> int:
-        """In memory."""
+        """Size in memory."""
         return self._merged_bytes + self._waiting_bytes
 
     @property
     def may_spill(self) -> bool:
-        """Whether there is something that may go to disk."""
+        """Whether the state may go to disk: it has keys and is in memory."""
         return bool(self._learner.keys) and self.size_bytes > 0
 
     def observe(self, columns: Sequence[pl.Series]) -> None:
-        """Some rows more."""
+        """Add the statistics of some rows."""
         state = self._learner.observe(columns).to_arrow()
-        self._held.append(state)
+        self._states.append(state)
         self._waiting_bytes += state.nbytes
         if self._waiting_bytes > max(self._merged_bytes, _WAITING_BYTES):
             self.merge()
 
     def add(self, states: Iterable[State]) -> None:
-        """What others observed."""
-        self._hold(merge_all(self._learner, states, self._scratch))
+        """Add the states of other tasks."""
+        self._replace(merge_all(self._learner, states, self._scratch))
 
     def merge(self) -> None:
-        """Make one of what is held."""
-        if len(self._held) > 1 or self._waiting_bytes:
-            self._hold(merge_all(self._learner, self._held, self._scratch))
+        """Merge all states into one."""
+        if len(self._states) > 1 or self._waiting_bytes:
+            self._replace(merge_all(self._learner, self._states, self._scratch))
 
     def spill(self) -> None:
-        """Put it to disk; it is merged."""
-        frame = pl.from_arrow(self._held[0])
+        """Write the merged state to disk."""
+        frame = pl.from_arrow(self._states[0])
         assert isinstance(frame, pl.DataFrame)
-        self._hold(spill(self._learner, frame, self._scratch))
+        self._replace(spill(self._learner, frame, self._scratch))
 
     def take(self) -> State:
         """The state of all rows."""
         self.merge()
-        return self._held[0]
+        return self._states[0]
 
-    def _hold(self, state: State) -> None:
-        self._held = [state]
-        self._merged_bytes = 0 if isinstance(state, Spilled) else state.nbytes
+    def _replace(self, state: State) -> None:
+        self._states = [state]
+        self._merged_bytes = 0 if isinstance(state, SpilledState) else state.nbytes
         self._waiting_bytes = 0
 
 
-def _relieve(growing: Sequence[_FitState], scratch: Scratch) -> None:
-    """Put the largest states to disk, until the others are within the limit together."""
-    for state in growing:
+def _spill_largest(fit_states: Sequence[_FitState], scratch: Scratch) -> None:
+    """Spill the largest states until the others are within the limit together."""
+    for state in fit_states:
         state.merge()
-    large = sorted((state for state in growing if state.may_spill), key=lambda state: state.size_bytes)
-    while large and sum(state.size_bytes for state in growing) > scratch.limit_bytes:
+    large = sorted((state for state in fit_states if state.may_spill), key=lambda state: state.size_bytes)
+    while large and sum(state.size_bytes for state in fit_states) > scratch.limit_bytes:
         large.pop().spill()
 
 
-def _gathered(observing: Observing, fragments: Sequence[Fragment]) -> Iterator[list[Chunk]]:
-    """Chunks to be observed together."""
+def _gather_chunks(compiled: CompiledFit, fragments: Sequence[Fragment]) -> Iterator[list[Chunk]]:
+    """Batch chunks to be observed together."""
     chunks: list[Chunk] = []
     rows = size_bytes = 0
     for fragment in fragments:
         for chunk in read_fragment(
             fragment,
-            observing.observed.parts,
-            observing.where,
-            observing.schema,
-            sample=observing.sample,
-            marks=observing.marks,
+            compiled.features.parts,
+            compiled.where,
+            compiled.schema,
+            sample=compiled.sample,
+            marks=compiled.marks,
         ):
             chunks.append(chunk)
             rows += chunk.frame.height
             size_bytes += int(chunk.frame.estimated_size())
-            if rows >= OBSERVED_ROWS or size_bytes >= OBSERVED_BYTES:
+            if rows >= OBSERVE_ROWS or size_bytes >= OBSERVE_BYTES:
                 yield chunks
                 chunks, rows, size_bytes = [], 0, 0
     if chunks:
         yield chunks
 
 
-def _observed(observing: Observing, chunks: Sequence[Chunk]) -> pl.DataFrame:
-    """The columns of every fit; an error names file, row group and row."""
+def _compute_columns(compiled: CompiledFit, chunks: Sequence[Chunk]) -> pl.DataFrame:
+    """Compute the columns of every fit; an error names file, row group and row."""
     frames = [chunk.frame for chunk in chunks]
     try:
-        return observing.observed.apply(pl.concat(frames, rechunk=True) if len(frames) > 1 else frames[0])
+        return compiled.features.apply(pl.concat(frames, rechunk=True) if len(frames) > 1 else frames[0])
     except DataError as error:
-        raise with_row_position(error, chunks, observing.where, observing.schema, sample=observing.sample) from error
+        raise with_row_position(error, chunks, compiled.where, compiled.schema, sample=compiled.sample) from error

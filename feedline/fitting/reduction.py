@@ -1,8 +1,8 @@
 """Reduce the results of many tasks to one, with few results in memory at once.
 
-Runs in: the process that fits. A tree: `FAN_IN` results of a level are merged into one of the next as soon as they are
-ready, before further tasks begin. Results stay where they were computed; only the last one comes to this process. Which
-results are merged together depends on timing, so merging must not depend on it.
+Runs in: the process that fits. Results form a tree: `FAN_IN` results of a level are merged into one of the next level
+as soon as they are ready, before further tasks start. Results stay where they were computed; only the final one is
+fetched. Which results are merged together depends on timing, so merging must be associative and commutative.
 """
 
 from __future__ import annotations
@@ -16,45 +16,45 @@ from typing import Any, Protocol
 from feedline.blocks.environment import Environment, local_environment
 from feedline.warehouse.storage.parallel import Pool, interruptible
 
-FAN_IN = 4  # at least two; more means fewer merges and more states at once
+FAN_IN = 4  # at least two; a larger one means fewer merges and more states at once
 
 
 class Workers(Protocol):
-    """Who computes: handles stand for results, wherever these are."""
+    """An executor; handles stand for results, wherever they are stored."""
 
     @property
     def environment(self) -> Environment:
-        """What their processes compute with: every one refuses a task that expects something else."""
+        """Versions and settings of their processes; each refuses a task that expects others."""
         ...
 
     @property
     def threads(self) -> int:
-        """How many tasks run at a time."""
+        """Tasks that run at once."""
         ...
 
     @property
     def processes(self) -> int:
-        """In how many processes they run."""
+        """Processes of the threads."""
         ...
 
     def start(self, function: Callable[..., Any], *arguments: Any, urgent: bool) -> Any:
-        """Begin function(*arguments); a list among the arguments may hold handles, and stands for their results."""
+        """Submit function(*arguments); handles in lists among the arguments stand for their results."""
         ...
 
-    def finished(self, handles: Sequence[Any]) -> Sequence[Any]:
-        """Wait for at least one of them. Raises what a task raised."""
+    def wait_any(self, handles: Sequence[Any]) -> Sequence[Any]:
+        """Wait for at least one handle; returns those that are done. Raises what a task raised."""
         ...
 
     def result(self, handle: Any) -> Any:
-        """The result of a finished one, here."""
+        """Fetch the result of a task that is done."""
         ...
 
     def forget(self, handles: Sequence[Any]) -> None:
-        """Nobody wants their results any more."""
+        """Cancel tasks and release their results."""
         ...
 
-    def at_the_end(self, remove: Callable[[], None]) -> None:
-        """Remove what tasks have written, when none works any more."""
+    def remove_when_idle(self, remove: Callable[[], None]) -> None:
+        """Call `remove`, which deletes the files of tasks, when no task runs any more."""
         ...
 
 
@@ -65,32 +65,32 @@ def reduce_tasks(
     job: Any,
     tasks: Sequence[Any],
     *,
-    done: Callable[[Any], None] = lambda task: None,
+    on_done: Callable[[Any], None] = lambda task: None,
 ) -> Any:
-    """merge(job, [each(job, task) for task in tasks]), as a tree. `done` hears of each task that is done.
+    """Compute merge(job, [each(job, task) for task in tasks]) as a tree. `on_done` is called after each task.
 
-    Raises what a task raises, after the others were called off.
+    Raises what a task raises, after cancelling the others.
     """
-    running: dict[Any, tuple[int, Any]] = {}  # by handle: level, and the task of the lowest
+    running: dict[Any, tuple[int, Any]] = {}  # by handle: its level, and the task at level 0
     waiting: defaultdict[int, list[Any]] = defaultdict(list)
     queue = iter(tasks)
     window = 2 * workers.threads
 
     def submit() -> bool:
-        """Begin the next merge or task, if there is something to begin."""
+        """Start the next merge or task; returns whether there was one."""
         for level in sorted(waiting, reverse=True):
             if len(waiting[level]) >= FAN_IN:
-                joined, waiting[level] = waiting[level][:FAN_IN], waiting[level][FAN_IN:]
-                running[workers.start(merge, job, joined, urgent=True)] = level + 1, None
+                group, waiting[level] = waiting[level][:FAN_IN], waiting[level][FAN_IN:]
+                running[workers.start(merge, job, group, urgent=True)] = level + 1, None
                 return True
         if sum(level == 0 for level, _ in running.values()) < window and (task := next(queue, None)) is not None:
             running[workers.start(each, job, task, urgent=False)] = 0, task
             return True
-        left = [handle for handles in waiting.values() for handle in handles]
-        if not running and len(left) > 1:
-            running[workers.start(merge, job, left[:FAN_IN], urgent=True)] = len(waiting), None
+        pending = [handle for handles in waiting.values() for handle in handles]
+        if not running and len(pending) > 1:
+            running[workers.start(merge, job, pending[:FAN_IN], urgent=True)] = len(waiting), None
             waiting.clear()
-            waiting[0].extend(left[FAN_IN:])
+            waiting[0].extend(pending[FAN_IN:])
             return True
         return False
 
@@ -100,11 +100,11 @@ def reduce_tasks(
                 pass
             if not running:
                 break
-            for handle in workers.finished(list(running)):
+            for handle in workers.wait_any(list(running)):
                 level, task = running.pop(handle)
                 waiting[level].append(handle)
                 if task is not None:
-                    done(task)
+                    on_done(task)
         [last] = [handle for handles in waiting.values() for handle in handles]
         return workers.result(last)
     finally:
@@ -112,19 +112,19 @@ def reduce_tasks(
 
 
 def map_tasks(workers: Workers, function: Callable[[Any, Any], Any], job: Any, tasks: Sequence[Any]) -> list[Any]:
-    """[function(job, task) for task in tasks], for small results. Raises what a task raises."""
+    """Compute [function(job, task) for task in tasks], for small results. Raises what a task raises."""
     handles = [workers.start(function, job, task, urgent=False) for task in tasks]
-    left = set(handles)
+    pending = set(handles)
     try:
-        while left:
-            left.difference_update(workers.finished(list(left)))
+        while pending:
+            pending.difference_update(workers.wait_any(list(pending)))
         return [workers.result(handle) for handle in handles]
     finally:
         workers.forget(handles)
 
 
 class Threads:
-    """Threads of this process."""
+    """Workers that are threads of this process."""
 
     def __init__(self, pool: Pool, threads: int) -> None:
         self._pool = pool
@@ -133,7 +133,7 @@ class Threads:
         self.environment = local_environment()
 
     def start(self, function: Callable[..., Any], *arguments: Any, urgent: bool) -> Future[Any]:
-        """Begin function(*arguments); what handles stand for is there already."""
+        """Submit function(*arguments); the results of handles in lists are available."""
         resolved = [
             [one.result() if isinstance(one, Future) else one for one in argument]
             if isinstance(argument, list)
@@ -142,30 +142,30 @@ class Threads:
         ]
         return self._pool.submit(function, *resolved)
 
-    def finished(self, handles: Sequence[Future[Any]]) -> Sequence[Future[Any]]:
-        """Wait for at least one of them."""
+    def wait_any(self, handles: Sequence[Future[Any]]) -> Sequence[Future[Any]]:
+        """Wait for at least one handle; returns those that are done."""
         done = list(wait(handles, return_when=FIRST_COMPLETED).done)
         for handle in done:
             handle.result()
         return done
 
     def result(self, handle: Future[Any]) -> Any:
-        """What a finished one returned."""
+        """Return the result of a task that is done."""
         return handle.result()
 
     def forget(self, handles: Sequence[Future[Any]]) -> None:
-        """Call off what has not begun, and wait for what has."""
+        """Cancel tasks that have not started, and wait for the others."""
         for handle in handles:
             handle.cancel()
         wait(handles)
 
-    def at_the_end(self, remove: Callable[[], None]) -> None:
-        """Remove what tasks have written: they have ended."""
+    def remove_when_idle(self, remove: Callable[[], None]) -> None:
+        """Call `remove`: all tasks have ended."""
         remove()
 
 
 @contextmanager
 def threads_here(threads: int) -> Iterator[Threads]:
-    """So many threads of this process; what they wait for ends when the block is left by an exception."""
+    """Start threads in this process; an exception in the block interrupts their waits."""
     with interruptible(threads, "feedline-fit") as pool:
         yield Threads(pool, threads)

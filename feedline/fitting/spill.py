@@ -1,16 +1,16 @@
 """Keep statistics that outgrow memory on disk.
 
-Runs on the workers, in the tasks that merge states, and where a fit is finished. A state's rows are named by keys
-(`Learner.keys`), so that it can be cut: a row belongs to one of `PARTS` parts by the first bits of a hash of its keys,
-the same on every machine (`feedline.hashing`). A state that grows beyond the limit is written as one file of a scratch
-folder, a table per part (`warehouse.store`, which proves what it reads), and only the file's name travels on. At the
-end each part is merged from all files, one part at a time. Nothing is lost or rounded: what comes out is the state that
-memory would have held, in `PARTS` pieces without a key in common.
+Runs in: workers, in the tasks that merge states, and the process that finishes a fit. The rows of a state have keys
+(`Learner.keys`), by which it is partitioned: the first bits of a hash of its keys, the same on every machine
+(`feedline.hashing`), assign a row to one of `PARTS` parts. A state that grows beyond the limit is written as one file
+of a scratch folder, a table per part (`content_store`, which verifies what it reads), and only the file's name travels
+on. At the end each part is merged from all files, one part at a time. The result is exactly the state that memory would
+have held, in `PARTS` pieces with disjoint keys.
 
     merge_all(states) -> a state ──► … ──► merge_all(states) -> a state ──► parts_of(state) ──► Learner.finish
 
-The scratch folder is a path or URI that all workers reach; whoever made it removes it with `discard`, also what tasks
-left there that died.
+The scratch folder is a path or URI that all workers reach. Its creator removes it with `discard`, including files of
+tasks that died.
 """
 
 from __future__ import annotations
@@ -34,82 +34,84 @@ from feedline.warehouse.storage.retry import with_retries
 
 _PART_BITS = 6
 PARTS = 1 << _PART_BITS  # 50 M ids and their counts are 800 MB: 12.5 MB per part
-_COMPRESSION = "lz4"  # of counts, mostly: ids hardly shrink, and the disk is faster than zstd
+_COMPRESSION = "lz4"  # it shrinks counts; ids hardly compress, and zstd is slower than the disk
 _MERGED_BYTES = 4 * 2**20  # states smaller than this are collected before they are merged
 _NULL_WORD = np.uint64(0x6E756C6C)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scratch:
-    """Where states are spilled to, and above how many bytes. Merging takes about three times `limit_bytes`."""
+    """The folder for spilled states, and the size that makes them spill. Merging takes about 3 x `limit_bytes`."""
 
     folder: str
     limit_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spilled:
-    """A state on disk: files of a scratch folder, each cut into the same parts. `rows`: in all files together."""
+class SpilledState:
+    """A state on disk: files of a scratch folder, each cut into the same parts. `rows`: of all files together."""
 
     files: tuple[str, ...]
     rows: int
 
 
-State: TypeAlias = pa.Table | Spilled
+State: TypeAlias = pa.Table | SpilledState
 
 
 def merge_all(learner: Learner, states: Iterable[State], scratch: Scratch) -> State:
-    """The state after the rows of all, on disk where it is larger than the limit (and has keys).
+    """Merge states into one, on disk if it is larger than the limit (and has keys).
 
-    `states`, at least one, may be a generator: none is asked for before there is room for it. Raises what the learner
+    `states`, at least one, may be a generator: each is fetched when there is room for it. Raises what the learner
     raises.
     """
-    growing = _MergeBuffer(learner)
-    spilled: list[Spilled] = []
+    buffer = _MergeBuffer(learner)
+    spilled: list[SpilledState] = []
     for state in states:
-        if isinstance(state, Spilled):
+        if isinstance(state, SpilledState):
             spilled.append(state)
             continue
-        growing.add(_frame(state))
-        if learner.keys and growing.size_bytes > scratch.limit_bytes:
-            growing.merge()
-            # what has not shrunk to half would be merged again and again
-            if growing.size_bytes > scratch.limit_bytes // 2:
-                spilled.append(spill(learner, growing.take(), scratch))
+        buffer.add(_frame(state))
+        if learner.keys and buffer.size_bytes > scratch.limit_bytes:
+            buffer.merge()
+            # a state that has not shrunk to half would be merged again and again
+            if buffer.size_bytes > scratch.limit_bytes // 2:
+                spilled.append(spill(learner, buffer.take(), scratch))
     if not spilled:
-        whole: pa.Table = growing.take().to_arrow()
+        whole: pa.Table = buffer.take().to_arrow()
         return whole
-    if growing.size_bytes:
-        spilled.append(spill(learner, growing.take(), scratch))
-    return Spilled(files=tuple(name for one in spilled for name in one.files), rows=sum(one.rows for one in spilled))
+    if buffer.size_bytes:
+        spilled.append(spill(learner, buffer.take(), scratch))
+    return SpilledState(
+        files=tuple(name for one in spilled for name in one.files), rows=sum(one.rows for one in spilled)
+    )
 
 
-def spill(learner: Learner, state: pl.DataFrame, scratch: Scratch) -> Spilled:
-    """A merged state, whatever its size, as a file of the scratch folder."""
+def spill(learner: Learner, state: pl.DataFrame, scratch: Scratch) -> SpilledState:
+    """Write a merged state of any size to a file of the scratch folder."""
     name = _new_name()
     parts = (part.to_arrow() for part in cut(state, learner.keys))
     content_store.create(scratch.folder, name, parts, compression=_COMPRESSION)
-    return Spilled(files=(name,), rows=state.height)
+    return SpilledState(files=(name,), rows=state.height)
 
 
-def merge_part(learner: Learner, state: Spilled, part: int, scratch: Scratch) -> str:
-    """Merges one of the `PARTS` parts of a spilled state into a file of its own: its name, for `parts_of`."""
-    return _write_part(learner, _found(state, scratch), part, scratch)
+def merge_part(learner: Learner, state: SpilledState, part: int, scratch: Scratch) -> str:
+    """Merge one of the `PARTS` parts of a spilled state into its own file; returns its name, for `parts_of`."""
+    return _write_part(learner, _find_files(state, scratch), part, scratch)
 
 
 def parts_of(learner: Learner, state: State, scratch: Scratch, merged_parts: Sequence[str] = ()) -> Parts:
-    """A state as what `Learner.finish` takes: one frame, or `PARTS` frames that are read one by one, as often as asked.
+    """Return a state as `Learner.finish` takes it: one frame, or `PARTS` frames read one by one at each iteration.
 
-    merged_parts: what `merge_part` returned for each part, in order; without, parts are merged when they are first
-    asked for, and kept on disk.
+    merged_parts: the names that `merge_part` returned, in order of parts (default: parts are merged on first use, and
+    kept on disk).
     """
-    if isinstance(state, Spilled):
+    if isinstance(state, SpilledState):
         return _SpilledParts(learner, state, scratch, list(merged_parts))
     return [_frame(state)]
 
 
 def discard(scratch: Scratch) -> None:
-    """Removes the scratch folder with all that is in it; no error where there is none."""
+    """Remove the scratch folder and its content, if it exists."""
     location = locate(absolute(scratch.folder))
 
     def remove() -> None:
@@ -120,10 +122,10 @@ def discard(scratch: Scratch) -> None:
 
 
 def cut(state: pl.DataFrame, keys: Sequence[str]) -> list[pl.DataFrame]:
-    """The rows of each part, `PARTS` frames in order."""
-    place = (_hashes(state, keys) >> np.uint64(64 - _PART_BITS)).astype(np.uint8)
-    ends = np.cumsum(np.bincount(place, minlength=PARTS)).tolist()
-    ordered = state[np.argsort(place, kind="stable")]
+    """Split a state into its parts: `PARTS` frames in order."""
+    part = (_hashes(state, keys) >> np.uint64(64 - _PART_BITS)).astype(np.uint8)
+    ends = np.cumsum(np.bincount(part, minlength=PARTS)).tolist()
+    ordered = state[np.argsort(part, kind="stable")]
     return [ordered[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
@@ -136,7 +138,7 @@ def _hashes(state: pl.DataFrame, keys: Sequence[str]) -> npt.NDArray[np.uint64]:
 
 
 def _words(series: pl.Series) -> npt.NDArray[np.uint64]:
-    """64 bits that are equal for equal values, whatever the width of their type."""
+    """64 bits per value, equal for equal values of any width."""
     series = series.rechunk()
     if series.dtype in (pl.String, pl.Binary):
         words = digest(series)
@@ -151,45 +153,45 @@ def _words(series: pl.Series) -> npt.NDArray[np.uint64]:
 
 
 class _MergeBuffer:
-    """A merged state and those that wait to be merged into it, which is done when they are as large as it is."""
+    """A merged state, and others that are merged into it once they are as large together."""
 
     def __init__(self, learner: Learner) -> None:
         self._learner = learner
-        self._held: list[pl.DataFrame] = []
+        self._states: list[pl.DataFrame] = []
         self._first_bytes = 0
         self.size_bytes = 0
 
     def add(self, state: pl.DataFrame) -> None:
-        self._held.append(state)
+        self._states.append(state)
         self.size_bytes += _size(state)
-        if len(self._held) > 1 and self.size_bytes > 2 * max(self._first_bytes, _MERGED_BYTES):
+        if len(self._states) > 1 and self.size_bytes > 2 * max(self._first_bytes, _MERGED_BYTES):
             self.merge()
 
     def merge(self) -> None:
-        if self._held:
-            self._held = [self._learner.merge(self._held)]
-            self._first_bytes = self.size_bytes = _size(self._held[0])
+        if self._states:
+            self._states = [self._learner.merge(self._states)]
+            self._first_bytes = self.size_bytes = _size(self._states[0])
 
     def take(self) -> pl.DataFrame:
-        """The state of all; none is left."""
-        whole = self._learner.merge(self._held)
-        self._held, self._first_bytes, self.size_bytes = [], 0, 0
+        """Return the merged state and empty the buffer."""
+        whole = self._learner.merge(self._states)
+        self._states, self._first_bytes, self.size_bytes = [], 0, 0
         return whole
 
 
 @dataclass(slots=True)
 class _SpilledParts:
-    """Merged parts of files; each is merged once and then read. `names`: of those that are merged."""
+    """The parts of a spilled state; each is merged once and then read. `names`: files of the parts merged so far."""
 
     learner: Learner
-    state: Spilled
+    state: SpilledState
     scratch: Scratch
     names: list[str]
 
     def __iter__(self) -> Iterator[pl.DataFrame]:
-        files = _found(self.state, self.scratch)
+        files = _find_files(self.state, self.scratch)
         for part in range(PARTS):
-            if len(files) == 1:  # written when it was merged
+            if len(files) == 1:  # it is merged already
                 yield _frame(files[0].table(part))
                 continue
             if part == len(self.names):
@@ -197,16 +199,16 @@ class _SpilledParts:
             yield _frame(content_store.find(self.scratch.folder, self.names[part]).table(0))
 
 
-def _found(state: Spilled, scratch: Scratch) -> list[content_store.StoredFile]:
+def _find_files(state: SpilledState, scratch: Scratch) -> list[content_store.StoredFile]:
     return [content_store.find(scratch.folder, name) for name in state.files]
 
 
 def _write_part(learner: Learner, files: Sequence[content_store.StoredFile], part: int, scratch: Scratch) -> str:
-    growing = _MergeBuffer(learner)
+    buffer = _MergeBuffer(learner)
     for file in files:
-        growing.add(_frame(file.table(part)))
+        buffer.add(_frame(file.table(part)))
     name = _new_name()
-    content_store.create(scratch.folder, name, [growing.take().to_arrow()], compression=_COMPRESSION)
+    content_store.create(scratch.folder, name, [buffer.take().to_arrow()], compression=_COMPRESSION)
     return name
 
 

@@ -45,7 +45,7 @@ def artifact_set_key(spec: PipelineSpec, *, served: bool = False) -> ArtifactSet
     return ArtifactSetKey(
         pipeline=spec.name,
         source=fit_source(spec.source.table, spec.fit.where, None if sample is None else asdict(sample)),
-        shared=spec.artifacts.shared,
+        shared_from=spec.artifacts.shared,
         served=served,
     )
 
@@ -90,7 +90,7 @@ def require_fitted(
     if refusal is not None:
         names = ", ".join(dict.fromkeys(f"{fit.feature}: {fit.op[0]}" for fit in features.missing_fits[:_MAX_MISSING]))
         remedy = refusal.remedy.replace("feedline fit", f"feedline fit {spec.file}")
-        raise spec.error(position, f"not fitted: {names}{_and_more(features)}: {refusal.text}. {remedy}")
+        raise spec.error(position, f"not fitted: {names}{_and_more(features)}: {refusal.mismatch}. {remedy}")
     missing = [f"{fit.feature}: {fit.op[0]}: {_found_instead(artifacts, fit)}" for fit in features.missing_fits]
     shared = spec.artifacts.shared
     if shared is not None:
@@ -115,7 +115,7 @@ _MAX_MISSING = 5  # missing artifacts in one message
 
 
 def _found_instead(artifacts: ArtifactSet, fit: FitRequest) -> str:
-    return artifacts.instead(fit) if isinstance(artifacts, StoredArtifactSet) else "got no artifact"
+    return artifacts.explain_missing(fit) if isinstance(artifacts, StoredArtifactSet) else "got no artifact"
 
 
 def _feature_name(fit: FitRequest) -> str:

@@ -339,7 +339,7 @@ def make_plan(
         splits=plan_splits(snapshot.rows_per_row_group, snapshot.file_of_row_group, spec.source.split_rows),
         features=features,
         layout=SlotLayout(batch_schema(features)),
-        job=_job(spec, planned_schema(spec, snapshot.schema), columns, by, record, stored.pinned),
+        job=_job(spec, planned_schema(spec, snapshot.schema), columns, by, record, stored.pinned_ref),
         lanes=lanes,
         skipped=load_skipped(spec.work_dir, snapshot.id),
         rebase=rebase,

@@ -128,12 +128,12 @@ class _RebasePlanner:
     def _delivered_by_group(self, delivered: DeliveredRows) -> dict[int, Bools]:
         """Per row group of the old table with delivered rows: bool [its kept rows], including earlier rebases."""
         old, rest = self._old, self._old.rest(self._epoch)
-        kept = old.selection.rows
-        done = {} if rest is None else {group: rest.mask(group, int(kept[group])) for group in rest.excluded}
+        kept_rows = old.selection.rows
+        done = {} if rest is None else {group: rest.mask(group, int(kept_rows[group])) for group in rest.excluded}
         for split, mask in delivered.splits.items():
             first = 0
             for group in range(int(old.splits.first_row_group[split]), int(old.splits.stop_row_group[split])):
-                whole = done.get(group, np.zeros(int(kept[group]), np.bool_))
+                whole = done.get(group, np.zeros(int(kept_rows[group]), np.bool_))
                 remaining = np.flatnonzero(~whole) if rest is not None else np.arange(len(whole))
                 whole[remaining[mask[first : first + len(remaining)]]] = True
                 if whole.any():
@@ -184,10 +184,10 @@ class _RebasePlanner:
         return {paths[before].as_py(): after for before, after in self._files.unchanged.items()}
 
     def _recorded_identities(self, fragment: Fragment) -> list[RowIdentities]:
-        kept = dict(zip(fragment.row_groups, fragment.expected, strict=True))
+        kept_rows = dict(zip(fragment.row_groups, fragment.expected, strict=True))
         if self._records is None:
             return [RowIdentities.nothing(rows) for rows in fragment.expected]
-        recorded = self._records.of(fragment.path, fragment.footer_digest, kept)
+        recorded = self._records.of(fragment.path, fragment.footer_digest, kept_rows)
         return [recorded[row_group] for row_group in fragment.row_groups]
 
     # -- remaining rows -------------------------------------------------------------------------------------------
@@ -233,9 +233,9 @@ class _RebasePlanner:
         self._gone += gone
         first = 0
         for file_groups, part in fragments:
-            for group, kept in zip(file_groups, part.expected, strict=True):
-                self._excluded[group] = excluded[first : first + kept]
-                first += kept
+            for group, kept_rows in zip(file_groups, part.expected, strict=True):
+                self._excluded[group] = excluded[first : first + kept_rows]
+                first += kept_rows
 
     def _nameless(self, rows: Words) -> Bools:
         return np.zeros(len(rows), np.bool_) if self._recording is None else self._recording.identity.nameless(rows)
@@ -333,5 +333,5 @@ def _fragments(plan: Plan, file: int) -> Iterator[tuple[list[int], Fragment]]:
         groups = np.arange(plan.splits.first_row_group[split], plan.splits.stop_row_group[split])
         groups = groups[plan.selection.rows[groups] > 0]
         if len(groups):
-            kept, proofs = plan.selection.rows[groups], plan.selection.proofs
-            yield groups.tolist(), fragment_at(plan.snapshot, file, groups, kept, proofs)
+            kept_rows, proofs = plan.selection.rows[groups], plan.selection.proofs
+            yield groups.tolist(), fragment_at(plan.snapshot, file, groups, kept_rows, proofs)

@@ -77,23 +77,23 @@ def resolve_hello(spec: PipelineSpec, hello: Hello, *, job: str, fit: Fit, map: 
 
 def resolve_state(spec: PipelineSpec, state: Mapping[str, Any], *, fit: Fit, map: Map | None = None) -> Plan:
     """The plan that a state belongs to. Raises StateError where it is of another plan or other features."""
-    checked = checked_state(state)
-    _refuse_other_settings(spec, checked)
-    snapshot, rest = _load_named(spec, checked["snapshot"])
-    lanes, features = checked["lanes"], checked["features"]
+    fields = checked_state(state)
+    _refuse_other_settings(spec, fields)
+    snapshot, rest = _load_named(spec, fields["snapshot"])
+    lanes, features = fields["lanes"], fields["features"]
     plan = resolve_snapshot(spec, snapshot, lanes=lanes, rebase=rest, fit=fit, map=map, features=features)
-    _refuse_other_plan(plan, checked)
+    _refuse_other_plan(plan, fields)
     return plan
 
 
 def resolve_rebase(spec: PipelineSpec, state: Mapping[str, Any], *, map: Map | None = None) -> Plan:
     """The plan of a state's run on the table as it is now; see `Pipeline.rebase`."""
-    checked = checked_state(state)
-    _refuse_other_settings(spec, checked)
-    before, rest = _load_named(spec, checked["snapshot"])
-    old = make_plan(spec, before, lanes=checked["lanes"], map=map, rebase=rest)
-    _refuse_other_plan(old, {"plan": checked["plan"]})
-    epoch, step = checked["epoch"], checked["step"]
+    fields = checked_state(state)
+    _refuse_other_settings(spec, fields)
+    before, rest = _load_named(spec, fields["snapshot"])
+    old = make_plan(spec, before, lanes=fields["lanes"], map=map, rebase=rest)
+    _refuse_other_plan(old, {"plan": fields["plan"]})
+    epoch, step = fields["epoch"], fields["step"]
     if step >= old.schedule(epoch).steps:
         epoch, step = epoch + 1, 0
     snapshot = current_snapshot(spec, take=fresh_snapshot, map=map)

@@ -57,8 +57,8 @@ class DaskWorkers:
         key = f"feedline-fit-{self._name}-{self._submissions}"
         return self._cluster.client.submit(function, *arguments, pure=False, key=key, **options)
 
-    def finished(self, handles: Sequence[Any]) -> Sequence[Any]:
-        """Wait for at least one of the tasks. Raises a task's error; ClusterError if the cluster is lost."""
+    def wait_any(self, handles: Sequence[Any]) -> Sequence[Any]:
+        """Wait for at least one; returns those that are done. Raises what a task raised; ClusterError if it is lost."""
         while True:
             try:
                 with self._cluster.client.as_current():
@@ -82,7 +82,7 @@ class DaskWorkers:
     def forget(self, handles: Sequence[Any]) -> None:
         """Cancel tasks that have not started, and wait a while for running ones, which may be writing files.
 
-        Tasks in local worker processes are not waited for: they end with their cluster (`at_the_end`).
+        Worker processes of this machine are not waited for: they end with their cluster (`remove_when_idle`).
         """
         unfinished = [handle for handle in handles if handle.status == "pending"]
         for handle in handles:
@@ -99,8 +99,8 @@ class DaskWorkers:
                 break
             time.sleep(_END_PAUSE_S)
 
-    def at_the_end(self, remove: Callable[[], None]) -> None:
-        """Remove the files of tasks: now, and again once tasks that are still running have ended."""
+    def remove_when_idle(self, remove: Callable[[], None]) -> None:
+        """Remove the files of tasks: now, and again when tasks that still run have ended."""
         remove()
         if self._working:
             self._cluster.on_close(remove)

@@ -1,1 +1,1 @@
-"""Rows to arrays outside a run, and golden vectors."""
+"""Encode rows outside a run, and check installations against golden vectors."""

@@ -1,8 +1,8 @@
-"""Encode rows outside a run, one request or file at a time, with the bytes that training gives.
+"""Encode rows outside a run, one request or file at a time, with the same bytes as training.
 
 Runs in: the process that serves a model or transforms a file: no Dask, no torch, no table, no labels. It calls the
-functions of a block's task (`project`, `CompiledFeatures.apply`, `encode`), so both give the same bytes. Features are
-compiled once for every schema of rows. Any number of threads may use a `Serving`.
+functions of a block's task (`project`, `CompiledFeatures.apply`, `encode`), so both produce the same bytes. Features
+are compiled once per schema of rows. A `Serving` is safe to use from several threads.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from feedline.planning.binding import (
     require_fitted,
 )
 from feedline.serving.null_types import AmbiguousType, ambiguous_type_error, resolve_types, without_type
-from feedline.serving.request_types import convert, refuse_absent_parts, refuse_other_kinds, same
+from feedline.serving.request_types import convert, refuse_absent_parts, refuse_other_kinds, same_type
 from feedline.serving.row_forms import Rows, frame_of
 from feedline.spec import PipelineSpec
 from feedline.spec.features import GROUPS, FeatureSpec
@@ -42,14 +42,14 @@ from feedline.transforms.compile.chains import chain_text
 from feedline.transforms.compile.compiled import CompiledFeatures
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT
 
-SERVED = ("dense", "categorical", "sparse")
+SERVED_GROUPS = ("dense", "categorical", "sparse")
 
-_SCHEMAS = 16  # compiled forms that are kept: callers send their rows in a few schemas
+_MAX_FORMS = 16  # compiled forms kept: callers use few schemas
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The features compiled for rows of one schema, and the columns that must be converted first."""
+    """The features compiled for rows of one schema, and the columns to convert first."""
 
     features: CompiledFeatures
     columns: BatchSchema
@@ -59,12 +59,13 @@ class Form:
 class Serving:
     """The features of some groups of a pipeline, as a function of rows.
 
-    types: the columns as training saw them, to which those of rows are brought (default: as fits, runs and plans
-    recorded them). Columns without a record are taken as they come, and those that hold nulls only in the type that
-    the ops fix.
+    types: the column types of training, to which rows are converted (default: as recorded by fits, runs and plans).
+    Columns without a record keep their type, or get the type that the ops require if they hold only nulls.
     """
 
-    def __init__(self, spec: PipelineSpec, *, groups: tuple[str, ...] = SERVED, types: pa.Schema | None = None) -> None:
+    def __init__(
+        self, spec: PipelineSpec, *, groups: tuple[str, ...] = SERVED_GROUPS, types: pa.Schema | None = None
+    ) -> None:
         unknown = set(groups).difference(GROUPS)
         assert not unknown, f"no groups: {unknown}"
         self._spec = spec
@@ -78,19 +79,18 @@ class Serving:
         self._lock = threading.Lock()
 
     def encode(self, rows: Rows) -> tuple[EncodedRows, BatchSchema]:
-        """The rows' encoded form, and its columns.
+        """Encode rows; returns them with their columns.
 
-        Raises SpecError where a column is missing or of a kind that the features do not take, DataError, with its `row`
-        where it is about one, for nulls, for values that cannot be computed, and for columns and values that do not fit
-        the types of training.
+        Raises SpecError if a column is missing or of a kind that the features do not take; DataError, with its `row` if
+        known, for nulls, values that cannot be computed, and columns and values that do not fit the types of training.
         """
-        given = frame_of(rows, self._trained())
-        form = self.form(given.schema)
-        frame = project(_converted(given, form.casts) if form.casts else given, form.features.parts)
-        return encode(form.features.apply(frame), form.columns), form.columns
+        frame = frame_of(rows, self._training_types())
+        form = self.form(frame.schema)
+        parts = project(_cast_columns(frame, form.casts) if form.casts else frame, form.features.parts)
+        return encode(form.features.apply(parts), form.columns), form.columns
 
     def transform(self, rows: Rows) -> Encoded:
-        """The same under the names of a batch."""
+        """Encode rows and expose them under the names of a batch; errors name the row."""
         try:
             encoded, columns = self.encode(rows)
         except DataError as error:
@@ -98,41 +98,41 @@ class Serving:
         return Encoded(schema=columns, encoded=encoded)
 
     def schema(self, table: Callable[[], pa.Schema]) -> BatchSchema:
-        """The columns of a batch of all groups, by the types of training or, without a record, the table's.
+        """Columns of a batch of all groups, from the types of training or, without a record, from the table's.
 
-        Raises SpecError where something has not been learnt yet, or a feature's column is not there.
+        Raises SpecError if a fit or a feature's column is missing.
         """
         if self._schema is None:
-            types = self._trained() if len(self._trained()) else table()
-            if SAMPLE_WEIGHT not in types.names:  # which is recorded with the others
+            types = self._training_types() if len(self._training_types()) else table()
+            if SAMPLE_WEIGHT not in types.names:  # recorded types include it
                 types = planned_schema(self._spec, types)
             features = compile_spec(self._spec, types, artifacts=self._artifacts)
             require_fitted(self._spec, features)
             self._schema = batch_schema(features)
         return self._schema
 
-    def alone(self) -> Iterator[Serving]:
-        """Each of the features by itself."""
+    def per_feature(self) -> Iterator[Serving]:
+        """Yield a `Serving` of each feature alone."""
         for feature in self.features:
             part = copy.copy(self)
             part.features, part._forms, part._lock = (feature,), (), threading.Lock()
             yield part
 
     def form(self, schema: pa.Schema | pl.Schema) -> Form:
-        """What rows of that schema go through: compiled when the first of them come."""
-        for known, form in self._forms:
-            if type(known) is type(schema) and known == schema:
+        """Return the compiled form for rows of a schema; it is compiled on first use."""
+        for other, form in self._forms:
+            if type(other) is type(schema) and other == schema:
                 return form
         with self._lock:
-            for known, form in self._forms:  # another thread's, while this one waited
-                if type(known) is type(schema) and known == schema:
+            for other, form in self._forms:  # another thread may have compiled it meanwhile
+                if type(other) is type(schema) and other == schema:
                     return form
-            form = self._compiled(schema if isinstance(schema, pa.Schema) else _arrow_schema(schema))
-            self._forms = ((schema, form), *self._forms[: _SCHEMAS - 1])
+            form = self._compile_form(schema if isinstance(schema, pa.Schema) else _arrow_schema(schema))
+            self._forms = ((schema, form), *self._forms[: _MAX_FORMS - 1])
         return form
 
-    def _trained(self) -> pa.Schema:
-        """The columns as training saw them, as far as that is known."""
+    def _training_types(self) -> pa.Schema:
+        """The recorded columns of training; empty without a record."""
         if self._types is None:
             used = set().union(*map(named_columns, self.features))
             self._types = load_types(artifacts_dir(self._spec), artifact_set_key(self._spec), used) or pa.schema([])
@@ -141,80 +141,80 @@ class Serving:
     def _features(self, schema: pa.Schema, features: Sequence[FeatureSpec]) -> CompiledFeatures:
         return compile_spec(self._spec, schema, features, artifacts=self._artifacts)
 
-    def _typed(self, schema: pa.Schema) -> pa.Schema:
-        """The schema with types for columns that hold nulls only, as the ops fix them; the same where there are none.
+    def _resolve_null_types(self, schema: pa.Schema) -> pa.Schema:
+        """Give columns that hold only nulls the type that the ops require; returns `schema` itself if there are none.
 
-        Raises SpecError where they do not.
+        Raises SpecError if the ops do not determine it.
         """
         if not any(without_type(field.type) for field in schema):
             return schema
 
-        def outcome(place: int, tried: pa.Schema, rows: pa.Table) -> str | None:
+        def outcome(index: int, candidate: pa.Schema, rows: pa.Table) -> str | None:
             try:
-                features = self._features(tried, [self.features[place]])
+                features = self._features(candidate, [self.features[index]])
             except SpecError:
                 return None
-            return None if features.missing_fits else _made(features, rows)
+            return None if features.missing_fits else _describe_rows(features, rows)
 
         uses = [frozenset(named_columns(feature)) for feature in self.features]
-        found = resolve_types(schema, uses, outcome)
-        if isinstance(found, AmbiguousType):
-            feature = self.features[found.feature]
+        resolved = resolve_types(schema, uses, outcome)
+        if isinstance(resolved, AmbiguousType):
+            feature = self.features[resolved.feature]
             remedy = (
-                f"Send it with a type, or have the types of training recorded: `feedline plan {self._spec.file}` where "
-                "the table is does, and so do run and fit"
+                f"Send it with a type, or record those of training: run `feedline plan {self._spec.file}` where the "
+                "table is (run and fit record them, too)"
             )
-            raise ambiguous_type_error(found, feature.name, chain_text(feature), remedy)
-        return found
+            raise ambiguous_type_error(resolved, feature.name, chain_text(feature), remedy)
+        return resolved
 
-    def _compiled(self, given: pa.Schema) -> Form:
-        """Columns that training knew count as what they were there, and are converted where they come otherwise."""
-        types = self._trained()
-        wanted = {field.name: field for field in types}
-        schema = pa.schema([wanted.get(field.name, field) for field in given])
+    def _compile_form(self, row_schema: pa.Schema) -> Form:
+        """Compile for rows of a schema; columns that training recorded are compiled, and converted, to its types."""
+        types = self._training_types()
+        fields = {field.name: field for field in types}
+        schema = pa.schema([fields.get(field.name, field) for field in row_schema])
         try:
             try:
                 features = self._features(schema, self.features)
             except SpecError:
-                typed = self._typed(schema)
-                if typed is schema:
+                resolved = self._resolve_null_types(schema)
+                if resolved is schema:
                     raise
-                features = self._features(typed, self.features)
-                wanted |= {field.name: field for field in typed if schema.field(field.name).type != field.type}
+                features = self._features(resolved, self.features)
+                fields |= {field.name: field for field in resolved if schema.field(field.name).type != field.type}
         except SpecError as error:
-            missing = [name for name in types.names if name not in given.names]
+            missing = [name for name in types.names if name not in row_schema.names]
             if not missing:
                 raise
-            lacking = f"the rows lack {len(missing)} of the {len(types)} columns of training: {', '.join(missing[:12])}"
-            raise SpecError(f"{error}; {lacking}") from error
+            reason = f"the rows lack {len(missing)} of the {len(types)} columns of training: {', '.join(missing[:12])}"
+            raise SpecError(f"{error}; {reason}") from error
         require_fitted(self._spec, features, served=True)
         casts = []
         for name in features.columns:
-            field = given.field(name)
-            if name in wanted and not same(field, wanted[name]):
-                refuse_other_kinds(field, wanted[name].type)
-                casts.append(wanted[name])
-        refuse_absent_parts(given, features.parts)
+            field = row_schema.field(name)
+            if name in fields and not same_type(field, fields[name]):
+                refuse_other_kinds(field, fields[name].type)
+                casts.append(fields[name])
+        refuse_absent_parts(row_schema, features.parts)
         return Form(features, batch_schema(features), tuple(casts))
 
 
-def _made(features: CompiledFeatures, rows: pa.Table) -> str:
-    """What becomes of each row, to be compared."""
-    made, columns = [], batch_schema(features)
+def _describe_rows(features: CompiledFeatures, rows: pa.Table) -> str:
+    """The encoded rows as one string, for comparison."""
+    encoded, columns = [], batch_schema(features)
     for row in range(rows.num_rows):
         try:
             frame = project(rows.slice(row, 1), features.parts)
-            made.append(repr(arrow_table(encode(features.apply(frame), columns), columns).to_pylist()))
+            encoded.append(repr(arrow_table(encode(features.apply(frame), columns), columns).to_pylist()))
         except DataError:
-            made.append("an error")
-    return " ".join(made)
+            encoded.append("an error")
+    return " ".join(encoded)
 
 
 def _arrow_schema(schema: pl.Schema) -> pa.Schema:
     return pl.DataFrame(schema=schema).to_arrow().schema
 
 
-def _converted(rows: pa.Table | pa.RecordBatch | pl.DataFrame, casts: tuple[pa.Field, ...]) -> Frame:
+def _cast_columns(rows: pa.Table | pa.RecordBatch | pl.DataFrame, casts: tuple[pa.Field, ...]) -> Frame:
     if isinstance(rows, pl.DataFrame):
         return rows.with_columns(
             pl.Series(field.name, convert(rows.get_column(field.name).to_arrow(), field.type, field.name))
@@ -222,6 +222,6 @@ def _converted(rows: pa.Table | pa.RecordBatch | pl.DataFrame, casts: tuple[pa.F
         )
     fields, columns = list(rows.schema), list(rows.columns)
     for field in casts:
-        place = rows.schema.get_field_index(field.name)
-        fields[place], columns[place] = field, convert(columns[place], field.type, field.name)
+        index = rows.schema.get_field_index(field.name)
+        fields[index], columns[index] = field, convert(columns[index], field.type, field.name)
     return pa.Table.from_arrays(columns, schema=pa.schema(fields))

@@ -1,11 +1,12 @@
 """Transform a file of rows into a file of features: chunk by chunk, in order, all or nothing.
 
-Runs in: the process of `feedline transform`. Rows come from Parquet (a file, a folder, a glob, a path or URI) as any
-table's do, or from an Arrow file or stream; they go through `Serving.encode`, and to one Parquet or Arrow file, which
-is written aside and renamed when it is complete. A chunk of input and one of output are held at a time.
+Runs in: the process of `feedline transform`. Rows come from Parquet (a file, folder, glob or URI), read as any table
+is, or from an Arrow file or stream; `Serving.encode` turns them into the rows of one Parquet or Arrow file, which is
+written under a temporary name and renamed when complete. One chunk of input and one of output are in memory at a time.
 
-A column of the output is a feature: float32 (dense), fixed-size lists of float32 (dense vectors), int64 (categorical),
-large lists of int64 or float32 (sparse), large lists of struct<id, weight> (weighted), as they are (extra).
+Each feature is a column of the output: float32 (dense), fixed-size lists of float32 (dense vectors), int64
+(categorical), large lists of int64 or float32 (sparse), large lists of struct<id, weight> (weighted), or the input type
+(extra).
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ from feedline.warehouse.snapshot.splits import plan_splits
 from feedline.warehouse.snapshot.take import snapshot_of
 from feedline.warehouse.storage.locations import is_uri, redact
 
-STREAM = "-"  # the name of standard input and output, as Arrow streams
-_ARROW = (".arrow", ".feather", ".ipc", ".arrows")
-_PARQUET = (".parquet", ".pq")
+STREAM = "-"  # an Arrow stream on standard input or output
+_ARROW_SUFFIXES = (".arrow", ".feather", ".ipc", ".arrows")
+_PARQUET_SUFFIXES = (".parquet", ".pq")
 _ROW_GROUP_ROWS = 65_536
-_WHOLE_FILES = 2**62  # rows of a split: a file is opened once
+_WHOLE_FILES = 2**62  # rows of a split: one split per file
 
-Chunk = tuple[str, int, pa.RecordBatch]  # where its rows come from, as messages name it, and at which row they begin
+Chunk = tuple[str, int, pa.RecordBatch]  # source of its rows, for messages; index of its first row there; the rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputRows:
-    """Rows to transform: their schema, and their chunks with the columns asked for."""
+    """Rows to transform: their schema, and a function that yields chunks of some columns."""
 
     schema: pa.Schema
     chunks: Callable[[tuple[str, ...]], Iterator[Chunk]]
@@ -54,7 +55,7 @@ class InputRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What was done: rows, seconds, bytes of the output, its columns, and the fingerprint of what rows became."""
+    """Summary of a transformation: rows, seconds, bytes and columns of the output, fingerprint of the features."""
 
     input: str
     output: str
@@ -68,25 +69,25 @@ class Summary:
 def transform_file(serving: Serving, source: str, target: str, *, overwrite: bool = False) -> Summary:
     """Transform the rows at `source` into one file `target`; `-` is standard input or output, as an Arrow stream.
 
-    Raises SpecError for a target that is there already or of an unknown suffix, and where columns do not fit;
-    TableError, with its place, where the input cannot be read; DataError, with file and row, for values.
+    Raises SpecError if the target exists or has an unknown suffix, or columns do not fit; TableError, with the
+    position, if the input cannot be read; DataError, with file and row, for values.
     """
     _check_target(source, target, overwrite=overwrite)
     began = time.perf_counter()
     rows = 0
-    with _opened(source) as given:
-        form = serving.form(given.schema)
-        empty, columns = serving.encode(given.schema.empty_table())
+    with _open_input(source) as table:
+        form = serving.form(table.schema)
+        empty, columns = serving.encode(table.schema.empty_table())
         schema = arrow_table(empty, columns).schema.with_metadata({"feedline.features": form.features.fingerprint})
-        with _landing(target, schema) as write:
-            for place, first, chunk in given.chunks(form.features.columns):
+        with _open_output(target, schema) as write:
+            for origin, first, chunk in table.chunks(form.features.columns):
                 try:
                     encoded, columns = serving.encode(chunk)
                 except DataError as error:
                     row = (
                         f"rows {first} to {first + len(chunk) - 1}" if error.row is None else f"row {first + error.row}"
                     )
-                    raise DataError(f"{error} ({place}, {row})") from error
+                    raise DataError(f"{error} ({origin}, {row})") from error
                 rows += encoded.rows
                 write(arrow_table(encoded, columns))
     return Summary(
@@ -104,17 +105,19 @@ def _check_target(source: str, target: str, *, overwrite: bool) -> None:
     if target == STREAM:
         return
     if is_uri(target):
-        raise SpecError(f"the output is a local file: got {redact(target)}, expected a path or {STREAM}. Copy it there")
-    path = Path(target)
-    if path.suffix not in (*_PARQUET, *_ARROW):
         raise SpecError(
-            f"the output's name says no format: got {target!r}, expected one that ends in "
-            f"{', '.join((*_PARQUET, *_ARROW))}, or {STREAM} for an Arrow stream"
+            f"the output must be a local file: got {redact(target)}, expected a path or {STREAM}. Copy the file there"
+        )
+    path = Path(target)
+    if path.suffix not in (*_PARQUET_SUFFIXES, *_ARROW_SUFFIXES):
+        raise SpecError(
+            f"the output's suffix is unknown: got {target!r}, expected a name that ends in "
+            f"{', '.join((*_PARQUET_SUFFIXES, *_ARROW_SUFFIXES))}, or {STREAM} for an Arrow stream"
         )
     if path.is_dir():
-        raise SpecError(f"the output is a folder: got {target!r}, expected a file. Add a name")
+        raise SpecError(f"the output is a folder: got {target!r}, expected a file. Add a file name")
     if not path.absolute().parent.is_dir():
-        raise SpecError(f"the output's folder does not exist: got {str(path.parent)!r}. Make it")
+        raise SpecError(f"the output's folder does not exist: got {str(path.parent)!r}. Create it")
     if source != STREAM:
         try:
             refuse_overlap([source], target)
@@ -127,17 +130,17 @@ def _check_target(source: str, target: str, *, overwrite: bool) -> None:
 # -- reading ------------------------------------------------------------------------------------------------------
 
 
-def _opened(source: str) -> AbstractContextManager[InputRows]:
+def _open_input(source: str) -> AbstractContextManager[InputRows]:
     if source == STREAM:
         return _arrow(sys.stdin.buffer, "standard input", stream=True)
-    if Path(source.partition("?")[0]).suffix in _ARROW and not is_uri(source):
+    if Path(source.partition("?")[0]).suffix in _ARROW_SUFFIXES and not is_uri(source):
         return _arrow_file(Path(source))
     return _table(source)
 
 
 @contextmanager
 def _table(source: str) -> Iterator[InputRows]:
-    """Parquet files, read as a run reads its table: one schema for all, partition keys from their paths."""
+    """Open Parquet files as a run does its table: one schema for all, partition keys from their paths."""
     snapshot = snapshot_of(list_table(source))
     splits = plan_splits(snapshot.rows_per_row_group, snapshot.file_of_row_group, _WHOLE_FILES)
 
@@ -146,8 +149,8 @@ def _table(source: str) -> Iterator[InputRows]:
             fragment = fragment_of(snapshot, splits, snapshot.rows_per_row_group, index)
             kept = [0] * len(fragment.row_groups)
             for batch in batches(fragment, columns, RowFilter(), snapshot.schema, chunk_rows=CHUNK_ROWS, counts=kept):
-                place = f"file {fragment.uri}, row group {fragment.row_groups[batch.position]}"
-                yield place, sum(kept), batch.data
+                origin = f"file {fragment.uri}, row group {fragment.row_groups[batch.position]}"
+                yield origin, sum(kept), batch.data
                 kept[batch.position] += batch.data.num_rows
 
     yield InputRows(schema=snapshot.schema, chunks=chunks)
@@ -155,20 +158,20 @@ def _table(source: str) -> Iterator[InputRows]:
 
 @contextmanager
 def _arrow_file(path: Path) -> Iterator[InputRows]:
-    """An Arrow file, or a stream in a file."""
+    """Open an Arrow file, or a file with an Arrow stream."""
     try:
         with path.open("rb") as file:
             stream = file.read(6) != b"ARROW1"
             file.seek(0)
-            with _arrow(file, f"file {path}", stream=stream) as given:
-                yield given
+            with _arrow(file, f"file {path}", stream=stream) as rows:
+                yield rows
     except FileNotFoundError as error:
         raise TableNotFoundError(f"{path} does not exist: expected a file. Check the path") from error
 
 
 @contextmanager
 def _arrow(file: BinaryIO, name: str, *, stream: bool) -> Iterator[InputRows]:
-    with _readable(name):
+    with _explain_arrow_errors(name):
         reader = pa.ipc.open_stream(file) if stream else pa.ipc.open_file(file)
 
     def chunks(columns: tuple[str, ...]) -> Iterator[Chunk]:
@@ -181,56 +184,56 @@ def _arrow(file: BinaryIO, name: str, *, stream: bool) -> Iterator[InputRows]:
 
 
 def _batches(reader: Any, name: str, *, stream: bool) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """The batches, each with the number of its first row; what Arrow believes of their bytes is checked."""
-    first, number = 0, 0
-    while stream or number < reader.num_record_batches:
-        with _readable(name):
-            batch = next(reader, None) if stream else reader.get_batch(number)
+    """Yield the batches, fully validated, each with the index of its first row."""
+    first, index = 0, 0
+    while stream or index < reader.num_record_batches:
+        with _explain_arrow_errors(name):
+            batch = next(reader, None) if stream else reader.get_batch(index)
             if batch is None:
                 return
             batch.validate(full=True)
         yield batch, first
-        first, number = first + batch.num_rows, number + 1
+        first, index = first + batch.num_rows, index + 1
 
 
 @contextmanager
-def _readable(name: str) -> Iterator[None]:
+def _explain_arrow_errors(name: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError) as error:
-        text = str(error).partition("\n")[0]
-        raise CorruptFileError(f"{name} is no Arrow file or stream that can be read: {text}. Write it anew") from error
+        cause = str(error).partition("\n")[0]
+        raise CorruptFileError(f"{name} is not a readable Arrow file or stream: {cause}. Write it again") from error
 
 
 # -- writing ------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _landing(target: str, schema: pa.Schema) -> Iterator[Callable[[pa.Table], None]]:
-    """What writes a table to the target; the file appears when the body has ended well."""
+def _open_output(target: str, schema: pa.Schema) -> Iterator[Callable[[pa.Table], None]]:
+    """Yield a function that writes tables to the target; the file appears when the body ends without an error."""
     if target == STREAM:
         with pa.ipc.new_stream(sys.stdout.buffer, schema) as writer:
             yield writer.write_table
         sys.stdout.buffer.flush()
         return
     path = Path(target).absolute()
-    aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
-        with _writer(aside, path.suffix, schema) as write:
+        with _writer(temporary, path.suffix, schema) as write:
             yield write
-        aside.replace(path)
+        temporary.replace(path)
     except OSError as error:
         if isinstance(error, TableError):
             raise
-        raise TableError(f"{target} could not be written: {error}. Name another place, or make room") from error
+        raise TableError(f"{target} could not be written: {error}. Name another path, or free space") from error
     finally:
         with suppress(FileNotFoundError):
-            aside.unlink()
+            temporary.unlink()
 
 
 @contextmanager
 def _writer(path: Path, suffix: str, schema: pa.Schema) -> Iterator[Callable[[pa.Table], None]]:
-    if suffix in _ARROW:
+    if suffix in _ARROW_SUFFIXES:
         options = pa.ipc.IpcWriteOptions(compression="lz4")
         make = pa.ipc.new_stream if suffix == ".arrows" else pa.ipc.new_file
         with path.open("wb") as file, make(file, schema, options=options) as writer:
@@ -241,5 +244,5 @@ def _writer(path: Path, suffix: str, schema: pa.Schema) -> Iterator[Callable[[pa
 
 
 def _write_batches(writer: Any, table: pa.Table) -> None:
-    for batch in table.to_batches():  # a row group takes several of them
+    for batch in table.to_batches():  # the writer collects them into row groups
         writer.write_batch(batch, row_group_size=_ROW_GROUP_ROWS)

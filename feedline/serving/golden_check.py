@@ -1,8 +1,8 @@
 """Record golden vectors, rows and their features, and check an installation against them.
 
 Runs in: the process that fits (`record`) and the process that checks an installation (`check`). Ids and lengths must be
-equal. Floats must be equal to the bit where versions and processor are those of the vectors; elsewhere they may be
-`ULPS` apart, because numpy chooses its logarithms by the processor's instructions. NaN equals NaN.
+equal. Floats must be bit-equal if versions and processor are those of the vectors, else within `ULPS`, because numpy
+chooses its logarithms by the processor's instructions. NaN equals NaN.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from feedline.loader.encoding.arrow_table import arrow_table
 from feedline.planning.binding import artifact_set_key, artifacts_dir, bound_sample, bound_where, planned_schema
 from feedline.serving.encoder import Serving
 from feedline.serving.golden_rows import first_rows_of_splits, rows_that_encode
-from feedline.serving.golden_store import Golden, GoldenOrigin, forget_golden, load_golden, save_golden
+from feedline.serving.golden_store import GoldenOrigin, GoldenVectors, delete_golden, load_golden, save_golden
 from feedline.spec import PipelineSpec
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.locations import redact
 
 ULPS = 4
 _SHOWN_CHARACTERS = 200
-_FAR = 2**40  # further than any two floats: NaN and a number, an infinity and a finite number
+_INFINITE_ULPS = 2**40  # more than between any two floats: NaN and a number, an infinity and a finite number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """How a feature differs: `values` of its values do, the first in this row; ulps: the furthest (None: no floats)."""
+    """How a feature differs: in `values` values, the first in `row`; ulps: the largest distance (None: no floats)."""
 
     feature: str
     row: int
@@ -45,16 +45,19 @@ class Difference:
     allowed: bool
 
     def __str__(self) -> str:
-        far = "" if self.ulps is None else ", no number beside one" if self.ulps >= _FAR else f", {self.ulps} ulps"
+        if self.ulps is None:
+            distance = ""
+        else:
+            distance = ", one of two is not finite" if self.ulps >= _INFINITE_ULPS else f", {self.ulps} ulps"
         return (
             f"feature {self.feature!r} at row {self.row}: got {self.got}, expected {self.expected} "
-            f"({self.values} values differ{far})"
+            f"({self.values} values differ{distance})"
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """What a check found. other: what is another here than where the vectors were made: name, here, there."""
+class CheckResult:
+    """The result of a check. other: what differs from the environment of the vectors: name, value here, value there."""
 
     rows: int
     features: int
@@ -68,9 +71,9 @@ class Check:
         return all(difference.allowed for difference in self.differences)
 
     def text(self) -> str:
-        """What people read."""
-        there = ", ".join(f"{name} {here} (the vectors: {made})" for name, here, made in self.other)
-        lines = [f"another environment than where the vectors were made: {there}"] if there else []
+        """The result for people."""
+        environment = ", ".join(f"{name} {here} (the vectors: {there})" for name, here, there in self.other)
+        lines = [f"another environment than that of the vectors: {environment}"] if environment else []
         wrong = [difference for difference in self.differences if not difference.allowed]
         lines += [f"differs: {difference}" for difference in wrong]
         head = f"{self.rows} rows of {self.features} features"
@@ -79,47 +82,47 @@ class Check:
             lines.append(f"failed: {head}: {len(wrong)} features differ by more than {self.ulps} ulps")
         elif close:
             most = max(difference.ulps or 0 for difference in self.differences)
-            lines.append(f"passed: {head}: {close} features differ by {most} ulps at most, {self.ulps} are allowed")
+            lines.append(f"passed: {head}: {close} features differ by at most {most} ulps, {self.ulps} are allowed")
         else:
             lines.append(f"passed: {head}: every bit is the same")
         return "\n".join(lines)
 
 
-def record(spec: PipelineSpec, snapshot: Snapshot) -> Golden | None:
-    """Keep the types of the table's columns and, unless `fit.golden` is `none`, golden vectors beside the artifacts.
+def record(spec: PipelineSpec, snapshot: Snapshot) -> GoldenVectors | None:
+    """Record the types of the table's columns and, unless `fit.golden` is `none`, golden vectors beside the artifacts.
 
-    Returns the vectors: the existing ones where nothing has changed. Returns None, and deletes existing ones, where
-    `fit.golden` is `none`, nothing is served, or no row is taken by all features.
+    Returns the vectors, the existing ones if nothing has changed. Returns None, and deletes existing vectors, if
+    `fit.golden` is `none`, nothing is served, or no row suits all features.
     """
     folder, schema = artifacts_dir(spec), planned_schema(spec, snapshot.schema)
     request = artifact_set_key(spec)
     save_types(folder, request, schema)
     serving = Serving(spec, types=schema)
-    alone = list(serving.alone())
-    if not alone or spec.fit.golden == "none":
-        forget_golden(folder, request, serving.features)
+    parts = list(serving.per_feature())
+    if not parts or spec.fit.golden == "none":
+        delete_golden(folder, request, serving.features)
         return None
-    made = GoldenOrigin(
-        fingerprints={part.features[0].name: part.form(schema).features.fingerprint for part in alone},
+    origin = GoldenOrigin(
+        fingerprints={part.features[0].name: part.form(schema).features.fingerprint for part in parts},
         environment=dict(local_environment()),
         table=redact(snapshot.uri),
         snapshot=snapshot.id,
     )
-    before = _before(folder, request, serving)
-    if before is not None and before.made == made and before.real:
-        return before
+    existing = _existing_vectors(folder, request, serving)
+    if existing is not None and existing.origin == origin and existing.real:
+        return existing
     rows = _rows(spec, snapshot, schema, serving)
     if not rows.num_rows:
-        forget_golden(folder, request, serving.features)
+        delete_golden(folder, request, serving.features)
         return None
     expected = arrow_table(*serving.encode(rows))
-    golden = Golden(rows=rows, expected=expected, real=rows.num_rows, made=made)
+    golden = GoldenVectors(rows=rows, expected=expected, real=rows.num_rows, origin=origin)
     save_golden(folder, request, serving.features, golden)
     return golden
 
 
-def _before(folder: str, request: ArtifactSetKey, serving: Serving) -> Golden | None:
-    """The vectors that are there already; what is damaged or of another format will be replaced."""
+def _existing_vectors(folder: str, request: ArtifactSetKey, serving: Serving) -> GoldenVectors | None:
+    """Load existing vectors; damaged ones, or of another format, will be replaced."""
     try:
         return load_golden(folder, request, serving.features)
     except (CorruptFileError, SpecError):
@@ -127,96 +130,105 @@ def _before(folder: str, request: ArtifactSetKey, serving: Serving) -> Golden | 
 
 
 def _rows(spec: PipelineSpec, snapshot: Snapshot, schema: pa.Schema, serving: Serving) -> pa.Table:
-    """Rows of the table that all features take."""
+    """Rows of the table that all features accept."""
     columns = list(serving.form(schema).features.columns)
     where, sample = bound_where(spec, snapshot.schema), bound_sample(spec, snapshot.schema)
     rows = first_rows_of_splits(snapshot, columns, schema, where=where, sample=sample)
     return rows_that_encode(rows, serving.encode)
 
 
-def check(spec: PipelineSpec, *, ulps: int | None = None) -> Check:
-    """Transform the golden rows and compare. `ulps`: how far floats may be apart (default: as the module says).
+def check(spec: PipelineSpec, *, ulps: int | None = None) -> CheckResult:
+    """Transform the golden rows and compare. `ulps`: allowed distance of floats (default: see the module).
 
-    Raises SpecError where there are no vectors of these features, or where what was learnt is something else now.
+    Raises SpecError if there are no vectors of these features, or they belong to other artifacts.
     """
     folder, serving = artifacts_dir(spec), Serving(spec)
-    golden = load_golden(folder, artifact_set_key(spec), serving.features, lambda found: not _others(serving, found))
+    golden = load_golden(
+        folder, artifact_set_key(spec), serving.features, lambda vectors: not _mismatched_features(serving, vectors)
+    )
     if golden is None:
         raise SpecError(
-            f"no golden vectors of these features are in {redact(folder)}: expected those that `feedline fit` writes. "
-            "Fit, with the same overrides, or name the folder with `artifacts`"
+            f"{redact(folder)} has no golden vectors of these features: expected those that `feedline fit` writes. "
+            "Fit with the same overrides, or name the folder in `artifacts`"
         )
-    for name, found in _others(serving, golden).items():
+    for name, fingerprint in _mismatched_features(serving, golden).items():
         raise SpecError(
-            f"the golden vectors of feature {name!r} are of other artifacts: got its fingerprint {found[:32]}, "
-            f"expected {golden.made.fingerprints[name][:32]}. Bring the whole folder here, or fit again"
+            f"the golden vectors of feature {name!r} belong to other artifacts: got the fingerprint "
+            f"{fingerprint[:32]}, expected {golden.origin.fingerprints[name][:32]}. Copy the whole folder, or fit again"
         )
-    made = arrow_table(*serving.encode(golden.rows))
-    other = environment_differences(dict(local_environment()), golden.made.environment)
+    encoded = arrow_table(*serving.encode(golden.rows))
+    other = environment_differences(dict(local_environment()), golden.origin.environment)
     allowed = (ULPS if other else 0) if ulps is None else ulps
-    return Check(
+    return CheckResult(
         rows=golden.rows.num_rows,
         features=len(serving.features),
         ulps=allowed,
         other=tuple(other),
-        differences=compare(made, golden.expected, ulps=allowed),
+        differences=compare(encoded, golden.expected, ulps=allowed),
     )
 
 
-def _others(serving: Serving, golden: Golden) -> dict[str, str]:
-    """The features that vectors are not of, and their fingerprints here: another op, artifact or type."""
-    parts = [(part.features[0].name, part.form(golden.rows.schema).features.fingerprint) for part in serving.alone()]
-    return {name: found for name, found in parts if found != golden.made.fingerprints[name]}
+def _mismatched_features(serving: Serving, golden: GoldenVectors) -> dict[str, str]:
+    """Fingerprints here of the features whose op, artifact or type is not that of the vectors, by name."""
+    schema, expected = golden.rows.schema, golden.origin.fingerprints
+    found = {part.features[0].name: part.form(schema).features.fingerprint for part in serving.per_feature()}
+    return {name: fingerprint for name, fingerprint in found.items() if fingerprint != expected[name]}
 
 
-def compare(made: pa.Table, expected: pa.Table, *, ulps: int) -> tuple[Difference, ...]:
-    """How the features of one table differ from those of another of the same rows."""
-    found = [_difference(name, made[name], expected[name], ulps) for name in made.schema.names]
+def compare(actual: pa.Table, expected: pa.Table, *, ulps: int) -> tuple[Difference, ...]:
+    """Compare the features of two tables of the same rows."""
+    found = [_difference(name, actual[name], expected[name], ulps) for name in actual.schema.names]
     return tuple(difference for difference in found if difference is not None)
 
 
-def _difference(name: str, made: pa.ChunkedArray, expected: pa.ChunkedArray, ulps: int) -> Difference | None:
-    one, two = made.combine_chunks(), expected.combine_chunks()
+def _difference(name: str, actual: pa.ChunkedArray, expected: pa.ChunkedArray, ulps: int) -> Difference | None:
+    one, two = actual.combine_chunks(), expected.combine_chunks()
     if one.type != two.type or len(one) != len(two):
         return _difference_at(name, one, two, 0, count=len(two), ulps=None, allowed=False)
-    (lengths, values), (wanted, others) = _flat(one), _flat(two)
-    uneven = np.flatnonzero(lengths != wanted)
+    (lengths, values), (expected_lengths, expected_values) = _flat(one), _flat(two)
+    uneven = np.flatnonzero(lengths != expected_lengths)
     if len(uneven):
         return _difference_at(name, one, two, int(uneven[0]), count=len(uneven), ulps=None, allowed=False)
-    apart = [_apart(*pair) for pair in zip(values, others, strict=True)]
-    wrong = np.logical_or.reduce([far > 0 for far in apart])
+    distances = [_distances(*pair) for pair in zip(values, expected_values, strict=True)]
+    wrong = np.logical_or.reduce([distance > 0 for distance in distances])
     if not wrong.any():
         return None
-    floats = [far for far, column in zip(apart, values, strict=True) if column.dtype.kind == "f"]
+    floats = [distance for distance, column in zip(distances, values, strict=True) if column.dtype.kind == "f"]
     return _difference_at(
         name,
         one,
         two,
         int(np.repeat(np.arange(len(one)), lengths)[wrong.argmax()]),
         count=int(wrong.sum()),
-        ulps=max(int(far.max()) for far in floats) if floats else None,
-        allowed=max(int(far.max()) for far in apart) <= ulps,
+        ulps=max(int(distance.max()) for distance in floats) if floats else None,
+        allowed=max(int(distance.max()) for distance in distances) <= ulps,
     )
 
 
-def _apart(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.int64]:
-    """How far values are from each other: floats in ulps; anything else that is not equal is far."""
-    return ulps_between(one, other) if one.dtype.kind == "f" else np.where(one == other, 0, _FAR)
+def _distances(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.int64]:
+    """Distances of values: floats in ulps; other unequal values are infinitely far apart."""
+    return ulps_between(one, other) if one.dtype.kind == "f" else np.where(one == other, 0, _INFINITE_ULPS)
 
 
 def _difference_at(
-    name: str, made: pa.Array, expected: pa.Array, row: int, *, count: int, ulps: int | None, allowed: bool
+    name: str, actual: pa.Array, expected: pa.Array, row: int, *, count: int, ulps: int | None, allowed: bool
 ) -> Difference:
-    texts = [
-        repr(array[row].as_py())[:_SHOWN_CHARACTERS] if row < len(array) else "no row" for array in (made, expected)
+    shown_values = [
+        repr(array[row].as_py())[:_SHOWN_CHARACTERS] if row < len(array) else "no row" for array in (actual, expected)
     ]
     return Difference(
-        feature=name, row=row, got=texts[0], expected=texts[1], values=max(count, 1), ulps=ulps, allowed=allowed
+        feature=name,
+        row=row,
+        got=shown_values[0],
+        expected=shown_values[1],
+        values=max(count, 1),
+        ulps=ulps,
+        allowed=allowed,
     )
 
 
 def _flat(array: pa.Array) -> tuple[NDArray[np.int64], list[NDArray[Any]]]:
-    """How many values each row has, and the values: of a weighted list ids and weights."""
+    """Lengths of the rows, and their flat values: for a weighted list, ids and weights."""
     if pa.types.is_fixed_size_list(array.type):
         return np.full(len(array), array.type.list_size), [array.flatten().to_numpy(zero_copy_only=False)]
     if not pa.types.is_large_list(array.type):
@@ -227,11 +239,11 @@ def _flat(array: pa.Array) -> tuple[NDArray[np.int64], list[NDArray[Any]]]:
 
 
 def ulps_between(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.int64]:
-    """How many float32 lie between two of them, elementwise: 0 of equal bits and of two NaN; zeros differ by 1."""
-    places = [values.astype(np.float32).view(np.int32).astype(np.int64) for values in (one, other)]
-    places = [np.where(place < 0, -(place & 0x7FFFFFFF) - 1, place) for place in places]
-    apart: NDArray[np.int64] = np.abs(places[0] - places[1])
-    apart[~np.isfinite(one) | ~np.isfinite(other)] = _FAR
-    apart[(one == other) & ~np.isfinite(one)] = 0
-    apart[np.isnan(one) & np.isnan(other)] = 0
-    return apart
+    """Distance of float32 values in ulps, elementwise: 0 for equal bits and for two NaN, 1 for zeros of two signs."""
+    ranks = [values.astype(np.float32).view(np.int32).astype(np.int64) for values in (one, other)]
+    ranks = [np.where(rank < 0, -(rank & 0x7FFFFFFF) - 1, rank) for rank in ranks]
+    distances: NDArray[np.int64] = np.abs(ranks[0] - ranks[1])
+    distances[~np.isfinite(one) | ~np.isfinite(other)] = _INFINITE_ULPS
+    distances[(one == other) & ~np.isfinite(one)] = 0
+    distances[np.isnan(one) & np.isnan(other)] = 0
+    return distances

@@ -1,4 +1,4 @@
-"""Choose the rows of golden vectors: the first ones of splits that are spread over the table.
+"""Choose the rows of golden vectors: the first ones of splits spread over the table.
 
 Runs in: the process that fits.
 """
@@ -18,7 +18,7 @@ from feedline.warehouse.selection.first_rows import screened_splits
 from feedline.warehouse.snapshot.snapshot import Snapshot
 
 SPLITS, ROWS_OF_SPLIT = 10, 24
-# A filter that keeps few rows is given up in a split after this many chunks of this many rows.
+# Rows per chunk, and chunks read of a split before it is given up where the filter keeps few rows.
 _CHUNK_ROWS, _CHUNKS = 2_048, 16
 
 
@@ -30,28 +30,28 @@ def first_rows_of_splits(
     where: BoundExpression | None,
     sample: BoundSample | None,
 ) -> pa.Table:
-    """The first kept rows of some splits, with these columns in the types of `schema`."""
+    """Read the first kept rows of some splits: these columns, in the types of `schema`."""
     target = pa.schema([schema.field(name) for name in columns])
-    found = [target.empty_table()]
+    tables = [target.empty_table()]
     for fragment in screened_splits(snapshot, where, sample, _spread):
         remaining = ROWS_OF_SPLIT
         chunks = read_fragment(fragment, columns, where, schema, sample=sample, chunk_rows=_CHUNK_ROWS)
         for _, chunk in zip(range(_CHUNKS), chunks, strict=False):
             table = chunk.frame.head(remaining).to_arrow()
-            found.append(pa.table([table[name].cast(target.field(name).type) for name in columns], schema=target))
+            tables.append(pa.table([table[name].cast(target.field(name).type) for name in columns], schema=target))
             remaining -= table.num_rows
             if not remaining:
                 break
-    return pa.concat_tables(found).combine_chunks()
+    return pa.concat_tables(tables).combine_chunks()
 
 
 def _spread(splits: int) -> list[int]:
-    """Some splits, spread over all."""
+    """Indices of `SPLITS` splits, evenly spread."""
     return list(dict.fromkeys(np.linspace(0, splits - 1, SPLITS).astype(int).tolist())) if splits else []
 
 
 def rows_that_encode(rows: pa.Table, encode: Callable[[pa.Table], object]) -> pa.Table:
-    """The rows that `encode` takes: all at once where it can, else each by itself."""
+    """Keep the rows that `encode` accepts; tried together first, then one by one."""
     if not rows.num_rows or _encodes(rows, encode):
         return rows
     kept = [row for row in range(rows.num_rows) if _encodes(rows.slice(row, 1), encode)]

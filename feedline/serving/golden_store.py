@@ -1,14 +1,15 @@
-"""Keep golden vectors beside the artifacts, and find those of a pipeline.
+"""Store golden vectors beside the artifacts, and find those of a pipeline.
 
-Runs in: the process that fits and the processes that serve. In the folder of artifacts lie
+Runs in: the process that fits and the processes that serve. The folder of artifacts holds, for the vectors of some
+features of a pipeline,
 
-    serving/<name>/<features>-<source>.json     of some features of a pipeline: what their vectors are, who made them
-                                                where, digests of both files
-    serving/<name>/<features>-<source>.in.parquet, ….out.parquet    rows, and what they became, bit by bit
+    serving/<name>/<features>-<source>.json            the features, the origin of the vectors, digests of both files
+    serving/<name>/<features>-<source>.in.parquet      rows
+    serving/<name>/<features>-<source>.out.parquet     their features, bit by bit
 
-`<features>` names the features by what pipeline.yaml says of them and by the versions of their ops, `<source>` what
-their fits are learnt from. Vectors of more features prove fewer of them, too. Earlier versions kept theirs in `serving`
-itself. Files are proved by their digests before they are used.
+`<features>` is a digest of the features in pipeline.yaml and the versions of their ops, `<source>` one of the source of
+their fits. Vectors of more features also serve to check fewer. Earlier versions wrote to `serving` itself. Files are
+checked by their digests before use.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ FORMAT = 1
 class GoldenOrigin:
     """The installation and table that vectors were made with.
 
-    fingerprints: of each feature alone, by its name. environment: versions and processor, by name. table, snapshot:
-    where the rows of a table come from.
+    fingerprints: of each feature alone, by name. environment: versions and processor, by name. table, snapshot: those
+    of the rows.
     """
 
     fingerprints: Mapping[str, str]
@@ -51,37 +52,43 @@ class GoldenOrigin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Golden:
-    """Rows and what they became, as `feedline transform` writes it.
+class GoldenVectors:
+    """Rows and their features, as `feedline transform` writes them.
 
-    real: so many of them, from the first on, are a table's: all but in vectors of earlier versions.
+    real: the first `real` rows are a table's: all of them, except in vectors of earlier versions.
     """
 
     rows: pa.Table
     expected: pa.Table
     real: int
-    made: GoldenOrigin
+    origin: GoldenOrigin
 
 
 def features_id(features: Sequence[FeatureSpec]) -> str:
-    """A name for features, whatever the types of their columns and what was learnt."""
+    """Identify features, independent of the types of their columns and of fits."""
     content = [
-        [feature.name, feature.group, *_source(feature), _op(feature.op), [_source(given) for given in feature.inputs]]
+        [
+            feature.name,
+            feature.group,
+            *_source_facts(feature),
+            _op_identity(feature.op),
+            [_source_facts(part) for part in feature.inputs],
+        ]
         for feature in features
     ]
     return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()[:16]
 
 
-def _source(given: FeatureSpec | FeatureInput) -> list[Any]:
-    return [given.column, given.expr, [_op(call) for call in given.ops]]
+def _source_facts(part: FeatureSpec | FeatureInput) -> list[Any]:
+    return [part.column, part.expr, [_op_identity(call) for call in part.ops]]
 
 
-def _op(call: OpCall | None) -> Any:
+def _op_identity(call: OpCall | None) -> Any:
     return None if call is None else bind(call).identity
 
 
-def save_golden(folder: str, request: ArtifactSetKey, features: Sequence[FeatureSpec], golden: Golden) -> None:
-    """Keep vectors, in place of those of the same features and source."""
+def save_golden(folder: str, request: ArtifactSetKey, features: Sequence[FeatureSpec], golden: GoldenVectors) -> None:
+    """Write vectors, replacing those of the same features and source."""
     name, location = _name(request, features), locate(absolute(folder))
     files = {"in": _parquet(golden.rows), "out": _parquet(golden.expected)}
     record = {
@@ -90,18 +97,18 @@ def save_golden(folder: str, request: ArtifactSetKey, features: Sequence[Feature
         "rows": golden.rows.num_rows,
         "sha256": {key: _digest(content) for key, content in files.items()},
         "real": golden.real,
-        "made": asdict(golden.made),
+        "made": asdict(golden.origin),
     }
     for key, content in files.items():
         content_store.put(location, f"{name}.{key}.parquet", [content])
     content_store.put(location, f"{name}.json", [json.dumps(record, indent=1).encode()])
 
 
-def forget_golden(folder: str, request: ArtifactSetKey, features: Sequence[FeatureSpec]) -> None:
-    """Delete the vectors of these features, whatever their source: they may hold rows that must not be kept."""
+def delete_golden(folder: str, request: ArtifactSetKey, features: Sequence[FeatureSpec]) -> None:
+    """Delete the vectors of these features, of every source: they may hold rows that must not be kept."""
     location, id = locate(absolute(folder)), features_id(features)
     for home in (_home(request.pipeline), FOLDER):
-        for info in _listed(location, home):
+        for info in _list_files(location, home):
             if info.is_file and re.split(r"[-.]", info.base_name)[0] == id:
                 location.filesystem.delete_file(info.path)
 
@@ -110,22 +117,22 @@ def load_golden(
     folder: str,
     request: ArtifactSetKey,
     features: Sequence[FeatureSpec],
-    proves: Callable[[Golden], bool] = lambda golden: True,
-) -> Golden | None:
-    """The vectors of these features, or of these and others: those that prove what is there, else the nearest.
+    matches: Callable[[GoldenVectors], bool] = lambda golden: True,
+) -> GoldenVectors | None:
+    """Load vectors of these features, or of these and others: the first that match, else the nearest.
 
-    The pipeline's own, those of the same source first; then those of the pipeline whose fits it uses, and of earlier
-    versions. None where there are none. Raises CorruptFileError where the files are not what was written; SpecError
-    where they are of another format.
+    The pipeline's own vectors come first, those of the same source before others; then those of the pipeline whose fits
+    it uses, and of earlier versions. None if there are none. Raises CorruptFileError if the files are not what was
+    written; SpecError if they have another format.
     """
     location = locate(absolute(folder))
-    wanted = {feature.name: features_id([feature]) for feature in features}
-    nearest: Golden | None = None
+    ids = {feature.name: features_id([feature]) for feature in features}
+    nearest: GoldenVectors | None = None
     for name in _names(location, request, features):
-        record = _record(location, folder, name)
-        if wanted.items() <= record["features"].items():
-            golden = _golden(location, folder, name, record)
-            if proves(golden):
+        record = _load_record(location, folder, name)
+        if ids.items() <= record["features"].items():
+            golden = _load_vectors(location, folder, name, record)
+            if matches(golden):
                 return golden
             nearest = nearest or golden
     return nearest
@@ -140,16 +147,16 @@ def _name(request: ArtifactSetKey, features: Sequence[FeatureSpec]) -> str:
 
 
 def _names(location: Location, request: ArtifactSetKey, features: Sequence[FeatureSpec]) -> list[str]:
-    """The records there are, in the order in which they count: the one of exactly these features first."""
-    found = []
+    """Names of the existing records, in order of preference: the one of exactly these features first."""
+    ordered = []
     for home in dict.fromkeys((_home(request.pipeline), _home(request.owner), FOLDER)):
-        names = [f"{home}/{info.base_name}" for info in _listed(location, home) if info.base_name.endswith(".json")]
+        names = [f"{home}/{info.base_name}" for info in _list_files(location, home) if info.base_name.endswith(".json")]
         names = sorted(name.removesuffix(".json") for name in names)
-        found += sorted(names, key=lambda name: (name != _name(request, features), features_id(features) not in name))
-    return found
+        ordered += sorted(names, key=lambda name: (name != _name(request, features), features_id(features) not in name))
+    return ordered
 
 
-def _listed(location: Location, home: str) -> list[pafs.FileInfo]:
+def _list_files(location: Location, home: str) -> list[pafs.FileInfo]:
     selector = pafs.FileSelector(join(location.path, home), allow_not_found=True)
     infos: list[pafs.FileInfo] = with_retries(
         lambda: location.filesystem.get_file_info(selector), location.filesystem, redact(location.uri)
@@ -157,7 +164,7 @@ def _listed(location: Location, home: str) -> list[pafs.FileInfo]:
     return infos
 
 
-def _record(location: Location, folder: str, name: str) -> dict[str, Any]:
+def _load_record(location: Location, folder: str, name: str) -> dict[str, Any]:
     try:
         record: dict[str, Any] = json.loads(bytes(content_store.get(location, f"{name}.json")))
         form = record["format"]
@@ -165,26 +172,28 @@ def _record(location: Location, folder: str, name: str) -> dict[str, Any]:
             GoldenOrigin(**record["made"])
             assert {"features", "sha256", "real"} <= record.keys()
     except (ValueError, KeyError, TypeError, AssertionError) as error:
-        raise _altered(folder, f"{name}.json") from error
+        raise _altered_error(folder, f"{name}.json") from error
     if form != FORMAT:
         raise SpecError(
-            f"the golden vectors {redact(join(folder, name))} are of another format: got {form}, expected {FORMAT}. "
-            "Make them anew with `feedline fit`"
+            f"the golden vectors {redact(join(folder, name))} have another format: got {form}, expected {FORMAT}. "
+            "Write them again with `feedline fit`"
         )
     return record
 
 
-def _golden(location: Location, folder: str, name: str, record: Mapping[str, Any]) -> Golden:
+def _load_vectors(location: Location, folder: str, name: str, record: Mapping[str, Any]) -> GoldenVectors:
     tables = {}
     for key in ("in", "out"):
         try:
             file = content_store.get(location, f"{name}.{key}.parquet")
         except FileNotFoundError as error:
-            raise _altered(folder, f"{name}.{key}.parquet") from error
+            raise _altered_error(folder, f"{name}.{key}.parquet") from error
         if _digest(file) != record["sha256"][key]:
-            raise _altered(folder, f"{name}.{key}.parquet")
+            raise _altered_error(folder, f"{name}.{key}.parquet")
         tables[key] = _table(file, folder, f"{name}.{key}.parquet")
-    return Golden(rows=tables["in"], expected=tables["out"], real=record["real"], made=GoldenOrigin(**record["made"]))
+    return GoldenVectors(
+        rows=tables["in"], expected=tables["out"], real=record["real"], origin=GoldenOrigin(**record["made"])
+    )
 
 
 def _parquet(table: pa.Table) -> pa.Buffer:
@@ -197,15 +206,15 @@ def _table(content: bytes | pa.Buffer, folder: str, name: str) -> pa.Table:
     try:
         return pq.ParquetFile(pa.BufferReader(content)).read()
     except (pa.ArrowException, OSError) as error:
-        raise _altered(folder, name) from error
+        raise _altered_error(folder, name) from error
 
 
 def _digest(content: bytes | pa.Buffer) -> str:
     return hashlib.sha256(memoryview(content)).hexdigest()
 
 
-def _altered(folder: str, name: str) -> CorruptFileError:
+def _altered_error(folder: str, name: str) -> CorruptFileError:
     return CorruptFileError(
-        f"{redact(join(folder, name))} does not hold what was written: it is missing, truncated or altered. Make it "
-        "anew with `feedline fit`"
+        f"{redact(join(folder, name))} does not hold what was written: it is missing, truncated or altered. Write "
+        "it again with `feedline fit`"
     )

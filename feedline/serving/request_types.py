@@ -1,20 +1,20 @@
 """Convert the columns of a request to the types of training, and refuse what does not fit them.
 
 Pure. A float32 column that arrives as float64 must not be transformed as float64: the last bit of a logarithm would
-differ from training's. So columns are brought to training's types first, by these rules, inside lists, structs and
-maps, too; anything else is an error that names the column and both types:
+differ from training. So columns are first converted to training's types, by these rules, which also apply inside lists,
+structs and maps; anything else is an error that names the column and both types:
 
     equal types, null                  as they are
     dictionary<T>                      as T
     integers, decimals                 of any width and sign, where each value fits
     integers, decimals into floats     where the float is exactly the integer; decimals are rounded
-    floats                             of any width: narrower ones are rounded, as when a table is written
+    floats                             of any width; rounded to a narrower one, as when a table is written
     strings; binary values             of any Arrow layout
     timestamps, durations              of any unit, where no value loses digits; with a zone or without, as in training
     lists, large lists, vectors        of one another; a vector's length must fit
-    structs                            fields by name; one that is missing is null, unless a feature reads it
+    structs                            fields by name; a missing one is null, unless a feature reads it
 
-What has no type of its own (Python lists) is taken in training's type at once.
+Values without a type of their own (Python lists) are parsed as training's type.
 """
 
 from __future__ import annotations
@@ -36,97 +36,98 @@ from feedline.expressions.types import column_type
 Column: TypeAlias = pa.Array | pa.ChunkedArray
 
 _LISTS = (pat.is_list, pat.is_large_list, pat.is_fixed_size_list)
-_TEXTS = (pat.is_string, pat.is_large_string, pat.is_string_view)
+_STRINGS = (pat.is_string, pat.is_large_string, pat.is_string_view)
 _BYTES = (pat.is_binary, pat.is_large_binary, pat.is_binary_view, pat.is_fixed_size_binary)
 
 
-def same(given: pa.Field, wanted: pa.Field) -> bool:
-    """Whether both come to the transforms in one type: nothing must be converted."""
-    if given.type == wanted.type:
+def same_type(source: pa.Field, target: pa.Field) -> bool:
+    """Whether both have one type in the transforms, so that no conversion is needed."""
+    if source.type == target.type:
         return True
-    dtype = column_type(given)
-    return dtype is not None and dtype == column_type(wanted) and dtype != pl.Null()
+    dtype = column_type(source)
+    return dtype is not None and dtype == column_type(target) and dtype != pl.Null()
 
 
-def convertible(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values of one type may be values of the other, by the rules above; some of them may not fit."""
-    if pat.is_null(given) or given == wanted:
+def convertible(source: pa.DataType, target: pa.DataType) -> bool:
+    """Whether values of one type may be converted to another by the rules above; single values may not fit."""
+    if pat.is_null(source) or source == target:
         return True
-    if pat.is_dictionary(given) or pat.is_dictionary(wanted):
-        return convertible(_decoded(given), _decoded(wanted))
-    if pat.is_struct(given) and pat.is_struct(wanted):
-        fields = {field.name: field.type for field in given}
-        return all(convertible(fields.get(field.name, pa.null()), field.type) for field in wanted)
-    if pat.is_map(given) and pat.is_map(wanted):
-        return convertible(given.key_type, wanted.key_type) and convertible(given.item_type, wanted.item_type)
-    if _is(given, _LISTS) and _is(wanted, _LISTS):
-        return convertible(given.value_type, wanted.value_type)
-    return _flat(given, wanted)
+    if pat.is_dictionary(source) or pat.is_dictionary(target):
+        return convertible(_value_type(source), _value_type(target))
+    if pat.is_struct(source) and pat.is_struct(target):
+        fields = {field.name: field.type for field in source}
+        return all(convertible(fields.get(field.name, pa.null()), field.type) for field in target)
+    if pat.is_map(source) and pat.is_map(target):
+        return convertible(source.key_type, target.key_type) and convertible(source.item_type, target.item_type)
+    if _is(source, _LISTS) and _is(target, _LISTS):
+        return convertible(source.value_type, target.value_type)
+    return _flat(source, target)
 
 
-def _flat(given: pa.DataType, wanted: pa.DataType) -> bool:
-    if pat.is_floating(wanted):
-        return bool(pat.is_floating(given) or pat.is_integer(given) or pat.is_decimal(given))
-    if pat.is_integer(wanted) or pat.is_decimal(wanted):
-        return bool(pat.is_integer(given) or pat.is_decimal(given))
-    if pat.is_timestamp(wanted):
-        return bool(pat.is_timestamp(given)) and (given.tz is None) == (wanted.tz is None)
-    families = (_TEXTS, _BYTES, (pat.is_duration,), (pat.is_date,), (pat.is_time,))
-    return any(_is(given, family) and _is(wanted, family) for family in families)
+def _flat(source: pa.DataType, target: pa.DataType) -> bool:
+    if pat.is_floating(target):
+        return bool(pat.is_floating(source) or pat.is_integer(source) or pat.is_decimal(source))
+    if pat.is_integer(target) or pat.is_decimal(target):
+        return bool(pat.is_integer(source) or pat.is_decimal(source))
+    if pat.is_timestamp(target):
+        return bool(pat.is_timestamp(source)) and (source.tz is None) == (target.tz is None)
+    families = (_STRINGS, _BYTES, (pat.is_duration,), (pat.is_date,), (pat.is_time,))
+    return any(_is(source, family) and _is(target, family) for family in families)
 
 
-def convert(column: Column, wanted: pa.DataType, name: str) -> Column:
-    """A column of a convertible type in the type wanted.
+def convert(column: Column, target: pa.DataType, name: str) -> Column:
+    """Convert a column to a convertible type.
 
-    Raises DataError, naming column, row and value, where a value does not fit.
+    Raises DataError, naming column, row and value, if a value does not fit.
     """
     try:
-        return _cast(column, wanted)
+        return _cast(column, target)
     except pa.ArrowInvalid:
         pass
-    # A cast looks at all elements that there are in memory, those of other rows than a slice's among them.
+    # A cast also checks elements in memory outside of a slice's rows: copy the slice.
     column = column.take(pa.array(range(len(column)), pa.int64()))
     try:
-        return _cast(column, wanted)
+        return _cast(column, target)
     except pa.ArrowInvalid as error:
-        row = _first_wrong(column, wanted)
+        row = _first_wrong(column, target)
         value, cause = repr(column[row].as_py())[:80], str(error).partition("\n")[0]
         raise DataError(
-            f"column {name!r} holds a value that does not fit its type in training: got {value}, expected {wanted} "
+            f"column {name!r} holds a value that does not fit its type in training: got {value}, expected {target} "
             f"({cause})"
         ).at(row) from error
 
 
-def refuse_other_kinds(given: pa.Field, wanted: pa.DataType) -> None:
-    """Raise SpecError for a column whose values are no values of the type wanted."""
-    if not convertible(given.type, wanted):
+def refuse_other_kinds(source: pa.Field, target: pa.DataType) -> None:
+    """Raise SpecError for a column whose type cannot be converted to the target."""
+    if not convertible(source.type, target):
         raise SpecError(
-            f"column {given.name!r} is of another type than in training: got {given.type}, expected {wanted} or what "
-            "it can be made of without doubt. Convert it"
+            f"column {source.name!r} is of another type than in training: got {source.type}, expected {target} or a "
+            "type that converts to it exactly. Convert it"
         )
 
 
-def refuse_absent_parts(given: pa.Schema, names: Iterable[str]) -> None:
-    """Raise SpecError where a part that features read, such as a struct's field, is not in the rows' columns."""
+def refuse_absent_parts(source: pa.Schema, names: Iterable[str]) -> None:
+    """Raise SpecError if a part that features read, such as a struct's field, is missing in the rows' columns."""
     for name in names:
         part = part_of(name)
-        if part is None or name in given.names or not has_column(given, part.column):
+        if part is None or name in source.names or not has_column(source, part.column):
             continue
         try:
-            part_field(given, part)
+            part_field(source, part)
         except PartError as error:
             raise SpecError(f"the rows lack {name}, which training had: {error}") from None
 
 
 def table_of(columns: Mapping[str, Any], types: pa.Schema | None) -> pa.Table:
-    """Columns by name as a table: sequences, numpy arrays (of two dimensions: vectors), Arrow arrays, Polars series.
+    """Build a table from columns by name: sequences, numpy arrays (two-dimensional: vectors), Arrow arrays, Polars
+    series.
 
     Raises DataError for columns of different lengths, and for values that do not fit the type of their column.
     """
     arrays: dict[str, Any] = {}
     for name, values in columns.items():
-        place = -1 if types is None else types.get_field_index(name)
-        arrays[name] = _array(name, values, None if types is None or place < 0 else types.field(place).type)
+        index = -1 if types is None else types.get_field_index(name)
+        arrays[name] = _array(name, values, None if types is None or index < 0 else types.field(index).type)
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         first, other = next((a, b) for a, b in zip(lengths, [*lengths][1:], strict=False) if lengths[a] != lengths[b])
@@ -137,13 +138,13 @@ def table_of(columns: Mapping[str, Any], types: pa.Schema | None) -> pa.Table:
 
 
 def is_pandas(value: Any, name: str) -> bool:
-    """Whether a value is pandas' DataFrame or Series; pandas is not loaded to know it."""
+    """Whether a value is an instance of a pandas class, without importing pandas."""
     pandas = sys.modules.get("pandas")
     return pandas is not None and isinstance(value, getattr(pandas, name))
 
 
 def series_array(name: str, series: Any, kind: pa.DataType | None) -> pa.Array | pa.ChunkedArray:
-    """A pandas series, whose NaN stand for nulls; whole numbers among them for integers, in a column that holds those.
+    """Convert a pandas series: NaN becomes null, and whole floats become integers in an integer column.
 
     Raises DataError for values that do not fit the type of their column.
     """
@@ -152,7 +153,7 @@ def series_array(name: str, series: Any, kind: pa.DataType | None) -> pa.Array |
         if kind is not None and pat.is_integer(kind) and pat.is_floating(array.type):
             return array.cast(kind)
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-        raise _other_type(name, kind, error) from None
+        raise _type_error(name, kind, error) from None
     return array
 
 
@@ -168,36 +169,38 @@ def _array(name: str, values: Any, kind: pa.DataType | None) -> Any:
             return pa.array(values)
         if values.ndim == 2:
             return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
-        raise DataError(f"column {name!r} has {values.ndim} dimensions: expected 1, or 2 of vectors")
+        raise DataError(f"column {name!r} has {values.ndim} dimensions: expected 1, or 2 for vectors")
     if isinstance(values, str | bytes) or not isinstance(values, Sequence):
-        raise DataError(f"column {name!r} is no column: got {type(values).__name__}, expected a sequence or an array")
+        raise DataError(
+            f"column {name!r} is not a column: got {type(values).__name__}, expected a sequence or an array"
+        )
     try:
         return pa.array(values, kind)
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-        raise _other_type(name, kind, error) from None
+        raise _type_error(name, kind, error) from None
 
 
-def _other_type(name: str, kind: pa.DataType | None, error: Exception) -> DataError:
-    text = str(error).partition("\n")[0]
-    listed = kind is not None and _is(kind, _LISTS)
-    remedy = ". A dict of lists holds columns: write one row of lists as [row]" if listed else ""
-    return DataError(f"column {name!r} holds values of another type: expected {kind or 'one type'} ({text}){remedy}")
+def _type_error(name: str, kind: pa.DataType | None, error: Exception) -> DataError:
+    cause = str(error).partition("\n")[0]
+    is_list = kind is not None and _is(kind, _LISTS)
+    remedy = ". A dict of lists holds columns: write one row of lists as [row]" if is_list else ""
+    return DataError(f"column {name!r} holds values of another type: expected {kind or 'one type'} ({cause}){remedy}")
 
 
 def _is(kind: pa.DataType, tests: Sequence[Any]) -> bool:
     return any(test(kind) for test in tests)
 
 
-def _decoded(kind: pa.DataType) -> pa.DataType:
+def _value_type(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pat.is_dictionary(kind) else kind
 
 
-def _cast(column: Column, wanted: pa.DataType) -> Column:
+def _cast(column: Column, target: pa.DataType) -> Column:
     """Raises ArrowInvalid where a value does not fit."""
     if pat.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    made = column.cast(wanted)
-    flat, rounded = column, made
+    result = column.cast(target)
+    flat, rounded = column, result
     while _is(flat.type, _LISTS):
         flat, rounded = pc.list_flatten(flat), pc.list_flatten(rounded)
     narrows = pat.is_floating(flat.type) and pat.is_floating(rounded.type)
@@ -207,16 +210,16 @@ def _cast(column: Column, wanted: pa.DataType) -> Column:
             wrong = pc.and_(infinite, pc.is_finite(flat))
             if pc.any(wrong).as_py():
                 raise pa.ArrowInvalid(f"Float value {flat[pc.index(wrong, True).as_py()].as_py()} not in range")
-    return made
+    return result
 
 
-def _first_wrong(column: Column, wanted: pa.DataType) -> int:
-    """The first row that cannot be cast; some row cannot."""
-    low, high = 0, len(column)  # rows before `low` can, some before `high` cannot
+def _first_wrong(column: Column, target: pa.DataType) -> int:
+    """Find the first row that cannot be cast; there is one."""
+    low, high = 0, len(column)  # all rows before `low` can be cast, some before `high` cannot
     while high - low > 1:
         middle = (low + high) // 2
         try:
-            _cast(column.take(pa.array(range(low, middle), pa.int64())), wanted)
+            _cast(column.take(pa.array(range(low, middle), pa.int64())), target)
             low = middle
         except pa.ArrowInvalid:
             high = middle

@@ -1,7 +1,7 @@
-"""Make a table of the rows that a caller holds: Arrow, Polars, pandas, columns by name, a list of dicts or one dict.
+"""Convert a caller's rows to a table: Arrow, Polars, pandas, columns by name, a list of dicts or one dict.
 
-Pure; runs in the process that serves. A dict is one row where any of its values is a single value, such as a number, a
-string or None, and else columns by name. What has no type of its own takes that of training.
+Runs in: the process that serves. Pure. A dict is one row if any of its values is a single value, such as a number, a
+string or None, else columns by name. Values without a type of their own take that of training.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _EXPECTED = "Arrow, Polars or pandas, columns by name, a list of dicts, or one d
 
 
 def frame_of(rows: Rows, types: pa.Schema) -> Frame:
-    """The rows as a table; `types`: the columns as training saw them, as far as that is known.
+    """Convert rows to a table; `types`: the recorded columns of training.
 
-    Raises DataError for what holds no rows, for columns of different lengths, for rows of different columns, and for
-    values that do not fit the type of their column.
+    Raises DataError for what does not hold rows, for columns of different lengths, for rows of different columns, and
+    for values that do not fit the type of their column.
     """
     if isinstance(rows, pa.Table | pa.RecordBatch | pl.DataFrame):
         return rows
@@ -55,8 +55,8 @@ def _is_row(values: Mapping[str, Any]) -> bool:
 
 def _of_row(row: Mapping[str, Any], types: pa.Schema) -> pa.Table:
     for name, value in row.items():
-        kind = _kind(types, name)
-        if kind is not None and not isinstance(value, _SINGLE) and not _is_listed(kind):
+        kind = _training_type(types, name)
+        if kind is not None and not isinstance(value, _SINGLE) and not _is_list(kind):
             single = next(name for name, value in row.items() if isinstance(value, _SINGLE))
             raise DataError(
                 f"a dict with a single value ({single!r}) is one row: got {type(value).__name__} for column {name!r}, "
@@ -68,16 +68,16 @@ def _of_row(row: Mapping[str, Any], types: pa.Schema) -> pa.Table:
 def _of_dicts(rows: Sequence[Any], types: pa.Schema) -> pa.Table:
     if not rows:
         if not len(types):
-            raise DataError("an empty list has no columns: got no row, and no types are known of training. Fit first")
+            raise DataError("an empty list has no columns: got no row and no recorded types of training. Fit first")
         return types.empty_table()
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if not isinstance(row, Mapping):
-            raise DataError(f"a list holds rows as dicts: got {type(row).__name__} as row {place}, expected a dict")
+            raise DataError(f"a list holds rows as dicts: got {type(row).__name__} as row {index}, expected a dict")
         if row.keys() != rows[0].keys():
             name = min(row.keys() ^ rows[0].keys(), key=str)
-            without = place if name not in row else 0
+            without = index if name not in row else 0
             raise DataError(
-                f"rows have different columns: got none of {name!r} in row {without}, expected it as in others. "
+                f"rows have different columns: got no {name!r} in row {without}, expected it as in other rows. "
                 "Write None where a value is missing"
             )
     return table_of({name: [_plain(row[name]) for row in rows] for name in rows[0]}, types)
@@ -87,13 +87,13 @@ def _of_pandas(rows: Any, types: pa.Schema) -> pa.Table:
     names = list(rows.columns)
     for name in names:
         if not isinstance(name, str) or names.count(name) > 1:
-            twice = "twice" if isinstance(name, str) else f"of type {type(name).__name__}"
-            raise DataError(f"a pandas frame has a column {twice}: got {name!r}, expected names that differ")
-    return pa.table({name: series_array(name, rows[name], _kind(types, name)) for name in names})
+            fault = "twice" if isinstance(name, str) else f"of type {type(name).__name__}"
+            raise DataError(f"a pandas frame has a column {fault}: got {name!r}, expected distinct strings as names")
+    return pa.table({name: series_array(name, rows[name], _training_type(types, name)) for name in names})
 
 
 def _plain(value: Any) -> Any:
-    """A value of a row as Arrow takes it inside a list."""
+    """Convert a value of a row to one that Arrow takes inside a list."""
     if isinstance(value, pl.Series | pa.Array | pa.ChunkedArray):
         return value.to_pylist() if isinstance(value, pa.Array | pa.ChunkedArray) else value.to_list()
     if isinstance(value, np.ndarray) and value.ndim > 1:
@@ -101,10 +101,10 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _kind(types: pa.Schema, name: str) -> pa.DataType | None:
-    place = types.get_field_index(name)
-    return types.field(place).type if place >= 0 else None
+def _training_type(types: pa.Schema, name: str) -> pa.DataType | None:
+    index = types.get_field_index(name)
+    return types.field(index).type if index >= 0 else None
 
 
-def _is_listed(kind: pa.DataType) -> bool:
+def _is_list(kind: pa.DataType) -> bool:
     return bool(pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind) or pat.is_map(kind))

@@ -104,28 +104,28 @@ def read_bounds(group: str, value: Any, path: Path, problems: Problems) -> tuple
             f"must be a mapping from measures to bounds: got {describe_value(value)}. Write {{null_rate: <= 0.05}}",
         )
         return ()
-    found: list[Expectation] = []
+    expectations: list[Expectation] = []
     for measure, text in value.items():
-        place = (*path, measure)
+        position = (*path, measure)
         if measure not in MEASURES:
-            problems.add(place, unknown_message("measure", measure, MEASURES), key=True)
+            problems.add(position, unknown_message("measure", measure, MEASURES), key=True)
         elif group not in MEASURES[measure][0]:
             names = [name for name, (groups, _) in MEASURES.items() if group in groups]
-            problems.add(place, f"{group} features have no {measure}: expected one of {', '.join(names)}", key=True)
+            problems.add(position, f"{group} features have no {measure}: expected one of {', '.join(names)}", key=True)
         elif isinstance(text, list) and text:
-            bounds = [_read_bound(measure, item, (*place, index), problems) for index, item in enumerate(text)]
-            found.extend(bound for bound in bounds if bound is not None)
-        elif (bound := _read_bound(measure, text, place, problems)) is not None:
-            found.append(bound)
-    return tuple(found)
+            bounds = [_read_bound(measure, item, (*position, index), problems) for index, item in enumerate(text)]
+            expectations.extend(bound for bound in bounds if bound is not None)
+        elif (bound := _read_bound(measure, text, position, problems)) is not None:
+            expectations.append(bound)
+    return tuple(expectations)
 
 
 def bounds_to_yaml(bounds: tuple[Expectation, ...]) -> dict[str, list[str]]:
     """The bounds as written under `expect`."""
-    texts: dict[str, list[str]] = {}
+    bounds_by_measure: dict[str, list[str]] = {}
     for bound in bounds:
-        texts.setdefault(bound.measure, []).append(str(bound))
-    return texts
+        bounds_by_measure.setdefault(bound.measure, []).append(str(bound))
+    return bounds_by_measure
 
 
 def _read_bound(measure: str, value: Any, path: Path, problems: Problems) -> Expectation | None:

@@ -280,8 +280,8 @@ class _FeatureReader:
             message = f"must be one of {', '.join(choices)}: got {describe_value(value)}"
             self.problems.add((*path, "on_nonfinite"), message)
             return self.default
-        checked: OnNonfinite = value
-        return checked
+        choice: OnNonfinite = value
+        return choice
 
     def unknown_key(self, group: Group, name: str, key: str, allowed: tuple[str, ...]) -> str:
         message = unknown_message("key of a feature", key, allowed)

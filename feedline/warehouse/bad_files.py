@@ -105,26 +105,26 @@ def load_skipped(work_dir: str, snapshot: str) -> tuple[BadFile, ...]:
     return tuple(_load(work_dir, _skipped_name(snapshot)))
 
 
-def leave_out(listing: Listing, known: Mapping[str, BadFile]) -> tuple[Listing, list[BadFile]]:
+def leave_out(listing: Listing, findings: Mapping[str, BadFile]) -> tuple[Listing, list[BadFile]]:
     """A listing without the files of recorded findings that have not changed since; and these findings."""
-    if not known:
+    if not findings:
         return listing, []
-    found = _matches(listing.uri, listing.files, known)
-    found = {index: bad for index, bad in found.items() if bad.mtime_ns >= 0}
-    if not found:
+    matches = _matches(listing.uri, listing.files, findings)
+    matches = {index: bad for index, bad in matches.items() if bad.mtime_ns >= 0}
+    if not matches:
         return listing, []
-    return listing.take(np.setdiff1d(np.arange(len(listing.files)), list(found))), list(found.values())
+    return listing.take(np.setdiff1d(np.arange(len(listing.files)), list(matches))), list(matches.values())
 
 
-def findings_in(snapshot: SnapshotFiles, known: Mapping[str, BadFile]) -> dict[str, BadFile]:
+def findings_in(snapshot: SnapshotFiles, findings: Mapping[str, BadFile]) -> dict[str, BadFile]:
     """The findings about files of a snapshot, by path below its root."""
-    if not known:
+    if not findings:
         return {}
     paths, digests = snapshot.files["path"], snapshot.files["footer_digest"]
-    found = _matches(snapshot.uri, snapshot.files, known)
+    matches = _matches(snapshot.uri, snapshot.files, findings)
     return {
         paths[index].as_py(): bad
-        for index, bad in found.items()
+        for index, bad in matches.items()
         if bad.footer_digest in (None, digests[index].as_py()) and (bad.mtime_ns >= 0 or bad.footer_digest is not None)
     }
 
@@ -205,18 +205,18 @@ def each_fragment(function: Callable[[Any], Any], task: Any) -> list[tuple[tuple
     return results
 
 
-def _matches(uri: str, files: pa.Table, known: Mapping[str, BadFile]) -> dict[int, BadFile]:
+def _matches(uri: str, files: pa.Table, findings: Mapping[str, BadFile]) -> dict[int, BadFile]:
     """The findings that match files by name, size and time, by index of the file."""
     root = redact(uri)
-    found = {}
+    matches = {}
     for index, path in enumerate(files["path"].to_pylist()):
-        bad = known.get(join(root, path))
+        bad = findings.get(join(root, path))
         if bad is None:
             continue
         facts = files.slice(index, 1)
         if (bad.bytes, bad.mtime_ns) == (facts["bytes"][0].as_py(), facts["mtime_ns"][0].as_py()):
-            found[index] = bad
-    return found
+            matches[index] = bad
+    return matches
 
 
 def _skipped_name(snapshot: str) -> str:
@@ -231,6 +231,6 @@ def _load(work_dir: str, name: str) -> list[BadFile]:
     return [BadFile(**row) for row in table.to_pylist()]
 
 
-def _table(found: Iterable[BadFile]) -> pa.Table:
-    rows = [{name: getattr(bad, name) for name in _SCHEMA.names} for bad in found]
+def _table(findings: Iterable[BadFile]) -> pa.Table:
+    rows = [{name: getattr(bad, name) for name in _SCHEMA.names} for bad in findings]
     return pa.Table.from_pylist(rows, schema=_SCHEMA)

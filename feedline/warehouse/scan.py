@@ -242,11 +242,11 @@ def _fit(findings: Findings, kinds: list[tuple[pa.Schema, list[int]]], rules: Sc
 
 
 def _page_tasks(
-    findings: Findings, left: Sequence[int], columns: tuple[str, ...], schema: pa.Schema
+    findings: Findings, indices: Sequence[int], columns: tuple[str, ...], schema: pa.Schema
 ) -> Iterator[PageTask]:
     gathered: list[Fragment] = []
     rows = 0
-    for fragment, fragment_rows in _fragments(findings, left):
+    for fragment, fragment_rows in _fragments(findings, indices):
         gathered.append(fragment)
         rows += fragment_rows
         if rows >= _TASK_ROWS or len(gathered) >= _TASK_FILES:
@@ -256,10 +256,10 @@ def _page_tasks(
         yield PageTask(fragments=tuple(gathered), columns=columns, schema=schema)
 
 
-def _fragments(findings: Findings, left: Sequence[int]) -> Iterator[tuple[Fragment, int]]:
+def _fragments(findings: Findings, indices: Sequence[int]) -> Iterator[tuple[Fragment, int]]:
     """Runs of row groups of one file, of about `_TASK_ROWS`, with their rows."""
     files = findings.listing.files
-    for index in left:
+    for index in indices:
         footer = findings.footers[index]
         first = 0
         while first < len(footer.rows):

@@ -1,4 +1,4 @@
-"""Whose fits are used: those of a pipeline's own name, table and `fit.where`; others are refused, unless shared."""
+"""A pipeline uses the fits of its own name, table and `fit.where`; others are refused, unless shared."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from feedline.artifacts.artifact_sets import (
     table_name,
 )
 from feedline.errors import FeedlineError, SpecError
-from feedline.fitting.fit_report import fitted_facts
+from feedline.fitting.fit_report import load_fit_facts
 from feedline.loader.facts import Hello
 from feedline.spec import load_spec
 
@@ -57,7 +57,7 @@ def written(folder: Path, name: str, table: str, *, file: str | None = None, **m
 
 
 def scaled(values: list[float], learnt: list[float]) -> np.ndarray[Any, Any]:
-    """By numpy, in float64: what standardize makes of values with the mean and deviation of others."""
+    """Standardize values with the mean and deviation of others, by numpy in float64."""
     return ((np.array(values) - np.mean(learnt)) / np.std(learnt)).astype(np.float32)
 
 
@@ -124,11 +124,11 @@ def test_evaluation_and_the_next_day_use_the_fit(tmp_path: Path, small: str):
     np.testing.assert_allclose(made(path, {"source.where": None, "fit": "auto"}), scaled(SMALL, SMALL[:3]), rtol=1e-6)
 
 
-def test_another_sample_is_refused_unless_it_is_asked_for(tmp_path: Path, small: str):
+def test_another_sample_is_refused_unless_sets_are_shared(tmp_path: Path, small: str):
     sample = {"fraction": 0.5, "seed": 3, "key": "day"}
     path = written(tmp_path, "a", small, source={"table": small, "sample": sample})
     Pipeline.from_yaml(path).fit()
-    [one] = fitted_facts(load_spec(path))
+    [one] = load_fit_facts(load_spec(path))
     assert one.rows in (1, 2, 3)
     mean, std = one.shown["mean"], one.shown["std"]
     said = r"another sample: got a sample of fraction 0.5, .*seed 3, expected no sample.*artifacts: \{from: a\}"
@@ -141,15 +141,15 @@ def test_another_sample_is_refused_unless_it_is_asked_for(tmp_path: Path, small:
     np.testing.assert_allclose(everything, (np.array(SMALL) - mean) / std, rtol=1e-5)
     Pipeline.from_yaml(path, {"source.sample": None}).fit()  # from now on each has its own
     np.testing.assert_allclose(made(path, {"source.sample": None}), scaled(SMALL, SMALL), rtol=1e-6)
-    assert fitted_facts(load_spec(path)) == (one,)
+    assert load_fit_facts(load_spec(path)) == (one,)
 
 
-def test_another_fit_where_is_a_missing_fit_and_both_are_kept(tmp_path: Path, small: str):
+def test_another_fit_where_is_fitted_separately(tmp_path: Path, small: str):
     path = written(tmp_path, "a", small, fit={"auto": True})
     first, second = {"fit.where": "day < 3"}, {"fit.where": "day > 0"}
     np.testing.assert_allclose(made(path, first), scaled(SMALL, SMALL[:3]), rtol=1e-6)
     np.testing.assert_allclose(made(path, second), scaled(SMALL, SMALL[1:]), rtol=1e-6)
-    [when] = {one.when for one in fitted_facts(load_spec(path, first))}
+    [when] = {one.when for one in load_fit_facts(load_spec(path, first))}
     (tmp_path / "small" / "0.parquet").rename(tmp_path / "kept")
     np.testing.assert_allclose(served(path, SMALL, first), scaled(SMALL, SMALL[:3]), rtol=1e-6)
     np.testing.assert_allclose(served(path, SMALL, {"fit.where": "day>0"}), scaled(SMALL, SMALL[1:]), rtol=1e-6)
@@ -158,7 +158,7 @@ def test_another_fit_where_is_a_missing_fit_and_both_are_kept(tmp_path: Path, sm
     assert (report.made, report.fits[0].when) == (0, when)
 
 
-def test_another_fit_where_is_refused_with_both(tmp_path: Path, small: str):
+def test_another_fit_where_is_refused_with_both_filters(tmp_path: Path, small: str):
     path = written(tmp_path, "a", small, fit={"where": "day < 3"})
     Pipeline.from_yaml(path).fit()
     message = refusal(path, {"fit.where": "day > 0"})
@@ -168,7 +168,7 @@ def test_another_fit_where_is_refused_with_both(tmp_path: Path, small: str):
 
 
 @pytest.mark.parametrize("fit", [{}, {"auto": True}])
-def test_another_table_under_the_same_name_is_refused_with_both(tmp_path: Path, small: str, large: str, fit: Any):
+def test_another_table_under_the_same_name_is_refused_with_both_paths(tmp_path: Path, small: str, large: str, fit: Any):
     one = written(tmp_path, "a", small, fit=fit)
     Pipeline.from_yaml(one).fit()
     other = written(tmp_path, "a", large, fit=fit, file="other.yaml")
@@ -177,19 +177,19 @@ def test_another_table_under_the_same_name_is_refused_with_both(tmp_path: Path, 
     assert "`artifacts: {from: a}` to use those fits with this table" in message
     np.testing.assert_allclose(made(other, {"artifacts.from": "a"}), scaled(LARGE, SMALL), rtol=1e-6)
     with pytest.raises(SpecError, match=r"nothing is fitted: .* another table: got .*small, expected .*large"):
-        fitted_facts(load_spec(other))
-    Pipeline.from_yaml(other).fit()  # said in so many words
+        load_fit_facts(load_spec(other))
+    Pipeline.from_yaml(other).fit()  # explicit
     np.testing.assert_allclose(made(other), scaled(LARGE, LARGE), rtol=1e-6)
     np.testing.assert_allclose(made(one), scaled(SMALL, SMALL), rtol=1e-6)
 
 
-def test_fits_are_shared_on_purpose(tmp_path: Path, small: str, large: str):
+def test_artifacts_from_shares_fits(tmp_path: Path, small: str, large: str):
     a, b = written(tmp_path, "a", small), written(tmp_path, "b", large, fit="auto", artifacts={"from": "a"})
     assert "got no fits, expected fits of pipeline 'a'. Fit pipeline 'a' first" in refusal(b)
     Pipeline.from_yaml(a).fit()
     np.testing.assert_allclose(made(b), scaled(LARGE, SMALL), rtol=1e-6)
     np.testing.assert_allclose(served(b, [2.0]), scaled([2.0], SMALL), rtol=1e-6)
-    report = Pipeline.from_yaml(b).fit()  # proves that all is there, and learns nothing
+    report = Pipeline.from_yaml(b).fit()  # checks that no fit is missing, and learns nothing
     assert (report.made, [one.pipeline for one in report.fits]) == (0, ["a"])
     assert [path.name for path in (tmp_path / "work" / "artifacts" / "pipelines").iterdir()] == [safe_name("a")]
     more = {"features.dense.y": {"column": "x", "ops": [{"clip": {"max": 5}}, "standardize"]}}
@@ -201,7 +201,7 @@ def test_fits_are_shared_on_purpose(tmp_path: Path, small: str, large: str):
     assert got in refusal(b, {"fit": {"where": "day < 2"}})
 
 
-def test_a_new_name_is_told_whose_fits_there_are(tmp_path: Path, small: str):
+def test_a_new_name_is_refused_with_the_existing_names(tmp_path: Path, small: str):
     Pipeline.from_yaml(written(tmp_path, "before", small)).fit()
     message = refusal(written(tmp_path, "after", small))
     assert "x: standardize: got fits of pipeline 'before', expected fits of pipeline 'after'" in message
@@ -210,7 +210,7 @@ def test_a_new_name_is_told_whose_fits_there_are(tmp_path: Path, small: str):
     np.testing.assert_allclose(made(named), scaled(SMALL, SMALL), rtol=1e-6)
 
 
-def test_names_of_any_characters_have_files_of_their_own(tmp_path: Path, small: str, large: str):
+def test_names_of_any_characters_have_separate_files(tmp_path: Path, small: str, large: str):
     names = ["a/b", "a_b", "A_b", "../a", "ü", " ", "x" * 300]
     assert len({safe_name(name).lower() for name in names}) == len(names)
     for number, name in enumerate(names[:4]):
@@ -222,7 +222,7 @@ def test_names_of_any_characters_have_files_of_their_own(tmp_path: Path, small: 
     }
 
 
-def test_pipelines_that_fit_at_the_same_time_keep_both(tmp_path: Path, small: str, large: str):
+def test_pipelines_that_fit_at_the_same_time_keep_both_sets(tmp_path: Path, small: str, large: str):
     paths = [written(tmp_path, name, of) for name, of in (("a", small), ("b", large))]
     overrides = [{}, {"fit.where": "day < 3"}]
     threads = [
@@ -249,11 +249,11 @@ def test_fits_of_one_set_at_the_same_time_lose_no_features(tmp_path: Path, small
         thread.start()
     for thread in threads:
         thread.join()
-    assert [one.features for one in fitted_facts(load_spec(paths[0]))] == [("one",), ("two",)]
+    assert [one.features for one in load_fit_facts(load_spec(paths[0]))] == [("one",), ("two",)]
 
 
 def as_before(folder: Path, where: str | None = None) -> None:
-    """A folder of artifacts as versions without names wrote it: the one set that there is, without what is new."""
+    """Rewrite a folder of artifacts as versions without names did: one set, without the newer fields."""
     [pointer] = (folder / "pipelines").glob("*/*.json")
     content = json.loads(pointer.read_text())
     manifest = stored_artifacts.load_manifest(str(folder), content["manifest"])
@@ -272,14 +272,14 @@ def as_before(folder: Path, where: str | None = None) -> None:
     shutil.rmtree(folder / "pipelines")
 
 
-def test_a_set_without_a_name_is_taken_where_it_matches(tmp_path: Path, small: str, large: str):
+def test_a_set_without_a_name_is_used_if_it_matches(tmp_path: Path, small: str, large: str):
     a, b = written(tmp_path, "a", small), written(tmp_path, "b", large)
     Pipeline.from_yaml(a).fit()
     as_before(tmp_path / "work" / "artifacts", where="day >= 0")
     np.testing.assert_allclose(made(a), scaled(SMALL, SMALL), rtol=1e-6)
     np.testing.assert_allclose(made(a, {"fit.where": "day>=0"}), scaled(SMALL, SMALL), rtol=1e-6)
     np.testing.assert_allclose(served(a, [2.0]), scaled([2.0], SMALL), rtol=1e-6)
-    assert [one.pipeline for one in fitted_facts(load_spec(a))] == [None]
+    assert [one.pipeline for one in load_fit_facts(load_spec(a))] == [None]
     got = f"got fits without a pipeline's name, learnt from {small} where day >= 0, expected"
     message = refusal(b)
     assert f"{got} {large}. Fit it: feedline fit {b}, or, if those fits are this pipeline's, write" in message
@@ -292,10 +292,10 @@ def test_a_set_without_a_name_is_taken_where_it_matches(tmp_path: Path, small: s
     assert report.made == 0
     (tmp_path / "work" / "artifacts" / "artifacts.json").unlink()
     np.testing.assert_allclose(made(a), scaled(SMALL, SMALL), rtol=1e-6)
-    assert [one.when for one in fitted_facts(load_spec(a))] == ["2026-01-01T00:00:00+00:00"]
+    assert [one.when for one in load_fit_facts(load_spec(a))] == ["2026-01-01T00:00:00+00:00"]
 
 
-def test_who_goes_on_finds_the_set_whatever_others_with_its_features_note(tmp_path: Path, small: str):
+def test_a_resumed_run_finds_its_set_beside_others_with_equal_features(tmp_path: Path, small: str):
     a, b = written(tmp_path, "a", small), written(tmp_path, "b", small, artifacts="there")
     hello = Hello(rank=0, world_size=1)
     states = []
@@ -322,11 +322,11 @@ def test_who_goes_on_finds_the_set_whatever_others_with_its_features_note(tmp_pa
         ("s3://bucket/t", "s3://bucket/t?region=eu-west-1"),
     ],
 )
-def test_equal_places_have_one_name(one: str, other: str):
+def test_spellings_of_one_table_have_one_name(one: str, other: str):
     assert table_name(one) == table_name(other)
 
 
-def test_other_places_have_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_different_tables_have_different_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     assert table_name("t") == str(tmp_path / "t")
     (tmp_path / "link").symlink_to(tmp_path / "t")
@@ -335,17 +335,17 @@ def test_other_places_have_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert fit_source(["b", "a", "a"], None, None) == fit_source(["a", "b"], None, None)
 
 
-def test_filters_are_compared_without_what_makes_no_difference():
+def test_filters_are_compared_without_spacing_and_quotes():
     assert canonical_where('ds  >= "2026"') == canonical_where("(ds >= '2026')")
     assert canonical_where("a and\n b") == canonical_where("a and b")
     assert canonical_where("a < 1") != canonical_where("a < 2")
-    assert canonical_where("a b") != canonical_where("a  b")  # no expressions: texts
+    assert canonical_where("a b") != canonical_where("a  b")  # invalid expressions are compared as strings
 
 
 def test_the_nearest_set_is_chosen():
     def kept(pipeline: str, table: str, where: str | None, sample: str | None, saved: str) -> ArtifactSetRecord:
         source = FitSource(table=(table,), where=where, sample=sample)
-        return ArtifactSetRecord(pipeline=pipeline, source=source, manifest=saved, fitted={}, saved=saved)
+        return ArtifactSetRecord(pipeline=pipeline, source=source, manifest=saved, fit_times={}, saved_at=saved)
 
     sets = [
         kept("p", "t", None, None, "1"),
@@ -360,7 +360,11 @@ def test_the_nearest_set_is_chosen():
         return None if one is None else one.manifest
 
     assert [taken("t"), taken("t", sample="s"), taken("t", sample="r"), taken("t", "w", "s")] == ["1", "2", None, None]
-    assert [taken("t", sample="s", shared="p"), taken("t", sample="r", shared="p")] == ["2", "2"]
+    assert [taken("t", sample="s", shared_from="p"), taken("t", sample="r", shared_from="p")] == ["2", "2"]
     assert [taken("t", "v"), taken("v"), taken("u"), taken("u", "w")] == [None, None, "4", None]
     assert [taken("v", served=True), taken("v", "w", served=True), taken("t", "v", served=True)] == ["4", "3", "3"]
-    assert [taken("v", shared="p"), taken("v", "w", shared="p"), taken("v", "v", shared="p")] == ["4", "3", None]
+    assert [taken("v", shared_from="p"), taken("v", "w", shared_from="p"), taken("v", "v", shared_from="p")] == [
+        "4",
+        "3",
+        None,
+    ]

@@ -1,4 +1,4 @@
-"""What ops read from outside: once per process, the same content or none, and never more than they may."""
+"""External tables and arrays are read once per process, with unchanged content, within `max_memory`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import zarr
 from s3_store import KEYS, Store, put, put_folder, s3_server
 
 from feedline.artifacts import external
-from feedline.artifacts.external import read_outside
+from feedline.artifacts.external import read_external
 from feedline.errors import SpecError, StoreError, TableChangedError
 from feedline.transforms.learning.learner import Reading
 from feedline.warehouse.storage.locations import locate
@@ -34,7 +34,7 @@ def array(uri: str, **options: Any) -> Reading:
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Which files' rows are read."""
+    """Record the files whose rows are read."""
     read = external.read_arrow
     files: list[str] = []
 
@@ -49,40 +49,40 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 TABLE = pa.table({"id": range(10), "price": [place / 2 for place in range(10)], "other": ["x"] * 10})
 
 
-def test_a_table_is_read_once_as_long_as_anyone_uses_it(tmp_path: Path, counted: list[str]):
+def test_a_table_is_read_once_while_it_is_in_use(tmp_path: Path, counted: list[str]):
     pq.write_table(TABLE, tmp_path / "items.parquet")
     asked = reading("items.parquet", ["id", "price"])
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: read_outside(asked, str(tmp_path)), range(8)))
+        found = list(pool.map(lambda _: read_external(asked, str(tmp_path)), range(8)))
     assert len({id(artifact) for artifact in found}) == 1
     assert found[0].table is not None
     assert found[0].table.equals(TABLE.select(["id", "price"]))
     assert counted == ["items.parquet"]
-    assert read_outside(reading("./items.parquet", ["id", "price"]), str(tmp_path)) is found[0]
-    assert read_outside(reading(str(tmp_path / "items.parquet"), ["id", "price"]), "/elsewhere") is found[0]
-    assert read_outside(reading("items.parquet", ["id"]), str(tmp_path)) is not found[0]
+    assert read_external(reading("./items.parquet", ["id", "price"]), str(tmp_path)) is found[0]
+    assert read_external(reading(str(tmp_path / "items.parquet"), ["id", "price"]), "/elsewhere") is found[0]
+    assert read_external(reading("items.parquet", ["id"]), str(tmp_path)) is not found[0]
     assert len(counted) == 2
     del found
     gc.collect()
-    assert not [key for key in external._read if str(tmp_path) in key[1]]
+    assert not [key for key in external._artifacts if str(tmp_path) in key[1]]
 
 
-def test_a_file_that_changed_is_read_anew_and_refused_where_the_plan_has_another(tmp_path: Path):
+def test_a_changed_file_is_read_again_and_refused_by_its_plan(tmp_path: Path):
     path = tmp_path / "items.parquet"
     pq.write_table(TABLE, path)
-    first = read_outside(reading("items.parquet", ["id"]), str(tmp_path))
+    first = read_external(reading("items.parquet", ["id"]), str(tmp_path))
     pq.write_table(TABLE.slice(1), path)
-    second = read_outside(reading("items.parquet", ["id"]), str(tmp_path))
+    second = read_external(reading("items.parquet", ["id"]), str(tmp_path))
     assert second.digest != first.digest
     with pytest.raises(
-        TableChangedError, match=f"items.parquet has another content .*{second.digest}, expected {first.digest}"
+        TableChangedError, match=f"items.parquet has changed since .*{second.digest}, expected {first.digest}"
     ):
-        read_outside(reading("items.parquet", ["id"]), str(tmp_path), first.digest)
+        read_external(reading("items.parquet", ["id"]), str(tmp_path), first.digest)
     pq.write_table(TABLE, path)
-    assert read_outside(reading("items.parquet", ["id"]), str(tmp_path), first.digest).digest == first.digest
+    assert read_external(reading("items.parquet", ["id"]), str(tmp_path), first.digest).digest == first.digest
 
 
-def test_the_digest_is_of_values_not_of_files(tmp_path: Path):
+def test_the_digest_depends_on_values_not_on_files(tmp_path: Path):
     (tmp_path / "cut").mkdir()
     pq.write_table(TABLE, tmp_path / "whole.parquet")
     pq.write_table(TABLE.slice(0, 3), tmp_path / "cut" / "a.parquet", compression="none")
@@ -90,14 +90,14 @@ def test_the_digest_is_of_values_not_of_files(tmp_path: Path):
     pq.write_table(TABLE.slice(3).append_column("more", [[0] * 7]), tmp_path / "cut" / "b.parquet")
     os.utime(tmp_path / "cut" / "a.parquet", (1, 1))
     digests = {
-        read_outside(reading(uri, ["price", "id"]), str(tmp_path)).digest
+        read_external(reading(uri, ["price", "id"]), str(tmp_path)).digest
         for uri in ("whole.parquet", "cut", "cut/*.parquet", f"file://{tmp_path}/cut")
     }
     assert len(digests) == 1
     other = TABLE.set_column(1, "price", pa.array([0.25, *TABLE["price"].to_pylist()[1:]]))
     pq.write_table(other, tmp_path / "other.parquet")
-    assert read_outside(reading("other.parquet", ["price", "id"]), str(tmp_path)).digest not in digests
-    assert read_outside(reading("whole.parquet", ["id", "price"]), str(tmp_path)).digest not in digests
+    assert read_external(reading("other.parquet", ["price", "id"]), str(tmp_path)).digest not in digests
+    assert read_external(reading("whole.parquet", ["id", "price"]), str(tmp_path)).digest not in digests
 
 
 @pytest.mark.parametrize(
@@ -120,38 +120,40 @@ def test_the_digest_is_of_values_not_of_files(tmp_path: Path):
         ),
     ],
 )
-def test_what_cannot_be_read(tmp_path: Path, uri: str, columns: list[str], max_memory: int, message: str):
+def test_unreadable_tables_are_refused(tmp_path: Path, uri: str, columns: list[str], max_memory: int, message: str):
     pq.write_table(TABLE, tmp_path / "items.parquet")
     (tmp_path / "text.parquet").write_text("this is no Parquet file")
     if uri == "wide.parquet":
         pq.write_table(pa.table({"span": pa.array([1], pa.decimal256(50, 2))}), tmp_path / uri)
     with pytest.raises(SpecError, match=message):
-        read_outside(reading(uri, columns, max_memory), str(tmp_path))
+        read_external(reading(uri, columns, max_memory), str(tmp_path))
 
 
-def test_too_much_is_noticed_before_all_is_read(tmp_path: Path, counted: list[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(external, "_PART_ROWS", 1000)
+def test_a_table_too_large_is_refused_before_all_is_read(
+    tmp_path: Path, counted: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(external, "_READ_ROWS", 1000)
     pq.write_table(pa.table({"id": range(100_000)}), tmp_path / "long.parquet", row_group_size=1000)
     with pytest.raises(
         SpecError, match=r"long.parquet is larger than max_memory: got 24,... bytes or more, expected at most 20"
     ):
-        read_outside(reading("long.parquet", ["id"], 20_000), str(tmp_path))
+        read_external(reading("long.parquet", ["id"], 20_000), str(tmp_path))
     assert len(counted) == 3
 
 
-def test_an_array_is_opened_once_for_all_who_use_it(tmp_path: Path):
+def test_an_array_is_shared_by_all_its_users(tmp_path: Path):
     data = np.random.default_rng(0).random((50, 3), dtype=np.float32)
     zarr.create_array(store=str(tmp_path / "a"), shape=data.shape, chunks=(10, 3), dtype="f4")[:] = data
     pq.write_table(pa.table({"id": range(50)}), tmp_path / "ids.parquet")
-    first = read_outside(array("a", ids="ids.parquet"), str(tmp_path))
-    assert read_outside(array(str(tmp_path / "a"), ids="ids.parquet"), str(tmp_path)) is first
-    assert read_outside(array("a"), str(tmp_path)).digest != first.digest
+    first = read_external(array("a", ids="ids.parquet"), str(tmp_path))
+    assert read_external(array(str(tmp_path / "a"), ids="ids.parquet"), str(tmp_path)) is first
+    assert read_external(array("a"), str(tmp_path)).digest != first.digest
     rows = first.derive("rows", lambda: None)
     assert np.array_equal(rows.take(np.arange(50)), data)
     assert rows.loads == 5
     pq.write_table(pa.table({"id": range(1, 51)}), tmp_path / "ids.parquet")
-    with pytest.raises(TableChangedError, match="has another content"):
-        read_outside(array("a", ids="ids.parquet"), str(tmp_path), first.digest)
+    with pytest.raises(TableChangedError, match="has changed since"):
+        read_external(array("a", ids="ids.parquet"), str(tmp_path), first.digest)
 
 
 # -- a store ------------------------------------------------------------------------------------------------------
@@ -183,11 +185,11 @@ def test_tables_and_arrays_in_a_store(store: Store, port: int, tmp_path: Path, m
         )
         made[:] = data
     put_folder(port, "side", tmp_path / "side")
-    here = read_outside(reading("side/items.parquet", ["id", "price"]), str(tmp_path))
-    there = read_outside(reading(store.uri("side/side/items.parquet"), ["id", "price"]), str(tmp_path))
+    here = read_external(reading("side/items.parquet", ["id", "price"]), str(tmp_path))
+    there = read_external(reading(store.uri("side/side/items.parquet"), ["id", "price"]), str(tmp_path))
     assert here.digest == there.digest
     for name in ("bare", "packed"):
-        found = read_outside(array(store.uri(f"side/side/{name}")), str(tmp_path))
+        found = read_external(array(store.uri(f"side/side/{name}")), str(tmp_path))
         rows = found.derive("rows", lambda: None)
         store.forget()
         store.fault("server_error", path=r"/c/2/0")
@@ -197,7 +199,7 @@ def test_tables_and_arrays_in_a_store(store: Store, port: int, tmp_path: Path, m
         store.forget()
         rows.take(np.arange(50))
         assert not store.counts()
-    opened = read_outside(array(store.uri("side/side/packed", allow_bucket_creation="false")), str(tmp_path)).derive(
+    opened = read_external(array(store.uri("side/side/packed", allow_bucket_creation="false")), str(tmp_path)).derive(
         "rows", lambda: None
     )
     put(port, "side/side/packed/c/1/0", b"another chunk")
@@ -207,4 +209,4 @@ def test_tables_and_arrays_in_a_store(store: Store, port: int, tmp_path: Path, m
     monkeypatch.setattr("feedline.warehouse.storage.retry.POLICY", RetryPolicy(first_s=0.01, deadline_s=0.2))
     store.fault("slow_down", times=10**6)
     with pytest.raises(StoreError, match="gave up after"):
-        read_outside(reading(store.uri("side/side/items.parquet"), ["id"]), str(tmp_path))
+        read_external(reading(store.uri("side/side/items.parquet"), ["id"]), str(tmp_path))

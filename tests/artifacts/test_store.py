@@ -1,4 +1,4 @@
-"""Kept artifacts: proved when they are read, read once per process, refused where they are not what is asked for."""
+"""Stored artifacts are checked when read, read once per process, and refused if they do not match the request."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from feedline.artifacts.store import (
     FittedArtifact,
     Manifest,
     StoredArtifactSet,
+    check_files,
     kind_of,
     load_artifact,
-    prove,
-    save,
+    save_manifest,
 )
 from feedline.blocks.jobs import check_job
 from feedline.errors import ClusterError, CorruptFileError, FeedlineError, SpecError
@@ -49,7 +49,7 @@ def _ops() -> Iterator[None]:
 
 @pytest.fixture
 def path(tmp_path: Path, clicks: Path) -> Path:
-    """A pipeline that is fitted."""
+    """A fitted pipeline."""
     path = written(tmp_path, clicks)
     Pipeline.from_yaml(path).fit()
     return path
@@ -60,18 +60,21 @@ def folder(path: Path) -> Path:
 
 
 def counting(path: Path, overrides: dict[str, Any] | None = None) -> Manifest:
-    """The set of fits that counts for a pipeline."""
+    """The current set of fits of a pipeline."""
     one = find_set(str(folder(path)), artifact_set_key(load_spec(path, overrides or {})))
     assert one is not None
     return stored_artifacts.load_manifest(str(folder(path)), one.manifest)
 
 
 def replaced(path: Path, fits: list[Fit]) -> None:
-    """Another set of fits in the place of the one that counts."""
+    """Replace the current set of fits."""
     place = str(folder(path))
     one = find_set(place, artifact_set_key(load_spec(path)))
     assert one is not None
-    save_set(place, replace(one, manifest=save(place, [FittedArtifact(fit=fit, artifact=None) for fit in fits]).digest))
+    save_set(
+        place,
+        replace(one, manifest=save_manifest(place, [FittedArtifact(fit=fit, artifact=None) for fit in fits]).digest),
+    )
 
 
 def refusal(path: Path, **overrides: Any) -> str:
@@ -104,32 +107,32 @@ def entry(key: str, artifact: Artifact) -> FittedArtifact:
     st.dictionaries(st.text(max_size=5), st.one_of(st.integers(), st.floats(allow_nan=False), st.text()), max_size=5),
     st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.text()), max_size=20),
 )
-def test_what_is_saved_is_what_is_loaded(tmp_path_factory: pytest.TempPathFactory, facts: Any, rows: Any):
+def test_a_saved_manifest_loads_unchanged(tmp_path_factory: pytest.TempPathFactory, facts: Any, rows: Any):
     place = str(tmp_path_factory.mktemp("a"))
     table = pa.table(
         {"n": pa.array([n for n, _ in rows], pa.int64()), "t": pa.array([t for _, t in rows], pa.string())}
     )
     one = entry("k", Artifact(facts=facts, table=table))
     digest = one.fit.digest
-    manifest = save(place, [one])
-    stored_artifacts._loaded.clear()
+    manifest = save_manifest(place, [one])
+    stored_artifacts._artifacts.clear()
     stored_artifacts._load_manifest.cache_clear()
     fit = stored_artifacts.load_manifest(place, manifest.digest).fits["k"]
     assert list(fit.shown.items()) == [("z", 1), ("a", 2)]
     loaded = load_artifact(place, fit)
     assert loaded.table is not None
-    assert Artifact(facts=loaded.facts, table=loaded.table).digest == digest  # of the content, computed anew
+    assert Artifact(facts=loaded.facts, table=loaded.table).digest == digest  # recomputed from the content
     assert loaded.digest == digest
 
 
-def test_other_parameters_are_refused_with_both(path: Path):
+def test_other_parameters_are_refused_with_both_values(path: Path):
     message = refusal(path, features__categorical__word={"column": "str_0", "ops": [{"occurrences": {"scale": 2}}]})
     assert "not fitted: word: occurrences: got an artifact of occurrences (version 1)" in message
     assert 'with {"name":null,"scale":1}, expected occurrences (version 1) with {"name":null,"scale":2}' in message
     assert f"Run `feedline fit {path}`" in message
 
 
-def test_other_ops_before_are_refused_with_both(path: Path):
+def test_other_ops_before_are_refused_with_both_chains(path: Path):
     features = {"column": "id_0", "ops": [{"modulo": 5}, "minus_mean"]}
     message = refusal(path, features__dense__a=features)
     assert "behind another chain, minus_mean, expected modulo → minus_mean" in message
@@ -141,18 +144,19 @@ def test_other_parameters_before_are_refused(path: Path):
     )
     assert "two: occurrences: got an artifact of" in message
     assert (
-        "behind ops of other parameters, versions or functions, expected those of the pipeline: occurrences" in message
+        "behind ops with other parameters, versions or functions, expected those of the pipeline: occurrences"
+        in message
     )
 
 
-def test_another_version_of_an_op_is_refused_with_both(path: Path, monkeypatch):
+def test_another_version_of_an_op_is_refused_with_both_versions(path: Path, monkeypatch):
     monkeypatch.setitem(OPS, "occurrences", replace(OPS["occurrences"], version=2))
     message = refusal(path)
     assert "word: occurrences: got an artifact of occurrences (version 1) with" in message
     assert "expected occurrences (version 2) with" in message
 
 
-def test_other_input_types_are_refused_with_both(path: Path, clicks: Path):
+def test_other_input_types_are_refused_with_both_types(path: Path, clicks: Path):
     pipeline = Pipeline.from_yaml(path)
     other = {"id_0": [1], "id_1": [2], "str_0": [3], "hist_0": [[4]]}
     with pytest.raises(SpecError, match=r"word: occurrences: got .* learnt from str_0: string, expected int64"):
@@ -167,7 +171,7 @@ def test_other_input_types_are_refused_with_both(path: Path, clicks: Path):
             "hist_0": pa.array([[4]], pa.large_list(pa.int64())),
         }
     )
-    assert pipeline.transform(narrow).rows == 1  # the widths do not matter
+    assert pipeline.transform(narrow).rows == 1  # widths are ignored
 
 
 @pytest.mark.parametrize(
@@ -181,11 +185,11 @@ def test_other_input_types_are_refused_with_both(path: Path, clicks: Path):
         ("list<item: string>", "fixed_size_list<element: string>[3]"),
     ],
 )
-def test_types_that_learn_alike(one: str, other: str):
+def test_types_of_one_kind_share_a_fit(one: str, other: str):
     assert kind_of(one) == kind_of(other)
 
 
-def test_types_that_do_not():
+def test_types_of_other_kinds_do_not():
     kinds = ["int64", "double", "string", "binary", "bool", "list<item: int64>", "timestamp[us]", "timestamp[ns]", ""]
     assert len({kind_of(name) for name in kinds}) == len(kinds)
 
@@ -196,7 +200,7 @@ def test_a_fit_whose_inputs_were_fitted_again_is_refused(path: Path):
         for fit in counting(path).fits.values()
     ]
     replaced(path, fits)
-    assert "two: minus_mean: got an artifact whose own inputs were fitted again since" in refusal(path)
+    assert "two: minus_mean: got an artifact whose own inputs have been fitted again since" in refusal(path)
 
 
 def test_only_what_is_missing_is_fitted_and_the_rest_stays(path: Path):
@@ -208,7 +212,7 @@ def test_only_what_is_missing_is_fitted_and_the_rest_stays(path: Path):
     assert "a: minus_mean: got an artifact of" in refusal(path)  # the earlier one was replaced
 
 
-def test_what_waits_for_what_is_missing_is_fitted_with_it(path: Path):
+def test_fits_that_depend_on_a_missing_one_are_made_with_it(path: Path):
     manifest = counting(path)
     [second] = [fit for fit in manifest.fits.values() if fit.depends]
     replaced(path, [fit for fit in manifest.fits.values() if fit.key not in second.depends])
@@ -239,7 +243,7 @@ def test_another_format_is_refused_and_fitted_over(path: Path):
 @pytest.mark.parametrize("name", ["pipelines/*/*.json", "fits-*.json", "tables/*.parquet"])
 @pytest.mark.parametrize("damage", ["cut", "altered", "deleted"])
 def test_damaged_files_are_refused_by_name(path: Path, name: str, damage: str):
-    stored_artifacts._loaded.clear()
+    stored_artifacts._artifacts.clear()
     stored_artifacts._load_manifest.cache_clear()
     file = sorted(folder(path).glob(name))[0]
     content = file.read_bytes()
@@ -262,7 +266,7 @@ def test_damaged_files_are_refused_by_name(path: Path, name: str, damage: str):
     assert next(Pipeline.from_yaml(path).batches()) is not None
 
 
-def test_a_worker_that_does_not_reach_the_files_says_so_before_the_first_block(path: Path):
+def test_a_worker_that_cannot_reach_the_files_fails_before_the_first_block(path: Path):
     job = Pipeline.from_yaml(path).plan().job
     check_job(job)
     table = next((folder(path) / "tables").iterdir())
@@ -270,12 +274,12 @@ def test_a_worker_that_does_not_reach_the_files_says_so_before_the_first_block(p
     with pytest.raises(ClusterError, match=rf"cannot read the artifacts: artifact .*{table.name}.*got no file"):
         check_job(job)
     with pytest.raises(CorruptFileError, match="is gone"):
-        prove(replace(job.artifacts, manifest="0" * 64))
+        check_files(replace(job.artifacts, manifest="0" * 64))
 
 
 def test_threads_load_an_artifact_once(path: Path, monkeypatch):
     artifacts = Pipeline.from_yaml(path).plan().job.artifacts
-    stored_artifacts._loaded.clear()
+    stored_artifacts._artifacts.clear()
     read: list[str] = []
     load = stored_artifacts._load_table
     monkeypatch.setattr(stored_artifacts, "_load_table", lambda *given: (read.append(given[1].name), load(*given))[1])
@@ -295,10 +299,10 @@ def test_threads_load_an_artifact_once(path: Path, monkeypatch):
     assert all(each[place] is found[0][place] for each in found for place in range(len(found[0])))
 
 
-def test_a_job_goes_on_with_the_set_that_it_began_with(path: Path):
+def test_a_job_keeps_the_set_it_began_with(path: Path):
     plan = Pipeline.from_yaml(path).plan()
     Pipeline.from_yaml(path, {"source.where": "id_0 > 3"}).fit()
-    stored_artifacts._loaded.clear()
+    stored_artifacts._artifacts.clear()
     again = Pipeline.from_yaml(path)
     assert again.plan().features.fingerprint != plan.features.fingerprint
     assert StoredArtifactSet(plan.job.artifacts).manifest is not None
@@ -310,7 +314,7 @@ def test_nothing_is_looked_up_for_features_that_learn_nothing(tmp_path: Path, cl
     assert next(Pipeline.from_yaml(path).batches()) is not None
 
 
-def test_a_manifest_says_what_was_fitted_on_what(path: Path, clicks: Path):
+def test_a_manifest_records_fits_and_their_rows(path: Path, clicks: Path):
     [file] = folder(path).glob("fits-*.json")
     [fit] = [one for one in json.loads(file.read_text())["fits"] if one["features"] == ["word"]]
     assert (fit["op"], fit["version"], json.loads(fit["parameters"])) == ("occurrences", 1, {"name": None, "scale": 1})
@@ -337,15 +341,15 @@ SHARING = {
 }
 
 
-def test_what_is_shared_by_name_is_refused_behind_other_ops(tmp_path: Path, clicks: Path):
+def test_a_fit_shared_by_name_is_refused_behind_other_ops(tmp_path: Path, clicks: Path):
     path = written(tmp_path, clicks, features=SHARING)
     Pipeline.from_yaml(path).fit()
     edited = {"features.categorical.one": {"column": "id_0", "ops": [{"modulo": 1000}, SHARED]}}
     message = refusal(path, **{key.replace(".", "__"): value for key, value in edited.items()})
     assert 'one: occurrences: got an artifact that was learnt from id_0 → modulo {"divisor":100}, id_1' in message
-    assert 'expected one that was from id_0 → modulo {"divisor":1000}' in message
+    assert 'expected one learnt from id_0 → modulo {"divisor":1000}' in message
     report = Pipeline.from_yaml(path, edited).fit(missing=True)
-    assert (report.made, report.passes) == (2, 2)  # and what was learnt behind it
+    assert (report.made, report.passes) == (2, 2)  # and the fit behind it
     ids = Table(str(clicks)).read(columns=["id_0", "id_1"]).to_pandas()
     expected = pl.Series([*ids["id_0"] % 1000, *ids["id_1"] % 100, *ids["id_1"]]).value_counts()
     [counts] = [fit for fit in counting(path, edited).fits.values() if fit.op == "occurrences"]
@@ -355,16 +359,16 @@ def test_what_is_shared_by_name_is_refused_behind_other_ops(tmp_path: Path, clic
     assert Pipeline.from_yaml(path, edited).fit(missing=True).made == 0
 
 
-def test_what_is_shared_by_name_serves_some_of_its_features_and_not_more(tmp_path: Path, clicks: Path):
+def test_a_fit_shared_by_name_serves_a_subset_of_its_features(tmp_path: Path, clicks: Path):
     path = written(tmp_path, clicks, features=SHARING)
     Pipeline.from_yaml(path).fit()
     one = {"features.categorical": {"one": SHARING["categorical"]["one"]}}
     assert next(Pipeline.from_yaml(path, one).batches()) is not None
     more = {"features__categorical__hist": {"column": "id_0", "ops": [SHARED]}}
-    assert "expected one that was from id_0" in refusal(path, **more)
+    assert "expected one learnt from id_0" in refusal(path, **more)
 
 
-def test_what_earlier_versions_shared_by_name_is_taken_for_the_features_they_name(tmp_path: Path, clicks: Path):
+def test_shared_fits_of_earlier_versions_serve_the_features_they_name(tmp_path: Path, clicks: Path):
     path = written(tmp_path, clicks, features=SHARING)
     Pipeline.from_yaml(path).fit()
     replaced(path, [replace(fit, behind=()) for fit in counting(path).fits.values()])

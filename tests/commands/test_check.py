@@ -1,4 +1,4 @@
-"""Does `feedline check` find every bad file and every other problem, and do later plans know?"""
+"""`feedline check` finds every bad file and every other problem, and records them for later plans."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_clean_table_is_reported_clean(tmp_path: Path):
 
 
 def test_every_problem_of_every_file_is_reported(tmp_path: Path):
-    """Not only the first: two corrupt footers, two columns of another kind, and a corrupt page in one more."""
+    """All of them: two corrupt footers, two columns of another kind, and a corrupt page in a fifth file."""
     write(tmp_path / "t", 7)
     truncate(part(tmp_path, 0))
     part(tmp_path, 1).write_bytes(b"no Parquet")
@@ -107,7 +107,7 @@ def test_the_rules_of_the_schema_are_checked_in_every_file(tmp_path: Path):
 
 
 def test_columns_of_a_row_key_are_read_too(tmp_path: Path):
-    """No feature needs them, but blocks read them: the rot is in a page of the key, in a column read for it alone."""
+    """Blocks read these columns, although no feature does: the damage is in a page of a key column."""
     write(tmp_path / "t")
     flip_a_page(part(tmp_path, 1))
     features = {"dense": {"y": []}, "label": {"clicked": {"column": "y"}}}
@@ -130,7 +130,7 @@ def test_columns_of_a_row_key_are_read_too(tmp_path: Path):
 
 
 def test_a_check_and_a_plan_agree_on_what_is_missing(tmp_path: Path):
-    """A map's key may be a column of its own, a struct has to have the field, and a partition may rule a file out."""
+    """A map's key may have a column of its own, a struct must have the field, and a partition may exclude a file."""
     maps, prices = pa.array([[("price", 1.0)]], pa.map_(pa.string(), pa.float64())), [2.0]
     whole, less = pa.array([{"a": 1, "b": 2}]), pa.array([{"a": 1}])
     kinds = {"map": {"m": maps, "u": whole}, "flat": {"m.price": prices, "u": whole}, "less": {"m": maps, "u": less}}
@@ -159,8 +159,8 @@ def test_a_check_and_a_plan_agree_on_what_is_missing(tmp_path: Path):
             assert (int(plan.selection.rows.sum()), where is not None) == (2, True)
 
 
-def test_a_plan_that_skips_leaves_out_what_was_found(tmp_path: Path):
-    """A page that no counting pass reads: only a deep check could know."""
+def test_a_plan_that_skips_leaves_out_the_bad_files(tmp_path: Path):
+    """The page is not read by counting, so only a deep check finds it."""
     write(tmp_path / "t")
     flip_a_page(part(tmp_path, 1))
     path = pipeline(tmp_path, source={"on_bad_file": "skip"})
@@ -175,7 +175,7 @@ def test_a_plan_that_skips_leaves_out_what_was_found(tmp_path: Path):
 
 
 def test_a_restored_file_is_found_sound_again(tmp_path: Path):
-    """Restored with its old time and size: only looking at it again can tell."""
+    """The file has its old time and size, so only reading it shows the difference."""
     write(tmp_path / "t")
     for number, deep in ((1, True), (2, False)):
         file = part(tmp_path, number)
@@ -195,7 +195,7 @@ def test_a_restored_file_is_found_sound_again(tmp_path: Path):
         assert not Pipeline.from_yaml(path).plan().skipped
 
 
-def test_findings_are_remembered_whatever_the_pipeline_does_with_them(tmp_path: Path):
+def test_findings_are_recorded_for_every_on_bad_file(tmp_path: Path):
     write(tmp_path / "t")
     truncate(part(tmp_path, 1))
     assert len(checked(pipeline(tmp_path)).bad_files) == 1
@@ -215,7 +215,7 @@ def test_on_worker_processes(tmp_path: Path):
 
 
 def test_hundreds_of_files(tmp_path: Path):
-    """In tasks of many files, without memory to speak of."""
+    """In tasks of many files, in little memory."""
     table = pa.table({"x": np.arange(50, dtype=np.float32), "y": np.zeros(50, np.int64), "ids": [[1]] * 50})
     first = tmp_path / "t" / "f00000.parquet"
     first.parent.mkdir()
@@ -235,7 +235,7 @@ def test_hundreds_of_files(tmp_path: Path):
 
 
 def test_a_store_that_fails_ends_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """It is no finding about a file, and would be met again and again; a file without permission is a finding."""
+    """A store failure is not a finding about a file and would repeat; a file without permission is a finding."""
     write(tmp_path / "t")
     path = pipeline(tmp_path)
 
@@ -254,7 +254,7 @@ def test_a_store_that_fails_ends_the_check(tmp_path: Path, monkeypatch: pytest.M
     assert not load_findings(str(tmp_path / "work"))
 
 
-def test_what_cannot_be_checked_is_an_error(tmp_path: Path):
+def test_a_table_that_cannot_be_checked_is_an_error(tmp_path: Path):
     path = pipeline(tmp_path)
     with pytest.raises(TableNotFoundError):
         checked(path)

@@ -1,4 +1,4 @@
-"""Do all commands end with the same status for the same kind of trouble, and say what it is?
+"""All commands end with the same exit status for the same kind of error, and print the error.
 
 0: done; 1: a job failed; 2: wrong input.
 """
@@ -69,7 +69,7 @@ WRONG = [
     ("optimize t OUT/o --projection zz", "--projection names column 'zz'"),
     ("optimize t OUT/o --row-group-rows 0", "out of range"),
     ("optimize t OUT/o --for speed", "--for is unknown"),
-    ("optimize t . --file-bytes much", "--file-bytes is no size"),
+    ("optimize t . --file-bytes much", "--file-bytes is not a size"),
     ("usage nothing", "does not exist"),
     ("usage missing.yaml", "does not exist"),
     ("transform p.yaml nowhere.parquet OUT/x.parquet", "does not exist"),
@@ -77,7 +77,7 @@ WRONG = [
     ("generate clicks other.txt --rows 10", "is a file"),
     ("plan p.yaml --set source.where=x", "--set source.where"),
     ("run p.yaml --sink nowhere", "--sink is unknown"),
-    ("run p.yaml --ranks 3-1", "--ranks is no list of ranks"),
+    ("run p.yaml --ranks 3-1", "--ranks is not a list of ranks"),
     ("plan p.yaml --world-size 0", "--world-size"),
     ("plan p.yaml --set batch.size=99999999", "fewer rows than one global step"),
 ]
@@ -95,8 +95,8 @@ def test_wrong_input_ends_with_2(here: Path, tmp_path: Path, monkeypatch: pytest
     assert sorted(here.rglob("*.parquet")) == before
 
 
-def test_a_table_that_rotted_ends_with_1(here: Path, tmp_path: Path):
-    """It is not the input that is wrong."""
+def test_a_damaged_table_ends_with_1(here: Path, tmp_path: Path):
+    """The input is not at fault."""
     write(tmp_path / "t", 1)
     path = tmp_path / "p.yaml"
     path.write_text((here / "p.yaml").read_text())
@@ -115,8 +115,8 @@ def test_the_version_is_printed(word: str):
     assert (done.returncode, done.stdout) == (0, f"{VERSION}\n")
 
 
-def test_a_wrong_argument_is_an_error_of_the_table_as_before():
-    """Callers of the Python face caught TableError."""
+def test_a_wrong_argument_is_a_table_error():
+    """Python callers catch TableError."""
     assert issubclass(TableArgumentError, TableError)
     assert isinstance(from_wire("TableArgumentError", "x"), TableArgumentError)
     assert isinstance(from_wire("TableNotFoundError", "x"), TableNotFoundError)

@@ -1,4 +1,4 @@
-"""`feedline head` and `feedline schema PIPELINE`: rows beside what they become, and the tensors of a batch."""
+"""`feedline head` and `feedline schema PIPELINE`: rows beside their features, and the tensors of a batch."""
 
 import json
 import math
@@ -53,7 +53,7 @@ def by_name(facts: dict) -> dict:
     return {one["name"]: one for one in facts["features"]}
 
 
-def test_rows_in_the_tables_order_with_what_they_become(path: Path):
+def test_rows_come_in_table_order_with_their_features(path: Path):
     spec = load_spec(path)
     Pipeline(spec).fit()
     facts = preview(spec, 3)
@@ -61,7 +61,7 @@ def test_rows_in_the_tables_order_with_what_they_become(path: Path):
     assert [Path(uri).parent.name for uri in facts["files"]] == ["day=2", "day=3"], "day 1 is filtered out"
     found = by_name(facts)
     assert found["price"]["source"] == [1.0, None, 3.0]
-    mean = 3.0  # of 1, 3 and 5: nulls are filled after day 1 was left out, and count as 0
+    mean = 3.0  # of 1, 3 and 5: nulls count as 0, and are filled after day 1 is left out
     values = [1.0, 0.0, 3.0, 5.0]
     mean = sum(values) / 4
     deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / 4)
@@ -80,13 +80,13 @@ def test_rows_in_the_tables_order_with_what_they_become(path: Path):
     assert found["price_again"]["value"] == [1.0, None, 3.0], "a null that a batch would refuse is shown"
 
 
-def test_what_is_not_fitted_is_said_and_the_rest_is_shown(path: Path):
+def test_features_that_are_not_fitted_are_named_beside_the_others(path: Path):
     found = by_name(preview(load_spec(path), 10))
     assert found["city"]["value"] is None
     assert len(found["word"]["value"]) == 4, "as many rows as there are"
 
 
-def test_a_row_that_cannot_be_computed_shows_its_error_in_its_place(path: Path):
+def test_a_row_that_cannot_be_computed_shows_its_error(path: Path):
     spec = load_spec(
         path, {"features.dense": {"price": [{"cast": "int64"}, {"cast": "float32"}], "x_1": [{"cast": "int8"}]}}
     )

@@ -1,4 +1,4 @@
-"""Does the display of `feedline run` tell what happens now, of each rank, in terminals of any width?"""
+"""The display of `feedline run` shows the current state of each rank, in terminals of any width."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from answers import answer_with
 from rich.console import Console
 
 from feedline.commands.live_table import Counters, LiveTable, RankView, RecentRates, display, line, short_line
-from feedline.commands.run import drained_view, served_view
+from feedline.commands.run import drain_view, trainer_view
 from feedline.loader.facts import FeederStats
 from feedline.service.drain import DrainProgress
 from feedline.service.supervisor import RankFeeder
@@ -32,7 +32,7 @@ VIEW = RankView(
 
 
 class Clock:
-    """Seconds that a test lets pass."""
+    """A clock set by the test."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -50,8 +50,8 @@ def counters(rows: int, trainer_s: float = 0.0, feeder_s: float = 0.0) -> Counte
     return Counters(rows=rows, batches=rows // 10, trainer_s=trainer_s, feeder_s=feeder_s)
 
 
-def test_a_pace_is_of_the_last_seconds(clock: Clock):
-    """1,000 rows/s for a minute, then 100: ten seconds later nothing is left of the 1,000."""
+def test_rates_cover_the_last_seconds(clock: Clock):
+    """1,000 rows/s for a minute, then 100: ten seconds later the rate is 100."""
     pace, rows, seen = RecentRates(clock), 0, {}
     for tick in range(4 * 80):
         clock.now = tick / 4
@@ -62,7 +62,7 @@ def test_a_pace_is_of_the_last_seconds(clock: Clock):
     assert (seen[75].rows_per_s, seen[75].batches_per_s) == (pytest.approx(100), pytest.approx(10))
 
 
-def test_a_pace_begins_with_the_first_batch_and_again_with_the_next_trainer(clock: Clock):
+def test_rates_begin_with_the_first_batch_of_each_trainer(clock: Clock):
     pace = RecentRates(clock)
     for clock.now in (0.0, 100.0):
         assert pace.add(counters(0)).rows_per_s == 0
@@ -70,12 +70,12 @@ def test_a_pace_begins_with_the_first_batch_and_again_with_the_next_trainer(cloc
         change = pace.add(counters(rows))
     assert change.rows_per_s == 500
     clock.now = 203.0
-    assert pace.add(counters(10)).rows_per_s == 0  # another trainer's first
+    assert pace.add(counters(10)).rows_per_s == 0  # the first of another trainer
     clock.now = 205.0
     assert pace.add(counters(30)).rows_per_s == 10
 
 
-def test_a_trainer_that_stops_is_seen_to(clock: Clock):
+def test_a_stalled_trainer_has_a_rate_of_zero(clock: Clock):
     """Nothing new is counted: the rate falls to zero within the window."""
     pace = RecentRates(clock)
     for clock.now, rows in ((0.0, 10), (1.0, 1010), (6.0, 1010), (10.9, 1010)):
@@ -85,37 +85,37 @@ def test_a_trainer_that_stops_is_seen_to(clock: Clock):
 
 
 def test_a_rank_with_a_trainer_shows_what_its_feeder_counts(clock: Clock):
-    """By the very names that the feeder's statistics have; who waited long ago is forgotten."""
+    """The fields of the feeder's statistics are used; an old wait no longer counts."""
     rank, pace = RankFeeder(rank=3, arguments=(), overrides="{}", environment={}, trainer=77), RecentRates(clock)
     stats = FeederStats(batches=1, rows=256, wait_blocks_s=30.0, epoch=2, step=1, steps=78, ring_slots=4, ring_free=1)
     rank.stats = stats
-    served_view(rank, pace, 12)
+    trainer_view(rank, pace, 12)
     clock.now = 4.0
     rank.stats = replace(stats, batches=21, rows=256 * 21, wait_slots_s=3.0, step=21)
-    view = served_view(rank, pace, 12)
+    view = trainer_view(rank, pace, 12)
     assert (view.rank, view.state, view.epoch, view.epochs, view.waits) == (3, "feeding", 2, 12, "feeder")
     assert (view.rows, view.rows_per_s, view.batches_per_s, view.ring_fill) == (5376, 1280, 5, 0.75)
-    assert view.left_s == (78 - 21 + 9 * 78) / 5
+    assert view.remaining_s == (78 - 21 + 9 * 78) / 5
     rank.stats = None
-    assert served_view(rank, pace, 12).left_s is None
+    assert trainer_view(rank, pace, 12).remaining_s is None
 
 
-def test_a_rank_that_is_drained_shows_who_waits_now(clock: Clock):
+def test_a_drained_rank_shows_which_side_waits(clock: Clock):
     pace = RecentRates(clock)
     drained = DrainProgress(
         rank=0, answer=answer_with(steps=10), rows=100, batches=1, wait_s=50.0, seconds=50.0, step=1
     )
-    drained_view(drained, pace, 1)
+    drain_view(drained, pace, 1)
     clock.now = 2.0
     drained.rows, drained.batches, drained.step, drained.wait_s, drained.seconds = 500, 5, 5, 50.1, 52.0
-    view = drained_view(drained, pace, 1)
-    assert (view.waits, view.rows_per_s, view.left_s) == ("feeder", 200, 2.5)
-    clock.now = 30.0  # no batch since: it sits in next(), which has not counted that yet
-    assert drained_view(drained, pace, 1).waits == "trainer" or drained_view(drained, pace, 1).rows_per_s > 0
+    view = drain_view(drained, pace, 1)
+    assert (view.waits, view.rows_per_s, view.remaining_s) == ("feeder", 200, 2.5)
+    clock.now = 30.0  # no batch since: next() waits, and counts it only at its end
+    assert drain_view(drained, pace, 1).waits == "trainer" or drain_view(drained, pace, 1).rows_per_s > 0
     clock.now = 60.0
-    assert drained_view(drained, pace, 1).waits == "trainer"
+    assert drain_view(drained, pace, 1).waits == "trainer"
     drained.done = True
-    assert drained_view(drained, pace, 1).rows_per_s == pytest.approx(500 / 52)
+    assert drain_view(drained, pace, 1).rows_per_s == pytest.approx(500 / 52)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_lines(left_s: float, text: str):
 
 
 def rendered(width: int, *views: RankView) -> list[str]:
-    """What a person sees in a terminal of that width."""
+    """Render for a terminal of some width."""
     out = io.StringIO()
     console = Console(file=out, width=width, color_system=None)
     console.print(display(console, "clicks", views))
@@ -155,8 +155,8 @@ def test_a_narrow_terminal_has_one_whole_line_per_rank(width: int):
         assert lines[1] == "rank 1: epoch 3 of 12, 40%, 45,678 rows/s, ETA 32:00, feeder waits"
 
 
-def test_a_table_that_does_not_fit_is_no_table():
-    """Nothing is cut off: of numbers as long as these, lines."""
+def test_a_table_that_does_not_fit_becomes_lines():
+    """Nothing is cut off: long numbers are shown in lines."""
     large = replace(VIEW, step=1_234_567, steps=12_345_678, rows=123_456_789_012)
     assert not any("┃" in text for text in rendered(90, large))
     assert any("┃" in text for text in rendered(90, VIEW))

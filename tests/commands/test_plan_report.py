@@ -38,7 +38,7 @@ COLUMNS = ("x", "u", "v", "w", "pad")
 
 @dataclass
 class Condition:
-    """One conjunct: as Feedline and as SQL have it, and what bounds, null count and bloom probe say of it."""
+    """One conjunct in both syntaxes, with the verdict of bounds, null count and bloom filter."""
 
     text: str
     sql: str
@@ -91,7 +91,7 @@ def table(rng: np.random.Generator, rows: int) -> pa.Table:
 
 @dataclass
 class Warehouse:
-    """A table in a folder, and what DuckDB sees of it."""
+    """A table in a folder, with DuckDB's facts of it."""
 
     root: Path
     files: list[str] = field(default_factory=list)
@@ -168,7 +168,7 @@ def warehouses() -> Iterator[list[Warehouse]]:
 
 @dataclass
 class Recount:
-    """What the plan should say, from DuckDB's facts alone."""
+    """The expected report, from DuckDB's facts alone."""
 
     groups: list[dict[str, Any]]
     fates: list[str]
@@ -276,7 +276,7 @@ def pipeline(warehouse: Warehouse, folder: str, where: list[Condition], sample: 
 
 @settings(max_examples=60)
 @given(st.integers(0, 3), conditions(), samples)
-def test_every_number_is_duckdbs(
+def test_every_number_equals_duckdbs(
     warehouses: list[Warehouse], number: int, where: list[Condition], sample: dict[str, Any] | None
 ) -> None:
     warehouse = warehouses[number]
@@ -334,8 +334,8 @@ def test_every_number_is_duckdbs(
     assert list(stages) == ["table", "columns", "partitions", "statistics", "bloom filters", "where", "sample"]
 
 
-def test_the_filters_of_these_tests_reach_every_fate(warehouses: list[Warehouse]) -> None:
-    """Else the test above would prove less than it says."""
+def test_the_filters_of_these_tests_reach_every_outcome(warehouses: list[Warehouse]) -> None:
+    """Guards the test above against filters that never reach some outcome."""
     seen = set()
     for where, sample in (
         ([condition("ds", "==", "d1"), condition("x", ">=", 60)], None),

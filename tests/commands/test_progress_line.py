@@ -1,4 +1,4 @@
-"""Is progress shown in one line on a terminal, and now and then elsewhere?"""
+"""Progress is shown in one line on a terminal, and every few seconds elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does `optimize` say by how much a table grew, in which columns and why? Its sizes are compared with pyarrow's."""
+"""`optimize` explains by how much a table grew, in which columns and why; sizes are compared with pyarrow's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROWS = 20_000
 
 @pytest.fixture
 def tight(tmp_path: Path) -> Path:
-    """A table in the order of time, stored as tightly as its writer can: 50 rows of each time, sessions at random."""
+    """A table in order of time, with the best compression of its writer: 50 rows per time, random sessions."""
     rng = np.random.default_rng(0)
     ts = np.arange(ROWS) // 50
     table = pa.table({"ts": ts, "seen": 3 * ts, "expires": 5 * ts, "session": rng.integers(0, 2000, ROWS)})
@@ -46,7 +46,7 @@ def stored(root: Path) -> Counter[str]:
     return sizes
 
 
-def test_a_table_whose_order_is_broken_grows_and_says_so(tight: Path, tmp_path: Path) -> None:
+def test_growth_by_another_order_is_explained(tight: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     arguments = ["optimize", tight, out, "--cluster-by", "session", "--for", "size", "--threads", "1"]
     done = CliRunner().invoke(app, [str(argument) for argument in arguments])
@@ -61,7 +61,7 @@ def test_a_table_whose_order_is_broken_grows_and_says_so(tight: Path, tmp_path: 
     assert "decoding time" not in done.output
 
 
-def test_bytes_that_were_given_for_decoding_time_are_told(
+def test_bytes_spent_for_decoding_time_are_reported(
     tight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(  # a clock for which only values without compression decode in no time
@@ -78,17 +78,17 @@ def test_bytes_that_were_given_for_decoding_time_are_told(
     assert f"{stored(tight)['ts']:,} -> {after['ts']:,} bytes, dictionary zstd -> " in line
     assert f" none; --for decode chose it for its decoding time, at {times:.2f} times the bytes of dict" in line
     assert "order of" not in line
-    assert lines[-1] == "  --for size makes it as small as it can be in this order of rows"
+    assert lines[-1] == "  --for size makes it as small as possible in this order of rows"
     facts = json.loads(json.dumps(describe_report(report)))
     assert facts["before"]["column_encodings"]["ts"] == ["dictionary zstd"]
     assert facts["settings"]["goal"] == "decode"
     again = explain_growth(rewrite(tight, tmp_path / "out", goal="decode"))
     assert again[0] == lines[0]
-    assert "no encoding was measured" in again[-1]
+    assert "encodings were not measured" in again[-1]
 
 
 def footprint(sizes: dict[str, int], encoding: str, *, row_groups: int = 1, footers: int = 10) -> Footprint:
-    """Of a table with columns of those bytes."""
+    """A footprint with these column sizes."""
     total = sum(sizes.values())
     return Footprint(
         files=1, bytes=total + footers, row_groups=row_groups, rows=100, uncompressed_bytes=total,
@@ -98,7 +98,7 @@ def footprint(sizes: dict[str, int], encoding: str, *, row_groups: int = 1, foot
 
 
 def report(before: Footprint, after: Footprint, *, flattened: tuple[str, ...] = (), **settings: Any) -> OptimizeReport:
-    """Of a run in which each column took the default encoding's bytes."""
+    """A report in which each column has the size of the default encoding."""
     measured = [
         EncodingCost(column=name, leaf=name, encoding="PLAIN", codec="zstd", values=100, bytes=100, ns_per_value=1.0)
         for name in after.column_bytes
@@ -110,12 +110,12 @@ def report(before: Footprint, after: Footprint, *, flattened: tuple[str, ...] = 
     )  # fmt: skip
 
 
-def test_nothing_is_said_of_a_table_that_did_not_grow() -> None:
+def test_a_table_that_did_not_grow_is_not_explained() -> None:
     sides = footprint({"a": 100, "b": 50}, "plain zstd"), footprint({"a": 10, "b": 140}, "plain zstd")
     assert explain_growth(report(*sides)) == []
 
 
-def test_other_reasons_for_which_a_table_grows() -> None:
+def test_other_causes_of_growth_are_reported() -> None:
     before = footprint({"m": 100, "a": 100, "b": 100, "c": 100}, "plain gzip")
     sizes = {"m": 50, "m.x": 500, "m.y": 300, "a": 400, "b": 250, "c": 101, "day": 200}
     after = footprint(sizes, "plain zstd", row_groups=5, footers=2010)
@@ -123,9 +123,9 @@ def test_other_reasons_for_which_a_table_grows() -> None:
         "the table grew by 3,401 bytes (829.5%):",
         "  m: 100 -> 850 bytes, 2 of its keys became columns (--flatten)",
         "  a: 100 -> 400 bytes, plain gzip -> plain zstd; row groups are smaller (1 -> 5 of them)",
-        "  day: 0 -> 200 bytes, a key of the partitions, whose type folders do not tell",
+        "  day: 0 -> 200 bytes, a partition key, stored as a column because folder names do not tell its type",
         "  other columns (2): by 151 bytes",
-        "  outside of columns: by 2,000 bytes, the footers of 1 -> 5 row groups of 7 columns",
+        "  outside columns: by 2,000 bytes, the footers of 1 -> 5 row groups of 7 columns",
     ]
     (_, line) = explain_growth(report(footprint({"a": 9}, "plain gzip"), footprint({"a": 19}, "plain zstd")))
     assert line.endswith("; the source's encoding or compression level was tighter than any that optimize tries here")

@@ -1,4 +1,4 @@
-"""The public face: what `parse`, `bind` and `bind_where` promise to the parts that use them."""
+"""The public interface of expressions: `parse`, `bind` and `bind_where`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def values(text: str) -> list[object]:
     return FRAME.lazy().select(bound.polars).collect(engine="in-memory").to_series().to_list()
 
 
-def test_the_design_s_own_example():
+def test_the_example_of_the_design():
     text = 'ds >= "2026-01-01" and country in ["US", "DE"] and dwell is not None'
     bound = bind_where(text, SCHEMA)
     assert bound.text == text
@@ -71,7 +71,7 @@ def test_the_design_s_own_example():
     assert FRAME.filter(bind_where('ds >= "2026-01-01" and country != "FR"', SCHEMA).polars)["n"].to_list() == [2]
 
 
-def test_the_reference_s_example_of_an_error():
+def test_the_error_in_the_reference():
     reference = (Path(__file__).parents[2] / "docs" / "expressions.md").read_text(encoding="utf-8")
     schema = pa.schema([("ds", pa.date32()), ("price", pa.float32())])
     with pytest.raises(ExpressionError) as caught:
@@ -135,7 +135,7 @@ PREDICATES: dict[str, Predicate] = {
 
 
 @pytest.mark.parametrize("text", PREDICATES)
-def test_what_statistics_can_judge(text: str):
+def test_predicates_of_conditions_that_statistics_can_judge(text: str):
     assert bind_where(text, SCHEMA).predicate == PREDICATES[text]
 
 
@@ -144,7 +144,7 @@ def test_a_value_has_no_predicate():
     assert bind(parse("n"), SCHEMA).predicate == Opaque(columns=frozenset({"n"}))
 
 
-def test_a_date_of_milliseconds_is_not_judged_by_its_statistics():
+def test_a_date64_column_has_no_predicate():
     bound = bind_where('x > "2026-01-01"', pa.schema([("x", pa.date64())]))
     assert bound.predicate == Opaque(columns=frozenset({"x"}))
 
@@ -219,7 +219,7 @@ def test_decimals_of_different_scales_compare_exactly():
         assert pl.DataFrame(table).select(bind_where(text, table.schema).polars).to_series().to_list() == [True]
 
 
-def test_a_bound_expression_travels_as_its_text():
+def test_a_bound_expression_pickles_as_its_text():
     bound = bind_where('country == "US" and n > 1', SCHEMA)
     maker, arguments = bound.__reduce__()
     assert arguments == (bound.text, pa.schema([SCHEMA.field("country"), SCHEMA.field("n")]))
@@ -249,7 +249,7 @@ def test_equality_is_of_texts_and_columns():
     assert bind_where("n > 1", SCHEMA) != "n > 1"
 
 
-def test_binding_in_threads_gives_the_same():
+def test_binding_in_threads_gives_equal_results():
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: str(bind_where("n > 1 and dwell <= 0.1", SCHEMA).polars), range(40)))
     assert len(set(found)) == 1
@@ -290,7 +290,7 @@ SAID: list[tuple[Callable[[], object], str]] = [
 
 
 @pytest.mark.parametrize(("act", "message"), SAID, ids=[message[:30] for _, message in SAID])
-def test_errors_say_what_and_where(act: Callable[[], object], message: str):
+def test_errors_show_cause_and_position(act: Callable[[], object], message: str):
     with pytest.raises(ExpressionError) as caught:
         act()
     assert message in str(caught.value)
@@ -298,7 +298,7 @@ def test_errors_say_what_and_where(act: Callable[[], object], message: str):
     assert type(pickle.loads(pickle.dumps(caught.value))) is ExpressionError
 
 
-def test_only_the_columns_used_need_a_type_that_the_language_knows():
+def test_only_used_columns_need_a_type_of_the_language():
     schema = pa.schema([("x", pa.int8()), ("u", pa.dense_union([pa.field("a", pa.int8())]))])
     assert bind(parse("x + 1"), schema).schema.names == ["x"]
 
@@ -318,6 +318,6 @@ def test_integers_widen_before_arithmetic():
         assert frame.select(bound.polars).to_series().to_list() == expected
 
 
-def test_the_row_check_is_part_of_the_face():
+def test_the_row_check_is_exported():
     assert is_row_preserving(pl.col("x") + 1)
     assert offending_node(pl.col("x") - pl.col("x").mean()) == 'col("x").mean()'

@@ -41,7 +41,7 @@ KEYS = st.one_of(st.text(st.characters(exclude_categories=["Cs"])), st.integers(
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.lists(KEYS, min_size=1, max_size=4))
-def test_a_part_is_named_as_the_expression_that_it_is(column: str, keys: list[str | int]) -> None:
+def test_a_part_is_named_like_its_expression(column: str, keys: list[str | int]) -> None:
     part = ColumnPart(column, tuple(keys))
     assert part_of(str(part)) == part
 
@@ -63,7 +63,7 @@ def test_a_part_is_named_as_the_expression_that_it_is(column: str, keys: list[st
         ("x[", None),
     ],
 )
-def test_which_names_are_parts(text: str, part: ColumnPart | None) -> None:
+def test_names_of_parts(text: str, part: ColumnPart | None) -> None:
     assert part_of(text) == part
 
 
@@ -102,7 +102,7 @@ def test_the_type_of_a_part(text: str, kind: pa.DataType) -> None:
         ('m["odd"]', "has two types: float in the map, string in the column 'm.odd'"),
     ],
 )
-def test_parts_that_a_table_does_not_have(text: str, message: str) -> None:
+def test_parts_that_a_table_lacks_are_errors(text: str, message: str) -> None:
     part = part_of(text)
     assert part is not None
     with pytest.raises(PartError, match=message):
@@ -133,7 +133,7 @@ def test_columns_for_keys_of_maps() -> None:
         ('not (1 < n <= 3) or m["cost"] in [1.0]', {"n", "m"}, {"n", 'm["cost"]'}),
     ],
 )
-def test_an_expression_knows_its_parts(text: str, columns: set[str], parts: set[str]) -> None:
+def test_parts_of_an_expression(text: str, columns: set[str], parts: set[str]) -> None:
     bound = bind(parse(text), SCHEMA)
     assert (bound.columns, bound.parts) == (columns, parts)
     assert set(bound.narrow.meta.root_names()) <= parts
@@ -141,13 +141,13 @@ def test_an_expression_knows_its_parts(text: str, columns: set[str], parts: set[
     assert (again.columns, again.parts, again.dtype) == (bound.columns, bound.parts, bound.dtype)
 
 
-def test_a_column_that_is_named_like_a_part() -> None:
+def test_a_column_named_like_a_part() -> None:
     schema = pa.schema([("m", pa.map_(pa.string(), pa.int64())), ('m["a"]', pa.string())])
     bound = bind(parse('m["a"] + m["b"]'), schema)
     assert bound.parts == {"m", 'm["b"]'}
     assert bound.dtype == pl.Int64()
 
 
-def test_two_types_of_a_key_are_an_error_with_its_place() -> None:
+def test_two_types_of_a_key_are_an_error_with_a_position() -> None:
     with pytest.raises(ExpressionError, match=r"two types: float in the map, string in the column(?s:.*)\^"):
         bind(parse('n + m["odd"]'), SCHEMA)

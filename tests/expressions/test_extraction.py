@@ -1,4 +1,4 @@
-"""Parts taken out of Arrow arrays, against plain Python over `to_pylist`."""
+"""Parts extracted from Arrow arrays agree with plain Python over `to_pylist`."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def looked_up(value: Any, key: Any) -> Any:
 
 @settings(max_examples=300)
 @given(maps())
-def test_keys_of_a_map_are_pythons(given_map: tuple[pa.Array, list[Any]]) -> None:
+def test_values_at_keys_of_a_map_agree_with_python(given_map: tuple[pa.Array, list[Any]]) -> None:
     array, keys = given_map
     wanted = PartTree()
     for key in keys:
@@ -127,7 +127,7 @@ NESTED = pa.struct(
     ),
     st.integers(0, 6),
 )
-def test_nested_parts_are_pythons(rows: list[Any], start: int) -> None:
+def test_nested_parts_agree_with_python(rows: list[Any], start: int) -> None:
     array = pa.array(rows, NESTED).slice(start)
     paths = [("id",), ("geo", "lat"), ("geo", "names", "a", "v"), ("geo", "names", "b"), ("geo", "zzz"), ()]
     wanted = PartTree()
@@ -150,7 +150,7 @@ def test_a_null_map_may_have_entries() -> None:
     assert extract_parts(array, wanted)[("a",)].to_pylist() == [1, None, 3]
 
 
-def test_more_keys_than_sixteen_bits_number() -> None:
+def test_more_keys_than_sixteen_bits_hold() -> None:
     count = 70_000
     array = pa.array([[(key, key) for key in range(0, count, 7)], None, [(5, -5)]], pa.map_(pa.int32(), pa.int64()))
     wanted = PartTree()
@@ -198,6 +198,6 @@ def test_no_rows() -> None:
 
 
 @pytest.mark.parametrize("names", [["n"], ["n", "m"]])
-def test_plain_columns_are_handed_through(names: list[str]) -> None:
+def test_plain_columns_are_unchanged(names: list[str]) -> None:
     frame = pl.DataFrame({"n": [1], "m": [2]})
     assert project(frame, names).equals(frame.select(names))

@@ -1,4 +1,4 @@
-"""Does a literal mean for every type what was written? Against rational numbers, numpy, datetime and zoneinfo."""
+"""Literals of every type compare exactly: checked against rational numbers, numpy, datetime and zoneinfo."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_bytes(kind: pa.DataType):
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())])
-def test_texts_are_ordered_by_code_point(kind: pa.DataType):
+def test_strings_are_ordered_by_code_point(kind: pa.DataType):
     words = ["", "Z", "a", "é", "😀", None]
     expected = [None if word is None else word > "a" for word in words]
     assert kept('x > "a"', pa.array(words, pa.string()).cast(kind)) == expected
@@ -229,7 +229,7 @@ def test_an_empty_list_holds_nothing_and_null_stays_null():
     assert kept("x in [2.5, 1e30]", pa.array([1, None])) == [False, None]
 
 
-def test_values_of_a_list_are_bound_and_met_once():
+def test_values_of_a_list_are_bound_and_deduplicated():
     schema = pa.schema([("x", pa.float32()), ("y", pa.int8())])
     tenth = float(np.float32(0.1))
     assert bind_where("x in [0.1, 0.1, 1, 1e300]", schema).predicate == Membership(column="x", values=(tenth, 1.0))

@@ -1,4 +1,4 @@
-"""What is not of the language is refused, quickly, with a reason and a place; nothing of a hostile text ever runs."""
+"""Texts outside the language are refused quickly, with a reason and a position; no hostile text ever runs."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ ACCEPTED = {
 
 
 @pytest.mark.parametrize("text", ACCEPTED.values(), ids=ACCEPTED)
-def test_the_largest_that_is_allowed_is_planned_and_run(text: str):
+def test_the_largest_allowed_expressions_run(text: str):
     failures: list[BaseException] = []
 
     def run() -> None:  # in a thread, whose stack is smaller and starts elsewhere
@@ -295,7 +295,7 @@ print(json.dumps(sorted(set(events))))
 """
 
 
-def test_nothing_is_ever_run_opened_or_imported():
+def test_hostile_texts_run_open_and_import_nothing():
     texts = [text for text in REFUSED if text.isascii()]
     done = subprocess.run(
         [sys.executable, "-c", AUDIT], input=json.dumps(texts), capture_output=True, text=True, check=True, timeout=120
@@ -330,7 +330,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("text", PLACES)
-def test_the_caret_is_under_the_place(text: str):
+def test_the_caret_is_under_the_span(text: str):
     with pytest.raises(ExpressionError) as caught:
         bind(parse(text), SCHEMA)
     line, carets = str(caught.value).splitlines()[-2:]
@@ -338,7 +338,7 @@ def test_the_caret_is_under_the_place(text: str):
     assert line[start : start + carets.count("^")] == PLACES[text]
 
 
-def test_a_long_line_is_shown_around_its_place():
+def test_a_long_line_is_shown_around_the_span():
     with pytest.raises(ExpressionError) as caught:
         bind(parse(f"n in [{', '.join(['7'] * 900)}] and pricee > 1 and n in [{', '.join(['7'] * 900)}]"), SCHEMA)
     line, carets = str(caught.value).splitlines()[-2:]

@@ -1,4 +1,4 @@
-"""Is it seen, at any depth, that an expression mixes, drops or adds rows? Checked against what Polars computes, too."""
+"""Expressions that mix, drop or add rows are recognised at any depth; checked against Polars' results, too."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ MIXING = {
 
 
 @pytest.mark.parametrize("name", PRESERVING)
-def test_yes_to_what_preserves_rows(name: str):
+def test_row_preserving_expressions_are_accepted(name: str):
     assert offending_node(PRESERVING[name]) is None
     assert is_row_preserving(PRESERVING[name])
 
 
 @pytest.mark.parametrize("name", MIXING)
-def test_no_to_what_does_not_and_the_node_is_named(name: str):
+def test_other_expressions_are_refused_and_the_node_is_named(name: str):
     expr, node = MIXING[name]
     found = offending_node(expr)
     assert not is_row_preserving(expr)
@@ -112,7 +112,7 @@ FRAME = pl.DataFrame(
 
 
 @pytest.mark.parametrize("name", PRESERVING)
-def test_what_is_said_to_preserve_rows_does(name: str):
+def test_accepted_expressions_preserve_rows(name: str):
     expr = PRESERVING[name].alias("result")
     parts = [FRAME.slice(at, 1).select(expr) for at in range(len(FRAME))]
     assert pl.concat(parts).equals(FRAME.select(expr))

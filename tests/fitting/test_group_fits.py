@@ -14,7 +14,7 @@ from fit_in_memory import fit_frames
 
 from feedline import Pipeline
 from feedline.errors import FeedlineError
-from feedline.fitting.spill import PARTS, Scratch, Spilled, merge_all, parts_of
+from feedline.fitting.spill import PARTS, Scratch, SpilledState, merge_all, parts_of
 from feedline.spec.features import OpCall
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import InMemoryArtifacts
@@ -66,7 +66,7 @@ def pipeline(tmp_path: Path) -> Path:
 
 
 def expected(path: Path, rows: pl.DataFrame, *, out_of_fold: bool) -> pl.DataFrame:
-    """What fitting in memory gives."""
+    """Fit in memory."""
     features = Pipeline.from_yaml(path).spec.features
     fits = fit_frames(features, FRAME.to_arrow().schema, [FRAME])
     known = InMemoryArtifacts(artifacts=fits.artifacts, out_of_fold=out_of_fold)
@@ -96,8 +96,8 @@ def test_training_is_out_of_fold_and_serving_is_whole(pipeline: Path):
     np.testing.assert_array_equal(np.concatenate([batch.dense for batch in evaluation.batches()]), dense(whole))
 
 
-def test_keys_that_were_not_met_are_counted(pipeline: Path):
-    """In lists, too; what is null was met, or was not, like other keys."""
+def test_unknown_keys_are_counted(pipeline: Path):
+    """In lists, too; null is a key like others."""
     features = Pipeline.from_yaml(pipeline).spec.features
     known = fit_frames(features, FRAME.to_arrow().schema, [FRAME])
     rows = FRAME[:3].with_columns(shop=pl.Series([1, None, 77]), seen=pl.Series([[1, 99], [], [98]]))
@@ -129,7 +129,7 @@ def test_a_state_that_is_spilled_makes_the_same_artifact(tmp_path: Path):
         states = [learner.observe(part.select(observed).get_columns()) for part in frame.iter_slices(10_000)]
         scratch = Scratch(folder=str(tmp_path / op), limit_bytes=400_000)
         spilled = merge_all(learner, [state.to_arrow() for state in states], scratch)
-        assert isinstance(spilled, Spilled)
+        assert isinstance(spilled, SpilledState)
         parts = parts_of(learner, spilled, scratch)
         artifact = learner.finish(parts)
         assert artifact.digest == learner.finish([learner.merge(states[::-1])]).digest

@@ -1,4 +1,4 @@
-"""Every op that learns, fitted on tables of the same rows cut and ordered otherwise: the same artifacts, to the bit."""
+"""Fits of every op on the same rows in other files and orders give bit-identical artifacts."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def test_every_op_that_learns_is_here():
 @pytest.fixture
 def tight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many small tasks and chunks."""
-    monkeypatch.setattr("feedline.fitting.passes._LEAST_TASK_ROWS", 500)
-    monkeypatch.setattr("feedline.fitting.observe.OBSERVED_ROWS", 200)
+    monkeypatch.setattr("feedline.fitting.passes._MIN_TASK_ROWS", 500)
+    monkeypatch.setattr("feedline.fitting.observe.OBSERVE_ROWS", 200)
 
 
 def fitted(folder: Path, table: pa.Table, files: int, row_group_rows: int, **changes: Any) -> dict[str, str]:
@@ -80,7 +80,7 @@ def fitted(folder: Path, table: pa.Table, files: int, row_group_rows: int, **cha
 
 
 @pytest.mark.usefixtures("tight")
-def test_order_cut_threads_and_memory_do_not_matter(tmp_path: Path):
+def test_fits_do_not_depend_on_order_tasks_threads_and_memory(tmp_path: Path):
     whole = fitted(tmp_path / "whole", FRAME.to_arrow(), 1, ROWS, cluster={"threads": 1})
     shuffled = FRAME.sample(fraction=1, shuffle=True, seed=3).to_arrow()
     pieces = fitted(tmp_path / "pieces", shuffled, 9, 97, cluster={"threads": 3})

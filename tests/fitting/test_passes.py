@@ -1,4 +1,4 @@
-"""Fitting a pipeline: in which passes, from which rows and columns, and with the same artifacts however it is done."""
+"""The passes of a fit, the rows and columns it reads, and artifacts that do not depend on how it runs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def cut(folder: Path, rows: pa.Table, *, order: np.ndarray, files: int, row_grou
     return folder
 
 
-def test_passes_are_as_many_as_fits_wait_for_each_other(tmp_path: Path, clicks: Path, rows: pa.Table):
+def test_the_longest_chain_of_fits_gives_the_number_of_passes(tmp_path: Path, clicks: Path, rows: pa.Table):
     said: list[FitProgress] = []
     pipeline = Pipeline.from_yaml(written(tmp_path, clicks))
     report = pipeline.fit(say=said.append)
@@ -80,9 +80,9 @@ def test_passes_are_as_many_as_fits_wait_for_each_other(tmp_path: Path, clicks: 
     assert not [path.name for path in (tmp_path / "work").iterdir() if path.name.startswith("fitting")]
 
 
-def test_the_cut_and_the_order_of_a_table_do_not_matter(tmp_path: Path, rows: pa.Table, monkeypatch):
-    monkeypatch.setattr("feedline.fitting.passes._LEAST_TASK_ROWS", 700)
-    monkeypatch.setattr("feedline.fitting.observe.OBSERVED_ROWS", 300)
+def test_fits_do_not_depend_on_files_and_order_of_a_table(tmp_path: Path, rows: pa.Table, monkeypatch):
+    monkeypatch.setattr("feedline.fitting.passes._MIN_TASK_ROWS", 700)
+    monkeypatch.setattr("feedline.fitting.observe.OBSERVE_ROWS", 300)
     rng = np.random.default_rng(5)
     found = []
     for number, (files, group) in enumerate([(1, 20_000), (7, 611), (40, 100)]):
@@ -95,7 +95,7 @@ def test_the_cut_and_the_order_of_a_table_do_not_matter(tmp_path: Path, rows: pa
 
 
 def test_threads_and_repetition_make_the_same_manifest(tmp_path: Path, clicks: Path, monkeypatch):
-    monkeypatch.setattr("feedline.fitting.passes._LEAST_TASK_ROWS", 1_000)
+    monkeypatch.setattr("feedline.fitting.passes._MIN_TASK_ROWS", 1_000)
     path = written(tmp_path, clicks)
     manifests = [Pipeline.from_yaml(path, {"cluster.threads": threads}).fit().manifest for threads in (1, 4, 4)]
     assert len(set(manifests)) == 1
@@ -103,7 +103,7 @@ def test_threads_and_repetition_make_the_same_manifest(tmp_path: Path, clicks: P
 
 
 def test_states_that_outgrow_memory_change_nothing(tmp_path: Path, clicks: Path, monkeypatch):
-    monkeypatch.setattr("feedline.fitting.passes._LEAST_TASK_ROWS", 5_000)
+    monkeypatch.setattr("feedline.fitting.passes._MIN_TASK_ROWS", 5_000)
     spilled: list[str] = []
 
     def look(scratch: Scratch) -> None:
@@ -119,7 +119,7 @@ def test_states_that_outgrow_memory_change_nothing(tmp_path: Path, clicks: Path,
     assert tight.manifest == roomy.manifest
 
 
-def test_only_what_is_learnt_from_is_read(tmp_path: Path, clicks: Path, rows: pa.Table):
+def test_only_columns_to_learn_from_are_read(tmp_path: Path, clicks: Path, rows: pa.Table):
     table = cut(tmp_path / "t", rows, order=np.arange(len(rows)), files=1, row_group_rows=5_000)
     snapshot = Table(str(table)).snapshot()
     features = {"categorical": {"word": {"column": "str_0", "ops": ["occurrences"]}, "id_0": [{"modulo": 7}]}}
@@ -142,7 +142,7 @@ def test_only_what_is_learnt_from_is_read(tmp_path: Path, clicks: Path, rows: pa
         list(Pipeline.from_yaml(path).batches())
 
 
-def test_row_groups_that_the_filter_rules_out_are_not_opened(tmp_path: Path, clicks: Path):
+def test_row_groups_that_the_filter_excludes_are_not_opened(tmp_path: Path, clicks: Path):
     path = written(tmp_path, clicks, source={"table": str(clicks), "where": 'ds == "2026-01-02"'})
     report = Pipeline.from_yaml(path).fit()
     snapshot = Table(str(clicks)).snapshot()
@@ -154,7 +154,7 @@ def test_row_groups_that_the_filter_rules_out_are_not_opened(tmp_path: Path, cli
     assert report.rows == int(snapshot.rows_per_row_group[groups].sum())
 
 
-def test_rows_to_learn_from_and_rows_to_read_are_two_things(tmp_path: Path, clicks: Path):
+def test_rows_to_learn_from_differ_from_rows_to_read(tmp_path: Path, clicks: Path):
     path = written(tmp_path, clicks, fit={"where": "id_0 < 100"}, source={"table": str(clicks), "where": "id_0 < 5"})
     report = Pipeline.from_yaml(path).fit()
     whole = Pipeline.from_yaml(path, {"source.where": None, "batch.tail": "partial"})
@@ -166,7 +166,7 @@ def test_rows_to_learn_from_and_rows_to_read_are_two_things(tmp_path: Path, clic
     assert expected["count"] == report.rows
 
 
-def test_a_sample_is_learnt_from_alone(tmp_path: Path, clicks: Path):
+def test_only_the_sample_is_learnt_from(tmp_path: Path, clicks: Path):
     sample = {"fraction": 0.25, "seed": 1}
     path = written(tmp_path, clicks, source={"table": str(clicks), "sample": sample})
     pipeline = Pipeline.from_yaml(path)
@@ -202,7 +202,7 @@ def test_nothing_to_fit(tmp_path: Path, clicks: Path):
 
 
 @pytest.mark.parametrize("when", [0, 1, 2])
-def test_an_interrupted_fit_leaves_what_counted(tmp_path: Path, clicks: Path, when: int):
+def test_an_interrupted_fit_leaves_the_current_set(tmp_path: Path, clicks: Path, when: int):
     path = written(tmp_path, clicks)
     before = Pipeline.from_yaml(path).fit()
     said: list[FitProgress] = []
@@ -242,7 +242,7 @@ def test_fits_at_the_same_time_leave_one_whole_set(tmp_path: Path, clicks: Path)
     assert plan.job.artifacts.manifest in {report.manifest for report in reports}
 
 
-def test_the_fingerprint_of_features_is_of_what_was_learnt(tmp_path: Path, clicks: Path):
+def test_the_fingerprint_of_features_depends_on_artifacts(tmp_path: Path, clicks: Path):
     path = written(tmp_path, clicks)
 
     def fitted(where: str) -> str:
@@ -252,7 +252,7 @@ def test_the_fingerprint_of_features_is_of_what_was_learnt(tmp_path: Path, click
     first = fitted("id_0 >= 0")
     other = fitted("id_0 >= 3")
     assert first != other
-    assert fitted("id_0 >= 0 and id_1 >= 0") == first  # other words for the same rows
+    assert fitted("id_0 >= 0 and id_1 >= 0") == first  # another filter for the same rows
 
 
 def test_every_feature_of_a_fit_is_named(tmp_path: Path, clicks: Path):
@@ -263,7 +263,7 @@ def test_every_feature_of_a_fit_is_named(tmp_path: Path, clicks: Path):
     assert FEATURES["dense"]
 
 
-def test_what_features_share_waits_for_the_chains_of_all(tmp_path: Path, clicks: Path):
+def test_a_shared_fit_waits_for_the_chains_of_all_features(tmp_path: Path, clicks: Path):
     shared = {"occurrences": {"name": "ids"}}
     features = {
         "dense": {"two": {"column": "id_1", "ops": [shared, "minus_mean"]}},
@@ -280,17 +280,17 @@ def test_what_features_share_waits_for_the_chains_of_all(tmp_path: Path, clicks:
 
 
 @pytest.mark.parametrize("names", [["x", "x"], ["x", "y"]])
-def test_what_would_learn_from_itself_is_refused(tmp_path: Path, clicks: Path, names: list[str]):
+def test_a_fit_that_depends_on_itself_is_refused(tmp_path: Path, clicks: Path, names: list[str]):
     one, other = ({"occurrences": {"name": name}} for name in names)
     features = {"categorical": {"id_0": [one, other], "id_1": [other, one]}}
     with pytest.raises(SpecError, match=r"occurrences cannot learn from its own results: got the name 'x' twice"):
         Pipeline.from_yaml(written(tmp_path, clicks, features=features)).fit()
 
 
-def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path, clicks: Path):
+def test_an_unusable_folder_is_named(tmp_path: Path, clicks: Path):
     path = written(tmp_path, clicks, artifacts="taken")
     (tmp_path / "taken").write_text("a file")
-    with pytest.raises(SpecError, match=r"artifacts cannot be read: .*taken/.*Name a folder"):
+    with pytest.raises(SpecError, match=r"artifacts cannot be read: .*taken/.*Name a readable folder"):
         next(Pipeline.from_yaml(path).batches())
     with pytest.raises(SpecError, match=r"cannot be .*taken.*Name"):
         Pipeline.from_yaml(path).fit()

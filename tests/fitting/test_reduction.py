@@ -1,4 +1,4 @@
-"""Many tasks become one result: nothing is lost or merged twice, whoever is done first, and few results wait."""
+"""Reduction merges every result exactly once, in any order of completion, and holds few results at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from feedline.fitting.reduction import FAN_IN, map_tasks, reduce_tasks, threads_
 
 
 class Scripted:
-    """Workers that finish one task at a time, which one a seed says; counts the results that are held."""
+    """Workers that finish one task at a time, in an order by seed; counts the results held."""
 
     processes = 1
 
@@ -34,7 +34,7 @@ class Scripted:
         self.most = max(self.most, len(self._results))
         return handle
 
-    def finished(self, handles: Any) -> list[int]:
+    def wait_any(self, handles: Any) -> list[int]:
         self.most_running = max(self.most_running, len(handles))
         return [self._random.choice(list(handles))]
 
@@ -58,20 +58,20 @@ def merge(job: str, results: list[list[int]]) -> list[int]:
 @given(st.integers(1, 150), st.integers(1, 5), st.integers(0, 1000))
 def test_every_task_counts_once_and_few_results_wait(tasks: int, threads: int, seed: int):
     workers, done = Scripted(threads, seed), []
-    assert reduce_tasks(workers, each, merge, "job", range(tasks), done=done.append) == list(range(tasks))
+    assert reduce_tasks(workers, each, merge, "job", range(tasks), on_done=done.append) == list(range(tasks))
     assert sorted(done) == list(range(tasks))
     levels = 1 + next(level for level in range(20) if FAN_IN**level >= tasks)
     assert workers.most <= 2 * threads + FAN_IN * levels
     assert workers.most_running <= 2 * threads + levels * threads
 
 
-def test_threads_do_the_same():
+def test_threads_give_the_same_result():
     with threads_here(4) as workers:
         assert reduce_tasks(workers, each, merge, "job", range(50)) == list(range(50))
         assert map_tasks(workers, each, "job", range(5)) == [[0], [1], [2], [3], [4]]
 
 
-def test_the_first_error_is_raised_and_the_rest_called_off():
+def test_the_first_error_is_raised_and_other_tasks_are_cancelled():
     def fail(job: str, task: int) -> list[int]:
         if task == 3:
             raise DataError("task 3 failed: got nothing")
@@ -79,5 +79,5 @@ def test_the_first_error_is_raised_and_the_rest_called_off():
 
     done: list[int] = []
     with pytest.raises(DataError, match="task 3 failed"), threads_here(2) as workers:
-        reduce_tasks(workers, fail, merge, "job", range(1000), done=done.append)
+        reduce_tasks(workers, fail, merge, "job", range(1000), on_done=done.append)
     assert len(done) < 20

@@ -1,4 +1,4 @@
-"""States that do not fit in memory: what comes out of the scratch folder is what memory would have held."""
+"""States spilled to the scratch folder equal those merged in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline.errors import CorruptFileError
-from feedline.fitting.spill import PARTS, Scratch, Spilled, cut, discard, merge_all, merge_part, parts_of, spill
+from feedline.fitting.spill import PARTS, Scratch, SpilledState, cut, discard, merge_all, merge_part, parts_of, spill
 from feedline.transforms.learning.learner import Artifact, Parts
 
 
@@ -54,7 +54,7 @@ def state(values: Sequence[Any], dtype: pl.DataType | None = None) -> pl.DataFra
 
 
 def held(parts: Parts) -> Counter[Any]:
-    """All parts in one; a key that is in two of them fails."""
+    """Join all parts; fail for a key in two of them."""
     counts: Counter[Any] = Counter()
     for part in parts:
         for value, count in part.rows():
@@ -69,7 +69,7 @@ def held(parts: Parts) -> Counter[Any]:
     limit=st.sampled_from([1, 200, 10**9]),
     seed=st.integers(0, 99),
 )
-def test_a_tree_of_merges_gives_what_memory_would(tmp_path_factory, chunks, limit, seed):
+def test_spilled_merges_equal_merges_in_memory(tmp_path_factory, chunks, limit, seed):
     scratch = Scratch(folder=str(tmp_path_factory.mktemp("scratch")), limit_bytes=limit)
     learner = Sums("value")
     waiting: list[Any] = [state(chunk, pl.Int64()).to_arrow() for chunk in chunks]
@@ -88,7 +88,7 @@ def test_a_tree_of_merges_gives_what_memory_would(tmp_path_factory, chunks, limi
 def test_strings_and_bytes(tmp_path: Path, values):
     scratch = Scratch(folder=str(tmp_path), limit_bytes=1)
     whole = merge_all(Sums("value"), [state(values).to_arrow(), state(values[:2]).to_arrow()], scratch)
-    assert isinstance(whole, Spilled)
+    assert isinstance(whole, SpilledState)
     assert held(parts_of(Sums("value"), whole, scratch)) == Counter(values + values[:2])
 
 
@@ -109,7 +109,7 @@ def test_several_keys_of_several_types(tmp_path: Path):
     assert together.schema == frame.schema
 
 
-def test_a_key_has_its_part_whatever_its_types_width():
+def test_the_part_of_a_key_does_not_depend_on_its_width():
     values = [0, 1, 77, 126]
     expected = [sorted(part["value"]) for part in cut(state(values, pl.Int64()), ["value"])]
     assert len(expected) == PARTS
@@ -129,7 +129,7 @@ def test_memory_is_bounded_by_the_limit(tmp_path: Path):
     numbers = np.random.default_rng(1).integers(0, 400_000, (40, 16_384))
     states = [state(row.tolist(), pl.Int64()).to_arrow() for row in numbers]
     whole = merge_all(learner, iter(states), scratch)
-    assert isinstance(whole, Spilled)
+    assert isinstance(whole, SpilledState)
     together = pl.concat(list(parts_of(learner, whole, scratch))).sort("value")
     assert learner.largest_bytes < 2 * limit
     values, counts = np.unique(numbers, return_counts=True)
@@ -141,12 +141,12 @@ def test_parts_merged_beforehand_are_read(tmp_path: Path):
     scratch = Scratch(folder=str(tmp_path), limit_bytes=1)
     learner = Sums("value")
     both = merge_all(learner, [state([1, 2]).to_arrow(), state([2, 3]).to_arrow()], scratch)
-    assert isinstance(both, Spilled)
+    assert isinstance(both, SpilledState)
     names = [merge_part(learner, both, part, scratch) for part in range(PARTS)]
     for name in both.files:
         (tmp_path / name).unlink()
     kept = spill(learner, state([1]), scratch)
-    stand_in = Spilled(files=kept.files * 2, rows=0)
+    stand_in = SpilledState(files=kept.files * 2, rows=0)
     assert held(parts_of(learner, stand_in, scratch, names)) == Counter({1: 1, 2: 2, 3: 1})
 
 

@@ -131,33 +131,6 @@ def test_a_dataset_delivers_the_same_bytes(path: Path):
         assert [image(batch) for batch in dataset] == oracle(path)
 
 
-def test_transform_is_what_training_delivers(path: Path):
-    pipeline = Pipeline.from_yaml(path)
-    table = pa.concat_tables([rows_of(file) for file in range(3)])
-    batch = next(pipeline.batches())
-    served = pipeline.transform(table.take(batch.extra["row"].tolist()))
-    assert np.array_equal(served.dense, batch.dense.numpy())
-    assert np.array_equal(served.categorical, batch.categorical.numpy())
-    weighted = {name: made for name, made in served.sparse.items() if made.weights is not None}
-    assert {*weighted} == {"pairs", "beside", "mapped"}
-    for name, made in weighted.items():
-        assert np.array_equal(made.weights, batch.sparse[name].weights.numpy())
-        assert np.array_equal(made.values, batch.sparse[name].values.numpy())
-
-
-def test_parts_give_what_the_whole_gives(path: Path):
-    pipeline, table = Pipeline.from_yaml(path), rows_of(0)
-    whole = pipeline.transform(table)
-    cuts = [0, 1, 7, 64, 1000, ROWS]
-    parts = [pipeline.transform(table[start:stop]) for start, stop in pairwise(cuts)]
-    assert np.array_equal(np.concatenate([part.dense for part in parts]), whole.dense)
-    assert np.array_equal(np.concatenate([part.categorical for part in parts]), whole.categorical)
-    for name, made in whole.sparse.items():
-        assert np.array_equal(np.concatenate([part.sparse[name].values for part in parts]), made.values)
-        if made.weights is not None:
-            assert np.array_equal(np.concatenate([part.sparse[name].weights for part in parts]), made.weights)
-
-
 def test_to_dask_shows_pairs_and_vectors(path: Path, stored: dict[str, list[Any]]):
     with dask.config.set(scheduler="synchronous"):
         frame = Pipeline.from_yaml(path).to_dask().compute()

@@ -61,13 +61,13 @@ class Starts:
 
 
 @pytest.mark.parametrize("form", ["{}", "file://{}"])
-def test_the_first_rank_takes_and_the_others_follow(tmp_path: Path, form: str):
+def test_the_first_rank_chooses_and_the_others_follow(tmp_path: Path, form: str):
     starts = Starts(form.format(tmp_path / "work"))
     assert [starts.start(rank, 3) for rank in (1, 0, 2)] == ["s1"] * 3
     assert [starts.start(rank, 3) for rank in (2, 0, 1)] == ["s2"] * 3, "a rank that is there already starts over"
 
 
-def test_a_rank_alone_asks_nobody(tmp_path: Path):
+def test_a_single_rank_needs_no_agreement(tmp_path: Path):
     starts = Starts(tmp_path / "work")
     assert [starts.start(0, 1) for _ in range(2)] == ["s1", "s2"]
     assert not (tmp_path / "work").exists()
@@ -91,7 +91,7 @@ def test_yesterdays_half_start_is_not_joined(tmp_path: Path):
     assert starts.start(1, 2) == "s3"
 
 
-def test_a_launchers_name_tells_starts_apart(tmp_path: Path):
+def test_a_launchers_name_distinguishes_starts(tmp_path: Path):
     starts = Starts(tmp_path)
     torchrun = {"TORCHELASTIC_RUN_ID": "a", "TORCHELASTIC_RESTART_COUNT": "0"}
     assert starts.start(0, 2, **torchrun) == "s1"
@@ -103,7 +103,7 @@ def test_a_launchers_name_tells_starts_apart(tmp_path: Path):
     assert launch_name({}) is None
 
 
-def test_a_damaged_entry_is_begun_anew(tmp_path: Path):
+def test_a_damaged_agreement_is_replaced(tmp_path: Path):
     starts = Starts(tmp_path)
     starts.start(0, 2)
     (entry,) = (tmp_path / "runs").glob("*.json")

@@ -1,4 +1,4 @@
-"""The rows delivered before a step, against the schedule's own cuts; and schedules that begin in mid-epoch."""
+"""Delivered rows agree with the schedule's own cuts; schedules may begin in mid-epoch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def places(found):
 
 @settings(max_examples=60)
 @given(schedules(), st.integers(0, 60), st.sampled_from([0, 3]))
-def test_what_the_steps_held(schedule, step, first):
+def test_delivered_rows_are_those_of_the_steps(schedule, step, first):
     later = replace(schedule, first_step=first)
     step = min(first + step, later.steps)
     steps = deliver(schedule, range(schedule.lanes))[: step - first]
@@ -62,7 +62,7 @@ def test_a_schedule_that_begins_in_mid_epoch(schedule, first):
 
 @pytest.mark.parametrize("tail", ["drop", "pad", "partial"])
 @pytest.mark.parametrize("rows", [[0, 0], [0, 3]])
-def test_an_epoch_of_which_nothing_or_little_is_left(rows: list[int], tail: Tail):
+def test_an_epoch_with_few_rows_left_or_none(rows: list[int], tail: Tail):
     schedule = Schedule(
         split_rows=np.array(rows),
         lanes=4,

@@ -113,7 +113,7 @@ SCHEMA = pa.schema(
     ],
     ids=lambda value: " ".join(sorted(value)) if isinstance(value, set) else str(value),  # sets have no order
 )
-def test_features_are_asked_what_they_do_with_nulls(group: str, body: dict[str, Any], leaks: set[str]):
+def test_nulls_that_features_cannot_hold_are_reported(group: str, body: dict[str, Any], leaks: set[str]):
     document = Document(file="p.yaml", value={"features": {group: body}})
     problems = Problems(document)
     features = read_features(document, problems)
@@ -164,7 +164,7 @@ def test_one_null_label_is_refused_before_the_first_batch(tmp_path: Path):
         ("y is None", 0, 3),
     ],
 )
-def test_nulls_that_the_filter_drops_are_no_alarm(
+def test_nulls_that_the_filter_drops_are_not_reported(
     tmp_path: Path, where: str | None, least: int | None, most: int | None
 ):
     """At least and at most as many nulls as the rows that pyarrow reads and filters hold."""
@@ -207,7 +207,7 @@ def test_a_column_that_files_lack_is_listed(tmp_path: Path):
     assert (found.least, found.most, found.file) == (ROWS, ROWS, "day=0/data.parquet")
 
 
-def test_features_that_tell_seen_rows_from_others_are_asked_for_both(tmp_path: Path):
+def test_out_of_fold_features_are_probed_for_seen_and_other_rows(tmp_path: Path):
     """Of a fit that has seen some of the rows: the null key has an encoding, the null number has none."""
     write(tmp_path / "t", day1={"x": pa.array([None, *range(1, ROWS)], pa.float64()), "y": with_nulls(7)})
     encoding = {"op": {"target_encoding": {"target": "x", "fold_by": "id"}}, "inputs": ["y"]}
@@ -241,8 +241,8 @@ def test_check_ends_with_1_and_plan_lists(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_run_says_it_before_the_first_batch(tmp_path: Path):
-    """The null is in a row that the filter drops, which footers cannot tell: a warning, and the run goes on."""
+def test_run_warns_before_the_first_batch(tmp_path: Path):
+    """The null is in a row that the filter drops, which footers do not show: a warning, and the run continues."""
     write(tmp_path / "t", day1={"y": with_nulls(7), "C4": np.arange(ROWS)}, day2={"C4": np.arange(ROWS)})
     features = {"categorical": {"C4": [{"fill_null": 0}]}, **LABEL}
     path = pipeline(tmp_path, features, where="id % 2 == 0")
@@ -263,13 +263,13 @@ def test_run_says_it_before_the_first_batch(tmp_path: Path):
     ],
     ids=str,
 )
-def test_check_goes_on_where_gaps_are_expected(tmp_path: Path, source: dict[str, Any], status: int):
+def test_check_continues_where_gaps_are_expected(tmp_path: Path, source: dict[str, Any], status: int):
     write(tmp_path / "t", day1={"y": with_nulls(7), "C4": np.arange(ROWS)}, day2={"C4": np.arange(ROWS)})
     path = pipeline(tmp_path, {"categorical": {"C4": [{"fill_null": 0}]}, **LABEL}, **source)
     assert CliRunner().invoke(app, ["check", str(path)]).exit_code == status
 
 
-def test_check_looks_at_good_files_beside_bad_ones(tmp_path: Path):
+def test_check_reads_good_files_beside_bad_ones(tmp_path: Path):
     write(tmp_path / "t", day1={"y": with_nulls(7)})
     (tmp_path / "t" / "day=0" / "data.parquet").write_bytes(b"no Parquet")
     report = run_check(Pipeline.from_yaml(pipeline(tmp_path)).spec)
@@ -280,4 +280,4 @@ def test_check_looks_at_good_files_beside_bad_ones(tmp_path: Path):
         (tmp_path / "t" / f"day={day}" / "data.parquet").write_bytes(b"no Parquet")
     report = run_check(Pipeline.from_yaml(pipeline(tmp_path)).spec)
     assert (len(report.bad_files), report.gaps) == (3, None)
-    assert "were not looked for" in report.text()
+    assert "were not checked" in report.text()

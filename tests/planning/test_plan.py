@@ -221,7 +221,7 @@ def test_every_block_holds_what_its_request_says(place: Place, ids: np.ndarray):
     assert nbytes >= int(plan.row_group_bytes.sum())
 
 
-def test_whether_row_identities_are_recorded(place: Place):
+def test_row_identities_are_recorded_only_with_a_row_key(place: Place):
     path = place.write(shuffle={"by": "session_id"})
     folder = str(place.work / "rows")
     none = {"recorded": False, "folder": folder, "columns": [], "bytes": 0, "why_not": "no source.row_key"}
@@ -231,7 +231,7 @@ def test_whether_row_identities_are_recorded(place: Place):
     assert facts == {**none, **recorded, "why_not": None}
 
 
-def test_what_the_dry_run_says(place: Place, clicks: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_report_of_the_dry_run(place: Place, clicks: Path, monkeypatch: pytest.MonkeyPatch):
     where = 'ds == "2026-01-01" and dwell > 1 and request_id >= 0'
     path = place.write(source={"where": where, "row_key": "request_id"})
     done = ended_here("plan", path, "--json")
@@ -270,7 +270,7 @@ def test_what_the_dry_run_says(place: Place, clicks: Path, monkeypatch: pytest.M
     assert f"{facts['rows']:,}, of which" in shown
 
 
-def test_a_column_that_is_not_there(place: Place):
+def test_a_missing_column_is_an_error(place: Place):
     for change, text in (
         ({"shuffle": {"by": "sesion_id"}}, r"shuffle\.by: column 'sesion_id' is not in the table.*'session_id'"),
         ({"source": {"where": "dwel > 1"}}, r"source\.where:(?s:.*)dwell"),
@@ -291,7 +291,7 @@ def test_a_column_that_is_not_there(place: Place):
         ("hist_0.list.len() > 1_000_000", None),  # what lists hold no footer says
     ],
 )
-def test_an_empty_filter_says_what_there_is(place: Place, where: str, words: str | None):
+def test_an_empty_filter_shows_the_columns_ranges(place: Place, where: str, words: str | None):
     with pytest.raises(SpecError, match="the filter keeps no row: got 0 of 20,000 rows") as caught:
         plan_of(place.write(source={"where": where}))
     assert ("In the table" in str(caught.value)) is (words is not None)
@@ -325,7 +325,7 @@ def test_values_of_all_kinds_and_of_none(tmp_path: Path):
     assert set(value_ranges(take_snapshot(str(tmp_path)), [*names, "nothing"])) == {"day"}
 
 
-def test_more_bytes_than_the_table_has_are_explained(place: Place):
+def test_more_bytes_than_the_table_holds_are_explained(place: Place):
     """Borders between lanes cut row groups, which both neighbours decode."""
     features = {"dense": {"dense_0": [{"fill_null": 0}]}, "label": {"clicked": []}}
     one, many = (describe(plan_of(place.write(lanes=lanes, features=features)), world_size=1) for lanes in (1, 7))
@@ -340,7 +340,7 @@ def test_more_bytes_than_the_table_has_are_explained(place: Place):
     assert (text.count(said), text.count("read twice")) == (1, 1)
 
 
-def test_the_tables_order_is_that_of_one_lane(place: Place, ids: np.ndarray):
+def test_one_lane_keeps_the_tables_order(place: Place, ids: np.ndarray):
     """Predictions joined by position need `lanes: 1`, whatever pipeline.yaml says; a key joins them always."""
     path = place.write(lanes=4, batch={"size": 100, "tail": "pad"}, shuffle="off")
 

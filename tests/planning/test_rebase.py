@@ -1,4 +1,4 @@
-"""After a rebase: is every surviving row of the epoch delivered exactly once, and no deleted one ever again?
+"""After a rebase every surviving row of the epoch is delivered exactly once, and no deleted one again.
 
 The oracle is the table itself: every row has an id of its own, and the test knows which file holds which.
 """
@@ -57,7 +57,7 @@ def check_rest(place: Rewritten, pipeline: Pipeline, plan: Plan, state: dict[str
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_surviving_rows_come_once_in_all(tmp_path: Path, seed: int):
+def test_surviving_rows_are_delivered_once(tmp_path: Path, seed: int):
     """Random tables, plans and rewrites; rebased twice, with other world sizes, and then the next epoch."""
     place = Rewritten(tmp_path, seed)
     place.fill(partitions=place.random.randint(2, 5))
@@ -130,7 +130,7 @@ def test_runs_of_a_block_that_a_step_divides(place: Rewritten):
 
 @pytest.mark.parametrize("key", [{"key": "id"}, {}], ids=["by key", "by place"])
 def test_samples(place: Rewritten, key: dict[str, str]):
-    """Rows that the sample keeps of the new files; by place it is drawn anew there."""
+    """By key the sample keeps the same rows of new files; by position it is drawn again."""
     sample = {"fraction": 0.5, **key, "seed": 3}
     features = {"extra": {"id": [], "sample_weight": []}}
     pipeline = place.pipeline(source={"sample": sample, "where": "keep != 0"}, features=features)
@@ -171,7 +171,7 @@ def test_an_earlier_run_that_read_parts_of_columns(tmp_path: Path):
     assert Counter(after) == Counter({row for row in range(200) if row % 3} - set(before))
 
 
-def test_columns_that_changed_their_kind(place: Rewritten):
+def test_columns_that_changed_their_type(place: Rewritten):
     pipeline = place.pipeline(features={"extra": ["id"]})
     plan, step, _ = run_to(pipeline, 0.5)
     path = place.table / "ds=0/0.parquet"
@@ -186,7 +186,7 @@ def test_columns_that_changed_their_kind(place: Rewritten):
 
 
 @pytest.mark.parametrize("shuffle", ["on", "by"])
-def test_files_that_were_only_touched_are_as_they_were(place: Rewritten, shuffle: str):
+def test_touched_files_are_unchanged(place: Rewritten, shuffle: str):
     pipeline = place.pipeline(shuffle=SHUFFLES[shuffle])
     plan, step, before = run_to(pipeline, 0.5)
     state = state_at(plan, 0, step)
@@ -306,7 +306,7 @@ def test_what_changed_is_counted(tmp_path: Path):
     ]
 
 
-def test_everything_was_delivered(place: Rewritten):
+def test_an_epoch_that_was_delivered_completely(place: Rewritten):
     """Nothing is left of the epoch: the next one follows."""
     pipeline = place.pipeline()
     plan = pipeline.plan()
@@ -334,7 +334,7 @@ def test_a_state_between_epochs(place: Rewritten):
     assert sorted(steps(pipeline, new, 1, 0)) == place.ids
 
 
-def test_a_table_as_it_was(place: Rewritten):
+def test_an_unchanged_table(place: Rewritten):
     pipeline = place.pipeline()
     plan, step, _ = run_to(pipeline, 0.5)
     state = state_at(plan, 0, step)

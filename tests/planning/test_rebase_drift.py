@@ -42,7 +42,7 @@ def rebased(pipeline: Pipeline, state: dict[str, Any]) -> list[int]:
     ],
     ids=["a folder that is no number", "declared otherwise", "declared no more"],
 )
-def test_a_partition_key_that_has_another_type(
+def test_a_partition_key_that_changed_its_type(
     tmp_path: Path, first: dict[str, Any], then: dict[str, Any], added: str | None
 ):
     """The rewritten files are still those of the same partition: no row comes twice."""
@@ -64,8 +64,8 @@ def test_a_partition_key_that_has_another_type(
     assert Counter(after) == Counter(set(place.ids) - set(before))
 
 
-def test_a_partition_key_that_the_files_refine_no_more(tmp_path: Path):
-    """The files' own text column made the key a text; the new files lack it, and the key is a number."""
+def test_a_partition_key_that_files_no_longer_refine(tmp_path: Path):
+    """The files' own string column made the key a string; the new files lack it, and the key is an integer."""
     place = Rewritten(tmp_path)
 
     def write(name: str, rows: list[int], *, key: bool) -> None:
@@ -100,7 +100,7 @@ def moved(snapshot: Snapshot) -> Snapshot:
     )
 
 
-def test_keys_of_another_type_that_no_path_spells(tmp_path: Path):
+def test_keys_of_another_type_that_paths_do_not_spell(tmp_path: Path):
     was = snapshot_with(tmp_path / "t", "k=1/a.parquet", 3, k="int")
     now = snapshot_with(tmp_path / "t", "k=1/a.parquet", 4, k="string")
     assert file_changes(was, now).old.keys() == file_changes(was, now).new.keys() == {(("k", "1"),)}
@@ -110,7 +110,7 @@ def test_keys_of_another_type_that_no_path_spells(tmp_path: Path):
     assert file_changes(moved(was), moved(again)).old == {(("k", "1"),): [0]}
 
 
-def test_nulls_and_texts_of_keys(tmp_path: Path):
+def test_nulls_and_strings_of_keys(tmp_path: Path):
     was = snapshot_with(tmp_path / "t", "k=__HIVE_DEFAULT_PARTITION__/a.parquet", 3)
     now = snapshot_with(tmp_path / "t", "k=None/a.parquet", 3)
     assert file_changes(was, now).new == {(("k", "None"),): [0]}
@@ -119,7 +119,7 @@ def test_nulls_and_texts_of_keys(tmp_path: Path):
     assert (("k", None),) in file_changes(was, later).new
 
 
-def test_types_that_are_as_good_as_the_same():
+def test_equivalent_types():
     assert same_string(pa.int8(), pa.int64())
     assert same_string(pa.decimal128(4, 2), pa.decimal128(9, 2))
     assert not same_string(pa.decimal128(4, 2), pa.decimal128(9, 3))
@@ -154,7 +154,7 @@ def cast(place: Rewritten, name: str, column: str, kind: pa.DataType) -> None:
         ),
     ],
 )
-def test_a_filter_whose_literals_mean_something_else(tmp_path: Path, source: dict[str, Any], message: str):
+def test_a_filter_whose_literals_change_their_meaning(tmp_path: Path, source: dict[str, Any], message: str):
     place = Rewritten(tmp_path)
     place.fill()
     pipeline = place.pipeline(source=source)
@@ -221,7 +221,7 @@ def test_rows_without_a_key_refuse_a_rebase(drifted: Rewritten):
         pipeline.rebase(state)
 
 
-def test_rewritten_files_that_lost_the_key(drifted: Rewritten):
+def test_rewritten_files_without_the_key(drifted: Rewritten):
     place = drifted
     pipeline = place.pipeline(source={"row_key": "key"}, shuffle="off", lanes=1)
     plan = pipeline.plan()
@@ -233,7 +233,7 @@ def test_rewritten_files_that_lost_the_key(drifted: Rewritten):
 
 
 def test_rows_without_a_key_of_which_none_was_delivered(drifted: Rewritten):
-    """All that was delivered is found by its key: the others may be told from it."""
+    """Every delivered row is found by its key, so the others are known to remain."""
     place = drifted
     keyed(place, "ds=1/1.parquet", place.new_ids(64))
     keyless(place, "ds=1/1.parquet")
@@ -268,7 +268,7 @@ def test_a_row_key_has_to_be_in_every_file(drifted: Rewritten):
 
 
 @pytest.mark.parametrize("on_bad_file", ["error", "skip"])
-def test_a_saved_snapshot_is_not_what_a_rebase_looks_at(tmp_path: Path, on_bad_file: str):
+def test_a_rebase_ignores_the_saved_snapshot(tmp_path: Path, on_bad_file: str):
     place = Rewritten(tmp_path)
     place.fill()
     freeze(place.pipeline().spec, str(tmp_path / "frozen"))
@@ -300,7 +300,7 @@ def test_a_saved_snapshot_is_not_what_a_rebase_looks_at(tmp_path: Path, on_bad_f
 # -- records --------------------------------------------------------------------------------------------------------
 
 
-def test_records_that_cannot_be_listed_are_none(
+def test_records_that_cannot_be_listed_count_as_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     place = Rewritten(tmp_path)

@@ -135,7 +135,7 @@ def test_blocks_tile_their_lane(schedule):
 
 
 @given(st.integers(0, 3000), st.integers(0, 2**63 - 1))
-def test_permutation_is_one(size, seed):
+def test_permutations_are_permutations(size, seed):
     assert np.array_equal(np.sort(permutation(size, "rows", seed)), np.arange(size))
 
 

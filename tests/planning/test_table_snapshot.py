@@ -74,7 +74,7 @@ def test_types_of_keys_decide_order_and_values(tmp_path: Path) -> None:
         small(tmp_path, partitions={"day": "date"}).snapshot()
 
 
-def test_a_saved_snapshot_is_read_though_the_table_grew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_saved_snapshot_is_read_after_the_table_grew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = small(tmp_path)
     taken = freeze(pipeline.spec, str(tmp_path / "frozen" / "snapshot"))
     write(tmp_path / "t", {"month=11/f.parquet": pa.table({"x": [7], "y": [0]})})
@@ -92,7 +92,7 @@ def test_a_saved_snapshot_is_read_though_the_table_grew(tmp_path: Path, monkeypa
     assert frozen.resolve(hello, job="j").snapshot.id == taken.id
 
 
-def test_a_snapshot_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_snapshot_of_another_source_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "snapshot"
     with pytest.raises(SpecError, match=r"p\.yaml:7.*snapshot does not exist: expected a file that"):
         small(tmp_path, snapshot="snapshot").snapshot()
@@ -118,7 +118,7 @@ def test_a_snapshot_of_something_else_is_refused(tmp_path: Path) -> None:
         small(tmp_path, snapshot="t").snapshot()
 
 
-def test_a_snapshot_is_held_against_extra_error_too(tmp_path: Path) -> None:
+def test_extra_error_checks_a_saved_snapshot(tmp_path: Path) -> None:
     """Which may have been written after the snapshot was."""
     rules = {"columns": {"x": "int64"}}
     freeze(small(tmp_path, schema=rules).spec, str(tmp_path / "snapshot"))

@@ -28,7 +28,7 @@ from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.registry.op import Example
 
 FEW = 4  # batches whose checksums are kept
-SERVED: dict[str, list[Any]] = {  # rows to transform: known and unknown values, nulls, empty lists
+SERVED_GROUPS: dict[str, list[Any]] = {  # rows to transform: known and unknown values, nulls, empty lists
     "item": [1, 2, 3, 79, 1_000_000],
     "word": ["w1", "w2", None, "unseen", "w8"],
     "price": [6.25, 99.5, None, 0.0, 41.0],
@@ -76,10 +76,10 @@ def rebase_facts(plan: Plan) -> dict[str, Any]:
 
 
 def served_facts(pipeline: Pipeline) -> dict[str, Any]:
-    """What a pipeline makes of the rows of `SERVED`, and its batch schema; needs no table."""
+    """What a pipeline makes of the rows of `SERVED_GROUPS`, and its batch schema; needs no table."""
     return {
         "schema": pipeline.schema.to_json(),
-        "batch": digests(pipeline.transform(SERVED).to_batch()),
+        "batch": digests(pipeline.transform(SERVED_GROUPS).to_batch()),
     }
 
 

@@ -1,4 +1,4 @@
-"""Does serving give training's bytes, whatever form the rows come in, and are wrong rows refused?"""
+"""Serving gives the bytes of training for rows in any form, and refuses wrong rows."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def test_rows_come_in_any_container(path: Path):
         assert same_bits(pipeline.transform(given_rows), expected)
 
 
-def test_rows_come_as_people_have_them(path: Path):
-    """Each compared with Arrow's own table of the same values."""
+def test_rows_come_in_any_python_form(path: Path):
+    """Each form is compared with an Arrow table of the same values."""
     serving, rows = trained(path), TABLE.to_pylist()
     expected = serving.transform(TABLE)
     frame = pl.from_arrow(TABLE)
@@ -126,7 +126,7 @@ def test_rows_come_as_people_have_them(path: Path):
 
 
 class _Stream:
-    """What other libraries' tables show of themselves."""
+    """A table of another library, which exports the Arrow C stream interface."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table
@@ -148,7 +148,7 @@ def test_pandas_writes_integers_with_holes_as_floats(path: Path):
 
 
 def test_rows_of_lists_alone(tmp_path: Path):
-    """A dict of lists holds columns, whatever training's types are; a list of one dict is the row."""
+    """A dict of lists holds columns for any types of training; a list of one dict is one row."""
     path = tmp_path / "p.yaml"
     features = {"sparse": {"ids": [], "scores": []}}
     document = {"version": 1, "name": "p", "source": {"table": "none"}, "features": features, "batch": {"size": 8}}
@@ -162,7 +162,7 @@ def test_rows_of_lists_alone(tmp_path: Path):
         serving.transform(row)
 
 
-def test_what_is_served_has_the_batch_s_interface(path: Path):
+def test_encoded_rows_have_the_interface_of_a_batch(path: Path):
     """Names, shapes, types and values; the tensors are copies of the arrays."""
     encoded = Pipeline.from_yaml(path).transform(TABLE)
     batch = encoded.to_batch()
@@ -193,7 +193,7 @@ def test_what_is_served_has_the_batch_s_interface(path: Path):
     assert Pipeline.from_yaml(path).transform(TABLE[:0]).to_batch().rows == 0
 
 
-def test_columns_without_types_are_taken_in_trainings(path: Path):
+def test_values_without_types_get_those_of_training(path: Path):
     numbers = {
         "price": np.array([0.1, np.nan, 2.5, 1e9]),  # float64
         "vector": np.array(ROWS["vector"]),  # two dimensions
@@ -218,7 +218,7 @@ OTHERS: dict[str, pa.DataType] = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_columns_of_other_types_become_those_of_training(path: Path, name: str):
-    """A double of the number that a float32 column was written from gives the float32's bits."""
+    """A float64 rounds to the float32 that the table stores of the same number."""
     values = [None if value is not None and name == "item" and value < 0 else value for value in ROWS[name]]
     place = SCHEMA.get_field_index(name)
     values = [7 if name == "item" and value is None else value for value in values]
@@ -229,8 +229,8 @@ def test_columns_of_other_types_become_those_of_training(path: Path, name: str):
         assert same_bits(serving.transform(rows), serving.transform(expected))
 
 
-def test_the_logarithm_of_a_double_is_another_one_without_trainings_types(path: Path):
-    """What the record of types is for: rounded afterwards, the same number has another last bit."""
+def test_without_recorded_types_the_logarithm_of_a_double_differs(path: Path):
+    """The purpose of recorded types: a logarithm rounded afterwards differs in the last bit."""
     prices = np.random.default_rng(0).random(1000)
     rows = pa.table(
         {**{name: [ROWS[name][0]] * 1000 for name in SCHEMA.names}, "price": prices},
@@ -242,7 +242,7 @@ def test_the_logarithm_of_a_double_is_another_one_without_trainings_types(path: 
     assert same_bits(trained(path).transform(rows), trained(path).transform(narrow))
 
 
-def test_a_null_is_not_met_with_a_filter_that_serving_does_not_have(path: Path):
+def test_source_where_does_not_drop_nulls_in_serving(path: Path):
     with pytest.raises(DataError) as caught:
         Serving(load_spec(path, {"features.dense": {"price": []}})).transform({**ROWS, "price": [None, 1.0, 2.0, 3.0]})
     words = "feature 'price' holds a null: got 1 nulls in 4 rows, expected none. Add fill_null to its ops (row 0)"
@@ -277,7 +277,7 @@ def test_dictionaries_and_null_columns(path: Path):
         ("user", pa.array([{"age": 1}] * 4), ['the rows lack user["size"], which training had']),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_training_is_refused(path: Path, name: str, values: pa.Array, words: list[str]):
+def test_values_that_do_not_fit_training_are_refused(path: Path, name: str, values: pa.Array, words: list[str]):
     rows = TABLE.set_column(SCHEMA.get_field_index(name), name, values)
     for given_rows in (rows, pl.from_arrow(rows)):
         with pytest.raises((DataError, SpecError)) as caught:
@@ -300,12 +300,12 @@ def test_missing_columns_are_all_named(path: Path):
         (5, "transform takes rows: got int, expected Arrow, Polars or pandas"),
         ("abc", "transform takes rows: got str"),
         ([1, 2], "a list holds rows as dicts: got int as row 0"),
-        ([{"price": 1.0}, {"price": 1.0, "item": 2}], "rows have different columns: got none of 'item' in row 0"),
-        ([{"price": 1.0, "item": 2}, {"price": 1.0}], "rows have different columns: got none of 'item' in row 1"),
+        ([{"price": 1.0}, {"price": 1.0, "item": 2}], "rows have different columns: got no 'item' in row 0"),
+        ([{"price": 1.0, "item": 2}, {"price": 1.0}], "rows have different columns: got no 'item' in row 1"),
         ({"price": [1.0], "item": [1, 2]}, "different lengths: got 1 rows of 'price' and 2 of 'item'"),
         ({"price": "abc"}, "column 'price' holds values of another type: expected float"),
         ({"price": [1.0, 2.0], "item": 5}, r"single value \('item'\) is one row: got list for column 'price'"),
-        ({"price": {1.0}}, "column 'price' is no column: got set"),
+        ({"price": {1.0}}, "column 'price' is not a column: got set"),
         (
             {"ids": [1, 2], "scores": [0.5, 1.0]},
             r"'ids' holds values of another type.*write one row of lists as \[row\]",
@@ -316,7 +316,7 @@ def test_missing_columns_are_all_named(path: Path):
         ({"item": [1, "x"]}, "column 'item' holds values of another type"),
     ],
 )
-def test_what_is_no_table(path: Path, rows: Any, message: str):
+def test_other_values_than_rows_are_refused(path: Path, rows: Any, message: str):
     with pytest.raises(DataError, match=message):
         trained(path).transform(rows)
 
@@ -364,7 +364,7 @@ def test_doubles_are_rounded_as_numpy_rounds(values: list[float | None]):
         assert repr(found) == repr(expected)
 
 
-def test_values_outside_a_slice_do_not_matter():
+def test_values_outside_a_slice_are_ignored():
     column = pa.array([[300], [1, 2], None, [2**40]]).slice(1, 2)
     assert convert(column, pa.list_(pa.int8()), "c").to_pylist() == [[1, 2], None]
 
@@ -392,7 +392,7 @@ def pipeline(path: Path) -> Pipeline:
 
 @settings(max_examples=20)
 @given(st.lists(st.integers(0, 60), max_size=5))
-def test_parts_give_what_the_whole_gives(pipeline: Pipeline, cuts: list[int]):
+def test_parts_of_rows_give_the_features_of_the_whole(pipeline: Pipeline, cuts: list[int]):
     rows = pa.concat_tables([TABLE.slice(i % 4, 1) for i in range(60)])
     whole = pipeline.transform(rows)
     parts = [pipeline.transform(rows[a:b]) for a, b in pairwise(sorted({0, *cuts, 60}))]
@@ -401,6 +401,8 @@ def test_parts_give_what_the_whole_gives(pipeline: Pipeline, cuts: list[int]):
     for name, held in whole.sparse.items():
         assert np.array_equal(np.concatenate([part.sparse[name].values for part in parts]), held.values)
         assert np.array_equal(np.concatenate([part.sparse[name].lengths for part in parts]), np.diff(held.offsets))
+        if held.weights is not None:
+            assert np.array_equal(np.concatenate([part.sparse[name].weights for part in parts]), held.weights)
 
 
 @pytest.mark.parametrize("start", range(4))
@@ -418,7 +420,7 @@ def test_slices_of_vectors_with_nulls(tmp_path: Path, start: int):
             assert np.array_equal(Pipeline.from_yaml(path).transform(part).dense, expected[start:stop])
 
 
-def test_what_is_not_finite_becomes_what_it_becomes_in_training(path: Path):
+def test_on_nonfinite_applies_in_serving(path: Path):
     rows = TABLE.set_column(0, SCHEMA.field(0), pa.array([0.0, np.inf, np.nan, 1.0], pa.float32()))
     price = "features.dense.price"
     made = {
@@ -432,13 +434,13 @@ def test_what_is_not_finite_becomes_what_it_becomes_in_training(path: Path):
 
 def test_a_schema_is_compiled_once(path: Path, monkeypatch: pytest.MonkeyPatch):
     compiled: list[pa.Schema] = []
-    original = Serving._compiled
+    original = Serving._compile_form
 
     def counted(self: Serving, schema: pa.Schema) -> Any:
         compiled.append(schema)
         return original(self, schema)
 
-    monkeypatch.setattr(Serving, "_compiled", counted)
+    monkeypatch.setattr(Serving, "_compile_form", counted)
     serving = trained(path)
     wide = TABLE.set_column(3, "item", TABLE["item"].cast(pa.int64()))
     for _ in range(3):
@@ -448,7 +450,7 @@ def test_a_schema_is_compiled_once(path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_threads_with_different_schemas(path: Path):
-    """Each gets its own schema's features: the wrong ones would fail, or give another log1p."""
+    """Each thread uses the form of its schema: another form would fail, or give another log1p."""
     serving = trained(path)
     kinds = [
         TABLE,
@@ -465,7 +467,7 @@ def test_threads_with_different_schemas(path: Path):
         assert all(pool.map(serve, range(200)))
 
 
-def test_many_schemas_are_forgotten(path: Path):
+def test_old_schemas_are_evicted(path: Path):
     serving = trained(path)
     for number in range(40):
         serving.transform(TABLE.append_column(f"more{number}", TABLE["item"]))

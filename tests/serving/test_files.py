@@ -1,4 +1,4 @@
-"""Does `feedline transform` give what `Pipeline.transform` gives, from any file to any file, and nothing half done?"""
+"""`feedline transform` gives the features of `Pipeline.transform`, for all file formats, and no partial output."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def lists(values: Any, offsets: Any) -> list[Any]:
 
 
 def expected(path: Path, rows: pa.Table) -> dict[str, list[Any]]:
-    """The columns of the output, by the arrays that serving hands out."""
+    """The columns of the output, from the arrays of `Pipeline.transform`."""
     made = Pipeline.from_yaml(path).transform(rows)
     columns = {"price": made.dense[:, 0].tolist(), "vector": made.dense[:, 1:3].tolist(), "size": made.dense[:, 3]}
     columns |= {name: made.categorical[:, place].tolist() for place, name in enumerate(FEATURES["categorical"])}
@@ -152,7 +152,7 @@ def test_no_rows(path: Path, tmp_path: Path):
         assert (found.num_rows, found.schema.types) == (0, list(TYPES.values()))
 
 
-def test_a_value_that_fails_names_its_place_and_leaves_nothing(path: Path, tmp_path: Path):
+def test_a_value_that_fails_is_located_and_leaves_no_file(path: Path, tmp_path: Path):
     wrong = ROWS.set_column(3, "item", pa.array([None if row == 70 else 1 for row in range(100)], pa.int32()))
     pq.write_table(wrong, tmp_path / "in.parquet", row_group_size=33)
     feather.write_feather(wrong, tmp_path / "in.arrow", chunksize=33)
@@ -171,17 +171,17 @@ def test_a_value_that_fails_names_its_place_and_leaves_nothing(path: Path, tmp_p
 @pytest.mark.parametrize(
     ("source", "target", "error", "message"),
     [
-        ("rows.parquet", "out.csv", SpecError, "says no format: got .*out.csv"),
-        ("rows.parquet", ".", SpecError, "is a folder|says no format"),
+        ("rows.parquet", "out.csv", SpecError, "output's suffix is unknown: got .*out.csv"),
+        ("rows.parquet", ".", SpecError, "is a folder|output's suffix is unknown"),
         ("rows.parquet", "no/out.parquet", SpecError, "folder does not exist"),
         ("rows.parquet", "rows.parquet", SpecError, "source and target overlap"),
         (".", "out.parquet", SpecError, "source and target overlap"),
         ("rows.parquet", "there.parquet", SpecError, "exists: .* Add --overwrite"),
         ("missing.parquet", "out.parquet", TableNotFoundError, "missing.parquet"),
         ("missing.arrow", "out.parquet", TableNotFoundError, "missing.arrow does not exist"),
-        ("text.arrow", "out.parquet", CorruptFileError, "text.arrow is no Arrow file or stream"),
-        ("cut.arrow", "out.parquet", CorruptFileError, "cut.arrow is no Arrow file or stream"),
-        ("short.arrow", "out.parquet", CorruptFileError, "short.arrow is no Arrow file or stream"),
+        ("text.arrow", "out.parquet", CorruptFileError, "text.arrow is not a readable Arrow file or stream"),
+        ("cut.arrow", "out.parquet", CorruptFileError, "cut.arrow is not a readable Arrow file or stream"),
+        ("short.arrow", "out.parquet", CorruptFileError, "short.arrow is not a readable Arrow file or stream"),
         ("text.parquet", "out.parquet", CorruptFileError, "text.parquet"),
         ("lacking.parquet", "out.parquet", SpecError, "unknown column: got 'price'"),
         ("words.parquet", "out.parquet", SpecError, r"price: \[fill_null\] .*got 0, expected type string"),
@@ -203,8 +203,8 @@ def test_wrong_input(path: Path, rows: Path, tmp_path: Path, source: str, target
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_what_goes_to_a_store_is_refused(path: Path, rows: Path):
-    with pytest.raises(SpecError, match="is a local file: got s3://bucket/out"):
+def test_output_to_a_store_is_refused(path: Path, rows: Path):
+    with pytest.raises(SpecError, match="must be a local file: got s3://bucket/out"):
         transform_file(serving(path), str(rows), "s3://bucket/out.parquet")
 
 
@@ -246,7 +246,7 @@ ABSENT = ("dask", "distributed", "torch", "bokeh")
 
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ABSENT:  # others look whether it is installed
+        if name.split(".")[0] in ABSENT:  # libraries check whether others are installed
             return importlib.util.spec_from_loader(name, self)
 
     def create_module(self, spec):
@@ -271,8 +271,8 @@ def test_a_host_without_dask_and_torch(path: Path, rows: Path, tmp_path: Path):
     assert "not here: " in ended("schema", env=environment).stderr, "the hook does refuse"
 
 
-def test_a_command_that_is_told_to_end_leaves_nothing(path: Path, tmp_path: Path):
-    """It waits for more of its stream, with part of the output written."""
+def test_a_terminated_command_leaves_no_file(path: Path, tmp_path: Path):
+    """The command waits for more of its stream after writing part of the output."""
     sink = io.BytesIO()
     with pa.ipc.new_stream(sink, SCHEMA) as writer:
         writer.write_table(ROWS)

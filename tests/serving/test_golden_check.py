@@ -1,4 +1,4 @@
-"""Do golden vectors prove an installation, and only one that computes the same?"""
+"""Golden vectors accept an installation that computes the same values, and refuse others."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ def recorded(path: Path, choice: str = "rows", **changes: Any) -> tuple[Pipeline
     return pipeline.spec, snapshot, record(pipeline.spec, snapshot)
 
 
-def test_vectors_are_what_they_were_on_the_machine_that_made_them(path: Path, folder: str):
+def test_vectors_load_as_they_were_recorded(path: Path, folder: str):
     spec, snapshot, made = recorded(path)
     assert made.real == made.rows.num_rows == 3 * ROWS_OF_SPLIT
     found = load_golden(folder, artifact_set_key(spec), Serving(spec).features)
     assert found is not None
     assert repr(found.rows.to_pylist()) == repr(made.rows.to_pylist())
-    assert (found.real, found.made, found.made.snapshot) == (made.real, made.made, snapshot.id)
+    assert (found.real, found.origin, found.origin.snapshot) == (made.real, made.origin, snapshot.id)
     assert found.rows.schema.types == [SCHEMA.field(name).type for name in found.rows.schema.names]
     checked = check(spec)
     assert (checked.passed, checked.differences, checked.other, checked.ulps) == (True, (), (), 0)
@@ -105,17 +105,17 @@ def test_rows_are_the_first_of_each_split(path: Path, folder: str):
     assert made.rows.equals(ROWS.take(pa.array(expected)).select(names))
 
 
-def test_rows_are_those_that_training_sees(path: Path, folder: str):
+def test_rows_pass_the_filter_of_training(path: Path, folder: str):
     _, _, made = recorded(path, **{"source.where": "number >= 100 and item > 0"})
     assert 0 < made.rows.num_rows < 3 * ROWS_OF_SPLIT
     assert min(made.rows["item"].to_pylist()) > 0
 
 
-def test_no_vectors_but_types(path: Path, folder: str):
+def test_types_are_recorded_without_vectors(path: Path, folder: str):
     spec, snapshot, made = recorded(path, "none")
     assert made is None
     assert load_columns(folder) == snapshot.schema
-    with pytest.raises(SpecError, match=r"no golden vectors of these features are in .*artifacts: .* `feedline fit`"):
+    with pytest.raises(SpecError, match=r"artifacts has no golden vectors of these features: .* `feedline fit`"):
         check(spec)
 
 
@@ -129,7 +129,7 @@ def test_rows_that_a_feature_refuses_are_left_out(tmp_path: Path, table: Path, f
     assert load_golden(folder, artifact_set_key(spec), Serving(spec).features) is None
 
 
-def test_other_features_have_vectors_of_their_own(tmp_path: Path, path: Path, table: Path):
+def test_other_features_have_separate_vectors(tmp_path: Path, path: Path, table: Path):
     spec, _, _ = recorded(path)
     other, _, _ = recorded(written(tmp_path, table, dense={"price": [{"fill_null": 1}]}))
     assert features_id(spec.features) != features_id(other.features)
@@ -140,14 +140,14 @@ def test_other_features_have_vectors_of_their_own(tmp_path: Path, path: Path, ta
         check(changed)
 
 
-def test_vectors_of_more_features_prove_fewer(tmp_path: Path, path: Path, table: Path):
+def test_vectors_of_more_features_check_fewer(tmp_path: Path, path: Path, table: Path):
     recorded(path)
     fewer = {group: FEATURES[group] for group in ("sparse", "categorical")}
     checked = check(load_spec(written(tmp_path, table, **fewer), {}))
     assert (checked.passed, checked.features) == (True, 5)
 
 
-def test_a_function_of_the_users_is_part_of_what_names_features(tmp_path: Path, table: Path):
+def test_a_user_function_is_part_of_the_features_id(tmp_path: Path, table: Path):
     module = tmp_path / "priced.py"
     module.write_text("def doubled(x):\n    return x * 2\n")
     doubled = {"python": {"function": "priced:doubled", "gives": "float32"}}
@@ -157,21 +157,23 @@ def test_a_function_of_the_users_is_part_of_what_names_features(tmp_path: Path, 
     assert check(spec).passed
 
 
-def test_rows_that_are_not_wanted_any_more_are_deleted(path: Path, folder: str):
+def test_golden_none_deletes_vectors(path: Path, folder: str):
     recorded(path)
     assert len([*Path(folder, "serving").glob("*/*")]) == 4
     recorded(path, "none")
     assert [each.name.partition(".")[2] for each in Path(folder, "serving").glob("*/*")] == ["columns.parquet"]
 
 
-def test_vectors_are_made_anew_when_something_has_changed(path: Path, folder: str, monkeypatch: pytest.MonkeyPatch):
+def test_vectors_are_recorded_again_after_a_change(path: Path, folder: str, monkeypatch: pytest.MonkeyPatch):
     made: list[int] = []
     real = golden_check.save_golden
     monkeypatch.setattr(golden_check, "save_golden", lambda *given: (made.append(1), real(*given)))
     for _ in range(2):
         recorded(path)
     assert len(made) == 1
-    altered(folder, ".json", lambda content: content.replace(b'"real": 72', b'"real": 0'))  # all made up, as once
+    altered(
+        folder, ".json", lambda content: content.replace(b'"real": 72', b'"real": 0')
+    )  # all generated, as in earlier versions
     assert check(recorded(path)[0]).passed
     assert len(made) == 2
     monkeypatch.setattr(golden_check, "local_environment", lambda: (("machine", "elsewhere"),))
@@ -179,16 +181,16 @@ def test_vectors_are_made_anew_when_something_has_changed(path: Path, folder: st
     assert len(made) == 3
 
 
-def test_instructions_that_are_off_are_another_environment(path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Equal processors compute with what is enabled; vectors of older releases did not record it."""
+def test_disabled_instructions_are_another_environment(path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Enabled instructions are part of the environment; vectors of older releases did not record them."""
     spec, _, made = recorded(path)
     assert check(spec).ulps == 0
     monkeypatch.setattr(environment, "level_instructions", lambda cpu: ("LESS",))
     checked = check(spec)
-    assert checked.other == (("cpu", "LESS", made.made.environment["cpu"]),)
+    assert checked.other == (("cpu", "LESS", made.origin.environment["cpu"]),)
     assert (checked.passed, checked.ulps) == (True, golden_check.ULPS)
-    older = {name: value for name, value in made.made.environment.items() if name not in ("cpu", "libc", "libm")}
-    other = replace(made, made=replace(made.made, environment=older))
+    older = {name: value for name, value in made.origin.environment.items() if name not in ("cpu", "libc", "libm")}
+    other = replace(made, origin=replace(made.origin, environment=older))
     monkeypatch.setattr(golden_check, "load_golden", lambda *_: other)
     assert [(name, there) for name, _, there in check(spec).other] == [
         (name, "not recorded") for name in ("libc", "libm", "cpu")
@@ -197,7 +199,7 @@ def test_instructions_that_are_off_are_another_environment(path: Path, monkeypat
 
 
 def test_types_of_several_tables(tmp_path: Path, path: Path, folder: str):
-    """Each table's own; those of another place are asked only where no column in use differs."""
+    """Each table has its own types; another table uses them only if no column in use differs."""
     spec, snapshot, _ = recorded(path)
     pq.write_table(pa.table({"price": [1.0], "more": [1]}), tmp_path / "other.parquet")
     other, _, _ = recorded(written(tmp_path, tmp_path / "other.parquet", dense={"price": []}))
@@ -210,7 +212,7 @@ def test_types_of_several_tables(tmp_path: Path, path: Path, folder: str):
     assert columns is not None
     assert (columns.field("word").type, columns.field("more").type) == (pa.string(), pa.int64())
     with pytest.raises(
-        SpecError, match=r"column 'price' has another type in each table .* got (float|double) in .*, e"
+        SpecError, match=r"column 'price' has different types in the tables of training: got (float|double) in .*, e"
     ):
         load_types(folder, elsewhere, {"price"})
     assert load_types(folder, replace(elsewhere, pipeline="q"), {"price"}) is None
@@ -225,9 +227,9 @@ def altered(folder: str, suffix: str, change: Any) -> None:
 def test_damaged_files_are_refused(path: Path, folder: str, suffix: str):
     spec, _, _ = recorded(path)
     altered(folder, suffix, lambda content: content[:-20])
-    with pytest.raises(CorruptFileError, match=r"does not hold what was written.* Make it anew with `feedline fit`"):
+    with pytest.raises(CorruptFileError, match=r"does not hold what was written.* Write it again with `feedline fit`"):
         load_columns(folder) if suffix == "columns.parquet" else check(spec)
-    recorded(path)  # as the message says
+    recorded(path)  # the remedy of the message
     assert load_columns(folder) is not None
     assert check(spec).passed
 
@@ -235,7 +237,7 @@ def test_damaged_files_are_refused(path: Path, folder: str, suffix: str):
 def test_another_format_is_refused(path: Path, folder: str):
     spec, _, _ = recorded(path)
     altered(folder, ".json", lambda content: content.replace(b'"format": 1', b'"format": 7'))
-    with pytest.raises(SpecError, match="are of another format: got 7, expected 1"):
+    with pytest.raises(SpecError, match="have another format: got 7, expected 1"):
         check(spec)
     recorded(path)
     assert check(spec).passed
@@ -243,9 +245,9 @@ def test_another_format_is_refused(path: Path, folder: str):
 
 def test_vectors_of_other_artifacts_are_refused(path: Path, folder: str):
     spec, _, made = recorded(path)
-    price = made.made.fingerprints["price"]
+    price = made.origin.fingerprints["price"]
     altered(folder, ".json", lambda content: content.replace(price.encode(), b"0" * 64))
-    with pytest.raises(SpecError, match=rf"'price' are of other artifacts: .*{price[:32]}, expected 0{{32}}"):
+    with pytest.raises(SpecError, match=rf"'price' belong to other artifacts: .*{price[:32]}, expected 0{{32}}"):
         check(spec)
 
 
@@ -282,8 +284,8 @@ def made(tmp_path_factory: pytest.TempPathFactory, table: Path) -> Any:
 
 
 @pytest.mark.parametrize(("name", "change", "apart"), CHANGES)
-def test_whatever_differs_is_found(made: Any, name: str, change: Any, apart: int | None):
-    row = 4  # the first of the four rows again
+def test_every_difference_is_found(made: Any, name: str, change: Any, apart: int | None):
+    row = 4  # repeats the first of the four rows
     other = nudged(made.expected, name, row, change)
     for allowed in (0, 4, 10):
         [found] = compare(other, made.expected, ulps=allowed)
@@ -297,10 +299,10 @@ def test_whatever_differs_is_found(made: Any, name: str, change: Any, apart: int
 
 
 def test_another_processor_may_differ_in_the_last_bits(path: Path, folder: str, monkeypatch: pytest.MonkeyPatch):
-    """The vectors say who made them; here somebody else did, whose logarithm ends in another bit."""
+    """Vectors of another environment, whose logarithm differs in the last bit."""
     spec, _, made = recorded(path)
     monkeypatch.setattr(golden_check, "local_environment", lambda: (("machine", "elsewhere"), ("polars", "9.9")))
-    assert check(spec).text().startswith("another environment than where the vectors were made: machine ")
+    assert check(spec).text().startswith("another environment than that of the vectors: machine ")
     real = golden_check.arrow_table
 
     def nudging(ulps: int) -> None:
@@ -311,9 +313,9 @@ def test_another_processor_may_differ_in_the_last_bits(path: Path, folder: str, 
     nudging(2)
     checked = check(spec)
     assert checked.passed
-    assert "1 features differ by 2 ulps at most, 4 are allowed" in checked.text()
+    assert "1 features differ by at most 2 ulps, 4 are allowed" in checked.text()
     assert not check(spec, ulps=1).passed
-    assert ("machine", "elsewhere", made.made.environment["machine"]) in checked.other
+    assert ("machine", "elsewhere", made.origin.environment["machine"]) in checked.other
     nudging(5)
     checked = check(spec)
     assert not checked.passed
@@ -334,7 +336,7 @@ def test_ulps(pairs: list[tuple[float, float]]):
     found = ulps_between(one, other).tolist()
     for a, b, apart in zip(one, other, found, strict=True):
         if np.isnan(a) or np.isnan(b) or np.isinf(a) or np.isinf(b):
-            assert apart == (0 if a == b or (np.isnan(a) and np.isnan(b)) else golden_check._FAR)
+            assert apart == (0 if a == b or (np.isnan(a) and np.isnan(b)) else golden_check._INFINITE_ULPS)
         elif apart < 50:
             low, high = min(a, b), max(a, b)
             steps = 0
@@ -393,7 +395,7 @@ def test_fit_writes_what_transform_checks(tmp_path: Path, table: Path):
 
 def test_fit_of_a_pipeline_that_learns_nothing(path: Path):
     missing = ended_here("transform", path, "--check")
-    assert (missing.returncode, "no golden vectors of these features are in" in missing.stderr) == (2, True)
+    assert (missing.returncode, "has no golden vectors of these features" in missing.stderr) == (2, True)
     fitted = ended_here("fit", path)
     assert "nothing to fit" in fitted.stdout
     assert f"golden vectors: {3 * ROWS_OF_SPLIT} rows" in fitted.stdout
@@ -408,7 +410,7 @@ def test_fit_of_a_pipeline_that_learns_nothing(path: Path):
         assert ended_here("transform", path, *arguments).returncode == 2
 
 
-def test_what_is_not_fitted_says_which_command_helps(tmp_path: Path, table: Path):
+def test_missing_fits_name_the_command(tmp_path: Path, table: Path):
     path = written(tmp_path, table, categorical={"item": [{"vocabulary": {"min_count": 1}}]})
     done = ended_here("transform", path, table, tmp_path / "out.parquet")
     assert done.returncode == 2

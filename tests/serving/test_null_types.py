@@ -1,4 +1,4 @@
-"""Requests whose columns hold nulls only: in the types that training had, else in those that the ops fix."""
+"""Columns of a request that hold nulls only get the types of training, else those that the ops require."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def written(folder: Path, table: str = "nowhere", **features: Any) -> Path:
     return path
 
 
-def test_a_column_of_nulls_is_of_the_type_that_ops_fix(tmp_path: Path):
+def test_a_column_of_nulls_gets_the_type_that_ops_require(tmp_path: Path):
     pipeline = Pipeline.from_yaml(written(tmp_path))
     typed = pa.table(
         ROWS,
@@ -63,7 +63,7 @@ def test_a_column_of_nulls_is_of_the_type_that_ops_fix(tmp_path: Path):
         assert found.categorical.tolist() == expected.categorical.tolist()
         ids = found.sparse["ids"]
         assert (ids.values.tolist(), ids.offsets.tolist()) == ([], [0, 0])
-    later = pipeline.transform({**ROWS, "price": [3.0], "count": [2]})  # nothing was resolve_types for other requests
+    later = pipeline.transform({**ROWS, "price": [3.0], "count": [2]})  # other requests are not affected
     np.testing.assert_allclose(later.dense, [[np.log1p(3.0), 1.5]], rtol=1e-6)
 
 
@@ -72,18 +72,18 @@ def test_a_null_that_nothing_fills_is_named_by_feature_and_row(tmp_path: Path):
         Pipeline.from_yaml(written(tmp_path, dense={"price": []})).transform({"price": [None, None]})
 
 
-def test_a_type_that_ops_do_not_take_has_to_be_said(tmp_path: Path):
+def test_a_type_that_ops_do_not_accept_has_to_be_given(tmp_path: Path):
     path = written(tmp_path, categorical={"x": {"expr": 'price["country"]'}})
     with pytest.raises(SpecError) as caught:
         Pipeline.from_yaml(path).transform({"price": [None]})
     message = str(caught.value)
     assert message.startswith(
-        "column 'price' holds nulls only and its type is not known: feature 'x': no type is taken"
+        "column 'price' holds nulls only and its type is not known: feature 'x': its ops (no ops) accept no type"
     )
-    assert f"`feedline plan {path}` where the table is does, and so do run and fit" in message
+    assert f"`feedline plan {path}` where the table is (run and fit record them, too)" in message
 
 
-def test_what_comes_out_must_not_depend_on_the_choice():
+def test_features_must_not_depend_on_the_chosen_type():
     schema = pa.schema({"a": pa.null(), "b": pa.list_(pa.null()), "c": pa.null(), "d": pa.int8(), "e": pa.null()})
     uses = [frozenset("ad"), frozenset("ab"), frozenset("c"), frozenset("ce"), frozenset("d")]
     taken = {0: ("int64", "string"), 1: ("int64", "list<item: string>"), 2: ("double",), 3: ("double", "date32[day]")}
@@ -99,7 +99,7 @@ def test_what_comes_out_must_not_depend_on_the_choice():
     assert isinstance(found, pa.Schema)
     kinds = [pa.int64(), pa.list_(pa.string()), pa.float64(), pa.int8(), pa.float64()]
     assert found == pa.schema(zip("abcde", kinds, strict=True))
-    assert 4 not in tried  # it uses none of them
+    assert 4 not in tried  # it reads none of them
 
     def differing(place: int, schema: pa.Schema, rows: pa.Table) -> object | None:
         made = outcome(place, schema, rows)
@@ -112,7 +112,7 @@ def test_what_comes_out_must_not_depend_on_the_choice():
 
 
 @pytest.mark.parametrize("by", ["plan", "batches", "resolve", "fit"])
-def test_types_are_recorded_by_whatever_reads_the_table(tmp_path: Path, by: str):
+def test_every_reader_of_the_table_records_types(tmp_path: Path, by: str):
     table = pa.table({"price": pa.array([1.5, 2.5], pa.float32())})
     (tmp_path / "t").mkdir()
     pq.write_table(table, tmp_path / "t" / "0.parquet")
@@ -144,9 +144,9 @@ def test_a_plan_of_another_table_leaves_the_types_of_training(tmp_path: Path):
     Pipeline.from_yaml(path, {"source.table": str(tmp_path / "u")}).plan()
     assert Pipeline.from_yaml(path).transform({"price": [0.7]}).dense.tobytes() == expected.tobytes()
     pq.write_table(pa.table({"price": [1.5], "more": [1]}), tmp_path / "t" / "0.parquet")
-    Pipeline.from_yaml(path).plan()  # a dry run adds what is new, and changes nothing
+    Pipeline.from_yaml(path).plan()  # a dry run only adds new columns
     assert Pipeline.from_yaml(path).transform({"price": [0.7]}).dense.tobytes() == expected.tobytes()
-    next(Pipeline.from_yaml(path).batches())  # a run says what training sees from now on
+    next(Pipeline.from_yaml(path).batches())  # a run records the types of training
     expected = np.float32(np.log1p(0.7))
     assert Pipeline.from_yaml(path).transform({"price": [0.7]}).dense.tobytes() == expected.tobytes()
 

@@ -1,4 +1,4 @@
-"""Names of types: Arrow's own come back as they are, people's mean what they say, anything else is refused."""
+"""Names of types: Arrow's own round-trip, aliases are accepted, anything else is refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TYPES = st.recursive(st.sampled_from(PLAIN), lambda inner: inner.map(pa.list_) |
 
 
 @given(TYPES)
-def test_arrows_own_names_come_back(kind: pa.DataType) -> None:
+def test_arrows_own_names_round_trip(kind: pa.DataType) -> None:
     assert parse_type(str(kind)) == kind
 
 
@@ -44,7 +44,7 @@ def test_arrows_own_names_come_back(kind: pa.DataType) -> None:
         ("large_list<string>", pa.large_list(pa.string())),
     ],
 )
-def test_what_people_write(text: str, kind: pa.DataType) -> None:
+def test_aliases(text: str, kind: pa.DataType) -> None:
     assert parse_type(text) == kind
 
 
@@ -56,6 +56,6 @@ def test_what_people_write(text: str, kind: pa.DataType) -> None:
         *("list<" * 50 + "int8" + ">" * 50, "dictionary<int8>", "null"),
     ],
 )
-def test_other_texts_are_refused(text: str) -> None:
+def test_other_names_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not the name of a type: expected int8 to int64"):
         parse_type(text)

@@ -1,4 +1,4 @@
-"""Which bounds are read, refused and broken; when an epoch's counts are held against them, each row once."""
+"""Bounds are read, refused and broken; each row of an epoch is checked against them once."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_bounds_are_read_and_written():
         ("dense", "<= 0.05", "expect: must be a mapping from measures to bounds: got '<= 0.05'. Write {null_rate"),
     ],
 )
-def test_what_is_no_bound_is_refused(group: str, expect: Any, words: str):
+def test_other_bounds_are_refused(group: str, expect: Any, words: str):
     with pytest.raises(SpecError) as caught:
         spec(expect, group)
     assert words in str(caught.value)
@@ -112,7 +112,7 @@ def test_an_oov_rate_needs_an_op_that_looks_values_up():
     assert caught.value.path == ("features", "dense", "x", "expect", "oov_rate")
 
 
-def test_what_is_learnt_from_is_no_finished_value():
+def test_expectations_do_not_cover_the_inputs_of_a_fit():
     """The values behind `modulo` are observed; an expectation is of what `vocabulary` makes of them."""
     feature = {"x": {"column": "x", "ops": [{"modulo": 10}, "vocabulary"], "expect": {"oov_rate": "<= 0.1"}}}
     text = MINIMAL.replace("{dense: {price: []}}", json.dumps({"categorical": feature}))
@@ -123,7 +123,7 @@ def test_what_is_learnt_from_is_no_finished_value():
 
 
 @given(st.sampled_from(["<=", "<", ">=", ">"]), st.floats(-9, 9), st.floats(-9, 9))
-def test_bounds_are_the_comparisons_they_say(sign: str, value: float, measured: float):
+def test_bounds_compare_as_written(sign: str, value: float, measured: float):
     bound = Expectation(measure="max", sign=sign, value=value)
     holds = {"<=": measured <= value, "<": measured < value, ">=": measured >= value, ">": measured > value}[sign]
     assert (broken_bounds((bound,), {"max": measured}) == []) == holds
@@ -131,7 +131,7 @@ def test_bounds_are_the_comparisons_they_say(sign: str, value: float, measured: 
     assert broken_bounds((bound,), {}) == []
 
 
-def test_what_no_further_row_can_mend():
+def test_bounds_that_stay_broken():
     final = {
         (measure, sign)
         for measure in MEASURES
@@ -174,7 +174,7 @@ def test_warnings_come_at_the_end_one_per_feature():
     assert monitor.end() == []
 
 
-def test_an_error_that_nothing_can_mend_comes_at_once():
+def test_a_bound_that_stays_broken_fails_at_once():
     monitor = epoch("error", max="<= 1", null_rate="<= 0.1")
     monitor.add(0, [(block(0), part(10, nulls=5))])
     with pytest.raises(
@@ -183,7 +183,7 @@ def test_an_error_that_nothing_can_mend_comes_at_once():
         monitor.add(1, [(block(1), part(2, highest=2.0))])
 
 
-def test_other_errors_come_when_there_are_enough_rows():
+def test_other_bounds_fail_after_enough_rows():
     monitor = epoch("error", enough_rows=100, null_rate="<= 0.1")
     monitor.add(0, [(block(0), part(50, nulls=25))])
     with pytest.raises(DataError, match=r"got null_rate 0\.25, expected <= 0\.1 \(100 rows delivered\)"):
@@ -206,7 +206,7 @@ def rows_of(monitor: QualityMonitor) -> int:
     return monitor.total.rows
 
 
-def test_another_feeder_goes_on_and_counts_nothing_twice():
+def test_another_feeder_continues_and_counts_nothing_twice():
     first = epoch("warn")
     first.add(0, [(block(0), part(10)), (block(0), part(11))])
     first.add(1, [])
@@ -217,7 +217,7 @@ def test_another_feeder_goes_on_and_counts_nothing_twice():
     assert reports.quality is not None
     assert reports.quality.rows == 41
     second = epoch("warn")
-    second.begin(4, reports.hand_over(7, 8))  # the trainer goes on at step 1, which the first feeder had announced, too
+    second.begin(4, reports.hand_over(7, 8))  # the trainer continues at step 1, which the first feeder announced, too
     second.add(1, [(block(1), part(99))])
     second.add(2, [(block(2), part(20))])
     second.add(3, [(block(3), part(30))])
@@ -228,13 +228,13 @@ def test_another_feeder_goes_on_and_counts_nothing_twice():
     assert reports.quality.rows == 71
 
 
-def test_counts_outlive_successors_that_die_before_they_speak():
+def test_counts_outlive_successors_that_die_silently():
     reports = FeederReports()
     monitor = epoch("warn")
     monitor.add(0, [(block(0), part(10))])
     reports.receive(report_packet(1, FeederStats(), monitor.epoch_counts()))
-    handed = reports.hand_over(1, 2)
-    assert reports.hand_over(2, 3) == handed
+    counts = reports.hand_over(1, 2)
+    assert reports.hand_over(2, 3) == counts
     reports.receive(report_packet(2, FeederStats(), None))  # the second did say something, but nothing of its counts
     assert reports.quality is not None
     assert reports.quality.rows == 10
@@ -247,7 +247,7 @@ def test_counts_outlive_successors_that_die_before_they_speak():
     assert reports.quality.rows == 15
 
 
-def test_a_feeder_that_goes_on_itself_keeps_what_it_had_not_told():
+def test_a_feeder_that_continues_keeps_unreported_counts():
     monitor = epoch("warn")
     monitor.add(0, [(block(0), part(10))])
     seen = monitor.epoch_counts()
@@ -260,7 +260,7 @@ def test_a_feeder_that_goes_on_itself_keeps_what_it_had_not_told():
     assert rows_of(monitor) == 25
 
 
-def test_what_is_kept_of_epochs_does_not_grow_with_them():
+def test_memory_does_not_grow_with_epochs():
     reports = FeederReports()
     for stream in range(1, 50):
         monitor = epoch("warn")
@@ -272,7 +272,7 @@ def test_what_is_kept_of_epochs_does_not_grow_with_them():
         assert len(reports._quality[1]) == 1
 
 
-def test_a_report_is_parsed_when_somebody_asks():
+def test_a_report_is_parsed_on_demand():
     reports = FeederReports()
     reports.receive(REPORT.pack(b"S", 1, 4) + b"{..." + b"not json")
     with pytest.raises(ValueError, match="Expecting"):

@@ -58,7 +58,7 @@ def test_the_long_forms():
     assert only("x: {op: overlap, inputs: [a]}").op == OpCall(op="overlap")
 
 
-def test_where_it_stands_is_no_part_of_what_a_feature_is():
+def test_positions_do_not_count_for_equality():
     assert only("price: [log1p]") == only("price: {ops: [log1p], column: price}")
     assert hash(only("price: [log1p]")) == hash(only("price: {ops: [log1p], column: price}"))
     assert only("price: [log1p]") != only("price: [log1p, log1p]")
@@ -275,7 +275,7 @@ def test_a_list_of_columns_stands_for_several_features():
         ("extra: {x: {columns: [a], ops: []}}", "unknown key of an entry for several features: got 'ops'"),
     ],
 )
-def test_what_is_wrong_with_an_entry_for_several_features_is_said_once(text, complaint):
+def test_errors_in_an_entry_for_several_features_are_reported_once(text, complaint):
     with pytest.raises(ValueError, match=complaint) as caught:
         read(f"  {text}")
     assert len(str(caught.value).splitlines()) == 1

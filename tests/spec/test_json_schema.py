@@ -1,4 +1,4 @@
-"""The JSON Schema says what the reader does, as far as a schema can: checked with a validator of its keywords."""
+"""The JSON Schema accepts what the reader accepts, as far as a schema can: checked with a validator."""
 
 import json
 import re
@@ -59,7 +59,7 @@ def test_the_schema_is_complete_and_described():
 
 
 @pytest.mark.parametrize("text", [REFERENCE, MINIMAL, COMPLETE, MINIMAL + "shuffle: off"])
-def test_what_the_reader_accepts_is_valid(text):
+def test_accepted_pipelines_are_valid(text):
     assert accepted(text)
     assert valid(text)
 
@@ -174,13 +174,13 @@ def test_where_schema_and_reader_agree(text, agrees):
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, len(COMPLETE) - 1), st.sampled_from(list("{}[]:,'\"#&*-!\n 0a")))
-def test_what_the_reader_accepts_of_mangled_texts_is_valid(position, inserted):
+def test_accepted_mangled_pipelines_are_valid(position, inserted):
     text = COMPLETE[:position] + inserted + COMPLETE[position + 1 :]
     if accepted(text):
         assert valid(text)
 
 
-def test_the_schema_of_ops_takes_its_place():
+def test_the_schema_of_ops_is_included():
     ops = {
         "anyOf": [{"enum": ["log1p"]}, {"$ref": "#/$defs/clip_call"}],
         "$defs": {

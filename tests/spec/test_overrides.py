@@ -66,7 +66,7 @@ def test_arguments_of_the_command_line(argument, key, value):
     assert parse_overrides([argument]) == {key: value}
 
 
-def test_the_last_of_two_arguments_counts_and_keeps_its_turn():
+def test_the_last_of_two_equal_keys_wins_and_comes_last():
     overrides = parse_overrides(["batch.size=1", "shuffle=off", "batch.size=2"])
     assert list(overrides.items()) == [("shuffle", "off"), ("batch.size", 2)]
 
@@ -98,7 +98,7 @@ def test_wrong_arguments(argument, words):
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=6), min_size=1, max_size=4))
-def test_the_text_of_a_path_leads_back_to_it(path):
+def test_the_text_of_a_path_is_an_override_key(path):
     document = applied({path_text(tuple(path)): 1}, "other: 0")
     value = document.value
     for part in path:
@@ -117,14 +117,14 @@ def test_an_override_replaces_its_value_and_nothing_else():
     )
 
 
-def test_mappings_in_between_are_made():
+def test_missing_mappings_are_created():
     document = applied({"cluster.tls.ca": "a", "empty.deep": 1})
     assert document.value["cluster"] == {"tls": {"ca": "a"}}
     assert document.value["empty"] == {"deep": 1}
     assert str(document.error(("cluster", "threads"), "x")) == 'set["cluster.tls.ca"]: cluster.threads: x'
 
 
-def test_overrides_of_the_command_line_say_so():
+def test_errors_name_overrides_of_the_command_line():
     document = applied(parse_overrides(["batch.size=0"]))
     assert str(document.error(("batch", "size"), "x")) == "--set batch.size: x"
 
@@ -145,14 +145,14 @@ def test_overrides_are_applied_in_order():
         ("", "not a key"),
     ],
 )
-def test_overrides_that_lead_nowhere(key, words):
+def test_overrides_of_keys_that_cannot_exist(key, words):
     with pytest.raises(SpecError) as caught:
         applied({key: 1})
     assert words in str(caught.value)
     assert str(caught.value).startswith(f"set[{json.dumps(key)}]: ")
 
 
-def test_values_of_python_become_plain_ones():
+def test_python_values_become_plain_values():
     values = {
         "a": PurePosixPath("x/y"),
         "b": np.int64(5),
@@ -178,7 +178,7 @@ def test_values_that_yaml_cannot_hold(value):
         applied({"a": value})
 
 
-def test_values_within_themselves_and_keys_that_are_none():
+def test_recursive_values_and_keys_that_are_not_strings_are_refused():
     endless = []
     endless.append(endless)
     with pytest.raises(SpecError, match="nested too deeply"):

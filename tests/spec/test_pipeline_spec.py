@@ -1,4 +1,4 @@
-"""pipeline.yaml as a whole: defaults, errors with places, overrides, canonical text. Parts have their own tests."""
+"""pipeline.yaml as a whole: defaults, errors with positions, overrides, canonical text. Parts have their own tests."""
 
 import json
 import os
@@ -185,7 +185,7 @@ def test_overrides_are_validated_like_the_file():
     )
 
 
-def test_an_override_mends_what_the_file_lacks():
+def test_an_override_supplies_a_missing_key():
     text = MINIMAL.replace("source: {table: data}\n", "").replace("size: 8", "size: wrong")
     spec = parse(text, {"source.table": "/t", "batch.size": 4, 'features.dense."a.b"': ["log1p"]})
     assert (spec.source.table, spec.batch.size) == ("/t", 4)
@@ -222,7 +222,7 @@ def test_a_wrong_value_of_a_variable_names_it(monkeypatch):
     assert parse(MINIMAL.replace("8", '"${SIZE}"'), {"batch.size": 3}).batch.size == 3
 
 
-def test_later_layers_report_at_the_same_places():
+def test_later_layers_report_the_same_positions():
     spec = parse(REFERENCE, parse_overrides(["features.sparse.history=[first_x]"]))
     price, *_, request_id = spec.features
     history = next(feature for feature in spec.features if feature.name == "history")
@@ -257,7 +257,7 @@ def test_paths_are_relative_to_the_file(tmp_path, monkeypatch):
     assert load_spec("jobs/pipeline.yaml").file == "jobs/pipeline.yaml"
     monkeypatch.chdir(folder)
     assert load_spec("pipeline.yaml") == spec
-    assert parse_spec(text) == spec, "a text is relative to the current folder"
+    assert parse_spec(text) == spec, "paths in a string are relative to the current folder"
     assert parse_spec(text, base_dir=tmp_path).work_dir == f"{tmp_path}/work"
     monkeypatch.setenv("HOME", "/home/someone")
     assert load_spec("pipeline.yaml", {"work_dir": "~/w"}).work_dir == "/home/someone/w"
@@ -299,7 +299,7 @@ def test_the_canonical_text_gives_an_equal_spec(text):
     assert spec != spec.canonical()
 
 
-def test_the_canonical_text_holds_no_place(tmp_path):
+def test_the_canonical_text_has_no_positions(tmp_path):
     spec = parse(REFERENCE, base_dir=tmp_path)
     assert "p.yaml" not in spec.canonical()
     error = PipelineSpec.from_canonical(spec.canonical(), file="job").error(
@@ -317,7 +317,7 @@ def test_dollars_and_variables_are_not_read_twice():
 @pytest.mark.parametrize(
     "text", ["", "[]", "3", "{}", '{"features": 3}', '{"features": [[1]]}', '{"features": [[[], 1, 2]]}']
 )
-def test_what_is_not_canonical_is_refused(text):
+def test_other_texts_than_canonical_ones_are_refused(text):
     with pytest.raises(SpecError, match=r"^job: not the canonical text of a pipeline"):
         PipelineSpec.from_canonical(text, file="job")
     with pytest.raises(SpecError, match=r"^job: version: must be 1: got 2"):
@@ -381,7 +381,7 @@ def test_the_canonical_text_is_the_same_in_every_process(tmp_path):
     assert texts == {load_spec(file).canonical()}
 
 
-def test_a_spec_crosses_processes_with_its_places():
+def test_a_pickled_spec_keeps_its_positions():
     spec = pickle.loads(pickle.dumps(parse(REFERENCE)))
     assert spec == parse(REFERENCE)
     assert str(spec.error(("batch", "size"), "x")) == "p.yaml:18:17: batch.size: x"

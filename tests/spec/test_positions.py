@@ -1,4 +1,4 @@
-"""How a place, a path and a value read in an error, and in which order problems are raised."""
+"""Positions, paths and values in errors, and the order in which problems are raised."""
 
 import pytest
 
@@ -35,7 +35,7 @@ def test_paths(path, text):
         ({}, "a mapping"),
     ],
 )
-def test_values_as_met(value, text):
+def test_described_values(value, text):
     assert describe_value(value) == text
 
 
@@ -54,7 +54,7 @@ def test_unknown_names_suggest_the_nearest():
     assert "'op_49'" in unknown_message("op", "qqq", many)
 
 
-def test_an_error_falls_back_to_what_stands_around_it():
+def test_an_error_falls_back_to_the_parents_position():
     document = Document(
         file="f", value=None, positions={(): Position(line=1, column=1), ("a",): Position(line=3, column=5)}
     )

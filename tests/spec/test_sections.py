@@ -36,7 +36,7 @@ def refused(model, **values):
     st.sampled_from(["B", "kB", "KB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB", "gib", "mb"]),
     st.sampled_from(["", " "]),
 )
-def test_sizes_are_those_of_dask(whole, fraction, unit, space):
+def test_sizes_agree_with_dask(whole, fraction, unit, space):
     text = f"{whole}{fraction}{space}{unit}"
     assert parse_bytes(text) == dask_parse_bytes(text)
 

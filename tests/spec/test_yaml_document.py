@@ -1,4 +1,4 @@
-"""YAML text to plain values and places: against json and ruamel's own writer, and everything that is refused."""
+"""YAML becomes plain values and positions: checked against json and ruamel's own writer; errors name positions."""
 
 import io
 import json
@@ -36,7 +36,7 @@ values = st.recursive(
 
 @settings(max_examples=100, deadline=None)
 @given(values)
-def test_json_is_read_as_json_reads_it(value):
+def test_json_is_read_like_a_json_parser(value):
     assert read(json.dumps(value, ensure_ascii=False)).value == value
 
 
@@ -84,7 +84,7 @@ def test_nan_is_a_number():
 
 
 @pytest.mark.parametrize("text", [str(2**64), "-" + "9" * 30, "9" * 10_000, "1e999", "0x" + "f" * 40])
-def test_numbers_that_no_machine_holds_are_refused(text):
+def test_numbers_beyond_64_bits_are_refused(text):
     with pytest.raises(ValueError, match="too large"):
         resolve_scalar(text)
     assert refused(f"a:\n  b: {text}").startswith("p.yaml:2:6: a.b: ")
@@ -95,11 +95,11 @@ def test_quoted_and_block_scalars_are_strings():
     assert document.value == {"a": "1", "b": "off", "c": "2\n", "d": "x y", "e": "5"}
 
 
-def test_keys_are_text():
+def test_keys_are_strings():
     assert read("1: a\non: b\nnull: c\n2.50: d\n").value == {"1": "a", "on": "b", "null": "c", "2.50": "d"}
 
 
-def test_places_of_keys_values_and_items():
+def test_positions_of_keys_values_and_items():
     document = read("a: 1\nb:\n  - x\n  - {c: 2,  d: [3]}\ne:\nf: |\n  text\n")
     assert document.position(("a",)) == Position(line=1, column=4)
     assert document.position(("a",), key=True) == Position(line=1, column=1)
@@ -108,18 +108,18 @@ def test_places_of_keys_values_and_items():
     assert document.position(("b", 1)) == Position(line=4, column=5)
     assert document.position(("b", 1, "d")) == Position(line=4, column=13)
     assert document.position(("b", 1, "d", 0)) == Position(line=4, column=17)
-    assert document.position(("e",)) == Position(line=5, column=1), "an empty value stands at its key"
+    assert document.position(("e",)) == Position(line=5, column=1), "an empty value has its key's position"
     assert document.position(("b", 1, "nothing", "here")) == document.position(("b", 1))
     assert document.position(("unknown",)) == Position(line=1, column=1)
 
 
-def test_windows_lines_and_a_byte_order_mark_do_not_move_places():
+def test_windows_lines_and_a_byte_order_mark_do_not_move_positions():
     document = read("\ufeffa: 1\r\nb: {c: 2}\r\n")
     assert document.value == {"a": 1, "b": {"c": 2}}
     assert document.position(("b", "c")) == Position(line=2, column=8)
 
 
-def test_aliases_are_copies_that_stand_at_their_anchor():
+def test_aliases_are_copies_with_the_anchors_position():
     document = read("a: &ops [log1p]\nb: *ops\n")
     assert document.value == {"a": ["log1p"], "b": ["log1p"]}
     assert document.value["a"] is not document.value["b"]
@@ -166,7 +166,7 @@ def test_aliases_are_copies_that_stand_at_their_anchor():
         ("a: {\n  b: 3\n  c: 4\n}\n", "1:4:", "got ':' on line 3, expected ',' or '}'. Close it, put commas between"),
     ],
 )
-def test_refused_texts_name_their_place(text, position, words):
+def test_refused_texts_name_their_position(text, position, words):
     message = refused(text)
     assert message.startswith(f"p.yaml:{position} ")
     assert words in message
@@ -189,7 +189,7 @@ def test_refused_texts_name_their_place(text, position, words):
         ("x: {expr: clip(a,\n     0)}", '"clip(a,\n     0)"'),
     ],
 )
-def test_an_unquoted_comma_in_flow_style_is_told_from_two_entries(line, quoted):
+def test_an_unquoted_comma_in_flow_style_is_detected(line, quoted):
     message = refused(f"# comment\n{line}")
     assert message.startswith("p.yaml:2:")
     assert "unquoted comma" in message
@@ -233,7 +233,7 @@ def test_aliases_cannot_nest_deeper_than_text():
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(st.sampled_from(list("ab:-[]{},'\"#&*!|>%@`? \n\t\\\r0.~<\u2028\x85\ufeff\ud800\x07")), max_size=40))
-def test_any_text_is_read_or_refused_with_its_place(text):
+def test_any_text_is_read_or_refused_with_its_position(text):
     try:
         message = "p.yaml:" if read(text) else ""
     except SpecError as error:

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zarr
 
-from feedline.artifacts.external import read_outside
+from feedline.artifacts.external import read_external
 from feedline.expressions.types import INTEGER_RANGES, instance
 from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts, Reading
@@ -42,7 +42,7 @@ class FolderArtifacts(InMemoryArtifacts):
     folder: str = ""
 
     def read(self, reading: Reading) -> Artifact:
-        return read_outside(reading, self.folder)
+        return read_external(reading, self.folder)
 
 
 def examples() -> list[tuple[Op, Example]]:

@@ -120,7 +120,7 @@ def test_a_fit_that_is_stopped_leaves_nothing(tmp_path: Path, clicks: Path, numb
     finally:
         program.close()
     if number == signal.SIGINT:
-        assert "stopped: the artifact set from before is still current" in program.text
+        assert "stopped: the previous artifact set is still current" in program.text
     assert not list((tmp_path / "work").glob("fitting*"))
     assert not (tmp_path / "work" / "artifacts").exists()
 

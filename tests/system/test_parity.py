@@ -1,4 +1,4 @@
-"""Does one pipeline give the same bytes wherever it runs? Threads, worker processes, a separate scheduler, and serving.
+"""A pipeline gives the same bytes in threads, worker processes, on a separate scheduler, and in serving.
 
 The pipeline has a feature of each kind: normalised numbers, hashed and learnt ids, id lists, weighted lists, vectors,
 features made of several columns, learnt statistics, joins with a table and an array.
@@ -110,7 +110,7 @@ def written(place: Place, name: str, **changes: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(place: Place) -> list[bytes]:
-    """Made in this process, with what was learnt in its threads."""
+    """Batches made in this process, with fits made in its threads."""
     path = written(place, "fitted")
     Pipeline.from_yaml(path).fit()
     return oracle(path)
@@ -137,7 +137,7 @@ def test_a_separate_scheduler(place: Place, expected: list[bytes], tmp_path: Pat
 
 
 def test_batches_are_the_same_from_one_lane_of_rows_or_in_small_blocks(place: Place, expected: list[bytes]):
-    """Splits and windows of other sizes put other rows together in a chunk; without a shuffle the order is one."""
+    """Other splits and windows change the chunks; without a shuffle the order stays the same."""
     path = written(place, "small")
     off = {"shuffle": "off"}
     whole = oracle(path, set=off)
@@ -150,8 +150,8 @@ def lists(values: Any, offsets: Any) -> list[bytes]:
     return [np.ascontiguousarray(values[start:stop]).tobytes() for start, stop in pairwise(offsets.tolist())]
 
 
-def served_like(batch: Batch, served: Encoded, leaving_out: tuple[str, ...] = ()) -> None:
-    """Bit by bit, for the rows of the batch."""
+def assert_equals_training(batch: Batch, served: Encoded, leaving_out: tuple[str, ...] = ()) -> None:
+    """Compare bit by bit with the rows of a batch."""
     schema = batch.schema
     for name in served.names["dense"]:
         if name in leaving_out:
@@ -172,8 +172,8 @@ def served_like(batch: Batch, served: Encoded, leaving_out: tuple[str, ...] = ()
             assert lists(held.weights, held.offsets) == lists(trained.weights.numpy(), trained.offsets.numpy())
 
 
-def test_a_model_can_be_made_where_there_is_no_table(place: Place, expected: list[bytes]):
-    """`Pipeline.schema` is that of batches, labels and extras with it, by the types that the fit recorded."""
+def test_the_schema_needs_no_table(place: Place, expected: list[bytes]):
+    """`Pipeline.schema` equals that of batches, with labels and extras, by the types that the fit recorded."""
     path = written(place, "served")
     batch = next(iter(Pipeline.from_yaml(path).batches()))
     elsewhere = Pipeline.from_yaml(path, {"source.table": str(place.folder / "nowhere")})
@@ -183,7 +183,7 @@ def test_a_model_can_be_made_where_there_is_no_table(place: Place, expected: lis
 
 @pytest.mark.parametrize("out_of_fold", [True, False])
 def test_serving_gives_the_bytes_of_training(place: Place, expected: list[bytes], out_of_fold: bool):
-    """Rows that pyarrow read, in the order of each batch; only what is told of other folds alone differs."""
+    """Rows read by pyarrow, in the order of each batch; only out-of-fold values differ."""
     pipeline = Pipeline.from_yaml(written(place, "served"), {"fit.out_of_fold": out_of_fold})
     table = ds.dataset(place.table, partitioning="hive").to_table()
     assert table["row"].to_pylist() == list(range(3 * ROWS))
@@ -191,13 +191,13 @@ def test_serving_gives_the_bytes_of_training(place: Place, expected: list[bytes]
     for batch in list(pipeline.batches())[:6]:
         rows = table.take(pa.array(batch.extra["row"].numpy()))
         served = pipeline.transform(rows)
-        served_like(batch, served, leaving_out=("rate",) if out_of_fold else ())
+        assert_equals_training(batch, served, leaving_out=("rate",) if out_of_fold else ())
         rate = served.dense[:, batch.schema["rate"].offset], batch["rate"].numpy()
         assert np.array_equal(*rate) is not out_of_fold
         assert len(np.unique(rate[0])) == len(WORDS) + 1
 
 
-def test_some_of_the_features_use_what_all_of_them_learnt(place: Place, expected: list[bytes]):
+def test_a_subset_of_features_uses_the_fits_of_all(place: Place, expected: list[bytes]):
     """One of two features that share a vocabulary, with golden vectors of all."""
     path = written(place, "some")
     [batch, *_] = Pipeline.from_yaml(path).batches()

@@ -71,12 +71,12 @@ def test_a_run_ends_with_a_table_or_an_error(place: Place):
     path = place.write(features=FEATURES)
     done = ended("run", path, "--sink", "null")
     assert done.returncode == 0
-    assert "what 20,000 rows held" in done.stdout
+    assert "quality of 20,000 rows" in done.stdout
     assert all(name in done.stdout for name in ("dense_0", "hist_0", "clicked", "longest"))
     stopped = ended("run", path, "--sink", "null", "--set", "on_expect=error")
     assert stopped.returncode == 1
     assert "error: feature 'dense_0' is not as expected in epoch 0: got null_rate 0.0" in stopped.stderr
-    assert "what 20,000 rows held" not in stopped.stdout
+    assert "quality of 20,000 rows" not in stopped.stdout
 
 
 def test_a_dataset_tells_and_warns(place: Place):
@@ -141,7 +141,7 @@ def test_the_noticeable_features_are_shown_first():
     quality["f30"]["null_rate"], quality["f31"]["nonfinite_rate"], quality["f32"]["oov_rate"] = 0.2, 0.00001, 0.5
     console = Console(width=160)
     with console.capture() as captured:
-        console.print(quality_table(quality, shown=4))
+        console.print(quality_table(quality, limit=4))
     lines = captured.get().splitlines()
     assert [line.split()[1] for line in lines if "dense" in line] == ["f32", "f30", "f31", "f0"]
     assert "< 0.01%" in lines[6]

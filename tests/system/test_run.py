@@ -324,7 +324,7 @@ def test_wrong_options(place: Place):
     path = place.write()
     for options, text in (
         (("--sink", "file"), "--sink is unknown: got 'file', expected trainer or null"),
-        (("--ranks", "0-x"), "--ranks is no list of ranks: got '0-x'"),
+        (("--ranks", "0-x"), "--ranks is not a list of ranks: got '0-x'"),
         (("--ranks", "2", "--world-size", "2"), "--ranks does not fit --world-size"),
         (("--set", "batch.sizes=3"), "did you mean"),
     ):

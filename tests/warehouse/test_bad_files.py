@@ -1,4 +1,4 @@
-"""Are corrupt files left out before the epoch, everywhere reported, remembered, and never mistaken for others?"""
+"""Corrupt files are left out before the epoch, reported everywhere, recorded, and never confused with others."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def part(table: Path, number: int) -> Path:
 
 
 def ids(path: Path, **options: Any) -> list[int]:
-    """Every id that is delivered, with the warning about what is not."""
+    """Every id that is delivered, with the warning about the files left out."""
     with pytest.warns(UserWarning, match="left out of the plan"):
         batches = Pipeline.from_yaml(path).batches(**options)
     return [int(value) for batch in batches for value in batch["id"]]
@@ -113,7 +113,7 @@ def test_with_error_a_bad_file_is_an_error(place: Place, tmp_path: Path):
         Pipeline.from_yaml(pipeline_over(place, table, on_bad_file="error")).plan()
 
 
-def test_what_was_found_is_remembered_and_not_read_again(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_findings_are_recorded_and_files_not_read_again(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     table = write(tmp_path / "t")
     truncate(part(table, 1))
     flip_a_page(part(table, 2))
@@ -141,7 +141,7 @@ def test_what_was_found_is_remembered_and_not_read_again(place: Place, tmp_path:
 
 
 def test_without_times_the_footer_decides(tmp_path: Path):
-    """Some stores list no times: there a finding needs the footer's digest."""
+    """Some stores list no times: then a finding needs the footer's digest."""
     table = write(tmp_path / "t")
     flip_a_page(part(table, 1))
     snapshot = take_snapshot(str(table))
@@ -162,7 +162,7 @@ def test_without_times_the_footer_decides(tmp_path: Path):
     assert findings_in(Frozen, other) == {}
 
 
-def test_a_page_that_the_counting_pass_does_not_read_is_an_error_in_mid_epoch(place: Place, tmp_path: Path):
+def test_damage_that_the_counting_pass_does_not_read_is_an_error_in_mid_epoch(place: Place, tmp_path: Path):
     table = write(tmp_path / "t")
     flip_a_page(part(table, 1))
     path = pipeline_over(place, table, where="y >= 0")
@@ -204,7 +204,7 @@ def test_a_budget_bounds_what_is_left_out(place: Place, tmp_path: Path, limits: 
 
 
 @pytest.mark.parametrize(("damage", "where"), [(truncate, None), (flip_a_page, "x > -1")], ids=["footer", "page"])
-def test_when_all_files_are_bad_that_is_an_error(
+def test_a_table_of_bad_files_only_is_an_error(
     place: Place, tmp_path: Path, damage: Callable[[Path], None], where: str | None
 ):
     table = write(tmp_path / "t", 2)
@@ -217,7 +217,7 @@ def test_when_all_files_are_bad_that_is_an_error(
         assert str(part(table, 1)) in str(caught.value)
 
 
-def test_failures_that_are_no_damage_are_errors(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_failures_other_than_damage_are_errors(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     table = write(tmp_path / "t")
     path = pipeline_over(place, table)
 
@@ -257,7 +257,7 @@ def test_a_file_that_is_gone_is_no_longer_reported(place: Place, tmp_path: Path)
 
 
 def test_a_second_pass_reads_nothing_twice(tmp_path: Path):
-    """The good files' counts are known when the bad ones have left."""
+    """The good files' counts are reused after the bad ones are left out."""
     table = write(tmp_path / "t")
     flip_a_page(part(table, 1))
     calls: list[str] = []
@@ -284,7 +284,7 @@ def test_a_second_pass_reads_nothing_twice(tmp_path: Path):
     assert selection.rows.tolist() == expected
 
 
-def test_the_record_forgets_what_turned_out_to_be_sound(tmp_path: Path):
+def test_findings_about_good_files_are_removed(tmp_path: Path):
     one, two = (
         BadFile(file=f"f{number}", bytes=1, mtime_ns=2, footer_digest=None, rows=None, reason="rot")
         for number in (1, 2)
@@ -294,7 +294,7 @@ def test_the_record_forgets_what_turned_out_to_be_sound(tmp_path: Path):
     assert load_findings(str(tmp_path)) == {"f2": two}
 
 
-def test_images_are_those_of_the_table_without_the_file(place: Place, tmp_path: Path):
+def test_batches_are_those_of_the_table_without_the_file(place: Place, tmp_path: Path):
     """Byte for byte: shuffled, and with several ranks."""
     table = write(tmp_path / "t")
     path = pipeline_over(place, table)
@@ -309,7 +309,7 @@ def test_images_are_those_of_the_table_without_the_file(place: Place, tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_run_that_serves_trainers_says_what_is_left_out(place: Place, tmp_path: Path):
+def test_a_run_with_trainers_reports_the_files_left_out(place: Place, tmp_path: Path):
     """As soon as there is a plan, and in the summary."""
     table = write(tmp_path / "t")
     truncate(part(table, 1))
@@ -325,8 +325,8 @@ def test_a_run_that_serves_trainers_says_what_is_left_out(place: Place, tmp_path
         assert run.wait(60) == 0
 
 
-def test_a_saved_snapshot_loses_its_bad_files_too(place: Place, tmp_path: Path):
-    """What is known of them, and what the counting pass meets; nothing of it is listed or read again."""
+def test_bad_files_of_a_saved_snapshot_are_left_out(place: Place, tmp_path: Path):
+    """By earlier findings and by the counting pass; nothing is listed or read again."""
     table = write(tmp_path / "t")
     path = pipeline_over(place, table, where="x > -1")
     file = tmp_path / "saved.arrow"
@@ -340,8 +340,8 @@ def test_a_saved_snapshot_loses_its_bad_files_too(place: Place, tmp_path: Path):
 
 
 @pytest.mark.parametrize("change", ["column", "type"])
-def test_a_second_run_has_the_table_of_the_first(place: Place, tmp_path: Path, change: str):
-    """A column that only the bad file has, and its wider type, leave with it at once, not when it is known."""
+def test_a_second_run_reads_the_same_table(place: Place, tmp_path: Path, change: str):
+    """A column that only the bad file has, and its wider type, are left out in the first run already."""
     table = write(tmp_path / "t", **({"late": [1.0] * ROWS} if change == "column" else {}))
     if change == "type":
         wide = pq.read_table(part(table, 2), partitioning=None)

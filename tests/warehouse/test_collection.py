@@ -44,7 +44,7 @@ ALL = [*BAD, *collection("data"), *collection("shredded_variant")]
 
 
 def in_children(function: str, jobs: Sequence[tuple[str, ...]]) -> list[dict[str, Any]]:
-    """The answers to jobs, from a child process that runs one after the other; none may crash or hang."""
+    """The results of jobs, which a child process runs one after the other; none may crash or hang."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
     process = forked(child, theirs, function, jobs)
     theirs.close()
@@ -65,7 +65,7 @@ def in_children(function: str, jobs: Sequence[tuple[str, ...]]) -> list[dict[str
 
 
 def compare_problems(path: Path, found: dict[str, Any]) -> list[str]:
-    """What is wrong with the reading of a file."""
+    """How the reading of a file differs from pyarrow's."""
     reason = ENCRYPTED if path.suffix == ".encrypted" else REFUSED.get(path.name)
     checks = {"differs from pyarrow": found["different"] == []}
     if reason is None:
@@ -89,7 +89,7 @@ def test_files_are_read_as_pyarrow_reads_them_or_refused(folder: str):
     assert not list(itertools.chain(*problems))
 
 
-def test_nothing_in_the_lists_is_missing():
+def test_every_listed_file_exists():
     assert {path.name for path in BAD} - set(REFUSED) == GOOD_AFTER_ALL
     assert set(REFUSED) | GOOD_AFTER_ALL <= {path.name for path in ALL}
 

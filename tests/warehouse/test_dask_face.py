@@ -1,4 +1,4 @@
-"""What people do with a Dask DataFrame, against pandas and DuckDB; what of it reaches the files; and when it warns."""
+"""Common operations on a Dask DataFrame against pandas and DuckDB; which of them reach the files; and warnings."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def frame(root: str) -> Any:
 
 
 def ask(arrow: pa.Table, query: str) -> list[tuple]:
-    """DuckDB's answer about the table `t`."""
+    """DuckDB's answer to a query of the table `t`."""
     with duckdb.connect() as connection:
         connection.register("t", arrow)
         return connection.sql(query).fetchall()
@@ -67,7 +67,7 @@ def test_one_partition_per_split_and_divisions_unknown(frame: Any, arrow: pa.Tab
     assert dict(frame.dtypes) == {name: pd.ArrowDtype(arrow.schema.field(name).type) for name in COLUMNS}
 
 
-def test_groupby_is_duckdbs(frame: Any, arrow: pa.Table):
+def test_groupby_equals_duckdb(frame: Any, arrow: pa.Table):
     grouped = frame.groupby("word", dropna=False).agg({"i64": ["sum", "count", "max"], "f64": "mean"}).compute()
     expected = ask(arrow, "SELECT word, sum(i64), count(i64), max(i64), avg(f64) FROM t GROUP BY word")
     got = {
@@ -88,7 +88,7 @@ def test_groupby_of_a_partition_key(frame: Any, arrow: pa.Table):
 
 
 @pytest.mark.parametrize("how", ["inner", "left"])
-def test_merge_is_pandas_and_duckdbs(frame: Any, arrow: pa.Table, how: str):
+def test_merge_equals_pandas_and_duckdb(frame: Any, arrow: pa.Table, how: str):
     """With list and struct columns carried along."""
     names = pd.DataFrame({"word": ["w1", "w2", "w9"], "name": ["one", "two", "nine"]})
     names = names.astype({"word": frame.dtypes["word"], "name": pd.ArrowDtype(pa.string())})
@@ -140,7 +140,7 @@ def test_list_columns_explode_and_measure(frame: Any, arrow: pa.Table):
 
 
 class Counted:
-    """Every column chunk that is asked of a file: (file size, row group, column) and compressed bytes."""
+    """Every column chunk that is read of a file: (file size, row group, column) and compressed bytes."""
 
     def __init__(self) -> None:
         self.chunks: list[tuple[str, int]] = []
@@ -210,8 +210,8 @@ def test_a_projection_reads_its_columns_only(root: str, counted: Counted):
     assert counted.bytes == chunk_bytes(root, {"i64"})
 
 
-def test_where_reads_what_statistics_leave(root: str, counted: Counted):
-    """And the filter's column besides those asked for."""
+def test_where_reads_only_row_groups_that_statistics_leave(root: str, counted: Counted):
+    """The requested columns and the filter's."""
     frame = Table(root).to_dask(["ids"], where='ds == "2026-01-02" and i64 > 600', split_rows=20)
     frame.compute()
     left: dict[str, set[int]] = {}

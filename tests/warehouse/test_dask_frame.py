@@ -1,4 +1,4 @@
-"""The Dask face: right types, a projection that reaches the files, and the operations that people use."""
+"""The Dask DataFrame: types, a projection that reaches the files, and common operations."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_columns_have_the_arrow_types_of_the_table(shop: Snapshot) -> None:
     assert all(dict(part.compute().dtypes) == expected for part in frame.partitions)
 
 
-def test_rows_are_pyarrows(shop: Snapshot) -> None:
+def test_rows_are_those_of_pyarrow(shop: Snapshot) -> None:
     frame = to_dask(shop, screen_rows(shop, None), COLUMNS, None, split_rows=30)
     assert frame.npartitions == 8
     assert not frame.known_divisions
@@ -72,7 +72,7 @@ def test_rows_are_pyarrows(shop: Snapshot) -> None:
     assert read.cast(oracle(shop).select(COLUMNS).schema).equals(oracle(shop).select(COLUMNS))
 
 
-def test_a_filter_keeps_what_it_keeps_elsewhere(shop: Snapshot, tmp_path: Path) -> None:
+def test_a_filter_keeps_the_rows_that_read_keeps(shop: Snapshot, tmp_path: Path) -> None:
     where = bind_where('i64 > 0 and ds == "2026-01-02"', shop.schema)
     expected = pl.from_arrow(oracle(shop)).filter((pl.col("i64") > 0) & (pl.col("ds") == pl.date(2026, 1, 2)))
     screened = to_dask(shop, screen_rows(shop, where), ["text", "ids"], where)
@@ -86,7 +86,7 @@ def test_a_filter_keeps_what_it_keeps_elsewhere(shop: Snapshot, tmp_path: Path) 
 
 
 def test_the_projection_reaches_the_files(tmp_path: Path) -> None:
-    """The other column's pages are destroyed: what does not need it works, what does fails."""
+    """The other column's pages are destroyed: only computations that need it fail."""
     table = pa.table({"good": range(100), "bad": range(100)})
     root = write(tmp_path, {"f.parquet": table}, compression="none", use_dictionary=False)
     chunk = pq.read_metadata(tmp_path / "f.parquet").row_group(0).column(1)
@@ -122,14 +122,14 @@ def test_the_usual_operations_work(shop: Snapshot, tmp_path: Path) -> None:
     assert Table(tmp_path / "out").read(["i64"]).num_rows == shop.rows
 
 
-def test_no_partition_at_all_is_an_empty_frame(shop: Snapshot) -> None:
+def test_a_table_without_rows_is_an_empty_frame(shop: Snapshot) -> None:
     where = bind_where('ds == "2030-01-01"', shop.schema)
     frame = to_dask(shop, screen_rows(shop, where), ["i64", "ids"], where)
     assert len(frame) == 0
     assert dict(frame.dtypes) == {name: pd.ArrowDtype(shop.schema.field(name).type) for name in ("i64", "ids")}
 
 
-def test_an_unknown_column_is_said_so(shop: Snapshot) -> None:
+def test_an_unknown_column_is_an_error(shop: Snapshot) -> None:
     with pytest.raises(TableError, match=r"column 'txt' is not in the table. Did you mean 'text'"):
         to_dask(shop, screen_rows(shop, None), ["txt"], None)
 

@@ -1,7 +1,7 @@
-"""Does what a loop over a table's files does for one of them stay the same, however many files there are?
+"""The cost per file of loops over a table's files does not grow with the number of files.
 
-Counted, not timed: comparisons of names that count themselves, and bytes that are allocated on the way (a mask over all
-row groups, or a copy of them in another type, shows there).
+Counted, not timed: comparisons of names, by names that count them, and allocated bytes (which a mask over all row
+groups, or a copy of them in another type, would raise).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NOTHING_BYTES = 4_096  # less than a byte per row group of the larger table
 
 
 def table_of(files: int) -> Snapshot:
-    """A snapshot of made-up files of three row groups."""
+    """A snapshot of generated files of three row groups."""
     facts = {
         "path": [f"f{number}" for number in range(files)],
         "bytes": pa.array(np.full(files, 1000)),
@@ -58,7 +58,7 @@ def table_of(files: int) -> Snapshot:
 
 
 def allocated(call: Callable[[], Any]) -> int:
-    """Most bytes that a call holds at a time, beyond those held before."""
+    """The peak of bytes that a call allocates."""
     call()
     tracemalloc.start()
     try:
@@ -70,7 +70,7 @@ def allocated(call: Callable[[], Any]) -> int:
 
 
 class Name(str):
-    """A path that counts how often it is compared."""
+    """A path that counts its comparisons."""
 
     __slots__ = ()
     compared = 0
@@ -87,7 +87,7 @@ def partition_of(files: tuple[int, ...]) -> Partition:
 
 
 @pytest.mark.parametrize("files", [FEW, MANY])
-def test_a_files_row_groups_cost_no_pass_over_the_table(files: int):
+def test_row_groups_of_a_file_are_found_without_a_pass_over_the_table(files: int):
     snapshot, last = table_of(files), files - 1
     expected = [GROUPS * last, GROUPS * last + 1, GROUPS * last + 2]
     assert snapshot.row_groups_of(last).tolist() == expected

@@ -1,4 +1,4 @@
-"""The front door: whole tables against pyarrow's dataset and DuckDB."""
+"""`Table`: whole tables against pyarrow's dataset and DuckDB."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def hive(root: str) -> ds.Dataset:
     return ds.dataset(root, partitioning=ds.partitioning(keys, flavor="hive"))
 
 
-def test_a_whole_table_is_pyarrows(root: str) -> None:
+def test_a_whole_table_is_read_as_by_pyarrow(root: str) -> None:
     assert Table(root).read().equals(hive(root).to_table())
 
 
-def test_columns_come_in_the_order_asked_for(root: str) -> None:
+def test_columns_are_in_the_requested_order(root: str) -> None:
     columns = ["c", "ids", "i64", "ds", "half"]
     assert Table(root).read(columns).equals(hive(root).to_table(columns=columns))
 
@@ -157,7 +157,7 @@ def test_written_by_others(tmp_path: Path) -> None:
         (None, "i64 + 3", ExpressionError, r"boolean"),
     ],
 )
-def test_what_does_not_fit_is_said_before_reading(
+def test_unknown_columns_are_refused_before_reading(
     root: str, columns: list[str] | None, where: str | None, error: type[Exception], message: str
 ) -> None:
     for read in (Table(root).read, Table(root).to_dask):
@@ -165,7 +165,7 @@ def test_what_does_not_fit_is_said_before_reading(
             read(columns, where)
 
 
-def test_places_that_are_no_table(tmp_path: Path) -> None:
+def test_paths_without_a_table_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TableNotFoundError, match="does not exist"):
         Table(tmp_path / "gone").read()
     (tmp_path / "t").mkdir()
@@ -196,5 +196,5 @@ def test_importing_the_warehouse_starts_no_cluster_library() -> None:
     assert out.stdout.strip() == "[]"
 
 
-def test_repr_names_the_place() -> None:
+def test_repr_has_the_path_and_the_state() -> None:
     assert repr(Table("s3://bucket/t")) == "Table('s3://bucket/t')"

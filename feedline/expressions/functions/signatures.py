@@ -18,7 +18,7 @@ from feedline.expressions.types import CAST_TYPES, describe, nearest, quote_name
 
 Argument: TypeAlias = Operand | Constant | tuple[Constant, ...]
 
-#: `value`: an operand or a literal. `literal`: a literal or None. The rest are literals of that Python type, handed to
+#: `value`: an operand or a literal. `literal`: a literal or None. The rest are literals of that Python type, passed to
 #: the builder as plain values; `type` is the name of a type of `cast`.
 Accepts: TypeAlias = Literal["value", "literal", "integer", "number", "text", "boolean", "type"]
 

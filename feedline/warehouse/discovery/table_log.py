@@ -123,13 +123,13 @@ def declared_schema(
     for field in declared:
         if field.name in keys:
             continue
-        held = []
+        types = []
         for file, schema in files:
             _refuse_other_columns(field, schema, file, histories or {})
             if field.name in schema.names:
-                held.append((file, without_dictionaries(schema.field(field.name).type)))
+                types.append((file, without_dictionaries(schema.field(field.name).type)))
         kind = rules.columns.get(field.name)
-        fitting = _kind(field if kind is None else field.with_type(kind), held)
+        fitting = _column_type(field if kind is None else field.with_type(kind), types)
         fields.append(pa.field(field.name, fitting if kind is None else kind))
     added = [pa.field(name, kind) for name, kind in rules.columns.items() if name not in declared.names]
     return pa.schema([*fields, *added])
@@ -152,12 +152,12 @@ def _refuse_rules(
             raise TableError(extra_column_message(name, "the table's log", rules.columns))
 
 
-def _kind(field: pa.Field, held: Sequence[tuple[str, pa.DataType]]) -> pa.DataType:
+def _column_type(field: pa.Field, types: Sequence[tuple[str, pa.DataType]]) -> pa.DataType:
     declared = plain(field.type)
-    kinds = {kind for _, kind in held}
+    kinds = {kind for _, kind in types}
     if len(kinds) == 1 and plain(next(iter(kinds))) == declared:
         return next(iter(kinds))
-    for file, kind in held:
+    for file, kind in types:
         if not _fits(plain(kind), declared):
             raise TableError(
                 f"column {field.name!r} of {file} does not fit the table's schema: got {kind}, expected a type that "

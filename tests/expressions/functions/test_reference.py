@@ -1,4 +1,4 @@
-"""Does every function of the language give what its line in the reference says, at the edges too?
+"""Every function of the language gives what its line in the reference says, in edge cases, too.
 
 The expected values are written by hand from docs/expressions.md, which is checked to list exactly the catalogue.
 """
@@ -345,7 +345,7 @@ sample shift shuffle skew slice sort sort_by std sum tail top_k unique value_cou
 
 
 @pytest.mark.parametrize("name", MIXING)
-def test_what_mixes_rows_is_refused_by_name(name: str):
+def test_methods_that_mix_rows_are_refused_by_name(name: str):
     assert hasattr(pl.Expr, name)
     for text in (f"g.{name}()", f"{name}(g)"):
         with pytest.raises(ExpressionError, match=f"`{name}` mixes rows, and transforms are row-preserving"):

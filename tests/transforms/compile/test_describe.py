@@ -1,4 +1,4 @@
-"""What `feedline plan --ops` prints: compiled chains, what features share, and measured costs."""
+"""`feedline plan --ops` shows compiled chains, shared steps, and measured costs."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def pipeline(tmp_path: Path) -> Iterator[Path]:
         yield file
 
 
-def test_costs_are_measured_on_rows_that_a_run_delivers(pipeline: Path) -> None:
+def test_costs_are_measured_on_rows_of_a_run(pipeline: Path) -> None:
     facts = describe_ops(Pipeline.from_yaml(pipeline).plan())
     assert (facts["rows"], facts["chunks"]) == (20, 1)
     price, low, items = facts["features"]
@@ -166,8 +166,10 @@ def test_the_command(pipeline: Path) -> None:
     ]
     run = CliRunner().invoke(app, ["plan", str(pipeline), "--ops"], env={"COLUMNS": "160"})
     assert run.exit_code == 0, run.output
-    assert "up to fill_null with low" in run.stdout
-    assert "CPU time on 20 rows (1 chunks) that a run delivers" in run.stdout
+    assert "Shared up to fill_null: price, low" in run.stdout
+    assert "price: float32 → fill_null → log1p → dense " in run.stdout
+    assert "items: list<int64> → python my_features:doubled → sparse " in run.stdout
+    assert "CPU time of each chain alone on 20 rows (1 chunks)" in run.stdout
 
 
 def test_unfitted_features_have_no_cost() -> None:
@@ -175,12 +177,13 @@ def test_unfitted_features_have_no_cost() -> None:
         "table": "t", "rows": 0, "chunks": 0,
         "ms_per_million_rows": {"features_alone": 0.0, "pass": None, "encode": None},
         "features": [
-            {"name": "a", "chain": "a: int64", "steps": [], "shared": {"steps": 0, "features": []},
+            {"name": "a", "group": "dense", "source": "a", "inputs": [], "steps": [], "dtype": "float32",
+             "shared": {"steps": 0, "features": []},
              "ms_per_million_values": None, "share": None},
         ],
     }  # fmt: skip
     table, words = ops_table(facts).renderables
-    assert "not fitted" in list(table.columns[3].cells)  # type: ignore[union-attr]
+    assert "not fitted" in list(table.columns[2].cells)  # type: ignore[union-attr]
     assert "feedline fit" in str(words)
 
 

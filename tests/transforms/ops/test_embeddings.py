@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.artifacts.array_rows import ArrayRows, StoredArray
-from feedline.artifacts.external import read_outside
+from feedline.artifacts.external import read_external
 from feedline.artifacts.zarr_array import open_array
 from feedline.errors import CorruptFileError, DataError, SpecError, TableChangedError
 from feedline.spec.features import OpCall
@@ -65,7 +65,7 @@ def arrays(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_are_those_that_zarr_reads(arrays: Path, form: str, max_bytes: int):
     expected = zarr.open_array(str(arrays / form), mode="r")[:].astype(np.float32)
-    stored = open_array(str(arrays / form)).stored()
+    stored = open_array(str(arrays / form)).stored_array()
     assert stored.mapped == (
         form in ("bare", "bare, one chunk", "version 2, bare", "wide chunks", "half", "small integers")
     )
@@ -166,14 +166,14 @@ def test_a_block_that_cannot_be_loaded_fails_all_who_wait_and_is_tried_again():
     [
         (lambda file: os.utime(file, (1, 1)), "changed after the array was opened: got .*Start again"),
         (lambda file: file.write_bytes(b"x"), "changed after the array was opened: got 1 bytes"),
-        (lambda file: file.unlink(), "is gone: it was there when the array was opened"),
+        (lambda file: file.unlink(), "is gone: it existed when the array was opened"),
     ],
     ids=["touched", "rewritten", "deleted"],
 )
 def test_a_chunk_that_changed_is_not_read(tmp_path: Path, form: str, change: Any, message: str):
     made(tmp_path / "a", **FORMS[form])
     opened = open_array(str(tmp_path / "a"))
-    rows = ArrayRows(opened.stored(), 1 << 20)
+    rows = ArrayRows(opened.stored_array(), 1 << 20)
     rows.take(np.array([0]))
     change(tmp_path / "a" / "c" / "1" / "0")
     with pytest.raises(TableChangedError, match=message):
@@ -187,7 +187,7 @@ def test_a_chunk_that_was_never_written_holds_the_fill_value(tmp_path: Path):
             store=str(tmp_path / name), shape=(100, 2), chunks=(10, 2), dtype="f4", fill_value=7.5, **options
         )
         array[15:20] = 1
-        found = ArrayRows(open_array(str(tmp_path / name)).stored(), 1 << 20).take(np.array([3, 16, 99]))
+        found = ArrayRows(open_array(str(tmp_path / name)).stored_array(), 1 << 20).take(np.array([3, 16, 99]))
         assert found.tolist() == [[7.5, 7.5], [1.0, 1.0], [7.5, 7.5]]
 
 
@@ -197,7 +197,7 @@ def test_a_chunk_that_is_no_chunk(tmp_path: Path):
     for name in ("bare", "compressed"):
         (tmp_path / name / "c" / "0" / "0").write_bytes(b"nonsense")
         with pytest.raises(CorruptFileError, match=name):
-            ArrayRows(open_array(str(tmp_path / name)).stored(), 1 << 20).take(np.array([0]))
+            ArrayRows(open_array(str(tmp_path / name)).stored_array(), 1 << 20).take(np.array([0]))
 
 
 # -- the op -------------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def test_a_chunk_that_is_no_chunk(tmp_path: Path):
 def embedded(folder: Path, arguments: dict[str, Any], column: pl.Series) -> pl.Series:
     bound = resolve(OpCall(op="embedding", arguments=json.dumps(arguments)))
     assert bound.op.reads is not None
-    context = OpContext(artifact=read_outside(bound.op.reads(bound.parameters), str(folder)))
+    context = OpContext(artifact=read_external(bound.op.reads(bound.parameters), str(folder)))
     value = bound.apply(Value(expr=pl.col("c"), dtype=column.dtype), context)
     found = pl.DataFrame({"c": column}).lazy().select(value.expr).collect(engine="in-memory").to_series()
     assert found.dtype == value.dtype == pl.Array(pl.Float32, WIDTH)
@@ -305,17 +305,17 @@ def test_wrong_inputs_are_refused(arrays: Path, arguments: dict[str, Any], colum
     [
         (
             {"array": "nothing"},
-            "nothing is no zarr array: got nothing there, expected a folder with zarr.json or .zarray",
+            "nothing is not a zarr array: got nothing there, expected a folder with zarr.json or .zarray",
         ),
-        ({"array": "short.parquet"}, "short.parquet is no zarr array: got a file"),
-        ({"array": "."}, "is no zarr array: got a folder without zarr.json or .zarray. Name the array's folder"),
+        ({"array": "short.parquet"}, "short.parquet is not a zarr array: got a file"),
+        ({"array": "."}, "is not a zarr array: got a folder without zarr.json or .zarray. Name the array's folder"),
         ({"array": "group"}, "group is a zarr group, expected an array. Name one of the arrays in it"),
         (
             {"array": "flat"},
-            r"flat holds no vectors: got float32 of shape \(5,\), expected numbers of a shape \[ids, width\]",
+            r"flat holds no vectors: got float32 of shape \(5,\), expected numbers of shape \[ids, width\]",
         ),
         ({"array": "dates"}, "dates holds no vectors: got datetime64"),
-        ({"array": "broken"}, "broken is no zarr array that can be read"),
+        ({"array": "broken"}, "broken is not a readable zarr array"),
         (
             {"array": "compressed", "max_memory": 1000},
             "chunks larger than max_memory: got 1,536 bytes for 64 rows, expected",

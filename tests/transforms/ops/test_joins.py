@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedline.artifacts.external import read_outside
+from feedline.artifacts.external import read_external
 from feedline.spec.features import OpCall
 from feedline.transforms.learning.learner import Artifact
 from feedline.transforms.ops import resolve
@@ -243,4 +243,4 @@ def test_the_memory_limit_does_not_change_the_fingerprint(tmp_path: Path):
     assert calls[0].identity == calls[1].identity
     readings = [bound.op.reads(bound.parameters) for bound in calls if bound.op.reads is not None]
     assert [reading.max_memory for reading in readings] == [2**30, 2**20]
-    assert len({read_outside(reading, str(tmp_path)).digest for reading in readings}) == 1
+    assert len({read_external(reading, str(tmp_path)).digest for reading in readings}) == 1

@@ -23,7 +23,7 @@ from reference_hash import hash_of
 from feedline import Pipeline
 from feedline.errors import DataError
 from feedline.fitting import spill
-from feedline.fitting.spill import Scratch, Spilled, merge_all, parts_of
+from feedline.fitting.spill import Scratch, SpilledState, merge_all, parts_of
 from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts
@@ -288,7 +288,7 @@ def test_many_ids_by_way_of_the_disk(tmp_path: Path):
     random = np.random.default_rng(5)
     chunks = [random.integers(0, 2**19, 100_000) * 2**20 for _ in range(4)]
     whole = merge_all(made, (made.observe([pl.Series(chunk)]).to_arrow() for chunk in chunks), scratch)
-    assert isinstance(whole, Spilled)
+    assert isinstance(whole, SpilledState)
     values, counts = np.unique(np.concatenate(chunks), return_counts=True)
     assert len(values) > 250_000
     parts = parts_of(made, whole, scratch)

@@ -1,4 +1,4 @@
-"""Delta tables: the rows that deltalake reads, older versions, and what is refused by name."""
+"""Delta tables: the rows that deltalake reads, older versions, and unsupported features that are refused by name."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def edit_log(folder: Path, version: int, change: Any) -> None:
 
 
 def test_other_partition_values_are_another_snapshot(tmp_path: Path):
-    """The files are the same; their keys' values only the log says."""
+    """The files are the same; only the log has their keys' values."""
     folder, work = tmp_path / "t", str(tmp_path / "work")
     deltalake.write_deltalake(str(folder), rows(0).slice(1, 2), partition_by=["k"])
     for path in folder.rglob("*.parquet"):
@@ -210,14 +210,14 @@ def test_column_mapping_and_unknown_features_are_refused(tmp_path: Path):
         _refuse_features(Log(), "t")
 
 
-def test_a_table_all_of_whose_files_are_gone(delta: Path):
+def test_a_table_without_any_of_its_files_is_refused(delta: Path):
     for file in delta.rglob("*.parquet"):
         file.unlink()
     with pytest.raises(TableChangedError, match=r"has lost files of this version: .* and 31 more"):
         Table(delta, format="delta").snapshot()
 
 
-def test_what_is_no_delta_table(tmp_path: Path):
+def test_folders_without_a_delta_table_are_refused(tmp_path: Path):
     (tmp_path / "t").mkdir()
     for folder in (tmp_path / "t", tmp_path / "nothing"):
         with pytest.raises(TableNotFoundError, match="is not a Delta table"):

@@ -62,8 +62,8 @@ def ids(pipeline: Pipeline) -> list[int]:
     return sorted(int(value) for batch in pipeline.batches() for value in batch["id"])
 
 
-def test_a_pipeline_over_each(delta: Path, iceberg: Any, tmp_path: Path):
-    """Twice each: the second time footers are remembered; and an older state after a newer one."""
+def test_a_pipeline_reads_each_format(delta: Path, iceberg: Any, tmp_path: Path):
+    """Twice each, as the second time footers are reused; and an older state after a newer one."""
     location = iceberg.metadata.location
     first = iceberg.snapshots()[0].snapshot_id
     for _ in range(2):
@@ -89,7 +89,7 @@ def test_bad_files_of_a_table_with_a_log_are_left_out(delta: Path, tmp_path: Pat
 
 
 def test_the_rules_of_the_schema_hold_for_a_table_with_a_log(delta: Path, iceberg: Any, tmp_path: Path):
-    """As for folders: what is declared and nowhere is null, keys are not declared, and nothing may be unexpected."""
+    """As for folders: a declared column that no file has is null, keys cannot be declared, extra columns are errors."""
     columns = {"id": "int64", "price": "double", "ts": "timestamp[us, UTC]", "tags": "list<int64>"}
     stored = {**columns, "day": "date32", "k": "string"}  # which Delta does not store
     for table, format, known in ((str(delta), "delta", columns), (iceberg.metadata.location, "iceberg", stored)):
@@ -122,13 +122,13 @@ def test_rules_about_declared_columns():
 
 
 @pytest.mark.parametrize("format", ["delta", "iceberg"])
-def test_types_of_keys_are_refused_in_their_place(format: str, tmp_path: Path):
+def test_declared_keys_of_a_logged_table_are_refused_at_their_position(format: str, tmp_path: Path):
     with pytest.raises(SpecError, match=rf"p\.yaml:\d+.*partitions.* has no meaning with format {format}"):
         pipeline(tmp_path, table="/t", format=format, partitions={"day": "date"})
 
 
-def test_a_snapshot_is_that_of_the_same_files(delta: Path, tmp_path: Path):
-    """Another format of one table: as folders it is the same files, in the same order."""
+def test_the_same_files_in_another_format_are_the_same_snapshot(delta: Path, tmp_path: Path):
+    """As folders the table has the same files in the same order."""
     as_delta = Table(delta, format="delta").snapshot()
     (delta / "_delta_log").rename(delta.with_name("log"))
     as_hive = snapshot_of(list_table(str(delta)))
@@ -159,7 +159,7 @@ def test_a_missing_package_names_its_extra(package: str, read: Any, monkeypatch:
         ({"format": "delta", "version": 3, "as_of": "2026-01-01"}, "as_of contradicts version"),
     ],
 )
-def test_options_that_do_not_go_together(options: dict[str, Any], message: str):
+def test_conflicting_options_are_refused(options: dict[str, Any], message: str):
     with pytest.raises(SpecError, match=message):
         Table("/t", **options).snapshot()
     with pytest.raises(SpecError, match="got a list of 2 paths"):
@@ -208,8 +208,8 @@ def test_fields_inside_columns_are_compared_by_number_too():
         declared_schema(nested("b", 4), [("f", nested("b", 3))])
 
 
-def test_paths_of_a_log(tmp_path: Path):
-    """Escapes of the log are undone once: the folder of `a b` is named with an escape of its own."""
+def test_paths_of_a_log_are_resolved(tmp_path: Path):
+    """Escapes of the log are decoded once: the name of the folder of `a b` has an escape of its own."""
     folder = tmp_path / "a b"
     deltalake.write_deltalake(str(folder), rows(0), partition_by=["k"])
     assert any("%20" in path for path in Table(folder, format="delta").snapshot().files["path"].to_pylist())

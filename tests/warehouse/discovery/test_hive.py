@@ -78,7 +78,7 @@ def test_files_lists_and_globs_keep_their_partition_keys(tmp_path: Path) -> None
     )
 
 
-def test_a_named_file_is_taken_whatever_its_name(tmp_path: Path) -> None:
+def test_a_named_file_is_read_whatever_its_name(tmp_path: Path) -> None:
     touch(tmp_path, "_odd.bin")
     assert paths(f"{tmp_path}/_odd.bin") == ["_odd.bin"]
 
@@ -96,7 +96,7 @@ def test_sizes_and_times_are_the_files(tmp_path: Path) -> None:
     assert listing.files["mtime_ns"].to_pylist() == [(tmp_path / "f.parquet").stat().st_mtime_ns]
 
 
-def test_relative_paths_and_file_uris_name_the_same_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_paths_and_file_uris_name_the_same_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     touch(tmp_path, "a b/k=x%2Fy/f.parquet")
     monkeypatch.chdir(tmp_path)
     assert discover("a b").uri == str(tmp_path / "a b")
@@ -109,13 +109,13 @@ def test_relative_paths_and_file_uris_name_the_same_place(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("name", ["gone", "gone/*.parquet", "t/gone-*.parquet", "file:///gone/x", "t/x.parquet/deeper"])
-def test_what_is_not_there_is_said_so(tmp_path: Path, name: str) -> None:
+def test_missing_tables_are_named(tmp_path: Path, name: str) -> None:
     touch(tmp_path, "t/x.parquet")
     with pytest.raises(TableNotFoundError, match=r"gone|deeper"):
         discover(name if "://" in name else f"{tmp_path}/{name}")
 
 
-def test_a_folder_without_parquet_is_said_so(tmp_path: Path) -> None:
+def test_a_folder_without_parquet_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TableNotFoundError, match="is empty: expected at least one Parquet file"):
         discover(str(tmp_path))
     touch(tmp_path, "a.csv", "b.csv")
@@ -135,7 +135,7 @@ def test_unusable_names_are_refused(tmp_path: Path) -> None:
         discover([str(tmp_path), "mock://bucket/f"])
 
 
-def test_a_folder_that_may_not_be_read_is_said_so(tmp_path: Path) -> None:
+def test_a_folder_without_permission_is_refused(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         pytest.skip("root may read everything")
     touch(tmp_path, "t/f.parquet")
@@ -171,7 +171,7 @@ def test_links_are_followed(tmp_path: Path) -> None:
 
 
 def test_a_file_that_two_paths_lead_to_is_refused_with_both(tmp_path: Path) -> None:
-    """A link to a folder above itself made 123 files of 3; two such links would never end."""
+    """With a link to a folder above itself 3 files were listed as 123; with two the listing would not end."""
     touch(tmp_path, *(f"t/ds={day}/f.parquet" for day in (1, 2, 3)))
     table = tmp_path / "t"
     links = {"loop": ".", "ds=4": "ds=2", "latest": "ds=3", "ds=1/up": "../ds=2", "ds=3/g.parquet": "../ds=1/f.parquet"}
@@ -193,8 +193,8 @@ def test_a_file_that_two_paths_lead_to_is_refused_with_both(tmp_path: Path) -> N
         discover([f"{table}/ds=1/f.parquet", f"{tmp_path}/outside/ds=1/f.parquet"])
 
 
-def test_links_that_double_nothing_are_followed(tmp_path: Path) -> None:
-    """Files that lie elsewhere, versions in a hidden folder, hidden links, two links to a folder without Parquet."""
+def test_links_without_duplicates_are_followed(tmp_path: Path) -> None:
+    """Files in other folders, versions in a hidden folder, hidden links, two links to a folder without Parquet."""
     touch(tmp_path, "t/ds=1/f.parquet", "blobs/a", "blobs/b", "t/_versions/7/f.parquet", "notes/n.md")
     table = tmp_path / "t"
     for name, place in {
@@ -214,7 +214,7 @@ def test_links_that_double_nothing_are_followed(tmp_path: Path) -> None:
     assert sorted(paths(f"{table}/ds=*/*.parquet")) == expected[1:]
 
 
-def test_a_table_s_file_that_is_not_there_is_no_file_less(tmp_path: Path) -> None:
+def test_dangling_links_are_errors(tmp_path: Path) -> None:
     touch(tmp_path, "f.parquet")
     (tmp_path / "g.parquet").symlink_to("nowhere")
     with pytest.raises(TableError, match=r"g\.parquet is a dangling link: expected a file"):
@@ -229,7 +229,7 @@ def test_a_table_s_file_that_is_not_there_is_no_file_less(tmp_path: Path) -> Non
         discover(str(tmp_path))
 
 
-def test_a_listing_without_links_looks_behind_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listing_without_links_resolves_no_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     touch(tmp_path, *(f"ds={day}/f{part}.parquet" for day in range(3) for part in range(4)))
     looked: list[str] = []
     original = os.path.realpath
@@ -259,7 +259,7 @@ def test_depths_may_be_mixed(tmp_path: Path) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["1", "02", "10", "x", NULL_VALUE]), st.integers(0, 3)), min_size=1))
-def test_order_is_that_of_python(folders: list[tuple[str, int]]) -> None:
+def test_partition_values_sort_as_in_python(folders: list[tuple[str, int]]) -> None:
     paths = sorted({f"k={text}/n={number}/f" for text, number in folders}, key=lambda path: path.split("/"))
     infos = {f"/r/{path}": pafs.FileInfo(f"/r/{path}", pafs.FileType.File, size=1) for path in paths}
     listing = listing_of("/r", "/r", infos, None)

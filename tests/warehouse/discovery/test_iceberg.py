@@ -1,4 +1,4 @@
-"""Iceberg tables: the rows that pyiceberg reads, older snapshots, and what is refused by name."""
+"""Iceberg tables: the rows that pyiceberg reads, older snapshots, and unsupported features that are refused by name."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_older_states_of_an_iceberg_table(stored: Any):
 
 
 def test_the_newest_metadata_is_found(iceberg: Any):
-    """By the hint where there is one, else by number, 10 after 9."""
+    """By the hint if there is one, else by number, 10 after 9."""
     for start in range(200, 1000, 100):
         iceberg.append(ice_rows(iceberg, start))
     assert "00010-" in iceberg.metadata_location
@@ -131,8 +131,8 @@ def test_a_delete_that_rewrites_files_is_read(iceberg: Any):
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["renamed", "dropped and added"])
-def test_columns_whose_numbers_moved_are_refused(iceberg: Any, again: bool):
-    """By name the old files would be read wrong, or not at all."""
+def test_columns_with_changed_field_ids_are_refused(iceberg: Any, again: bool):
+    """By name the old files would be read wrongly, or not at all."""
     with iceberg.update_schema(allow_incompatible_changes=True) as update:
         if again:
             update.delete_column("price")
@@ -152,7 +152,7 @@ def test_columns_whose_numbers_moved_are_refused(iceberg: Any, again: bool):
 
 @pytest.fixture
 def unnumbered(tmp_path: Path) -> Any:
-    """A table of files without field ids, as Hive's are that were added; a name mapping says which column is which."""
+    """A table of files without field ids, as files added from Hive are; a name mapping gives their columns."""
     table = FolderCatalog().create(tmp_path / "t", Schema(*FIELDS))
     plain = ice_rows(table, 0)
     plain = plain.cast(
@@ -165,15 +165,15 @@ def unnumbered(tmp_path: Path) -> Any:
 
 
 def unnamed(kind: pa.DataType) -> pa.DataType:
-    """A type without numbers inside."""
+    """The type without field ids inside."""
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(field.name, field.type) for field in kind])
     return pa.list_(pa.field("element", kind.value_type)) if pa.types.is_list(kind) else kind
 
 
 @pytest.mark.parametrize("mapped", [True, False], ids=["with a mapping", "without"])
-def test_columns_of_files_without_numbers_that_had_other_names(unnumbered: Any, mapped: bool):
-    """All nulls, if they were read by their new names; inside of structs, too."""
+def test_renamed_columns_of_files_without_field_ids_are_refused(unnumbered: Any, mapped: bool):
+    """Read by their new names they would be all null; inside structs, too."""
     if not mapped:
         with unnumbered.transaction() as transaction:
             transaction.remove_properties("schema.name-mapping.default")
@@ -194,7 +194,7 @@ def test_columns_of_files_without_numbers_that_had_other_names(unnumbered: Any, 
 
 
 @pytest.mark.parametrize("mapped", [True, False], ids=["with a mapping", "without"])
-def test_a_name_that_two_columns_had_is_ambiguous_without_numbers(unnumbered: Any, mapped: bool):
+def test_a_name_of_two_columns_is_ambiguous_without_field_ids(unnumbered: Any, mapped: bool):
     with unnumbered.update_schema() as update:
         update.delete_column("price")
     with unnumbered.update_schema() as update:
@@ -209,8 +209,8 @@ def test_a_name_that_two_columns_had_is_ambiguous_without_numbers(unnumbered: An
         read_iceberg(unnumbered)
 
 
-def test_an_initial_default_is_no_null(iceberg: Any, tmp_path: Path):
-    """Format 3 gives rows of files without the column a value; a file that has it needs none."""
+def test_an_initial_default_is_not_null(iceberg: Any, tmp_path: Path):
+    """In format 3 rows of files without the column have a value; files with the column are not affected."""
     with iceberg.update_schema() as update:
         update.add_column("score", DoubleType())
         update.add_column(("user", "country"), StringType())
@@ -250,7 +250,7 @@ def test_an_initial_default_is_no_null(iceberg: Any, tmp_path: Path):
         (["v5.metadata.json", "00002-b.metadata.json"], None, "numbered in two ways"),
     ],
 )
-def test_which_metadata_is_the_newest(names: list[str], hint: str | None, expected: str):
+def test_hints_and_numbers_decide_which_metadata_is_the_newest(names: list[str], hint: str | None, expected: str):
     if expected in names:
         assert newest_metadata(names, hint, "t") == expected
         return
@@ -278,8 +278,10 @@ def test_a_dropped_column_is_gone(iceberg: Any):
     assert "price" not in read_iceberg(iceberg).schema.names
 
 
-def test_files_with_a_dropped_column_are_remembered(iceberg: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """What is known of the column is lost, but nobody asks; a column that a state has and the last one had not is."""
+def test_footers_of_files_with_a_dropped_column_are_reused(
+    iceberg: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The dropped column's facts are lost, but not needed; those of a column that the last state lacked are read."""
     for path in Path(iceberg.metadata.location).rglob("*.parquet"):
         os.utime(path, (1_700_000_000, 1_700_000_000))
     with_price = iceberg.snapshots()[-1].snapshot_id
@@ -312,8 +314,8 @@ def fresh_maxima(table: Any, snapshot_id: int) -> list[Any]:
     return list(found.column_facts("price").field("max").to_pylist())
 
 
-def test_a_listing_that_fails_for_a_moment_is_repeated(iceberg: Any, monkeypatch: pytest.MonkeyPatch):
-    """The folder of metadata, and the hint in it."""
+def test_a_listing_that_fails_transiently_is_retried(iceberg: Any, monkeypatch: pytest.MonkeyPatch):
+    """The metadata folder, and the hint in it."""
     folder = Path(iceberg.metadata.location)
     [early] = (folder / "metadata").glob("00001-*")
     (folder / "metadata" / "version-hint.text").write_text(early.name)
@@ -338,8 +340,8 @@ def test_a_listing_that_fails_for_a_moment_is_repeated(iceberg: Any, monkeypatch
     assert not failures
 
 
-def test_files_that_lack_the_columns_of_their_partition(tmp_path: Path):
-    """As Hive wrote them: the value is in the manifest only, and so the column is a partition key."""
+def test_partition_columns_that_files_lack_are_keys(tmp_path: Path):
+    """Files written by Hive: only the manifest has the value, so the column is a partition key."""
     table = FolderCatalog().create(tmp_path / "t", Schema(*FIELDS[:3]), BY_DAY)
     for number, day in enumerate((DAY, DAY + datetime.timedelta(1))):
         file = tmp_path / f"f{number}.parquet"
@@ -356,8 +358,8 @@ def test_files_that_lack_the_columns_of_their_partition(tmp_path: Path):
     assert set(pc.unique(read["day"]).to_pylist()) == {DAY, DAY + datetime.timedelta(1)}
 
 
-def test_a_file_without_counts_that_lacks_its_partition_s_column(tmp_path: Path):
-    """Only the manifest has the value, and nothing there says that the file lacks it: the file itself does."""
+def test_a_file_without_counts_that_lacks_a_partition_column_is_refused(tmp_path: Path):
+    """Only the manifest has the value, and only the file shows that it lacks the column."""
     table = FolderCatalog().create(tmp_path / "t", Schema(*FIELDS[:3]), BY_DAY)
     whole = rows(0).select(["id", "day", "k"]).cast(table.schema().as_arrow())
     pq.write_table(whole.drop_columns(["day"]), tmp_path / "f.parquet")
@@ -409,7 +411,7 @@ def test_hidden_partitioning_changes_nothing(tmp_path: Path):
 
 
 class File:
-    """A data or delete file as a manifest's entry has it."""
+    """A data or delete file of a manifest's entry."""
 
     def __init__(self, format: str = "PARQUET", content: str = "DATA") -> None:
         self.file_format = type("F", (), {"value": format})
@@ -426,7 +428,7 @@ class File:
         (File("ORC"), [], "has a file that is not Parquet: got ORC in s3://b/f.orc. Rewrite"),
     ],
 )
-def test_what_takes_rows_out_of_files_is_refused(file: File, deletes: list[File], message: str):
+def test_deletes_are_refused(file: File, deletes: list[File], message: str):
     from feedline.warehouse.discovery.iceberg import _refuse
 
     with pytest.raises(TableError, match=message):
@@ -461,7 +463,7 @@ def commit_deletes(table: Any, file: Path, changes: dict[str, Any]) -> None:
         manifest.ManifestWriterV2.content = original
 
 
-def test_files_that_are_gone_and_folders_that_are_no_table(iceberg: Any, tmp_path: Path):
+def test_missing_files_and_folders_without_a_table_are_refused(iceberg: Any, tmp_path: Path):
     [first, *_] = sorted(Path(iceberg.metadata.location).rglob("*.parquet"))
     first.unlink()
     with pytest.raises(TableChangedError, match=rf"has lost files of this version: .*{first.name}"):

@@ -33,8 +33,8 @@ def touch(root: Path, *names: str) -> None:
         path.write_bytes(b"x")
 
 
-def test_rows_that_delta_deleted_do_not_return(tmp_path: Path) -> None:
-    """As a folder the table has 3 + 2 rows, of which its log counts 2."""
+def test_rows_deleted_by_delta_are_not_read(tmp_path: Path) -> None:
+    """The folder has 3 + 2 rows, of which 2 are current by the log."""
     deltalake = pytest.importorskip("deltalake")
     deltalake.write_deltalake(str(tmp_path / "t"), pa.table({"x": [1, 2, 3]}))
     deltalake.DeltaTable(str(tmp_path / "t")).delete("x = 2")
@@ -69,7 +69,7 @@ def test_no_part_of_a_table_with_a_log_is_a_plain_folder(mark: str, tmp_path: Pa
             discover(table)
 
 
-def test_what_only_looks_like_a_log_is_none(tmp_path: Path) -> None:
+def test_folders_that_resemble_a_log_are_none(tmp_path: Path) -> None:
     touch(tmp_path, "t/ds=1/f.parquet")
     touch(tmp_path, "t/metadata.json", "t/x/a.metadata.json", "t/metadata/readme.md", "t/_old/_delta_log/0.json")
     assert len(discover(f"{tmp_path}/t").files) == 1
@@ -81,7 +81,7 @@ def test_what_only_looks_like_a_log_is_none(tmp_path: Path) -> None:
         discover(f"{tmp_path}/*/*.parquet")
 
 
-def test_a_manifest_names_what_counts(tmp_path: Path) -> None:
+def test_a_manifest_may_name_files_of_a_table_with_a_log(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [1]}), tmp_path / "f.parquet")
     touch(tmp_path, "_delta_log/0.json")
     (tmp_path / "m.json").write_text(json.dumps(["f.parquet"]))
@@ -89,7 +89,7 @@ def test_a_manifest_names_what_counts(tmp_path: Path) -> None:
 
 
 class Counting(pafs.FSSpecHandler):  # type: ignore[misc]
-    """The local files as a store has them, whose questions are written down."""
+    """Local files as a store that records its requests."""
 
     def __init__(self) -> None:
         super().__init__(LocalFileSystem())
@@ -115,8 +115,8 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Counting:
     return handler
 
 
-def test_a_folder_in_a_store_is_asked_nothing_more(store: Counting, tmp_path: Path) -> None:
-    """Its own listing shows the log; only a partition, a file and Iceberg's `data` are inside of something."""
+def test_a_folder_in_a_store_costs_no_further_requests(store: Counting, tmp_path: Path) -> None:
+    """Its own listing has the log; only a partition, a file and Iceberg's `data` may be inside a table."""
     touch(tmp_path, "t/ds=1/h=2/f.parquet", "t/data/f.parquet")
     discover(f"{tmp_path}/t")
     assert set(store.asked) == {f"{tmp_path}/t", f"{tmp_path}/t/*"}

@@ -1,4 +1,4 @@
-"""Tables that a manifest names: the same as the folder's, wherever it lies and however it spells the paths."""
+"""Tables that a manifest names: the same as the folder's, wherever the manifest is and however it spells the paths."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def listed(root: Path, content: Any, name: str = "files.json") -> Any:
     return discover_manifest(str(root / name))
 
 
-def test_every_spelling_names_the_same_table(root: Path) -> None:
+def test_every_spelling_of_paths_names_the_same_table(root: Path) -> None:
     whole = discover(str(root))
     spellings: list[Any] = [
         list(NAMES),
@@ -63,14 +63,14 @@ def test_a_parquet_manifest_and_one_elsewhere(root: Path, tmp_path: Path) -> Non
     assert discover_manifest(f"{tmp_path}/elsewhere/m.json").files.equals(whole.files)
 
 
-def test_a_part_of_a_table_keeps_its_keys(root: Path) -> None:
+def test_a_manifest_of_some_files_keeps_the_keys(root: Path) -> None:
     listing = listed(root, [NAMES[0]])
     assert listing.uri == str(root)
     assert listing.files["path"].to_pylist() == [NAMES[0]]
     assert [str(value) for value in listing.partition["ds"]] == ["2026-01-02"]
 
 
-def test_table_reads_it(root: Path) -> None:
+def test_table_reads_a_manifest(root: Path) -> None:
     (root / "files.json").write_text(json.dumps(list(NAMES[:2])))
     table = Table.from_manifest(root / "files.json")
     expected = Table([root / NAMES[1], root / NAMES[0]]).read()
@@ -79,7 +79,7 @@ def test_table_reads_it(root: Path) -> None:
     assert "format='manifest'" in repr(table)
 
 
-def test_names_on_an_object_store_are_asked_for_together(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_on_an_object_store_are_looked_up_together(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = pafs.SubTreeFileSystem(str(root.parent), pafs.LocalFileSystem())
     asked: list[str] = []
 
@@ -115,13 +115,13 @@ def test_names_on_an_object_store_are_asked_for_together(root: Path, monkeypatch
         ('["ds=2026-01-01"]', "ds=2026-01-01 is a folder: expected only files in"),
     ],
 )
-def test_what_is_no_manifest_is_refused(root: Path, content: str, message: str) -> None:
+def test_invalid_manifests_are_refused(root: Path, content: str, message: str) -> None:
     (root / "files.json").write_text(content)
     with pytest.raises(TableError, match=message):
         discover_manifest(str(root / "files.json"))
 
 
-def test_manifests_that_cannot_be_read_are_refused(root: Path) -> None:
+def test_unreadable_manifests_are_refused(root: Path) -> None:
     with pytest.raises(TableNotFoundError, match="does not exist"):
         discover_manifest(str(root / "none.json"))
     with pytest.raises(TableError, match="is a folder: expected a JSON or Parquet file"):

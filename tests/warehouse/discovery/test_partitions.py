@@ -1,4 +1,4 @@
-"""Partition keys out of paths: against pyarrow's own discovery where the two mean the same, by example elsewhere."""
+"""Partition keys of paths: against pyarrow's discovery where both agree, else by example."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_values_of_a_key_decide_its_type(values: list[str], kind: pa.DataType, e
     assert array.to_pylist() == expected
 
 
-def test_keys_stand_in_path_order_and_missing_ones_are_null() -> None:
+def test_keys_are_in_path_order_and_missing_ones_are_null() -> None:
     columns = typed_columns(["a=1/b=x/f", "a=2/f", "f", "plain/c%20d=3/f"])
     assert {name: array.to_pylist() for name, array in columns.items()} == {
         "a": [1, 2, None, None],
@@ -82,7 +82,7 @@ def test_keys_stand_in_path_order_and_missing_ones_are_null() -> None:
         ),
     ],
 )
-def test_a_declared_type_is_taken(kind: str, values: list[str], expected: pa.Array) -> None:
+def test_a_declared_type_is_used(kind: str, values: list[str], expected: pa.Array) -> None:
     paths = [f"k={value}/f.parquet" for value in values]
     assert typed_columns(paths, {"k": kind})["k"].equals(expected)
 
@@ -139,7 +139,7 @@ def test_a_key_that_no_path_has_is_refused() -> None:
         (["2026-01-31"], pa.large_string(), pa.array(["2026-01-31"], pa.large_string())),
     ],
 )
-def test_a_column_of_the_files_lends_its_type(values: list[str], kind: pa.DataType, expected: pa.Array) -> None:
+def test_a_key_takes_the_type_of_the_files_column(values: list[str], kind: pa.DataType, expected: pa.Array) -> None:
     paths = [f"k={value}/f" for value in values]
     assert refine(typed_columns(paths)["k"], "k", kind, paths).equals(expected)
 
@@ -156,7 +156,7 @@ def test_a_key_twice_in_a_path_is_refused() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.one_of(st.none(), st.text(min_size=1, max_size=8)), min_size=1, max_size=5))
-def test_any_text_comes_back(texts: list[str | None]) -> None:
+def test_any_string_round_trips_through_a_path(texts: list[str | None]) -> None:
     texts = [None if text is None else text for text in texts if text is None or text.isprintable()] or [None]
     folders = [NULL_VALUE if text is None else quote(text, safe="") for text in texts]
     array = column(*folders)

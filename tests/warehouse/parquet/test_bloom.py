@@ -1,4 +1,4 @@
-"""Bloom filters: never a value denied that is there, nothing concluded from damage, DuckDB's probe as the oracle."""
+"""Bloom filters: no value that is there is excluded, damage excludes nothing, DuckDB's probe as the oracle."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_types_of_the_file_decide_not_those_of_the_table() -> None:
 
 @settings(max_examples=25)
 @given(st.sampled_from(["i64", "f64", "text", "i32"]), st.integers(0, 2**32), st.sampled_from([0.5, 0.1, 0.01]))
-def test_duckdb_says_the_same(name: str, seed: int, fpp: float) -> None:
+def test_duckdb_probes_the_same(name: str, seed: int, fpp: float) -> None:
     rng = np.random.default_rng(seed)
     numbers = rng.integers(0, 300, 120)
     sql, make = {
@@ -206,7 +206,7 @@ GOOD = bytes([0x15, 0x80, 0x01, 0x1C, 0x1C, 0x00, 0x00, 0x1C, 0x1C, 0x00, 0x00, 
 
 
 @given(st.binary(max_size=80))
-def test_any_bytes_are_a_header_or_nothing(data: bytes) -> None:
+def test_any_bytes_are_a_header_or_none(data: bytes) -> None:
     for content in (data, GOOD + data, GOOD[:5] + data):
         header = header_of(content)
         assert header is None or (header.start <= len(content) and header.bitset_bytes % 32 == 0)
@@ -230,11 +230,11 @@ def test_any_bytes_are_a_header_or_nothing(data: bytes) -> None:
         GOOD[:-1] + b"\x15\x02\x00",  # a field that nobody knows
     ],
 )
-def test_headers_that_are_not_understood(wrong: bytes) -> None:
+def test_unsupported_headers_are_ignored(wrong: bytes) -> None:
     assert header_of(wrong) is None
 
 
-def test_an_empty_filter_says_nothing(tmp_path: Path) -> None:
+def test_an_empty_filter_excludes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "f.parquet"
     pq.write_table(pa.table({"x": [1, 2, 3]}), path, bloom_filter_options={"x": {"ndv": 20, "fpp": 0.01}})
     chunk = pq.read_metadata(path).row_group(0).column(0)
@@ -247,8 +247,8 @@ def test_an_empty_filter_says_nothing(tmp_path: Path) -> None:
 
 @settings(max_examples=150)
 @given(st.data())
-def test_damage_outside_the_bits_never_denies_a_value(data: st.DataObject) -> None:
-    """Header bytes changed, the file cut, the bitset longer or shorter: what is there is never denied."""
+def test_damage_outside_the_bitset_never_excludes_a_value(data: st.DataObject) -> None:
+    """Header bytes changed, the file cut, the bitset longer or shorter: no value that is there is excluded."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "f.parquet"
         values = list(range(0, 60, 3))
@@ -272,10 +272,8 @@ def test_damage_outside_the_bits_never_denies_a_value(data: st.DataObject) -> No
 
 @pytest.mark.parametrize("values", [3, 64])
 @pytest.mark.parametrize("said", [True, False])
-def test_a_filter_that_ends_behind_the_file_is_unknown_and_not_asked_for(
-    tmp_path: Path, said: bool, values: int
-) -> None:
-    """A store takes a read behind the end for a failure of its own, to be repeated for minutes."""
+def test_a_filter_beyond_the_end_of_the_file_is_not_read(tmp_path: Path, said: bool, values: int) -> None:
+    """On a store a read beyond the end would count as a failure and be retried for minutes."""
     path = tmp_path / "f.parquet"
     pq.write_table(pa.table({"x": [1, 2, 3]}), path, bloom_filter_options={"x": {"ndv": values, "fpp": 0.01}})
     content, real = path.read_bytes(), pq.ParquetFile(path)
@@ -311,7 +309,7 @@ def test_a_filter_that_ends_behind_the_file_is_unknown_and_not_asked_for(
     "ratio": st.sampled_from([-0.0, 0.5, float("nan")]),
     "opaque": st.sampled_from([True, False, None]),
 }), max_size=4))  # fmt: skip
-def test_what_is_refuted_no_row_makes_true(predicate: Predicate, rows: list[dict[str, Any]]) -> None:
+def test_a_refuted_predicate_is_true_for_no_row(predicate: Predicate, rows: list[dict[str, Any]]) -> None:
     def absent(leaf: Comparison | Membership) -> bool:
         values = leaf.values if isinstance(leaf, Membership) else (leaf.value,)
         return all(row[leaf.column] not in values for row in rows if row[leaf.column] is not None)
@@ -320,7 +318,7 @@ def test_what_is_refuted_no_row_makes_true(predicate: Predicate, rows: list[dict
         assert not any(truth(predicate, row) is True for row in rows)
 
 
-def test_partitions_and_filters_speak_together(tmp_path: Path) -> None:
+def test_partitions_and_filters_are_combined(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [1, 2, 3]}), tmp_path / "f", bloom_filter_options={"x": {"ndv": 20, "fpp": 0.001}})
     filters = filters_of(tmp_path / "f", {"ds": DAY, "c": "a", "n": None})
 
@@ -359,7 +357,7 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_the_counting_pass_asks_the_filters_first(events: Path, tmp_path: Path) -> None:
+def test_the_counting_pass_reads_the_filters_first(events: Path, tmp_path: Path) -> None:
     snapshot = take_snapshot(str(events))
     known = pq.read_table(events / "f0.parquet").to_pylist()
     first, second = known[3], known[100]
@@ -373,7 +371,7 @@ def test_the_counting_pass_asks_the_filters_first(events: Path, tmp_path: Path) 
         return select_rows(snapshot, where, work_dir=str(tmp_path / folder))
 
     def probed(column: str, *values: object) -> set[tuple[str, int]]:
-        """Row groups that DuckDB's probe does not exclude."""
+        """The row groups that DuckDB's probe does not exclude."""
         left = set()
         for value in values:
             left |= set(
@@ -427,7 +425,7 @@ def test_the_counting_pass_asks_the_filters_first(events: Path, tmp_path: Path) 
 
 
 def test_row_groups_without_the_value_are_not_read(events: Path, tmp_path: Path) -> None:
-    """Their pages are destroyed, and nobody notices."""
+    """Their pages are destroyed, without effect."""
     copy = tmp_path / "t" / "f0.parquet"
     copy.parent.mkdir()
     content = bytearray((events / "f0.parquet").read_bytes())
@@ -485,7 +483,7 @@ def test_drifted_types_are_looked_up_in_each_files_own(tmp_path: Path) -> None:
         assert selection.report.by_bloom.row_groups == excluded, text
 
 
-def test_many_values_in_one_look(tmp_path: Path) -> None:
+def test_many_values_are_probed_at_once(tmp_path: Path) -> None:
     bitset = np.zeros(8 * 1024, np.uint32)
     hashes = hashes_of(list(range(5_000)), pa.int64(), "INT64", '{"Type":"None"}', 0)
     assert not may_hold_any(bitset, hashes)

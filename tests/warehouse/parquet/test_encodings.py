@@ -1,4 +1,4 @@
-"""Are encodings chosen by what they cost, and is every candidate one that three engines read back?"""
+"""Encodings are chosen by their cost, and three engines read every candidate."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_every_leaf_gets_a_choice_that_its_bytes_confirm(goal: Goal) -> None:
 
 
 def test_the_clock_decides_for_decode(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a clock that finds byte-stream-split under snappy fastest, it is chosen."""
+    """With a clock by which byte-stream-split under snappy is fastest, it is chosen."""
 
     def decode_s(buffer: pa.Buffer, metadata: pq.FileMetaData, repeats: int) -> float:
         chunk = metadata.row_group(0).column(0)
@@ -124,7 +124,7 @@ def test_pages_carry_checksums(tmp_path: Path) -> None:
 
 
 def test_the_report_counts_the_requests_of_a_projection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Popular columns side by side are one request; apart, with no hole worth reading over, one each."""
+    """Adjacent popular columns are one request; with larger holes in between, one each."""
     monkeypatch.setattr(ranges, "HOLE_BYTES", 200)
     rng = np.random.default_rng(0)
     source = tmp_path / "in"

@@ -1,4 +1,4 @@
-"""Footers: the structure read from their bytes against pyarrow's own view, and damage in every byte of one."""
+"""Footers: their parsed structure against pyarrow's, and damage in every byte of one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOCAL = pafs.LocalFileSystem()
 
 
 def first_facts(snapshot: Snapshot) -> dict[str, Any]:
-    """What is known of the first row group's columns."""
+    """The facts of the first row group's columns."""
     return {name: snapshot.column_facts(name)[0].as_py() for name in snapshot.schema.names}
 
 
@@ -189,7 +189,7 @@ def test_bounds_of_the_wrong_length_are_unknown(tmp_path: Path) -> None:
 
 
 def test_deprecated_bounds_count_for_signed_integers_only(tmp_path: Path) -> None:
-    """Without declared orders, min and max were taken by signed comparison, whatever the type."""
+    """Without declared orders, min and max were computed by signed comparison, whatever the type."""
     table = pa.table({"i": pa.array([1, 2], pa.int32()), "u": pa.array([1, 2], pa.uint32()), "f": [1.0, 2.0]})
     good = written(table)
     tail = footer(good)

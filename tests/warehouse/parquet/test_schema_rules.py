@@ -1,4 +1,4 @@
-"""Rules about the union of drifted files: what is declared, missing and extra; read against pyarrow's own casts."""
+"""The rules for drifted files: declared, missing and extra columns; values against pyarrow's casts."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_each_rule_of_the_union_is_read_as_pyarrow_casts(tmp_path: Path, rule: s
 
 
 @given(st.sampled_from(list(VALUES)), st.sampled_from(list(VALUES)))
-def test_what_widens_loses_nothing(stored: pa.DataType, declared: pa.DataType) -> None:
+def test_widening_loses_nothing(stored: pa.DataType, declared: pa.DataType) -> None:
     declared = without_dictionaries(declared)
     if not widens(without_dictionaries(stored), declared):
         return
@@ -170,7 +170,7 @@ def test_what_widens_loses_nothing(stored: pa.DataType, declared: pa.DataType) -
         (pa.struct({"a": pa.int8()}), pa.list_(pa.int8()), False),
     ],
 )
-def test_what_a_declared_type_takes(stored: pa.DataType, declared: pa.DataType, fits: bool) -> None:
+def test_declared_types_accept_what_widens(stored: pa.DataType, declared: pa.DataType, fits: bool) -> None:
     assert widens(stored, declared) is fits
 
 
@@ -196,7 +196,7 @@ def test_declared_types_are_read(tmp_path: Path) -> None:
     assert [fact["nulls"] for fact in taken.column_facts("never").to_pylist()] == [2, 1, 1]
 
 
-def test_what_does_not_widen_names_column_file_and_types(tmp_path: Path) -> None:
+def test_a_type_that_does_not_widen_names_column_file_and_types(tmp_path: Path) -> None:
     root = write(tmp_path, {"a.parquet": pa.table({"x": [0.5]}), "b.parquet": pa.table({"x": [1]})})
     with pytest.raises(
         TableError,
@@ -219,7 +219,7 @@ def test_an_extra_column_is_ignored_or_an_error(tmp_path: Path) -> None:
     assert snapshot(root, columns={"x": pa.int64(), "y": pa.int64()}, extra_error=True).schema.names == ["x", "y", "k"]
 
 
-def test_presence_is_known_file_by_file(tmp_path: Path) -> None:
+def test_missing_columns_are_found_per_file(tmp_path: Path) -> None:
     tables = [pa.table({"x": [1]}), pa.table({"x": [1], "y": pa.nulls(1)}), pa.table({"y": [1]}), pa.table({"x": [2]})]
     taken = snapshot(write(tmp_path, {f"{i}.parquet": table for i, table in enumerate(tables)}))
     assert files_without(taken, "x").tolist() == [2]

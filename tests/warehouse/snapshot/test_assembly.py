@@ -1,4 +1,4 @@
-"""What a second run reads again: only what changed, and the result is that of a run that knew nothing."""
+"""A second run reads only what changed, and its snapshot is that of a first run."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def test_only_what_changed_is_read(tmp_path: Path, parsed: list[str]) -> None:
     same(changed, take_snapshot(str(root)))
 
 
-def test_a_copy_of_the_table_is_found_where_it_lies(tmp_path: Path) -> None:
-    """One id, two places: whoever loads the snapshot reads the files of the run that took it last."""
+def test_a_copy_of_the_table_is_read_where_it_is(tmp_path: Path) -> None:
+    """One id, two folders: a loaded snapshot is of the folder of the run that took it last."""
     work_dir = str(tmp_path / "w")
     put(tmp_path / "one" / "a.parquet", sample(20, 1))
     shutil.copytree(tmp_path / "one", tmp_path / "two")
@@ -143,7 +143,7 @@ def test_files_of_one_time_and_size_are_told_apart_by_their_etags(tmp_path: Path
     assert parsed == ["a.parquet", "a.parquet"]
 
 
-def test_damage_of_what_was_remembered_costs_time_only(tmp_path: Path, parsed: list[str]) -> None:
+def test_a_damaged_last_snapshot_costs_only_time(tmp_path: Path, parsed: list[str]) -> None:
     root, work_dir = tmp_path / "t", tmp_path / "w"
     put(root / "a.parquet", sample(20, 1))
     first = take_snapshot(str(root), work_dir=str(work_dir))
@@ -162,7 +162,7 @@ def test_damage_of_what_was_remembered_costs_time_only(tmp_path: Path, parsed: l
             assert parsed == []
 
 
-def test_a_snapshot_with_a_damaged_column_is_refused_when_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_damaged_column_of_a_snapshot_is_refused_when_it_is_read(tmp_path: Path) -> None:
     work_dir = tmp_path / "w"
     snapshot = take_snapshot(write(tmp_path / "t", {"a.parquet": pa.table({"x": [1], "y": [2]})}))
     snapshot.save(str(work_dir))
@@ -205,7 +205,7 @@ def test_a_column_that_stops_being_a_key_is_read_again(tmp_path: Path, parsed: l
     same(found, take_snapshot(str(root)))
 
 
-def test_other_rules_use_the_same_memory(tmp_path: Path, parsed: list[str]) -> None:
+def test_other_schema_rules_reuse_the_footers(tmp_path: Path, parsed: list[str]) -> None:
     root, work_dir = tmp_path / "t", str(tmp_path / "w")
     put(root / "k=01" / "a.parquet", pa.table({"x": pa.array([1, 300], pa.int16()), "t": ["a", "b"]}))
     narrow = take_snapshot(str(root), work_dir=work_dir)
@@ -221,7 +221,7 @@ def test_other_rules_use_the_same_memory(tmp_path: Path, parsed: list[str]) -> N
     assert parsed == []
 
 
-def test_a_corrupt_file_is_tried_again_each_time(tmp_path: Path, parsed: list[str]) -> None:
+def test_a_corrupt_file_is_read_again_each_time(tmp_path: Path, parsed: list[str]) -> None:
     root, work_dir = tmp_path / "t", str(tmp_path / "w")
     put(root / "a.parquet", sample(20, 1))
     put(root / "c.parquet", sample(20, 2))
@@ -238,7 +238,7 @@ def test_a_corrupt_file_is_tried_again_each_time(tmp_path: Path, parsed: list[st
     same(snapshot, take_snapshot(str(root)))
 
 
-def test_tasks_run_by_any_map_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_map_gives_the_same_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(footer_tasks, "_TASK_FILES", 3)
     monkeypatch.setattr(footer_tasks, "_WAVE_TASKS", 2)
     for index in range(20):
@@ -262,8 +262,8 @@ STEPS = st.lists(
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(STEPS, min_size=2, max_size=4), st.booleans())
-def test_what_is_remembered_never_shows(tmp_path_factory: pytest.TempPathFactory, runs: Any, keyed: bool) -> None:
-    """Files come, change and go between runs; every snapshot is the one that a first run would take."""
+def test_reused_footers_change_no_snapshot(tmp_path_factory: pytest.TempPathFactory, runs: Any, keyed: bool) -> None:
+    """Files are added, changed and deleted between runs; every snapshot is the one that a first run would take."""
     folder = tmp_path_factory.mktemp("remembered")
     root, work_dir = folder / "t", str(folder / "w")
     put(root / "first.parquet", KINDS[0])

@@ -1,4 +1,4 @@
-"""Is a snapshot the same however little of it fits memory, and does memory stay within its budget meanwhile?"""
+"""A snapshot is the same however little of it fits in memory, and memory stays within its budget."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ COLUMNS, FILES = 30, 64  # of a made-up block
 
 
 def descriptors() -> list[str]:
-    """Files that have no name any more, of this process."""
+    """Open files of this process that have been unlinked."""
     links = list(Path("/proc/self/fd").iterdir())
     return sorted(str(link.readlink()) for link in links if link.is_symlink() and "feedline-" in str(link.readlink()))
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["saved", "not saved"])
-def test_what_does_not_fit_memory_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool):
+def test_facts_that_overflow_memory_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool):
     for index in range(24):
         put(tmp_path / "t" / f"k={index % 4}" / f"{index}.parquet", KINDS[index % len(KINDS)], row_group_size=3)
     whole = take_snapshot(str(tmp_path / "t"))
@@ -84,7 +84,7 @@ def test_a_task_holds_few_parsed_footers(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def made(tmp_path: Path) -> tuple[Callable[[int], Listing], Callable[..., Iterator[FooterResult]]]:
-    """A listing of any number of files, and their footers, with bounds of their own."""
+    """A listing of so many files, and their footers, each with other bounds."""
     draws = np.random.default_rng(0)
     pq.write_table(pa.table({f"c{i}": draws.random(4) for i in range(COLUMNS)}), tmp_path / "f.parquet")
     path = tmp_path / "f.parquet"
@@ -118,7 +118,7 @@ def made(tmp_path: Path) -> tuple[Callable[[int], Listing], Callable[..., Iterat
 
 
 def test_memory_does_not_grow_with_the_column_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Bytes that a snapshot leaves in memory, and the most that taking it needs, per column chunk that came in."""
+    """The bytes that a snapshot keeps in memory, and the peak while it is taken, per column chunk."""
     monkeypatch.setattr(overflow, "HELD_BYTES", 10_000)
     listing, read = made(tmp_path)
 
@@ -141,7 +141,7 @@ def test_memory_does_not_grow_with_the_column_chunks(tmp_path: Path, monkeypatch
         assert low.null_count == 0
 
 
-def test_no_room_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(overflow, "HELD_BYTES", 0)
     put(tmp_path / "t" / "a.parquet", KINDS[0])
     (tmp_path / "file").touch()
@@ -160,10 +160,10 @@ def test_no_room_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 class Part(bytearray):
-    """Bytes that tell when they are gone."""
+    """Bytes that record when they are freed."""
 
 
-def test_what_goes_to_a_store_is_not_held_whole(monkeypatch: pytest.MonkeyPatch):
+def test_content_for_a_store_is_not_held_whole(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(content_store, "_SPOOL_BYTES", 10)
     monkeypatch.setattr(content_store, "_RUN_BYTES", 7)
     before: list[weakref.ref[Part]] = []

@@ -1,4 +1,4 @@
-"""Snapshots: what footers said, by an independent look at the data; ids, files, drift and damage."""
+"""Snapshots: the facts of footers against the data; ids, files, drift and damage."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_saved_snapshot_comes_back_without_the_table(tmp_path: Path) -> None:
 
 
 def test_a_snapshot_of_a_map_column_comes_back(tmp_path: Path) -> None:
-    """Parquet names the inside of a map after its column; an Arrow stream forgets that name."""
+    """Parquet names the fields inside a map after its column; an Arrow stream loses that name."""
     facts = pa.array([[("a", 1)], None], pa.map_(pa.string(), pa.int64()))
     snapshot = take_snapshot(write(tmp_path / "table", {"a.parquet": pa.table({"facts": facts})}))
     assert Snapshot.load(str(tmp_path), snapshot.save(str(tmp_path))).schema == snapshot.schema
@@ -193,7 +193,7 @@ def test_a_damaged_or_missing_snapshot_file_is_refused(tmp_path: Path) -> None:
     assert Snapshot.load(work_dir, snapshot.id).id == snapshot.id
 
 
-def test_files_that_drifted_apart_are_united(tmp_path: Path) -> None:
+def test_drifted_files_are_united(tmp_path: Path) -> None:
     old = pa.table(
         {
             "id": pa.array([1, None], pa.int32()),
@@ -332,7 +332,7 @@ def test_files_left_out_leave_the_rest_as_it_was(tmp_path: Path) -> None:
         left.without({"k=1/a.parquet", "k=2/c.parquet", "other"})
 
 
-def test_a_corrupt_footer_may_be_handed_over_and_its_file_left_out(tmp_path: Path) -> None:
+def test_a_corrupt_footer_may_be_reported_and_its_file_left_out(tmp_path: Path) -> None:
     root = write(tmp_path, {"k=1/a.parquet": sample(25, 1), "k=1/b.parquet": sample(7), "k=2/c.parquet": sample(3)})
     file = tmp_path / "k=1" / "b.parquet"
     file.write_bytes(b"no Parquet at all")

@@ -1,4 +1,4 @@
-"""Cutting a table: against the definition, spelled out as a loop."""
+"""Splits against their definition as a plain loop."""
 
 from __future__ import annotations
 

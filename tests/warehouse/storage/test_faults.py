@@ -1,4 +1,4 @@
-"""What exceptions mean: damage, absence, permission and failing stores are never taken for one another."""
+"""Exceptions are classified: damage, absence, permission and failing stores are never confused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_damage_is_corruption(error: Exception) -> None:
 
 
 @pytest.mark.parametrize(("error", "message"), UNREADABLE, ids=str)
-def test_what_is_not_damage_is_not_called_so(error: Exception, message: str) -> None:
+def test_other_failures_are_not_corruption(error: Exception, message: str) -> None:
     with pytest.raises(TableError, match=message) as caught, explain_errors("t/f.parquet"):
         raise error
     assert type(caught.value) is TableError

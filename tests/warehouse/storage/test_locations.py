@@ -1,4 +1,4 @@
-"""fsspec file systems remember listings, and nothing that Feedline asks a store may be answered from there."""
+"""fsspec file systems cache listings, from which no request of Feedline may be answered."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class _File(AbstractBufferedFile):  # type: ignore[misc]
 
 
 class Remembering(AbstractFileSystem):  # type: ignore[misc]
-    """Objects in memory, and listings that are kept for good. What another process does is done to `objects`.
+    """Objects in memory, with a permanent cache of listings. Another process is simulated by changing `objects`.
 
-    heads: whether a file that no listing names is asked for by itself, as s3fs and gcsfs do; else its folder is listed,
-    as fsspec does by default.
+    heads: a file in no cached listing is requested by itself, as in s3fs and gcsfs; else its folder is listed, as
+    fsspec does by default.
     """
 
     protocol = "remembering"
@@ -75,7 +75,7 @@ class Remembering(AbstractFileSystem):  # type: ignore[misc]
         return any(name == path or name.startswith(f"{path}/") for name in self.objects)
 
     def invalidate_cache(self, path: str | None = None) -> None:
-        """What is named and nothing above or below it, as adlfs and fsspec's FTP do."""
+        """Drops exactly the named path, not the folders above or below, as adlfs and fsspec's FTP do."""
         if path is None:
             self.dircache.clear()
         else:
@@ -107,7 +107,7 @@ def content(values: list[int]) -> bytes:
     return sink.getvalue()
 
 
-def test_a_replaced_file_is_not_taken_for_the_one_that_was_listed(store: Remembering) -> None:
+def test_a_replaced_file_is_an_error_despite_cached_listings(store: Remembering) -> None:
     snapshot = Table(TABLE).snapshot()
     [fragment] = plan_fragments(snapshot, screen_rows(snapshot, None), 10**6)
     assert read_arrow(fragment, ["x"], None, snapshot.schema)["x"].to_pylist() == [1, 2, 3, 4]
@@ -120,7 +120,7 @@ def test_a_replaced_file_is_not_taken_for_the_one_that_was_listed(store: Remembe
         read_arrow(fragment, ["x"], None, snapshot.schema)
 
 
-def test_a_new_snapshot_sees_what_is_new(store: Remembering) -> None:
+def test_a_new_snapshot_has_the_new_files(store: Remembering) -> None:
     before = Table(TABLE).snapshot()
     for folder in ("t", "t/k=0"):
         store.ls(folder)
@@ -151,7 +151,7 @@ def test_files_of_other_processes_are_opened_whole_and_deleted(store: Rememberin
     assert list(store.objects) == [FIRST, "w/a"]
 
 
-def test_nothing_more_is_asked_where_nothing_is_remembered(store: Remembering, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stores_without_a_cache_get_no_more_requests(store: Remembering, monkeypatch: pytest.MonkeyPatch) -> None:
     store.dircache.use_listings_cache = False
 
     def requests() -> list[str]:

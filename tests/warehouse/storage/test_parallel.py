@@ -1,4 +1,4 @@
-"""Tasks in threads keep their order, and threads that wait for a store stop as soon as their work has failed."""
+"""Tasks in threads keep their order, and threads that wait for a store stop as soon as one fails."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_threads_are_as_many_as_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_failure_ends_the_waiting_of_the_others_and_is_what_is_raised() -> None:
-    """Not what the others report: that their waiting was ended."""
+    """Not the errors of the others, whose waiting was ended."""
     waits = threading.Semaphore(0)
 
     def work(task: int) -> None:
@@ -49,7 +49,7 @@ def test_a_failure_ends_the_waiting_of_the_others_and_is_what_is_raised() -> Non
 
 
 @pytest.mark.parametrize("way_out", [KeyboardInterrupt(), StoreError("another")])
-def test_leaving_a_block_ends_its_waiting_and_what_has_not_begun(way_out: BaseException) -> None:
+def test_leaving_a_block_ends_waiting_and_cancels_pending_tasks(way_out: BaseException) -> None:
     waits, ended = threading.Event(), []
 
     def work(task: int) -> None:

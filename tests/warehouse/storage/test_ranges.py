@@ -1,4 +1,4 @@
-"""Which ranges are asked for: as few as the rules allow, all that is wanted, little else; and that none comes short."""
+"""Ranges: as few as the rules allow, all requested bytes, little else; and no short answer goes unnoticed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ RANGES = st.lists(
 
 
 def union(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same bytes as disjoint ranges that do not touch, by counting openings and closings."""
+    """The same bytes as disjoint ranges that do not touch, by counting starts and stops."""
     events = sorted(
         [(start, -1) for start, stop in ranges if start < stop] + [(stop, 1) for start, stop in ranges if start < stop]
     )
@@ -59,7 +59,7 @@ def union(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 @given(RANGES)
-def test_all_that_is_wanted_and_little_else(wanted: list[tuple[int, int]]) -> None:
+def test_ranges_cover_the_requested_bytes_and_little_else(wanted: list[tuple[int, int]]) -> None:
     asked = coalesce(wanted)
     assert asked == sorted(asked)
     assert all(before[1] <= after[0] for before, after in pairwise(asked))  # nothing twice
@@ -73,7 +73,7 @@ def test_all_that_is_wanted_and_little_else(wanted: list[tuple[int, int]]) -> No
     assert all(size > HOLE_BYTES or holes + size > max(HOLE_BYTES, int(HOLES_PART * total)) for size in left)
 
 
-def test_examples() -> None:
+def test_ranges_of_examples() -> None:
     assert coalesce([]) == []
     assert coalesce([(5, 5)]) == []
     assert coalesce([(10, 20), (0, 10)]) == [(0, 20)]
@@ -84,8 +84,8 @@ def test_examples() -> None:
     assert coalesce([(0, 2 * RANGE_BYTES)]) == [(0, RANGE_BYTES), (RANGE_BYTES, 2 * RANGE_BYTES)]
 
 
-def test_arrow_finds_all_that_it_looks_for(tmp_path: Path) -> None:
-    """Every kind of column, alone: what is decoded from fetched bytes equals a plain reading."""
+def test_arrow_decodes_every_column_from_its_ranges(tmp_path: Path) -> None:
+    """Every kind of column by itself: decoded from fetched bytes it equals a plain read."""
     path = tmp_path / "f.parquet"
     table = sample(3000)
     pq.write_table(table, path, row_group_size=1000)
@@ -103,8 +103,8 @@ def test_arrow_finds_all_that_it_looks_for(tmp_path: Path) -> None:
 
 
 class Source:
-    """A file whose streams claim to have read all, though only its first `held` bytes come: as pyarrow's S3 files do
-    where a body is complete, but shorter than what was asked for."""
+    """A file whose streams claim to have read all, though only its first `held` bytes arrive, as pyarrow's S3 files do
+    if a body is complete, but shorter than requested."""
 
     def __init__(self, content: bytes, held: int) -> None:
         self.content, self.held, self.asked = content, held, []
@@ -124,7 +124,7 @@ class Source:
 
 
 @given(st.binary(min_size=1, max_size=50), st.data())
-def test_a_short_answer_is_always_seen(content: bytes, data: st.DataObject) -> None:
+def test_a_short_answer_is_always_detected(content: bytes, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(content) - 1))
     size = data.draw(st.integers(1, len(content) - start))
     held = data.draw(st.integers(0, len(content)))
@@ -137,7 +137,7 @@ def test_a_short_answer_is_always_seen(content: bytes, data: st.DataObject) -> N
             read_range(source, start, size)
 
 
-def test_what_has_come_is_not_asked_for_again() -> None:
+def test_fetched_ranges_are_not_requested_again() -> None:
     content = np.random.default_rng(0).bytes(5 * MIB)
     source = Source(content, 3 * MIB)
     fetched = SparseFile(len(content))
@@ -181,7 +181,7 @@ def test_a_file_system_of_fsspec(tmp_path: Path) -> None:
 
 
 def test_the_interoperability_files_from_memory() -> None:
-    """Fetched and decoded from memory, they give what they give from a disk; errors included."""
+    """Fetched and decoded from memory, they give the same as from a disk, errors included."""
     memory = fsspec.filesystem("memory")
     for path in collection("data"):
         if path.name.startswith("large_string_map"):
@@ -238,7 +238,7 @@ def test_credentials_in_a_uri_are_refused_and_not_shown(uri: str) -> None:
         "http://host:8080/a@b.parquet",
     ],
 )
-def test_uris_without_credentials_are_taken(uri: str) -> None:
+def test_uris_without_credentials_are_accepted(uri: str) -> None:
     assert absolute(uri) == uri
 
 

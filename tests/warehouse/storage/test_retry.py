@@ -1,4 +1,4 @@
-"""Which failures are worth another attempt, how many there are, what they cost, and how waiting ends."""
+"""Which failures are retried, how often, within which budget, and how waiting ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ AWS = "When reading key 'k' in bucket 'b': AWS Error {} during GetObject operati
 
 
 class AnswerError(Exception):
-    """As libraries under fsspec raise: not an OSError, and with a status."""
+    """As raised by libraries under fsspec: not an OSError, and with a status."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"status {status}")
@@ -35,7 +35,7 @@ class AnswerError(Exception):
 
 
 class ServerDisconnectedError(Exception):
-    """aiohttp's, by name."""
+    """Named as aiohttp's."""
 
 
 @pytest.mark.parametrize(
@@ -78,12 +78,12 @@ class ServerDisconnectedError(Exception):
     ],
     ids=lambda value: str(value)[-60:],
 )
-def test_what_passes_and_what_stays(error: Exception, expected: Outlook) -> None:
+def test_failures_are_final_transient_or_throttled(error: Exception, expected: Outlook) -> None:
     assert outlook(error) is expected
 
 
 class Failing:
-    """Raises its errors one after the other, then answers with how often it was asked."""
+    """Raises its errors one after the other, then returns the number of calls."""
 
     def __init__(self, *errors: BaseException) -> None:
         self.errors = list(errors)
@@ -122,7 +122,7 @@ def test_final_failures_and_local_files_are_not_repeated() -> None:
             with_retries(Failing(interruption), ANYWHERE, "x")
 
 
-def test_giving_up_tells_place_attempts_seconds_and_the_stores_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_giving_up_names_file_attempts_seconds_and_the_last_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, "POLICY", RetryPolicy(first_s=0.01, longest_s=0.05, deadline_s=0.3))
     operation = Failing(*[OSError(AWS.format("INTERNAL_FAILURE"))] * 10**4)
     start_s = time.monotonic()
@@ -137,7 +137,7 @@ def test_giving_up_tells_place_attempts_seconds_and_the_stores_last_words(monkey
     assert not isinstance(caught.value, CorruptFileError)
 
 
-def test_the_budget_in_numbers() -> None:
+def test_the_budget_of_retries() -> None:
     now_s = [0.0]
     budget = Budget(lambda: now_s[0])
     free = int(Budget.CAPACITY)
@@ -156,7 +156,7 @@ def test_the_budget_in_numbers() -> None:
 
 
 def test_threads_share_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that is down sees few requests, however many threads wait for it; each ends in bounded time."""
+    """A store that is down gets few requests, however many threads wait for it; each ends in bounded time."""
     monkeypatch.setattr(retry, "POLICY", RetryPolicy(first_s=0.001, longest_s=0.001, deadline_s=1))
     calls = []
 
