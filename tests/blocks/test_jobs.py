@@ -1,4 +1,4 @@
-"""How a job gets to workers: once to each, compiled once, and again where a worker does not know it."""
+"""A job is sent to each worker once and compiled once, and sent again to a worker that lacks it."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_worker_that_does_not_know_the_job_gets_it_with_the_next_attempt(
         delivery.close()
 
 
-def test_a_job_that_a_worker_was_shown_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_checked_job_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     job = planned(tmp_path, 3).job
     monkeypatch.setattr(jobs, "_jobs", SingleFlight())
     with pytest.raises(UnknownJobError, match=job.digest):
@@ -116,7 +116,7 @@ def test_a_job_that_a_worker_was_shown_is_known(tmp_path: Path, monkeypatch: pyt
     assert find_job(job.digest) == job
 
 
-def test_the_digest_is_of_all_that_a_job_says(tmp_path: Path):
+def test_the_digest_covers_all_fields(tmp_path: Path):
     job = planned(tmp_path, 3).job
     assert replace(job).digest == job.digest == pickle.loads(pickle.dumps(job)).digest
     others = [replace(job, where="x > 1"), replace(job, by="c"), replace(job, features=job.features[1:])]
@@ -156,7 +156,7 @@ def test_threads_compile_a_job_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert all(result is results[0] for result in results)
 
 
-def test_what_is_in_use_stays_however_much_it_is():
+def test_values_in_use_stay_cached():
     now = [0.0]
     kept: SingleFlight[int, int] = SingleFlight(now_s=lambda: now[0])
     made: list[int] = []
@@ -178,7 +178,7 @@ def test_what_is_in_use_stays_however_much_it_is():
     assert made == [0]
 
 
-def test_what_could_not_be_made_is_tried_again():
+def test_a_failed_value_is_computed_again():
     kept: SingleFlight[str, int] = SingleFlight()
 
     def fails() -> int:

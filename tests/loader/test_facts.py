@@ -1,4 +1,4 @@
-"""Facts that cross processes: nothing is lost on the way, and a malformed message is refused by name."""
+"""Facts that cross processes survive JSON, and a malformed message is an error with class and key."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ VALUES = [
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
-def test_json_holds_everything(value: Any):
+def test_values_survive_json(value: Any):
     assert type(value).from_json({**json.loads(json.dumps(value.to_json())), "type": "a message"}) == value
 
 
-def test_keys_that_trainers_and_scripts_read():
+def test_json_keys_are_stable():
     """`dataset.facts` and `feedline run --json` have them."""
     assert list(plan_facts().to_json()) == [
         *("snapshot", "plan", "features", "environment", "seed", "lanes", "batch_size", "steps", "rows"),
@@ -78,12 +78,12 @@ def test_a_malformed_message_is_refused_by_name(kind: Any, value: Any, changes: 
         kind.from_json({**value.to_json(), **changes})
 
 
-def test_an_epoch_that_was_rebased_has_steps_of_its_own():
+def test_a_rebased_epoch_has_its_own_steps():
     facts = plan_facts(rest=REST)
     assert [(facts.first_step_of(epoch), facts.steps_of(epoch)) for epoch in (1, 2, 3)] == [(0, 10), (5, 8), (0, 10)]
 
 
-def test_very_many_bad_files_are_cut_short():
+def test_a_long_list_of_bad_files_is_shortened():
     bad = [BAD, *(BadFileFacts(path=f"/t/{number}", reason="cut", rows=10) for number in range(20))]
     lines = describe_bad_files(bad).splitlines()
     assert lines[0] == "21 bad files left out of the plan, 200 rows, besides those of 1 whose footer cannot be read:"

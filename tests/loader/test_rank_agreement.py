@@ -1,4 +1,4 @@
-"""Ranks agree on a plan through a store: on what, and what every one of them hears where they do not."""
+"""Ranks agree on a plan through a store, and every rank gets the error if they do not."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_only_fingerprints_travel():
     assert max(sizes) < 200
 
 
-def test_a_plan_that_takes_longer_than_the_store_waits():
+def test_planning_may_take_longer_than_the_stores_timeout():
     """A store ends a wait after its timeout, as a process group a collective call; nobody waits in either."""
     store = c10d.HashStore()
     store.set_timeout(timedelta(milliseconds=1))
@@ -104,7 +104,7 @@ def test_a_plan_that_takes_longer_than_the_store_waits():
         (2, {"features": "f2"}, "do not agree on the features: got f2 on rank 2, expected f1 as on rank 0"),
     ],
 )
-def test_every_rank_hears_of_another_plan(rank: int, facts: dict[str, str], message: str):
+def test_every_rank_gets_the_error_of_differing_plans(rank: int, facts: dict[str, str], message: str):
     plans: list[Open] = [lambda _: ANSWER] * 3
     plans[rank] = lambda _: answer_with(**facts)
     for error in outcomes(plans):
@@ -120,7 +120,7 @@ def failing(error: BaseException) -> Open:
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_every_rank_hears_of_an_error(rank: int):
+def test_every_rank_gets_the_error_of_one(rank: int):
     plans: list[Open] = [lambda _: ANSWER] * 3
     plans[rank] = failing(SpecError("no such column"))
     for error in outcomes(plans):
@@ -129,7 +129,7 @@ def test_every_rank_hears_of_an_error(rank: int):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_is_interrupted_leaves_nobody_waiting(rank: int):
+def test_an_interrupted_rank_ends_the_others_waits(rank: int):
     plans: list[Open] = [lambda _: ANSWER] * 3
     plans[rank] = failing(KeyboardInterrupt())
     found = outcomes(plans)
@@ -139,7 +139,7 @@ def test_a_rank_that_is_interrupted_leaves_nobody_waiting(rank: int):
         assert "stopped by KeyboardInterrupt" in str(error)
 
 
-def test_who_is_waited_for_is_said(caplog: pytest.LogCaptureFixture):
+def test_the_log_names_the_ranks_that_are_missing(caplog: pytest.LogCaptureFixture):
     now = [0.0]
 
     def pause(_: float) -> None:
@@ -152,7 +152,7 @@ def test_who_is_waited_for_is_said(caplog: pytest.LogCaptureFixture):
     assert "waited 118 s for ranks 1, 3 to plan" in caplog.text
 
 
-def test_a_store_that_is_gone():
+def test_a_lost_store_is_an_error():
     class Gone(c10d.HashStore):
         def check(self, keys: list[str]) -> bool:
             raise RuntimeError("Connection was likely closed")
@@ -163,9 +163,7 @@ def test_a_store_that_is_gone():
 
 @pytest.mark.parametrize("backend", ["mpi", "fake"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_backend_without_a_store_leaves_agreeing_to_the_feeders(
-    backend: str, rank: int, monkeypatch: pytest.MonkeyPatch
-):
+def test_without_a_store_the_feeders_agree(backend: str, rank: int, monkeypatch: pytest.MonkeyPatch):
     """PyTorch's wheels come without MPI; "fake" holds the same empty `Store` in its place."""
     asked: list[Hello] = []
 

@@ -1,4 +1,4 @@
-"""Which rank is this trainer? The first that knows says so; whatever does not fit is refused."""
+"""The rank comes from the first source that sets it; contradictions are errors."""
 
 from __future__ import annotations
 

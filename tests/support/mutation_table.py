@@ -33,8 +33,8 @@ MUTATIONS = (
     Mutation(
         "expressions",
         "fraction-in-membership",
-        "if place.denominator == 1 and grid.low <= place <= grid.high:",
-        "if grid.low <= place <= grid.high:",
+        "if position.denominator == 1 and grid.low <= position <= grid.high:",
+        "if grid.low <= position <= grid.high:",
         "`x in (2.5, 3)` over integers looks for a number that was never written",
     ),
     Mutation(
@@ -47,8 +47,8 @@ MUTATIONS = (
     Mutation(
         "expressions",
         "first-map-key",
-        "hits = np.flatnonzero(numbers >= 0)",
-        "hits = np.flatnonzero(numbers > 0)",
+        "hits = np.flatnonzero(key_indices >= 0)",
+        "hits = np.flatnonzero(key_indices > 0)",
         "the first of several keys read from a map column is null everywhere",
     ),
     # -- spec -----------------------------------------------------------------------------------------------------
@@ -84,8 +84,8 @@ MUTATIONS = (
     Mutation(
         "warehouse/storage",
         "retry-past-the-deadline",
-        "started_s + state.upcoming_sleep > patience.deadline_s",
-        "started_s > patience.deadline_s",
+        "start_s + state.upcoming_sleep > policy.deadline_s",
+        "start_s > policy.deadline_s",
         "a retry begins although its pause ends after the deadline",
     ),
     Mutation(
@@ -203,8 +203,8 @@ MUTATIONS = (
     Mutation(
         "planning",
         "rows-deleted-net",
-        "deleted + max(was - now, 0)",
-        "deleted + was - now",
+        "deleted + max(before - after, 0)",
+        "deleted + before - after",
         "a rebase reports fewer deleted rows where other partitions grew",
     ),
     # -- transforms -----------------------------------------------------------------------------------------------
@@ -267,8 +267,8 @@ MUTATIONS = (
     Mutation(
         "transforms/ops",
         "largest-value-kept",
-        "held.values <= parameters.max",
-        "held.values < parameters.max",
+        "ragged.values <= parameters.max",
+        "ragged.values < parameters.max",
         "filtering lists by value drops the upper bound itself",
     ),
     Mutation(
@@ -339,7 +339,7 @@ MUTATIONS = (
     Mutation(
         "blocks",
         "runs-of-later-pieces",
-        "run_starts(pl.concat(groups)) + done",
+        "run_starts(pl.concat(groups)) + block_rows",
         "run_starts(pl.concat(groups))",
         "runs of rows that stay together are cut elsewhere in a block's later pieces",
     ),
@@ -405,29 +405,29 @@ MUTATIONS = (
     Mutation(
         "serving",
         "exactly-as-far-as-allowed",
-        "max(int(far.max()) for far in apart) <= ulps",
-        "max(int(far.max()) for far in apart) < ulps",
+        "max(int(distance.max()) for distance in distances) <= ulps",
+        "max(int(distance.max()) for distance in distances) < ulps",
         "golden vectors that differ by exactly the allowed ulps are refused",
     ),
     Mutation(
         "serving",
         "time-zone-of-a-request",
-        "bool(pat.is_timestamp(given)) and (given.tz is None) == (wanted.tz is None)",
-        "bool(pat.is_timestamp(given))",
+        "bool(pat.is_timestamp(source)) and (source.tz is None) == (target.tz is None)",
+        "bool(pat.is_timestamp(source))",
         "timestamps without a zone pass for those of a column that has one",
     ),
     Mutation(
         "serving",
         "row-of-a-later-batch",
-        "first + batch.num_rows, number + 1",
-        "batch.num_rows, number + 1",
+        "first + batch.num_rows, index + 1",
+        "batch.num_rows, index + 1",
         "errors in a file's later batches name wrong rows",
     ),
     Mutation(
         "fitting",
         "states-left-over",
-        "left[FAN_IN:]",
-        "left[FAN_IN + 1 :]",
+        "pending[FAN_IN:]",
+        "pending[FAN_IN + 1 :]",
         "states that do not fit the last merge but one are lost",
     ),
     Mutation(

@@ -50,7 +50,7 @@ class Room:
             raise RingError(
                 f"the ring has no room for another batch: got {reader.held_slots} batches held by the trainer in "
                 f"{refusal.nbytes:,} bytes, expected at most {refusal.limit:,} bytes{why}. Drop "
-                f"batches, keep clones, or raise memory in pipeline.yaml"
+                f"batches, keep batch.clone(), or raise memory in pipeline.yaml"
             )
         return not self._pending
 

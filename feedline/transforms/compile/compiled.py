@@ -113,9 +113,9 @@ class CompiledFeatures:
         except (pl.exceptions.PolarsError, DataError) as error:
             raise self._blame(frame, error) from error
 
-    def lazy(self, frame: pl.DataFrame, chosen: slice = _ALL) -> pl.LazyFrame:
+    def lazy(self, frame: pl.DataFrame, selection: slice = _ALL) -> pl.LazyFrame:
         """The pass over an unchunked frame of `parts`, for all features or some, as a lazy frame without kernels."""
-        return self._select(frame, self._expressions[chosen])
+        return self._select(frame, self._expressions[selection])
 
     def _select(self, frame: pl.DataFrame, expressions: Sequence[pl.Expr]) -> pl.LazyFrame:
         """Select expressions one after the other, on the caller's thread.
@@ -145,15 +145,15 @@ class CompiledFeatures:
                 return blamed if row is None else blamed.at(row)
         return DataError(f"the features cannot be computed: {str(error).partition(chr(10))[0]}")
 
-    def _failure(self, frame: pl.DataFrame, chosen: slice) -> Exception | None:
+    def _failure(self, frame: pl.DataFrame, selection: slice) -> Exception | None:
         """The error that some features raise, if any."""
         try:
-            self.lazy(frame, chosen).collect(engine="in-memory")
+            self.lazy(frame, selection).collect(engine="in-memory")
         except (pl.exceptions.PolarsError, DataError) as error:
             return error
         return None
 
-    def _first_row(self, frame: pl.DataFrame, chosen: slice) -> int | None:
+    def _first_row(self, frame: pl.DataFrame, selection: slice) -> int | None:
         """The first failing row of a frame that features fail on; None if the failure does not depend on the rows.
 
         Every value depends on its own row only, so a prefix of the rows fails as soon as it contains a failing row: 15
@@ -162,7 +162,7 @@ class CompiledFeatures:
         good, bad = -1, frame.height
         while bad - good > 1:
             middle = (good + bad) // 2
-            if self._failure(frame.head(middle), chosen) is None:
+            if self._failure(frame.head(middle), selection) is None:
                 good = middle
             else:
                 bad = middle
@@ -225,7 +225,7 @@ def _inputs_identity(feature: FeatureSpec) -> list[Any]:
     """The op over several columns and its inputs; empty for other features, which keeps their fingerprints."""
     if feature.op is None:
         return []
-    inputs = [[given.column, given.expr, [bind(call).identity for call in given.ops]] for given in feature.inputs]
+    inputs = [[source.column, source.expr, [bind(call).identity for call in source.ops]] for source in feature.inputs]
     return [bind(feature.op).identity, inputs]
 
 

@@ -62,14 +62,14 @@ def null_leaks(features: CompiledFeatures, columns: Collection[str]) -> list[Lea
     A feature of several columns leaks only if it has a value for the plain row. Features that fail on the probe rows
     (which are no rows of the table) are skipped. Extra features may be null.
     """
-    chosen = [
+    affected = [
         feature
         for feature, output in zip(features.features, features.outputs, strict=True)
         if output.group != "extra" and not set(output.reads).isdisjoint(columns)
     ]
-    if not chosen:
+    if not affected:
         return []
-    compiled = compile_features(chosen, features.schema, features.artifacts)
+    compiled = compile_features(affected, features.schema, features.artifacts)
     probed_columns = [name for name in compiled.parts if name in columns]
     frame = pl.DataFrame(
         [
@@ -78,8 +78,10 @@ def null_leaks(features: CompiledFeatures, columns: Collection[str]) -> list[Lea
         ]
     )
     # as rows that a fit has seen, and as rows that it has not: the results may differ
-    marked = [frame.with_columns(pl.lit(seen).alias(mark) for mark in compiled.marks) for seen in (True, False)]
-    outcomes = [_outcomes(compiled, rows) for rows in (marked if compiled.marks else [frame])]
+    marked_frames = [
+        frame.with_columns(pl.lit(is_seen).alias(mark) for mark in compiled.marks) for is_seen in (True, False)
+    ]
+    outcomes = [_outcomes(compiled, rows) for rows in (marked_frames if compiled.marks else [frame])]
     found = []
     for output, *nulls in zip(compiled.outputs, *outcomes, strict=True):
         for row, name in enumerate(probed_columns, start=1):

@@ -91,7 +91,8 @@ class Stages:
     @property
     def levels(self) -> Levels:
         """The held columns by level: the first level to compute, the second, and so on."""
-        deepest = max((held.level for held in self._held.values()), default=-1)
+        deepest = max((column.level for column in self._held.values()), default=-1)
         return tuple(
-            tuple(held.expr for held in self._held.values() if held.level == level) for level in range(deepest + 1)
+            tuple(column.expr for column in self._held.values() if column.level == level)
+            for level in range(deepest + 1)
         )

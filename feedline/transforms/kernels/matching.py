@@ -33,11 +33,11 @@ _BITS = 64
 def row_blocks(*lists: Ragged) -> Iterator[tuple[slice, tuple[Ragged, ...]]]:
     """The lists in blocks of rows of about `BLOCK_VALUES` values, with the rows that each block holds."""
     rows = len(lists[0].offsets) - 1
-    values = sum(len(held.values) for held in lists)
+    values = sum(len(ragged.values) for ragged in lists)
     step = max(1, rows * BLOCK_VALUES // max(values, 1))
     for start in range(0, rows, step):
         stop = min(start + step, rows)
-        yield slice(start, stop), tuple(held.part(start, stop) for held in lists)
+        yield slice(start, stop), tuple(ragged.part(start, stop) for ragged in lists)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,16 +60,16 @@ class Matches:
         """The row of each run."""
         return self._rows(self.keys[self.starts])
 
-    def positions(self, chosen: Any) -> Positions:
+    def positions(self, selection: Any) -> Positions:
         """The positions of some of the ordered values among the values of their list."""
-        keys = self.keys[chosen]
+        keys = self.keys[selection]
         positions: Positions = (keys & np.uint64((1 << self.position_bits) - 1)).astype(np.int64)
-        begins = [held.offsets[:-1] for held in self.lists]
+        begins = [ragged.offsets[:-1] for ragged in self.lists]
         rows = self._rows(keys)
         if len(begins) == 1:
             positions += begins[0][rows]
         else:
-            positions += np.stack(begins)[self.sides[chosen].astype(np.intp), rows]
+            positions += np.stack(begins)[self.sides[selection].astype(np.intp), rows]
         return positions
 
     def _rows(self, keys: Keys) -> Positions:
@@ -99,10 +99,10 @@ def match_lists(*lists: Ragged) -> Matches:
 
 def _pack(lists: tuple[Ragged, ...]) -> tuple[Keys, int, int]:
     """A key per value (row, value, side, position in its list), and the bits of value and position."""
-    flats = [held.values for held in lists]
+    flats = [ragged.values for ragged in lists]
     rows_bits = max(len(lists[0].offsets) - 1, 1).bit_length()
     sides_bits = (len(lists) - 1).bit_length()
-    position_bits = max(int(held.lengths.max(initial=0)) for held in lists).bit_length()
+    position_bits = max(int(ragged.lengths.max(initial=0)) for ragged in lists).bit_length()
     nonempty = [flat for flat in flats if len(flat)]
     low = min((int(flat.min()) for flat in nonempty), default=0)
     span = max((int(flat.max()) for flat in nonempty), default=0) - low
@@ -113,41 +113,41 @@ def _pack(lists: tuple[Ragged, ...]) -> tuple[Keys, int, int]:
     bits = span.bit_length()
     assert rows_bits + sides_bits + position_bits + bits <= _BITS, "a block has few values, or a single row"
     keys = []
-    for side, (held, flat) in enumerate(zip(lists, flats, strict=True)):
-        of_row = np.arange(len(held.offsets) - 1, dtype=np.uint64) << np.uint64(bits + sides_bits + position_bits)
+    for side, (ragged, flat) in enumerate(zip(lists, flats, strict=True)):
+        of_row = np.arange(len(ragged.offsets) - 1, dtype=np.uint64) << np.uint64(bits + sides_bits + position_bits)
         of_row |= np.uint64(side << position_bits)
-        of_row -= held.offsets[:-1].astype(np.uint64)  # positions count from the list's beginning
+        of_row -= ragged.offsets[:-1].astype(np.uint64)  # positions count from the list's beginning
         key = flat.view(np.uint64) - np.uint64(low & 0xFFFFFFFFFFFFFFFF)
         key <<= np.uint64(sides_bits + position_bits)
-        key += np.repeat(of_row, held.lengths)
+        key += np.repeat(of_row, ragged.lengths)
         key += np.arange(len(flat), dtype=np.uint64)
         keys.append(key)
     return np.concatenate(keys), bits, position_bits
 
 
-def first_of_each(held: Ragged) -> Mask:
+def first_of_each(ragged: Ragged) -> Mask:
     """Which values occur for the first time in their row."""
-    first = np.zeros(len(held.values), dtype=np.bool_)
-    for rows, (part,) in row_blocks(held):
+    first = np.zeros(len(ragged.values), dtype=np.bool_)
+    for rows, (part,) in row_blocks(ragged):
         runs = match_lists(part)
-        first[held.offsets[rows.start] + runs.positions(runs.starts)] = True
+        first[ragged.offsets[rows.start] + runs.positions(runs.starts)] = True
     return first
 
 
-def members(held: Ragged, other: Ragged) -> Mask:
-    """Which values of `held` occur in the other list of their row."""
-    mask = np.zeros(len(held.values), dtype=np.bool_)
-    for rows, (others, mine) in row_blocks(other, held):
+def members(ragged: Ragged, other: Ragged) -> Mask:
+    """Which values of `ragged` occur in the other list of their row."""
+    mask = np.zeros(len(ragged.values), dtype=np.bool_)
+    for rows, (others, mine) in row_blocks(other, ragged):
         runs = match_lists(others, mine)
         matching = np.repeat(runs.sides[runs.starts] == 0, runs.ends - runs.starts) & (runs.sides == 1)
-        mask[held.offsets[rows.start] + runs.positions(matching)] = True
+        mask[ragged.offsets[rows.start] + runs.positions(matching)] = True
     return mask
 
 
 def shared_counts(left: Ragged, right: Ragged) -> tuple[Positions, Positions, Positions]:
     """For each id that both lists of a row hold: the row, its count on the left, its count on the right."""
-    low = min((int(held.values.min()) for held in (left, right) if len(held.values)), default=0)
-    high = max((int(held.values.max()) for held in (left, right) if len(held.values)), default=0)
+    low = min((int(ragged.values.min()) for ragged in (left, right) if len(ragged.values)), default=0)
+    high = max((int(ragged.values.max()) for ragged in (left, right) if len(ragged.values)), default=0)
     bits = (high - low).bit_length()
     rows = len(left.offsets) - 1
     if bits + max(rows, 1).bit_length() + 1 > _BITS:
@@ -157,17 +157,17 @@ def shared_counts(left: Ragged, right: Ragged) -> tuple[Positions, Positions, Po
         ours = runs.ends - runs.starts - theirs
         both = np.flatnonzero((ours > 0) & (theirs > 0))
         return runs.rows[both], ours[both], theirs[both]
-    keys = np.concatenate([_row_key(held, low, bits, side) for side, held in enumerate((left, right))])
+    keys = np.concatenate([_row_key(ragged, low, bits, side) for side, ragged in enumerate((left, right))])
     keys.sort()
     return _counts_of_runs(keys, bits)
 
 
-def _row_key(held: Ragged, low: int, bits: int, side: int) -> Keys:
+def _row_key(ragged: Ragged, low: int, bits: int, side: int) -> Keys:
     """Row, value and side in one word, for callers that need no positions."""
-    of_row = np.arange(len(held.offsets) - 1, dtype=np.uint64) << np.uint64(bits + 1)
-    key = held.values.view(np.uint64) - np.uint64(low & 0xFFFFFFFFFFFFFFFF)
+    of_row = np.arange(len(ragged.offsets) - 1, dtype=np.uint64) << np.uint64(bits + 1)
+    key = ragged.values.view(np.uint64) - np.uint64(low & 0xFFFFFFFFFFFFFFFF)
     key <<= np.uint64(1)
-    key += np.repeat(of_row + np.uint64(side), held.lengths)
+    key += np.repeat(of_row + np.uint64(side), ragged.lengths)
     return key
 
 
@@ -216,7 +216,7 @@ def _reduce(scores: Values, runs: Matches, starts: Positions, ends: Positions, c
         return found
     lengths = (ends - starts)[nonempty]
     begins = np.cumsum(lengths) - lengths
-    chosen = np.arange(int(lengths.sum())) + np.repeat(starts[nonempty] - begins, lengths)
-    numbers: Any = scores[runs.positions(chosen)].astype(np.float64)
+    selection = np.arange(int(lengths.sum())) + np.repeat(starts[nonempty] - begins, lengths)
+    numbers: Any = scores[runs.positions(selection)].astype(np.float64)
     found[nonempty] = combine.reduceat(numbers, begins)
     return found

@@ -132,15 +132,15 @@ class GroupedState:
             new[1:] = np.logical_or.reduce(changes)
         return cls(groups=keys.filter(pl.Series(new)), state=state, of_row=np.cumsum(new) - 1)
 
-    def counts(self, chosen: pl.Series | None = None) -> Integers:
+    def counts(self, selection: pl.Series | None = None) -> Integers:
         """The number of values of each group, over some of the state's rows (default: all)."""
-        of_row, counts = self._choose(_COUNT, chosen)
+        of_row, counts = self._choose(_COUNT, selection)
         return _add(of_row, counts, self.groups.height)
 
-    def sums(self, chosen: pl.Series | None = None, *, squares: bool = False) -> tuple[Floats, Floats]:
+    def sums(self, selection: pl.Series | None = None, *, squares: bool = False) -> tuple[Floats, Floats]:
         """Each group's sum as float64, and the remainder, over some of the state's rows (default: all)."""
-        of_row, units = self._choose(_SQUARES if squares else _SUM, chosen)
-        _, bins = self._choose(_BIN, chosen)
+        of_row, units = self._choose(_SQUARES if squares else _SUM, selection)
+        _, bins = self._choose(_BIN, selection)
         if not bins.any() and np.abs(units.astype(np.float64)).sum() < _ONE_WORD:  # mostly integers: nothing to carry
             found = _add(of_row, units, self.groups.height)
             high = found.astype(np.float64)
@@ -177,13 +177,13 @@ class GroupedState:
 
     def variances(self, groups: Integers) -> list[float]:
         """The unbiased variance of groups with at least two values, each computed in rational numbers."""
-        chosen = np.isin(self.of_row, groups)
-        rows = self.state.filter(pl.Series(chosen)).select(_BIN, _COUNT, _SUM, _SQUARES).rows()
+        selection = np.isin(self.of_row, groups)
+        rows = self.state.filter(pl.Series(selection)).select(_BIN, _COUNT, _SUM, _SQUARES).rows()
         # sums may have lost bins that squares have
         lowest = min((min(index, index // 2) for index, _, _, _ in rows), default=0)
         counts, sums, squares = ([0] * len(groups) for _ in range(3))
         for at, (index, count, units, of_squares) in zip(
-            np.searchsorted(groups, self.of_row[chosen]).tolist(), rows, strict=True
+            np.searchsorted(groups, self.of_row[selection]).tolist(), rows, strict=True
         ):
             counts[at] += count
             sums[at] += units << BIN_BITS * (index - lowest) if units else 0
@@ -194,9 +194,13 @@ class GroupedState:
             for count, state_total, square in zip(counts, sums, squares, strict=True)
         ]
 
-    def _choose(self, name: str, chosen: pl.Series | None) -> tuple[Integers, Integers]:
+    def _choose(self, name: str, selection: pl.Series | None) -> tuple[Integers, Integers]:
         column = self.state[name].to_numpy()
-        return (self.of_row, column) if chosen is None else (self.of_row[chosen.to_numpy()], column[chosen.to_numpy()])
+        return (
+            (self.of_row, column)
+            if selection is None
+            else (self.of_row[selection.to_numpy()], column[selection.to_numpy()])
+        )
 
 
 def _add(groups: Integers, numbers: Integers, count: int) -> Integers:

@@ -71,11 +71,15 @@ class ValueCounts:
     def finish(self, parts: Parts) -> Artifact:
         """The vocabulary. Raises DataError if it is larger than `max_memory`."""
         tally = _tally(parts, self.element)
-        kept = _keep(tally, self.min_count, self.max_size)
-        self._check_memory(tally, kept)
-        values = _integers(parts, kept, tally.dtype) if self.element == INTEGER else _strings(parts, kept, tally.dtype)
-        counts = pl.Series("count", np.repeat(kept.counts, kept.sizes))
-        covered = int(np.dot(kept.counts, kept.sizes))
+        kept_values = _keep(tally, self.min_count, self.max_size)
+        self._check_memory(tally, kept_values)
+        values = (
+            _integers(parts, kept_values, tally.dtype)
+            if self.element == INTEGER
+            else _strings(parts, kept_values, tally.dtype)
+        )
+        counts = pl.Series("count", np.repeat(kept_values.counts, kept_values.sizes))
+        covered = int(np.dot(kept_values.counts, kept_values.sizes))
         return self._artifact(pl.DataFrame([values, counts]), tally.rows, tally.nulls, tally.distinct, covered)
 
     def blank(self) -> Artifact:
@@ -113,9 +117,9 @@ class ValueCounts:
         }
         return Artifact(facts=facts, table=table.to_arrow())
 
-    def _check_memory(self, tally: _Tally, kept: _KeptValues) -> None:
-        count = int(kept.sizes.sum())
-        texts = tally.text_bytes(kept)
+    def _check_memory(self, tally: _Tally, kept_values: _KeptValues) -> None:
+        count = int(kept_values.sizes.sum())
+        texts = tally.text_bytes(kept_values)
         table = bytes_of_integers(count, tally.span) if self.element == INTEGER else bytes_of_strings(count, texts)
         size = table + 16 * count + texts
         ids = self.reserved + count
@@ -150,14 +154,14 @@ class _Tally:
     def rows(self) -> int:
         return int((self.by_count["count"] * self.by_count["values"]).sum())
 
-    def text_bytes(self, kept: _KeptValues) -> int:
+    def text_bytes(self, kept_values: _KeptValues) -> int:
         """The bytes of the kept strings; for those as frequent as the rarest one, an estimate by their mean."""
-        groups = self.by_count.head(len(kept.sizes))
+        groups = self.by_count.head(len(kept_values.sizes))
         whole = int(groups["bytes"].sum())
-        if not kept.cut:
+        if not kept_values.cut:
             return whole
         rarest, values = int(groups["bytes"][-1]), int(groups["values"][-1])
-        return whole - rarest + rarest * int(kept.sizes[-1]) // values
+        return whole - rarest + rarest * int(kept_values.sizes[-1]) // values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,29 +211,29 @@ def _keep(tally: _Tally, min_count: int, max_size: int | None) -> _KeptValues:
     return _KeptValues(counts=counts[: last + 1], sizes=sizes[: last + 1], cut=excess > 0)
 
 
-def _integers(parts: Parts, kept: _KeptValues, dtype: pl.DataType) -> pl.Series:
+def _integers(parts: Parts, kept_values: _KeptValues, dtype: pl.DataType) -> pl.Series:
     """The kept ids in order, without further memory: each is written directly to the range of its count."""
     wide = np.dtype(np.uint64 if dtype == pl.UInt64() else np.int64)
-    values = np.empty(int(kept.sizes.sum()), dtype=wide)
-    ends = np.cumsum(kept.sizes)
+    values = np.empty(int(kept_values.sizes.sum()), dtype=wide)
+    ends = np.cumsum(kept_values.sizes)
     if not len(ends):
         return pl.Series("value", values)
-    free = ends - kept.sizes
-    rarest, ties = int(kept.counts[-1]), _Smallest(int(kept.sizes[-1]), wide)
+    free = ends - kept_values.sizes
+    rarest, ties = int(kept_values.counts[-1]), _Smallest(int(kept_values.sizes[-1]), wide)
     for part in parts:
         rows = part.filter(pl.col("value").is_not_null(), pl.col("count") >= rarest)
-        if kept.cut:
+        if kept_values.cut:
             ties.add(rows.filter(pl.col("count") == rarest)["value"].cast(dtype).to_numpy())
             rows = rows.filter(pl.col("count") > rarest)
         ordered = rows.sort("count", descending=True)
-        group = len(kept.counts) - 1 - np.searchsorted(kept.counts[::-1], ordered["count"].to_numpy())
+        group = len(kept_values.counts) - 1 - np.searchsorted(kept_values.counts[::-1], ordered["count"].to_numpy())
         first, sizes = np.unique(group, return_index=True, return_counts=True)[1:]
         positions = np.arange(len(group)) + np.repeat(free[group[first]] - first, sizes)
         values[positions] = ordered["value"].cast(dtype).to_numpy()
         free[group[first]] += sizes
-    if kept.cut:
+    if kept_values.cut:
         values[len(values) - ties.count :] = ties.take()
-    for start, end in zip((ends - kept.sizes).tolist(), ends.tolist(), strict=True):
+    for start, end in zip((ends - kept_values.sizes).tolist(), ends.tolist(), strict=True):
         values[start:end].sort()
     return pl.Series("value", values)
 
@@ -252,23 +256,23 @@ class _Smallest:
         return np.partition(self._held, self.count - 1)[: self.count].copy()
 
 
-def _strings(parts: Parts, kept: _KeptValues, dtype: pl.DataType) -> pl.Series:
+def _strings(parts: Parts, kept_values: _KeptValues, dtype: pl.DataType) -> pl.Series:
     """The kept strings in order; Polars compares them by their bytes."""
-    if not len(kept.sizes):
+    if not len(kept_values.sizes):
         return pl.Series("value", [], dtype=dtype)
-    rarest, ties = int(kept.counts[-1]), int(kept.sizes[-1])
+    rarest, ties = int(kept_values.counts[-1]), int(kept_values.sizes[-1])
     often = [pl.DataFrame(schema={"value": dtype, "count": pl.Int64()})]
     rare = often[0]
     for part in parts:
         rows = part.filter(pl.col("value").is_not_null(), pl.col("count") >= rarest)
-        if kept.cut:
+        if kept_values.cut:
             rare = pl.concat([rare, _alone(rows.filter(pl.col("count") == rarest))])
             if rare.height > 2 * ties:
                 rare = _alone(rare.sort("value").head(ties))
             rows = rows.filter(pl.col("count") > rarest)
         often.append(_alone(rows))
     ordered = pl.concat(often).sort("count", "value", descending=[True, False])["value"]
-    return ordered.append(rare.sort("value").head(ties)["value"]).rechunk() if kept.cut else ordered.rechunk()
+    return ordered.append(rare.sort("value").head(ties)["value"]).rechunk() if kept_values.cut else ordered.rechunk()
 
 
 def _alone(rows: pl.DataFrame) -> pl.DataFrame:

@@ -75,14 +75,14 @@ def hashed_cross(inputs: Sequence[Value], parameters: Cross) -> Value:
     """
     columns = [widen(x) if x.kind.element == INTEGER else x for x in inputs]
 
-    def run(*held: pl.Series) -> pl.Series:
-        rows = len(held[0])
+    def run(*chunk_columns: pl.Series) -> pl.Series:
+        rows = len(chunk_columns[0])
         out = np.empty(rows, dtype=np.int64)
-        words = [_words(series) for series in held]
+        words = [_words(series) for series in chunk_columns]
         for start in range(0, rows, BLOCK_VALUES):
             block = [cross_terms(column[start : start + BLOCK_VALUES]) for column in words]
             bucket_crosses(block, out[start : start + BLOCK_VALUES], parameters.seed, parameters.buckets)
-        missing = either([series.is_null().to_numpy() for series in held if series.null_count()])
+        missing = either([series.is_null().to_numpy() for series in chunk_columns if series.null_count()])
         return pl.Series(pa.array(out, mask=missing))
 
     return Value(expr=over_columns([x.expr for x in columns], run, pl.Int64()), dtype=pl.Int64())
@@ -92,8 +92,8 @@ def _words(series: pl.Series) -> Words:
     """Each value as the 64 bits to hash; arbitrary under nulls."""
     if not series.dtype.is_integer():
         return digest(series.rechunk())
-    filled = series.fill_null(0) if series.null_count() else series
-    words: Words = filled.rechunk().to_numpy().view(np.uint64)
+    without_nulls = series.fill_null(0) if series.null_count() else series
+    words: Words = without_nulls.rechunk().to_numpy().view(np.uint64)
     return words
 
 

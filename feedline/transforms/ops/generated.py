@@ -205,25 +205,25 @@ def ngram(x: Value, parameters: Ngram) -> Value:
 
 def _ngrams(series: pl.Series, parameters: Ngram) -> pl.Series:
     """The hash of each element and the n - 1 after it, across lists; the last n - 1 of each list are cut off."""
-    held = Ragged.of(series)
-    n, count = parameters.n, len(held.values)
+    ragged = Ragged.of(series)
+    n, count = parameters.n, len(ragged.values)
     buffer = pa.allocate_buffer(8 * count)
     out = np.frombuffer(buffer, np.int64)
     for start in range(0, count, BLOCK_VALUES):
-        words = cross_terms(held.values[start : start + BLOCK_VALUES + n - 1])
+        words = cross_terms(ragged.values[start : start + BLOCK_VALUES + n - 1])
         part = out[start : start + BLOCK_VALUES]
         if len(words) < len(part) + n - 1:  # the last block has no successor; the runs that need it are cut off later
             words = np.concatenate((words, np.zeros(len(part) + n - 1 - len(words), dtype=np.uint64)))
         runs = [words[offset : offset + len(part)] for offset in range(n)]
         bucket_crosses(runs, part, parameters.seed, parameters.buckets)
     flat = pa.Array.from_buffers(pa.int64(), count, [None, buffer])
-    if held.holes is not None:
-        holes = held.holes.copy()
+    if ragged.holes is not None:
+        holes = ragged.holes.copy()
         for offset in range(1, n):
-            holes[:-offset] |= held.holes[offset:]
+            holes[:-offset] |= ragged.holes[offset:]
         flat = pa.array(out, mask=holes)
-    mask = None if held.absent is None else pa.array(held.absent)
-    return pl.Series(pa.LargeListArray.from_arrays(pa.array(held.offsets), flat, mask=mask))
+    mask = None if ragged.absent is None else pa.array(ragged.absent)
+    return pl.Series(pa.LargeListArray.from_arrays(pa.array(ragged.offsets), flat, mask=mask))
 
 
 class GetLocalHour(Parameters):

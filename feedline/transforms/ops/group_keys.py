@@ -144,11 +144,11 @@ class GroupKeys:
     def _index(self, table: pa.Table) -> KeyIndex:
         frame = pl.from_arrow(table.select(self.names))
         assert isinstance(frame, pl.DataFrame)
-        held = frame.select(
+        keys = frame.select(
             pl.when(pl.col(MISSING) & (1 << index) == 0).then(pl.col(name)).alias(name)
             for index, name in enumerate(self.names[1:])
         )
-        return key_index(held, self.types, "none", "what was fitted", nulls=True)
+        return key_index(keys, self.types, "none", "what was fitted", nulls=True)
 
 
 def _key_type(dtype: pl.DataType) -> pl.DataType:

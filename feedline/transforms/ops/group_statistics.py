@@ -130,20 +130,20 @@ class StatisticsByKey:
         summary: dict[str, Any] = dict(artifact.facts)
         if artifact.table is not None and artifact.table.num_rows:
             for name in self._stored_statistics:
-                held = pl.Series(artifact.table[name])
-                summary[name] = [held.min(), held.max()]
+                numbers = pl.Series(artifact.table[name])
+                summary[name] = [numbers.min(), numbers.max()]
         return summary
 
     def _statistics(self, state: pl.DataFrame) -> pl.DataFrame:
-        held = GroupedState.by(state, self.groups.names)
-        counts = held.counts()
-        sums = held.sums()
+        by_group = GroupedState.by(state, self.groups.names)
+        counts = by_group.counts()
+        sums = by_group.sums()
         found: dict[str, Any] = {"count": counts, "sum": sums[0], "mean": sums[0] / counts}
         if self._sums.extremes:
-            found["min"], found["max"] = held.extremes()
+            found["min"], found["max"] = by_group.extremes()
         if self._sums.squares:
-            found["var"] = _variances(held, counts, sums)
-        return held.groups.with_columns(pl.Series(name, found[name]) for name in self._stored_statistics)
+            found["var"] = _variances(by_group, counts, sums)
+        return by_group.groups.with_columns(pl.Series(name, found[name]) for name in self._stored_statistics)
 
     def _empty(self) -> pl.DataFrame:
         numbers: dict[str, pl.DataType] = {
@@ -153,14 +153,14 @@ class StatisticsByKey:
         return pl.DataFrame(schema=self.groups.schema() | numbers)
 
 
-def _variances(held: GroupedState, counts: Integers, sums: tuple[Floats, Floats]) -> Floats:
+def _variances(by_group: GroupedState, counts: Integers, sums: tuple[Floats, Floats]) -> Floats:
     """The unbiased variance of each group's values; 0 for a single one.
 
     (n Q - S S) / n (n - 1), for the sums S and Q of the values and their squares, in twice the precision of float64; in
     rational numbers if that is not enough: for values that are nearly equal, or beyond its range.
     """
-    least, most = held.extremes()
-    squares = held.sums(squares=True)
+    least, most = by_group.extremes()
+    squares = by_group.sums(squares=True)
     number = counts.astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         left, left_rest = _product(number, squares[0])
@@ -171,7 +171,7 @@ def _variances(held: GroupedState, counts: Integers, sums: tuple[Floats, Floats]
         inexact = ~((numerator > left * _NEARLY_SAME) & (left > _SMALLEST) & np.isfinite(found))
     found[least == most] = 0
     recomputed = np.flatnonzero(inexact & (least != most))
-    found[recomputed] = held.variances(recomputed)
+    found[recomputed] = by_group.variances(recomputed)
     return found
 
 
@@ -270,7 +270,7 @@ def _statistics(group_columns: GroupColumns, positions: Integers, names: Sequenc
     counts = np.where(positions, group_columns.take("count", positions), 0)
     matrix = np.empty((len(positions), len(names)))
     for column, name in zip(matrix.T, names, strict=True):
-        held = np.where(positions, group_columns.take("var" if name == "std" else name, positions), 0.0)
-        column[:] = np.sqrt(held) if name == "std" else held
+        numbers = np.where(positions, group_columns.take("var" if name == "std" else name, positions), 0.0)
+        column[:] = np.sqrt(numbers) if name == "std" else numbers
         column[counts < _LEAST_COUNT[name]] = np.nan
     return matrix

@@ -313,14 +313,14 @@ def id_list_transform(x: Value, parameters: IdListTransform) -> Value:
     """
     x = widen_list(x)
 
-    def keep(held: Ragged) -> Mask:
-        mask = np.ones(len(held.values), dtype=np.bool_) if held.holes is None else ~held.holes
+    def keep(ragged: Ragged) -> Mask:
+        mask = np.ones(len(ragged.values), dtype=np.bool_) if ragged.holes is None else ~ragged.holes
         if parameters.min is not None:
-            mask &= held.values >= parameters.min
+            mask &= ragged.values >= parameters.min
         if parameters.max is not None:
-            mask &= held.values <= parameters.max
+            mask &= ragged.values <= parameters.max
         if parameters.unique:
-            mask[mask] = first_of_each(held.where(mask))
+            mask[mask] = first_of_each(ragged.where(mask))
         return mask
 
     return filter_elements(x, keep)

@@ -128,17 +128,17 @@ def join_external(keys: Sequence[Value], parameters: JoinExternal, artifact: Art
 
     identity = json.dumps([parameters.keys, [str(dtype) for dtype in dtypes], parameters.duplicates])
     index = artifact.derive(f"keys of {identity}", build)
-    held = _miss_and_values(taken, index, parameters)
+    values = _miss_and_values(taken, index, parameters)
     if listed[0]:
         positions = over_flat(keys[0].expr, lambda flat: pl.Series(index.find([flat])), pl.Int64())
         positions, lookup = count_lookups(positions, pl.List(pl.Int64()), _MISS)
-        dtype = pl.List(held.dtype)
-        expr = over_flat(positions, lambda flat: held.gather(flat), held.dtype)
+        dtype = pl.List(values.dtype)
+        expr = over_flat(positions, lambda flat: values.gather(flat), values.dtype)
         return Value(expr=expr, dtype=dtype, weights=keys[0].weights, lookup=lookup)
     positions = over_columns([x.expr for x in keys], lambda *series: pl.Series(index.find(series)), pl.Int64())
     positions, lookup = count_lookups(positions, pl.Int64(), _MISS)
     return Value(
-        expr=map_series(positions, lambda found: held.gather(found), held.dtype), dtype=held.dtype, lookup=lookup
+        expr=map_series(positions, lambda found: values.gather(found), values.dtype), dtype=values.dtype, lookup=lookup
     )
 
 
@@ -180,8 +180,8 @@ def _missing(dtype: pl.DataType, value: Any) -> pl.Series:
         raise SpecError(
             f"missing must replace numbers, booleans or strings: got {value!r} for {kind(inner)}. Leave it out"
         )
-    filled = fill_null(Value(expr=pl.lit(None, dtype=inner), dtype=inner), FillNull(value=value))
-    one = pl.select(filled.expr.cast(inner)).to_series()
+    filled_value = fill_null(Value(expr=pl.lit(None, dtype=inner), dtype=inner), FillNull(value=value))
+    one = pl.select(filled_value.expr.cast(inner)).to_series()
     if dtype == inner:
         return one.alias("")
     return pl.Series([[one[0]] * dtype.size], dtype=dtype)  # type: ignore[attr-defined]

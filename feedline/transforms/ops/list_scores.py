@@ -139,9 +139,9 @@ def get_jaccard_similarity(inputs: Sequence[Value], _: Parameters) -> Value:
 Reduce = Callable[[Ragged, Values, Ragged, Values], Values]
 
 
-def _over_scored_pairs(inputs: Sequence[Value | None], needed: tuple[bool, bool], reduce: Reduce) -> Value:
+def _over_scored_pairs(inputs: Sequence[Value | None], needs_scores: tuple[bool, bool], reduce: Reduce) -> Value:
     """`reduce` of two lists and their scores, without elements whose id or needed score is null."""
-    sides = [_with_scores(inputs[index], inputs[index + 1], needed[index // 2]) for index in (0, 2)]
+    sides = [_with_scores(inputs[index], inputs[index + 1], needs_scores[index // 2]) for index in (0, 2)]
     left, right = same_type(sides)
 
     def run(first: pl.Series, scores: pl.Series, second: pl.Series, matching: pl.Series) -> pl.Series:
@@ -161,25 +161,25 @@ def _over_scored_pairs(inputs: Sequence[Value | None], needed: tuple[bool, bool]
     return Value(expr=over_columns(columns, run, pl.Float32()), dtype=pl.Float32())
 
 
-def _with_scores(ids: Value | None, scores: Value | None, needed: bool) -> Value:
+def _with_scores(ids: Value | None, scores: Value | None, needs_scores: bool) -> Value:
     assert ids is not None
     if ids.weights is not None and scores is not None:
         raise SpecError("ids have scores already: got a weighted list and a list of scores, expected one of them")
     if scores is not None:
         ids = align_weights(ids, scores, None)
-    if needed and ids.weights is None:
+    if needs_scores and ids.weights is None:
         raise SpecError(f"ids must have scores: got {ids.kind}, expected a weighted list, or a list of floats after it")
     return widen_list(ids)
 
 
 def _hold(series: pl.Series, scores: pl.Series) -> tuple[Ragged, Values]:
-    held, score_lists = Ragged.of(series), Ragged.of(scores)
-    if len(held.values) != len(score_lists.values):
+    ragged, score_lists = Ragged.of(series), Ragged.of(scores)
+    if len(ragged.values) != len(score_lists.values):
         raise DataError("each id must have one score")
-    holes = either([held.holes, score_lists.holes])
+    holes = either([ragged.holes, score_lists.holes])
     if holes is None:
-        return held, score_lists.values
-    return held.where(~holes), score_lists.values[~holes]
+        return ragged, score_lists.values
+    return ragged.where(~holes), score_lists.values[~holes]
 
 
 _SCORED: list[tuple[pl.DataType, list[Any]]] = [_A, _A_SCORES, _B, _B_SCORES]

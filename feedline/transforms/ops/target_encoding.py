@@ -139,8 +139,8 @@ class TargetMeans:
             "mean": artifact.facts["means"][0],
         }
         if artifact.table is not None and artifact.table.num_rows:
-            held = pl.Series(artifact.table["encoded"])
-            summary |= {"least": held.min(), "greatest": held.max()}
+            encoded = pl.Series(artifact.table["encoded"])
+            summary |= {"least": encoded.min(), "greatest": encoded.max()}
         return summary
 
     def _mean(self, counts: list[int], sums: list[Bins], without: int) -> float:
@@ -159,15 +159,15 @@ class TargetMeans:
 
     def _encode(self, state: pl.DataFrame, means: list[float]) -> pl.DataFrame:
         """The artifact's rows of some groups."""
-        held = GroupedState.by(state, self.groups.names)
-        smoothing, counts = self.parameters.smoothing, held.counts()
-        columns = {"encoded": _smooth(held.sums()[0], counts, means[0], smoothing)}
-        folds = by_choice(held.state[_FOLD].to_numpy(), self.parameters.folds)
+        by_group = GroupedState.by(state, self.groups.names)
+        smoothing, counts = self.parameters.smoothing, by_group.counts()
+        columns = {"encoded": _smooth(by_group.sums()[0], counts, means[0], smoothing)}
+        folds = by_choice(by_group.state[_FOLD].to_numpy(), self.parameters.folds)
         parts = [folds.get(fold, _NOWHERE) for fold in range(len(means) - 1)]
-        for name, mean, (count, sums) in zip(self._columns[2:], means[1:], held.leave_out(parts), strict=True):
+        for name, mean, (count, sums) in zip(self._columns[2:], means[1:], by_group.leave_out(parts), strict=True):
             columns[name] = _smooth(sums, count, mean, smoothing)
         encoded = {name: pl.Series(column) for name, column in columns.items()}
-        return held.groups.with_columns(count=pl.Series(counts), **encoded)
+        return by_group.groups.with_columns(count=pl.Series(counts), **encoded)
 
     @property
     def _columns(self) -> tuple[str, ...]:

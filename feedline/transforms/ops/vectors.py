@@ -147,14 +147,14 @@ def pad(x: Value, parameters: Pad) -> Value:
         fill = as_float(parameters.value, inner, "the value")
 
     def run(series: pl.Series) -> pl.Series:
-        held = Ragged.of(series)
+        ragged = Ragged.of(series)
         matrix = np.full((len(series), length), fill, dtype=number)
-        inside = np.arange(length) < held.lengths[:, None]
-        matrix[inside] = held.values
-        if held.holes is None:
+        inside = np.arange(length) < ragged.lengths[:, None]
+        matrix[inside] = ragged.values
+        if ragged.holes is None:
             return vectors_of(matrix)
         holes = np.zeros(matrix.shape, dtype=np.bool_)
-        holes[inside] = held.holes
+        holes[inside] = ragged.holes
         return vectors_of(matrix, holes=holes)
 
     dtype = pl.Array(inner, length)

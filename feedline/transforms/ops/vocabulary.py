@@ -123,8 +123,8 @@ def vocabulary(x: Value, parameters: Vocabulary, artifact: Artifact, _: Mapping[
         expr = x.apply_kernel(lookup.integers, pl.Int64()).expr
     else:
         expr = over_series(x.expr, lookup.strings)
-    unknown = range(FIRST_BUCKET, lookup.first) if parameters.oov_buckets else range(NULL_ID, NULL_ID + 1)
-    return Value(expr=expr.fill_null(NULL_ID), dtype=pl.Int64(), unknown=unknown)
+    unknown_ids = range(FIRST_BUCKET, lookup.first) if parameters.oov_buckets else range(NULL_ID, NULL_ID + 1)
+    return Value(expr=expr.fill_null(NULL_ID), dtype=pl.Int64(), unknown=unknown_ids)
 
 
 def decode(id: int, parameters: Vocabulary, artifact: Artifact) -> int | str | bytes:

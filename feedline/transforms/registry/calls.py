@@ -57,8 +57,8 @@ def resolve(call: OpCall) -> BoundOp:
     found = OPS.get(call.op)
     if found is None:
         plain = call.op.lower().replace("_", "")
-        spelled = next((f"It is written {name} here" for name in OPS if name.replace("_", "") == plain), None)
-        remedy = NAMES_ELSEWHERE.get(plain, spelled)
+        hint = next((f"It is written {name} here" for name in OPS if name.replace("_", "") == plain), None)
+        remedy = NAMES_ELSEWHERE.get(plain, hint)
         raise OpError(
             call.path, f"unknown op: got {call.op!r}. {remedy}" if remedy else unknown_message("op", call.op, OPS)
         )

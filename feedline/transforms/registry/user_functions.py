@@ -142,26 +142,26 @@ def calls_of(features: Iterable[FeatureSpec]) -> Iterator[OpCall]:
         yield from feature.ops
         if feature.op is not None:
             yield feature.op
-        for given in feature.inputs:
-            yield from given.ops
+        for feature_input in feature.inputs:
+            yield from feature_input.ops
 
 
-def check_functions(needed: Sequence[RequiredFunction]) -> None:
+def check_functions(functions: Sequence[RequiredFunction]) -> None:
     """Raise ClusterError if this worker lacks a function, or has it from another source."""
-    for need in needed:
+    for required in functions:
         worker = f"a worker on {platform.node()}"
-        if need.op != PYTHON and entry_point(need.op) != need.function:
+        if required.op != PYTHON and entry_point(required.op) != required.function:
             raise ClusterError(
-                f"{worker} has no package that provides {need.function} as {need.op!r} (entry points {ENTRY_POINTS}): "
-                f"got {entry_point(need.op) or 'none'}. Install the package on every worker"
+                f"{worker} has no package that provides {required.function} as {required.op!r} (entry points "
+                f"{ENTRY_POINTS}): got {entry_point(required.op) or 'none'}. Install the package on every worker"
             )
         try:
-            found = load(need.function, need.folder)
+            found = load(required.function, required.folder)
         except SpecError as error:
-            raise ClusterError(f"{worker} cannot call {need.function}: {error}") from error
-        if found.source != need.source:
+            raise ClusterError(f"{worker} cannot call {required.function}: {error}") from error
+        if found.source != required.source:
             raise ClusterError(
-                f"{worker} has another source of {need.function}: got {found.source[:12] or 'none'}, expected "
-                f"{need.source[:12] or 'none'} as in the feeder. Install the same version on every worker, and restart "
-                f"workers that imported an older one"
+                f"{worker} has another source of {required.function}: got {found.source[:12] or 'none'}, expected "
+                f"{required.source[:12] or 'none'} as in the feeder. Install the same version on every worker, and "
+                f"restart workers that imported an older one"
             )

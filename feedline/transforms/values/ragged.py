@@ -232,8 +232,10 @@ def align_weights(ids: Value, weights: Value, fill: float | None) -> Value:
         if not id_lists.null_count() and not weight_lists.null_count():
             return weight_lists
         present = id_lists.is_not_null().to_arrow()
-        held = Ragged.of(weight_lists)
-        return lists_of(held.values, held.offsets, holes=held.holes, absent=~present.to_numpy(zero_copy_only=False))
+        ragged = Ragged.of(weight_lists)
+        return lists_of(
+            ragged.values, ragged.offsets, holes=ragged.holes, absent=~present.to_numpy(zero_copy_only=False)
+        )
 
     both = [ids.expr, weights.expr if weights.dtype == WEIGHTS else weights.expr.cast(WEIGHTS)]
     if fill is not None:
@@ -257,9 +259,9 @@ def filter_elements(x: Value, keep: Callable[..., Mask], *others: pl.Expr) -> Va
     """
 
     def select(part: pl.Series, lists: pl.Series, *other_lists: pl.Series) -> pl.Series:
-        held, more = Ragged.of(lists), [Ragged.of(other) for other in other_lists]
-        result = (held if part is lists else Ragged.of(part)).where(keep(held, *more))
-        absent = either([held.absent, *(one.absent for one in more)])
+        ragged, more = Ragged.of(lists), [Ragged.of(other) for other in other_lists]
+        result = (ragged if part is lists else Ragged.of(part)).where(keep(ragged, *more))
+        absent = either([ragged.absent, *(one.absent for one in more)])
         return lists_of(result.values, result.offsets, holes=result.holes, absent=absent)
 
     def select_ids(lists: pl.Series, *other_lists: pl.Series) -> pl.Series:

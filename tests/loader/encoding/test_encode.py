@@ -1,4 +1,4 @@
-"""Does the dense matrix hold each feature's numbers in its columns, in however many blocks of rows it is written?"""
+"""The dense matrix has each feature's values in its columns, for any number of row blocks."""
 
 from __future__ import annotations
 

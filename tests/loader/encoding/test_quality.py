@@ -1,4 +1,4 @@
-"""Every measure against pandas and DuckDB, on blocks of any size and in any order; NaN and infinities as told."""
+"""Every measure against pandas and DuckDB, on blocks of any size and order; NaN and infinities by `on_nonfinite`."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def finished(features: CompiledFeatures) -> pd.DataFrame:
     return features.apply(FRAME).drop("weighted").to_pandas()
 
 
-def test_nulls_are_those_of_the_columns_a_feature_is_made_of(whole):
+def test_nulls_are_those_of_a_features_columns(whole):
     _, found = whole
     columns = {
         "price": "price is null",
@@ -141,7 +141,7 @@ def test_nulls_are_those_of_the_columns_a_feature_is_made_of(whole):
 
 
 @pytest.mark.parametrize("name", ["price", "log", "ratio", "sum", "clicked", "absent"])
-def test_numbers_are_as_numpy_says(whole, name: str):
+def test_scalars_equal_numpy(whole, name: str):
     features, found = whole
     values = finished(features)[name].to_numpy()
     finite = values[np.isfinite(values)]
@@ -165,7 +165,7 @@ def test_ids_are_exact(whole):
 
 
 @pytest.mark.parametrize("name", ["history", "scores", "weighted"])
-def test_lengths_of_lists_are_as_pandas_says(whole, name: str):
+def test_list_lengths_equal_pandas(whole, name: str):
     facts = whole[1][name]
     lengths = pd.Series([len(held or []) for held in TABLE["history"].to_pylist()])
     assert (facts["values"], facts["list_length_max"]) == (lengths.sum(), lengths.max())
@@ -203,7 +203,7 @@ def test_percentiles_of_long_lists_are_nearly_exact(lengths: list[int]):
 
 @settings(max_examples=25)
 @given(st.data())
-def test_parts_merge_in_any_order_to_the_same(data: st.DataObject):
+def test_merging_is_independent_of_order(data: st.DataObject):
     features = compiled(FEATURES, TABLE.schema)
     frame = FRAME.head(300)
     cuts = sorted(data.draw(st.lists(st.integers(0, 300), max_size=5)))
@@ -272,7 +272,7 @@ def expected_misses() -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.parametrize("chunks", [1, 7])
-def test_values_out_of_the_vocabulary_are_counted(learnt: CompiledFeatures, chunks: int):
+def test_unknown_values_are_counted(learnt: CompiledFeatures, chunks: int):
     found = measures(observe(learnt, ASKED, chunks), batch_schema(learnt))
     expected = expected_misses()
     for name, (asked, missed) in expected.items():
@@ -281,7 +281,7 @@ def test_values_out_of_the_vocabulary_are_counted(learnt: CompiledFeatures, chun
     assert "oov_rate" not in found["plain"]
 
 
-def test_threads_count_for_themselves(learnt: CompiledFeatures):
+def test_threads_count_separately(learnt: CompiledFeatures):
     pieces = [ASKED.slice(start, 50) for start in range(0, 500, 50)]
     alone = [learnt.apply_counting(piece)[1] for piece in pieces]
     with ThreadPoolExecutor(4) as threads:
@@ -324,7 +324,7 @@ def encoded(policy: str, frame: pl.DataFrame = FRAME) -> tuple[EncodedRows, dict
     )
 
 
-def test_zero_replaces_what_keep_keeps(whole):
+def test_zero_replaces_nonfinite_values_and_keep_keeps_them(whole):
     kept, _ = encoded("keep")
     zeroed, found = encoded("zero")
     assert np.array_equal(zeroed.dense, np.where(np.isfinite(kept.dense), kept.dense, 0))
@@ -380,7 +380,7 @@ def test_an_error_of_a_run_names_file_and_row_group(tmp_path: Path):
         list(Pipeline(parse_spec(text, base_dir=tmp_path)).batches())
 
 
-def test_only_zero_changes_the_fingerprint():
+def test_of_on_nonfinite_only_zero_changes_the_fingerprint():
     prints = {policy: compiled(FEATURES, TABLE.schema, on_nonfinite=policy).fingerprint for policy in ("keep", "zero")}
     assert prints["keep"] != prints["zero"]
     assert compiled(FEATURES, TABLE.schema, on_nonfinite="error").fingerprint == prints["keep"]

@@ -130,7 +130,7 @@ def check(batch, records):
 
 @settings(max_examples=100)
 @given(st.lists(st.lists(rows, min_size=1, max_size=6), min_size=1, max_size=4), st.data())
-def test_batches_hold_what_the_rows_held(chunks, data):
+def test_batches_equal_their_rows(chunks, data):
     parts = [encode(frame_of(chunk), SCHEMA) for chunk in chunks]
     cuts = []
     records = []
@@ -192,7 +192,7 @@ def test_features_by_name_and_the_keyed_jagged_view():
         batch.sparse["d0"]
 
 
-def test_numbers_with_nulls_travel_as_arrow():
+def test_numeric_extras_with_nulls_are_arrow_arrays():
     frame = frame_of([record(id=None), record()])
     batch = batch_of([RowSlice(encoded=encode(frame, SCHEMA), start=0, stop=2)])
     assert batch.extra["id"].to_pylist() == [None, 1]
@@ -212,7 +212,7 @@ def test_numbers_with_nulls_travel_as_arrow():
         ({"p1": [(1, 0.5), (2, None)]}, "feature 'p1' holds a null inside a list of weights.*weighted: {fill: 1.0}"),
     ],
 )
-def test_nulls_that_ops_leave_are_errors(change, words):
+def test_remaining_nulls_are_errors(change, words):
     frame = frame_of([record(), record(**change)])
     with pytest.raises(DataError, match=words) as caught:
         encode(frame, SCHEMA)

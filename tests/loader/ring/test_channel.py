@@ -1,4 +1,4 @@
-"""Do packets arrive whole and last words too, whoever ends first, and does nobody wait for somebody who waits?"""
+"""Packets over a socket pair: last packets before an end, full buffers, and waiting without a deadlock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
     other.close()
 
 
-def test_last_words_arrive_though_their_speaker_had_not_listened(ends: tuple[Channel, Channel]):
+def test_last_packets_arrive_from_a_side_that_ended_with_unread_ones(ends: tuple[Channel, Channel]):
     """The kernel says "connection reset" once, before it hands out what was sent: that is not the end."""
     ours, other = ends
     ours.send_json({"type": "hello"})
@@ -48,7 +48,7 @@ def test_without_room_a_message_is_not_sent(ends: tuple[Channel, Channel]):
     assert other.receive()[1] == long
 
 
-def test_one_waits_for_room_or_news(ends: tuple[Channel, Channel]):
+def test_readiness_is_room_or_a_packet(ends: tuple[Channel, Channel]):
     ours, other = ends
     while ours.send_json({}, wait=False):
         pass
@@ -63,7 +63,7 @@ def test_one_waits_for_room_or_news(ends: tuple[Channel, Channel]):
     ours.await_readiness()
 
 
-def test_what_finds_no_room_is_freed_later(ends: tuple[Channel, Channel]):
+def test_free_slots_that_find_no_room_are_reported_later(ends: tuple[Channel, Channel]):
     ours, other = ends
     for slot in range(1000):
         ours.free(7, slot)
@@ -77,7 +77,7 @@ def test_what_finds_no_room_is_freed_later(ends: tuple[Channel, Channel]):
     ours.free(7, 0)  # nobody needs to know any more
 
 
-def test_a_conversation_can_be_ended_under_one_who_waits(ends: tuple[Channel, Channel]):
+def test_shutting_down_wakes_a_waiting_thread(ends: tuple[Channel, Channel]):
     ours, other = ends
     met: list[BaseException] = []
 

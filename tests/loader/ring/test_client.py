@@ -1,4 +1,4 @@
-"""Does a trainer get each batch of the plan that it agreed to, once, wherever Ctrl-C comes? Feeders in this process.
+"""Each batch of the agreed plan comes once, wherever Ctrl-C interrupts the trainer. Feeders in this process.
 
 A `NearFeeder` stands for the feeder's process: it speaks the protocol over a real connection and fills a real ring, in
 this thread, whenever the feed waits. So a feed that waits for what nobody will say is found at once.
@@ -222,7 +222,7 @@ def test_an_interrupted_hello_does_not_answer_the_next(path: Path, place: Place)
 
 
 @pytest.mark.slow
-def test_an_interrupted_hellos_error_is_not_the_nexts(path: Path):
+def test_an_interrupted_hellos_error_is_not_raised_by_the_next(path: Path):
     with FeedlineDataset(path) as data:
         state = data.state_dict()
         interrupted(lambda: data.load_state_dict({**state, "plan": "0" * 32}))
@@ -234,7 +234,7 @@ def test_an_interrupted_hellos_error_is_not_the_nexts(path: Path):
 
 
 @pytest.mark.slow
-def test_an_interrupted_load_leaves_the_plan_that_was_agreed_to(path: Path, place: Place):
+def test_an_interrupted_load_keeps_the_agreed_plan(path: Path, place: Place):
     """The feeder works on another plan by then: the iterator goes on with its own, and so does the state."""
     with FeedlineDataset(path) as first:
         old = first.state_dict()
@@ -255,7 +255,7 @@ def test_an_interrupted_load_leaves_the_plan_that_was_agreed_to(path: Path, plac
 
 
 @pytest.mark.slow
-def test_a_plan_that_cannot_be_made_is_said_each_time(path: Path):
+def test_a_failing_plan_is_an_error_each_time(path: Path):
     with FeedlineDataset(path, set={"batch.size": ROWS}) as data:
         NearFeeder.pipeline = Pipeline.from_yaml(path, {"batch.size": 1000})
         for _ in range(3):
@@ -277,9 +277,7 @@ def failing_after_one_batch(path: Path, monkeypatch: pytest.MonkeyPatch) -> tupl
     return data, iterator
 
 
-def test_batches_before_an_error_come_first_and_asked_again_it_is_raised_again(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_batches_before_an_error_come_first_and_the_error_is_raised_again(path: Path, monkeypatch: pytest.MonkeyPatch):
     data, iterator = failing_after_one_batch(path, monkeypatch)
     with data:
         assert [next(iterator).step for _ in range(2)] == [1, 2]
@@ -294,7 +292,9 @@ def test_batches_before_an_error_come_first_and_asked_again_it_is_raised_again(
 
 
 @pytest.mark.parametrize("again", ["another plan", "the epoch anew"])
-def test_an_error_behind_unread_batches_is_no_dead_end(path: Path, monkeypatch: pytest.MonkeyPatch, again: str):
+def test_a_stream_continues_after_an_error_behind_unread_batches(
+    path: Path, monkeypatch: pytest.MonkeyPatch, again: str
+):
     """The connection is closed and the queue is not empty: neither is waited for."""
     data, iterator = failing_after_one_batch(path, monkeypatch)
     with data:
@@ -371,7 +371,7 @@ def _points_of(code: CodeType) -> frozenset[int]:
 
 
 @pytest.mark.slow
-def test_no_batch_is_lost_or_told_twice_wherever_an_interrupt_comes(
+def test_no_batch_is_lost_or_repeated_wherever_an_interrupt_comes(
     path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
 ):
     """A user who presses Ctrl-C, and goes on with what he has: the iterator, the dataset, or the state."""

@@ -1,4 +1,4 @@
-"""What starts a feeder, what does it hear and who else hears it, and how long can its log become?"""
+"""The command, the overrides and the log of a feeder process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ exit 3
 """
 
 
-def test_this_python_starts_a_feeder_unless_a_command_is_named():
+def test_this_python_starts_a_feeder_unless_a_command_is_set():
     assert feeder_words({}) == [sys.executable, "-P", "-m", "feedline", "feed"]
     assert feeder_words({"FEEDLINE_COMMAND": "env PEX_MODULE=feedline '/a b/train.pex'"}, None) == [
         "env",
@@ -46,9 +46,7 @@ def command(**overrides: object) -> FeederCommand:
     return FeederCommand(arguments=["p.yaml"], overrides=overrides_text(overrides), environment={})
 
 
-def test_overrides_are_read_from_standard_input_and_are_in_no_command_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_overrides_travel_on_standard_input_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     launcher = tmp_path / "launcher"
     launcher.write_text(LAUNCHER)
     launcher.chmod(0o700)
@@ -70,7 +68,7 @@ def test_overrides_are_read_from_standard_input_and_are_in_no_command_line(
     assert not process.log_path.parent.exists()
 
 
-def test_overrides_that_were_typed_stay_so():
+def test_overrides_keep_their_origin():
     for kind in (dict, CommandLineOverrides):
         given = kind({"batch.size": 3, "source.table": Path("/t")})
         heard = read_overrides(overrides_text(given).encode())
@@ -79,7 +77,7 @@ def test_overrides_that_were_typed_stay_so():
     assert read_overrides(b"") == {}
 
 
-def test_a_command_that_cannot_be_started_is_an_error_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_command_that_cannot_be_started_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FEEDLINE_COMMAND", str(tmp_path / "none"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(FeederError, match=r"the feeder cannot be started: .*none.* See FEEDLINE_COMMAND"):

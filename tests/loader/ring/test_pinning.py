@@ -1,4 +1,4 @@
-"""Under which device is memory pinned, and on which devices is a copy waited for? Without CUDA: its calls are noted."""
+"""The device under which memory is pinned, and the devices whose events fence a slot; CUDA's calls are recorded."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_the_device_to_pin_under(current: int, in_use: list[int], local_rank: in
     assert device_to_pin_under(current, in_use, local_rank=local_rank, count=4) == device
 
 
-def test_memory_is_pinned_and_unpinned_under_one_device_and_others_stay_untouched(monkeypatch: pytest.MonkeyPatch):
+def test_memory_is_pinned_and_unpinned_under_one_device_only(monkeypatch: pytest.MonkeyPatch):
     cuda = FakeCuda(monkeypatch, in_use=set())
     pinning = Pinning(local_rank=3)
     pinning.choose()
@@ -99,7 +99,7 @@ def test_memory_is_pinned_and_unpinned_under_one_device_and_others_stay_untouche
     assert cuda.current == 1
 
 
-def test_what_another_process_pinned_is_not_unpinned(monkeypatch: pytest.MonkeyPatch):
+def test_memory_pinned_by_another_process_is_not_unpinned(monkeypatch: pytest.MonkeyPatch):
     cuda = FakeCuda(monkeypatch, in_use={0})
     pinning = Pinning(local_rank=None)
     assert pinning.register(4096, 100)
@@ -108,7 +108,9 @@ def test_what_another_process_pinned_is_not_unpinned(monkeypatch: pytest.MonkeyP
     assert [name for name, *_ in cuda.calls] == ["register"]
 
 
-def test_a_failure_is_not_left_to_the_next_kernel(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+def test_a_failed_registration_does_not_fail_the_next_kernel(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
     cuda = FakeCuda(monkeypatch, in_use={0}, status=2)
     pinning = Pinning(local_rank=None)
     assert not pinning.register(4096, 100)
@@ -118,7 +120,7 @@ def test_a_failure_is_not_left_to_the_next_kernel(monkeypatch: pytest.MonkeyPatc
     assert len(cuda.calls) == 2
 
 
-def test_events_are_recorded_wherever_there_is_a_context(monkeypatch: pytest.MonkeyPatch):
+def test_events_are_recorded_on_devices_with_a_context(monkeypatch: pytest.MonkeyPatch):
     cuda = FakeCuda(monkeypatch, in_use={1, 3})
     assert len(events_on_all()) == 2
     assert cuda.calls == [("record", "stream of 1"), ("record", "stream of 3")]
@@ -130,7 +132,7 @@ def place(tmp_path: Path, clicks: Path) -> Iterator[Place]:
         yield place
 
 
-def test_a_view_that_the_user_had_is_waited_for_on_all_devices(place: Place, monkeypatch: pytest.MonkeyPatch):
+def test_an_exposed_view_is_fenced_on_all_devices(place: Place, monkeypatch: pytest.MonkeyPatch):
     """He may have copied it to a device that is not current, and to one that he has used since."""
     made = next(Pipeline.from_yaml(place.write()).batches())
     lease = Lease(made._root, pinned=True)

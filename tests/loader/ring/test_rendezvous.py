@@ -1,4 +1,4 @@
-"""Do a trainer and a waiting feeder meet, exactly two at a time, at a place that is private and cleans up?"""
+"""A trainer and a waiting feeder find each other through a private socket, one trainer at a time."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_folder_is_private_and_made_where_it_is_missing(place: Place):
     assert runtime_dir() == folder
 
 
-def test_without_a_runtime_directory_it_lies_in_the_temporary_one(place: Place, monkeypatch: pytest.MonkeyPatch):
+def test_without_a_runtime_directory_the_temporary_one_is_used(place: Place, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     folder = runtime_dir()
     assert folder == place.temporary / f"feedline-{os.getuid()}"
@@ -59,7 +59,7 @@ def test_without_a_runtime_directory_it_lies_in_the_temporary_one(place: Place, 
 
 
 @pytest.mark.parametrize("kind", ["open to others", "a link", "a file", "below a file", "too long", "relative"])
-def test_a_runtime_directory_of_no_use_is_passed_over_by_both_sides(
+def test_an_unusable_runtime_directory_is_skipped_by_both_sides(
     place: Place, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     """Under Slurm it often is: the variable comes from the login host."""
@@ -96,7 +96,7 @@ def test_a_runtime_directory_of_no_use_is_passed_over_by_both_sides(
     fallback.rmdir()
 
 
-def test_without_any_folder_a_feeder_that_listens_says_why(place: Place):
+def test_without_any_folder_a_listening_feeder_reports_the_reasons(place: Place):
     (place.folder / "r").touch()
     (place.temporary / f"feedline-{os.getuid()}").mkdir(mode=0o755)
     with pytest.raises(
@@ -106,7 +106,7 @@ def test_without_any_folder_a_feeder_that_listens_says_why(place: Place):
     (place.temporary / f"feedline-{os.getuid()}").rmdir()
 
 
-def test_a_path_longer_than_a_socket_address_serves_all_the_same(place: Place, monkeypatch: pytest.MonkeyPatch):
+def test_a_path_longer_than_a_socket_address_works(place: Place, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(place.folder / ("x" * 120)))
     path = socket_path("0" * 64, 0, 1)
     assert len(str(path)) > 107
@@ -120,7 +120,7 @@ def test_a_path_longer_than_a_socket_address_serves_all_the_same(place: Place, m
     assert not path.exists()
 
 
-def test_a_job_is_named_by_what_it_delivers(place: Place):
+def test_a_jobs_name_depends_on_what_it_delivers(place: Place):
     job = job_fingerprint(load_spec(place.write()))
     for same in ({"epochs": 7}, {"cluster": {"workers": 2}}, {"memory": "1GiB"}):
         assert job_fingerprint(load_spec(place.write(**same))) == job
@@ -151,7 +151,7 @@ def test_a_trainer_and_a_feeder_meet(place: Place):
         each.close()
 
 
-def test_of_two_that_knock_at_once_one_is_let_in(place: Place):
+def test_of_two_trainers_that_connect_at_once_one_is_served(place: Place):
     path = socket_path("0" * 64, 0, 1)
     listener = Listener(path)
     listener.open()
@@ -168,7 +168,7 @@ def test_of_two_that_knock_at_once_one_is_let_in(place: Place):
         each.close()
 
 
-def test_a_feeder_that_does_not_answer_is_left_alone(place: Place, monkeypatch: pytest.MonkeyPatch):
+def test_a_feeder_that_does_not_greet_is_skipped(place: Place, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rendezvous, "_GREETING_S", 0.1)
     path = socket_path("0" * 64, 0, 1)
     listener = Listener(path)
@@ -186,7 +186,7 @@ def test_a_name_has_one_owner(place: Place):
     Listener(path).close()
 
 
-def test_what_a_dead_owner_left_is_swept(place: Place):
+def test_files_of_a_dead_owner_are_removed(place: Place):
     path = socket_path("0" * 64, 0, 1)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
         folder = os.open(path.parent, os.O_PATH)  # the whole path may be longer than an address
@@ -201,7 +201,7 @@ def test_what_a_dead_owner_left_is_swept(place: Place):
         each.close()
 
 
-def test_a_lock_that_its_owner_removed_meanwhile_is_taken_anew(place: Place):
+def test_a_lock_file_removed_by_its_owner_is_created_again(place: Place):
     """Opened before, locked after its removal: that lock would protect nothing."""
     path = socket_path("0" * 64, 0, 1)
     for _ in range(20):
@@ -224,7 +224,7 @@ def test_a_lock_that_its_owner_removed_meanwhile_is_taken_anew(place: Place):
         claimed[0].close()
 
 
-def test_a_successor_is_awaited_in_vain_or_not(place: Place, monkeypatch: pytest.MonkeyPatch):
+def test_waiting_for_a_successor_ends_with_it_or_at_the_deadline(place: Place, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rendezvous, "_PAUSE_S", 0.01)
     path = place.folder / "s"
     answers = iter([False, False, True])

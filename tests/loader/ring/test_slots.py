@@ -1,4 +1,4 @@
-"""Slots cross, leases hold, generations grow and retire: over a real socket pair, both ends in this process."""
+"""Slots, leases and generations over a real socket pair, both ends in this process."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_nothing_is_overwritten_while_it_is_held(rings):
     assert int(ring.take().root[0]) == 42
 
 
-def test_growth_adds_slots_up_to_the_limit_and_then_says_so(rings):
+def test_growth_adds_slots_up_to_the_limit_and_reports_a_full_ring(rings):
     slot_bytes = MIB
     ring = rings(limit_bytes=16 * slot_bytes)
     held = []
@@ -132,7 +132,7 @@ def test_growth_adds_slots_up_to_the_limit_and_then_says_so(rings):
     assert [int(lease.root[0]) for lease in held] == list(range(16))
 
 
-def test_a_larger_batch_makes_a_new_generation_and_the_old_one_goes_with_its_last_lease(rings):
+def test_a_larger_batch_adds_a_generation_and_the_old_one_is_unmapped_with_its_last_lease(rings):
     ring = rings()
     ring.send(1, 1000)
     old = ring.take()
@@ -150,7 +150,7 @@ def test_a_larger_batch_makes_a_new_generation_and_the_old_one_goes_with_its_las
     assert first >= 2 * ring_module.PAGE_BYTES
 
 
-def test_each_mapping_is_pinned_once_and_unpinned_when_it_goes(rings):
+def test_each_mapping_is_pinned_once_and_unpinned_with_its_last_view(rings):
     pinned, unpinned = [], []
     ring = rings(pin=lambda address, nbytes: pinned.append((address, nbytes)) or True, unpin=unpinned.append)
     ring.send(1, 1000)
@@ -219,7 +219,7 @@ def test_a_slot_released_after_the_end_waits_for_its_event_there(rings):
         assert event.waited
 
 
-def test_after_an_error_of_cuda_next_says_it_and_close_does_not(rings):
+def test_a_cuda_error_is_raised_by_next_but_not_by_close(rings):
     ring = rings()
     for value in (1, 2):
         ring.send(value, 1000)
@@ -298,20 +298,20 @@ def test_a_forked_child_frees_nothing_and_does_not_hide_a_death(rings):
             os.close(fd)
 
 
-def test_no_memory_is_an_error_with_both_numbers(monkeypatch):
+def test_no_memory_is_an_error_with_needed_and_available_bytes(monkeypatch):
     monkeypatch.setattr(ring_module, "available_memory_bytes", lambda: 80 * MIB)
     with pytest.raises(RingError, match=r"needed 104,857,600 bytes .* available 83,886,080"):
         RingMemory.create(generation=0, slots=100, slot_bytes=MIB)
 
 
-def test_a_segment_cannot_shrink_under_its_mapping():
+def test_a_memfd_cannot_shrink_under_its_mapping():
     memory = RingMemory.create(generation=0, slots=2, slot_bytes=MIB)
     with pytest.raises(PermissionError):
         os.ftruncate(memory.fd, MIB)
     memory.close_fd()
 
 
-def test_long_messages_cross_too():
+def test_long_messages_travel_as_memfds():
     ours, theirs = pair()
     other = adopt(theirs.detach())
     text = "x" * 1_000_000

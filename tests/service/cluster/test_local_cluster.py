@@ -1,4 +1,4 @@
-"""What listens on this machine for a pipeline's own cluster, and who may connect."""
+"""The ports of a pipeline's local cluster, and who may connect to them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def speaks_http(address: tuple[str, int]) -> bool:
             return False
 
 
-def test_threads_without_pages_listen_nowhere():
+def test_threads_without_a_dashboard_listen_on_no_port():
     before = listening()
     with cluster_of(dashboard=False) as cluster:
         assert cluster.dashboard is None
@@ -76,7 +76,7 @@ def test_worker_processes_with_a_temporary_key():
                 Client(where, security=stranger, timeout=1, set_as_default=False)
 
 
-def test_a_temporary_key_without_the_package_that_makes_it(monkeypatch: pytest.MonkeyPatch):
+def test_a_temporary_key_without_cryptography_is_an_error(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "cryptography.x509", None)
     with pytest.raises(ClusterError, match=r"temporary cannot create a key: .* pip install 'feedline\[tls\]'"):
         Cluster(ClusterSpec.model_validate({"workers": 1, "tls": "temporary"}), threads=1)

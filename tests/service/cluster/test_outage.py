@@ -13,14 +13,14 @@ def looks(timer: OutageTimer, missing: Missing | None, *, waiting: bool, times: 
 
 
 @pytest.mark.parametrize("missing", ["scheduler", "worker"])
-def test_what_is_waited_for_longer_than_the_limit_is_over(missing: Missing):
+def test_an_outage_is_over_after_waiting_for_the_limit(missing: Missing):
     timer = OutageTimer(10)
     assert timer.look(100, None, waiting=True) == "whole"
     assert looks(timer, missing, waiting=True, times=11, at_s=101) == ["new", *["waiting"] * 10]
     assert timer.look(112, missing, waiting=True) == "over"
 
 
-def test_nobody_waits_and_nothing_counts():
+def test_only_waiting_counts():
     timer = OutageTimer(10)
     assert looks(timer, "worker", waiting=False, times=1000, at_s=0) == ["new", *["waiting"] * 999]
     assert looks(timer, "worker", waiting=True, times=10, at_s=1000) == ["waiting"] * 10
@@ -28,7 +28,7 @@ def test_nobody_waits_and_nothing_counts():
     assert timer.look(1060, "worker", waiting=True) == "over", "10 s before, 1 s now"
 
 
-def test_what_comes_back_is_waited_for_anew():
+def test_each_outage_is_timed_from_zero():
     timer = OutageTimer(10)
     looks(timer, "worker", waiting=True, times=10, at_s=0)
     assert timer.look(10, None, waiting=True) == "whole"

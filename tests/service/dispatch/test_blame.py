@@ -1,4 +1,4 @@
-"""Failures are blamed on the block or on its worker: decided on values, with a clock of the test."""
+"""Failures are blamed on the block or on its worker; pure, with the test's clock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def failed(error: Exception, worker: str) -> BlockFailure:
     return failure_of(error, worker, host_of(worker))
 
 
-def test_hosts():
+def test_the_host_of_an_address():
     assert [host_of(worker) for worker in (A1, A2, B1, C1)] == ["10.0.0.1", "10.0.0.1", "10.0.0.2", "[fe80::1]"]
     assert elsewhere({A1}, {A1, A2, B1}) == {B1}
     assert elsewhere({A1}, {A1, A2}) == {A2}
@@ -33,7 +33,7 @@ def test_hosts():
 
 
 @pytest.mark.parametrize("error", [DataError("d"), CorruptFileError("c"), StoreError("s"), OSError("o"), KeyError("k")])
-def test_one_failure_is_tried_elsewhere_and_two_that_agree_are_right(error: Exception):
+def test_one_failure_is_retried_elsewhere_and_two_equal_ones_are_the_blocks(error: Exception):
     first = failed(error, A1)
     assert decide("b", [first], {A1, A2, B1}) == Retry(workers=frozenset({B1}))
     raised = decide("b", [first, failed(error, B1)], {A1, A2, B1})
@@ -42,12 +42,12 @@ def test_one_failure_is_tried_elsewhere_and_two_that_agree_are_right(error: Exce
     assert decide("b", [first, failed(ValueError(), B1)], {A1, B1, C1}) == Retry(workers=frozenset({C1}))
 
 
-def test_two_workers_of_a_host_are_one_opinion():
+def test_two_workers_of_a_host_count_once():
     failures = [failed(KeyError("k"), A1), failed(KeyError("k"), A2)]
     assert decide("b", failures, {A1, A2, B1}) == Retry(workers=frozenset({B1}))
 
 
-def test_where_there_is_no_other_worker():
+def test_without_another_worker_the_error_is_raised():
     for error in (DataError("d"), StoreError("s"), ClusterError("c"), KeyError("k")):
         assert isinstance(decide("b", [failed(error, A1)], {A1}), FeedlineError)
     for number in range(1, ATTEMPTS + 1):
@@ -64,13 +64,13 @@ def test_unfit_workers_do_not_outvote_the_job():
     assert str(decide("b", failures, {A1, B1, C1})) == "another polars"
 
 
-def test_a_block_that_kills_its_workers():
+def test_a_block_that_kills_its_workers_is_retried_anywhere():
     killed = BlockFailure(kind="killed", ours=False, name="KilledWorker", message="again", worker="", host="")
     assert decide("b", [killed] * 3, {A1, B1}) == Retry(workers=None)
     assert str(decide("b", [killed] * 4, {A1, B1})) == "block b failed 4 times: KilledWorker: again"
 
 
-def test_exclusions_end_and_never_leave_nobody():
+def test_exclusions_end_and_never_exclude_all():
     exclusions = Exclusions()
     members = {A1, A2, B1}
     assert exclusions.eligible_workers(members, 0) is None

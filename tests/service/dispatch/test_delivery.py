@@ -1,4 +1,4 @@
-"""A stream's blocks arrive, whatever happens to scheduler, workers and tasks, on workers in this process."""
+"""A stream's blocks arrive despite failures of scheduler, workers and tasks; the workers are in this process."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def run(job: Any, request: Any, key: str, packed: bool) -> BlockResult:
     )
 
 
-def test_a_client_that_has_given_up_is_replaced(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+def test_a_closed_client_is_replaced(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
     """Dask's client closes when its scheduler is away for ten seconds: blocks wait until there is another."""
     stream = Stream(cluster, monkeypatch, lambda index, key: index * index)
     delivery = stream.open("given-up", 20)
@@ -133,9 +133,7 @@ def test_a_client_that_has_given_up_is_replaced(cluster: Cluster, monkeypatch: p
     delivery.close()
 
 
-def test_a_scheduler_that_stays_away_is_an_error_where_somebody_waits(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_lost_scheduler_is_an_error_once_the_trainer_waits(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
     seconds = iter(range(1000))
     cluster.connection._clock = lambda: float(next(seconds))
     monkeypatch.setattr(cluster.connection, "_search_scheduler", lambda: None)
@@ -166,7 +164,7 @@ def settled(stream: Stream, delivery: Delivery, count: int) -> bool:
     return bool(eventually(arrived))
 
 
-def test_a_worker_that_goes_dark_holds_back_its_own_blocks_only(
+def test_an_unresponsive_worker_delays_only_its_own_blocks(
     workers: LocalCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ):
     """Its blocks are finished, and cannot be fetched: six of eighteen, more than a client fetches at once."""
@@ -286,7 +284,7 @@ def refuse(errors: dict[str, Exception], dask_worker: Any) -> None:
         raise errors[dask_worker.address]
 
 
-def test_checks_leave_out_those_that_fail_them(
+def test_workers_that_fail_a_check_are_excluded(
     workers: LocalCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     unfit, leaving, fit = (worker.address for worker in workers.workers.values())
@@ -305,7 +303,7 @@ def test_checks_leave_out_those_that_fail_them(
         cluster._examine(refuse, dict.fromkeys((unfit, leaving, fit), ClusterError("another numpy")))
 
 
-def test_an_unfit_worker_is_left_out_at_once_and_is_an_error_where_there_is_no_other(
+def test_an_unfit_worker_is_excluded_at_once_and_is_an_error_if_there_is_no_other(
     workers: LocalCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ):
     bad, failed = {workers.workers[2].address}, []
@@ -335,7 +333,7 @@ def test_an_unfit_worker_is_left_out_at_once_and_is_an_error_where_there_is_no_o
         (KeyError("a bug"), r"block twice-KeyError-l0-b3 failed on .*: KeyError: 'a bug'$"),
     ],
 )
-def test_two_workers_that_agree_are_right(
+def test_an_error_on_two_workers_is_the_blocks(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, error: Exception, expected: str
 ):
     failed = []
@@ -355,7 +353,7 @@ def test_two_workers_that_agree_are_right(
     delivery.close()
 
 
-def test_an_error_of_a_later_block_comes_when_that_is_needed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+def test_an_error_of_a_later_block_is_raised_when_it_is_needed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
     """Whichever block is done first: the steps before it are delivered, and asked again it is an error again."""
     failed = threading.Event()
 
@@ -377,7 +375,7 @@ def test_an_error_of_a_later_block_comes_when_that_is_needed(cluster: Cluster, m
     delivery.close()
 
 
-def test_a_block_that_may_run_nowhere_any_more_is_submitted_anew(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+def test_a_block_restricted_to_departed_workers_is_resubmitted(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
     """It was bound to workers that have left since."""
     stream = Stream(cluster, monkeypatch, lambda index, key: index)
     delivery = stream.open("bound", 3)
@@ -395,7 +393,7 @@ def test_a_block_that_may_run_nowhere_any_more_is_submitted_anew(cluster: Cluste
 # -- windows and priorities ---------------------------------------------------------------------------------------
 
 
-def test_the_window_follows_the_workers_and_asks_the_scheduler_nothing(
+def test_the_window_follows_the_workers_without_calls_to_the_scheduler(
     workers: LocalCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ):
     """As many blocks as one call of `pump` submits, epochs long; the client hears of the totals by itself."""

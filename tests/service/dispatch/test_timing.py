@@ -1,4 +1,4 @@
-"""When blocks are due and overdue, and how many are in flight: decided on values."""
+"""Due times, overdue blocks and the number of blocks in flight; pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_pace_is_the_trainers_own():
     assert pace.step_s == pytest.approx(0.25)
 
 
-def test_earlier_is_first_whichever_job_it_is():
+def test_earlier_due_times_come_first_across_jobs():
     old, new = Priorities(), Priorities()
     old.begin(1_000_000, 0.1, 0)
     new.begin(0, 0, 0)
@@ -34,7 +34,7 @@ def test_earlier_is_first_whichever_job_it_is():
     assert old.of(1_009_000, now_s) == -round((now_s + HORIZON_S) * 1000), "never later than the horizon"
 
 
-def test_a_streams_blocks_never_tie():
+def test_priorities_of_a_stream_are_distinct():
     priorities = Priorities()
     priorities.begin(0, 0, 0)
     made = [priorities.next(step, 5.0) for step in range(100)]
@@ -43,14 +43,14 @@ def test_a_streams_blocks_never_tie():
     assert priorities.of(50, 5.0) == -5000, "a second attempt is needed now"
 
 
-def test_the_next_epochs_blocks_come_after_what_others_need():
+def test_the_next_epochs_blocks_come_last():
     ahead, other = Priorities(), Priorities()
     ahead.begin(0, 0.1, HORIZON_S)
     other.begin(7, 0, 0)
     assert ahead.next(0, 100.0) < other.next(7, 100.0 + HORIZON_S - 0.1)
 
 
-def test_overdue():
+def test_a_block_is_overdue_after_ten_medians():
     assert overdue_after_s(0) == overdue_after_s(1) == 30
     assert overdue_after_s(7) == 70
 
@@ -59,7 +59,7 @@ def test_overdue():
     ("lanes", "threads", "first", "then"),
     [(1, 1, 1, 3), (1, 2, 2, 5), (1, 64, 5, 129), (8, 2, 8, 12), (64, 256, 68, 576)],
 )
-def test_windows(lanes: int, threads: int, first: int, then: int):
+def test_a_window_limits_blocks_and_bytes(lanes: int, threads: int, first: int, then: int):
     window = Window(lanes=lanes, memory_bytes=1000)
 
     def fills(**known: int) -> int:
@@ -71,7 +71,7 @@ def test_windows(lanes: int, threads: int, first: int, then: int):
     assert fills(largest_bytes=2000) == 0, "then what is needed, and no more"
 
 
-def test_a_window_of_the_users():
+def test_a_fixed_window_overrides_the_default():
     window = Window(lanes=4, memory_bytes=1000, fixed_blocks=3)
     assert [window.has_room(blocks, threads=100, largest_bytes=0) for blocks in (2, 3)] == [True, False]
     assert [window.has_room(blocks, threads=100, largest_bytes=9) for blocks in (2, 3)] == [True, False]

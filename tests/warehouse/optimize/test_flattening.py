@@ -79,6 +79,6 @@ def test_integer_keys_and_lists_as_items() -> None:
     ("kind", "words"),
     [(pa.struct({"a": pa.int8()}), "expected a map"), (pa.map_(pa.float32(), pa.int8()), "keys of type float")],
 )
-def test_what_is_no_map_of_words_is_refused(kind: pa.DataType, words: str) -> None:
+def test_columns_other_than_maps_of_strings_or_integers_are_refused(kind: pa.DataType, words: str) -> None:
     with pytest.raises(TableError, match=words):
         refuse_maps(pa.schema([("m", kind)]), ["m"])

@@ -72,9 +72,7 @@ def rewritten_under_watch(
     return before, seen, visible(target / folder)
 
 
-def test_a_partition_is_there_at_every_moment_of_being_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_partition_exists_at_every_moment_of_its_replacement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = warehouse(tmp_path / "in", days=1), tmp_path / "out"
     rewrite(source, target, **{**CLUSTERED, "file_bytes": 6_000})
     before, seen, after = rewritten_under_watch(monkeypatch, source, target, "ds=2026-01-01", exchange)
@@ -105,9 +103,7 @@ def test_one_file_without_partition_keys_is_replaced_by_one_rename(
     assert all(files in (before, after) for files in seen)
 
 
-def test_one_file_takes_the_place_of_several_without_their_rows_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_file_replaces_several_without_duplicate_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = tmp_path / "one.parquet", tmp_path / "out"
     pq.write_table(events(60), source)
     rewrite(source, target, **{**CLUSTERED, "row_group_rows": 10, "file_bytes": 1})
@@ -135,9 +131,7 @@ def test_two_folders_are_exchanged_or_nothing_is_changed(tmp_path: Path, monkeyp
     assert [(folder / "file").read_text() for folder in (one, other)] == [other.name, one.name]
 
 
-def test_a_partition_that_lands_inside_of_another_one_is_not_taken_away_with_the_old_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_partition_inside_another_survives_its_replacement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = tmp_path / "in", tmp_path / "out"
     for rows, folder in ((60, "a=1"), (600, "a=1/b=2")):  # the larger one is written first
         (source / folder).mkdir(parents=True)

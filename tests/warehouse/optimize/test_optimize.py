@@ -34,7 +34,7 @@ from feedline.warehouse.snapshot.take import take_snapshot
 
 
 @pytest.mark.parametrize("memory_bytes", [None, 40_000])
-def test_rows_are_clustered_and_all_there_for_three_engines(tmp_path: Path, memory_bytes: int | None) -> None:
+def test_rows_are_clustered_and_complete_for_three_engines(tmp_path: Path, memory_bytes: int | None) -> None:
     source, target = warehouse(tmp_path / "in"), tmp_path / "out"
     before = {path: path.read_bytes() for path in files_of(source)}
     report = rewrite(source, target, **CLUSTERED, memory_bytes=memory_bytes)
@@ -99,7 +99,7 @@ def test_a_table_without_partitions_and_one_file(tmp_path: Path) -> None:
     assert multiset(in_arrow(tmp_path / "out")) == multiset(events(1000))
 
 
-def test_what_has_no_null_is_not_nullable_in_all_files_alike(tmp_path: Path) -> None:
+def test_columns_without_nulls_are_not_nullable_in_all_files(tmp_path: Path) -> None:
     source, target = warehouse(tmp_path / "in"), tmp_path / "out"
     late = events(300, seed=99).set_column(0, "event", pa.array([None, *range(299)], pa.int64()))
     pq.write_table(late, source / "ds=2026-01-03" / "9.parquet")
@@ -131,7 +131,7 @@ def test_footers_that_lie_about_nulls_are_found_out(tmp_path: Path, monkeypatch:
     assert not (tmp_path / "out" / "_feedline").exists()
 
 
-def test_finished_partitions_are_skipped_changed_ones_done_again_gone_ones_taken_away(tmp_path: Path) -> None:
+def test_finished_partitions_are_skipped_changed_ones_rewritten_and_old_ones_removed(tmp_path: Path) -> None:
     source, target = warehouse(tmp_path / "in"), tmp_path / "out"
     rewrite(source, target, **CLUSTERED)
     before = {path: path.stat().st_mtime_ns for path in files_of(target)}
@@ -181,7 +181,7 @@ def test_row_groups_are_bounded_in_bytes(tmp_path: Path) -> None:
     assert max(sizes) < 8_000
 
 
-def test_columns_come_in_the_order_asked_for(tmp_path: Path) -> None:
+def test_columns_come_in_the_requested_order(tmp_path: Path) -> None:
     source = warehouse(tmp_path / "in", days=1)
     report = rewrite(source, tmp_path / "out", order=("word", "ids"))
     names = pq.read_schema(files_of(tmp_path / "out")[0]).names
@@ -310,7 +310,7 @@ def test_a_source_that_changes_meanwhile_is_an_error(tmp_path: Path, monkeypatch
     assert multiset(in_arrow(target)) == multiset(in_arrow(source))
 
 
-def test_the_front_door(tmp_path: Path) -> None:
+def test_table_optimize_takes_names_as_strings_and_lists(tmp_path: Path) -> None:
     source = warehouse(tmp_path / "in", days=2)
     said: list[str] = []
     report = Table(source).optimize(

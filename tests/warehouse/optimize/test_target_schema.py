@@ -113,7 +113,7 @@ def numbers(file: Path) -> list[tuple[str, int]]:
     return sorted(duckdb.sql(query).fetchall())
 
 
-def test_field_ids_and_what_files_note_in_common_are_kept(tmp_path: Path) -> None:
+def test_field_ids_and_common_metadata_are_kept(tmp_path: Path) -> None:
     numbered = pa.schema([pa.field("x", pa.int64(), metadata={"PARQUET:field_id": "17"}), pa.field("y", pa.float32())])
     for name, more in (("a", {"owner": "ads", "part": "1"}), ("b", {"owner": "ads", "part": "2"})):
         (tmp_path / "in").mkdir(exist_ok=True)

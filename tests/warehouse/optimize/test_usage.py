@@ -119,7 +119,7 @@ def test_records_are_bounded(tmp_path: Path, snapshot: Snapshot, monkeypatch: py
     assert len(load_uses(str(tmp_path), snapshot.uri)) == 3
 
 
-def test_damage_is_left_out_and_what_cannot_be_written_is_a_warning(
+def test_damaged_records_are_skipped_and_failed_writes_are_warnings(
     tmp_path: Path, snapshot: Snapshot, caplog: pytest.LogCaptureFixture
 ) -> None:
     note(tmp_path / "work", snapshot, ("word",))

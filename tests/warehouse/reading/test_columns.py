@@ -48,7 +48,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("where", [None, 'user["country"] == "US" or features_map["price"] > 10 and lists[1] is None'])
-def test_parts_are_what_the_whole_columns_hold(root: str, where: str | None) -> None:
+def test_parts_equal_those_of_whole_columns(root: str, where: str | None) -> None:
     rows = pq.read_table(root).cast(Table(root).read().schema).to_pylist()
     if where is not None:
         rows = [
@@ -156,7 +156,7 @@ def test_the_map_is_not_read_where_every_key_has_a_column(tmp_path: Path) -> Non
     }
 
 
-def test_bytes_are_those_of_what_is_read(tmp_path: Path) -> None:
+def test_bytes_of_parts_are_those_read(tmp_path: Path) -> None:
     root, _ = flat_table(tmp_path)
     snapshot = take_snapshot(root)
     sizes = []
@@ -306,7 +306,7 @@ def test_errors_in_reads(root: str, name: str, message: str) -> None:
         Table(root).read([name])
 
 
-def test_thousands_of_keys_are_one_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_thousands_of_keys_take_one_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """However many keys: a map's flat keys are looked at once per chunk."""
     rows = [[(f"f{key:04d}", float(row)) for key in range(row % 3, 3000, 3)] for row in range(40)]
     root = write(tmp_path, {"a.parquet": pa.table({"m": pa.array(rows, MAP)})})
@@ -340,7 +340,7 @@ def test_a_snapshot_of_maps_is_the_same_when_it_is_loaded(tmp_path: Path) -> Non
     )
 
 
-def test_fewer_rows_are_decoded_at_once_where_maps_are_large(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_large_maps_are_decoded_in_smaller_chunks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     rows = [[(f"k{key}", float(row)) for key in range(20)] for row in range(500)]
     root = write(
         tmp_path,

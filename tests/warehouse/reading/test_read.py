@@ -61,7 +61,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
     return take_snapshot(write(root, tables, row_group_size=20))
 
 
-def test_frames_hold_what_pyarrow_reads_in_the_order_asked_for(shop: Snapshot) -> None:
+def test_frames_equal_pyarrows_in_the_requested_order(shop: Snapshot) -> None:
     columns = ["ids", "f32", "user", "a.b", "word", "text", "half", "ns", "i64"]
     read = frames(shop, whole(shop, 1), columns)
     expected = pq.read_table(f"{shop.uri}/{shop.files['path'][1].as_py()}", columns=columns, partitioning=None)
@@ -69,14 +69,14 @@ def test_frames_hold_what_pyarrow_reads_in_the_order_asked_for(shop: Snapshot) -
     assert read.to_dict(as_series=False) == pl.from_arrow(plain(expected.select(columns))).to_dict(as_series=False)
 
 
-def test_arrow_tables_hold_what_pyarrow_reads_in_its_types(shop: Snapshot) -> None:
+def test_arrow_tables_equal_pyarrows_with_their_types(shop: Snapshot) -> None:
     columns = list(shop.file_columns)
     read = read_arrow(whole(shop, 2), columns, None, shop.schema)
     expected = plain(pq.read_table(f"{shop.uri}/{shop.files['path'][2].as_py()}", partitioning=None))
     assert read.equals(expected)
 
 
-def test_partition_keys_are_typed_constants_where_asked_for(shop: Snapshot) -> None:
+def test_requested_partition_keys_are_typed_constants(shop: Snapshot) -> None:
     read = frames(shop, whole(shop, 3), ["ds", "i8"])
     assert read.schema["ds"] == pl.Date
     assert read["ds"].unique().to_list() == [datetime.date(2026, 1, 2)]
@@ -246,7 +246,7 @@ def test_types_that_polars_panics_on_are_refused(tmp_path: Path) -> None:
     assert read_arrow(whole(snapshot), ["d"], None, snapshot.schema).equals(wide.select(["d"]))
 
 
-def test_only_the_chunks_of_the_columns_asked_for_are_touched(tmp_path: Path) -> None:
+def test_only_chunks_of_requested_columns_are_read(tmp_path: Path) -> None:
     """Everything but one column of one row group is overwritten: reading that one still works."""
     table = pa.table({"a": range(100), "b": range(100), "l": [[i] for i in range(100)]})
     root = write(tmp_path, {"f.parquet": table}, row_group_size=50, compression="none", use_dictionary=False)

@@ -132,7 +132,7 @@ def test_errors_of_a_run_name_the_row(tmp_path: Path, changes: dict[str, Any], w
         assert str(caught.value).endswith(f"f.parquet, row group {BAD // 1000}, row {BAD})")
 
 
-def test_transform_names_the_row_of_what_it_was_given(tmp_path: Path):
+def test_transform_names_the_row_of_its_input(tmp_path: Path):
     with furnished(tmp_path, tmp_path) as place:
         pipeline = Pipeline.from_yaml(place.write(features=FEATURES))
     given_rows = pa.table({"x": [0.5, 1.5, None], "text": ["1", "2", "x"]})

@@ -38,7 +38,9 @@ seeds = st.integers(0, 2**63 - 1)
 
 
 @given(st.text(max_size=40), st.integers(0, 10_000), st.integers(0, 60), fractions, seeds)
-def test_by_place(path: str, first: int, rows: int, fraction: float, seed: int) -> None:
+def test_samples_by_position_follow_the_definition(
+    path: str, first: int, rows: int, fraction: float, seed: int
+) -> None:
     sample = Sample(fraction=fraction, seed=seed)
     expected = [stays(place_hash(path, first + index, seed), fraction) for index in range(rows)]
     data = pa.record_batch({"x": np.zeros(rows)})
@@ -73,7 +75,9 @@ KINDS: dict[str, tuple[st.SearchStrategy[Any], list[pa.DataType]]] = {
 
 @settings(max_examples=80)
 @given(st.data(), st.lists(st.sampled_from(list(KINDS)), min_size=1, max_size=3), fractions, seeds)
-def test_by_key_whatever_the_types(data: st.DataObject, kinds: list[str], fraction: float, seed: int) -> None:
+def test_samples_by_key_follow_the_definition_for_all_types(
+    data: st.DataObject, kinds: list[str], fraction: float, seed: int
+) -> None:
     count = data.draw(st.integers(0, 12))
     columns = [
         data.draw(st.lists(st.one_of(st.none(), KINDS[kind][0]), min_size=count, max_size=count)) for kind in kinds
@@ -280,7 +284,7 @@ def selected(snapshot: Snapshot, work_dir: Path, text: str | None = None, map: A
     return select_rows(snapshot, bound, sample=sampled, work_dir=str(work_dir), map=map)
 
 
-def test_nothing_is_read_where_arithmetic_or_statistics_tell(shops: Snapshot, tmp_path: Path) -> None:
+def test_nothing_is_read_where_arithmetic_or_statistics_suffice(shops: Snapshot, tmp_path: Path) -> None:
     for sample in (
         {"fraction": 0.3},
         {"fraction": 0.3, "where": 'c == "a"'},
@@ -295,7 +299,7 @@ def test_nothing_is_read_where_arithmetic_or_statistics_tell(shops: Snapshot, tm
         assert (report.matched.rows, report.table.rows) == (shops.rows, shops.rows)
 
 
-def test_only_what_decides_is_read_to_count(shops: Snapshot, tmp_path: Path) -> None:
+def test_counting_reads_only_columns_of_filter_and_sample(shops: Snapshot, tmp_path: Path) -> None:
     def stored(names: set[str], wanted: Any = lambda path, group: True) -> int:
         total = 0
         for path in shops.files["path"].to_pylist():
@@ -322,7 +326,7 @@ def test_only_what_decides_is_read_to_count(shops: Snapshot, tmp_path: Path) -> 
     assert bytes_of("u.str.len_chars() > 1", fraction=0.3, where="u is None", key="u") == stored({"u"})
 
 
-def test_counts_are_remembered_per_sample(shops: Snapshot, tmp_path: Path) -> None:
+def test_counts_are_stored_per_sample(shops: Snapshot, tmp_path: Path) -> None:
     variants: list[dict[str, Any]] = [
         {"fraction": 0.3},
         {"fraction": 0.31},
@@ -397,7 +401,7 @@ def test_weights_estimate_the_whole(shops: Snapshot) -> None:
     assert abs(sum(total.to_pylist()) - shops.rows) < 40
 
 
-def test_what_a_sample_may_not_be(tmp_path: Path) -> None:
+def test_invalid_samples_are_refused(tmp_path: Path) -> None:
     kinds = {"ids": pa.list_(pa.int64()), "d": pa.decimal128(5, 2), "s": pa.struct({"a": pa.int8()}), "x": pa.int64()}
     schema = pa.schema(list(kinds.items()))
     for name in ("ids", "d", "s"):

@@ -167,7 +167,7 @@ def sampled(rows: pd.DataFrame, sample: dict[str, Any]) -> pd.DataFrame:
     "sample",
     [{"fraction": 0.5}, {"fraction": 0.5, "key": "request", "seed": 3}, {"fraction": 0.25, "where": "shop % 2 == 0"}],
 )
-def test_rows_that_the_sample_of_the_fit_left_out(folder: Path, sample: dict[str, Any]):
+def test_rows_outside_the_sample_of_the_fit_are_unseen(folder: Path, sample: dict[str, Any]):
     path = write(folder, {"where": "day < 2", "sample": sample})
     Pipeline.from_yaml(path).fit()
     train = on(lambda rows: rows["day"] < 2)
@@ -178,7 +178,7 @@ def test_rows_that_the_sample_of_the_fit_left_out(folder: Path, sample: dict[str
     same(delivered(path, **overrides), oracle(on(lambda rows: rows["day"] < 3), learnt))
 
 
-def test_what_a_later_fit_learns_is_what_runs_give(folder: Path):
+def test_a_later_fit_learns_from_the_values_of_runs(folder: Path):
     """It goes through an encoding that was kept, of fewer rows: those that came since count as in a run."""
     path = write(folder, {"where": "day < 2"})
     Pipeline.from_yaml(path).fit()
@@ -232,7 +232,7 @@ def test_where_every_row_was_seen_nothing_more_is_read_and_fingerprints_stay(fol
     assert [column.name for column in held_out.layout.schema] == ["rate", "request"]
 
 
-def test_what_is_read_to_tell_rows_apart_is_counted(folder: Path):
+def test_columns_read_for_marks_are_counted(folder: Path):
     path = write(folder, {"where": "day < 2"}, fit={"where": "price > 5"})
     pipeline = Pipeline.from_yaml(path)
     pipeline.fit()
@@ -251,7 +251,7 @@ def test_what_is_read_to_tell_rows_apart_is_counted(folder: Path):
     assert sum(plan.request(block, 0).nbytes for block in blocks) >= sum(stored.values())
 
 
-def test_blocks_elsewhere_dask_frames_and_reports_know_the_rows_too(folder: Path):
+def test_blocks_dask_frames_and_reports_mark_seen_rows(folder: Path):
     path = write(folder, {"where": "day < 2"}, shuffle="off")
     Pipeline.from_yaml(path).fit()
     learnt = on(lambda rows: rows["day"] < 2)

@@ -74,7 +74,7 @@ rows = st.integers(0, 30).flatmap(
 
 @settings(max_examples=25)
 @given(rows, st.integers(0, 30), st.integers(0, 30))
-def test_where_a_row_stands_does_not_matter(columns: dict[str, list[Any]], one: int, other: int):
+def test_identities_do_not_depend_on_the_position_of_a_row(columns: dict[str, list[Any]], one: int, other: int):
     """In which chunk, at which offset, in which order, and what garbage lies under its nulls."""
     schema, frame = frame_of(columns)
     found = identity(schema, by="text")

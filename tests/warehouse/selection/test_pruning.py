@@ -214,7 +214,7 @@ def test_nulls_and_the_unknown() -> None:
     assert verdict("==", 0, statistics(0, 0, rows=0)) == NONE
 
 
-def test_partition_and_statistics_are_told_apart() -> None:
+def test_partition_and_statistics_are_distinguished() -> None:
     one = np.ones(3, np.bool_)
     key = ColumnStatistics(
         low=np.array([1, 2, 2]),

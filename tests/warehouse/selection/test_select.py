@@ -176,7 +176,7 @@ def ladder(tmp_path: Path) -> Snapshot:
     )
 
 
-def test_the_report_says_what_was_pruned_and_why(ladder: Snapshot, tmp_path: Path) -> None:
+def test_the_report_lists_pruned_row_groups_by_reason(ladder: Snapshot, tmp_path: Path) -> None:
     where = bind_where('ds == "2026-01-02" and x >= 35', ladder.schema)
     selection = select_rows(ladder, where, work_dir=str(tmp_path / "w"))
     assert numbers(selection) == {
@@ -240,7 +240,7 @@ def refuse(function: object, tasks: list[CountTask]) -> list[tuple[Count, ...]]:
     raise AssertionError("counted again")
 
 
-def test_counts_are_remembered_per_snapshot_and_filter(ladder: Snapshot, tmp_path: Path) -> None:
+def test_counts_are_stored_per_snapshot_and_filter(ladder: Snapshot, tmp_path: Path) -> None:
     work_dir = str(tmp_path / "w")
     where = bind_where("y < 3", ladder.schema)
     first = select_rows(ladder, where, work_dir=work_dir)
@@ -279,7 +279,7 @@ def test_ranks_that_start_together_count_once(ladder: Snapshot, tmp_path: Path) 
 @pytest.mark.parametrize(
     "damage", [lambda good: good[:-1], lambda good: b"", lambda good: good[:90] + b"x" + good[91:]]
 )
-def test_damaged_counts_are_counted_anew(ladder: Snapshot, tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+def test_damaged_counts_are_counted_again(ladder: Snapshot, tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     work_dir = str(tmp_path / "w")
     where = bind_where("y < 3", ladder.schema)
     first = select_rows(ladder, where, work_dir=work_dir)

@@ -92,7 +92,7 @@ def test_waves_cover_the_table_in_order(table, where, tmp_path, monkeypatch):
     assert counted(table, where, tmp_path / "w", None).report.cached
 
 
-def test_an_interrupted_count_goes_on_where_it_stopped(table, where, tmp_path, monkeypatch):
+def test_an_interrupted_count_resumes_where_it_stopped(table, where, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         counted(table, where, tmp_path / "w", Waves(monkeypatch, tasks=3, fails=2))
     assert len(begun(tmp_path / "w")) == 1
@@ -104,7 +104,7 @@ def test_an_interrupted_count_goes_on_where_it_stopped(table, where, tmp_path, m
     assert begun(tmp_path / "w") == []
 
 
-def test_only_the_same_count_goes_on(table, where, tmp_path, monkeypatch):
+def test_only_the_same_count_resumes(table, where, tmp_path, monkeypatch):
     """Another filter, and another snapshot, have nothing of it; nor has one whose file is damaged."""
     with pytest.raises(KeyboardInterrupt):
         counted(table, where, tmp_path / "w", Waves(monkeypatch, fails=2))
@@ -127,7 +127,7 @@ def test_only_the_same_count_goes_on(table, where, tmp_path, monkeypatch):
     [([0, 99], [1, 1], [1, 1]), ([1, 0], [1, 1], [1, 1]), ([0, 1], [2, 1], [1, 1]), ([0, 1], [1, 1], [1, 6])],
     ids=["no such row group", "out of order", "more than matched", "more than stored"],
 )
-def test_counts_that_cannot_be_right_are_counted_anew(table, where, tmp_path, monkeypatch, row_group, rows, matched):
+def test_inconsistent_counts_are_counted_again(table, where, tmp_path, monkeypatch, row_group, rows, matched):
     with pytest.raises(KeyboardInterrupt):
         counted(table, where, tmp_path / "w", Waves(monkeypatch, fails=1))
     (file,) = begun(tmp_path / "w")
@@ -177,7 +177,7 @@ def test_waves_follow_the_pace():
     assert [*sizes, tasks] == [64, 256, 1024, 4096, 30, 1, 4]
 
 
-def test_progress_is_in_the_log_where_nobody_hears(caplog):
+def test_progress_is_logged_without_a_listener(caplog):
     heard: list[CountProgress] = []
     with caplog.at_level("INFO", logger="feedline.warehouse.selection.waves"):
         with on_count_progress(heard.append):

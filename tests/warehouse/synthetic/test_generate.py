@@ -120,7 +120,7 @@ def test_time_lies_in_its_day_and_orders_the_rows(table: tuple[bool, Path, pa.Ta
             assert runs > 0.9 * len(session)
 
 
-def test_sessions_have_the_asked_mean(table: tuple[bool, Path, pa.Table]) -> None:
+def test_sessions_have_the_requested_mean(table: tuple[bool, Path, pa.Table]) -> None:
     _, _, rows = table
     sizes = np.unique(rows.column("session_id").to_numpy(), return_counts=True)[1]
     assert sizes.mean() == pytest.approx(8, rel=0.06)
@@ -287,7 +287,7 @@ SILLY: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_silly_values_are_refused_and_write_nothing(tmp_path: Path) -> None:
+def test_invalid_values_are_refused_and_write_nothing(tmp_path: Path) -> None:
     for options, words in SILLY:
         with pytest.raises(SpecError, match=words):
             generate(tmp_path / "t", **options)
