@@ -17,7 +17,7 @@ from pipelines import Place, eventually, furnished, image, oracle
 from processes import DaskCluster, all_gone, feedline, running, trainer
 
 from feedline import FeedlineDataset, Pipeline
-from feedline.errors import ClusterError, FeederError
+from feedline.errors import FeederError
 from feedline.loader.batch import Batch
 
 
@@ -47,6 +47,8 @@ def test_a_feeder_dies_again_and_again(
                     psutil.Process(_feeder(dataset)).kill()
                 assert [image(each) for each in held] == seen[-len(held) :]
             assert seen == oracle(path, epoch=epoch)
+            if epoch == 0:  # what dead feeders had not reported is missing, and what two delivered counts once
+                assert (77 - max(steps)) * 256 <= dataset.quality["clicked"]["rows"] <= 20_000
             psutil.Process(_feeder(dataset)).kill()
         killed = len(deaths) + sum(map(len, deaths))  # the last one's successor is not needed
         assert dataset.stats().feeders == 1 + killed
@@ -86,22 +88,27 @@ def _feeder(dataset: FeedlineDataset) -> int:
 def test_worker_processes_die_and_go_with_their_feeder(place: Place):
     path = place.write(cluster={"workers": 2, "threads": 1}, source={"split_rows": 256}, shuffle={"window_rows": 256})
     with FeedlineDataset(path) as dataset:
-        seen = []
-        for batch in dataset:
-            seen.append(image(batch))
-            family = psutil.Process(_feeder(dataset)).children(recursive=True) if batch.step in (3, 30, 50) else []
-            workers = [each for each in family if "spawn_main" in " ".join(each.cmdline())]
-            if batch.step in (3, 30):
-                workers[batch.step % len(workers)].kill()
-            if batch.step == 50:
-                assert (len(workers), dataset.stats().feeders) == (2, 1)
-                psutil.Process(_feeder(dataset)).kill()
-                assert all_gone(family)
-        assert seen == oracle(path)
+        for epoch in range(2):
+            seen = []
+            for batch in dataset:
+                seen.append(image(batch))
+                if (epoch, batch.step) not in ((0, 3), (0, 30), (1, 20)):
+                    continue
+                family = psutil.Process(_feeder(dataset)).children(recursive=True)
+                workers = [each for each in family if "spawn_main" in " ".join(each.cmdline())]
+                if epoch == 0:
+                    workers[batch.step % len(workers)].kill()
+                else:
+                    assert (len(workers), dataset.stats().feeders) == (2, 1)
+                    psutil.Process(_feeder(dataset)).kill()
+                    assert all_gone(family)
+            assert seen == oracle(path, epoch=epoch)
+            if epoch == 0:
+                assert {measures["rows"] for measures in dataset.quality.values()} == {20_000}, "none counts twice"
         assert dataset.stats().feeders == 2
 
 
-def test_a_scheduler_dies_with_its_workers_and_comes_back_or_not(place: Place, tmp_path: Path):
+def test_a_scheduler_dies_with_its_workers_and_comes_back(place: Place, tmp_path: Path):
     with DaskCluster(tmp_path / "dask") as dask:
         small = {"source": {"split_rows": 256}, "shuffle": {"window_rows": 256}}
         path = place.write(cluster={"scheduler": dask.address, "wait_s": 60}, **small)
@@ -114,13 +121,6 @@ def test_a_scheduler_dies_with_its_workers_and_comes_back_or_not(place: Place, t
                     dask.start()
             assert seen == oracle(path)
             assert dataset.stats().feeders == 1
-        path = place.write(cluster={"scheduler": dask.address, "wait_s": 2}, shuffle={"window_rows": 256})
-        with FeedlineDataset(path) as dataset:
-            iterator = iter(dataset)
-            next(iterator)
-            dask.kill()
-            with pytest.raises(ClusterError, match=re.escape(dask.address)):
-                list(iterator)
 
 
 # -- the trainer --------------------------------------------------------------------------------------------------
