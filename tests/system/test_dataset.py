@@ -247,23 +247,21 @@ def test_the_facts(shared: FeedlineDataset):
     assert shared.facts["steps"] == STEPS
 
 
-def test_every_row_is_delivered_for_evaluation(path: Path):
-    changes = {"batch.tail": "partial", "shuffle": "off"}
-    with FeedlineDataset(path, set=changes) as dataset:
-        batches = list(dataset)
-        assert [image(batch) for batch in batches] == oracle(path, set=changes)
-        assert len(batches) == len(dataset) == STEPS + 1
-        assert sum(int(batch.valid.sum()) for batch in batches) == 20_000
-        assert batches[-1].rows == 32
-
-
 def test_overrides_are_what_the_spec_takes(path: Path, clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Paths and numpy's integers too; and whatever lies in the working directory is no module of the feeder."""
     (tmp_path / "queue.py").write_text("raise SystemExit('not me')\n")
     monkeypatch.chdir(tmp_path)
-    changes = {"source.table": clicks, "batch.size": np.int64(500), "shuffle": MappingProxyType({"seed": 1})}
+    changes = {
+        "source.table": clicks,
+        "batch": {"size": np.int64(300), "tail": "partial"},
+        "shuffle": MappingProxyType({"seed": 1}),
+    }
     with FeedlineDataset(os.path.relpath(path), set=changes) as dataset:
-        assert (len(dataset), dataset.facts["seed"]) == (40, 1)
+        batches = list(dataset)
+        assert [image(batch) for batch in batches] == oracle(path, set=changes)
+        assert (len(dataset), dataset.facts["seed"], len(batches)) == (67, 1, 67)
+        assert sum(int(batch.valid.sum()) for batch in batches) == 20_000, "every row, for an evaluation"
+        assert batches[-1].rows == 200
 
 
 # -- holding batches ----------------------------------------------------------------------------------------------
@@ -434,14 +432,6 @@ def test_garbage_collection_ends_the_feeder(path: Path):
     del iterator
     gc.collect()
     assert not feeder.is_running()
-
-
-def test_an_error_of_the_plan_leaves_a_dataset_that_says_it_again(place: Place):
-    path = place.write("big.yaml", batch={"size": 30_000})
-    with FeedlineDataset(path) as dataset:
-        for _ in range(2):
-            with pytest.raises(PlanError, match="fewer rows than one global step"):
-                len(dataset)
 
 
 def test_the_end_of_the_program_ends_the_feeder(path: Path):
