@@ -18,7 +18,8 @@ BENCH_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# A file's tests run in one process, the files in the order of tests/conftest.py: the long ones first.
+# A file's tests run in one process, the files in the order of tests/conftest.py: the long ones first. On two cores a
+# third process saves 3 % of the time.
 PROCESSES := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help

@@ -1,51 +1,81 @@
 """Define the command line: each command parses its arguments, calls one library function, and prints its result.
 
-Runs in: the process of the command. Exit status: 0 done, 1 a job failed, 2 wrong input, 130 Ctrl-C, 143 SIGTERM.
+Runs in: the process of the command. Exit status: 0 done, 1 a job failed, 2 wrong input, 130 Ctrl-C, 143 SIGTERM. A
+command imports what it needs when it runs: everything together takes 1.5 s of CPU time, the help none of it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+import typer.core
 from rich.console import Console
 
-from feedline.commands.check import check_progress, run_check
 from feedline.commands.exit_status import end_with
-from feedline.commands.feed import FeedRequest, feed_listening, feed_over
-from feedline.commands.fit import fit
-from feedline.commands.head import json_facts, preview, preview_table
-from feedline.commands.plan_ops import describe_ops, ops_table
-from feedline.commands.plan_report import describe, plan_table
-from feedline.commands.progress_line import ProgressLine
-from feedline.commands.quality_table import quality_table
-from feedline.commands.run import RunRequest, Stop, run_null, run_trainers
-from feedline.commands.schema import describe_schema, schema_table
-from feedline.commands.table_layout import optimize, usage
-from feedline.commands.transform import transform
 from feedline.errors import PlanError, SpecError
-from feedline.loader.facts import describe_rebase, summary_of
-from feedline.loader.ranks import detect_rank
-from feedline.loader.ring.launch import read_overrides
-from feedline.loader.state import read_state
-from feedline.pipeline import Pipeline
-from feedline.planning.table_snapshot import freeze
-from feedline.spec import load_spec
-from feedline.spec.overrides import parse_overrides
 from feedline.version import VERSION
-from feedline.warehouse.selection.waves import CountProgress, on_count_progress
-from feedline.warehouse.synthetic.clicks import ClickRecipe
-from feedline.warehouse.synthetic.generate import generate_clicks
+
+if TYPE_CHECKING:
+    from feedline.warehouse.selection.waves import CountProgress
 
 _HELP = """Feed PyTorch trainers from a Parquet warehouse, and look after the tables that feed them.
 
 Exit status: 0 done, 1 a job failed, 2 wrong input, 130 Ctrl-C, 143 SIGTERM."""
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=_HELP)
+# Commands that are declared in modules of their own: module and first sentence of the help.
+_ELSEWHERE = {
+    "fit": (
+        "feedline.commands.fit",
+        "Fit the ops that learn from the table, such as vocabularies and means, and keep the result under `artifacts`.",
+    ),
+    "optimize": (
+        "feedline.commands.table_layout",
+        "Rewrite a table so that reading it is cheap: clustered, compacted, each column in its best encoding.",
+    ),
+    "usage": (
+        "feedline.commands.table_layout",
+        "Show what runs of Feedline read of a table: columns, bytes, the popularity curve.",
+    ),
+    "transform": (
+        "feedline.commands.transform",
+        "Turn rows of a file into features, exactly as training does. Needs only pipeline.yaml and its artifacts.",
+    ),
+}
+
+
+class _Commands(typer.core.TyperGroup):
+    """The commands declared here, and those of `_ELSEWHERE`, which are imported to be run but not to be listed."""
+
+    _listing = False
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*super().list_commands(ctx), *_ELSEWHERE]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in _ELSEWHERE:
+            return super().get_command(ctx, cmd_name)
+        module, summary = _ELSEWHERE[cmd_name]
+        if self._listing:
+            return typer.core.TyperCommand(cmd_name, help=summary)
+        alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        alone.command(cmd_name)(getattr(importlib.import_module(module), cmd_name))
+        return typer.main.get_command(alone)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self._listing = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self._listing = False
+
+
+app = typer.Typer(cls=_Commands, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=_HELP)
 # Width of tables in files, where nothing should be cut off.
 _TABLE_WIDTH = 160
 
@@ -86,6 +116,12 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Feed trainers on this host, or measure how fast that would be (--sink null)."""
+    from feedline.commands.quality_table import quality_table
+    from feedline.commands.run import RunRequest, Stop, run_null, run_trainers
+    from feedline.loader.facts import summary_of
+    from feedline.spec import load_spec
+    from feedline.spec.overrides import parse_overrides
+
     if sink not in ("trainer", "null"):
         raise SpecError(f"--sink is unknown: got {sink!r}, expected trainer or null")
     values = parse_overrides(overrides or [])
@@ -129,6 +165,13 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Show what a run would do: what is pruned and why, what is read, rows, steps, memory."""
+    from feedline.commands.plan_ops import describe_ops, ops_table
+    from feedline.commands.plan_report import describe, plan_table
+    from feedline.pipeline import Pipeline
+    from feedline.spec import load_spec
+    from feedline.spec.overrides import parse_overrides
+    from feedline.warehouse.selection.waves import on_count_progress
+
     spec = load_spec(pipeline, parse_overrides(overrides or []))
     with on_count_progress(_print_count_progress):
         resolved = Pipeline(spec).plan(world_size=world_size)
@@ -147,6 +190,10 @@ def head(
     as_json: AsJson = False,
 ) -> None:
     """Show the first rows of the table beside their features; ids of vocabularies with their values."""
+    from feedline.commands.head import json_facts, preview, preview_table
+    from feedline.spec import load_spec
+    from feedline.spec.overrides import parse_overrides
+
     facts = preview(load_spec(pipeline, parse_overrides(overrides or [])), rows)
     if as_json:
         print(json.dumps(json_facts(facts)))
@@ -165,6 +212,12 @@ def rebase(
     as_json: AsJson = False,
 ) -> None:
     """Plan the rest of a state's epoch on the current table, and write the state that continues there."""
+    from feedline.loader.facts import describe_rebase
+    from feedline.loader.state import read_state
+    from feedline.pipeline import Pipeline
+    from feedline.spec import load_spec
+    from feedline.spec.overrides import parse_overrides
+
     plan = Pipeline(load_spec(pipeline, parse_overrides(overrides or []))).rebase(before := read_state(state))
     after = plan.state_after(before)
     rest = None if after == before else plan.facts().rest
@@ -193,6 +246,11 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Find all bad files, and nulls that features cannot hold, before a run does. Exit status 1 if there are any."""
+    from feedline.commands.check import check_progress, run_check
+    from feedline.commands.progress_line import ProgressLine
+    from feedline.spec import load_spec
+    from feedline.spec.overrides import parse_overrides
+
     if all_columns and not deep:
         raise SpecError("--all-columns needs --deep: got it alone. Add --deep")
     line = ProgressLine()
@@ -211,6 +269,10 @@ def snapshot(
     overrides: Overrides = None,
 ) -> None:
     """Write a snapshot of the current table to one file, for `source.snapshot: FILE`."""
+    from feedline.planning.table_snapshot import freeze
+    from feedline.spec import load_spec
+    from feedline.spec.overrides import parse_overrides
+
     frozen = freeze(load_spec(pipeline, parse_overrides(overrides or [])), file)
     print(f"snapshot {frozen.id}: {len(frozen.files):,} files, {frozen.rows:,} rows: {file}")
 
@@ -225,6 +287,11 @@ def schema(
 ) -> None:
     """Show the tensors of a pipeline's batches: positions, widths, rows of embeddings. Without a pipeline, print the
     JSON Schema of pipeline.yaml."""
+    from feedline.commands.schema import describe_schema, schema_table
+    from feedline.pipeline import Pipeline
+    from feedline.spec import load_spec
+    from feedline.spec.overrides import parse_overrides
+
     if pipeline is None:
         if overrides:
             raise SpecError("--set overrides a pipeline's keys: got no pipeline. Name one, or omit --set")
@@ -237,11 +304,6 @@ def schema(
     else:
         Console().print(schema_table(facts), highlight=False)
 
-
-app.command()(fit)
-app.command()(optimize)
-app.command()(usage)
-app.command()(transform)
 
 generate = typer.Typer(no_args_is_help=True, help="Generate example tables.")
 app.add_typer(generate, name="generate")
@@ -265,6 +327,9 @@ def clicks(
     overwrite: Annotated[bool, typer.Option(help="Replace an existing table.")] = False,
 ) -> None:
     """Write a session-structured click table of any size, reproducible from its seed."""
+    from feedline.warehouse.synthetic.clicks import ClickRecipe
+    from feedline.warehouse.synthetic.generate import generate_clicks
+
     if order not in ("session", "log"):
         raise SpecError(f"--order is unknown: got {order!r}, expected session or log")
     recipe = ClickRecipe(
@@ -296,6 +361,9 @@ def feed(
     scratch: Annotated[str | None, typer.Option()] = None,
 ) -> None:
     """Run a feeder process, as FeedlineDataset and `feedline run` start it. Reads overrides from standard input."""
+    from feedline.commands.feed import FeedRequest, feed_listening, feed_over
+    from feedline.loader.ring.launch import read_overrides
+
     request = FeedRequest(
         path=str(pipeline),
         overrides=read_overrides(sys.stdin.buffer.read()),
@@ -321,12 +389,16 @@ def version() -> None:
 
 def _print_count_progress(progress: CountProgress) -> None:
     """Show the progress of counting, for a table that takes more than one wave of tasks."""
+    from feedline.commands.progress_line import ProgressLine
+
     if progress.rows < progress.all_rows:
         ProgressLine().note(f"counted {progress.rows:,} of {progress.all_rows:,} rows")
 
 
 def _refuse_launcher() -> None:
     """Refuse to guess the ranks of this host under a launcher, whose tasks may be hosts rather than trainers."""
+    from feedline.loader.ranks import detect_rank
+
     try:
         detected = detect_rank(rank=None, world_size=None, distributed=None, environment=os.environ)
         rank = f"rank {detected.rank} of {detected.world_size} ({detected.source})"

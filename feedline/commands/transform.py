@@ -13,11 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
-from feedline.commands.exit_status import end_with
 from feedline.errors import SpecError
 from feedline.serving.encoder import SERVED_GROUPS, Serving
 from feedline.serving.files import STREAM, transform_file
@@ -26,15 +25,7 @@ from feedline.spec import PipelineSpec, load_spec
 from feedline.spec.features import GROUPS
 from feedline.spec.overrides import parse_overrides
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-
-@app.callback()
-def _program() -> None:
-    """Feed PyTorch trainers from a Parquet warehouse, and look after the tables that feed them."""
-
-
-@app.command()
 def transform(
     pipeline: Annotated[Path, typer.Argument(metavar="PIPELINE.YAML", help="The pipeline.")],
     source: Annotated[
@@ -116,8 +107,3 @@ def _exit_on_signals() -> Iterator[None]:
         raise typer.Exit(130) from None
     finally:
         signal.signal(signal.SIGTERM, previous)
-
-
-def main() -> NoReturn:
-    """The program `feedline`, called with `transform`."""
-    end_with(app)

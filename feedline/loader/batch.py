@@ -14,10 +14,10 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from feedline.loader.encoding.layout import BatchSchema, Placement, SlotColumn, SlotHeader, SlotLayout
+from feedline.loader.encoding.layout import BatchSchema, MatrixOffsets, Placement, SlotColumn, SlotHeader, SlotLayout
 from feedline.loader.encoding.slot import read_extras, read_header
 from feedline.loader.ring.pinning import event_on, events_on_all
-from feedline.loader.ring.slots import Lease
+from feedline.loader.ring.slots import Lease, Ready
 
 _TORCH = {
     "float32": torch.float32,
@@ -32,6 +32,48 @@ _TORCH = {
     "uint64": torch.uint64,
     "bool": torch.bool,
 }
+
+
+class _Slot:
+    """Position and size of a batch, and the offsets of its tensors, which are read and computed when they are needed.
+
+    The announcement of a slot has the first four. `root`: the slot's bytes, with a header to read.
+    """
+
+    __slots__ = ("_header", "_placement", "_root", "epoch", "layout", "nbytes", "rows", "step")
+
+    def __init__(
+        self, layout: SlotLayout, epoch: int, step: int, rows: int, nbytes: int, root: NDArray[np.uint8] | None
+    ) -> None:
+        self.layout = layout
+        self.epoch, self.step, self.rows, self.nbytes = epoch, step, rows, nbytes
+        self._root = root
+        self._header: SlotHeader | None = None
+        self._placement: Placement | None = None
+
+    @classmethod
+    def of(cls, layout: SlotLayout, header: SlotHeader) -> _Slot:
+        slot = cls(layout, header.epoch, header.step, header.rows, header.nbytes, None)
+        slot._header = header
+        return slot
+
+    @property
+    def header(self) -> SlotHeader:
+        header = self._header
+        if header is None:
+            self._header = header = read_header(self.layout, self._root)
+        return header
+
+    @property
+    def placement(self) -> Placement:
+        placement = self._placement
+        if placement is None:
+            self._placement = placement = self.layout.place_header(self.header)
+        return placement
+
+    @property
+    def matrices(self) -> MatrixOffsets:
+        return self.layout.place_matrices(self.rows)
 
 
 class Sparse:
@@ -105,17 +147,15 @@ class Batch:
 
     def __init__(
         self,
-        layout: SlotLayout,
-        header: SlotHeader,
+        slot: _Slot,
         *,
         root: NDArray[np.uint8] | None = None,
         device_bytes: torch.Tensor | None = None,
         lease: Lease | None = None,
         arrow_extras: dict[str, pa.Array] | None = None,
     ) -> None:
-        self._layout = layout
-        self._header = header
-        self._placement: Placement = layout.place_header(header)
+        self._layout = slot.layout
+        self._slot = slot
         self._root = root
         self._device_bytes = device_bytes
         self._lease = lease
@@ -127,26 +167,32 @@ class Batch:
     @classmethod
     def over(cls, layout: SlotLayout, root: NDArray[np.uint8], lease: Lease | None = None) -> Batch:
         """The batch whose slot's bytes are `root`."""
-        return cls(layout, read_header(layout, root), root=root, lease=lease)
+        return cls(_Slot.of(layout, read_header(layout, root)), root=root, lease=lease)
+
+    @classmethod
+    def leased(cls, layout: SlotLayout, ready: Ready, lease: Lease) -> Batch:
+        """The batch of an announced slot; its header is read with the first tensor that depends on more than rows."""
+        root = lease.root
+        return cls(_Slot(layout, ready.epoch, ready.step, ready.rows, ready.nbytes, root), root=root, lease=lease)
 
     # -- tensors --------------------------------------------------------------------------------------------------
 
     @property
     def dense(self) -> torch.Tensor:
         """float32 [B, D]."""
-        return self._matrix("dense", torch.float32, self._placement.dense, self._layout.width["dense"])
+        return self._matrix("dense", torch.float32, self._slot.matrices.dense, self._layout.width["dense"])
 
     @property
     def labels(self) -> torch.Tensor:
         """float32 [B, L]."""
-        return self._matrix("labels", torch.float32, self._placement.labels, self._layout.width["label"])
+        return self._matrix("labels", torch.float32, self._slot.matrices.labels, self._layout.width["label"])
 
     @property
     def categorical(self) -> torch.Tensor:
         """int64 [B, K]; each column is contiguous."""
         if "categorical" not in self._cache:
             width = self._layout.width["categorical"]
-            flat = self._section(torch.int64, self._placement.categorical, width * self.rows)
+            flat = self._section(torch.int64, self._slot.matrices.categorical, width * self.rows)
             self._cache["categorical"] = flat.view(width, self.rows).t()
         tensor: torch.Tensor = self._cache["categorical"]
         return tensor
@@ -154,7 +200,7 @@ class Batch:
     @property
     def valid(self) -> torch.Tensor:
         """bool [B]: False for padding."""
-        return self._matrix("valid", torch.bool, self._placement.valid, 1).view(self.rows)
+        return self._matrix("valid", torch.bool, self._slot.matrices.valid, 1).view(self.rows)
 
     @property
     def sparse(self) -> Mapping[str, Sparse]:
@@ -177,15 +223,15 @@ class Batch:
         """(keys, values, weights, lengths) of the weighted sparse features, without a copy, for torchrec."""
         indices = [index for index, column in enumerate(self._layout.sparse) if column.weighted]
         keys, values, lengths = self._key_by(indices, "int64")
-        start = self._placement.weights[indices[0]] if indices else 0
+        start = self._slot.placement.weights[indices[0]] if indices else 0
         return keys, values, self._section(torch.float32, start or 0, len(values)), lengths
 
     def _key_by(self, indices: list[int], dtype: str) -> tuple[list[str], torch.Tensor, torch.Tensor]:
         """(keys, values, lengths) of sparse features that are neighbours in memory."""
         first = indices[0] if indices else 0
-        count = sum(self._header.values[index] for index in indices)
-        values = self._section(_TORCH[dtype], self._placement.values[first] if indices else 0, count)
-        start = self._placement.lengths + 4 * self.rows * first
+        count = sum(self._slot.header.values[index] for index in indices)
+        values = self._section(_TORCH[dtype], self._slot.placement.values[first] if indices else 0, count)
+        start = self._slot.placement.lengths + 4 * self.rows * first
         lengths = self._section(torch.int32, start, self.rows * len(indices))
         return [self._layout.sparse[index].name for index in indices], values, lengths
 
@@ -214,20 +260,20 @@ class Batch:
 
     @property
     def rows(self) -> int:
-        return self._header.rows
+        return self._slot.rows
 
     @property
     def epoch(self) -> int:
-        return self._header.epoch
+        return self._slot.epoch
 
     @property
     def step(self) -> int:
-        return self._header.step
+        return self._slot.step
 
     @property
     def nbytes(self) -> int:
         """Bytes of the slot, including padding between sections."""
-        return self._header.nbytes
+        return self._slot.nbytes
 
     @property
     def device(self) -> torch.device:
@@ -281,9 +327,10 @@ class Batch:
 
     def _over(self, tensor: torch.Tensor) -> Batch:
         arrow_extras = {name: _copy_array(array) for name, array in self._arrow_extras().items()}
+        slot = _Slot.of(self._layout, self._slot.header)
         if tensor.device.type == "cpu":
-            return Batch(self._layout, self._header, root=tensor.numpy(), arrow_extras=arrow_extras)
-        return Batch(self._layout, self._header, device_bytes=tensor, arrow_extras=arrow_extras)
+            return Batch(slot, root=tensor.numpy(), arrow_extras=arrow_extras)
+        return Batch(slot, device_bytes=tensor, arrow_extras=arrow_extras)
 
     def _bytes(self) -> torch.Tensor:
         if self._device_bytes is not None:
@@ -297,15 +344,11 @@ class Batch:
             return torch.empty(0, dtype=dtype, device=self.device)
         if self._device_bytes is not None:
             return self._device_bytes[start : start + count * dtype.itemsize].view(dtype)
-        if not self._exposed:
-            self._expose()
+        if not self._exposed:  # fence the slot: the user may copy host tensors to any GPU without our knowledge
+            self._exposed = True
+            if self._lease is not None and self._lease.pinned:
+                self._lease.fences.append(events_on_all)
         return torch.frombuffer(self._root, dtype=dtype, count=count, offset=start)
-
-    def _expose(self) -> None:
-        """Fence the slot: the user gets host tensors, which may be copied to any GPU without our knowledge."""
-        self._exposed = True
-        if self._lease is not None and self._lease.pinned:
-            self._lease.fences.append(events_on_all)
 
     def _matrix(self, name: str, dtype: torch.dtype, start: int, width: int) -> torch.Tensor:
         if name not in self._cache:
@@ -319,26 +362,25 @@ class Batch:
         return _ByName(self._cache[group], make, self._by_name_cache)
 
     def _sparse(self, name: str) -> Sparse:
-        column = self.schema[name]
-        index = self._layout.sparse.index(column)
-        rows, start = self.rows, self._placement.weights[index]
+        index = self._layout.sparse_index[name]
+        placement, rows, count = self._slot.placement, self.rows, self._slot.header.values[index]
+        start = placement.weights[index]
         return Sparse(
-            values=self._section(_TORCH[column.dtype], self._placement.values[index], self._header.values[index]),
-            lengths=self._section(torch.int32, self._placement.lengths + 4 * rows * index, rows),
-            offsets=self._section(torch.int64, self._placement.offsets + 8 * (rows + 1) * index, rows + 1),
-            weights=None if start is None else self._section(torch.float32, start, self._header.values[index]),
+            values=self._section(_TORCH[self._layout.sparse[index].dtype], placement.values[index], count),
+            lengths=self._section(torch.int32, placement.lengths + 4 * rows * index, rows),
+            offsets=self._section(torch.int64, placement.offsets + 8 * (rows + 1) * index, rows + 1),
+            weights=None if start is None else self._section(torch.float32, start, count),
         )
 
     def _extra(self, name: str) -> Any:
-        column = self.schema[name]
-        start = self._placement.extra[self._layout.extra.index(column)]
+        start = self._slot.placement.extra[self._layout.extra_index[name]]
         if start is None:
             return self._arrow_extras()[name]
-        return self._section(_TORCH[column.dtype], start, self.rows)
+        return self._section(_TORCH[self.schema[name].dtype], start, self.rows)
 
     def _arrow_extras(self) -> dict[str, pa.Array]:
         if self._extras_cache is None:
-            self._extras_cache = read_extras(self._layout, self._header, pa.py_buffer(self._root))
+            self._extras_cache = read_extras(self._layout, self._slot.header, pa.py_buffer(self._root))
         return self._extras_cache
 
 

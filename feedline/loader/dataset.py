@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 import torch.distributed
@@ -63,8 +63,7 @@ class DatasetStats:
     feeders: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Progress:
+class _Progress(NamedTuple):
     """The plan and the positions in it as one value, so that an interrupt leaves either the old or the new one.
 
     start: where the next iter() starts. at: the position in state_dict(), of the first batch not handed out yet.
@@ -105,7 +104,9 @@ class FeedlineDataset(IterableDataset[Batch]):
             raise FeedlineError("FeedlineDataset needs Linux (memfd, SOCK_SEQPACKET). Use Pipeline.batches elsewhere")
         overrides = dict(set or {})
         self._spec: PipelineSpec = load_spec(pipeline, overrides)
-        self._ranks = detect_rank(rank=rank, world_size=world_size, distributed=_distribute(), environment=os.environ)
+        self._ranks = detect_rank(
+            rank=rank, world_size=world_size, distributed=_connected_rank(), environment=os.environ
+        )
         _print_ranks(self._ranks)
         self._pid = os.getpid()
         path = Path(pipeline).absolute()
@@ -161,7 +162,7 @@ class FeedlineDataset(IterableDataset[Batch]):
         self._progress = _Progress(progress.answer, progress.layout, (epoch, 0), (epoch, 0), progress.reading)
 
     def _next(self, iterator: _Epoch) -> Batch | None:
-        self._refuse_workers()
+        self._refuse_other_processes()  # a worker of a DataLoader has called `iter`, or is a forked child
         if self._current is None or self._current() is not iterator:
             raise FeedlineError(
                 "this iterator was replaced: got next() on an older iter(dataset), expected the newest. A dataset has "
@@ -179,10 +180,10 @@ class FeedlineDataset(IterableDataset[Batch]):
             return None
         ready, lease = item
         assert progress.layout is not None
-        batch = Batch.over(progress.layout, lease.root, lease)
+        batch = Batch.leased(progress.layout, ready, lease)
         position = (ready.epoch, ready.step + 1)
         self._progress = _Progress(progress.answer, progress.layout, progress.start, position, position)
-        self._rows += batch.rows
+        self._rows += ready.rows
         return batch
 
     # -- state ----------------------------------------------------------------------------------------------------
@@ -248,10 +249,12 @@ class FeedlineDataset(IterableDataset[Batch]):
 
         At most half a second old, and complete at the end of an epoch.
         """
+        self._feed.refresh()
         return self._feed.reports.report(self.schema)
 
     def stats(self) -> DatasetStats:
         """Counts and shares since the first batch was requested."""
+        self._feed.refresh()
         counts = self._feed.stats
         seconds = time.perf_counter() - self._start_s if self._start_s is not None else 0.0
         return DatasetStats(
@@ -285,7 +288,12 @@ class FeedlineDataset(IterableDataset[Batch]):
         raise TypeError(_NO_WORKERS)
 
     def _refuse_workers(self) -> None:
-        if get_worker_info() is not None or os.getpid() != self._pid:
+        if get_worker_info() is not None:
+            raise FeedlineError(_NO_WORKERS)
+        self._refuse_other_processes()
+
+    def _refuse_other_processes(self) -> None:
+        if os.getpid() != self._pid:
             raise FeedlineError(_NO_WORKERS)
         if not self._closer.alive:
             raise FeedlineError("the dataset is closed: make a new FeedlineDataset")
@@ -344,14 +352,14 @@ _NO_WORKERS = (
 
 def _agree(feed: FeederClient, ranks: RankInfo, hello: Hello) -> Answer:
     """This rank's answer. Ranks connected by torch.distributed agree on a plan, on the snapshot of rank 0."""
-    connected = ranks.world_size > 1 and _distribute() == (ranks.rank, ranks.world_size)
+    connected = ranks.world_size > 1 and _connected_rank() == (ranks.rank, ranks.world_size)
     store = _store() if connected else None
     if store is None:
         return feed.open(hello)
     return agree(store, feed.open, hello, rank=ranks.rank, world_size=ranks.world_size)
 
 
-def _distribute() -> tuple[int, int] | None:
+def _connected_rank() -> tuple[int, int] | None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return None

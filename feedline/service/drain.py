@@ -10,9 +10,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from feedline.loader.encoding.layout import ROWS_WORD
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.facts import FeederStats, Hello
 from feedline.loader.ring.client import FeederClient
@@ -56,10 +53,11 @@ def drain(feed: FeederClient, hello: Hello, progress: DrainProgress, *, epochs: 
                 if item is None:
                     break
                 ready, lease = item
-                progress.rows += int(np.frombuffer(lease.root, dtype=np.int64, count=ROWS_WORD + 1)[ROWS_WORD])
+                progress.rows += ready.rows
                 progress.batches, progress.nbytes = feed.stats.batches, feed.stats.nbytes
                 progress.step = ready.step + 1
                 progress.wait_s, progress.seconds = feed.stats.wait_s, time.perf_counter() - start_s
+                feed.refresh()
                 progress.ring_fill = feed.ring_fill
                 del lease, item
         progress.feeder = feed.reports.stats

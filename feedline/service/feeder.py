@@ -292,13 +292,12 @@ class Feeder:
             self._starved = True
             return False
         assert self._plan is not None
-        nbytes = stream.draft.placement.nbytes
-        free = self._ring.acquire(nbytes)
+        free = self._ring.acquire(stream.draft.placement.nbytes)
         if free is None:
             return False
         memory, slot = free
         write(self._plan.layout, stream.draft, memory.slot(slot))
-        self._ring.announce(memory, slot, stream=stream.number, epoch=stream.epoch, step=stream.step, nbytes=nbytes)
+        self._ring.announce(memory, slot, stream.number, stream.draft.header)
         self._count(stream, stream.draft)
         stream.draft = None
         self.monitor.add(stream.step, stream.drop_blocks())

@@ -172,9 +172,9 @@ def test_commands_exist():
             continue
         assert words[0] == "feedline", place
         command, rest = group, words[1:]
-        while hasattr(command, "commands"):
-            assert rest[0] in command.commands, f"{place}: no command {rest[0]}"
-            command, rest = command.commands[rest[0]], rest[1:]
+        while isinstance(command, typer.core.TyperGroup):
+            command, rest = command.get_command(typer.Context(command), rest[0]), rest[1:]
+            assert command is not None, f"{place}: no such command"
         options = {option for parameter in command.params for option in parameter.opts}
         assert {word for word in rest if word.startswith("--")} <= options, place
     assert seen == {"make", "feedline"}

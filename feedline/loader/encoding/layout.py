@@ -19,6 +19,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,7 +28,6 @@ MAGIC = 0x31454E494C444545  # "EEDLINE1", little-endian: a slot of another layou
 GROUPS = ("dense", "categorical", "sparse", "label", "extra")
 
 _HEADER = ("magic", "epoch", "step", "rows", "nbytes", "ipc_bytes")
-ROWS_WORD = _HEADER.index("rows")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +125,20 @@ class Placement:
     gaps: tuple[tuple[int, int], ...]  # bytes between sections
 
 
+class MatrixOffsets(NamedTuple):
+    """Byte offsets of the sections whose sizes follow from the number of rows, and the end of the last of them."""
+
+    rows: int
+    dense: int
+    categorical: int
+    labels: int
+    valid: int
+    lengths: int
+    offsets: int
+    end: int
+    gaps: tuple[tuple[int, int], ...]
+
+
 class SlotLayout:
     """The offsets of one schema's slots."""
 
@@ -133,29 +147,53 @@ class SlotLayout:
         self.width = {group: sum(column.width for column in schema.group(group)) for group in GROUPS}
         self.sparse = schema.sparse
         self.extra = schema.group("extra")
+        self.sparse_index = {column.name: index for index, column in enumerate(self.sparse)}
+        self.extra_index = {column.name: index for index, column in enumerate(self.extra)}
         self.header_words = len(_HEADER) + len(self.sparse) + len(self.extra)
         self._value_bytes = tuple(np.dtype(column.dtype).itemsize for column in self.sparse)
         self._extra_bytes = tuple(np.dtype(column.dtype).itemsize if column.dtype else 0 for column in self.extra)
+        self._matrices = self._place_matrices(0)  # of the last number of rows: nearly always that of the next batch
+
+    def place_matrices(self, rows: int) -> MatrixOffsets:
+        """Offsets of the sections before the values: the same for every batch of that many rows."""
+        offsets = self._matrices
+        if offsets.rows != rows:
+            self._matrices = offsets = self._place_matrices(rows)
+        return offsets
+
+    def _place_matrices(self, rows: int) -> MatrixOffsets:
+        end = 8 * self.header_words
+        starts: list[int] = []
+        gaps: list[tuple[int, int]] = []
+        for nbytes in (
+            4 * rows * self.width["dense"],
+            8 * rows * self.width["categorical"],
+            4 * rows * self.width["label"],
+            rows,
+            4 * rows * len(self.sparse),
+            8 * (rows + 1) * len(self.sparse),
+        ):
+            start = _align(end)
+            if start > end:
+                gaps.append((end, start))
+            starts.append(start)
+            end = start + nbytes
+        dense, categorical, labels, valid, lengths, offsets = starts
+        return MatrixOffsets(rows, dense, categorical, labels, valid, lengths, offsets, end, tuple(gaps))
 
     def place(self, rows: int, values: Sequence[int], fixed: Sequence[bool], ipc_bytes: int) -> Placement:
         """Offsets for a batch of `rows` rows with that many values per sparse feature."""
-        end = 8 * self.header_words
-        gaps: list[tuple[int, int]] = []
+        matrices = self.place_matrices(rows)
+        end, gaps = matrices.end, [*matrices.gaps]
 
         def section(nbytes: int) -> int:
             nonlocal end
-            start = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            start = _align(end)
             if start > end:
                 gaps.append((end, start))
             end = start + nbytes
             return start
 
-        dense = section(4 * rows * self.width["dense"])
-        categorical = section(8 * rows * self.width["categorical"])
-        labels = section(4 * rows * self.width["label"])
-        valid = section(rows)
-        lengths = section(4 * rows * len(self.sparse))
-        offsets = section(8 * (rows + 1) * len(self.sparse))
         starts: list[int] = []
         for index, (count, size) in enumerate(zip(values, self._value_bytes, strict=True)):
             together = index > 0 and self.sparse[index].dtype == self.sparse[index - 1].dtype
@@ -174,12 +212,12 @@ class SlotLayout:
         ipc = section(ipc_bytes)
         section(0)
         return Placement(
-            dense=dense,
-            categorical=categorical,
-            labels=labels,
-            valid=valid,
-            lengths=lengths,
-            offsets=offsets,
+            dense=matrices.dense,
+            categorical=matrices.categorical,
+            labels=matrices.labels,
+            valid=matrices.valid,
+            lengths=matrices.lengths,
+            offsets=matrices.offsets,
             values=tuple(starts),
             weights=tuple(weights),
             extra=extra,
@@ -202,9 +240,13 @@ class SlotLayout:
         return SlotHeader(
             epoch=words[1],
             step=words[2],
-            rows=words[ROWS_WORD],
+            rows=words[3],
             nbytes=words[4],
             ipc_bytes=words[5],
             values=tuple(words[len(_HEADER) : features]),
             fixed=tuple(bool(word) for word in words[features : self.header_words]),
         )
+
+
+def _align(offset: int) -> int:
+    return -(-offset // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

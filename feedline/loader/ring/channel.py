@@ -24,13 +24,14 @@ from collections import deque
 from typing import Any
 
 FREE = struct.Struct("<cII")  # kind, generation, slot
-READY = struct.Struct("<cIIIQQQ")  # kind, stream, generation, slot, epoch, step, bytes of the batch
+READY = struct.Struct("<cIIIIQQQ")  # kind, stream, generation, slot, rows, epoch, step, bytes of the batch
 END = struct.Struct("<cIQ")  # kind, stream, epoch
 REPORT = struct.Struct("<cII")  # kind, stream, bytes of the first of the two JSON strings that follow
 
 # Linux refuses packets above the socket's buffer (208 KiB by default), and a short read truncates one silently.
 _PACKET_BYTES = 64 * 1024
 _INLINE_BYTES = 32 * 1024
+_ANCILLARY_BYTES = socket.CMSG_SPACE(4)  # one descriptor
 # Combined once: arithmetic on enumerations takes microseconds, and a batch needs three packets.
 _SEND, _SEND_NOW = int(socket.MSG_NOSIGNAL), int(socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 _RECEIVE, _RECEIVE_NOW = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
@@ -74,6 +75,7 @@ class Channel:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._unsent: deque[bytes] = deque()
+        self._packet = memoryview(bytearray(_PACKET_BYTES))  # the one received last
         _open_channels.add(self)
 
     def fileno(self) -> int:
@@ -172,13 +174,14 @@ class Channel:
         Raises ChannelClosedError at the end of the connection.
         """
         try:
-            packet, ancillary, _, _ = self._receive(_RECEIVE if wait else _RECEIVE_NOW)
+            count, ancillary, _, _ = self._receive(_RECEIVE if wait else _RECEIVE_NOW)
         except BlockingIOError:
             return None
         except OSError as error:
             raise ChannelClosedError(str(error)) from error
-        if not packet:
+        if not count:
             raise ChannelClosedError("end of the connection")
+        packet = bytes(self._packet[:count])
         fd = Descriptor.from_ancillary(ancillary) if ancillary else None
         if packet[:1] == b"L":
             assert fd is not None
@@ -189,11 +192,11 @@ class Channel:
             return packet[:1], json.loads(packet[1:]), fd
         return packet, {}, fd
 
-    def _receive(self, flags: int) -> tuple[bytes, list[tuple[int, int, bytes]], int, Any]:
+    def _receive(self, flags: int) -> tuple[int, list[tuple[int, int, bytes]], int, Any]:
         try:
-            return self._socket.recvmsg(_PACKET_BYTES, socket.CMSG_SPACE(4), flags)
+            return self._socket.recvmsg_into([self._packet], _ANCILLARY_BYTES, flags)
         except ConnectionResetError:  # it ended with packets unread: raised once, before its own last packets
-            return self._socket.recvmsg(_PACKET_BYTES, socket.CMSG_SPACE(4), flags)
+            return self._socket.recvmsg_into([self._packet], _ANCILLARY_BYTES, flags)
 
 
 def pair() -> tuple[Channel, socket.socket]:

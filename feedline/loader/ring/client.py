@@ -23,7 +23,7 @@ from typing import Literal
 
 from feedline.loader.facts import Hello, PlanFacts
 from feedline.loader.ring.channel import ChannelClosedError
-from feedline.loader.ring.feeder_connection import Answer, FeederConnection
+from feedline.loader.ring.feeder_connection import Answer, FeederConnection, StreamEnd
 from feedline.loader.ring.launch import FeederCommand
 from feedline.loader.ring.messages import BeginStream
 from feedline.loader.ring.reports import FeederReports
@@ -126,6 +126,10 @@ class FeederClient:
 
     # -- facts ----------------------------------------------------------------------------------------------------
 
+    def refresh(self) -> None:
+        """Read the feeder's messages, so that the facts below are of now; in the thread that calls `next` only."""
+        self._connection.refresh()
+
     @property
     def attached(self) -> bool:
         """Whether the feeder belongs to `feedline run`."""
@@ -183,14 +187,14 @@ class FeederClient:
 
     def _take(self) -> tuple[Ready, Lease] | Literal["end"] | None:
         """The next slot of the stream, "end" at its end, None if neither has arrived."""
-        reader = self._connection.receive()
+        reader = self._connection.receive(until_slot=True)
         reader.settle()
         queue = self._connection.queue
         while queue:
             item = queue.popleft()
-            if isinstance(item, tuple):
-                if item[0] == self._stream:
-                    self._refuse_gap(item[1], self._facts.steps_of(item[1]))
+            if isinstance(item, StreamEnd):
+                if item.stream == self._stream:
+                    self._refuse_gap(item.epoch, self._facts.steps_of(item.epoch))
                     self._begin_sent = False  # another call begins the stream again, to get its end again
                     return "end"
             elif item.stream != self._stream:

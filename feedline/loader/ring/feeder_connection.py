@@ -10,13 +10,14 @@ import contextlib
 import logging
 import os
 import select
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from feedline.errors import FeederError, FeedlineError, from_wire
 from feedline.loader.facts import FeederFacts, Hello, PlanFacts
@@ -31,7 +32,7 @@ from feedline.version import VERSION
 
 logger = logging.getLogger(__name__)
 
-PROTOCOL = 3
+PROTOCOL = 4
 # After so many deaths without a batch in between, another feeder would die as well.
 _FUTILE_DEATHS = 3
 _QUIET_S = 30.0
@@ -53,6 +54,13 @@ class Answer:
             hello, rebase=None, snapshot=plan.snapshot, lanes=plan.lanes, plan=plan.plan, features=plan.features
         )
         return cls(hello=repeatable, facts=plan, feeder=FeederFacts.from_json(facts))
+
+
+class StreamEnd(NamedTuple):
+    """Every slot of a stream's epoch was announced."""
+
+    stream: int
+    epoch: int
 
 
 class Transaction:
@@ -112,7 +120,8 @@ class FeederConnection:
         self._failure: FeederFailure | None = None  # the feeder's last message: the error that ended it
         self.current: Answer | None = None  # the plan that the feeder works on; set by the caller of `ask`
         self.reader: RingReader | None = None
-        self.queue: deque[Ready | tuple[int, int]] = deque()  # slots, and (stream, epoch) where a stream ends
+        self.queue: deque[Ready | StreamEnd] = deque()
+        self._receiving_thread = 0
         self.transaction = Transaction()
         self.feeder_pid = 0
         self.feeders = 0
@@ -195,31 +204,46 @@ class FeederConnection:
             self.receive()
             self._channel.await_readiness()
 
-    def receive(self) -> RingReader:
-        """Handle the messages that have arrived; returns the ring's reader.
+    def receive(self, *, until_slot: bool = False) -> RingReader:
+        """File what the feeder sent, with `until_slot` no more than the next slot; returns the ring that it fills.
 
         A feeder's error is raised once the queue is empty: the batches before it come first.
         """
         channel, reader = self._channel, self.reader
         if channel is None or reader is None:
             raise ChannelClosedError("not connected")
-        while self._failure is None and (arrival := channel.receive(wait=False)) is not None:
+        self._receiving_thread = threading.get_ident()
+        self._file_messages(channel, reader, until_slot=until_slot)
+        if not self.queue:
+            self.raise_failure()
+        return reader
+
+    def refresh(self) -> None:
+        """File what the feeder sent, if this is the thread that receives batches: for facts about the ring."""
+        channel, reader = self._channel, self.reader
+        if channel is None or reader is None or self.is_torn or threading.get_ident() != self._receiving_thread:
+            return
+        with contextlib.suppress(ChannelClosedError), self.transaction:  # `receive` will raise it again
+            self._file_messages(channel, reader)
+
+    def _file_messages(self, channel: Channel, reader: RingReader, *, until_slot: bool = False) -> None:
+        queue = self.queue
+        while self._failure is None and not (until_slot and queue):
+            arrival = channel.receive(wait=False)
+            if arrival is None:
+                return
             packet, message, fd = arrival
             kind = packet[:1]
             if kind == b"R":
                 ready = Ready.unpack(packet)
                 reader.expect(ready)
-                self.queue.append(ready)
+                queue.append(ready)
             elif kind == b"E":
-                _, stream, epoch = END.unpack(packet)
-                self.queue.append((stream, epoch))
+                queue.append(StreamEnd(*END.unpack(packet)[1:]))
             elif kind == b"S":
                 self.reports.receive(packet)
             else:
                 self._handle(message, fd, reader)
-        if not self.queue:
-            self.raise_failure()
-        return reader
 
     def raise_failure(self) -> None:
         """Raise the error that ended the feeder, if any; ChannelClosedError if it belongs to an earlier hello.

@@ -6,14 +6,17 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline.errors import DataError
+from feedline.loader import batch as batch_module
 from feedline.loader.batch import Batch
 from feedline.loader.encoding.encode import encode, join, slice_rows, take
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotLayout
-from feedline.loader.encoding.slot import RowSlice, draft, encoded_rows, write
+from feedline.loader.encoding.slot import RowSlice, draft, encoded_rows, read_header, write
+from feedline.loader.ring.slots import Lease, Ready
 
 SCHEMA = BatchSchema(
     (
@@ -231,10 +234,35 @@ def test_sliced_frames_and_empty_batches():
 
 def test_sections_are_aligned_and_the_schema_survives_json():
     batch = batch_of([RowSlice(encoded=encode(frame_of([record()]), SCHEMA), start=0, stop=1)])
-    place = batch._placement
+    place = batch._slot.placement
     starts = [place.dense, place.categorical, place.labels, place.valid, place.lengths, place.offsets, place.ipc]
     assert all(start % 64 == 0 for start in starts)
     assert [start is None for start in place.weights] == [True, True, False, False, True]
     assert place.weights[2] % 64 == 0
     assert place.weights[3] == place.weights[2] + 4
     assert BatchSchema.from_json(SCHEMA.to_json()) == SCHEMA
+
+
+def test_an_announced_slot_is_read_when_a_tensor_needs_more_than_its_rows(monkeypatch: pytest.MonkeyPatch):
+    rows = [record(), record()]
+    whole = batch_of([RowSlice(encoded=encode(frame_of(rows), SCHEMA), start=0, stop=2)])
+    reads = []
+    monkeypatch.setattr(batch_module, "read_header", lambda *found: reads.append(1) or read_header(*found))
+    ready = Ready(stream=1, generation=0, slot=0, rows=2, epoch=3, step=5, nbytes=whole.nbytes)
+    batch = Batch.leased(LAYOUT, ready, Lease(whole._root, pinned=False))
+    assert (batch.rows, batch.epoch, batch.step, batch.nbytes) == (2, 3, 5, whole.nbytes)
+    for name in ("dense", "categorical", "labels", "valid"):
+        assert torch.equal(getattr(batch, name), getattr(whole, name)), name
+    assert not reads
+    check(batch, rows)
+    assert batch.clone().to_dict().keys() == whole.to_dict().keys()
+    assert reads == [1]
+
+
+def test_offsets_are_those_of_the_rows_asked_for():
+    sizes = [3, 0, 3, 7]
+    found = [LAYOUT.place(rows, [1] * len(LAYOUT.sparse), [True] * len(LAYOUT.extra), 0) for rows in sizes]
+    assert found[0] == found[2]
+    assert [SlotLayout(SCHEMA).place_matrices(rows).end for rows in sizes] == [
+        LAYOUT.place_matrices(rows).end for rows in sizes
+    ]

@@ -26,6 +26,7 @@ from pipelines import Place, furnished, image
 from feedline import FeedlineDataset, Pipeline
 from feedline.errors import DataError, FeedlineError, PlanError, StateError
 from feedline.loader import dataset
+from feedline.loader.encoding.layout import SlotHeader
 from feedline.loader.facts import Hello, PlanFacts
 from feedline.loader.ring import channel, client, feeder_connection, reports, room, slots
 from feedline.loader.ring.channel import FREE, ChannelClosedError, adopt, pair
@@ -126,7 +127,11 @@ class NearFeeder:
                 return filled
             segment, slot = room
             segment.slot(slot)[: len(images[step])] = np.frombuffer(images[step], np.uint8)
-            self._ring.announce(segment, slot, stream=number, epoch=epoch, step=step, nbytes=len(images[step]))
+            _, epoch_word, step_word, rows, nbytes, _ = np.frombuffer(images[step], np.int64, count=6).tolist()
+            header = SlotHeader(
+                epoch=epoch_word, step=step_word, rows=rows, nbytes=nbytes, ipc_bytes=0, values=(), fixed=()
+            )
+            self._ring.announce(segment, slot, number, header)
             self._stream, filled = (number, epoch, step + 1), True
         return filled
 

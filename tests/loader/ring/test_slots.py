@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from feedline.errors import RingError
+from feedline.loader.encoding.layout import SlotHeader
 from feedline.loader.ring import slots as ring_module
-from feedline.loader.ring.channel import FREE, READY, ChannelClosedError, adopt, pair
+from feedline.loader.ring.channel import FREE, ChannelClosedError, adopt, pair
 from feedline.loader.ring.messages import NewGeneration
 from feedline.loader.ring.slots import Ready, RingMemory, RingReader, RingWriter
 
@@ -35,7 +36,8 @@ class Pair:
             return False
         memory, slot = place
         memory.slot(slot)[:nbytes] = value
-        self.writer.announce(memory, slot, stream=1, epoch=0, step=step, nbytes=nbytes)
+        header = SlotHeader(epoch=0, step=step, rows=1, nbytes=nbytes, ipc_bytes=0, values=(), fixed=())
+        self.writer.announce(memory, slot, 1, header)
         self.receive()
         return True
 
@@ -44,10 +46,7 @@ class Pair:
         while (received := self.trainer.receive(wait=False)) is not None:
             packet, message, fd = received
             if packet[:1] == b"R":
-                _, stream, generation, slot, epoch, step, nbytes = READY.unpack(packet)
-                self.ready.append(
-                    Ready(stream=stream, generation=generation, slot=slot, epoch=epoch, step=step, nbytes=nbytes)
-                )
+                self.ready.append(Ready.unpack(packet))
             elif message["type"] == "map":
                 self.reader.on_map(NewGeneration.from_json(message), fd)
             elif message["type"] == "retire":
