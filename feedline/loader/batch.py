@@ -231,7 +231,7 @@ class Batch:
         first = indices[0] if indices else 0
         count = sum(self._slot.header.values[index] for index in indices)
         values = self._section(_TORCH[dtype], self._slot.placement.values[first] if indices else 0, count)
-        start = self._slot.placement.lengths + 4 * self.rows * first
+        start = self._slot.matrices.lengths + 4 * self.rows * first
         lengths = self._section(torch.int32, start, self.rows * len(indices))
         return [self._layout.sparse[index].name for index in indices], values, lengths
 
@@ -367,8 +367,8 @@ class Batch:
         start = placement.weights[index]
         return Sparse(
             values=self._section(_TORCH[self._layout.sparse[index].dtype], placement.values[index], count),
-            lengths=self._section(torch.int32, placement.lengths + 4 * rows * index, rows),
-            offsets=self._section(torch.int64, placement.offsets + 8 * (rows + 1) * index, rows + 1),
+            lengths=self._section(torch.int32, placement.matrices.lengths + 4 * rows * index, rows),
+            offsets=self._section(torch.int64, placement.matrices.offsets + 8 * (rows + 1) * index, rows + 1),
             weights=None if start is None else self._section(torch.float32, start, count),
         )
 

@@ -16,7 +16,7 @@ KeyedJaggedTensor is a view.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -107,24 +107,6 @@ class SlotHeader:
     fixed: tuple[bool, ...]  # per extra: a fixed-width array here (else in the IPC stream)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
-    """Byte offsets of each section from the slot's start; in `extra`, None for columns in the IPC stream."""
-
-    dense: int
-    categorical: int
-    labels: int
-    valid: int
-    lengths: int
-    offsets: int
-    values: tuple[int, ...]
-    weights: tuple[int | None, ...]  # per sparse feature
-    extra: tuple[int | None, ...]
-    ipc: int
-    nbytes: int
-    gaps: tuple[tuple[int, int], ...]  # bytes between sections
-
-
 class MatrixOffsets(NamedTuple):
     """Byte offsets of the sections whose sizes follow from the number of rows, and the end of the last of them."""
 
@@ -137,6 +119,19 @@ class MatrixOffsets(NamedTuple):
     offsets: int
     end: int
     gaps: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Byte offsets of each section from the slot's start; in `extra`, None for columns in the IPC stream."""
+
+    matrices: MatrixOffsets
+    values: tuple[int, ...]
+    weights: tuple[int | None, ...]  # per sparse feature
+    extra: tuple[int | None, ...]
+    ipc: int
+    nbytes: int
+    gaps: tuple[tuple[int, int], ...]  # bytes between sections
 
 
 class SlotLayout:
@@ -162,68 +157,49 @@ class SlotLayout:
         return offsets
 
     def _place_matrices(self, rows: int) -> MatrixOffsets:
-        end = 8 * self.header_words
-        starts: list[int] = []
-        gaps: list[tuple[int, int]] = []
-        for nbytes in (
-            4 * rows * self.width["dense"],
-            8 * rows * self.width["categorical"],
-            4 * rows * self.width["label"],
-            rows,
-            4 * rows * len(self.sparse),
-            8 * (rows + 1) * len(self.sparse),
-        ):
-            start = _align(end)
-            if start > end:
-                gaps.append((end, start))
-            starts.append(start)
-            end = start + nbytes
-        dense, categorical, labels, valid, lengths, offsets = starts
-        return MatrixOffsets(rows, dense, categorical, labels, valid, lengths, offsets, end, tuple(gaps))
+        sections = _Sections(8 * self.header_words)
+        return MatrixOffsets(
+            rows=rows,
+            dense=sections.add(4 * rows * self.width["dense"]),
+            categorical=sections.add(8 * rows * self.width["categorical"]),
+            labels=sections.add(4 * rows * self.width["label"]),
+            valid=sections.add(rows),
+            lengths=sections.add(4 * rows * len(self.sparse)),
+            offsets=sections.add(8 * (rows + 1) * len(self.sparse)),
+            end=sections.end,
+            gaps=tuple(sections.gaps),
+        )
 
     def place(self, rows: int, values: Sequence[int], fixed: Sequence[bool], ipc_bytes: int) -> Placement:
         """Offsets for a batch of `rows` rows with that many values per sparse feature."""
         matrices = self.place_matrices(rows)
-        end, gaps = matrices.end, [*matrices.gaps]
-
-        def section(nbytes: int) -> int:
-            nonlocal end
-            start = _align(end)
-            if start > end:
-                gaps.append((end, start))
-            end = start + nbytes
-            return start
-
+        sections = _Sections(matrices.end, matrices.gaps)
         starts: list[int] = []
         for index, (count, size) in enumerate(zip(values, self._value_bytes, strict=True)):
             together = index > 0 and self.sparse[index].dtype == self.sparse[index - 1].dtype
-            starts.append(end if together else section(0))
-            end = starts[-1] + count * size
+            starts.append(sections.end if together else sections.add(0))
+            sections.end = starts[-1] + count * size
         weights: list[int | None] = []
         for column, count in zip(self.sparse, values, strict=True):
             if column.weighted:
-                weights.append(section(0) if not any(weights) else end)
-                end += 4 * count
+                weights.append(sections.add(0) if not any(weights) else sections.end)
+                sections.end += 4 * count
             else:
                 weights.append(None)
         extra = tuple(
-            section(rows * size) if is_fixed else None for size, is_fixed in zip(self._extra_bytes, fixed, strict=True)
+            sections.add(rows * size) if is_fixed else None
+            for size, is_fixed in zip(self._extra_bytes, fixed, strict=True)
         )
-        ipc = section(ipc_bytes)
-        section(0)
+        ipc = sections.add(ipc_bytes)
+        sections.add(0)
         return Placement(
-            dense=matrices.dense,
-            categorical=matrices.categorical,
-            labels=matrices.labels,
-            valid=matrices.valid,
-            lengths=matrices.lengths,
-            offsets=matrices.offsets,
+            matrices=matrices,
             values=tuple(starts),
             weights=tuple(weights),
             extra=extra,
             ipc=ipc,
-            nbytes=end,
-            gaps=tuple(gaps),
+            nbytes=sections.end,
+            gaps=tuple(sections.gaps),
         )
 
     def place_header(self, header: SlotHeader) -> Placement:
@@ -248,5 +224,17 @@ class SlotLayout:
         )
 
 
-def _align(offset: int) -> int:
-    return -(-offset // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+class _Sections:
+    """Aligned sections one after the other: the end of the last, and the gaps between them."""
+
+    def __init__(self, end: int, gaps: Iterable[tuple[int, int]] = ()) -> None:
+        self.end = end
+        self.gaps = [*gaps]
+
+    def add(self, nbytes: int) -> int:
+        """The start of another section."""
+        start = -(-self.end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        if start > self.end:
+            self.gaps.append((self.end, start))
+        self.end = start + nbytes
+        return start

@@ -113,12 +113,12 @@ class SlotArrays:
             return np.frombuffer(buffer, dtype=dtype, count=count, offset=start).reshape(shape)
 
         self.header = header
-        self.dense = view("float32", placement.dense, rows, layout.width["dense"])
-        self.categorical = view("int64", placement.categorical, layout.width["categorical"], rows)
-        self.labels = view("float32", placement.labels, rows, layout.width["label"])
-        self.valid = view("uint8", placement.valid, rows)
-        self.lengths = view("int32", placement.lengths, features, rows)
-        self.offsets = view("int64", placement.offsets, features, rows + 1)
+        self.dense = view("float32", placement.matrices.dense, rows, layout.width["dense"])
+        self.categorical = view("int64", placement.matrices.categorical, layout.width["categorical"], rows)
+        self.labels = view("float32", placement.matrices.labels, rows, layout.width["label"])
+        self.valid = view("uint8", placement.matrices.valid, rows)
+        self.lengths = view("int32", placement.matrices.lengths, features, rows)
+        self.offsets = view("int64", placement.matrices.offsets, features, rows + 1)
         self.values = tuple(
             view(column.dtype, start, count)
             for column, start, count in zip(layout.sparse, placement.values, header.values, strict=True)

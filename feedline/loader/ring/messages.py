@@ -7,18 +7,34 @@ Runs in: both. Pure. What is sent for each batch is a packed struct (`channel.py
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 from feedline.loader.facts import checked_fields
 
 
+class _Message:
+    """A message with the `type` of its class."""
+
+    __slots__: tuple[str, ...] = ()
+    kind: ClassVar[str]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"type": self.kind, **{name: getattr(self, name) for name in self.__slots__}}
+
+    @classmethod
+    def from_json(cls, message: object) -> Self:
+        return cls(**checked_fields(cls, message))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BeginStream:
+class BeginStream(_Message):
     """`begin`: the trainer's next stream starts at this step; `last` if no other epoch follows.
 
     seen: the quality counts of a dead feeder that delivered the epoch's steps before this one.
     """
+
+    kind: ClassVar[str] = "begin"
 
     stream: int
     epoch: int
@@ -26,61 +42,35 @@ class BeginStream:
     last: bool
     seen: Mapping[str, Any] | None
 
-    def to_json(self) -> dict[str, Any]:
-        return _to_json("begin", self)
-
-    @classmethod
-    def from_json(cls, message: object) -> Self:
-        return cls(**checked_fields(cls, message))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewGeneration:
+class NewGeneration(_Message):
     """`map`: a generation of the ring, whose memfd comes with the message."""
+
+    kind: ClassVar[str] = "map"
 
     generation: int
     slots: int
     slot_bytes: int
 
-    def to_json(self) -> dict[str, Any]:
-        return _to_json("map", self)
-
-    @classmethod
-    def from_json(cls, message: object) -> Self:
-        return cls(**checked_fields(cls, message))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RingFull:
+class RingFull(_Message):
     """`full`: the feeder cannot add slots to a ring of `nbytes`. limit: its most bytes. why: set if memory is short."""
+
+    kind: ClassVar[str] = "full"
 
     nbytes: int
     limit: int
     why: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        return _to_json("full", self)
-
-    @classmethod
-    def from_json(cls, message: object) -> Self:
-        return cls(**checked_fields(cls, message))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FeederFailure:
+class FeederFailure(_Message):
     """`error`: the error that ended the feeder, by class name. number: of the hello it served, 0 before the first."""
+
+    kind: ClassVar[str] = "error"
 
     name: str
     message: str
     number: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        return _to_json("error", self)
-
-    @classmethod
-    def from_json(cls, message: object) -> Self:
-        return cls(**checked_fields(cls, message))
-
-
-def _to_json(kind: str, message: Any) -> dict[str, Any]:
-    return {"type": kind, **{each.name: getattr(message, each.name) for each in fields(message)}}

@@ -395,11 +395,11 @@ atexit.register(_leased_slots.clear)
 def _free_leased(leased: weakref.ref[NDArray[np.uint8]]) -> None:
     """Free a slot after its last view. A callback: runs in any thread, also in a forked child, which owns no slot."""
     assert isinstance(leased, _LeasedSlot)
-    _leased_slots.pop(id(leased), None)
     if os.getpid() != leased.pid:
         return
     owner, generation, slot = leased.reader(), leased.generation, leased.slot
     try:
+        _leased_slots.pop(id(leased), None)
         try:
             events = [event for fence in leased.fences for event in fence()]
         except Exception as error:  # CUDA's; the next `settle` raises it

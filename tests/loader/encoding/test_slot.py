@@ -235,7 +235,9 @@ def test_sliced_frames_and_empty_batches():
 def test_sections_are_aligned_and_the_schema_survives_json():
     batch = batch_of([RowSlice(encoded=encode(frame_of([record()]), SCHEMA), start=0, stop=1)])
     place = batch._slot.placement
-    starts = [place.dense, place.categorical, place.labels, place.valid, place.lengths, place.offsets, place.ipc]
+    matrices = place.matrices
+    starts = [matrices.dense, matrices.categorical, matrices.labels, matrices.valid]
+    starts += [matrices.lengths, matrices.offsets, place.ipc]
     assert all(start % 64 == 0 for start in starts)
     assert [start is None for start in place.weights] == [True, True, False, False, True]
     assert place.weights[2] % 64 == 0
