@@ -434,6 +434,7 @@ def test_jobs_of_different_ages_share_a_cluster(
 
     stream = Stream(cluster, monkeypatch, work)
     everything = Window(lanes=100, memory_bytes=1 << 30)
+    assert eventually(lambda: not workers.scheduler.tasks), "what earlier jobs cancelled is gone"
     blocker = stream.open("blocker", 3, window=everything)
     blocker.pump(0)
     assert eventually(lambda: sum(len(worker.state.executing) for worker in workers.workers.values()) == 3)
