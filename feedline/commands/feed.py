@@ -31,9 +31,10 @@ from feedline.pipeline import Pipeline
 from feedline.planning.plan import Plan, code_of
 from feedline.resources import available_memory_bytes
 from feedline.service.cluster.cluster import Cluster
-from feedline.service.feeder import Feeder, FeederCounters
+from feedline.service.feeder import Feeder
 from feedline.service.fit_workers import DaskWorkers
 from feedline.service.supervisor import FeederEvent
+from feedline.service.trainer_session import FeederCounters
 from feedline.spec import PipelineSpec, load_spec
 from feedline.warehouse.optimize.usage import record_usage
 from feedline.warehouse.storage.parallel import stop_waiting
@@ -187,7 +188,7 @@ def _serve(
     try:
         feeder.serve()
     finally:
-        if (total := feeder.monitor.total) is not None:
+        if (total := feeder.session.monitor.total) is not None:
             on_quality(total)
 
 

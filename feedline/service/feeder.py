@@ -1,8 +1,7 @@
-"""The feeder: execute a trainer's plan, from blocks to slots.
+"""The feeder's loop: serve a trainer's session until the trainer leaves.
 
 Runs in: the feeder. One thread with one event loop over the trainer's messages, finished blocks (an eventfd) and the
 trainer's death. Each round fills as many slots as there are rows and room for, then sleeps until the next event.
-States of a stream: none -> active (epoch, step) -> ... -> ended (END was sent) -> none.
 """
 
 from __future__ import annotations
@@ -12,81 +11,23 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from collections.abc import Callable
 
-from feedline.errors import FeedlineError, StateError
-from feedline.loader.encoding.layout import BatchSchema
-from feedline.loader.encoding.quality import Quality
-from feedline.loader.encoding.slot import Draft, draft, write
-from feedline.loader.facts import FeederFacts, FeederStats, Hello
-from feedline.loader.ring.channel import FREE, Channel, ChannelClosedError
-from feedline.loader.ring.feeder_connection import PROTOCOL
-from feedline.loader.ring.messages import BeginStream, FeederFailure
-from feedline.loader.ring.reports import report_packet
-from feedline.loader.ring.slots import RingWriter
+from feedline.errors import FeedlineError
+from feedline.loader.facts import FeederFacts, Hello
+from feedline.loader.ring.channel import Channel, ChannelClosedError
 from feedline.planning.plan import Plan
-from feedline.planning.schedule import Block, Schedule, rank_lanes
 from feedline.service.cluster.cluster import Cluster
-from feedline.service.dispatch.delivery import Delivery, DeliveryStats
-from feedline.service.dispatch.timing import HORIZON_S, TrainerPace
-from feedline.service.dispatch.window import Window
-from feedline.service.quality_monitor import QualityMonitor
-from feedline.service.steps import segments_of
-from feedline.version import VERSION
+from feedline.service.trainer_session import FeederCounters, TrainerSession
 
 # Dask's dashboard takes 0.3 s of imports: it is loaded when the trainer is behind, or this long after the first batch.
 _DASHBOARD_S = 5.0
 # How often a feeder checks its cluster.
 _TICK_S = 1.0
-# How often the feeder reports to the trainer (or `feedline run`).
-_REPORT_S = 0.5
-# The ring's share of a feeder's memory; the rest is for blocks in flight.
-_RING_SHARE = 0.25
-
-
-@dataclass(slots=True)
-class FeederCounters:
-    """What `FeederStats` says, while it is counted."""
-
-    batches: int = 0
-    rows: int = 0
-    nbytes: int = 0
-    wait_blocks_s: float = 0.0
-    wait_slots_s: float = 0.0
-    epoch: int = 0
-    step: int = 0
-    steps: int = 0
-    epochs: int = 0
-    ring_slots: int = 0
-    ring_free: int = 0
-    delivery: DeliveryStats = field(default_factory=DeliveryStats)
-
-    def stats(self) -> FeederStats:
-        """The counts so far."""
-        return FeederStats.from_json(asdict(self))
 
 
 class TrainerGoneError(Exception):
     """The trainer closed its end or died."""
-
-
-@dataclass(slots=True)
-class _Stream:
-    number: int
-    epoch: int
-    step: int
-    schedule: Schedule
-    delivery: Delivery
-    borders: dict[int, Any]
-    draft: Draft | None = None  # the measured batch of `step`, until a slot is free
-    ended: bool = False
-    last: bool = False  # no other epoch follows
-
-    def drop_blocks(self) -> list[tuple[Block, Quality]]:
-        """Drop the blocks whose last step this is; returns their quality counts."""
-        return [item for item in self.delivery.drop(self.step) if self.schedule.has_rows(item[0].lane)]
 
 
 class Feeder:
@@ -104,76 +45,59 @@ class Feeder:
         counters: FeederCounters,
         about: FeederFacts,
     ) -> None:
-        self._channel = channel
         self._cluster = cluster
-        self._resolve = resolve
-        self._rank = rank
-        self._world_size = world_size
-        self._memory_bytes = memory_bytes
-        self._ring = RingWriter(channel, limit_bytes=int(memory_bytes * _RING_SHARE))
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._hello_number = 0  # of the last hello
-        self._plan: Plan | None = None
-        self._stream: _Stream | None = None
-        self._ahead: _Stream | None = None  # the next epoch's, started when this one ended
-        self._starved = False  # the trainer's next step waits for a block
-        self._pace = TrainerPace()
-        self._look_due_s = self._report_s = self._dashboard_due_s = 0.0
+        self._look_due_s = self._dashboard_due_s = 0.0
         self._dashboard_requested = False
-        self.counters = counters
-        self.monitor = QualityMonitor(BatchSchema(()), (), "warn")
-        self._about = about
+        self.session = TrainerSession(
+            channel,
+            cluster,
+            resolve,
+            rank=rank,
+            world_size=world_size,
+            memory_bytes=memory_bytes,
+            counters=counters,
+            about=about,
+            wake=self._wake,
+        )
 
     def serve(self) -> None:
         """Serve until the trainer leaves. Raises FeedlineError, after sending it to the trainer."""
+        session = self.session
         poll = select.poll()
-        poll.register(self._channel.fileno(), select.POLLIN)
+        poll.register(session, select.POLLIN)
         poll.register(self._wake_fd, select.POLLIN)
-        trainer: int | None = None
-        with contextlib.suppress(OSError):  # already dead, or in another container: then the connection ends
-            trainer = os.pidfd_open(self._channel.peer_pid())
-            poll.register(trainer, select.POLLIN)
+        if session.trainer is not None:
+            poll.register(session.trainer, select.POLLIN)
         try:
             while True:
-                self._receive()
+                session.receive()
                 self._look_after_cluster()
-                if self._advance():
-                    continue
-                self._sleep(poll, trainer)
+                if not session.advance():
+                    self._sleep(poll)
         except (ChannelClosedError, TrainerGoneError):
             return
         except FeedlineError as error:
-            self._send_error(type(error).__name__, str(error))
+            session.send_error(type(error).__name__, str(error))
             raise
         except Exception as error:
-            self._send_error("FeederError", f"the feeder failed: {type(error).__name__}: {error}")
+            session.send_error("FeederError", f"the feeder failed: {type(error).__name__}: {error}")
             raise
         finally:
-            if trainer is not None:
-                os.close(trainer)
-            self._end_stream()
-            self._ring.close()
+            session.close()
             os.close(self._wake_fd)
 
-    # -- waiting --------------------------------------------------------------------------------------------------
-
-    def _sleep(self, poll: select.poll, trainer: int | None) -> None:
+    def _sleep(self, poll: select.poll) -> None:
         start_s = time.perf_counter()
         events = dict(poll.poll(_TICK_S * 1000))
-        waited_s = time.perf_counter() - start_s
-        if self._stream is not None and not self._stream.ended:
-            if self._stream.draft is None:
-                self.counters.wait_blocks_s += waited_s
-            else:
-                self.counters.wait_slots_s += waited_s
-                self._load_dashboard()  # there is time now
+        self.session.count_wait(time.perf_counter() - start_s)
         if self._wake_fd in events:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake_fd)
-        if trainer in events:
+        if self.session.trainer in events:
             raise TrainerGoneError
-        if not events:
-            self._load_dashboard()
+        if not events or self.session.awaits_slot:
+            self._load_dashboard()  # there is time now
 
     def _look_after_cluster(self) -> None:
         """Check the cluster and the blocks in flight, once a second."""
@@ -181,173 +105,18 @@ class Feeder:
         if now_s < self._look_due_s:
             return
         self._look_due_s = now_s + _TICK_S
-        self._cluster.look(waiting=self._starved)
-        for stream in (self._stream, self._ahead):
-            if stream is not None and not stream.ended:
-                stream.delivery.look(starved=self._starved and stream is self._stream)
-
-    def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # the last block may finish after the trainer left
-            os.eventfd_write(self._wake_fd, 1)
-
-    def _send_error(self, name: str, message: str) -> None:
-        with contextlib.suppress(ChannelClosedError):
-            self._channel.send_json(FeederFailure(name=name, message=message, number=self._hello_number).to_json())
-
-    # -- receiving --------------------------------------------------------------------------------------------------
-
-    def _receive(self) -> None:
-        while (arrival := self._channel.receive(wait=False)) is not None:
-            packet, message, _ = arrival
-            if packet[:1] == b"F":
-                _, generation, slot = FREE.unpack(packet)
-                self._ring.release(generation, slot)
-            elif message["type"] == "hello":
-                self._on_hello(message)
-            elif message["type"] == "begin":
-                self._on_begin(BeginStream.from_json(message))
-            elif message["type"] == "grow":
-                self._ring.grow()
-            elif message["type"] == "epoch_done":
-                self.counters.epochs = max(self.counters.epochs, int(message["epoch"]) + 1)
-
-    def _on_hello(self, message: dict[str, Any]) -> None:
-        self._hello_number = int(message.get("number", 0))
-        _refuse_other_installations(message)
-        hello = Hello.from_json(message)
-        if (hello.rank, hello.world_size) != (self._rank, self._world_size):
-            raise StateError(
-                f"the trainer is another rank: got rank {hello.rank} of {hello.world_size}, expected {self._rank} of "
-                f"{self._world_size}"
-            )
-        self._end_stream()
-        self._plan = plan = self._resolve(hello)
-        self.monitor = QualityMonitor(plan.layout.schema, plan.job.features, plan.on_expect)
-        facts = {**plan.facts().to_json(), **replace(self._about, dashboard=self._cluster.dashboard).to_json()}
-        self._channel.send_json({"type": "facts", "number": self._hello_number, "facts": facts})
-
-    def _on_begin(self, begin: BeginStream) -> None:
-        ahead, self._ahead = self._ahead, None
-        self._end_stream()
-        if ahead is not None and (ahead.epoch, ahead.step) == (begin.epoch, begin.step):
-            self._stream = ahead
-            ahead.number = begin.stream
-        else:
-            if ahead is not None:
-                ahead.delivery.close()
-            self._stream = self._open(begin.stream, begin.epoch, begin.step)
-        self._stream.last = begin.last
-        self.monitor.begin(begin.epoch, begin.seen)
-        steps = self._stream.schedule.steps
-        self.counters.epoch, self.counters.step, self.counters.steps = begin.epoch, begin.step, steps
-
-    def _open(self, number: int, epoch: int, step: int) -> _Stream:
-        assert self._plan is not None
-        plan = self._plan
-        schedule = plan.schedule(epoch)
-        step = max(step, schedule.first_step)
-        lanes = rank_lanes(schedule.lanes, self._rank, self._world_size)
-        delivery = Delivery(
-            self._cluster,
-            plan.job,
-            plan.layout,
-            name=f"{plan.name}-e{epoch}",
-            blocks=schedule.blocks_of(lanes, first_step=step),
-            request=lambda block: plan.request(block, epoch),
-            window=_window(len(lanes), self._memory_bytes, self._cluster.fixed_window),
-            wake=self._wake,
-            stats=self.counters.delivery,
-        )
-        borders = {lane: schedule.block_starts(lane) for lane in lanes}
-        return _Stream(number, epoch, step, schedule, delivery, borders)
-
-    def _end_stream(self) -> None:
-        for stream in (self._stream, self._ahead):
-            if stream is not None:
-                stream.delivery.close()
-        self._stream = self._ahead = None
-
-    # -- filling --------------------------------------------------------------------------------------------------
-
-    def _advance(self) -> bool:
-        """Fill one slot, or announce the end of the stream; False if there is nothing to do until the next event."""
-        stream = self._stream
-        self._starved = False
-        if stream is None or stream.ended:
-            return False
-        if stream.step >= stream.schedule.steps:
-            self._report(warnings=self.monitor.end())
-            self._ring.announce_end(stream=stream.number, epoch=stream.epoch)
-            stream.ended = True
-            stream.delivery.close()
-            # Most trainers continue with the next epoch: compute its first blocks while they evaluate and save.
-            if not stream.last:
-                self._ahead = self._open(0, stream.epoch + 1, 0)
-                self._ahead.delivery.pump(0, step_s=self._pace.step_s, delay_s=HORIZON_S)
-            return True
-        if stream.draft is None:
-            stream.delivery.pump(stream.step, step_s=self._pace.step_s)
-            stream.draft = self._measure(stream)
-        if stream.draft is None:
-            self._starved = True
-            return False
-        assert self._plan is not None
-        free = self._ring.acquire(stream.draft.placement.nbytes)
-        if free is None:
-            return False
-        memory, slot = free
-        write(self._plan.layout, stream.draft, memory.slot(slot))
-        self._ring.announce(memory, slot, stream.number, stream.draft.header)
-        self._count(stream, stream.draft)
-        stream.draft = None
-        self.monitor.add(stream.step, stream.drop_blocks())
-        stream.step += 1
-        return True
-
-    def _measure(self, stream: _Stream) -> Draft | None:
-        """The batch of the step, measured; None while one of its blocks is missing."""
-        assert self._plan is not None
-        segments = segments_of(stream.schedule, stream.borders, stream.step, stream.delivery.get)
-        if segments is None:
-            return None
-        return draft(self._plan.layout, segments, epoch=stream.epoch, step=stream.step)
-
-    def _count(self, stream: _Stream, batch: Draft) -> None:
-        stats = self.counters
-        self._pace.step(time.perf_counter(), stats.wait_blocks_s)
-        stats.batches += 1
-        stats.rows += batch.header.rows
-        stats.nbytes += batch.placement.nbytes
-        stats.step = stream.step + 1
-        stats.ring_slots, stats.ring_free = self._ring.slots, self._ring.free_slots
-        if not self._dashboard_due_s:
-            self._dashboard_due_s = time.monotonic() + _DASHBOARD_S
-        elif time.monotonic() > self._dashboard_due_s:
-            self._load_dashboard()
-        if time.monotonic() - self._report_s > _REPORT_S:
-            self._report()
+        self._cluster.look(waiting=self.session.starved)
+        self.session.look()
+        if self.session.counters.batches:
+            self._dashboard_due_s = self._dashboard_due_s or now_s + _DASHBOARD_S
+            if now_s > self._dashboard_due_s:
+                self._load_dashboard()
 
     def _load_dashboard(self) -> None:
         if not self._dashboard_requested:
             self._dashboard_requested = True
             threading.Thread(target=self._cluster.load_dashboard, name="feedline-dashboard", daemon=True).start()
 
-    def _report(self, warnings: Sequence[str] = ()) -> None:
-        assert self._stream is not None
-        self._report_s = time.monotonic()
-        self._channel.send_long(report_packet(self._stream.number, self.counters.stats(), self.monitor.epoch_counts()))
-        if warnings:
-            self._channel.send_json({"type": "warnings", "texts": list(warnings)})
-
-
-def _window(lanes: int, memory_bytes: int, fixed_blocks: int | None) -> Window:
-    return Window(lanes=lanes, memory_bytes=int(memory_bytes * (1 - _RING_SHARE)), fixed_blocks=fixed_blocks)
-
-
-def _refuse_other_installations(message: Mapping[str, Any]) -> None:
-    for key, own in (("protocol", PROTOCOL), ("feedline", VERSION)):
-        if message.get(key) != own:
-            raise StateError(
-                f"trainer and feeder differ in their {key} version: got {message.get(key)}, expected {own}. Start both "
-                "from one installation"
-            )
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # the last block may finish after the trainer left
+            os.eventfd_write(self._wake_fd, 1)

@@ -1,0 +1,305 @@
+"""One trainer's session: its channel, its ring, its stream of batches, and what is counted of them.
+
+Runs in: the feeder, in the thread of its loop (`feeder.py`), which calls `receive` when the trainer has sent something,
+`advance` while there is something to do, and `look` once a second. Nothing here waits. States of a stream:
+none -> active (epoch, step) -> ... -> ended (END was sent) -> none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from feedline.errors import StateError
+from feedline.loader.encoding.layout import BatchSchema
+from feedline.loader.encoding.quality import Quality
+from feedline.loader.encoding.slot import Draft, draft, write
+from feedline.loader.facts import FeederFacts, FeederStats, Hello
+from feedline.loader.ring.channel import FREE, Channel, ChannelClosedError
+from feedline.loader.ring.feeder_connection import PROTOCOL
+from feedline.loader.ring.messages import BeginStream, FeederFailure
+from feedline.loader.ring.reports import report_packet
+from feedline.loader.ring.slots import RingWriter
+from feedline.planning.plan import Plan
+from feedline.planning.schedule import Block, Schedule, rank_lanes
+from feedline.service.cluster.cluster import Cluster
+from feedline.service.dispatch.delivery import Delivery, DeliveryStats
+from feedline.service.dispatch.timing import HORIZON_S, TrainerPace
+from feedline.service.dispatch.window import Window
+from feedline.service.quality_monitor import QualityMonitor
+from feedline.service.steps import segments_of
+from feedline.version import VERSION
+
+# How often the feeder reports to the trainer (or `feedline run`).
+_REPORT_S = 0.5
+# The ring's share of a feeder's memory; the rest is for blocks in flight.
+_RING_SHARE = 0.25
+
+
+@dataclass(slots=True)
+class FeederCounters:
+    """What `FeederStats` says, while it is counted."""
+
+    batches: int = 0
+    rows: int = 0
+    nbytes: int = 0
+    wait_blocks_s: float = 0.0
+    wait_slots_s: float = 0.0
+    epoch: int = 0
+    step: int = 0
+    steps: int = 0
+    epochs: int = 0
+    ring_slots: int = 0
+    ring_free: int = 0
+    delivery: DeliveryStats = field(default_factory=DeliveryStats)
+
+    def stats(self) -> FeederStats:
+        """The counts so far."""
+        return FeederStats.from_json(asdict(self))
+
+
+@dataclass(slots=True)
+class _Stream:
+    number: int
+    epoch: int
+    step: int
+    schedule: Schedule
+    delivery: Delivery
+    borders: dict[int, Any]
+    draft: Draft | None = None  # the measured batch of `step`, until a slot is free
+    ended: bool = False
+    last: bool = False  # no other epoch follows
+
+    def drop_blocks(self) -> list[tuple[Block, Quality]]:
+        """Drop the blocks whose last step this is; returns their quality counts."""
+        return [item for item in self.delivery.drop(self.step) if self.schedule.has_rows(item[0].lane)]
+
+
+class TrainerSession:
+    """Serves one trainer over one channel. wake: called by any thread when a block has finished."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        cluster: Cluster,
+        resolve: Callable[[Hello], Plan],
+        *,
+        rank: int,
+        world_size: int,
+        memory_bytes: int,
+        counters: FeederCounters,
+        about: FeederFacts,
+        wake: Callable[[], None],
+    ) -> None:
+        self._channel = channel
+        self._cluster = cluster
+        self._resolve = resolve
+        self._rank = rank
+        self._world_size = world_size
+        self._memory_bytes = memory_bytes
+        self._wake = wake
+        self._ring = RingWriter(channel, limit_bytes=int(memory_bytes * _RING_SHARE))
+        self._hello_number = 0  # of the last hello
+        self._plan: Plan | None = None
+        self._stream: _Stream | None = None
+        self._ahead: _Stream | None = None  # the next epoch's, started when this one ended
+        self._pace = TrainerPace()
+        self._report_s = 0.0
+        self.starved = False  # the trainer's next step waits for a block
+        self.counters = counters
+        self.monitor = QualityMonitor(BatchSchema(()), (), "warn")
+        self._about = about
+        self.trainer: int | None = None  # its pidfd
+        with contextlib.suppress(OSError):  # already dead, or in another container: then the connection ends
+            self.trainer = os.pidfd_open(channel.peer_pid())
+
+    def fileno(self) -> int:
+        """The channel's descriptor."""
+        return self._channel.fileno()
+
+    @property
+    def awaits_slot(self) -> bool:
+        """Whether a batch is ready and the trainer holds all slots."""
+        return self._stream is not None and not self._stream.ended and self._stream.draft is not None
+
+    def count_wait(self, waited_s: float) -> None:
+        """Count time in which the loop slept as waiting for blocks or for slots."""
+        if self._stream is None or self._stream.ended:
+            return
+        if self._stream.draft is None:
+            self.counters.wait_blocks_s += waited_s
+        else:
+            self.counters.wait_slots_s += waited_s
+
+    def look(self) -> None:
+        """Check the blocks in flight. Called about once a second."""
+        for stream in (self._stream, self._ahead):
+            if stream is not None and not stream.ended:
+                stream.delivery.look(starved=self.starved and stream is self._stream)
+
+    def send_error(self, name: str, message: str) -> None:
+        """Send the error that ends the session."""
+        with contextlib.suppress(ChannelClosedError):
+            self._channel.send_json(FeederFailure(name=name, message=message, number=self._hello_number).to_json())
+
+    def close(self) -> None:
+        """Drop the blocks in flight and the ring; the channel stays open."""
+        trainer, self.trainer = self.trainer, None
+        if trainer is not None:
+            os.close(trainer)
+        self._end_stream()
+        self._ring.close()
+
+    # -- receiving --------------------------------------------------------------------------------------------------
+
+    def receive(self) -> None:
+        """Handle the trainer's messages. Raises ChannelClosedError if it has left."""
+        while (arrival := self._channel.receive(wait=False)) is not None:
+            packet, message, _ = arrival
+            if packet[:1] == b"F":
+                _, generation, slot = FREE.unpack(packet)
+                self._ring.release(generation, slot)
+            elif message["type"] == "hello":
+                self._on_hello(message)
+            elif message["type"] == "begin":
+                self._on_begin(BeginStream.from_json(message))
+            elif message["type"] == "grow":
+                self._ring.grow()
+            elif message["type"] == "epoch_done":
+                self.counters.epochs = max(self.counters.epochs, int(message["epoch"]) + 1)
+
+    def _on_hello(self, message: dict[str, Any]) -> None:
+        self._hello_number = int(message.get("number", 0))
+        _refuse_other_installations(message)
+        hello = Hello.from_json(message)
+        if (hello.rank, hello.world_size) != (self._rank, self._world_size):
+            raise StateError(
+                f"the trainer is another rank: got rank {hello.rank} of {hello.world_size}, expected {self._rank} of "
+                f"{self._world_size}"
+            )
+        self._end_stream()
+        self._plan = plan = self._resolve(hello)
+        self.monitor = QualityMonitor(plan.layout.schema, plan.job.features, plan.on_expect)
+        facts = {**plan.facts().to_json(), **replace(self._about, dashboard=self._cluster.dashboard).to_json()}
+        self._channel.send_json({"type": "facts", "number": self._hello_number, "facts": facts})
+
+    def _on_begin(self, begin: BeginStream) -> None:
+        ahead, self._ahead = self._ahead, None
+        self._end_stream()
+        if ahead is not None and (ahead.epoch, ahead.step) == (begin.epoch, begin.step):
+            self._stream = ahead
+            ahead.number = begin.stream
+        else:
+            if ahead is not None:
+                ahead.delivery.close()
+            self._stream = self._open(begin.stream, begin.epoch, begin.step)
+        self._stream.last = begin.last
+        self.monitor.begin(begin.epoch, begin.seen)
+        steps = self._stream.schedule.steps
+        self.counters.epoch, self.counters.step, self.counters.steps = begin.epoch, begin.step, steps
+
+    def _open(self, number: int, epoch: int, step: int) -> _Stream:
+        assert self._plan is not None
+        plan = self._plan
+        schedule = plan.schedule(epoch)
+        step = max(step, schedule.first_step)
+        lanes = rank_lanes(schedule.lanes, self._rank, self._world_size)
+        delivery = Delivery(
+            self._cluster,
+            plan.job,
+            plan.layout,
+            name=f"{plan.name}-e{epoch}",
+            blocks=schedule.blocks_of(lanes, first_step=step),
+            request=lambda block: plan.request(block, epoch),
+            window=_window(len(lanes), self._memory_bytes, self._cluster.fixed_window),
+            wake=self._wake,
+            stats=self.counters.delivery,
+        )
+        borders = {lane: schedule.block_starts(lane) for lane in lanes}
+        return _Stream(number, epoch, step, schedule, delivery, borders)
+
+    def _end_stream(self) -> None:
+        for stream in (self._stream, self._ahead):
+            if stream is not None:
+                stream.delivery.close()
+        self._stream = self._ahead = None
+
+    # -- filling --------------------------------------------------------------------------------------------------
+
+    def advance(self) -> bool:
+        """Fill one slot, or announce the end of the stream; False if there is nothing to do until the next event."""
+        stream = self._stream
+        self.starved = False
+        if stream is None or stream.ended:
+            return False
+        if stream.step >= stream.schedule.steps:
+            self._report(warnings=self.monitor.end())
+            self._ring.announce_end(stream=stream.number, epoch=stream.epoch)
+            stream.ended = True
+            stream.delivery.close()
+            # Most trainers continue with the next epoch: compute its first blocks while they evaluate and save.
+            if not stream.last:
+                self._ahead = self._open(0, stream.epoch + 1, 0)
+                self._ahead.delivery.pump(0, step_s=self._pace.step_s, delay_s=HORIZON_S)
+            return True
+        if stream.draft is None:
+            stream.delivery.pump(stream.step, step_s=self._pace.step_s)
+            stream.draft = self._measure(stream)
+        if stream.draft is None:
+            self.starved = True
+            return False
+        assert self._plan is not None
+        free = self._ring.acquire(stream.draft.placement.nbytes)
+        if free is None:
+            return False
+        memory, slot = free
+        write(self._plan.layout, stream.draft, memory.slot(slot))
+        self._ring.announce(memory, slot, stream.number, stream.draft.header)
+        self._count(stream, stream.draft)
+        stream.draft = None
+        self.monitor.add(stream.step, stream.drop_blocks())
+        stream.step += 1
+        return True
+
+    def _measure(self, stream: _Stream) -> Draft | None:
+        """The batch of the step, measured; None while one of its blocks is missing."""
+        assert self._plan is not None
+        segments = segments_of(stream.schedule, stream.borders, stream.step, stream.delivery.get)
+        if segments is None:
+            return None
+        return draft(self._plan.layout, segments, epoch=stream.epoch, step=stream.step)
+
+    def _count(self, stream: _Stream, batch: Draft) -> None:
+        stats = self.counters
+        self._pace.step(time.perf_counter(), stats.wait_blocks_s)
+        stats.batches += 1
+        stats.rows += batch.header.rows
+        stats.nbytes += batch.placement.nbytes
+        stats.step = stream.step + 1
+        stats.ring_slots, stats.ring_free = self._ring.slots, self._ring.free_slots
+        if time.monotonic() - self._report_s > _REPORT_S:
+            self._report()
+
+    def _report(self, warnings: Sequence[str] = ()) -> None:
+        assert self._stream is not None
+        self._report_s = time.monotonic()
+        self._channel.send_long(report_packet(self._stream.number, self.counters.stats(), self.monitor.epoch_counts()))
+        if warnings:
+            self._channel.send_json({"type": "warnings", "texts": list(warnings)})
+
+
+def _window(lanes: int, memory_bytes: int, fixed_blocks: int | None) -> Window:
+    return Window(lanes=lanes, memory_bytes=int(memory_bytes * (1 - _RING_SHARE)), fixed_blocks=fixed_blocks)
+
+
+def _refuse_other_installations(message: Mapping[str, Any]) -> None:
+    for key, own in (("protocol", PROTOCOL), ("feedline", VERSION)):
+        if message.get(key) != own:
+            raise StateError(
+                f"trainer and feeder differ in their {key} version: got {message.get(key)}, expected {own}. Start both "
+                "from one installation"
+            )
