@@ -101,6 +101,10 @@ class Plan:
         """Rows per row group that the rebased epoch still delivers."""
         return self.selection.rows if self.rebase is None else self.rebase.remaining(self.selection.rows)
 
+    def remaining_rows(self, epoch: int) -> NDArray[np.int64]:
+        """int64 [row groups]: the rows that an epoch delivers, or drops at its end."""
+        return self.selection.rows if self.rest(epoch) is None else self._remaining_rows
+
     def require_fitted(self) -> None:
         """Raise SpecError, with the command that helps, where a feature has no artifact."""
         require_fitted(self.spec, self.features)
