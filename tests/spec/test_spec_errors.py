@@ -207,7 +207,7 @@ def _keys():
 
 ALTERNATIVES = {
     (): (
-        "version name work_dir source features batch shuffle lanes epochs cluster memory artifacts fit allow_code "
+        "version name work_dir source features batch shuffle lanes epochs cluster feeder memory artifacts fit allow_code "
         "on_nonfinite on_expect"
     ),
     ("source",): (
