@@ -50,7 +50,6 @@ class StepRows:
         self.schedule = plan.schedule(epoch)
         self._remaining = plan.remaining_rows(epoch)
         self._rest = plan.rest(epoch)
-        self._borders: dict[int, Int64s] = {}
         self._blocks: dict[int, dict[int, Block]] = {}
         self._held: dict[int, dict[int, tuple[Int64s, Int64s]]] = {}
         self._split_rows = lru_cache(_KEPT_SPLITS)(self._rows_of_split)
@@ -94,9 +93,7 @@ class StepRows:
         return groups, kept
 
     def _of_lane(self, step: int, lane: int) -> StepSlice:
-        if lane not in self._borders:
-            self._borders[lane] = self.schedule.block_starts(lane)
-        cuts = self.schedule.cuts(lane, step, self._borders[lane])
+        cuts = self.schedule.cuts(lane, step)
         held = self._held.setdefault(lane, {})
         for index in held.keys() - {cut.block for cut in cuts}:
             del held[index]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 import pytest
-from pipelines import Place, eventually, furnished, image, oracle
+from pipelines import Place, furnished, image, oracle
 from processes import all_gone
 
 from feedline import FeedlineDataset

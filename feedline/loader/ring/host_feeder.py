@@ -51,7 +51,7 @@ _PROGRESS = "progress"  # a file in a feeder's folder: a rank has had a batch
 _EXIT_S = 5.0
 
 # Feeders started by this process, by their folder, until shortly after their end.
-_started: dict[int, subprocess.Popen[bytes]] = {}
+_started: dict[str, subprocess.Popen[bytes]] = {}
 
 
 class NoSharedFeederError(Exception):
