@@ -88,7 +88,7 @@ def _cluster(spec: PipelineSpec) -> Iterator[Cluster]:
         # workers inherit it: a terminal sends Ctrl-C to them, too, but this process ends them in order
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
-            cluster = Cluster(spec.cluster, threads=feeder_threads(spec, local_ranks=1), scratch=scratch)
+            cluster = Cluster(spec.cluster, threads=feeder_threads(spec, feeders=1), scratch=scratch)
         finally:
             signal.signal(signal.SIGINT, before)
         try:

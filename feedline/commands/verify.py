@@ -143,11 +143,10 @@ def _files(names: Sequence[str]) -> list[Path]:
 def _feeder_command(
     pipeline: Path, spec: PipelineSpec, overrides: dict[str, object], rank: int, ranks: int
 ) -> FeederCommand:
-    arguments = feeder_arguments(pipeline.absolute(), rank=rank, world_size=ranks)
     return FeederCommand(
-        arguments=[*arguments, "--local-ranks", str(ranks)],
+        arguments=feeder_arguments(pipeline.absolute(), ranks=[rank], world_size=ranks, local_ranks=ranks),
         overrides=overrides_text(overrides),
-        environment=feeder_environment(spec, local_ranks=ranks),
+        environment=feeder_environment(spec, feeders=ranks),
     )
 
 

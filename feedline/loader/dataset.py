@@ -12,7 +12,7 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -31,7 +31,15 @@ from feedline.loader.rank_agreement import Store, agree
 from feedline.loader.ranks import RankInfo, data_rank_of, detect_rank, with_data_rank
 from feedline.loader.ring.client import FeederClient
 from feedline.loader.ring.feeder_connection import Answer
-from feedline.loader.ring.launch import FeederCommand, feeder_arguments, feeder_environment, overrides_text
+from feedline.loader.ring.host_feeder import launch_name
+from feedline.loader.ring.launch import (
+    FeederAccess,
+    FeederCommand,
+    HostLaunch,
+    feeder_arguments,
+    feeder_environment,
+    overrides_text,
+)
 from feedline.loader.ring.pinning import Pinning
 from feedline.loader.ring.rendezvous import job_fingerprint, socket_paths
 from feedline.loader.state import (
@@ -117,17 +125,9 @@ class FeedlineDataset(IterableDataset[Batch]):
         _print_ranks(self._ranks)
         self._pid = os.getpid()
         path = Path(pipeline).absolute()
-        command = FeederCommand(
-            arguments=[
-                *feeder_arguments(path, rank=self._ranks.rank, world_size=self._ranks.world_size),
-                *("--local-ranks", str(self._ranks.local_ranks)),
-            ],
-            overrides=overrides_text(overrides),
-            environment=feeder_environment(self._spec, local_ranks=self._ranks.local_ranks),
-            attach_paths=socket_paths(job_fingerprint(self._spec), self._ranks.rank, self._ranks.world_size),
-        )
+        access = _feeder_access(path, self._spec, overrides_text(overrides), self._ranks)
         self._pinning = Pinning(self._ranks.local_rank)
-        self._feed = FeederClient(command, pin=self._pinning.register, unpin=self._pinning.unregister)
+        self._feed = FeederClient(access, pin=self._pinning.register, unpin=self._pinning.unregister)
         self._feed.start()
         self._closer = weakref.finalize(self, self._feed.close)
         self._progress = _Progress(None, None, (0, 0), (0, 0), (0, 0))
@@ -378,6 +378,28 @@ _NO_WORKERS = (
     "process that made it. Use DataLoader(dataset, batch_size=None) with num_workers=0: the feeder and its Dask "
     "cluster read and transform"
 )
+
+
+def _feeder_access(path: Path, spec: PipelineSpec, overrides: str, ranks: RankInfo) -> FeederAccess:
+    """How this rank gets its feeder: one of `feedline run` that waits, its host's, or its own."""
+
+    def command(own: Sequence[int], *, feeders: int) -> FeederCommand:
+        counts = {"world_size": ranks.world_size, "local_ranks": ranks.local_ranks}
+        return FeederCommand(
+            arguments=feeder_arguments(path, ranks=own, **counts),
+            overrides=overrides,
+            environment=feeder_environment(spec, feeders=feeders),
+        )
+
+    job, host = job_fingerprint(spec), None
+    if spec.feeder == "host" and ranks.local_ranks > 1:
+        name, round = launch_name(job, ranks.world_size, os.environ)
+        host = HostLaunch(name=name, round=round, command=command((), feeders=1))
+    return FeederAccess(
+        command=command([ranks.rank], feeders=ranks.local_ranks),
+        attach_paths=socket_paths(job, ranks.rank, ranks.world_size),
+        host=host,
+    )
 
 
 def _agree(feed: FeederClient, ranks: RankInfo, hello: Hello) -> Answer:
