@@ -11,11 +11,8 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from rich.console import Console
-
 from feedline.errors import FeedlineError, PlanError, SpecError, StateError, TableNotFoundError
 
-_errors = Console(stderr=True)
 _WRONG_INPUT = (SpecError, PlanError, StateError, TableNotFoundError)
 
 
@@ -46,6 +43,8 @@ def status_of(app: Callable[[], object]) -> int:
 
 
 def _fail(error: FeedlineError, status: int) -> int:
+    from rich.console import Console  # noqa: PLC0415 -- 30 ms that a feeder does not need
+
     message = str(error).replace("[", r"\[")
-    _errors.print(f"[red]error:[/red] {message}", highlight=False, soft_wrap=True)
+    Console(stderr=True).print(f"[red]error:[/red] {message}", highlight=False, soft_wrap=True)
     return status

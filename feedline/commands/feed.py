@@ -1,13 +1,15 @@
 """Run a feeder process: read the spec, start its cluster, serve its trainer.
 
-Runs in: the feeder (`python -m feedline feed`). It serves the trainer at the other end of a connection and ends with
-it, or listens for trainers, one after the other, until `feedline run` ends.
+Runs in: the feeder, `python -m feedline feed`, which reads overrides from standard input. It serves the trainer at the
+other end of a connection and ends with it, or listens for trainers, one after the other, until `feedline run` ends.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import functools
+import gc
 import json
 import os
 import select
@@ -16,27 +18,30 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
-from feedline.errors import FeedlineError
+from feedline.commands.exit_status import end_with
+from feedline.errors import FeedlineError, SpecError
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.facts import FeederFacts, Hello
 from feedline.loader.ring.channel import Channel, ChannelClosedError, adopt
-from feedline.loader.ring.launch import feeder_threads, log_path, shorten_log
+from feedline.loader.ring.launch import feeder_threads, log_path, read_overrides, shorten_log
 from feedline.loader.ring.messages import FeederFailure
 from feedline.loader.ring.rendezvous import Listener, job_fingerprint, socket_path
-from feedline.pipeline import Pipeline
 from feedline.planning.plan import Plan, code_of
+from feedline.planning.resolve import resolve_hello
 from feedline.resources import available_memory_bytes
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.feeder import Feeder
-from feedline.service.fit_workers import DaskWorkers
 from feedline.service.supervisor import FeederEvent
 from feedline.service.trainer_session import FeederCounters
 from feedline.spec import PipelineSpec, load_spec
+from feedline.transforms.registry.user_functions import keep_pandas_out
 from feedline.warehouse.optimize.usage import record_usage
+from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.parallel import stop_waiting
 
 # Default memory of a feeder: this, or its share of half of the free memory if that is less.
@@ -65,6 +70,34 @@ class FeedRequest:
     dashboard: bool = False
 
 
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Run a feeder as FeedlineDataset and `feedline run` start it, and end the process with its exit status."""
+    startup_seconds()
+    gc.freeze()  # what was imported stays
+    gc.enable()
+    end_with(functools.partial(_feed, arguments))
+
+
+def _feed(arguments: Sequence[str]) -> NoReturn:
+    parser = argparse.ArgumentParser(prog="feedline feed")
+    parser.add_argument("path")
+    for name, default in (("rank", 0), ("world-size", 1), ("local-ranks", 1)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--fd", type=int)
+    parser.add_argument("--parent", type=int)
+    parser.add_argument("--scratch")
+    parser.add_argument("--listen", action="store_true")
+    parser.add_argument("--dashboard", action="store_true")
+    options = vars(parser.parse_args(arguments))
+    fd, listen = options.pop("fd"), options.pop("listen")
+    request = FeedRequest(overrides=read_overrides(sys.stdin.buffer.read()), **options)
+    if fd is not None:
+        sys.exit(feed_over(fd, request))
+    if not listen:
+        raise SpecError("`feedline feed` needs --fd or --listen: it is internal. Use `feedline run`")
+    sys.exit(feed_listening(request))
+
+
 @functools.cache
 def startup_seconds() -> float:
     """Seconds from the start of this process to the first call, made after its imports."""
@@ -87,8 +120,8 @@ def feed_over(fd: int, request: FeedRequest) -> int:
         threading.Thread(target=_keep_log_short, name="feedline-log", daemon=True).start()
     with _feeder_signals(request, channel):
         try:
-            with _cluster_for(request) as (pipeline, cluster):
-                _serve(channel, pipeline, cluster, request, FeederCounters(), log=log)
+            with _cluster_for(request, early=True) as (spec, cluster):
+                _serve(channel, spec, cluster, request, FeederCounters(), log=log)
         except FeedlineError as error:
             with contextlib.suppress(ChannelClosedError):
                 channel.send_json(FeederFailure(name=type(error).__name__, message=str(error)).to_json())
@@ -106,22 +139,22 @@ def feed_listening(request: FeedRequest) -> int:
     connects, "plan", "stats" with the progress, and "left" when it disconnects, with the error if there was one.
     """
     startup_seconds()
-    with _feeder_signals(request), _cluster_for(request) as (pipeline, cluster):
-        listener = Listener(socket_path(job_fingerprint(pipeline.spec), request.rank, request.world_size))
+    with _feeder_signals(request), _cluster_for(request) as (spec, cluster):
+        listener = Listener(socket_path(job_fingerprint(spec), request.rank, request.world_size))
         try:
             listener.open()
             _print(FeederEvent(type="ready", dashboard=cluster.dashboard, pid=os.getpid()))
             while True:
                 channel = listener.accept()
                 if channel is not None:
-                    event = _serve_and_report(channel, pipeline, cluster, request)
+                    event = _serve_and_report(channel, spec, cluster, request)
                     listener.open()
                     _print(event)  # from now on the next trainer can connect
         finally:
             listener.close()
 
 
-def _serve_and_report(channel: Channel, pipeline: Pipeline, cluster: Cluster, request: FeedRequest) -> FeederEvent:
+def _serve_and_report(channel: Channel, spec: PipelineSpec, cluster: Cluster, request: FeedRequest) -> FeederEvent:
     """Serve one trainer; returns the event of its disconnection."""
     counters = FeederCounters()
     disconnected = threading.Event()
@@ -131,7 +164,7 @@ def _serve_and_report(channel: Channel, pipeline: Pipeline, cluster: Cluster, re
     error = None
     quality: list[Quality] = []
     try:
-        _serve(channel, pipeline, cluster, request, counters, on_plan=_print_plan, on_quality=quality.append)
+        _serve(channel, spec, cluster, request, counters, on_plan=_print_plan, on_quality=quality.append)
     except FeedlineError as failure:
         error = f"{type(failure).__name__}: {failure}"
     finally:
@@ -161,7 +194,7 @@ def _print_plan(plan: Plan) -> None:
 
 def _serve(
     channel: Channel,
-    pipeline: Pipeline,
+    spec: PipelineSpec,
     cluster: Cluster,
     request: FeedRequest,
     counters: FeederCounters,
@@ -171,7 +204,7 @@ def _serve(
     on_quality: Callable[[Quality], None] = lambda quality: None,
 ) -> None:
     def resolve(hello: Hello) -> Plan:
-        plan = _resolve(pipeline, cluster, request, hello)
+        plan = _resolve(spec, cluster, request, hello)
         on_plan(plan)
         return plan
 
@@ -181,7 +214,7 @@ def _serve(
         resolve,
         rank=request.rank,
         world_size=request.world_size,
-        memory_bytes=memory_budget(pipeline.spec, local_ranks=request.local_ranks),
+        memory_bytes=memory_budget(spec, local_ranks=request.local_ranks),
         counters=counters,
         about=FeederFacts(imports_s=startup_seconds(), log=log, dashboard=None, feeder=os.getpid()),
     )
@@ -192,29 +225,43 @@ def _serve(
             on_quality(total)
 
 
-def _resolve(pipeline: Pipeline, cluster: Cluster, request: FeedRequest, hello: Hello) -> Plan:
+def _resolve(spec: PipelineSpec, cluster: Cluster, request: FeedRequest, hello: Hello) -> Plan:
     """Resolve the plan that a trainer requests; rank 0 of a new job adds it to the usage record."""
-    job = job_fingerprint(pipeline.spec)
-    plan = pipeline.resolve(hello, job=job, map=cluster.map, workers=DaskWorkers(cluster))
+    plan = resolve_hello(spec, hello, job=job_fingerprint(spec), fit=_fit_on(spec, cluster), map=cluster.map)
     if hello.snapshot is None and hello.rebase is None:  # a resumed run may have delivered those rows
         plan.without_gaps()
     plan = replace(plan, job=replace(plan.job, environment=cluster.environment))
     cluster.check_job(plan.job)
     if request.rank == 0 and hello.snapshot is None:  # else it is resumed, with its first snapshot
-        spec = pipeline.spec
         record_usage(spec.work_dir, plan.snapshot, plan.parts, plan.selection.rows, job=spec.name)
     return plan
 
 
+def _fit_on(spec: PipelineSpec, cluster: Cluster) -> Callable[[Snapshot], str | None]:
+    """Fits missing artifacts on the cluster."""
+
+    def fit(snapshot: Snapshot) -> str | None:
+        from feedline.pipeline import Pipeline  # noqa: PLC0415 -- 0.1 s of imports that most feeders do not need
+        from feedline.service.fit_workers import DaskWorkers  # noqa: PLC0415 -- imports Dask
+
+        return Pipeline(spec).fit(missing=True, snapshot=snapshot, workers=DaskWorkers(cluster)).manifest
+
+    return fit
+
+
 @contextlib.contextmanager
-def _cluster_for(request: FeedRequest) -> Iterator[tuple[Pipeline, Cluster]]:
+def _cluster_for(request: FeedRequest, *, early: bool = False) -> Iterator[tuple[PipelineSpec, Cluster]]:
     spec = load_spec(request.path, request.overrides)
-    cluster = Cluster(spec.cluster, threads=feeder_threads(spec, local_ranks=request.local_ranks))
+    code = code_of(spec)
+    keep_pandas_out(code)
+    threads = feeder_threads(spec, local_ranks=request.local_ranks)
+    cluster = Cluster(spec.cluster, threads=threads, code=code, early=early)
     try:
-        cluster.check_workers(code_of(spec))
+        if not early:
+            cluster.check_workers(code)
         if request.dashboard:
             cluster.load_dashboard()
-        yield Pipeline(spec), cluster
+        yield spec, cluster
     finally:
         _ignore_sigterm()
         stop_waiting()

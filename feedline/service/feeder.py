@@ -75,6 +75,8 @@ class Feeder:
                 self._look_after_cluster()
                 if not session.advance():
                     self._sleep(poll)
+                elif session.counters.batches:
+                    self._cluster.connect()  # the first batch is out
         except (ChannelClosedError, TrainerGoneError):
             return
         except FeedlineError as error:
