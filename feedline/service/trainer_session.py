@@ -215,7 +215,7 @@ class TrainerSession:
             name=f"{plan.name}-e{epoch}",
             blocks=schedule.blocks_of(lanes, first_step=step),
             request=lambda block: plan.request(block, epoch),
-            window=_window(len(lanes), self._memory_bytes, self._cluster.fixed_window),
+            window=_window(schedule.open_blocks(lanes), self._memory_bytes, self._cluster.fixed_window),
             wake=self._wake,
             stats=self.counters.delivery,
         )
