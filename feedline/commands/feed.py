@@ -33,7 +33,7 @@ from feedline.loader.ring.messages import FeederFailure
 from feedline.loader.ring.rendezvous import Listener, job_fingerprint, socket_path
 from feedline.planning.plan import Plan, code_of
 from feedline.planning.resolve import resolve_hello
-from feedline.resources import available_memory_bytes
+from feedline.resources import available_memory_bytes, use_huge_pages
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.feeder import Feeder
 from feedline.service.supervisor import FeederEvent
@@ -73,6 +73,7 @@ class FeedRequest:
 def main(arguments: Sequence[str]) -> NoReturn:
     """Run a feeder as FeedlineDataset and `feedline run` start it, and end the process with its exit status."""
     startup_seconds()
+    use_huge_pages(False)  # until the first batch is out
     gc.freeze()  # what was imported stays
     gc.enable()
     end_with(functools.partial(_feed, arguments))
@@ -254,6 +255,8 @@ def _cluster_for(request: FeedRequest, *, early: bool = False) -> Iterator[tuple
     spec = load_spec(request.path, request.overrides)
     code = code_of(spec)
     keep_pandas_out(code)
+    if spec.cluster.workers is not None or spec.cluster.scheduler is not None:
+        use_huge_pages(True)  # its own processes inherit the setting
     threads = feeder_threads(spec, local_ranks=request.local_ranks)
     cluster = Cluster(spec.cluster, threads=threads, code=code, early=early)
     try:

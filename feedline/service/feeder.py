@@ -17,10 +17,11 @@ from feedline.errors import FeedlineError
 from feedline.loader.facts import FeederFacts, Hello
 from feedline.loader.ring.channel import Channel, ChannelClosedError
 from feedline.planning.plan import Plan
+from feedline.resources import use_huge_pages
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.trainer_session import FeederCounters, TrainerSession
 
-# Dask's dashboard takes 0.3 s of imports: it is loaded when the trainer is behind, or this long after the first batch.
+# Dask's dashboard takes 0.3 s of imports: it is loaded when the trainer is behind, or this long after it first waited.
 _DASHBOARD_S = 5.0
 # How often a feeder checks its cluster.
 _TICK_S = 1.0
@@ -49,6 +50,7 @@ class Feeder:
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._look_due_s = self._dashboard_due_s = 0.0
         self._dashboard_requested = False
+        self._started = False  # the first batch is out
         self.session = TrainerSession(
             channel,
             cluster,
@@ -75,8 +77,10 @@ class Feeder:
                 self._look_after_cluster()
                 if not session.advance():
                     self._sleep(poll)
-                elif session.counters.batches:
-                    self._cluster.connect()  # the first batch is out
+                elif session.counters.batches and not self._started:
+                    self._started = True
+                    self._cluster.connect()
+                    use_huge_pages(True)
         except (ChannelClosedError, TrainerGoneError):
             return
         except FeedlineError as error:
@@ -98,7 +102,7 @@ class Feeder:
                 os.eventfd_read(self._wake_fd)
         if self.session.trainer in events:
             raise TrainerGoneError
-        if not events or self.session.awaits_slot:
+        if self.session.awaits_slot or not (events or self.session.starved):
             self._load_dashboard()  # there is time now
 
     def _look_after_cluster(self) -> None:
@@ -109,7 +113,7 @@ class Feeder:
         self._look_due_s = now_s + _TICK_S
         self._cluster.look(waiting=self.session.starved)
         self.session.look()
-        if self.session.counters.batches:
+        if self.session.counters.batches or self.session.starved:
             self._dashboard_due_s = self._dashboard_due_s or now_s + _DASHBOARD_S
             if now_s > self._dashboard_due_s:
                 self._load_dashboard()
