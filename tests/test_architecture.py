@@ -73,8 +73,8 @@ DECLARING = ("feedline.transforms.registry", "feedline.transforms.ops")
 MODULES_OF_THE_ROOT, MODULES_OF_A_FOLDER = 8, 15  # __init__ counts at the root only
 
 # The only imports inside functions, beside the commands of `feedline.cli`, each of which imports what it needs: feeders
-# import Pipeline, and shall load neither torch nor Dask's dataframes, and compute their first block before they load the
-# command line and Dask; the packages of table formats are extras.
+# shall load neither torch nor Dask's dataframes, and compute their first block before they load the command line and
+# Dask; the packages of table formats are extras.
 INSIDE_FUNCTIONS = {
     ("feedline.__main__", "feedline.cli"),
     ("feedline.__main__", "feedline.commands.feed"),

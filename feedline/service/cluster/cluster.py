@@ -87,12 +87,10 @@ class Cluster:
 
     def _connect(self) -> None:
         try:
-            from feedline.service.cluster.dask_cluster import (  # noqa: PLC0415
-                DaskCluster,  # -- blocks are computed, and plans made, before Dask is imported
-            )
+            from feedline.service.cluster import dask_cluster  # noqa: PLC0415 -- imports Dask
 
             port = self._port.number if self._port is not None else 0
-            dask = DaskCluster(
+            dask = dask_cluster.DaskCluster(
                 self._spec, threads=self._threads, cpu=self._cpu, dashboard_port=port, scratch=self._scratch
             )
         except BaseException as error:
