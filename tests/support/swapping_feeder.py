@@ -6,7 +6,7 @@ FEEDLINE_COMMAND="python swapping_feeder.py"
 from __future__ import annotations
 
 from feedline.blocks import compute
-from feedline.cli import main
+from feedline.__main__ import main
 
 _permuted_rows = compute.permuted_rows
 
