@@ -63,14 +63,16 @@ def resolve_hello(spec: PipelineSpec, hello: Hello, *, job: str, fit: Fit, map: 
     lanes = spec.lanes or hello.lanes or start.world_size
     rank_lanes(lanes, start.rank, start.world_size)
     plan_id, features = hello.plan, hello.features
+    version: int | None = None
     if hello.rebase is not None:
-        snapshot, rest = _agreed_rebase(spec, hello.rebase, start, map)
+        snapshot, rest, version = _agreed_rebase(spec, hello.rebase, start, map)
         plan_id = None  # the hello's is that of the plan before the rebase
     elif hello.snapshot is not None:
         snapshot, rest = _load_named(spec, hello.snapshot)
     else:
         snapshot, rest = _agreed_snapshot(spec, start, map), None
     plan = resolve_snapshot(spec, snapshot, lanes=lanes, rebase=rest, fit=fit, map=map, start=start, features=features)
+    plan = plan.matching(plan_id) if version is None else replace(plan, version=version)
     _refuse_other_plan(plan, {"plan": plan_id, "features": features})
     return plan
 
@@ -82,16 +84,17 @@ def resolve_state(spec: PipelineSpec, state: Mapping[str, Any], *, fit: Fit, map
     snapshot, rest = _load_named(spec, fields["snapshot"])
     lanes, features = fields["lanes"], fields["features"]
     plan = resolve_snapshot(spec, snapshot, lanes=lanes, rebase=rest, fit=fit, map=map, features=features)
+    plan = plan.matching(fields["plan"])
     _refuse_other_plan(plan, fields)
     return plan
 
 
 def resolve_rebase(spec: PipelineSpec, state: Mapping[str, Any], *, map: Map | None = None) -> Plan:
-    """The plan of a state's run on the table as it is now; see `Pipeline.rebase`."""
+    """The plan of a state's run on the table as it is now, of the state's version; see `Pipeline.rebase`."""
     fields = checked_state(state)
     _refuse_other_settings(spec, fields)
     before, rest = _load_named(spec, fields["snapshot"])
-    old = make_plan(spec, before, lanes=fields["lanes"], map=map, rebase=rest)
+    old = make_plan(spec, before, lanes=fields["lanes"], map=map, rebase=rest).matching(fields["plan"])
     _refuse_other_plan(old, {"plan": fields["plan"]})
     epoch, step = fields["epoch"], fields["step"]
     if step >= old.schedule(epoch).steps:
@@ -100,7 +103,7 @@ def resolve_rebase(spec: PipelineSpec, state: Mapping[str, Any], *, map: Map | N
     if snapshot.id == old.snapshot.id:
         return old
     require_comparable(old, snapshot)
-    new = make_plan(spec, snapshot, lanes=old.lanes, map=map)
+    new = replace(make_plan(spec, snapshot, lanes=old.lanes, map=map), version=old.version)
     rest = rebase(old, new, epoch=epoch, step=step, map=map)
     rest.save(spec.work_dir)
     return replace(new, rebase=rest)
@@ -152,15 +155,17 @@ def _agreed_snapshot(spec: PipelineSpec, start: RunStart, map: Map | None) -> Sn
 
 def _agreed_rebase(
     spec: PipelineSpec, request: RebaseRequest, start: RunStart, map: Map | None
-) -> tuple[Snapshot, Rebase | None]:
-    """The rebase that all ranks of this start use: the first computes it, the others load it."""
+) -> tuple[Snapshot, Rebase | None, int]:
+    """The rebase that all ranks of this start use, and its plan's version: the first computes it, the others load it."""
+
+    def compute() -> str:
+        plan = resolve_rebase(spec, request.state, map=map)
+        return f"{plan.version}:{plan.snapshot_name}"
+
     content = json.dumps([start.job, request.to_json()], sort_keys=True)
-    name = agree(
-        replace(start, job=hashlib.sha256(content.encode()).hexdigest()),
-        spec.work_dir,
-        lambda: resolve_rebase(spec, request.state, map=map).snapshot_name,
-    )
-    return _load_named(spec, name)
+    agreed = agree(replace(start, job=hashlib.sha256(content.encode()).hexdigest()), spec.work_dir, compute)
+    version, _, name = agreed.partition(":")
+    return *_load_named(spec, name), int(version)
 
 
 def _load_named(spec: PipelineSpec, name: str) -> tuple[Snapshot, Rebase | None]:
