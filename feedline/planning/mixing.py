@@ -56,11 +56,11 @@ def block_sizes(spec: PipelineSpec, lanes: int, version: int) -> BlockSizes:
     split_rows = spec.source.split_rows
     if spec.shuffle is None:
         return BlockSizes(split_rows=split_rows, kept_rows=None, block_rows=split_rows, window_rows=0)
+    if version not in DEFAULT_WINDOW_ROWS:
+        raise PlanError(f"the plan's version is not supported: got {version}, expected 1 to {PLAN_VERSION}")
     window = window_rows(spec, version)
     if version == 1:
         return BlockSizes(split_rows=split_rows, kept_rows=None, block_rows=window, window_rows=0)
-    if version != PLAN_VERSION:
-        raise PlanError(f"the plan's version is not supported: got {version}, expected 1 to {PLAN_VERSION}")
     own = max(1, window * FULL_LANES // max(lanes, FULL_LANES))
     whole = max(1, window // WINDOW_BLOCKS)
     block = max(min(whole, own), min(whole, _SMALLEST_BLOCK_ROWS))

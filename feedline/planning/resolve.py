@@ -156,7 +156,7 @@ def _agreed_snapshot(spec: PipelineSpec, start: RunStart, map: Map | None) -> Sn
 def _agreed_rebase(
     spec: PipelineSpec, request: RebaseRequest, start: RunStart, map: Map | None
 ) -> tuple[Snapshot, Rebase | None, int]:
-    """The rebase that all ranks of this start use, and its plan's version: the first computes it, the others load it."""
+    """The rebase that all ranks of this start use, and its plan's version: the first rank computes them."""
 
     def compute() -> str:
         plan = resolve_rebase(spec, request.state, map=map)
