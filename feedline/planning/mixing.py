@@ -12,6 +12,7 @@ rows (`strands`). Many lanes share a fixed number of windows: with more than `FU
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from feedline.errors import PlanError
 from feedline.spec import PipelineSpec
@@ -49,6 +50,14 @@ def window_rows(spec: PipelineSpec, version: int) -> int:
     """`shuffle.window_rows`, or the version's default."""
     assert spec.shuffle is not None
     return spec.shuffle.window_rows or DEFAULT_WINDOW_ROWS[version]
+
+
+def shuffle_facts(spec: PipelineSpec, version: int) -> dict[str, Any] | str:
+    """What the fingerprint of a plan says of its shuffle."""
+    shuffle = spec.shuffle
+    if shuffle is None:
+        return "off"
+    return {"seed": shuffle.seed, "window_rows": window_rows(spec, version), "rows": shuffle.rows, "by": shuffle.by}
 
 
 def block_sizes(spec: PipelineSpec, lanes: int, version: int) -> BlockSizes:

@@ -41,7 +41,7 @@ from feedline.planning.binding import (
     require_fitted,
     rows_of,
 )
-from feedline.planning.mixing import PLAN_VERSION, BlockSizes, block_sizes, newest_version, window_rows
+from feedline.planning.mixing import PLAN_VERSION, BlockSizes, block_sizes, newest_version, shuffle_facts
 from feedline.planning.nulls import Gaps, find_gaps
 from feedline.planning.schedule import Block, Piece, Schedule
 from feedline.spec import PipelineSpec
@@ -91,10 +91,15 @@ class Plan:
     def name(self) -> str:
         return "".join(character if character.isalnum() else "_" for character in self.spec.name)
 
+    def at(self, version: int) -> Plan:
+        """This plan in another version."""
+        return self if version == self.version else replace(self, version=version)
+
     def matching(self, fingerprint: str | None) -> Plan:
         """This plan in the version that has a fingerprint, and in the newest where none has."""
-        versions = [replace(self, version=version) for version in range(newest_version(self.spec), 0, -1)]
-        return next((plan for plan in versions if plan.fingerprint == fingerprint), versions[0])
+        newest = newest_version(self.spec)
+        plans = [self.at(version) for version in range(newest, 0, -1)]
+        return next((plan for plan in plans if plan.fingerprint == fingerprint), plans[0])
 
     @cached_property
     def sizes(self) -> BlockSizes:
@@ -188,7 +193,7 @@ class Plan:
             "snapshot": self.snapshot.id,
             "where": self.spec.source.where,
             "split_rows": self.spec.source.split_rows,
-            "shuffle": self._shuffle_facts(),
+            "shuffle": shuffle_facts(self.spec, self.version),
             "lanes": self.lanes,
             "batch_size": self.spec.batch.size,
             "tail": self.spec.batch.tail,
@@ -197,17 +202,6 @@ class Plan:
         if self.sample is not None:
             facts["sample"] = asdict(self.sample.sample)
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
-
-    def _shuffle_facts(self) -> dict[str, Any] | str:
-        shuffle = self.spec.shuffle
-        if shuffle is None:
-            return "off"
-        return {
-            "seed": shuffle.seed,
-            "window_rows": window_rows(self.spec, self.version),
-            "rows": shuffle.rows,
-            "by": shuffle.by,
-        }
 
     @property
     def features_fingerprint(self) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -53,28 +53,44 @@ def current_snapshot(spec: PipelineSpec, *, take: Take = snapshot_of_source, map
     return snapshot
 
 
-def resolve_hello(spec: PipelineSpec, hello: Hello, *, job: str, fit: Fit, map: Map | None = None) -> Plan:
+def resolve_hello(
+    spec: PipelineSpec, hello: Hello, *, job: str, fit: Fit, map: Map | None = None, plans: Sequence[Plan] = ()
+) -> Plan:
     """The plan that a trainer's hello asks for: its state's, or one that all ranks of this start agree on.
+
+    plans: of the spec, for other ranks in this process; one on the same snapshot is returned, not made again.
 
     Raises StateError, with both values, where the trainer's state belongs to another plan or other features.
     """
-    start = RunStart(job=job, rank=hello.rank, world_size=hello.world_size)
+    start = RunStart(job=job, rank=hello.global_rank, world_size=hello.global_size)
     _refuse_other_settings(spec, hello.to_json())
-    lanes = spec.lanes or hello.lanes or start.world_size
-    rank_lanes(lanes, start.rank, start.world_size)
+    lanes = spec.lanes or hello.lanes or hello.world_size
+    rank_lanes(lanes, hello.rank, hello.world_size)
     plan_id, features = hello.plan, hello.features
     version: int | None = None
+    taken: Snapshot | None = None
     if hello.rebase is not None:
-        snapshot, rest, version = _agreed_rebase(spec, hello.rebase, start, map)
+        name, version = _agreed_rebase(spec, hello.rebase, start, map)
         plan_id = None  # the hello's is that of the plan before the rebase
     elif hello.snapshot is not None:
-        snapshot, rest = _load_named(spec, hello.snapshot)
+        name = hello.snapshot
     else:
-        snapshot, rest = _agreed_snapshot(spec, start, map), None
-    plan = resolve_snapshot(spec, snapshot, lanes=lanes, rebase=rest, fit=fit, map=map, start=start, features=features)
-    plan = plan.matching(plan_id) if version is None else replace(plan, version=version)
+        name, taken = _agreed_snapshot(spec, start, map)
+    plan = next((each for each in plans if _serves(each, name, lanes=lanes, features=features)), None)
+    if plan is None:
+        snapshot, rest = _load_named(spec, name) if taken is None else (taken, None)
+        plan = resolve_snapshot(
+            spec, snapshot, lanes=lanes, rebase=rest, fit=fit, map=map, start=start, features=features
+        )
+    plan = plan.matching(plan_id) if version is None else plan.at(version)
     _refuse_other_plan(plan, {"plan": plan_id, "features": features})
     return plan
+
+
+def _serves(plan: Plan, snapshot_name: str, *, lanes: int, features: str | None) -> bool:
+    """Whether a plan of another rank is the one for a snapshot, and for a state's features."""
+    same = (plan.snapshot_name, plan.lanes) == (snapshot_name, lanes)
+    return same and features in (None, plan.features_fingerprint)
 
 
 def resolve_state(spec: PipelineSpec, state: Mapping[str, Any], *, fit: Fit, map: Map | None = None) -> Plan:
@@ -103,7 +119,7 @@ def resolve_rebase(spec: PipelineSpec, state: Mapping[str, Any], *, map: Map | N
     if snapshot.id == old.snapshot.id:
         return old
     require_comparable(old, snapshot)
-    new = replace(make_plan(spec, snapshot, lanes=old.lanes, map=map), version=old.version)
+    new = make_plan(spec, snapshot, lanes=old.lanes, map=map).at(old.version)
     rest = rebase(old, new, epoch=epoch, step=step, map=map)
     rest.save(spec.work_dir)
     return replace(new, rebase=rest)
@@ -141,8 +157,8 @@ def lanes_for(spec: PipelineSpec, world_size: int) -> int:
     return lanes
 
 
-def _agreed_snapshot(spec: PipelineSpec, start: RunStart, map: Map | None) -> Snapshot:
-    """The snapshot that all ranks of this start read: the first takes it, the others load it."""
+def _agreed_snapshot(spec: PipelineSpec, start: RunStart, map: Map | None) -> tuple[str, Snapshot | None]:
+    """The name of the snapshot that all ranks of this start read; the snapshot itself, if this rank takes it."""
     snapshots: list[Snapshot] = []
 
     def take() -> str:
@@ -150,13 +166,11 @@ def _agreed_snapshot(spec: PipelineSpec, start: RunStart, map: Map | None) -> Sn
         return snapshots[0].id
 
     name = agree(start, spec.work_dir, take)
-    return snapshots[0] if snapshots else Snapshot.load(spec.work_dir, name)
+    return name, next(iter(snapshots), None)
 
 
-def _agreed_rebase(
-    spec: PipelineSpec, request: RebaseRequest, start: RunStart, map: Map | None
-) -> tuple[Snapshot, Rebase | None, int]:
-    """The rebase that all ranks of this start use, and its plan's version: the first rank computes them."""
+def _agreed_rebase(spec: PipelineSpec, request: RebaseRequest, start: RunStart, map: Map | None) -> tuple[str, int]:
+    """The name of the rebase that all ranks of this start use, and its plan's version: the first rank computes them."""
 
     def compute() -> str:
         plan = resolve_rebase(spec, request.state, map=map)
@@ -165,7 +179,7 @@ def _agreed_rebase(
     content = json.dumps([start.job, request.to_json()], sort_keys=True)
     agreed = agree(replace(start, job=hashlib.sha256(content.encode()).hexdigest()), spec.work_dir, compute)
     version, _, name = agreed.partition(":")
-    return *_load_named(spec, name), int(version)
+    return name, int(version)
 
 
 def _load_named(spec: PipelineSpec, name: str) -> tuple[Snapshot, Rebase | None]:
