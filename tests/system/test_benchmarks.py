@@ -36,6 +36,7 @@ import floor  # noqa: E402
 import pipeline as pipeline_benchmark  # noqa: E402
 import polars_workload  # noqa: E402
 import snapshots  # noqa: E402
+import targets  # noqa: E402
 import trainer  # noqa: E402
 import vocabulary as vocabulary_benchmark  # noqa: E402
 import workload  # noqa: E402
@@ -382,6 +383,33 @@ def test_ratios_are_medians_over_rounds_to_the_best_contender_of_the_process() -
     assert found["feedline-off, optimized / best in-process, plain"]["rows_per_s"]["median"] == 2.0
     assert floor.spread([1.0, None]) is None
     assert floor.ratios({"plain": {"feedline-off": several(1)}}) == {}
+
+
+def test_the_targets_are_read_from_what_the_benchmarks_print(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def program(name: str, *arguments: object) -> str:
+        if name == "first_batch.py":
+            return "\n" + json.dumps([{"all but trainer imports": seconds} for seconds in (3.0, 1.25, 0.5)])
+        if name == "waiting_batch.py":
+            return json.dumps({"tensors": 21, "next_us": 88.4, "next_with_tensors_us": 240.0})
+        if name == "ranks.py":
+            raise targets.PartError("ranks.py ended with exit code 1")
+        keys = {key: {"median": 0.5, "min": 0.25, "max": 1.0} for key in floor.COLUMNS}
+        abouts = floor.ratios({table: {name: [dict.fromkeys(floor.COLUMNS, 1.0)] for name in arguments[6].split(",")}
+                               for table in ("plain", "optimized")})  # fmt: skip
+        Path(str(arguments[-1])).write_text(json.dumps({"ratios": dict.fromkeys(abouts, keys)}))
+        return ""
+
+    monkeypatch.setattr(targets, "program", program)
+    assert targets.main(["--only", "floor,start,waiting,ranks", "--rounds", "1"]) == 1
+    printed = capsys.readouterr()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in printed.out.splitlines()[2:]]
+    assert [row[1] for row in rows[:6]] == ["0.50 (0.25-1.00)"] * 6, "the names of the floor benchmark's ratios"
+    assert [row[1] for row in rows[6:]] == ["1.25 s", "88 µs", "240 µs", "88 µs", "240 µs"]
+    assert printed.err == "missing: ranks.py ended with exit code 1\n"
+    words = "two ranks, of one: 0.97 (median of 3)\nmemory of a feeder with eight ranks, of one: 1.31\n"
+    assert [row.figure for row in targets.ranks_rows(words)] == ["0.97", "1.31"]
 
 
 def test_snapshots_of_many_files_are_measured(tmp_path: Path) -> None:
