@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import logging
 import os
 import select
 import shutil
@@ -34,7 +35,7 @@ from feedline.service.cluster.cluster import Cluster
 from feedline.service.feeder import Feeder
 from feedline.service.fit_workers import DaskWorkers
 from feedline.service.supervisor import FeederEvent
-from feedline.service.trainer_session import FeederCounters
+from feedline.service.trainer_session import FeederCounters, window_logger
 from feedline.spec import PipelineSpec, load_spec
 from feedline.warehouse.optimize.usage import record_usage
 from feedline.warehouse.storage.parallel import stop_waiting
@@ -65,6 +66,12 @@ class FeedRequest:
     dashboard: bool = False
 
 
+def _show_window_changes() -> None:
+    """Write a line to standard error (or the feeder's log) whenever the window changes."""
+    window_logger.setLevel(logging.INFO)
+    window_logger.addHandler(logging.StreamHandler())
+
+
 @functools.cache
 def startup_seconds() -> float:
     """Seconds from the start of this process to the first call, made after its imports."""
@@ -80,6 +87,7 @@ def memory_budget(spec: PipelineSpec, *, local_ranks: int) -> int:
 def feed_over(fd: int, request: FeedRequest) -> int:
     """Serve the trainer at the other end of an inherited connection. Returns the exit status."""
     startup_seconds()
+    _show_window_changes()
     channel = adopt(fd)
     log = None
     if request.scratch is not None:
@@ -106,6 +114,7 @@ def feed_listening(request: FeedRequest) -> int:
     connects, "plan", "stats" with the progress, and "left" when it disconnects, with the error if there was one.
     """
     startup_seconds()
+    _show_window_changes()
     with _feeder_signals(request), _cluster_for(request) as (pipeline, cluster):
         listener = Listener(socket_path(job_fingerprint(pipeline.spec), request.rank, request.world_size))
         try:

@@ -49,7 +49,8 @@ _BACKENDS_WITHOUT_STORE = ("mpi", "fake")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetStats:
     """Rows (including padding), batches and bytes since the first batch was requested; `wait_fraction` is the share of
-    time that the trainer waited for batches, `ring_fill` the share of slots that hold a batch for it now."""
+    time that the trainer waited for batches, `ring_fill` the share of slots that hold a batch for it now. `window` is
+    the number of blocks that the feeder may have in flight now, `window_reason` what decided it (0, "": not yet)."""
 
     rows: int
     batches: int
@@ -61,6 +62,8 @@ class DatasetStats:
     ring_fill: float
     ring_bytes: int
     feeders: int
+    window: int
+    window_reason: str
 
 
 class _Progress(NamedTuple):
@@ -255,7 +258,7 @@ class FeedlineDataset(IterableDataset[Batch]):
     def stats(self) -> DatasetStats:
         """Counts and shares since the first batch was requested."""
         self._feed.refresh()
-        counts = self._feed.stats
+        counts, work = self._feed.stats, self._feed.reports.stats
         seconds = time.perf_counter() - self._start_s if self._start_s is not None else 0.0
         return DatasetStats(
             rows=self._rows,
@@ -268,6 +271,8 @@ class FeedlineDataset(IterableDataset[Batch]):
             ring_fill=self._feed.ring_fill,
             ring_bytes=self._feed.ring_bytes,
             feeders=self._feed.feeders,
+            window=work.window,
+            window_reason=work.window_reason,
         )
 
     # -- life -----------------------------------------------------------------------------------------------------
