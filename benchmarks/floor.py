@@ -9,6 +9,9 @@ that a slow minute of the machine affects all alike; the order rotates from roun
 second over the whole run without imports, and between 20 % and 80 % of the steps; seconds to the first batch, without
 imports; CPU-seconds per million rows, without the trainer's own imports; and peak memory of the process tree (sampled).
 Exit code 1 if a contender fails or two of them deliver different rows.
+
+All processes run with the allocator settings that Feedline gives its feeder (`ALLOCATOR_ENVIRONMENT`), which make the
+other loaders 10 to 15 % faster, too.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from measure import measure
 from rich.console import Console
 from rich.table import Table
 
+from feedline.resources import ALLOCATOR_ENVIRONMENT
 from feedline.warehouse.synthetic.clicks import ClickRecipe
 from feedline.warehouse.synthetic.generate import clicks_pipeline, generate_clicks
 
@@ -127,7 +131,7 @@ def run(name: str, files: Sequence[str], table: Path, options: argparse.Namespac
             repr(time.monotonic()),
             str(units),
         ]
-        cost = measure(command)
+        cost = measure(command, env=ALLOCATOR_ENVIRONMENT | os.environ)
     if cost.code != 0:
         raise BenchmarkError(f"{name} ended with exit code {cost.code}:\n{cost.stderr[-4000:]}")
     result = json.loads(cost.stdout.splitlines()[-1])

@@ -25,7 +25,7 @@ HISTORIES = tuple(f"hist_{k}" for k in range(6))
 LABEL = "clicked"
 COLUMNS = (*DENSE, *IDS, *HISTORIES, LABEL)
 CLIP, MODULUS, FIRST = 1000.0, 1_000_003, 20
-_RISING = np.arange(FIRST << 14)  # 0, 1, 2, .. for 16 k rows: slicing is cheaper than a new range for each column
+CHUNK_ROWS = 32_768  # rows decoded at once: 5 % faster than 8,192, and as fast as a row group in half the memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,7 @@ class RowGroup:
     index: int
     rows: int
     start: int
+    footer: pq.FileMetaData
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ def row_groups(files: Sequence[str]) -> list[RowGroup]:
         footer = pq.read_metadata(path)
         for index in range(footer.num_row_groups):
             rows = footer.row_group(index).num_rows
-            found.append(RowGroup(path, index, rows, start))
+            found.append(RowGroup(path, index, rows, start, footer))
             start += rows
     return found
 
@@ -97,46 +98,67 @@ def row_groups(files: Sequence[str]) -> list[RowGroup]:
 def numpy_pieces(group: RowGroup, size: int) -> list[Piece]:
     """Read a row group on this thread and encode it in numpy in pieces that end where batches of `size` rows end.
 
-    Pieces as long as a batch stay in the cache and need no concatenation.
+    Pieces of at most a batch stay in the caches, and most need no concatenation.
     """
-    table = read(group)
-    ends = [*range(size - group.start % size, group.rows, size), group.rows]
-    return [_numpy_piece(table.slice(first, stop - first)) for first, stop in pairwise([0, *ends])]
+    pieces: list[Piece] = []
+    start = group.start
+    columns = list(COLUMNS)
+    for chunk in _open(group).iter_batches(CHUNK_ROWS, row_groups=[group.index], columns=columns, use_threads=False):
+        ends = [*range(size - start % size, chunk.num_rows, size), chunk.num_rows]
+        pieces += [_numpy_piece(chunk.slice(first, stop - first)) for first, stop in pairwise([0, *ends])]
+        start += chunk.num_rows
+    return pieces
 
 
 def read(group: RowGroup) -> pa.Table:
     """Read a row group's raw columns on this thread."""
-    return pq.ParquetFile(group.path).read_row_group(group.index, columns=list(COLUMNS), use_threads=False)
+    return _open(group).read_row_group(group.index, columns=list(COLUMNS), use_threads=False)
 
 
-def _numpy_piece(rows: pa.Table) -> Piece:
-    columns = {name: rows.column(name).combine_chunks() for name in COLUMNS}
+def _open(group: RowGroup) -> pq.ParquetFile:
+    """Open a file without reading its footer again; Arrow decodes its pages where they are in the page cache."""
+    return pq.ParquetFile(group.path, metadata=group.footer, memory_map=True, pre_buffer=False)
+
+
+def _numpy_piece(rows: pa.RecordBatch) -> Piece:
     dense = np.empty((len(DENSE), rows.num_rows), np.float32)
     for row, name in zip(dense, DENSE, strict=True):
-        row[:] = columns[name].to_numpy(zero_copy_only=False)  # null becomes NaN
-    np.fmax(dense, np.float32(0), out=dense)  # NaN becomes 0: fill_null and the lower clip in one pass
-    np.minimum(dense, np.float32(CLIP), out=dense)
+        _fill_and_clip(rows.column(name), row)
     np.log1p(dense, out=dense)
     ids = np.empty((len(IDS), rows.num_rows), np.int64)
     for row, name in zip(ids, IDS, strict=True):
-        raw = columns[name].to_numpy()
+        raw = rows.column(name).to_numpy()
         np.floor_divide(raw, MODULUS, out=row)  # vectorised for a constant divisor, unlike %: 0.6 ns instead of 1.6
         np.multiply(row, MODULUS, out=row)
         np.subtract(raw, row, out=row)
-    values, offsets = zip(*(_first(columns[name]) for name in HISTORIES), strict=True)
-    labels = columns[LABEL].to_numpy().astype(np.float32)
+    values, offsets = zip(*(_first(rows.column(name)) for name in HISTORIES), strict=True)
+    labels = rows.column(LABEL).to_numpy().astype(np.float32)
     return Piece(np.ascontiguousarray(dense.T), ids, labels[:, None], values, offsets)
 
 
+def _fill_and_clip(column: pa.FloatArray, out: np.ndarray) -> None:
+    """Write clip(fill_null(column, 0), 0, 1000); clipping makes a number of whatever bits a null has."""
+    bitmap, data = column.buffers()
+    first, stop = column.offset, column.offset + len(column)
+    np.fmax(np.frombuffer(data, np.float32, stop)[first:], np.float32(0), out=out)
+    np.minimum(out, np.float32(CLIP), out=out)
+    if column.null_count:
+        valid = np.unpackbits(np.frombuffer(bitmap, np.uint8, (stop + 7) // 8)[first // 8 :], bitorder="little")
+        np.multiply(out, valid[first % 8 : first % 8 + len(column)], out=out)
+
+
 def _first(lists: pa.ListArray) -> tuple[np.ndarray, np.ndarray]:
-    """Gather the first 20 ids of each list."""
+    """Select the first 20 ids of each list by a mask of runs, which numpy copies run by run."""
     raw = lists.offsets.to_numpy()
-    kept = np.minimum(np.diff(raw), FIRST)
+    lengths = np.diff(raw)
+    kept = np.minimum(lengths, FIRST)
     offsets = np.zeros(len(kept) + 1, np.int64)
     np.cumsum(kept, out=offsets[1:])
-    index = np.repeat(raw[:-1] - offsets[:-1], kept)
-    index += _RISING[: len(index)] if len(index) <= len(_RISING) else np.arange(len(index))
-    return lists.values.to_numpy().take(index), offsets
+    runs = np.empty((len(kept), 2), np.int32)
+    runs[:, 0] = kept
+    np.subtract(lengths, kept, out=runs[:, 1])
+    mask = np.repeat(np.tile([True, False], len(kept)), runs.ravel())
+    return lists.values.to_numpy()[raw[0] : raw[-1]][mask], offsets
 
 
 class ShardedRows(IterableDataset[dict[str, torch.Tensor]]):

@@ -42,6 +42,10 @@ _ELSEWHERE = {
         "feedline.commands.table_layout",
         "Show what runs of Feedline read of a table: columns, bytes, the popularity curve.",
     ),
+    "verify": (
+        "feedline.commands.verify",
+        "Compare what trainers get, or got, with the plan, row by row. Exit status 1 if anything differs.",
+    ),
     "transform": (
         "feedline.commands.transform",
         "Turn rows of a file into features, exactly as training does. Needs only pipeline.yaml and its artifacts.",
@@ -162,19 +166,39 @@ def plan(
     ops: Annotated[
         bool, typer.Option("--ops", help="Show each feature's chain instead: types, shared steps, cost.")
     ] = False,
+    step: Annotated[
+        int | None, typer.Option(min=0, help="Show the files, row groups and rows of this step instead.")
+    ] = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="With --step: of this rank (default: all).")] = None,
+    epoch: Annotated[int, typer.Option(min=0, help="With --step: of this epoch.")] = 0,
+    state: Annotated[
+        Path | None, typer.Option(help="With --step: the plan of a state, the JSON of a dataset's state_dict.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what a run would do: what is pruned and why, what is read, rows, steps, memory."""
     from feedline.commands.plan_ops import describe_ops, ops_table
     from feedline.commands.plan_report import describe, plan_table
+    from feedline.commands.plan_step import describe_step, step_table
+    from feedline.loader.state import read_state
     from feedline.pipeline import Pipeline
     from feedline.spec import load_spec
     from feedline.spec.overrides import parse_overrides
     from feedline.warehouse.selection.waves import on_count_progress
 
     spec = load_spec(pipeline, parse_overrides(overrides or []))
+    if step is None and (rank is not None or epoch or state is not None):
+        raise SpecError("--rank, --epoch and --state describe a step: got no --step. Name one")
     with on_count_progress(_print_count_progress):
-        resolved = Pipeline(spec).plan(world_size=world_size)
+        own = Pipeline(spec)
+        resolved = own.plan(world_size=world_size) if state is None else own.plan_for(read_state(state))
+    if step is not None:
+        rows = describe_step(resolved, epoch=epoch, step=step, rank=rank, world_size=world_size)
+        if as_json:
+            print(json.dumps(rows))
+        else:
+            Console().print(step_table(rows), highlight=False)
+        return
     facts = describe_ops(resolved) if ops else describe(resolved, world_size=world_size)
     if as_json:
         print(json.dumps(facts))

@@ -41,7 +41,7 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
     lanes_per_rank = plan.lanes // world_size
     cluster = plan.spec.cluster
     threads = feeder_threads(plan.spec, local_ranks=1) * (cluster.workers or 1)
-    fewest, most = window_bounds(lanes_per_rank, threads, cluster.window)
+    fewest, most = window_bounds(schedule.open_blocks(range(lanes_per_rank)), threads, cluster.window)
     row_bytes = _row_bytes(plan)
     block_rows = max(block.rows for block in schedule.blocks(0, everything=True))
     twice = _read_twice(plan, schedule)

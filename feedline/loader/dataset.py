@@ -231,6 +231,22 @@ class FeedlineDataset(IterableDataset[Batch]):
         self._current = None
         self._progress = _Progress(answer, layout, position, position, position)
 
+    def receipt(self, batch: Batch) -> dict[str, Any]:
+        """Which rows this rank received: the state before the batch, the rank, and a digest of the batch.
+
+        Write one per batch, as a line of JSON, and `feedline verify --receipts` compares them with the plan, over all
+        ranks and starts of a run. The digest reads the whole batch.
+        """
+        ranks = self._ranks
+        return {
+            **state_of(self._open().facts, batch.epoch, batch.step),
+            "rank": ranks.rank,
+            "world_size": ranks.world_size,
+            "trainer": ranks.rank,
+            "rows": batch.rows,
+            "digest": batch.digest(),
+        }
+
     # -- facts ----------------------------------------------------------------------------------------------------
 
     @property

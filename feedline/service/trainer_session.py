@@ -114,7 +114,7 @@ class TrainerSession:
         self._ring = RingWriter(channel, limit_bytes=int(memory_bytes * _RING_SHARE))
         self._hello_number = 0  # of the last hello
         self._plan: Plan | None = None
-        self._window: Window | None = None  # of the plan
+        self._window: Window | None = None  # of the plan, kept over epochs
         self._stream: _Stream | None = None
         self._ahead: _Stream | None = None  # the next epoch's, started when this one ended
         self._pace = TrainerPace()
@@ -219,11 +219,7 @@ class TrainerSession:
             )
         self._end_stream()
         self._plan = plan = self._resolve(hello)
-        lanes = len(rank_lanes(plan.lanes, self._rank, self._world_size))
-        memory_bytes = int(self._memory_bytes * (1 - _RING_SHARE))
-        self._window = Window(
-            WindowLimits(lanes=lanes, memory_bytes=memory_bytes, fixed_blocks=self._cluster.fixed_window)
-        )
+        self._window = None
         self.monitor = QualityMonitor(plan.layout.schema, plan.job.features, plan.on_expect)
         facts = {**plan.facts().to_json(), **replace(self._about, dashboard=self._cluster.dashboard).to_json()}
         self._channel.send_json({"type": "facts", "number": self._hello_number, "facts": facts})
@@ -245,11 +241,18 @@ class TrainerSession:
 
     def _open(self, number: int, epoch: int, step: int) -> _Stream:
         assert self._plan is not None
-        assert self._window is not None
         plan = self._plan
         schedule = plan.schedule(epoch)
         step = max(step, schedule.first_step)
         lanes = rank_lanes(schedule.lanes, self._rank, self._world_size)
+        limits = WindowLimits(
+            open_blocks=schedule.open_blocks(lanes),
+            memory_bytes=int(self._memory_bytes * (1 - _RING_SHARE)),
+            fixed_blocks=self._cluster.fixed_window,
+        )
+        if self._window is None:
+            self._window = Window(limits)
+        self._window.limits = limits
         delivery = Delivery(
             self._cluster,
             plan.job,

@@ -64,7 +64,7 @@ def delivery_of(plan: Plan, cluster: Any) -> Delivery:
         name="n",
         blocks=schedule.blocks_of(range(schedule.lanes), first_step=0),
         request=lambda block: plan.request(block, 0),
-        window=Window(WindowLimits(lanes=1, memory_bytes=2**30, fixed_blocks=8)),
+        window=Window(WindowLimits(open_blocks=1, memory_bytes=2**30, fixed_blocks=8)),
         wake=lambda: None,
         stats=DeliveryStats(),
     )

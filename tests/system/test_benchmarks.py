@@ -315,7 +315,7 @@ def test_a_contender_that_disagrees_or_dies_fails_the_benchmark(table: Path, mon
     assert turns == ["grain", "thread-pool", "thread-pool", "grain"]
     monkeypatch.undo()
     dead = SimpleNamespace(code=-11, stdout="", stderr="last words")
-    monkeypatch.setattr(floor, "measure", lambda _: dead)
+    monkeypatch.setattr(floor, "measure", lambda _, **__: dead)
     with pytest.raises(floor.BenchmarkError, match=r"grain ended with exit code -11:\nlast words"):
         floor.rounds(options.contenders, table, options, Console(quiet=True))
 

@@ -3,7 +3,7 @@
 Runs in: the feeder, about once a second. Pure: measurements come in, a decision and its reason go out. Neither number
 changes which rows a block or a batch holds.
 
-A stream holds the block of each lane that batches are cut from, and computes blocks ahead of them. Little's law gives
+A stream holds the blocks that a step is cut from (one per lane or strand), and computes others ahead. Little's law gives
 how many: the blocks that the trainer uses up while one is computed, by the slowest block of late, so that the trainer
 waits for none. Where the trainer is faster than the workers, two blocks per thread keep these busy. Memory is an upper
 limit: of the feeder's budget, and of what the machine (or the cgroup) has left.
@@ -23,12 +23,12 @@ from feedline.service.dispatch.timing import Recent
 
 # Measurements that a shrunken need must outlast.
 PATIENCE = 10
-# Blocks ahead of those that batches are cut from, per thread: to keep the workers busy, and where single blocks are so
+# Blocks ahead of the open ones, per thread: to keep the workers busy, and where single blocks are so
 # slow that a reserve of finished ones is needed.
 _BUSY, _MOST = 2, 4
 # Blocks take longer when others run beside them.
 _SAFETY = 1.25
-# Blocks beyond one per lane, until the first result shows how large blocks are.
+# Blocks beyond the open ones, until the first result shows how large blocks are.
 _FIRST_FEW = 4
 # Memory left for other processes.
 _RESERVE_BYTES = 256 * 2**20
@@ -68,9 +68,10 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowLimits:
-    """What does not change during a stream. lanes: of the rank. fixed_blocks: `cluster.window` (None: decide)."""
+    """What does not change during a stream. open_blocks: those from which a step is cut. fixed_blocks: `cluster.window`
+    (None: decide)."""
 
-    lanes: int
+    open_blocks: int
     memory_bytes: int
     fixed_blocks: int | None = None
 
@@ -88,30 +89,33 @@ def decide(loads: Sequence[Load], limits: WindowLimits) -> Decision:
     return Decision(blocks=blocks, slots=slots, reason=reason)
 
 
-def window_bounds(lanes: int, threads: int, fixed_blocks: int | None) -> tuple[int, int]:
+def window_bounds(open_blocks: int, threads: int, fixed_blocks: int | None) -> tuple[int, int]:
     """The blocks in flight for a slow and for a fast trainer, if memory has room for them."""
     if fixed_blocks is not None:
         return fixed_blocks, fixed_blocks
-    return lanes + _least_ahead(lanes, threads), lanes + _BUSY * threads
+    return open_blocks + _least_ahead(open_blocks, threads), open_blocks + _BUSY * threads
 
 
-def _least_ahead(lanes: int, threads: int) -> int:
-    """One block, and as many as lanes, which end their blocks at about the same step."""
-    return max(1, min(lanes, _BUSY * threads))
+def _least_ahead(open_blocks: int, threads: int) -> int:
+    """At least one, and as many as are open: lanes of equal rows end their blocks at about the same step."""
+    return max(1, min(open_blocks, _BUSY * threads))
 
 
 def _needed(load: Load, limits: WindowLimits) -> tuple[int, str]:
     """The blocks that the trainer's pace calls for."""
-    lanes, threads = limits.lanes, load.threads
+    open_blocks, threads = limits.open_blocks, load.threads
     if not load.step_s or not load.block_s:
-        return lanes + threads, "the pace is not known yet"
+        return open_blocks + threads, "the pace is not known yet"
     use_s = load.step_s / load.blocks_per_step
     pace = f"the trainer uses up a block in {use_s:.2g} s, workers take {load.block_s:.2g} s"
     if _is_behind(load):
-        return lanes + _BUSY * threads, f"the trainer is faster than the workers: {pace} on each of {threads} threads"
+        return (
+            open_blocks + _BUSY * threads,
+            f"the trainer is faster than the workers: {pace} on each of {threads} threads",
+        )
     ahead = math.ceil(_SAFETY * load.slowest_block_s / use_s)
-    ahead = min(max(ahead, _least_ahead(lanes, threads)), _MOST * threads)
-    return lanes + ahead, f"{pace}, {load.slowest_block_s:.2g} s for the slowest of late"
+    ahead = min(max(ahead, _least_ahead(open_blocks, threads)), _MOST * threads)
+    return open_blocks + ahead, f"{pace}, {load.slowest_block_s:.2g} s for the slowest of late"
 
 
 def _is_behind(load: Load) -> bool:
@@ -120,13 +124,13 @@ def _is_behind(load: Load) -> bool:
 
 
 def _room(load: Load, limits: WindowLimits) -> tuple[int, str]:
-    """The blocks that memory has room for, at least one per lane."""
+    """The blocks that memory has room for, at least those from which a step is cut."""
     if not load.block_bytes:
         return 2**31, ""
     free_bytes = load.held_bytes + max(0, load.available_bytes - _RESERVE_BYTES)
     nbytes = min(limits.memory_bytes, free_bytes)
     source = "`memory`" if limits.memory_bytes <= free_bytes else "this machine's free memory"
-    return max(limits.lanes, nbytes // load.block_bytes), (
+    return max(limits.open_blocks, nbytes // load.block_bytes), (
         f"{source} has room for {nbytes / 1e6:,.0f} MB of blocks of up to {load.block_bytes / 1e6:,.0f} MB"
     )
 
@@ -176,11 +180,11 @@ class Window:
         """The limit of blocks in flight."""
         if self.limits.fixed_blocks is not None:
             return self.limits.fixed_blocks
-        return self.decision.blocks if self.decision is not None else self.limits.lanes + threads
+        return self.decision.blocks if self.decision is not None else self.limits.open_blocks + threads
 
     def has_room(self, blocks: int, *, threads: int) -> bool:
         """Whether one more block fits."""
-        limit, lanes = self.blocks(threads), self.limits.lanes
+        limit, least = self.blocks(threads), self.limits.open_blocks
         if not self._largest_bytes:
-            return blocks < min(limit, max(lanes, min(threads, lanes + _FIRST_FEW)))
+            return blocks < min(limit, max(least, min(threads, least + _FIRST_FEW)))
         return blocks < limit and (blocks + 1) * self._largest_bytes <= self.limits.memory_bytes

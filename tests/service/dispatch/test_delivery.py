@@ -102,7 +102,7 @@ BLOCK: dict[str, Any] = {"start": 0, "rows": ROWS, "pieces": ()}
 
 
 def window(**changes: int) -> Window:
-    return Window(WindowLimits(**{"lanes": 1, "memory_bytes": 1 << 30, **changes}))
+    return Window(WindowLimits(**{"open_blocks": 1, "memory_bytes": 1 << 30, **changes}))
 
 
 def run(job: Any, request: Any, key: str, packed: bool) -> BlockResult:
@@ -182,7 +182,7 @@ def test_an_unresponsive_worker_delays_only_its_own_blocks(
 
     monkeypatch.setitem(dark.handlers, "get_data", get_data)
     stream = Stream(cluster, monkeypatch, lambda index, key: here())
-    delivery = stream.open("dark", 18, window=window(lanes=18))
+    delivery = stream.open("dark", 18, window=window(open_blocks=18))
     delivery.pump(0)
     assert eventually(lambda: sum(len(worker.data) for worker in workers.workers.values()) == 18), "all are finished"
     of_others = 18 - len(dark.data)
@@ -441,7 +441,7 @@ def test_jobs_of_different_ages_share_a_cluster(
         return index
 
     stream = Stream(cluster, monkeypatch, work)
-    everything = window(lanes=100)
+    everything = window(open_blocks=100)
     assert eventually(lambda: not workers.scheduler.tasks), "what earlier jobs cancelled is gone"
     blocker = stream.open("blocker", 3, window=everything)
     blocker.pump(0)

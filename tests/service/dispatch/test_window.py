@@ -31,7 +31,7 @@ def load(**changes: float) -> Load:
     return replace(usual, **changes)
 
 
-LIMITS = WindowLimits(lanes=1, memory_bytes=4 * GB)
+LIMITS = WindowLimits(open_blocks=1, memory_bytes=4 * GB)
 
 
 def blocks(*loads: Load, limits: WindowLimits = LIMITS) -> int:
@@ -65,8 +65,8 @@ def test_before_the_pace_is_known_every_thread_has_a_block():
 
 
 def test_lanes_that_end_their_blocks_together_need_as_many_new_ones():
-    assert blocks(load(step_s=10.0), limits=replace(LIMITS, lanes=3)) == 6
-    assert blocks(load(step_s=10.0), limits=replace(LIMITS, lanes=64)) == 64 + 4
+    assert blocks(load(step_s=10.0), limits=replace(LIMITS, open_blocks=3)) == 6
+    assert blocks(load(step_s=10.0), limits=replace(LIMITS, open_blocks=64)) == 64 + 4
 
 
 def test_memory_limits_the_window_at_once_and_says_which():
@@ -108,7 +108,7 @@ LOADS = st.builds(
 
 @given(st.lists(LOADS, min_size=1, max_size=3 * PATIENCE), st.integers(1, 64), st.integers(MB, 8 * GB))
 def test_the_window_is_bounded_and_within_memory(loads: list[Load], lanes: int, memory_bytes: int):
-    decision = decide(loads, WindowLimits(lanes=lanes, memory_bytes=memory_bytes))
+    decision = decide(loads, WindowLimits(open_blocks=lanes, memory_bytes=memory_bytes))
     assert lanes <= decision.blocks <= lanes + 4 * max(each.threads for each in loads)
     assert 4 <= decision.slots <= 32
     largest = max(each.block_bytes for each in loads[-1:])
@@ -119,7 +119,7 @@ def test_the_window_is_bounded_and_within_memory(loads: list[Load], lanes: int, 
 @given(st.lists(LOADS, min_size=1, max_size=PATIENCE), st.integers(1, 8))
 def test_a_load_that_varies_does_not_make_the_window_oscillate(cycle: list[Load], lanes: int):
     """However a load varies, if it comes back within the patience the window settles and stays."""
-    window = Window(WindowLimits(lanes=lanes, memory_bytes=GB))
+    window = Window(WindowLimits(open_blocks=lanes, memory_bytes=GB))
     decisions: list[Decision] = []
     for number in range(6 * PATIENCE):
         window._loads.append(cycle[number % len(cycle)])
@@ -143,7 +143,7 @@ class Run:
     end_s: float = 0.0
 
     def __call__(self, blocks: int) -> Run:
-        window = Window(WindowLimits(lanes=1, memory_bytes=self.memory_bytes))
+        window = Window(WindowLimits(open_blocks=1, memory_bytes=self.memory_bytes))
         free_at = [0.0] * self.threads
         finished: dict[int, float] = {}
         submitted, now, look_s, recent_steps = 0, 0.0, 1.0, 0
@@ -229,7 +229,7 @@ def test_before_the_first_measurement_there_is_a_block_per_lane_and_thread(
     def fills(window: Window) -> int:
         return next(count for count in range(10_000) if not window.has_room(count, threads=threads))
 
-    window = Window(WindowLimits(lanes=lanes, memory_bytes=1000))
+    window = Window(WindowLimits(open_blocks=lanes, memory_bytes=1000))
     assert fills(window) == first, "few, until the size of blocks is known"
     window.record(1.0, 1)
     assert fills(window) == then
@@ -240,7 +240,7 @@ def test_before_the_first_measurement_there_is_a_block_per_lane_and_thread(
 
 
 def test_a_fixed_window_overrides_the_default():
-    window = Window(WindowLimits(lanes=4, memory_bytes=1000, fixed_blocks=3))
+    window = Window(WindowLimits(open_blocks=4, memory_bytes=1000, fixed_blocks=3))
     assert [window.has_room(count, threads=100) for count in (2, 3)] == [True, False]
     window.record(1.0, 9)
     assert [window.has_room(count, threads=100) for count in (2, 3)] == [True, False]
