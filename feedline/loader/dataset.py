@@ -13,7 +13,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
@@ -24,6 +24,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from feedline.errors import FeedlineError, PlanError, StateError
 from feedline.loader.batch import Batch
+from feedline.loader.dataset_stats import DatasetStats
 from feedline.loader.encoding.layout import BatchSchema, SlotLayout
 from feedline.loader.facts import Hello, PlanFacts, RebaseRequest, describe_bad_files, describe_rebase
 from feedline.loader.rank_agreement import Store, agree
@@ -44,26 +45,6 @@ from feedline.spec import PipelineSpec, load_spec
 _printed_ranks: set[RankInfo] = set()
 # MPI connects its ranks by its own runtime; "fake" is PyTorch's stand-in for tests, without other ranks.
 _BACKENDS_WITHOUT_STORE = ("mpi", "fake")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DatasetStats:
-    """Rows (including padding), batches and bytes since the first batch was requested; `wait_fraction` is the share of
-    time that the trainer waited for batches, `ring_fill` the share of slots that hold a batch for it now. `window` is
-    the number of blocks that the feeder may have in flight now, `window_reason` what decided it (0, "": not yet)."""
-
-    rows: int
-    batches: int
-    nbytes: int
-    seconds: float
-    rows_per_s: float
-    wait_s: float
-    wait_fraction: float
-    ring_fill: float
-    ring_bytes: int
-    feeders: int
-    window: int
-    window_reason: str
 
 
 class _Progress(NamedTuple):
@@ -113,11 +94,9 @@ class FeedlineDataset(IterableDataset[Batch]):
         _print_ranks(self._ranks)
         self._pid = os.getpid()
         path = Path(pipeline).absolute()
+        local_ranks = ("--local-ranks", str(self._ranks.local_ranks))
         command = FeederCommand(
-            arguments=[
-                *feeder_arguments(path, rank=self._ranks.rank, world_size=self._ranks.world_size),
-                *("--local-ranks", str(self._ranks.local_ranks)),
-            ],
+            arguments=[*feeder_arguments(path, rank=self._ranks.rank, world_size=self._ranks.world_size), *local_ranks],
             overrides=overrides_text(overrides),
             environment=feeder_environment(self._spec, local_ranks=self._ranks.local_ranks),
             attach_paths=socket_paths(job_fingerprint(self._spec), self._ranks.rank, self._ranks.world_size),
@@ -273,23 +252,7 @@ class FeedlineDataset(IterableDataset[Batch]):
 
     def stats(self) -> DatasetStats:
         """Counts and shares since the first batch was requested."""
-        self._feed.refresh()
-        counts, work = self._feed.stats, self._feed.reports.stats
-        seconds = time.perf_counter() - self._start_s if self._start_s is not None else 0.0
-        return DatasetStats(
-            rows=self._rows,
-            batches=counts.batches,
-            nbytes=counts.nbytes,
-            seconds=seconds,
-            rows_per_s=self._rows / seconds if seconds else 0.0,
-            wait_s=counts.wait_s,
-            wait_fraction=min(1.0, counts.wait_s / seconds) if seconds else 0.0,
-            ring_fill=self._feed.ring_fill,
-            ring_bytes=self._feed.ring_bytes,
-            feeders=self._feed.feeders,
-            window=work.window,
-            window_reason=work.window_reason,
-        )
+        return DatasetStats.of(self._feed, rows=self._rows, start_s=self._start_s)
 
     # -- life -----------------------------------------------------------------------------------------------------
 

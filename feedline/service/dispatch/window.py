@@ -3,10 +3,10 @@
 Runs in: the feeder, about once a second. Pure: measurements come in, a decision and its reason go out. Neither number
 changes which rows a block or a batch holds.
 
-A stream holds the blocks that a step is cut from (one per lane or strand), and computes others ahead. Little's law gives
-how many: the blocks that the trainer uses up while one is computed, by the slowest block of late, so that the trainer
-waits for none. Where the trainer is faster than the workers, two blocks per thread keep these busy. Memory is an upper
-limit: of the feeder's budget, and of what the machine (or the cgroup) has left.
+A stream holds the blocks that a step is cut from (one per lane or strand), and computes others ahead. Little's law
+gives how many: the blocks that the trainer uses up while one is computed, by the slowest block of late, so that the
+trainer waits for none. Where the trainer is faster than the workers, two blocks per thread keep these busy. Memory is
+an upper limit: of the feeder's budget, and of what the machine (or the cgroup) has left.
 
 The window grows, and shrinks for want of memory, at once. Otherwise it is the largest that any of the last `PATIENCE`
 measurements called for, so that a pace that varies does not make it oscillate.
