@@ -50,8 +50,6 @@ class StepRows:
         self.schedule = plan.schedule(epoch)
         self._remaining = plan.remaining_rows(epoch)
         self._rest = plan.rest(epoch)
-        self._borders: dict[int, Int64s] = {}
-        self._blocks: dict[int, dict[int, Block]] = {}
         self._held: dict[int, dict[int, tuple[Int64s, Int64s]]] = {}
         self._split_rows = lru_cache(_KEPT_SPLITS)(self._rows_of_split)
 
@@ -94,9 +92,7 @@ class StepRows:
         return groups, kept
 
     def _of_lane(self, step: int, lane: int) -> StepSlice:
-        if lane not in self._borders:
-            self._borders[lane] = self.schedule.block_starts(lane)
-        cuts = self.schedule.cuts(lane, step, self._borders[lane])
+        cuts = self.schedule.cuts(lane, step)
         held = self._held.setdefault(lane, {})
         for index in held.keys() - {cut.block for cut in cuts}:
             del held[index]
@@ -114,9 +110,7 @@ class StepRows:
 
     def _block_rows(self, lane: int, index: int) -> tuple[Int64s, Int64s]:
         """Split and row of each row of a block, in its permuted order."""
-        if lane not in self._blocks:
-            self._blocks[lane] = {block.index: block for block in self.schedule.blocks(lane, everything=True)}
-        block = self._blocks[lane][index]
+        block = self.schedule.block(lane, index)
         split = np.repeat([piece.split for piece in block.pieces], [each.stop - each.start for each in block.pieces])
         row = np.concatenate([np.arange(piece.start, piece.stop) for piece in block.pieces])
         order = self.order(block)
