@@ -120,7 +120,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Feed trainers on this host, or measure how fast that would be (--sink null)."""
-    from feedline.commands.quality_table import quality_table
+    from feedline.commands.display.quality_table import quality_table
     from feedline.commands.run import RunRequest, Stop, run_null, run_trainers
     from feedline.loader.facts import summary_of
     from feedline.spec import load_spec
@@ -271,7 +271,7 @@ def check(
 ) -> None:
     """Find all bad files, and nulls that features cannot hold, before a run does. Exit status 1 if there are any."""
     from feedline.commands.check import check_progress, run_check
-    from feedline.commands.progress_line import ProgressLine
+    from feedline.commands.display.progress_line import ProgressLine
     from feedline.spec import load_spec
     from feedline.spec.overrides import parse_overrides
 
@@ -375,34 +375,39 @@ def clicks(
 @app.command(hidden=True)
 def feed(
     pipeline: PipelinePath,
-    rank: Annotated[int, typer.Option()] = 0,
+    ranks: Annotated[str, typer.Option()] = "",
     world_size: Annotated[int, typer.Option()] = 1,
     local_ranks: Annotated[int, typer.Option()] = 1,
     fd: Annotated[int | None, typer.Option()] = None,
+    host: Annotated[Path | None, typer.Option()] = None,
+    lock: Annotated[int | None, typer.Option()] = None,
     listen: Annotated[bool, typer.Option()] = False,
     dashboard: Annotated[bool, typer.Option()] = False,
     parent: Annotated[int | None, typer.Option()] = None,
     scratch: Annotated[str | None, typer.Option()] = None,
 ) -> None:
     """Run a feeder process, as FeedlineDataset and `feedline run` start it. Reads overrides from standard input."""
-    from feedline.commands.feed import FeedRequest, feed_listening, feed_over
+    from feedline.commands.feed import FeedRequest, feed_host, feed_listening, feed_over
+    from feedline.loader.ring.host_feeder import HostListener
     from feedline.loader.ring.launch import read_overrides
 
     request = FeedRequest(
         path=str(pipeline),
         overrides=read_overrides(sys.stdin.buffer.read()),
-        rank=rank,
+        ranks=[int(rank) for rank in ranks.split(",") if rank],
         world_size=world_size,
         local_ranks=local_ranks,
         dashboard=dashboard,
         parent=parent,
         scratch=scratch,
     )
-    if fd is not None:
-        raise typer.Exit(feed_over(fd, request))
-    if not listen:
+    if listen:
+        raise typer.Exit(feed_listening(request))
+    if fd is None:
         raise SpecError("`feedline feed` needs --fd or --listen: it is internal. Use `feedline run`")
-    raise typer.Exit(feed_listening(request))
+    if host is None or lock is None:
+        raise typer.Exit(feed_over(fd, request))
+    raise typer.Exit(feed_host(HostListener(host, listening=fd, lock=lock), request))
 
 
 @app.command()
@@ -413,7 +418,7 @@ def version() -> None:
 
 def _print_count_progress(progress: CountProgress) -> None:
     """Show the progress of counting, for a table that takes more than one wave of tasks."""
-    from feedline.commands.progress_line import ProgressLine
+    from feedline.commands.display.progress_line import ProgressLine
 
     if progress.rows < progress.all_rows:
         ProgressLine().note(f"counted {progress.rows:,} of {progress.all_rows:,} rows")

@@ -21,8 +21,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from feedline.commands.display.progress_line import ProgressLine
 from feedline.commands.exit_status import exit_on_sigterm
-from feedline.commands.progress_line import ProgressLine
 from feedline.errors import SpecError
 from feedline.fitting.fit_report import FitFacts, FitReport, load_fit_facts
 from feedline.fitting.passes import FitProgress
@@ -88,7 +88,7 @@ def _cluster(spec: PipelineSpec) -> Iterator[Cluster]:
         # workers inherit it: a terminal sends Ctrl-C to them, too, but this process ends them in order
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
-            cluster = Cluster(spec.cluster, threads=feeder_threads(spec, local_ranks=1), scratch=scratch)
+            cluster = Cluster(spec.cluster, threads=feeder_threads(spec, feeders=1), scratch=scratch)
         finally:
             signal.signal(signal.SIGINT, before)
         try:

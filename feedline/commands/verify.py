@@ -15,8 +15,8 @@ from typing import Annotated, Any
 
 import typer
 
+from feedline.commands.display.progress_line import ProgressLine
 from feedline.commands.exit_status import exit_on_sigterm
-from feedline.commands.progress_line import ProgressLine
 from feedline.errors import PlanError, SpecError, StateError
 from feedline.loader.ring.launch import FeederCommand, feeder_arguments, feeder_environment, overrides_text
 from feedline.loader.state import read_state
@@ -143,11 +143,10 @@ def _files(names: Sequence[str]) -> list[Path]:
 def _feeder_command(
     pipeline: Path, spec: PipelineSpec, overrides: dict[str, object], rank: int, ranks: int
 ) -> FeederCommand:
-    arguments = feeder_arguments(pipeline.absolute(), rank=rank, world_size=ranks)
     return FeederCommand(
-        arguments=[*arguments, "--local-ranks", str(ranks)],
+        arguments=feeder_arguments(pipeline.absolute(), ranks=[rank], world_size=ranks, local_ranks=ranks),
         overrides=overrides_text(overrides),
-        environment=feeder_environment(spec, local_ranks=ranks),
+        environment=feeder_environment(spec, feeders=ranks),
     )
 
 

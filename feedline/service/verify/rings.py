@@ -15,7 +15,7 @@ from feedline.loader.encoding.row_digests import row_digests
 from feedline.loader.encoding.slot import SlotArrays, encoded_rows, read_header
 from feedline.loader.facts import Hello
 from feedline.loader.ring.client import FeederClient
-from feedline.loader.ring.launch import FeederCommand
+from feedline.loader.ring.launch import FeederAccess, FeederCommand
 from feedline.planning.delivered_rows import find_delivered_rows
 from feedline.planning.plan import Plan
 from feedline.service.verify.expected import ExpectedRows
@@ -39,7 +39,7 @@ def verify_rings(
     schedule = expected.steps.schedule
     seen = SeenRows(schedule.split_rows, find_delivered_rows(schedule, steps.start, expected.steps.order))
     findings = Findings()
-    feeds = [FeederClient(command) for command in commands]
+    feeds = [FeederClient(FeederAccess(command=command)) for command in commands]
     try:
         for feed in feeds:
             feed.start()
