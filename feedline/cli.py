@@ -10,7 +10,6 @@ import dataclasses
 import importlib
 import json
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -370,44 +369,6 @@ def clicks(
         f"{report.rows:,} rows in {report.files} files, {report.bytes:,} bytes, {report.sessions:,} sessions, "
         f"{report.clicks:,} clicks: {report.uri}"
     )
-
-
-@app.command(hidden=True)
-def feed(
-    pipeline: PipelinePath,
-    ranks: Annotated[str, typer.Option()] = "",
-    world_size: Annotated[int, typer.Option()] = 1,
-    local_ranks: Annotated[int, typer.Option()] = 1,
-    fd: Annotated[int | None, typer.Option()] = None,
-    host: Annotated[Path | None, typer.Option()] = None,
-    lock: Annotated[int | None, typer.Option()] = None,
-    listen: Annotated[bool, typer.Option()] = False,
-    dashboard: Annotated[bool, typer.Option()] = False,
-    parent: Annotated[int | None, typer.Option()] = None,
-    scratch: Annotated[str | None, typer.Option()] = None,
-) -> None:
-    """Run a feeder process, as FeedlineDataset and `feedline run` start it. Reads overrides from standard input."""
-    from feedline.commands.feed import FeedRequest, feed_host, feed_listening, feed_over
-    from feedline.loader.ring.host_feeder import HostListener
-    from feedline.loader.ring.launch import read_overrides
-
-    request = FeedRequest(
-        path=str(pipeline),
-        overrides=read_overrides(sys.stdin.buffer.read()),
-        ranks=[int(rank) for rank in ranks.split(",") if rank],
-        world_size=world_size,
-        local_ranks=local_ranks,
-        dashboard=dashboard,
-        parent=parent,
-        scratch=scratch,
-    )
-    if listen:
-        raise typer.Exit(feed_listening(request))
-    if fd is None:
-        raise SpecError("`feedline feed` needs --fd or --listen: it is internal. Use `feedline run`")
-    if host is None or lock is None:
-        raise typer.Exit(feed_over(fd, request))
-    raise typer.Exit(feed_host(HostListener(host, listening=fd, lock=lock), request))
 
 
 @app.command()

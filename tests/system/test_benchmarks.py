@@ -452,3 +452,13 @@ def _with_table_rows(made: Any, *given: Any) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline_benchmark, "TABLE_ROWS", 500_000)
         return made(*given)
+
+
+def test_the_first_batch_benchmark_reports_every_phase():
+    command = [sys.executable, str(BENCHMARKS / "first_batch.py"), "--tiny", "--json"]
+    [round_] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert all(round_[phase] > 0 for phase in ("trainer imports", "imports", "plan", "first block"))
+    assert round_["all but trainer imports"] == pytest.approx(
+        round_["imports"] + round_["plan"] + round_["first block"]
+    )
+    assert round_["memory"] > 100e6
