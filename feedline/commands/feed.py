@@ -207,7 +207,7 @@ class _HostDoor:
 
     def _admit(self, hello: Hello) -> bool:
         assert self.feeder is not None
-        served = [session for session in self.feeder.sessions if session.rank == hello.rank]
+        served = [session for session in self.feeder.sessions if session.global_rank == hello.global_rank]
         return not any(session.channel.is_connected() for session in served)
 
 

@@ -120,6 +120,7 @@ class TrainerSession:
         self._cluster = cluster
         self._planner = planner
         self.rank = rank
+        self.global_rank: int | None = None  # among all trainers, of which several may read the same rows
         self._world_size = world_size
         self._memory_bytes = memory_bytes
         self._wake_loop = wake
@@ -242,7 +243,7 @@ class TrainerSession:
         if not self._admit(hello):
             self.channel.send_json({"type": "busy"})
             raise ChannelClosedError("another trainer of this rank is served")
-        self.rank = rank
+        self.rank, self.global_rank = rank, hello.global_rank
         self._end_stream()
         if self._planning is not None:
             self._planning.cancel()
