@@ -14,10 +14,9 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-from feedline.commands.feed import memory_share
 from feedline.expressions.column_parts import flattened_column, has_column, part_of
 from feedline.loader.facts import BadFileFacts, lines_of, summary_of
-from feedline.loader.ring.launch import feeder_threads
+from feedline.loader.ring.launch import feeder_threads, memory_share
 from feedline.planning.nulls import first_lines
 from feedline.planning.plan import Plan
 from feedline.planning.schedule import Schedule
