@@ -63,6 +63,42 @@ def test_one_iter_is_one_epoch_and_the_next_iter_the_next(shared: FeedlineDatase
     assert len({tuple(each) for each in epochs}) == len(epochs)
 
 
+def test_batches_copied_ahead_are_those_of_the_plan_and_the_state_counts_those_handed_out(
+    path: Path, epochs: list[list[bytes]], monkeypatch: pytest.MonkeyPatch
+):
+    """Over an interrupt while it reads ahead, and a resume from a state; the copies hold no slot."""
+    with FeedlineDataset(path, device="cpu") as dataset:
+        stream = iter(dataset)
+        held = [next(stream) for _ in range(3 * _FIRST_SLOTS)]
+        assert dataset._feed._connection.reader is not None
+        assert dataset._feed._connection.reader.slots == _FIRST_SLOTS
+        monkeypatch.setattr(stream, "_has_waiting", lambda: True)
+        held += [next(stream) for _ in range(3)]
+        assert dataset._progress.reading > dataset._progress.at
+        state = dataset.state_dict()
+        assert (state["epoch"], state["step"]) == (0, len(held))
+
+        def interrupt() -> bool:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(stream, "_has_waiting", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            next(stream)
+        monkeypatch.undo()
+        held += list(stream)
+        assert [image(batch) for batch in held] == epochs[0]
+        with pytest.raises(StopIteration):
+            next(stream)
+        assert (dataset.state_dict()["epoch"], dataset.state_dict()["step"]) == (1, 0)
+        old = iter(dataset)
+        next(old)
+        dataset.load_state_dict(state)
+        with pytest.raises(FeedlineError, match="this iterator was replaced"):
+            next(old)
+        assert [image(batch) for batch in dataset] == epochs[0][state["step"] :]
+        assert [image(batch) for batch in dataset] == epochs[1]
+
+
 def test_set_epoch_leaves_the_running_iterator_alone(shared: FeedlineDataset, epochs: list[list[bytes]]):
     shared.set_epoch(0)
     seen = []
