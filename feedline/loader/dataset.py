@@ -350,9 +350,7 @@ class _DeviceEpoch(Iterator[Batch]):
         dataset._refuse_replaced(self)
         try:
             batch = self._prefetcher.next(lambda: dataset._next(self, ahead=True), self._has_waiting)
-        except Exception:
-            raise
-        except BaseException:  # batches read ahead may be lost: read them again
+        except BaseException:  # a failed copy or an interrupt: batches read ahead may be lost, and are read again
             self._prefetcher = Prefetcher(self._copies)
             dataset._progress = dataset._progress._replace(reading=self._position)
             raise

@@ -83,7 +83,7 @@ class Prefetcher:
     def next(self, take: Callable[[], Batch | None], waiting: Callable[[], bool]) -> Batch | None:
         """The next batch on the device; None at the end. `take` waits for one, unless `waiting` says that one is there.
 
-        After an interrupt (a BaseException), batches may be lost: read again from the last one handed out.
+        After an exception batches may be lost: read again, with another prefetcher, after the last one handed out.
         """
         if not self._started and self._error is None and not self._ended:
             self._start(take)

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import MappingProxyType
+from typing import NoReturn
 
 import numpy as np
 import psutil
@@ -21,6 +22,7 @@ from torch.utils.data import DataLoader
 
 from feedline import FeedlineDataset
 from feedline.errors import FeedlineError, PlanError, RingError
+from feedline.loader.batch import Batch
 from feedline.loader.ring.slots import _FIRST_SLOTS
 
 STEPS = 78  # 20,000 rows in batches of 256, the rest dropped
@@ -66,7 +68,7 @@ def test_one_iter_is_one_epoch_and_the_next_iter_the_next(shared: FeedlineDatase
 def test_batches_copied_ahead_are_those_of_the_plan_and_the_state_counts_those_handed_out(
     path: Path, epochs: list[list[bytes]], monkeypatch: pytest.MonkeyPatch
 ):
-    """Over an interrupt while it reads ahead, and a resume from a state; the copies hold no slot."""
+    """Over an interrupt while it reads ahead, a failed copy, and a resume from a state; the copies hold no slot."""
     with FeedlineDataset(path, device="cpu") as dataset:
         stream = iter(dataset)
         held = [next(stream) for _ in range(3 * _FIRST_SLOTS)]
@@ -84,6 +86,15 @@ def test_batches_copied_ahead_are_those_of_the_plan_and_the_state_counts_those_h
         monkeypatch.setattr(stream, "_has_waiting", interrupt)
         with pytest.raises(KeyboardInterrupt):
             next(stream)
+        monkeypatch.undo()
+        held.append(next(stream))
+
+        def fail(_: Batch) -> NoReturn:
+            raise RuntimeError("out of memory")
+
+        monkeypatch.setattr(dataset._copies, "start", fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            held.extend(stream)  # keeps those before the error
         monkeypatch.undo()
         held += list(stream)
         assert [image(batch) for batch in held] == epochs[0]
