@@ -33,7 +33,7 @@ class CudaCopies:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def start(self, batch: Batch) -> tuple[Batch, Event | None]:
         """Queue a copy; `Batch.to` holds the slot until an event on this stream."""
