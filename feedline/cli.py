@@ -120,7 +120,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Feed trainers on this host, or measure how fast that would be (--sink null)."""
-    from feedline.commands.quality_table import quality_table
+    from feedline.commands.display.quality_table import quality_table
     from feedline.commands.run import RunRequest, Stop, run_null, run_trainers
     from feedline.loader.facts import summary_of
     from feedline.spec import load_spec
@@ -271,7 +271,7 @@ def check(
 ) -> None:
     """Find all bad files, and nulls that features cannot hold, before a run does. Exit status 1 if there are any."""
     from feedline.commands.check import check_progress, run_check
-    from feedline.commands.progress_line import ProgressLine
+    from feedline.commands.display.progress_line import ProgressLine
     from feedline.spec import load_spec
     from feedline.spec.overrides import parse_overrides
 
@@ -418,7 +418,7 @@ def version() -> None:
 
 def _print_count_progress(progress: CountProgress) -> None:
     """Show the progress of counting, for a table that takes more than one wave of tasks."""
-    from feedline.commands.progress_line import ProgressLine
+    from feedline.commands.display.progress_line import ProgressLine
 
     if progress.rows < progress.all_rows:
         ProgressLine().note(f"counted {progress.rows:,} of {progress.all_rows:,} rows")

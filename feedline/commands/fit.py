@@ -21,8 +21,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from feedline.commands.display.progress_line import ProgressLine
 from feedline.commands.exit_status import exit_on_sigterm
-from feedline.commands.progress_line import ProgressLine
 from feedline.errors import SpecError
 from feedline.fitting.fit_report import FitFacts, FitReport, load_fit_facts
 from feedline.fitting.passes import FitProgress

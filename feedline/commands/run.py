@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
-from feedline.commands.live_table import Counters, LiveTable, RankView, RecentRates
+from feedline.commands.display.live_table import Counters, LiveTable, RankView, RecentRates
 from feedline.loader.encoding.quality import Quality, measures, merge
 from feedline.loader.facts import BadFileFacts, FeederStats, Hello, PlanFacts, describe_bad_files
 from feedline.loader.ring.client import FeederClient

@@ -15,8 +15,8 @@ from typing import Annotated, Any
 
 import typer
 
+from feedline.commands.display.progress_line import ProgressLine
 from feedline.commands.exit_status import exit_on_sigterm
-from feedline.commands.progress_line import ProgressLine
 from feedline.errors import PlanError, SpecError, StateError
 from feedline.loader.ring.launch import FeederCommand, feeder_arguments, feeder_environment, overrides_text
 from feedline.loader.state import read_state

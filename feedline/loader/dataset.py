@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 import torch
 import torch.distributed
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import IterableDataset, get_worker_info
 
 from feedline.errors import FeedlineError, PlanError, StateError
@@ -27,7 +28,7 @@ from feedline.loader.batch import Batch
 from feedline.loader.encoding.layout import BatchSchema, SlotLayout
 from feedline.loader.facts import Hello, PlanFacts, RebaseRequest, describe_bad_files, describe_rebase
 from feedline.loader.rank_agreement import Store, agree
-from feedline.loader.ranks import RankInfo, detect_rank
+from feedline.loader.ranks import RankInfo, data_rank_of, detect_rank, with_data_rank
 from feedline.loader.ring.client import FeederClient
 from feedline.loader.ring.feeder_connection import Answer
 from feedline.loader.ring.host_feeder import launch_name
@@ -93,7 +94,9 @@ class FeedlineDataset(IterableDataset[Batch]):
     and its Dask cluster do the work. Close it, or use it in a `with` block.
 
     `set` overrides keys of pipeline.yaml: `set={"batch.tail": "pad", "shuffle": "off"}`. `rank` and `world_size`
-    default to torch.distributed's, then to the launcher's environment.
+    default to torch.distributed's, then to the launcher's environment. With tensor, pipeline or context parallelism,
+    several ranks must see the same batch: `mesh` is the data-parallel part of the `DeviceMesh` (`mesh["dp"]`);
+    `data_rank` and `data_world_size` are the same as numbers.
 
     Raises SpecError for an invalid pipeline.yaml, PlanError if planning fails, and on iteration DataError,
     TableChangedError, CorruptFileError, RingError or FeederError.
@@ -106,14 +109,18 @@ class FeedlineDataset(IterableDataset[Batch]):
         set: Mapping[str, object] | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        data_rank: int | None = None,
+        data_world_size: int | None = None,
+        mesh: DeviceMesh | None = None,
     ) -> None:
         super().__init__()
         if not sys.platform.startswith("linux"):
             raise FeedlineError("FeedlineDataset needs Linux (memfd, SOCK_SEQPACKET). Use Pipeline.batches elsewhere")
         overrides = dict(set or {})
         self._spec: PipelineSpec = load_spec(pipeline, overrides)
-        self._ranks = detect_rank(
-            rank=rank, world_size=world_size, distributed=_connected_rank(), environment=os.environ
+        self._ranks = with_data_rank(
+            detect_rank(rank=rank, world_size=world_size, distributed=_connected_rank(), environment=os.environ),
+            *data_rank_of(data_rank, data_world_size, mesh),
         )
         _print_ranks(self._ranks)
         self._pid = os.getpid()
@@ -239,7 +246,7 @@ class FeedlineDataset(IterableDataset[Batch]):
             **state_of(self._open().facts, batch.epoch, batch.step),
             "rank": ranks.rank,
             "world_size": ranks.world_size,
-            "trainer": ranks.rank,
+            "trainer": ranks.global_rank,
             "rows": batch.rows,
             "digest": batch.digest(),
         }
@@ -331,7 +338,14 @@ class FeedlineDataset(IterableDataset[Batch]):
     ) -> tuple[Answer, SlotLayout]:
         """Request a plan, or a state's, and its facts. Changes nothing here."""
         self._refuse_workers()
-        hello = Hello(rank=self._ranks.rank, world_size=self._ranks.world_size, rebase=rebase)
+        ranks = self._ranks
+        hello = Hello(
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            trainer=ranks.trainer,
+            trainers=ranks.trainers,
+            rebase=rebase,
+        )
         if resume is not None:
             names = {key: resume[key] for key in ("snapshot", "lanes", "plan", "seed", "batch_size")}
             hello = replace(hello, **names, features=None if accept_features else resume["features"])
@@ -390,11 +404,11 @@ def _feeder_access(path: Path, spec: PipelineSpec, overrides: str, ranks: RankIn
 
 def _agree(feed: FeederClient, ranks: RankInfo, hello: Hello) -> Answer:
     """This rank's answer. Ranks connected by torch.distributed agree on a plan, on the snapshot of rank 0."""
-    connected = ranks.world_size > 1 and _connected_rank() == (ranks.rank, ranks.world_size)
+    connected = ranks.global_size > 1 and _connected_rank() == (ranks.global_rank, ranks.global_size)
     store = _store() if connected else None
     if store is None:
         return feed.open(hello)
-    return agree(store, feed.open, hello, rank=ranks.rank, world_size=ranks.world_size)
+    return agree(store, feed.open, hello, rank=ranks.global_rank, world_size=ranks.global_size)
 
 
 def _connected_rank() -> tuple[int, int] | None:
@@ -418,7 +432,7 @@ def _print_ranks(ranks: RankInfo) -> None:
 
 
 def _print_rebase(ranks: RankInfo, facts: PlanFacts, state: Mapping[str, Any]) -> None:
-    if ranks.rank == 0:
+    if ranks.global_rank == 0:
         rest = facts.rest if facts.snapshot != state["snapshot"] else None
         outcome = "the table has not changed" if rest is None else describe_rebase(rest)
         print("\n".join(f"feedline: rebase: {line}" for line in outcome.splitlines()), file=sys.stderr)

@@ -62,10 +62,10 @@ def resolve_hello(
 
     Raises StateError, with both values, where the trainer's state belongs to another plan or other features.
     """
-    start = RunStart(job=job, rank=hello.rank, world_size=hello.world_size)
+    start = RunStart(job=job, rank=hello.global_rank, world_size=hello.global_size)
     _refuse_other_settings(spec, hello.to_json())
-    lanes = spec.lanes or hello.lanes or start.world_size
-    rank_lanes(lanes, start.rank, start.world_size)
+    lanes = spec.lanes or hello.lanes or hello.world_size
+    rank_lanes(lanes, hello.rank, hello.world_size)
     plan_id, features = hello.plan, hello.features
     taken: Snapshot | None = None
     if hello.rebase is not None:

@@ -10,7 +10,7 @@ import pytest
 from answers import answer_with
 from rich.console import Console
 
-from feedline.commands.live_table import Counters, LiveTable, RankView, RecentRates, display, line, short_line
+from feedline.commands.display.live_table import Counters, LiveTable, RankView, RecentRates, display, line, short_line
 from feedline.commands.run import drain_view, trainer_view
 from feedline.loader.facts import FeederStats
 from feedline.service.drain import DrainProgress
