@@ -157,7 +157,7 @@ class _HostDoor:
 
     def _admit(self, hello: Hello) -> bool:
         assert self.feeder is not None
-        served = [session for session in self.feeder.sessions if session.rank == hello.rank]
+        served = [session for session in self.feeder.sessions if session.global_rank == hello.global_rank]
         return not any(session.channel.is_connected() for session in served)
 
 
@@ -323,6 +323,6 @@ def _resolve(pipeline: Pipeline, cluster: Cluster, hello: Hello, plans: Sequence
     if not any(plan is each for each in plans):
         plan = replace(plan, job=replace(plan.job, environment=cluster.environment))
     cluster.check_job(plan.job)
-    if hello.rank == 0 and hello.snapshot is None:  # else it is resumed, with its first snapshot
+    if hello.global_rank == 0 and hello.snapshot is None:  # else it is resumed, with its first snapshot
         record_usage(spec.work_dir, plan.snapshot, plan.parts, plan.selection.rows, job=spec.name)
     return plan
