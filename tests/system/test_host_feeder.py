@@ -130,6 +130,23 @@ def test_a_rank_stops_dies_and_returns_while_the_other_goes_on(place: Place, tmp
         assert zero.stats().feeders == 1
 
 
+def test_ranks_that_read_the_same_rows(place: Place):
+    """Two trainers of one data rank, each with its ring; one of them goes back."""
+    path = place.write(shuffle="off")
+    with ExitStack() as stack:
+        datasets = [stack.enter_context(of_rank(path, rank, data_rank=0, data_world_size=1)) for rank in range(RANKS)]
+        seen: list[list[bytes]] = [[], []]
+        for batches in zip(*datasets, strict=True):
+            for rank, batch in enumerate(batches):
+                seen[rank].append(image(batch))
+        assert seen == [oracle(path)] * RANKS
+        state = datasets[1].state_dict()
+        datasets[1].load_state_dict({**state, "epoch": 0, "step": 70})
+        assert [image(batch) for batch in datasets[1]] == oracle(path)[70:]
+        assert datasets[0].facts["feeder"] == datasets[1].facts["feeder"]
+        assert feeder_of(datasets[0]) == feeder_of(datasets[1])
+
+
 def test_a_trainers_error_ends_its_own_session_only(place: Place):
     path = place.write()
     with both(path) as stack:
