@@ -4,8 +4,8 @@
     python benchmarks/ranks.py --tiny            3,000 rows, 64 files: a test that all works
 
 Speed: rows per second through the rings of one rank, and of two ranks that share a feeder (`feedline run --sink null`),
-in turn. Memory: the private memory (RssAnon) of the feeder of a table of many small files, after each rank has had a few
-batches; rings are shared memory and do not count, blocks are small.
+in turn. Memory: the private memory (RssAnon) of the feeder of a table of many small files, after each rank has had a
+few batches; rings are shared memory and do not count, blocks are small.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class Stop:
 
 def run_null(request: RunRequest, console: Console, stop: Stop) -> RunSummary:
     """Drain every rank through its ring for `epochs` epochs. Raises what a feeder raised."""
-    feeds = {rank: FeederClient(access) for rank, access in _accesses(request).items()}
+    feeds = {rank: FeederClient(access) for rank, access in feeder_accesses(request).items()}
     views: list[DrainProgress] = []
     start_printed = False
     began = time.perf_counter()
@@ -194,7 +194,7 @@ def _feeder_command(request: RunRequest, ranks: Sequence[int]) -> FeederCommand:
     )
 
 
-def _accesses(request: RunRequest) -> dict[int, FeederAccess]:
+def feeder_accesses(request: RunRequest) -> dict[int, FeederAccess]:
     """How each rank that is drained gets its feeder."""
     host = None
     if request.spec.feeder == "host" and len(request.ranks) > 1:

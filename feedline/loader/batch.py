@@ -286,16 +286,6 @@ class Batch:
             return False
         return self._lease.pinned if self._lease is not None else bool(self._bytes().is_pinned())
 
-    def digest(self) -> str:
-        """A digest of all features of all rows in their order, and of which are padding: 16 hexadecimal digits.
-
-        The same on any device and for equal rows of any epoch and step; it reads the whole batch.
-        """
-        root = self.to("cpu")._root
-        assert root is not None
-        slot = SlotArrays(self._layout, self._slot.header, root)
-        return batch_digest(row_digests(encoded_rows(self._layout, pa.py_buffer(root))), slot.valid.astype(np.bool_))
-
     def __len__(self) -> int:
         return self.rows
 
@@ -405,3 +395,15 @@ def _columns(matrix: torch.Tensor, column: SlotColumn) -> torch.Tensor:
 def _copy_array(array: pa.Array) -> pa.Array:
     """A copy that does not refer to the slot."""
     return pa.concat_arrays([array, array.slice(0, 0)]) if len(array) else pa.array([], type=array.type)
+
+
+def digest_of(batch: Batch) -> str:
+    """A digest of all features of all rows in their order, and of which are padding: 16 hexadecimal digits.
+
+    The same on any device and for equal rows of any epoch and step; it reads the whole batch.
+    """
+    here = batch.to("cpu")
+    root, layout = here._root, here._layout
+    assert root is not None
+    slot = SlotArrays(layout, here._slot.header, root)
+    return batch_digest(row_digests(encoded_rows(layout, pa.py_buffer(root))), slot.valid.astype(np.bool_))

@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import IterableDataset, get_worker_info
 
 from feedline.errors import FeedlineError, PlanError, StateError
-from feedline.loader.batch import Batch
+from feedline.loader.batch import Batch, digest_of
 from feedline.loader.encoding.layout import BatchSchema, SlotLayout
 from feedline.loader.facts import Hello, PlanFacts, RebaseRequest, describe_bad_files, describe_rebase
 from feedline.loader.rank_agreement import Store, agree
@@ -238,18 +238,9 @@ class FeedlineDataset(IterableDataset[Batch]):
     def receipt(self, batch: Batch) -> dict[str, Any]:
         """Which rows this rank received: the state before the batch, the rank, and a digest of the batch.
 
-        Write one per batch, as a line of JSON, and `feedline verify --receipts` compares them with the plan, over all
-        ranks and starts of a run. The digest reads the whole batch.
+        Write one per batch, as a line of JSON: `feedline verify --receipts` compares them with the plan.
         """
-        ranks = self._ranks
-        return {
-            **state_of(self._open().facts, batch.epoch, batch.step),
-            "rank": ranks.rank,
-            "world_size": ranks.world_size,
-            "trainer": ranks.global_rank,
-            "rows": batch.rows,
-            "digest": batch.digest(),
-        }
+        return _receipt(self._open().facts, self._ranks, batch)
 
     # -- facts ----------------------------------------------------------------------------------------------------
 
@@ -338,25 +329,13 @@ class FeedlineDataset(IterableDataset[Batch]):
     ) -> tuple[Answer, SlotLayout]:
         """Request a plan, or a state's, and its facts. Changes nothing here."""
         self._refuse_workers()
-        ranks = self._ranks
-        hello = Hello(
-            rank=ranks.rank,
-            world_size=ranks.world_size,
-            trainer=ranks.trainer,
-            trainers=ranks.trainers,
-            rebase=rebase,
-        )
+        hello = replace(_hello(self._ranks), rebase=rebase)
         if resume is not None:
             names = {key: resume[key] for key in ("snapshot", "lanes", "plan", "seed", "batch_size")}
             hello = replace(hello, **names, features=None if accept_features else resume["features"])
-        last_facts = self._progress.answer.facts if self._progress.answer is not None else None
         answer = _agree(self._feed, self._ranks, hello)
-        facts = answer.facts
-        if facts.bad_files and (last_facts is None or facts.bad_files != last_facts.bad_files):
-            warnings.warn(describe_bad_files(facts.bad_files), UserWarning, stacklevel=3)
-        for warning in facts.nulls if last_facts is None or facts.nulls != last_facts.nulls else ():
-            warnings.warn(warning, UserWarning, stacklevel=3)
-        return answer, SlotLayout(facts.schema)
+        _warn(answer.facts, self._progress.answer.facts if self._progress.answer is not None else None)
+        return answer, SlotLayout(answer.facts.schema)
 
 
 class _Epoch(Iterator[Batch]):
@@ -400,6 +379,23 @@ def _feeder_access(path: Path, spec: PipelineSpec, overrides: str, ranks: RankIn
         attach_paths=socket_paths(job, ranks.rank, ranks.world_size),
         host=host,
     )
+
+
+def _warn(facts: PlanFacts, last: PlanFacts | None) -> None:
+    """Warn of bad files and of nulls, unless the last plan had the same."""
+    if facts.bad_files and (last is None or facts.bad_files != last.bad_files):
+        warnings.warn(describe_bad_files(facts.bad_files), UserWarning, stacklevel=4)
+    for warning in facts.nulls if last is None or facts.nulls != last.nulls else ():
+        warnings.warn(warning, UserWarning, stacklevel=4)
+
+
+def _hello(ranks: RankInfo) -> Hello:
+    return Hello(rank=ranks.rank, world_size=ranks.world_size, trainer=ranks.trainer, trainers=ranks.trainers)
+
+
+def _receipt(facts: PlanFacts, ranks: RankInfo, batch: Batch) -> dict[str, Any]:
+    numbers = {"rank": ranks.rank, "world_size": ranks.world_size, "trainer": ranks.global_rank, "rows": batch.rows}
+    return {**state_of(facts, batch.epoch, batch.step), **numbers, "digest": digest_of(batch)}
 
 
 def _agree(feed: FeederClient, ranks: RankInfo, hello: Hello) -> Answer:

@@ -112,7 +112,7 @@ class TrainerSession:
         self._cluster = cluster
         self._planner = planner
         self.rank = rank
-        self.global_rank: int | None = None  # among all trainers, of which several may read the rows of one rank
+        self.global_rank: int | None = None  # among all trainers, of which several may read the same rows
         self._world_size = world_size
         self._memory_bytes = memory_bytes
         self._wake_loop = wake
