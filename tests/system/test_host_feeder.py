@@ -211,7 +211,7 @@ def test_a_feeder_without_trainers_ends_and_removes_its_files(place: Place, tmp_
     path = place.write()
     impatient = tmp_path / "impatient.py"
     impatient.write_text(
-        "from feedline.commands import feed\nfrom feedline.cli import main\nfeed._FIRST_RANK_S = 0.1\nmain()\n"
+        "import sys\nfrom feedline.commands import feed\nfeed._FIRST_RANK_S = 0.1\nfeed.main(sys.argv[2:])\n"
     )
 
     def start(launch: str, command: str) -> psutil.Process:
