@@ -437,11 +437,12 @@ def test_a_missing_block_is_described_with_its_worker_and_its_calls(cluster: Clu
         return index
 
     stream = Stream(cluster, monkeypatch, stuck_in_a_request)
-    seconds = iter([0.0] * 8 + [73.0] * 100)
-    delivery = stream.open("stuck", 20, clock=lambda: next(seconds))
+    now_s = [0.0]
+    delivery = stream.open("stuck", 20, clock=lambda: now_s[0])
     try:
         delivery.pump(0)
         assert begun.wait(30)
+        now_s[0] = 73.0
         assert eventually(lambda: "stuck_in_a_request" in delivery.describe_missing(0))
         text = delivery.describe_missing(0)
         assert text.startswith("block 0 of lane 0 (day=1/part-0.parquet) is missing\n  submitted 73 s ago, on tcp://")
