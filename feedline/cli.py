@@ -165,6 +165,9 @@ def plan(
     ops: Annotated[
         bool, typer.Option("--ops", help="Show each feature's chain instead: types, shared steps, cost.")
     ] = False,
+    shuffle: Annotated[
+        bool, typer.Option("--shuffle", help="Show how the shuffle mixes instead, beside two other settings.")
+    ] = False,
     step: Annotated[
         int | None, typer.Option(min=0, help="Show the files, row groups and rows of this step instead.")
     ] = None,
@@ -178,14 +181,18 @@ def plan(
     """Show what a run would do: what is pruned and why, what is read, rows, steps, memory."""
     from feedline.commands.plan_ops import describe_ops, ops_table
     from feedline.commands.plan_report import describe, plan_table
+    from feedline.commands.plan_shuffle import describe_shuffle, shuffle_table
     from feedline.commands.plan_step import describe_step, step_table
     from feedline.loader.state import read_state
     from feedline.pipeline import Pipeline
+    from feedline.planning.plan import code_of
     from feedline.spec import load_spec
     from feedline.spec.overrides import parse_overrides
+    from feedline.transforms.registry.user_functions import keep_pandas_out
     from feedline.warehouse.selection.waves import on_count_progress
 
     spec = load_spec(pipeline, parse_overrides(overrides or []))
+    keep_pandas_out(code_of(spec))
     if step is None and (rank is not None or epoch or state is not None):
         raise SpecError("--rank, --epoch and --state describe a step: got no --step. Name one")
     with on_count_progress(_print_count_progress):
@@ -198,11 +205,16 @@ def plan(
         else:
             Console().print(step_table(rows), highlight=False)
         return
-    facts = describe_ops(resolved) if ops else describe(resolved, world_size=world_size)
+    if shuffle:
+        facts, render = describe_shuffle(resolved, world_size=world_size), shuffle_table
+    elif ops:
+        facts, render = describe_ops(resolved), ops_table
+    else:
+        facts, render = describe(resolved, world_size=world_size), plan_table
     if as_json:
         print(json.dumps(facts))
     else:
-        Console().print((ops_table if ops else plan_table)(facts))
+        Console().print(render(facts))
 
 
 @app.command()

@@ -81,6 +81,8 @@ INSIDE_FUNCTIONS = {
     ("feedline.commands.exit_status", "rich.console"),
     ("feedline.commands.feed", "feedline.pipeline"),
     ("feedline.commands.feed", "feedline.service.fit_workers"),
+    ("feedline.resources", "psutil"),
+    ("feedline.warehouse.storage.retry", "tenacity"),
     ("feedline.service.cluster.cluster", "feedline.service.cluster.dask_cluster"),
     ("feedline.service.dispatch.attempts", "distributed"),
     ("feedline.artifacts.external", "feedline.artifacts.zarr_array"),
@@ -365,7 +367,7 @@ def test_forbidden_calls():
         ("feedline", {"torch", "distributed", "dask", "bokeh", "polars", "pyarrow", "numpy"}),
         ("feedline.cli", {"torch", "distributed", "dask", "polars", "pyarrow", "numpy", "pydantic"}),
         ("feedline.commands.run", {"torch", "distributed", "dask", "zarr"}),  # `--sink null` drains as a trainer
-        ("feedline.commands.feed", {"torch", "zarr", "rich", "typer", "distributed", "dask", "pandas"}),
+        ("feedline.commands.feed", {"torch", "zarr", "rich", "typer", "distributed", "dask", "pandas", "asyncio"}),
         ("feedline.commands.transform", {"torch", "distributed", "dask", "zarr"}),
         ("feedline.loader.dataset", {"distributed", "dask", "bokeh"}),
     ],

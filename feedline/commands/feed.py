@@ -26,12 +26,12 @@ from feedline.errors import FeedlineError, SpecError
 from feedline.loader.facts import FeederFacts, Hello
 from feedline.loader.ring.channel import Channel, ChannelClosedError, adopt
 from feedline.loader.ring.host_feeder import HostListener
-from feedline.loader.ring.launch import feeder_threads, log_path, read_overrides
+from feedline.loader.ring.launch import feeder_threads, log_path, memory_share, read_overrides
 from feedline.loader.ring.messages import FeederFailure
 from feedline.loader.ring.rendezvous import Listener, job_fingerprint, socket_path
 from feedline.planning.plan import Plan, code_of
 from feedline.planning.resolve import resolve_hello
-from feedline.resources import available_memory_bytes, use_huge_pages
+from feedline.resources import use_huge_pages
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.feeder import Feeder
 from feedline.service.feeder_process import Ownership, ignore_sigterm, keep_log_short, startup_seconds
@@ -44,8 +44,6 @@ from feedline.warehouse.optimize.usage import record_usage
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.parallel import stop_waiting
 
-# Default memory of a rank's blocks and ring: this, or its share of half of the free memory if that is less.
-_MEMORY_BYTES = 4 * 2**30
 _STATUS_S = 0.5
 # A feeder of a host's ranks waits so long for the first one.
 _FIRST_RANK_S = 60.0
@@ -72,13 +70,6 @@ class FeedRequest:
     def feeders(self) -> int:
         """The number of feeders among which this host's cores are divided."""
         return self.local_ranks if len(self.ranks) == 1 else 1
-
-
-def memory_share(spec: PipelineSpec, *, local_ranks: int) -> int:
-    """Bytes that one rank's ring and blocks in flight may take: its share of `memory`."""
-    if spec.memory is not None:
-        return spec.memory // local_ranks
-    return min(_MEMORY_BYTES, available_memory_bytes() // 2 // local_ranks)
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
