@@ -62,7 +62,7 @@ INSIDE = {
         {"encoding", "ranks"},
         {"facts"},
         {"state", "ring"},
-        {"batch", "rank_agreement"},
+        {"batch", "rank_agreement", "dataset_stats"},
         {"row_arrays"},
         {"dataset"},
     ],

@@ -37,7 +37,7 @@ from feedline.service.feeder import Feeder
 from feedline.service.feeder_process import Ownership, ignore_sigterm, keep_log_short, startup_seconds
 from feedline.service.planner import Planner
 from feedline.service.supervisor import FeederEvent
-from feedline.service.trainer_session import TrainerSession
+from feedline.service.trainer_session import TrainerSession, show_window_changes
 from feedline.spec import PipelineSpec, load_spec
 from feedline.transforms.registry.user_functions import keep_pandas_out
 from feedline.warehouse.optimize.usage import record_usage
@@ -116,6 +116,7 @@ def _feed(arguments: Sequence[str]) -> NoReturn:
 def feed_over(fd: int, request: FeedRequest) -> int:
     """Serve the trainer at the other end of an inherited connection. Returns the exit status."""
     startup_seconds()
+    show_window_changes()
     channel = adopt(fd)
     ownership = Ownership(request.scratch, is_owned=channel.is_connected)
     failures: list[Exception] = []
@@ -141,6 +142,7 @@ def feed_over(fd: int, request: FeedRequest) -> int:
 def feed_host(listener: HostListener, request: FeedRequest) -> int:
     """Serve the ranks of a host, which connect to one socket; ends with the last of them. Returns the exit status."""
     startup_seconds()
+    show_window_changes()
     feeders: list[Feeder] = []
     ownership = Ownership(request.scratch, is_owned=lambda: any(map(_is_owner, feeders)))
     with ownership.signals(), contextlib.closing(listener):
@@ -207,6 +209,7 @@ def feed_listening(request: FeedRequest) -> int:
     connects, "plan", "stats" with the progress, and "left" when it disconnects, with the error if there was one.
     """
     startup_seconds()
+    show_window_changes()
     ownership = Ownership(request.scratch)
     with ownership.signals(), contextlib.ExitStack() as stack:
         ownership.add(request.parent or os.getppid())
