@@ -42,6 +42,10 @@ _ELSEWHERE = {
         "feedline.commands.table_layout",
         "Show what runs of Feedline read of a table: columns, bytes, the popularity curve.",
     ),
+    "verify": (
+        "feedline.commands.verify",
+        "Compare what trainers get, or got, with the plan, row by row. Exit status 1 if anything differs.",
+    ),
     "transform": (
         "feedline.commands.transform",
         "Turn rows of a file into features, exactly as training does. Needs only pipeline.yaml and its artifacts.",
@@ -116,7 +120,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Feed trainers on this host, or measure how fast that would be (--sink null)."""
-    from feedline.commands.quality_table import quality_table
+    from feedline.commands.display.quality_table import quality_table
     from feedline.commands.run import RunRequest, Stop, run_null, run_trainers
     from feedline.loader.facts import summary_of
     from feedline.spec import load_spec
@@ -162,19 +166,39 @@ def plan(
     ops: Annotated[
         bool, typer.Option("--ops", help="Show each feature's chain instead: types, shared steps, cost.")
     ] = False,
+    step: Annotated[
+        int | None, typer.Option(min=0, help="Show the files, row groups and rows of this step instead.")
+    ] = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="With --step: of this rank (default: all).")] = None,
+    epoch: Annotated[int, typer.Option(min=0, help="With --step: of this epoch.")] = 0,
+    state: Annotated[
+        Path | None, typer.Option(help="With --step: the plan of a state, the JSON of a dataset's state_dict.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what a run would do: what is pruned and why, what is read, rows, steps, memory."""
     from feedline.commands.plan_ops import describe_ops, ops_table
     from feedline.commands.plan_report import describe, plan_table
+    from feedline.commands.plan_step import describe_step, step_table
+    from feedline.loader.state import read_state
     from feedline.pipeline import Pipeline
     from feedline.spec import load_spec
     from feedline.spec.overrides import parse_overrides
     from feedline.warehouse.selection.waves import on_count_progress
 
     spec = load_spec(pipeline, parse_overrides(overrides or []))
+    if step is None and (rank is not None or epoch or state is not None):
+        raise SpecError("--rank, --epoch and --state describe a step: got no --step. Name one")
     with on_count_progress(_print_count_progress):
-        resolved = Pipeline(spec).plan(world_size=world_size)
+        own = Pipeline(spec)
+        resolved = own.plan(world_size=world_size) if state is None else own.plan_for(read_state(state))
+    if step is not None:
+        rows = describe_step(resolved, epoch=epoch, step=step, rank=rank, world_size=world_size)
+        if as_json:
+            print(json.dumps(rows))
+        else:
+            Console().print(step_table(rows), highlight=False)
+        return
     facts = describe_ops(resolved) if ops else describe(resolved, world_size=world_size)
     if as_json:
         print(json.dumps(facts))
@@ -247,7 +271,7 @@ def check(
 ) -> None:
     """Find all bad files, and nulls that features cannot hold, before a run does. Exit status 1 if there are any."""
     from feedline.commands.check import check_progress, run_check
-    from feedline.commands.progress_line import ProgressLine
+    from feedline.commands.display.progress_line import ProgressLine
     from feedline.spec import load_spec
     from feedline.spec.overrides import parse_overrides
 
@@ -351,34 +375,39 @@ def clicks(
 @app.command(hidden=True)
 def feed(
     pipeline: PipelinePath,
-    rank: Annotated[int, typer.Option()] = 0,
+    ranks: Annotated[str, typer.Option()] = "",
     world_size: Annotated[int, typer.Option()] = 1,
     local_ranks: Annotated[int, typer.Option()] = 1,
     fd: Annotated[int | None, typer.Option()] = None,
+    host: Annotated[Path | None, typer.Option()] = None,
+    lock: Annotated[int | None, typer.Option()] = None,
     listen: Annotated[bool, typer.Option()] = False,
     dashboard: Annotated[bool, typer.Option()] = False,
     parent: Annotated[int | None, typer.Option()] = None,
     scratch: Annotated[str | None, typer.Option()] = None,
 ) -> None:
     """Run a feeder process, as FeedlineDataset and `feedline run` start it. Reads overrides from standard input."""
-    from feedline.commands.feed import FeedRequest, feed_listening, feed_over
+    from feedline.commands.feed import FeedRequest, feed_host, feed_listening, feed_over
+    from feedline.loader.ring.host_feeder import HostListener
     from feedline.loader.ring.launch import read_overrides
 
     request = FeedRequest(
         path=str(pipeline),
         overrides=read_overrides(sys.stdin.buffer.read()),
-        rank=rank,
+        ranks=[int(rank) for rank in ranks.split(",") if rank],
         world_size=world_size,
         local_ranks=local_ranks,
         dashboard=dashboard,
         parent=parent,
         scratch=scratch,
     )
-    if fd is not None:
-        raise typer.Exit(feed_over(fd, request))
-    if not listen:
+    if listen:
+        raise typer.Exit(feed_listening(request))
+    if fd is None:
         raise SpecError("`feedline feed` needs --fd or --listen: it is internal. Use `feedline run`")
-    raise typer.Exit(feed_listening(request))
+    if host is None or lock is None:
+        raise typer.Exit(feed_over(fd, request))
+    raise typer.Exit(feed_host(HostListener(host, listening=fd, lock=lock), request))
 
 
 @app.command()
@@ -389,7 +418,7 @@ def version() -> None:
 
 def _print_count_progress(progress: CountProgress) -> None:
     """Show the progress of counting, for a table that takes more than one wave of tasks."""
-    from feedline.commands.progress_line import ProgressLine
+    from feedline.commands.display.progress_line import ProgressLine
 
     if progress.rows < progress.all_rows:
         ProgressLine().note(f"counted {progress.rows:,} of {progress.all_rows:,} rows")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from feedline.fitting.fit_report import FitReport
@@ -77,14 +77,23 @@ class Pipeline:
         lanes = lanes_for(self.spec, world_size)
         return preview_plan(self.spec, snapshot or self.snapshot(map=map), lanes=lanes, map=map)
 
-    def resolve(self, hello: Hello, *, job: str, map: Map | None = None, workers: Workers | None = None) -> Plan:
+    def resolve(
+        self,
+        hello: Hello,
+        *,
+        job: str,
+        map: Map | None = None,
+        workers: Workers | None = None,
+        plans: Sequence[Plan] = (),
+    ) -> Plan:
         """The plan that a trainer's hello asks for: its state's, or one that all ranks of this start agree on.
 
-        With `fit: auto`, `workers` fit what is missing (default: threads of this process).
+        With `fit: auto`, `workers` fit what is missing (default: threads of this process). plans: of the pipeline's
+        other ranks in this process; the same plan is returned, not made again.
 
         Raises StateError, with both values, where the trainer's state belongs to another plan or other features.
         """
-        return resolve_hello(self.spec, hello, job=job, fit=self._fit_with(workers), map=map)
+        return resolve_hello(self.spec, hello, job=job, fit=self._fit_with(workers), map=map, plans=plans)
 
     def plan_for(self, state: Mapping[str, Any], *, map: Map | None = None) -> Plan:
         """The plan that a state belongs to. Raises StateError where it is of another plan or other features."""

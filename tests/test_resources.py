@@ -132,7 +132,7 @@ def test_machines_below_the_level(monkeypatch: pytest.MonkeyPatch, names: Any, k
     document = {"version": 1, "name": "n", "source": {"table": "t"}, "features": {}, "batch": {"size": 1}}
     spec = PipelineSpec.model_validate({**document, "cluster": {"cpu": "x86-64-v3"}}, strict=False)
     with pytest.raises(ClusterError, match="got x86-64-v3"):
-        feeder_environment(spec, local_ranks=1)
+        feeder_environment(spec, feeders=1)
 
 
 def test_a_worker_is_refused_with_the_line_to_add(monkeypatch: pytest.MonkeyPatch):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from feedline.commands.progress_line import ProgressLine
+from feedline.commands.display.progress_line import ProgressLine
 from feedline.errors import SpecError, StoreError, TableError
 from feedline.expressions.column_parts import source_columns
 from feedline.planning.nulls import Gaps, NullFinding, absence_line, find_gaps

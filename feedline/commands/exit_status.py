@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 from rich.console import Console
@@ -43,6 +45,21 @@ def status_of(app: Callable[[], object]) -> int:
     except BrokenPipeError:  # the reader of the output has closed it
         return 0
     return 0
+
+
+@contextmanager
+def exit_on_sigterm() -> Iterator[None]:
+    """Make SIGTERM unwind the stack as Ctrl-C does."""
+
+    def end(number: int, _frame: object) -> None:
+        signal.signal(number, signal.SIG_IGN)  # a second one must not interrupt the shutdown
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _fail(error: FeedlineError, status: int) -> int:

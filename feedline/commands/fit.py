@@ -21,7 +21,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from feedline.commands.progress_line import ProgressLine
+from feedline.commands.display.progress_line import ProgressLine
+from feedline.commands.exit_status import exit_on_sigterm
 from feedline.errors import SpecError
 from feedline.fitting.fit_report import FitFacts, FitReport, load_fit_facts
 from feedline.fitting.passes import FitProgress
@@ -68,7 +69,7 @@ def _run_fit(spec: PipelineSpec, *, missing: bool, out: TextIO) -> FitReport:
     pipeline, line = Pipeline(spec), ProgressLine(out)
     say = partial(_show_progress, line)
     try:
-        with _exit_on_sigterm():
+        with exit_on_sigterm():
             if spec.cluster.workers is None and spec.cluster.scheduler is None:
                 return pipeline.fit(missing=missing, say=say)
             with _cluster(spec) as cluster:
@@ -87,7 +88,7 @@ def _cluster(spec: PipelineSpec) -> Iterator[Cluster]:
         # workers inherit it: a terminal sends Ctrl-C to them, too, but this process ends them in order
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
-            cluster = Cluster(spec.cluster, threads=feeder_threads(spec, local_ranks=1), scratch=scratch)
+            cluster = Cluster(spec.cluster, threads=feeder_threads(spec, feeders=1), scratch=scratch)
         finally:
             signal.signal(signal.SIGINT, before)
         try:
@@ -97,21 +98,6 @@ def _cluster(spec: PipelineSpec) -> Iterator[Cluster]:
             cluster.close()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-@contextmanager
-def _exit_on_sigterm() -> Iterator[None]:
-    """Make SIGTERM unwind the stack as Ctrl-C does."""
-
-    def end(number: int, _frame: object) -> None:
-        signal.signal(number, signal.SIG_IGN)  # a second one must not interrupt the shutdown
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _show_progress(line: ProgressLine, progress: FitProgress) -> None:

@@ -14,7 +14,7 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-from feedline.commands.feed import memory_budget
+from feedline.commands.feed import memory_share
 from feedline.expressions.column_parts import flattened_column, has_column, part_of
 from feedline.loader.facts import BadFileFacts, lines_of, summary_of
 from feedline.loader.ring.launch import feeder_threads
@@ -39,7 +39,7 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
     table_bytes = bytes_of(snapshot, None, snapshot.file_columns)
     lanes_per_rank = plan.lanes // world_size
     cluster = plan.spec.cluster
-    threads = feeder_threads(plan.spec, local_ranks=1) * (cluster.workers or 1)
+    threads = feeder_threads(plan.spec, feeders=1) * (cluster.workers or 1)
     blocks = cluster.window or 2 * threads + lanes_per_rank
     row_bytes = _row_bytes(plan)
     block_rows = max(block.rows for block in schedule.blocks(0, everything=True))
@@ -84,7 +84,7 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
             "block_bytes": block_rows * row_bytes,
             "blocks_in_flight": blocks,
             "in_flight_bytes": block_rows * row_bytes * blocks,
-            "budget_bytes": memory_budget(plan.spec, local_ranks=1),
+            "budget_bytes": memory_share(plan.spec, local_ranks=1),
         },
         "identities": _identity_facts(plan),
     }

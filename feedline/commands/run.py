@@ -7,6 +7,7 @@ ended before the command returns with 130 or 143.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -18,15 +19,23 @@ from typing import Any
 
 from rich.console import Console
 
-from feedline.commands.live_table import Counters, LiveTable, RankView, RecentRates
+from feedline.commands.display.live_table import Counters, LiveTable, RankView, RecentRates
 from feedline.loader.encoding.quality import Quality, measures, merge
 from feedline.loader.facts import BadFileFacts, FeederStats, Hello, PlanFacts, describe_bad_files
 from feedline.loader.ring.client import FeederClient
 from feedline.loader.ring.feeder_connection import Answer
-from feedline.loader.ring.launch import FeederCommand, feeder_arguments, feeder_environment, overrides_text
+from feedline.loader.ring.host_feeder import launch_name
+from feedline.loader.ring.launch import (
+    FeederAccess,
+    FeederCommand,
+    HostLaunch,
+    feeder_arguments,
+    feeder_environment,
+    overrides_text,
+)
 from feedline.loader.ring.rendezvous import job_fingerprint, socket_paths, sweep
 from feedline.service.drain import DrainProgress, start_draining, stop_draining
-from feedline.service.supervisor import FeederEvent, RankFeeder, Supervisor
+from feedline.service.supervisor import FeederEvent, RankReports, SupervisedFeeder, Supervisor
 from feedline.spec import PipelineSpec
 
 _POLL_S = 0.25
@@ -92,7 +101,7 @@ class Stop:
 
 def run_null(request: RunRequest, console: Console, stop: Stop) -> RunSummary:
     """Drain every rank through its ring for `epochs` epochs. Raises what a feeder raised."""
-    feeds = {rank: FeederClient(_feeder_command(request, rank)) for rank in request.ranks}
+    feeds = {rank: FeederClient(access) for rank, access in _accesses(request).items()}
     views: list[DrainProgress] = []
     start_printed = False
     began = time.perf_counter()
@@ -129,16 +138,9 @@ def run_null(request: RunRequest, console: Console, stop: Stop) -> RunSummary:
 
 def run_trainers(request: RunRequest, console: Console, stop: Stop) -> RunSummary:
     """Run feeders for trainers until every rank's trainer has finished its epochs, or a signal comes."""
+    groups = [request.ranks] if request.spec.feeder == "host" else [[rank] for rank in request.ranks]
     supervisor = Supervisor(
-        [
-            RankFeeder(
-                rank=rank,
-                arguments=_feeder_command(request, rank).arguments,
-                overrides=overrides_text(request.overrides),
-                environment=feeder_environment(request.spec, local_ranks=len(request.ranks)),
-            )
-            for rank in request.ranks
-        ]
+        [SupervisedFeeder([RankReports(rank) for rank in ranks], _feeder_command(request, ranks)) for ranks in groups]
     )
     began = time.perf_counter()
     try:
@@ -146,9 +148,9 @@ def run_trainers(request: RunRequest, console: Console, stop: Stop) -> RunSummar
         rates = [RecentRates() for _ in supervisor.ranks]
         with LiveTable(console, title=request.spec.name) as progress:
             while not stop() and not all(_has_finished(rank, request.spec.epochs) for rank in supervisor.ranks):
-                for rank, event in supervisor.poll(_POLL_S):
-                    _print_event(console, rank, event)
-                    if event.plan is not None and rank is supervisor.ranks[0]:
+                for ranks, event in supervisor.poll(_POLL_S):
+                    _print_event(console, ranks, event)
+                    if event.plan is not None and event.rank == request.ranks[0]:
                         _print_findings(console, event.plan)
                 progress.show(list(map(trainer_view, supervisor.ranks, rates, repeat(request.spec.epochs))))
     finally:
@@ -181,13 +183,24 @@ def _measures(plans: Sequence[PlanFacts], parts: Sequence[Quality]) -> dict[str,
     return measures(merge(parts), plans[0].schema) if parts else {}
 
 
-def _feeder_command(request: RunRequest, rank: int) -> FeederCommand:
-    arguments = feeder_arguments(request.path, rank=rank, world_size=request.world_size)
+def _feeder_command(request: RunRequest, ranks: Sequence[int]) -> FeederCommand:
+    """A feeder of these ranks, or, of none, one whose trainers name them."""
+    local_ranks = len(request.ranks)
+    arguments = feeder_arguments(request.path, ranks=ranks, world_size=request.world_size, local_ranks=local_ranks)
     return FeederCommand(
-        arguments=[*arguments, "--local-ranks", str(len(request.ranks)), "--dashboard"],
-        environment=feeder_environment(request.spec, local_ranks=len(request.ranks)),
+        arguments=[*arguments, "--dashboard"],
+        environment=feeder_environment(request.spec, feeders=local_ranks if len(ranks) == 1 else 1),
         overrides=overrides_text(request.overrides),
     )
+
+
+def _accesses(request: RunRequest) -> dict[int, FeederAccess]:
+    """How each rank that is drained gets its feeder."""
+    host = None
+    if request.spec.feeder == "host" and len(request.ranks) > 1:
+        name, round = launch_name(f"run-{os.getpid()}", request.world_size, {})
+        host = HostLaunch(name=name, round=round, command=_feeder_command(request, ()))
+    return {rank: FeederAccess(command=_feeder_command(request, [rank]), host=host) for rank in request.ranks}
 
 
 def _print_start(console: Console, answer: Answer) -> None:
@@ -217,19 +230,19 @@ def _print_warnings(console: Console, view: DrainProgress) -> None:
         console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
-def _print_event(console: Console, rank: RankFeeder, event: FeederEvent) -> None:
+def _print_event(console: Console, ranks: str, event: FeederEvent) -> None:
     page = event.dashboard
     texts = {
-        "ready": f"rank {rank.rank}: waiting for a trainer" + (f". Dask dashboard: {page}" if page else ""),
-        "trainer": f"rank {rank.rank}: trainer {event.pid} attached",
-        "left": f"rank {rank.rank}: trainer left" + (f" after {event.error}" if event.error else ""),
-        "died": f"rank {rank.rank}: feeder died (exit status {event.status}), starting another",
+        "ready": f"{ranks}: waiting for a trainer" + (f". Dask dashboard: {page}" if page else ""),
+        "trainer": f"{ranks}: trainer {event.pid} attached",
+        "left": f"{ranks}: trainer left" + (f" after {event.error}" if event.error else ""),
+        "died": f"{ranks}: feeder died (exit status {event.status}), starting another",
     }
     if event.type in texts:
         console.print(texts[event.type], highlight=False, soft_wrap=True)
 
 
-def _has_finished(rank: RankFeeder, epochs: int) -> bool:
+def _has_finished(rank: RankReports, epochs: int) -> bool:
     """Whether a trainer of this rank has finished its last epoch and disconnected."""
     return any(stats.epochs >= epochs for stats in rank.past_stats)
 
@@ -253,7 +266,7 @@ def drain_view(view: DrainProgress, recent: RecentRates, epochs: int) -> RankVie
     )
 
 
-def trainer_view(rank: RankFeeder, recent: RecentRates, epochs: int) -> RankView:
+def trainer_view(rank: RankReports, recent: RecentRates, epochs: int) -> RankView:
     """The display of a rank that serves a trainer, or waits for one."""
     stats = rank.stats or FeederStats()
     counters = Counters(

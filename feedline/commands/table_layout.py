@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from feedline.commands.progress_line import ProgressLine
+from feedline.commands.display.progress_line import ProgressLine
 from feedline.errors import SpecError
 from feedline.expressions.column_parts import source_columns
 from feedline.pipeline import Pipeline

@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.loader.encoding.layout import BatchSchema, MatrixOffsets, Placement, SlotColumn, SlotHeader, SlotLayout
-from feedline.loader.encoding.slot import read_extras, read_header
+from feedline.loader.encoding.row_digests import batch_digest, row_digests
+from feedline.loader.encoding.slot import SlotArrays, encoded_rows, read_extras, read_header
 from feedline.loader.ring.pinning import event_on, events_on_all
 from feedline.loader.ring.slots import Lease, Ready
 
@@ -284,6 +285,16 @@ class Batch:
         if self._root is None:
             return False
         return self._lease.pinned if self._lease is not None else bool(self._bytes().is_pinned())
+
+    def digest(self) -> str:
+        """A digest of all features of all rows in their order, and of which are padding: 16 hexadecimal digits.
+
+        The same on any device and for equal rows of any epoch and step; it reads the whole batch.
+        """
+        root = self.to("cpu")._root
+        assert root is not None
+        slot = SlotArrays(self._layout, self._slot.header, root)
+        return batch_digest(row_digests(encoded_rows(self._layout, pa.py_buffer(root))), slot.valid.astype(np.bool_))
 
     def __len__(self) -> int:
         return self.rows

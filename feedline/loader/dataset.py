@@ -12,7 +12,7 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 import torch
 import torch.distributed
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import IterableDataset, get_worker_info
 
 from feedline.errors import FeedlineError, PlanError, StateError
@@ -27,10 +28,18 @@ from feedline.loader.batch import Batch
 from feedline.loader.encoding.layout import BatchSchema, SlotLayout
 from feedline.loader.facts import Hello, PlanFacts, RebaseRequest, describe_bad_files, describe_rebase
 from feedline.loader.rank_agreement import Store, agree
-from feedline.loader.ranks import RankInfo, detect_rank
+from feedline.loader.ranks import RankInfo, data_rank_of, detect_rank, with_data_rank
 from feedline.loader.ring.client import FeederClient
 from feedline.loader.ring.feeder_connection import Answer
-from feedline.loader.ring.launch import FeederCommand, feeder_arguments, feeder_environment, overrides_text
+from feedline.loader.ring.host_feeder import launch_name
+from feedline.loader.ring.launch import (
+    FeederAccess,
+    FeederCommand,
+    HostLaunch,
+    feeder_arguments,
+    feeder_environment,
+    overrides_text,
+)
 from feedline.loader.ring.pinning import Pinning
 from feedline.loader.ring.rendezvous import job_fingerprint, socket_paths
 from feedline.loader.state import (
@@ -85,7 +94,9 @@ class FeedlineDataset(IterableDataset[Batch]):
     and its Dask cluster do the work. Close it, or use it in a `with` block.
 
     `set` overrides keys of pipeline.yaml: `set={"batch.tail": "pad", "shuffle": "off"}`. `rank` and `world_size`
-    default to torch.distributed's, then to the launcher's environment.
+    default to torch.distributed's, then to the launcher's environment. With tensor, pipeline or context parallelism,
+    several ranks must see the same batch: `mesh` is the data-parallel part of the `DeviceMesh` (`mesh["dp"]`);
+    `data_rank` and `data_world_size` are the same as numbers.
 
     Raises SpecError for an invalid pipeline.yaml, PlanError if planning fails, and on iteration DataError,
     TableChangedError, CorruptFileError, RingError or FeederError.
@@ -98,29 +109,25 @@ class FeedlineDataset(IterableDataset[Batch]):
         set: Mapping[str, object] | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        data_rank: int | None = None,
+        data_world_size: int | None = None,
+        mesh: DeviceMesh | None = None,
     ) -> None:
         super().__init__()
         if not sys.platform.startswith("linux"):
             raise FeedlineError("FeedlineDataset needs Linux (memfd, SOCK_SEQPACKET). Use Pipeline.batches elsewhere")
         overrides = dict(set or {})
         self._spec: PipelineSpec = load_spec(pipeline, overrides)
-        self._ranks = detect_rank(
-            rank=rank, world_size=world_size, distributed=_connected_rank(), environment=os.environ
+        self._ranks = with_data_rank(
+            detect_rank(rank=rank, world_size=world_size, distributed=_connected_rank(), environment=os.environ),
+            *data_rank_of(data_rank, data_world_size, mesh),
         )
         _print_ranks(self._ranks)
         self._pid = os.getpid()
         path = Path(pipeline).absolute()
-        command = FeederCommand(
-            arguments=[
-                *feeder_arguments(path, rank=self._ranks.rank, world_size=self._ranks.world_size),
-                *("--local-ranks", str(self._ranks.local_ranks)),
-            ],
-            overrides=overrides_text(overrides),
-            environment=feeder_environment(self._spec, local_ranks=self._ranks.local_ranks),
-            attach_paths=socket_paths(job_fingerprint(self._spec), self._ranks.rank, self._ranks.world_size),
-        )
+        access = _feeder_access(path, self._spec, overrides_text(overrides), self._ranks)
         self._pinning = Pinning(self._ranks.local_rank)
-        self._feed = FeederClient(command, pin=self._pinning.register, unpin=self._pinning.unregister)
+        self._feed = FeederClient(access, pin=self._pinning.register, unpin=self._pinning.unregister)
         self._feed.start()
         self._closer = weakref.finalize(self, self._feed.close)
         self._progress = _Progress(None, None, (0, 0), (0, 0), (0, 0))
@@ -228,6 +235,22 @@ class FeedlineDataset(IterableDataset[Batch]):
         self._current = None
         self._progress = _Progress(answer, layout, position, position, position)
 
+    def receipt(self, batch: Batch) -> dict[str, Any]:
+        """Which rows this rank received: the state before the batch, the rank, and a digest of the batch.
+
+        Write one per batch, as a line of JSON, and `feedline verify --receipts` compares them with the plan, over all
+        ranks and starts of a run. The digest reads the whole batch.
+        """
+        ranks = self._ranks
+        return {
+            **state_of(self._open().facts, batch.epoch, batch.step),
+            "rank": ranks.rank,
+            "world_size": ranks.world_size,
+            "trainer": ranks.global_rank,
+            "rows": batch.rows,
+            "digest": batch.digest(),
+        }
+
     # -- facts ----------------------------------------------------------------------------------------------------
 
     @property
@@ -315,7 +338,14 @@ class FeedlineDataset(IterableDataset[Batch]):
     ) -> tuple[Answer, SlotLayout]:
         """Request a plan, or a state's, and its facts. Changes nothing here."""
         self._refuse_workers()
-        hello = Hello(rank=self._ranks.rank, world_size=self._ranks.world_size, rebase=rebase)
+        ranks = self._ranks
+        hello = Hello(
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            trainer=ranks.trainer,
+            trainers=ranks.trainers,
+            rebase=rebase,
+        )
         if resume is not None:
             names = {key: resume[key] for key in ("snapshot", "lanes", "plan", "seed", "batch_size")}
             hello = replace(hello, **names, features=None if accept_features else resume["features"])
@@ -350,13 +380,35 @@ _NO_WORKERS = (
 )
 
 
+def _feeder_access(path: Path, spec: PipelineSpec, overrides: str, ranks: RankInfo) -> FeederAccess:
+    """How this rank gets its feeder: one of `feedline run` that waits, its host's, or its own."""
+
+    def command(own: Sequence[int], *, feeders: int) -> FeederCommand:
+        counts = {"world_size": ranks.world_size, "local_ranks": ranks.local_ranks}
+        return FeederCommand(
+            arguments=feeder_arguments(path, ranks=own, **counts),
+            overrides=overrides,
+            environment=feeder_environment(spec, feeders=feeders),
+        )
+
+    job, host = job_fingerprint(spec), None
+    if spec.feeder == "host" and ranks.local_ranks > 1:
+        name, round = launch_name(job, ranks.world_size, os.environ)
+        host = HostLaunch(name=name, round=round, command=command((), feeders=1))
+    return FeederAccess(
+        command=command([ranks.rank], feeders=ranks.local_ranks),
+        attach_paths=socket_paths(job, ranks.rank, ranks.world_size),
+        host=host,
+    )
+
+
 def _agree(feed: FeederClient, ranks: RankInfo, hello: Hello) -> Answer:
     """This rank's answer. Ranks connected by torch.distributed agree on a plan, on the snapshot of rank 0."""
-    connected = ranks.world_size > 1 and _connected_rank() == (ranks.rank, ranks.world_size)
+    connected = ranks.global_size > 1 and _connected_rank() == (ranks.global_rank, ranks.global_size)
     store = _store() if connected else None
     if store is None:
         return feed.open(hello)
-    return agree(store, feed.open, hello, rank=ranks.rank, world_size=ranks.world_size)
+    return agree(store, feed.open, hello, rank=ranks.global_rank, world_size=ranks.global_size)
 
 
 def _connected_rank() -> tuple[int, int] | None:
@@ -380,7 +432,7 @@ def _print_ranks(ranks: RankInfo) -> None:
 
 
 def _print_rebase(ranks: RankInfo, facts: PlanFacts, state: Mapping[str, Any]) -> None:
-    if ranks.rank == 0:
+    if ranks.global_rank == 0:
         rest = facts.rest if facts.snapshot != state["snapshot"] else None
         outcome = "the table has not changed" if rest is None else describe_rebase(rest)
         print("\n".join(f"feedline: rebase: {line}" for line in outcome.splitlines()), file=sys.stderr)

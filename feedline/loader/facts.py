@@ -49,11 +49,14 @@ class RebaseRequest:
 class Hello:
     """A trainer's request for a plan: its rank and, on resume, the names and numbers in its state that must match.
 
-    A `snapshot` of None lets the feeder take one; `features` of None accepts any.
+    A `snapshot` of None lets the feeder take one; `features` of None accepts any. `trainer`, `trainers`: its rank among
+    all trainers and their number, if several of them read the same rank's rows.
     """
 
     rank: int
     world_size: int
+    trainer: int | None = None
+    trainers: int | None = None
     snapshot: str | None = None
     lanes: int | None = None
     plan: str | None = None
@@ -61,6 +64,16 @@ class Hello:
     seed: int | None = None
     batch_size: int | None = None
     rebase: RebaseRequest | None = None
+
+    @property
+    def global_rank(self) -> int:
+        """The rank among all trainers."""
+        return self.rank if self.trainer is None else self.trainer
+
+    @property
+    def global_size(self) -> int:
+        """The number of all trainers."""
+        return self.world_size if self.trainers is None else self.trainers
 
     def to_json(self) -> dict[str, Any]:
         values = {each.name: getattr(self, each.name) for each in fields(self)}

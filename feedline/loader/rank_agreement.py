@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Protocol, Self
@@ -48,9 +49,10 @@ def agree(
     pause: Callable[[float], None] = time.sleep,
     now_s: Callable[[], float] = time.monotonic,
 ) -> Answer:
-    """This rank's answer, once all ranks have the same plan.
+    """This rank's answer, once all ranks have the same plan. rank, world_size: among all trainers.
 
-    If one rank fails, its error is raised on every rank; so is PlanError if their plans or features differ.
+    If one rank fails, its error is raised on every rank; so is PlanError if their plans or features differ, or if
+    they do not read the rows of all data ranks.
     """
     prefix = f"feedline/{store.add(f'feedline/rounds/{rank}', 1)}"
     messages = _RankMessages(store, pause, now_s)
@@ -61,7 +63,8 @@ def agree(
         hello = replace(hello, snapshot=leader.snapshot, lanes=leader.lanes, plan=plan, rebase=None)
     try:
         answer = open_plan(hello)
-        outcome = _Outcome(**{name: getattr(answer.facts, name) for name in ("snapshot", "lanes", *_COMPARED)})
+        names = {name: getattr(answer.facts, name) for name in ("snapshot", "lanes", *_COMPARED)}
+        outcome = _Outcome(**names, data_rank=hello.rank, data_world_size=hello.world_size)
     except BaseException as error:
         store.set(f"{prefix}/{rank or 'leader'}", _failure(error).to_json())
         if rank == 0 or not isinstance(error, FeedlineError):
@@ -83,6 +86,8 @@ class _Outcome:
     lanes: int | None = None
     plan: str | None = None
     features: str | None = None
+    data_rank: int | None = None
+    data_world_size: int | None = None
     error: str | None = None
     message: str = ""
 
@@ -91,7 +96,7 @@ class _Outcome:
             raise from_wire(self.error, self.message)
 
     def to_json(self) -> str:
-        return json.dumps({name: value for name, value in asdict(self).items() if value})
+        return json.dumps({name: value for name, value in asdict(self).items() if value not in (None, "")})
 
     @classmethod
     def from_json(cls, content: bytes) -> Self:
@@ -123,7 +128,29 @@ def _verdict(leader: _Outcome, others: Sequence[_Outcome]) -> _Outcome:
                     "0. Start every rank with the same pipeline.yaml and overrides"
                 )
                 return _Outcome(error="PlanError", message=message)
-    return _Outcome()
+    message = _describe_unread([leader, *others])
+    return _Outcome(error="PlanError", message=message) if message else _Outcome()
+
+
+def _describe_unread(outcomes: Sequence[_Outcome]) -> str:
+    """Why the ranks do not read all rows, or not equally often; empty if they do."""
+    size = outcomes[0].data_world_size
+    for rank, outcome in enumerate(outcomes):
+        if outcome.data_world_size != size:
+            return (
+                f"the ranks do not agree on the data world size: got {outcome.data_world_size} on rank {rank}, "
+                f"expected {size} as on rank 0. Pass the same data_world_size, or the same mesh, on every rank"
+            )
+    readers = Counter(outcome.data_rank for outcome in outcomes)
+    unread = [str(number) for number in range(size or 0) if number not in readers]
+    if unread:
+        got = ", ".join(str(outcome.data_rank) for outcome in outcomes[:_SHOWN_RANKS])
+        more = " …" if len(outcomes) > _SHOWN_RANKS else ""
+        return (
+            f"no rank reads the rows of data rank {', '.join(unread[:_SHOWN_RANKS])}: got the data ranks {got}{more}, "
+            f"expected each of 0 to {(size or 0) - 1}. Pass each rank its own place among the data ranks"
+        )
+    return ""
 
 
 class _RankMessages:

@@ -1,8 +1,7 @@
 """Find the rows that an epoch has delivered before a step, from its schedule.
 
-Runs in: the process that plans a rebase. Pure. A lane has delivered the first rows of its part of the order: whole
-blocks, whose permutation does not matter, and the first rows of the block that the step divides, whose permutation
-does.
+Runs in: the process that plans a rebase. Pure. Each strand of a lane has delivered its first rows: whole blocks, whose
+permutation does not matter, and the first rows of the block that the step divides, whose permutation does.
 """
 
 from __future__ import annotations
@@ -32,23 +31,22 @@ def find_delivered_rows(
     """The rows of the steps before `step`. `order` returns the permutation of a block's rows, None without one."""
     delivered = DeliveredRows()
     for lane in range(schedule.lanes):
-        start, stop = schedule.lane_bounds(lane)
-        end = min(start + max(step - schedule.first_step, 0) * schedule.batch_size, stop)
-        if end == start:
+        place = schedule.lane(lane)
+        end = min(max(step - schedule.first_step, 0) * schedule.batch_size, place.rows)
+        delivered.rows += end
+        if end == 0:
             continue
-        delivered.rows += end - start
-        borders = schedule.block_starts(lane)
-        index = int(np.searchsorted(borders, end, side="right")) - 1
-        whole = int(borders[min(index, len(borders) - 1)])
-        for piece in schedule.pieces(start, whole) if whole > start else ():
-            _mask(delivered, schedule, piece)[piece.start : piece.stop] = True
-        if whole < end:
-            _mark_first_rows(delivered, schedule, _block(schedule, lane, index), end - whole, order)
+        strands = place.strands
+        counts = strands.positions(end).tolist()
+        for blocks, starts, count in zip(strands.blocks, strands.starts, counts, strict=True):
+            whole = int(np.searchsorted(starts, count, side="right")) - 1
+            for block in blocks[:whole].tolist():
+                for piece in schedule.pieces(int(place.borders[block]), int(place.borders[block + 1])):
+                    _mask(delivered, schedule, piece)[piece.start : piece.stop] = True
+            if starts[whole] < count:
+                divided = schedule.block(lane, int(blocks[whole]))
+                _mark_first_rows(delivered, schedule, divided, count - int(starts[whole]), order)
     return delivered
-
-
-def _block(schedule: Schedule, lane: int, index: int) -> Block:
-    return next(block for block in schedule.blocks(lane, everything=True) if block.index == index)
 
 
 def _mark_first_rows(

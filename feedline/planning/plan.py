@@ -42,7 +42,7 @@ from feedline.planning.binding import (
     rows_of,
 )
 from feedline.planning.nulls import Gaps, find_gaps
-from feedline.planning.schedule import PLAN_VERSION, Block, Piece, Schedule
+from feedline.planning.schedule import Block, Piece, Schedule
 from feedline.spec import PipelineSpec
 from feedline.spec.expectations import OnExpect
 from feedline.transforms.compile.compiled import CompiledFeatures
@@ -62,6 +62,8 @@ from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.splits import Splits, plan_splits
 from feedline.warehouse.storage.parallel import Map
 
+# Part of every fingerprint: raised by any change that moves a row to another step or position.
+PLAN_VERSION = 1
 _LITERAL = 40  # characters of a value in a message
 
 
@@ -98,6 +100,10 @@ class Plan:
     def _remaining_rows(self) -> NDArray[np.int64]:
         """Rows per row group that the rebased epoch still delivers."""
         return self.selection.rows if self.rebase is None else self.rebase.remaining(self.selection.rows)
+
+    def remaining_rows(self, epoch: int) -> NDArray[np.int64]:
+        """int64 [row groups]: the rows that an epoch delivers, or drops at its end."""
+        return self.selection.rows if self.rest(epoch) is None else self._remaining_rows
 
     def require_fitted(self) -> None:
         """Raise SpecError, with the command that helps, where a feature has no artifact."""

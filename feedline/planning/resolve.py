@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -53,26 +53,42 @@ def current_snapshot(spec: PipelineSpec, *, take: Take = snapshot_of_source, map
     return snapshot
 
 
-def resolve_hello(spec: PipelineSpec, hello: Hello, *, job: str, fit: Fit, map: Map | None = None) -> Plan:
+def resolve_hello(
+    spec: PipelineSpec, hello: Hello, *, job: str, fit: Fit, map: Map | None = None, plans: Sequence[Plan] = ()
+) -> Plan:
     """The plan that a trainer's hello asks for: its state's, or one that all ranks of this start agree on.
+
+    plans: of the spec, for other ranks in this process; one on the same snapshot is returned, not made again.
 
     Raises StateError, with both values, where the trainer's state belongs to another plan or other features.
     """
-    start = RunStart(job=job, rank=hello.rank, world_size=hello.world_size)
+    start = RunStart(job=job, rank=hello.global_rank, world_size=hello.global_size)
     _refuse_other_settings(spec, hello.to_json())
-    lanes = spec.lanes or hello.lanes or start.world_size
-    rank_lanes(lanes, start.rank, start.world_size)
+    lanes = spec.lanes or hello.lanes or hello.world_size
+    rank_lanes(lanes, hello.rank, hello.world_size)
     plan_id, features = hello.plan, hello.features
+    taken: Snapshot | None = None
     if hello.rebase is not None:
-        snapshot, rest = _agreed_rebase(spec, hello.rebase, start, map)
+        name = _agreed_rebase(spec, hello.rebase, start, map)
         plan_id = None  # the hello's is that of the plan before the rebase
     elif hello.snapshot is not None:
-        snapshot, rest = _load_named(spec, hello.snapshot)
+        name = hello.snapshot
     else:
-        snapshot, rest = _agreed_snapshot(spec, start, map), None
-    plan = resolve_snapshot(spec, snapshot, lanes=lanes, rebase=rest, fit=fit, map=map, start=start, features=features)
+        name, taken = _agreed_snapshot(spec, start, map)
+    plan = next((each for each in plans if _serves(each, name, lanes=lanes, features=features)), None)
+    if plan is None:
+        snapshot, rest = _load_named(spec, name) if taken is None else (taken, None)
+        plan = resolve_snapshot(
+            spec, snapshot, lanes=lanes, rebase=rest, fit=fit, map=map, start=start, features=features
+        )
     _refuse_other_plan(plan, {"plan": plan_id, "features": features})
     return plan
+
+
+def _serves(plan: Plan, snapshot_name: str, *, lanes: int, features: str | None) -> bool:
+    """Whether a plan of another rank is the one for a snapshot, and for a state's features."""
+    same = (plan.snapshot_name, plan.lanes) == (snapshot_name, lanes)
+    return same and features in (None, plan.features_fingerprint)
 
 
 def resolve_state(spec: PipelineSpec, state: Mapping[str, Any], *, fit: Fit, map: Map | None = None) -> Plan:
@@ -138,8 +154,8 @@ def lanes_for(spec: PipelineSpec, world_size: int) -> int:
     return lanes
 
 
-def _agreed_snapshot(spec: PipelineSpec, start: RunStart, map: Map | None) -> Snapshot:
-    """The snapshot that all ranks of this start read: the first takes it, the others load it."""
+def _agreed_snapshot(spec: PipelineSpec, start: RunStart, map: Map | None) -> tuple[str, Snapshot | None]:
+    """The name of the snapshot that all ranks of this start read; the snapshot itself, if this rank takes it."""
     snapshots: list[Snapshot] = []
 
     def take() -> str:
@@ -147,20 +163,17 @@ def _agreed_snapshot(spec: PipelineSpec, start: RunStart, map: Map | None) -> Sn
         return snapshots[0].id
 
     name = agree(start, spec.work_dir, take)
-    return snapshots[0] if snapshots else Snapshot.load(spec.work_dir, name)
+    return name, next(iter(snapshots), None)
 
 
-def _agreed_rebase(
-    spec: PipelineSpec, request: RebaseRequest, start: RunStart, map: Map | None
-) -> tuple[Snapshot, Rebase | None]:
-    """The rebase that all ranks of this start use: the first computes it, the others load it."""
+def _agreed_rebase(spec: PipelineSpec, request: RebaseRequest, start: RunStart, map: Map | None) -> str:
+    """The name of the rebase that all ranks of this start use: the first computes it, the others load it."""
     content = json.dumps([start.job, request.to_json()], sort_keys=True)
-    name = agree(
+    return agree(
         replace(start, job=hashlib.sha256(content.encode()).hexdigest()),
         spec.work_dir,
         lambda: resolve_rebase(spec, request.state, map=map).snapshot_name,
     )
-    return _load_named(spec, name)
 
 
 def _load_named(spec: PipelineSpec, name: str) -> tuple[Snapshot, Rebase | None]:

@@ -6,7 +6,9 @@ Runs in: the feeder, the CLI, `Pipeline`. Pure: no I/O, no clock; all randomness
 2. Lane i holds rows floor(i*N/L) .. floor((i+1)*N/L)-1 of the order.
 3. A lane is cut into blocks: consecutive pieces of splits, as many as reach `block_rows`. Rows may be permuted within a
    block, which changes nothing else.
-4. Step s of a lane holds its rows s*B .. (s+1)*B-1; the tail policy decides about the last ones.
+4. With `window_rows`, a lane draws its rows in turn from the blocks that hold about so many (`strands`); without, from
+   one block after another.
+5. Step s of a lane holds the rows s*B .. (s+1)*B-1 that it draws; the tail policy decides about the last ones.
 
 Every answer (the blocks of a step, the number of steps, the rows dropped) is arithmetic on prefix sums, so that
 resuming seeks and never replays.
@@ -25,9 +27,7 @@ from numpy.typing import NDArray
 
 from feedline.blocks.permutation import permutation
 from feedline.errors import PlanError
-
-# Part of every plan's fingerprint: raised by any change that moves a row to another step or position.
-PLAN_VERSION = 1
+from feedline.planning.strands import Int64s, Strands, deal_blocks
 
 Tail = Literal["drop", "pad", "partial"]
 
@@ -69,12 +69,42 @@ class Cut:
         return self.padding or self.stop - self.start
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """A lane cut into blocks and strands.
+
+    start, stop: its order positions; a lane without rows (fewer rows than lanes) borrows a neighbouring one, which only
+    serves as padding. borders: int64 [blocks + 1], order positions at which its blocks start, and where the last one
+    stops. first_rows, last_rows: int64 [blocks], which rows of the lane the first and the last row of a block are.
+    """
+
+    start: int
+    stop: int
+    borders: Int64s
+    strands: Strands
+    first_rows: Int64s
+    last_rows: Int64s
+
+    @property
+    def rows(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def last_block(self) -> int:
+        """The block that holds the lane's last row, as its own last."""
+        return int(np.argmax(self.last_rows))
+
+    def block_rows(self, block: int) -> int:
+        return int(self.borders[block + 1] - self.borders[block])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
     """One epoch's schedule.
 
     split_rows: int64 [splits], the selected rows per split (a split without any is never read). block_rows: the number
-    of rows at which a block ends. shuffle: whether the splits are permuted.
+    of rows at which a block ends. window_rows: the rows of the blocks from which a lane draws in turn (default: 0, one
+    block after another). shuffle: whether the splits are permuted.
 
     The rest of an epoch (`feedline rebase`) is a schedule, too: of the remaining rows, with steps counted from
     `first_step`, and permutations of its own, keyed by `salt`. It may be empty.
@@ -90,6 +120,7 @@ class Schedule:
     epoch: int
     first_step: int = 0
     salt: tuple[str, ...] = ()
+    window_rows: int = 0
 
     def __post_init__(self) -> None:
         if self.first_step:
@@ -107,7 +138,10 @@ class Schedule:
     def order(self) -> NDArray[np.int64]:
         """The splits that hold rows, in the epoch's order."""
         splits = np.flatnonzero(self.split_rows)
-        return splits[permutation(len(splits), "splits", self.seed, self.epoch, *self.salt)] if self.shuffle else splits
+        if not self.shuffle:
+            return splits
+        order = permutation(len(splits), "splits", self.seed, self.epoch, *self.salt)
+        return splits[spread(order, self.split_rows[splits], self.window_rows) if self.window_rows else order]
 
     @cached_property
     def starts(self) -> NDArray[np.int64]:
@@ -141,11 +175,8 @@ class Schedule:
         """Order positions [start, stop) of a lane."""
         return lane * self.rows // self.lanes, (lane + 1) * self.rows // self.lanes
 
-    def block_starts(self, lane: int) -> NDArray[np.int64]:
-        """int64 [blocks + 1]: order positions at which the lane's blocks start, and where the last one stops.
-
-        A lane without rows (fewer rows than lanes) borrows one neighbouring row, which only serves as padding.
-        """
+    def block_starts(self, lane: int) -> Int64s:
+        """int64 [blocks + 1]: order positions at which the lane's blocks start, and where the last one stops."""
         start, stop = self.lane_bounds(lane)
         if start == stop:
             neighbour = max(start - 1, 0)
@@ -156,58 +187,86 @@ class Schedule:
             borders.append(min(int(self.starts[min(split, len(self.starts) - 1)]), stop))
         return np.array(borders, dtype=np.int64)
 
+    @cached_property
+    def _lanes(self) -> dict[int, Lane]:
+        return {}
+
+    def lane(self, lane: int) -> Lane:
+        """A lane's blocks and strands, kept from the first call on."""
+        if lane not in self._lanes:
+            start, stop = self.lane_bounds(lane)
+            borders = self.block_starts(lane)
+            rows = np.diff(borders)
+            strands = deal_blocks(rows, self.window_rows)
+            strand, first = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+            for each, (blocks, starts) in enumerate(zip(strands.blocks, strands.starts, strict=True)):
+                strand[blocks], first[blocks] = each, starts[:-1]
+            self._lanes[lane] = Lane(
+                start=start,
+                stop=stop,
+                borders=borders,
+                strands=strands,
+                first_rows=strands.lane_rows(strand, first),
+                last_rows=strands.lane_rows(strand, first + rows - 1),
+            )
+        return self._lanes[lane]
+
+    def open_blocks(self, lanes: range) -> int:
+        """The most blocks from which a step of these lanes draws, but for those that it begins."""
+        return sum(len(self.lane(lane).strands) for lane in lanes)
+
     def blocks(self, lane: int, *, first_step: int = 0, everything: bool = False) -> Iterator[Block]:
         """The blocks that hold the lane's rows of steps >= first_step, in order; with `everything`, all its blocks."""
         if not self.rows:
             return  # a rebased epoch may have no rows left
-        start, stop = self.lane_bounds(lane)
-        borders = self.block_starts(lane)
-        last = len(borders) - 2
-        for index in range(last + 1):
-            first, end = int(borders[index]), int(borders[index + 1])
-            begins = self.first_step + max(first - start, 0) // self.batch_size
-            ends = self.first_step + max(end - 1 - start, 0) // self.batch_size
-            if index == last and self.tail != "drop":
-                ends = self.steps - 1  # the last row may still be needed as padding
-                if start == stop:
-                    begins = self.steps - 1
+        for index in range(len(self.lane(lane).borders) - 1):
+            begins, ends = self._steps_of(lane, index)
             if everything or (ends >= first_step and begins < self.steps):
-                yield Block(
-                    lane=lane,
-                    index=index,
-                    start=first,
-                    rows=end - first,
-                    pieces=self.pieces(first, end),
-                    first_step=begins,
-                    last_step=min(ends, self.steps - 1),
-                )
+                yield self.block(lane, index)
+
+    def block(self, lane: int, index: int) -> Block:
+        """A block of a lane."""
+        borders = self.lane(lane).borders
+        first, end = int(borders[index]), int(borders[index + 1])
+        begins, ends = self._steps_of(lane, index)
+        return Block(
+            lane=lane,
+            index=index,
+            start=first,
+            rows=end - first,
+            pieces=self.pieces(first, end),
+            first_step=begins,
+            last_step=min(ends, self.steps - 1),
+        )
+
+    def _steps_of(self, lane: int, index: int) -> tuple[int, int]:
+        """The first and the last step that draw from a block; with `tail: drop` there may be none of that number."""
+        place = self.lane(lane)
+        begins = self.first_step + int(place.first_rows[index]) // self.batch_size
+        ends = self.first_step + int(place.last_rows[index]) // self.batch_size
+        if self.tail != "drop" and index == place.last_block:
+            ends = self.steps - 1  # the lane's last row may still be needed as padding
+            if not place.rows:
+                begins = self.steps - 1
+        return begins, ends
 
     def blocks_of(self, lanes: range, *, first_step: int = 0) -> Iterator[Block]:
         """The blocks of several lanes, in the order in which steps need them."""
         streams = (self.blocks(lane, first_step=first_step) for lane in lanes)
         return heapq.merge(*streams, key=lambda block: (block.first_step, block.lane, block.index))
 
-    def cuts(self, lane: int, step: int, borders: NDArray[np.int64] | None = None) -> tuple[Cut, ...]:
-        """The lane's share of a step: rows of its blocks, then padding (`borders`: the lane's block_starts)."""
+    def cuts(self, lane: int, step: int) -> tuple[Cut, ...]:
+        """The lane's share of a step: rows of its blocks, strand after strand, then padding."""
         if not self.first_step <= step < self.steps:
             raise PlanError(f"step is out of range: got {step}, expected {self.first_step} to {self.steps - 1}")
-        borders = self.block_starts(lane) if borders is None else borders
-        start, stop = self.lane_bounds(lane)
+        place = self.lane(lane)
         own = step - self.first_step
-        position, end = start + own * self.batch_size, min(start + (own + 1) * self.batch_size, stop)
-        cuts: list[Cut] = []
-        rows = 0
-        while position < end:
-            block = int(np.searchsorted(borders, position, side="right")) - 1
-            first, until = int(borders[block]), min(int(borders[block + 1]), end)
-            cuts.append(Cut(lane=lane, block=block, start=position - first, stop=until - first))
-            rows += until - position
-            position = until
-        padding = self.batch_size - rows if self.tail == "pad" else int(rows == 0)
+        first, stop = (min((own + more) * self.batch_size, place.rows) for more in (0, 1))
+        cuts = list(_cuts(lane, place.strands, first, stop)) if first < stop else []
+        padding = self.batch_size - (stop - first) if self.tail == "pad" else int(first == stop)
         if padding > 0:
-            last = len(borders) - 2
-            row = int(borders[last + 1] - borders[last]) - 1
-            cuts.append(Cut(lane=lane, block=last, start=row, stop=row, padding=padding))
+            row = place.block_rows(place.last_block) - 1
+            cuts.append(Cut(lane=lane, block=place.last_block, start=row, stop=row, padding=padding))
         return tuple(cuts)
 
     def pieces(self, start: int, stop: int) -> tuple[Piece, ...]:
@@ -220,6 +279,40 @@ class Schedule:
             piece = Piece(split=int(self.order[position]), start=max(start - begins, 0), stop=min(stop, ends) - begins)
             pieces.append(piece)
         return tuple(pieces)
+
+
+def _cuts(lane: int, strands: Strands, first: int, stop: int) -> Iterator[Cut]:
+    """The rows of blocks that are rows [first, stop) of the lane."""
+    begins, ends = strands.positions(first).tolist(), strands.positions(stop).tolist()
+    for blocks, starts, begin, end in zip(strands.blocks, strands.starts, begins, ends, strict=True):
+        position = begin
+        while position < end:
+            block = int(np.searchsorted(starts, position, side="right")) - 1
+            start, until = int(starts[block]), min(int(starts[block + 1]), end)
+            yield Cut(lane=lane, block=int(blocks[block]), start=position - start, stop=until - start)
+            position = until
+
+
+def spread(order: Int64s, split_rows: Int64s, window_rows: int) -> Int64s:
+    """Change a permutation of splits so that any `window_rows` rows in a row come from all regions of the table.
+
+    The table is cut into as many regions of equal rows as splits make a window. Each keeps its splits in the order of
+    the permutation, evenly spaced over the epoch, and begins at its own time, so that regions take turns. order,
+    split_rows (of each split in the table's order): int64 [splits].
+    """
+    total = int(split_rows.sum())
+    regions = max(1, min(len(order), window_rows * len(order) // max(total, 1)))
+    middle = 2 * np.cumsum(split_rows) - split_rows  # twice the row in the middle of each split
+    _, region, counts = np.unique(
+        (middle * regions // max(2 * total, 1))[order], return_inverse=True, return_counts=True
+    )
+    grouped = np.argsort(region, kind="stable")
+    firsts = np.cumsum(counts) - counts
+    place, turn = np.empty(len(order), np.int64), np.empty(len(counts), np.int64)
+    place[grouped] = np.arange(len(order)) - np.repeat(firsts, counts)
+    turn[np.argsort(grouped[firsts], kind="stable")] = np.arange(len(counts))
+    time = (place * len(counts) + turn[region]) / (len(counts) * counts[region])
+    return order[np.argsort(time, kind="stable")]
 
 
 def rank_lanes(lanes: int, rank: int, world_size: int) -> range:

@@ -1,103 +1,128 @@
-"""The feeder's loop: serve a trainer's session until the trainer leaves.
+"""The feeder's loop: serve the sessions of all its trainers in one thread.
 
-Runs in: the feeder. One thread with one event loop over the trainer's messages, finished blocks (an eventfd) and the
-trainer's death. Each round fills as many slots as there are rows and room for, then sleeps until the next event.
+Runs in: the feeder. The loop sleeps until a trainer sends something, a block finishes (an eventfd), a trainer connects
+or dies. Then each session that has something to do fills one slot per round, so that trainers take turns. An error ends
+the session that it belongs to; the others go on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from feedline.errors import FeedlineError
-from feedline.loader.facts import FeederFacts, Hello
-from feedline.loader.ring.channel import Channel, ChannelClosedError
-from feedline.planning.plan import Plan
+from feedline.loader.ring.channel import ChannelClosedError
 from feedline.service.cluster.cluster import Cluster
-from feedline.service.trainer_session import FeederCounters, TrainerSession
+from feedline.service.trainer_session import TrainerSession
 
-# Dask's dashboard takes 0.3 s of imports: it is loaded when the trainer is behind, or this long after the first batch.
+logger = logging.getLogger(__name__)
+
+# Dask's dashboard takes 0.3 s of imports: it is loaded when trainers are behind, or this long after the first batch.
 _DASHBOARD_S = 5.0
 # How often a feeder checks its cluster.
 _TICK_S = 1.0
 
 
-class TrainerGoneError(Exception):
-    """The trainer closed its end or died."""
+class Door(Protocol):
+    """A listening socket. fileno: -1 while it is closed. accept: the session of the trainer that connected, if any."""
+
+    def fileno(self) -> int: ...
+    def accept(self) -> TrainerSession | None: ...
 
 
 class Feeder:
-    """Serves one trainer over one channel."""
+    """Serves sessions. doors: where further trainers connect. on_end: called with a session that ended, and why (None:
+    its trainer left)."""
 
     def __init__(
         self,
-        channel: Channel,
         cluster: Cluster,
-        resolve: Callable[[Hello], Plan],
         *,
-        rank: int,
-        world_size: int,
-        memory_bytes: int,
-        counters: FeederCounters,
-        about: FeederFacts,
+        doors: Sequence[Door] = (),
+        on_end: Callable[[TrainerSession, Exception | None], None] = lambda session, error: None,
     ) -> None:
         self._cluster = cluster
+        self._doors = list(doors)
+        self._on_end = on_end
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poll: select.poll | None = None  # made again when sessions come or go
+        self._sources: dict[int, TrainerSession | Door | None] = {}  # by descriptor
         self._look_due_s = self._dashboard_due_s = 0.0
         self._dashboard_requested = False
-        self.session = TrainerSession(
-            channel,
-            cluster,
-            resolve,
-            rank=rank,
-            world_size=world_size,
-            memory_bytes=memory_bytes,
-            counters=counters,
-            about=about,
-            wake=self._wake,
-        )
+        self.sessions: list[TrainerSession] = []
 
-    def serve(self) -> None:
-        """Serve until the trainer leaves. Raises FeedlineError, after sending it to the trainer."""
-        session = self.session
-        poll = select.poll()
-        poll.register(session, select.POLLIN)
-        poll.register(self._wake_fd, select.POLLIN)
-        if session.trainer is not None:
-            poll.register(session.trainer, select.POLLIN)
+    def wake(self) -> None:
+        """End the loop's sleep. Any thread may call this."""
+        with contextlib.suppress(OSError):  # the last block may finish after the last trainer left
+            os.eventfd_write(self._wake_fd, 1)
+
+    def add(self, session: TrainerSession) -> None:
+        """Serve another trainer."""
+        self.sessions.append(session)
+        self._poll = None
+
+    def serve(self, *, until: Callable[[], bool]) -> None:
+        """Serve until the condition holds, which is checked once a second and after every event."""
         try:
-            while True:
-                session.receive()
+            while not until():
+                self._sleep()
                 self._look_after_cluster()
-                if not session.advance():
-                    self._sleep(poll)
-        except (ChannelClosedError, TrainerGoneError):
-            return
-        except FeedlineError as error:
-            session.send_error(type(error).__name__, str(error))
-            raise
-        except Exception as error:
-            session.send_error("FeederError", f"the feeder failed: {type(error).__name__}: {error}")
-            raise
+                for session in tuple(self.sessions):
+                    if session.runnable:
+                        self._guard(session, session.advance)
         finally:
-            session.close()
+            for session in self.sessions:
+                session.close()
             os.close(self._wake_fd)
 
-    def _sleep(self, poll: select.poll) -> None:
+    # -- waiting --------------------------------------------------------------------------------------------------
+
+    def _sleep(self) -> None:
+        """Wait for events, unless a session has something to do, and handle them."""
+        poll = self._poll or self._watch()
+        busy = any(session.runnable for session in self.sessions)
         start_s = time.perf_counter()
-        events = dict(poll.poll(_TICK_S * 1000))
-        self.session.count_wait(time.perf_counter() - start_s)
-        if self._wake_fd in events:
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._wake_fd)
-        if self.session.trainer in events:
-            raise TrainerGoneError
-        if not events or self.session.awaits_slot:
-            self._load_dashboard()  # there is time now
+        events = poll.poll(0 if busy else _TICK_S * 1000)
+        if not busy:
+            waited_s = time.perf_counter() - start_s
+            for session in self.sessions:
+                session.count_wait(waited_s)
+            if not events or any(session.awaits_slot for session in self.sessions):
+                self._load_dashboard()  # there is time now
+        arrivals: list[Door] = []
+        for descriptor, _ in events:
+            source = self._sources[descriptor]
+            if source is None:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._wake_fd)
+            elif not isinstance(source, TrainerSession):
+                arrivals.append(source)
+            elif descriptor == source.trainer:
+                self._end(source, None)
+            else:
+                self._guard(source, source.receive)
+        for door in arrivals:  # after trainers that left: one may have connected again
+            if (newcomer := door.accept()) is not None:
+                self.add(newcomer)
+            self._poll = None
+
+    def _watch(self) -> select.poll:
+        self._poll = poll = select.poll()
+        self._sources = {self._wake_fd: None}
+        for session in self.sessions:
+            self._sources[session.channel.fileno()] = session
+            if session.trainer is not None:
+                self._sources[session.trainer] = session
+        self._sources |= {door.fileno(): door for door in self._doors if door.fileno() >= 0}
+        for descriptor in self._sources:
+            poll.register(descriptor, select.POLLIN)
+        return poll
 
     def _look_after_cluster(self) -> None:
         """Check the cluster and the blocks in flight, once a second."""
@@ -105,9 +130,14 @@ class Feeder:
         if now_s < self._look_due_s:
             return
         self._look_due_s = now_s + _TICK_S
-        self._cluster.look(waiting=self.session.starved)
-        self.session.look()
-        if self.session.counters.batches:
+        try:
+            self._cluster.look(waiting=any(session.starved for session in self.sessions))
+        except FeedlineError as error:  # all of them need the cluster
+            for session in tuple(self.sessions):
+                self._fail(session, error)
+        for session in tuple(self.sessions):
+            self._guard(session, session.look)
+        if any(session.counters.batches for session in self.sessions):
             self._dashboard_due_s = self._dashboard_due_s or now_s + _DASHBOARD_S
             if now_s > self._dashboard_due_s:
                 self._load_dashboard()
@@ -117,6 +147,29 @@ class Feeder:
             self._dashboard_requested = True
             threading.Thread(target=self._cluster.load_dashboard, name="feedline-dashboard", daemon=True).start()
 
-    def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # the last block may finish after the trainer left
-            os.eventfd_write(self._wake_fd, 1)
+    # -- ending ---------------------------------------------------------------------------------------------------
+
+    def _guard(self, session: TrainerSession, act: Callable[[], None]) -> None:
+        """Do something for a session; an error ends that session."""
+        try:
+            act()
+        except ChannelClosedError:
+            self._end(session, None)
+        except Exception as error:
+            self._fail(session, error)
+
+    def _fail(self, session: TrainerSession, error: Exception) -> None:
+        """End a session with an error, after sending it to the trainer."""
+        if isinstance(error, FeedlineError):
+            session.send_error(type(error).__name__, str(error))
+        else:
+            logger.error("the feeder failed", exc_info=error)
+            session.send_error("FeederError", f"the feeder failed: {type(error).__name__}: {error}")
+        self._end(session, error)
+
+    def _end(self, session: TrainerSession, error: Exception | None) -> None:
+        if session in self.sessions:
+            self.sessions.remove(session)
+            self._poll = None
+            session.close()
+            self._on_end(session, error)

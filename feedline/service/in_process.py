@@ -33,7 +33,6 @@ def iterate_plan(
     schedule = plan.schedule(epoch)
     lanes = rank_lanes(plan.lanes, rank, world_size)
     blocks = {(block.lane, block.index): block for block in schedule.blocks_of(lanes, first_step=step)}
-    borders = {lane: schedule.block_starts(lane) for lane in lanes}
     results: dict[tuple[int, int], BlockResult] = {}
     monitor.begin(epoch)
 
@@ -46,7 +45,7 @@ def iterate_plan(
         return parts
 
     for current in range(max(step, schedule.first_step), schedule.steps):
-        segments = segments_of(schedule, borders, current, get)
+        segments = segments_of(schedule, lanes, current, get)
         assert segments is not None
         batch = draft(plan.layout, segments, epoch=epoch, step=current)
         buffer = np.empty(batch.placement.nbytes, dtype=np.uint8)

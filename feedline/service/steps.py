@@ -6,10 +6,9 @@ row of the lane.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from feedline.loader.encoding.encode import slice_rows, take
 from feedline.loader.encoding.shuffled_rows import Rows, ShuffledRows
@@ -19,14 +18,14 @@ from feedline.planning.schedule import Schedule
 
 def segments_of(
     schedule: Schedule,
-    borders: Mapping[int, NDArray[np.int64]],
+    lanes: Iterable[int],
     step: int,
     get: Callable[[int, int], Sequence[Rows] | None],
 ) -> list[RowSlice] | None:
     """The row slices of a step, or None while `get(lane, block)` returns None for a block that is being computed."""
     segments: list[RowSlice] = []
-    for lane, starts in borders.items():
-        for cut in schedule.cuts(lane, step, starts):
+    for lane in lanes:
+        for cut in schedule.cuts(lane, step):
             parts = get(lane, cut.block)
             if parts is None:
                 return None

@@ -1,7 +1,7 @@
 """Keep the feeders of `feedline run` alive while trainers come and go.
 
-Runs in: the process of `feedline run`. Each rank of this host has a listening feeder process, which reports in JSON
-lines. A feeder that dies is started again; three deaths in a row without a batch end the run.
+Runs in: the process of `feedline run`. A feeder process listens for the trainers of one rank or of all ranks of this
+host, and reports in JSON lines. A feeder that dies is started again; three deaths in a row without a batch end the run.
 """
 
 from __future__ import annotations
@@ -20,44 +20,53 @@ from typing import Any, Literal, Self, get_args
 from feedline.errors import FeederError
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.facts import FeederStats, PlanFacts
-from feedline.loader.ring.launch import await_end, feeder_words, own_arguments, standard_input
+from feedline.loader.ring.launch import FUTILE_DEATHS, FeederCommand, await_end, feeder_words, standard_input
 from feedline.resources import SCRATCH_VARIABLE, make_scratch
 
-_FUTILE_DEATHS = 3
 _EXIT_S = 5.0
 
 EventType = Literal["ready", "trainer", "plan", "stats", "left", "died"]
 
 
 @dataclass(slots=True)
-class RankFeeder:
-    """The feeder of one rank, and its last reports."""
+class RankReports:
+    """The last reports about one rank."""
 
     rank: int
-    arguments: Sequence[str]
-    overrides: str
-    environment: dict[str, str]
-    process: subprocess.Popen[str] | None = None
-    scratch: str | None = None
     dashboard: str | None = None
     trainer: int | None = None
     stats: FeederStats | None = None  # for the current trainer
     past_stats: list[FeederStats] = field(default_factory=list)  # for each trainer that left
     quality: list[Quality] = field(default_factory=list)  # counts of what those were delivered
     plan: PlanFacts | None = None  # of its last trainer
-    futile_deaths: int = 0
     last_error: str | None = None
+
+
+@dataclass(slots=True)
+class SupervisedFeeder:
+    """A feeder and the ranks that it serves."""
+
+    ranks: Sequence[RankReports]
+    command: FeederCommand
+    process: subprocess.Popen[str] | None = None
+    scratch: str | None = None
+    futile_deaths: int = 0
+
+    def __str__(self) -> str:
+        numbers = [str(rank.rank) for rank in self.ranks]
+        return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(numbers)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeederEvent:
-    """A line of JSON from a feeder of `feedline run`, or its death, which the supervisor detects.
+    """A line of JSON about a rank from a feeder of `feedline run`, or its death, which the supervisor detects.
 
     ready: it waits for a trainer (dashboard, pid). trainer: one attached (pid). plan: the plan is ready. stats:
-    progress. left: the trainer left (error, stats, quality). died: the feeder died (status).
+    progress. left: the trainer left (error, stats, quality). died: the feeder of these ranks died (status).
     """
 
     type: EventType
+    rank: int | None
     dashboard: str | None = None
     pid: int | None = None
     plan: PlanFacts | None = None
@@ -69,10 +78,11 @@ class FeederEvent:
     def to_json(self) -> dict[str, Any]:
         """The event's fields and type; a plan's facts are keys of their own."""
         if self.plan is not None:
-            return {"type": self.type, **self.plan.to_json()}
+            return {"type": self.type, "rank": self.rank, **self.plan.to_json()}
         stats = None if self.stats is None else self.stats.to_json()
         return {
             "type": self.type,
+            "rank": self.rank,
             "dashboard": self.dashboard,
             "pid": self.pid,
             "error": self.error,
@@ -85,10 +95,11 @@ class FeederEvent:
         """The inverse of `to_json`. Raises FeederError for malformed facts."""
         kind: EventType = message["type"]
         if kind == "plan":
-            return cls(type="plan", plan=PlanFacts.from_json(message))
+            return cls(type="plan", rank=message["rank"], plan=PlanFacts.from_json(message))
         stats = message.get("stats")
         return cls(
             type=kind,
+            rank=message["rank"],
             dashboard=message.get("dashboard"),
             pid=message.get("pid"),
             stats=None if stats is None else FeederStats.from_json(stats),
@@ -98,22 +109,26 @@ class FeederEvent:
 
 
 class Supervisor:
-    """The feeders of this host's ranks. `poll` handles their reports; close it when done."""
+    """The feeders of this host. `poll` handles their reports; close it when done."""
 
-    def __init__(self, ranks: Sequence[RankFeeder]) -> None:
-        self.ranks = list(ranks)
-        self._messages: queue.Queue[tuple[RankFeeder, subprocess.Popen[str], dict[str, Any] | None]] = queue.Queue()
+    def __init__(self, feeders: Sequence[SupervisedFeeder]) -> None:
+        self._feeders = list(feeders)
+        self.ranks = [rank for feeder in feeders for rank in feeder.ranks]
+        self._messages: queue.Queue[tuple[SupervisedFeeder, subprocess.Popen[str], dict[str, Any] | None]] = (
+            queue.Queue()
+        )
 
     def start(self) -> None:
-        for rank in self.ranks:
-            self._start(rank)
+        for feeder in self._feeders:
+            self._start(feeder)
 
-    def poll(self, timeout_s: float) -> list[tuple[RankFeeder, FeederEvent]]:
-        """The events since the last call, waiting up to `timeout_s` for the first; restarts dead feeders.
+    def poll(self, timeout_s: float) -> list[tuple[str, FeederEvent]]:
+        """The events since the last call, each with the ranks that it is about, waiting up to `timeout_s` for the
+        first; restarts dead feeders.
 
         Raises FeederError if a feeder dies three times without delivering a batch.
         """
-        events: list[tuple[RankFeeder, FeederEvent]] = []
+        events: list[tuple[str, FeederEvent]] = []
         with contextlib.suppress(queue.Empty):
             item = self._messages.get(timeout=timeout_s)
             while True:
@@ -124,52 +139,55 @@ class Supervisor:
     def close(self) -> None:
         """End all feeders: SIGTERM first, then SIGKILL."""
         # One SIGTERM each: a second may meet a feeder that is switching to ignoring it, and then prints a traceback.
-        for rank in self.ranks:
-            if rank.process is not None:
-                rank.process.terminate()
-        for rank in self.ranks:
-            if rank.process is not None:
-                await_end(rank.process, within_s=_EXIT_S)
-            if rank.scratch is not None:
-                shutil.rmtree(rank.scratch, ignore_errors=True)
+        for feeder in self._feeders:
+            if feeder.process is not None:
+                feeder.process.terminate()
+        for feeder in self._feeders:
+            if feeder.process is not None:
+                await_end(feeder.process, within_s=_EXIT_S)
+            if feeder.scratch is not None:
+                shutil.rmtree(feeder.scratch, ignore_errors=True)
 
-    def _start(self, rank: RankFeeder) -> None:
-        if rank.scratch is not None:
-            shutil.rmtree(rank.scratch, ignore_errors=True)
-        rank.scratch = make_scratch()
-        with standard_input(rank.overrides) as overrides:
+    def _start(self, feeder: SupervisedFeeder) -> None:
+        if feeder.scratch is not None:
+            shutil.rmtree(feeder.scratch, ignore_errors=True)
+        feeder.scratch = make_scratch()
+        words = ["--listen", "--parent", str(os.getpid()), "--scratch", feeder.scratch]
+        with standard_input(feeder.command.overrides) as overrides:
             process = subprocess.Popen(
-                [*feeder_words(os.environ), *rank.arguments, *own_arguments(rank.scratch), "--listen"],
+                [*feeder_words(os.environ), *feeder.command.arguments, *words],
                 stdin=overrides,
                 stdout=subprocess.PIPE,
                 text=True,
-                env={**os.environ, **rank.environment, SCRATCH_VARIABLE: rank.scratch},
+                env={**os.environ, **feeder.command.environment, SCRATCH_VARIABLE: feeder.scratch},
             )
-        rank.process = process
-        rank.trainer = None
-        threading.Thread(target=self._listen, args=(rank, process), daemon=True).start()
+        feeder.process = process
+        for rank in feeder.ranks:
+            rank.trainer = None
+        threading.Thread(target=self._listen, args=(feeder, process), daemon=True).start()
 
-    def _listen(self, rank: RankFeeder, process: subprocess.Popen[str]) -> None:
+    def _listen(self, feeder: SupervisedFeeder, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
                 if (message := _event_message(line)) is not None:
-                    self._messages.put((rank, process, message))
-        self._messages.put((rank, process, None))
+                    self._messages.put((feeder, process, message))
+        self._messages.put((feeder, process, None))
 
     def _handle(
         self,
-        rank: RankFeeder,
+        feeder: SupervisedFeeder,
         process: subprocess.Popen[str],
         message: dict[str, Any] | None,
-        events: list[tuple[RankFeeder, FeederEvent]],
+        events: list[tuple[str, FeederEvent]],
     ) -> None:
-        if process is not rank.process:
+        if process is not feeder.process:
             return
         if message is None:
-            self._on_death(rank, process, events)
+            self._on_death(feeder, process, events)
             return
         event = FeederEvent.from_json(message)
+        rank = next(each for each in feeder.ranks if each.rank == event.rank)
         match event.type:
             case "ready":
                 rank.dashboard = event.dashboard
@@ -185,21 +203,21 @@ class Supervisor:
                 rank.quality += event.quality
                 rank.last_error = event.error
         if event.stats is not None and event.stats.batches:
-            rank.futile_deaths = 0
-        events.append((rank, event))
+            feeder.futile_deaths = 0
+        events.append((f"rank {event.rank}", event))
 
     def _on_death(
-        self, rank: RankFeeder, process: subprocess.Popen[str], events: list[tuple[RankFeeder, FeederEvent]]
+        self, feeder: SupervisedFeeder, process: subprocess.Popen[str], events: list[tuple[str, FeederEvent]]
     ) -> None:
         status = process.wait()
-        rank.futile_deaths += 1
-        if rank.futile_deaths >= _FUTILE_DEATHS:
+        feeder.futile_deaths += 1
+        if feeder.futile_deaths >= FUTILE_DEATHS:
             raise FeederError(
-                f"the feeder of rank {rank.rank} died {rank.futile_deaths} times without delivering a batch (exit "
-                f"status {status}): see its messages above"
+                f"the feeder of {feeder} died {feeder.futile_deaths} times without delivering a batch (exit status "
+                f"{status}): see its messages above"
             )
-        events.append((rank, FeederEvent(type="died", status=status)))
-        self._start(rank)
+        events.append((str(feeder), FeederEvent(type="died", rank=None, status=status)))
+        self._start(feeder)
 
 
 def _event_message(line: str) -> dict[str, Any] | None:

@@ -1,7 +1,7 @@
 """One trainer's session: its channel, its ring, its stream of batches, and what is counted of them.
 
 Runs in: the feeder, in the thread of its loop (`feeder.py`), which calls `receive` when the trainer has sent something,
-`advance` while there is something to do, and `look` once a second. Nothing here waits. States of a stream:
+`advance` while the session is `runnable`, and `look` once a second. Nothing here waits. States of a stream:
 none -> active (epoch, step) -> ... -> ended (END was sent) -> none.
 """
 
@@ -11,11 +11,12 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from feedline.errors import StateError
-from feedline.loader.encoding.layout import BatchSchema
+from feedline.loader.encoding.layout import BatchSchema, SlotLayout
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.encoding.slot import Draft, draft, write
 from feedline.loader.facts import FeederFacts, FeederStats, Hello
@@ -30,6 +31,7 @@ from feedline.service.cluster.cluster import Cluster
 from feedline.service.dispatch.delivery import Delivery, DeliveryStats
 from feedline.service.dispatch.timing import HORIZON_S, TrainerPace
 from feedline.service.dispatch.window import Window
+from feedline.service.planner import Planner
 from feedline.service.quality_monitor import QualityMonitor
 from feedline.service.steps import segments_of
 from feedline.version import VERSION
@@ -74,52 +76,63 @@ class _Stream:
     ended: bool = False
     last: bool = False  # no other epoch follows
 
+    def measure(self, layout: SlotLayout) -> Draft | None:
+        """The batch of the step, measured; None while one of its blocks is missing."""
+        segments = segments_of(self.schedule, self.borders, self.step, self.delivery.get)
+        return None if segments is None else draft(layout, segments, epoch=self.epoch, step=self.step)
+
     def drop_blocks(self) -> list[tuple[Block, Quality]]:
         """Drop the blocks whose last step this is; returns their quality counts."""
         return [item for item in self.delivery.drop(self.step) if self.schedule.has_rows(item[0].lane)]
 
 
 class TrainerSession:
-    """Serves one trainer over one channel. wake: called by any thread when a block has finished."""
+    """Serves one trainer over one channel.
+
+    rank: of the trainer (None: its hello says so). memory_bytes: for its blocks in flight and its ring. admit: called
+    with a hello; False if the feeder serves that rank already. on_plan: called with the plan of a hello. wake: ends the
+    loop's sleep; blocks that finish call it from other threads.
+    """
 
     def __init__(
         self,
         channel: Channel,
         cluster: Cluster,
-        resolve: Callable[[Hello], Plan],
+        planner: Planner,
         *,
-        rank: int,
+        rank: int | None,
         world_size: int,
         memory_bytes: int,
-        counters: FeederCounters,
         about: FeederFacts,
         wake: Callable[[], None],
+        admit: Callable[[Hello], bool] = lambda hello: True,
+        on_plan: Callable[[Plan], None] = lambda plan: None,
     ) -> None:
-        self._channel = channel
+        self.channel = channel
         self._cluster = cluster
-        self._resolve = resolve
-        self._rank = rank
+        self._planner = planner
+        self.rank = rank
         self._world_size = world_size
         self._memory_bytes = memory_bytes
-        self._wake = wake
+        self._wake_loop = wake
+        self._admit = admit
+        self._on_plan = on_plan
         self._ring = RingWriter(channel, limit_bytes=int(memory_bytes * _RING_SHARE))
         self._hello_number = 0  # of the last hello
+        self._planning: Future[Plan] | None = None
         self._plan: Plan | None = None
         self._stream: _Stream | None = None
         self._ahead: _Stream | None = None  # the next epoch's, started when this one ended
         self._pace = TrainerPace()
         self._report_s = 0.0
+        self.runnable = False  # something has happened since `advance` had nothing to do
         self.starved = False  # the trainer's next step waits for a block
-        self.counters = counters
+        self.counters = FeederCounters()
         self.monitor = QualityMonitor(BatchSchema(()), (), "warn")
         self._about = about
         self.trainer: int | None = None  # its pidfd
         with contextlib.suppress(OSError):  # already dead, or in another container: then the connection ends
             self.trainer = os.pidfd_open(channel.peer_pid())
-
-    def fileno(self) -> int:
-        """The channel's descriptor."""
-        return self._channel.fileno()
 
     @property
     def awaits_slot(self) -> bool:
@@ -137,6 +150,7 @@ class TrainerSession:
 
     def look(self) -> None:
         """Check the blocks in flight. Called about once a second."""
+        self.runnable = True
         for stream in (self._stream, self._ahead):
             if stream is not None and not stream.ended:
                 stream.delivery.look(starved=self.starved and stream is self._stream)
@@ -144,21 +158,29 @@ class TrainerSession:
     def send_error(self, name: str, message: str) -> None:
         """Send the error that ends the session."""
         with contextlib.suppress(ChannelClosedError):
-            self._channel.send_json(FeederFailure(name=name, message=message, number=self._hello_number).to_json())
+            self.channel.send_json(FeederFailure(name=name, message=message, number=self._hello_number).to_json())
 
     def close(self) -> None:
-        """Drop the blocks in flight and the ring; the channel stays open."""
+        """Drop the blocks in flight and the ring, and close the channel."""
         trainer, self.trainer = self.trainer, None
         if trainer is not None:
             os.close(trainer)
+        if self._planning is not None:
+            self._planning.cancel()
         self._end_stream()
         self._ring.close()
+        self.channel.close()
+
+    def _wake(self) -> None:
+        self.runnable = True
+        self._wake_loop()
 
     # -- receiving --------------------------------------------------------------------------------------------------
 
     def receive(self) -> None:
         """Handle the trainer's messages. Raises ChannelClosedError if it has left."""
-        while (arrival := self._channel.receive(wait=False)) is not None:
+        self.runnable = True
+        while (arrival := self.channel.receive(wait=False)) is not None:
             packet, message, _ = arrival
             if packet[:1] == b"F":
                 _, generation, slot = FREE.unpack(packet)
@@ -176,16 +198,31 @@ class TrainerSession:
         self._hello_number = int(message.get("number", 0))
         _refuse_other_installations(message)
         hello = Hello.from_json(message)
-        if (hello.rank, hello.world_size) != (self._rank, self._world_size):
+        rank = hello.rank if self.rank is None else self.rank
+        if (hello.rank, hello.world_size) != (rank, self._world_size):
             raise StateError(
-                f"the trainer is another rank: got rank {hello.rank} of {hello.world_size}, expected {self._rank} of "
+                f"the trainer is another rank: got rank {hello.rank} of {hello.world_size}, expected {rank} of "
                 f"{self._world_size}"
             )
+        if not self._admit(hello):
+            self.channel.send_json({"type": "busy"})
+            raise ChannelClosedError("another trainer of this rank is served")
+        self.rank = rank
         self._end_stream()
-        self._plan = plan = self._resolve(hello)
+        if self._planning is not None:
+            self._planning.cancel()
+        self._planning = self._planner.plan(hello, self._wake)
+
+    def _answer_hello(self, planning: Future[Plan]) -> None:
+        """Send the facts of the plan, once it is there."""
+        if not planning.done():
+            return
+        self._planning = None
+        self._plan = plan = planning.result()
+        self._on_plan(plan)
         self.monitor = QualityMonitor(plan.layout.schema, plan.job.features, plan.on_expect)
         facts = {**plan.facts().to_json(), **replace(self._about, dashboard=self._cluster.dashboard).to_json()}
-        self._channel.send_json({"type": "facts", "number": self._hello_number, "facts": facts})
+        self.channel.send_json({"type": "facts", "number": self._hello_number, "facts": facts})
 
     def _on_begin(self, begin: BeginStream) -> None:
         ahead, self._ahead = self._ahead, None
@@ -204,10 +241,11 @@ class TrainerSession:
 
     def _open(self, number: int, epoch: int, step: int) -> _Stream:
         assert self._plan is not None
+        assert self.rank is not None
         plan = self._plan
-        schedule = plan.schedule(epoch)
+        schedule = self._planner.schedule(plan, epoch)
         step = max(step, schedule.first_step)
-        lanes = rank_lanes(schedule.lanes, self._rank, self._world_size)
+        lanes = rank_lanes(schedule.lanes, self.rank, self._world_size)
         delivery = Delivery(
             self._cluster,
             plan.job,
@@ -215,7 +253,7 @@ class TrainerSession:
             name=f"{plan.name}-e{epoch}",
             blocks=schedule.blocks_of(lanes, first_step=step),
             request=lambda block: plan.request(block, epoch),
-            window=_window(len(lanes), self._memory_bytes, self._cluster.fixed_window),
+            window=_window(schedule.open_blocks(lanes), self._memory_bytes, self._cluster.fixed_window),
             wake=self._wake,
             stats=self.counters.delivery,
         )
@@ -230,7 +268,15 @@ class TrainerSession:
 
     # -- filling --------------------------------------------------------------------------------------------------
 
-    def advance(self) -> bool:
+    def advance(self) -> None:
+        """Answer a hello, fill one slot, or announce the end of the stream; sets `runnable` if there may be more."""
+        self.runnable = False
+        if self._planning is not None:
+            self._answer_hello(self._planning)
+        elif self._fill():
+            self.runnable = True
+
+    def _fill(self) -> bool:
         """Fill one slot, or announce the end of the stream; False if there is nothing to do until the next event."""
         stream = self._stream
         self.starved = False
@@ -246,13 +292,13 @@ class TrainerSession:
                 self._ahead = self._open(0, stream.epoch + 1, 0)
                 self._ahead.delivery.pump(0, step_s=self._pace.step_s, delay_s=HORIZON_S)
             return True
+        assert self._plan is not None
         if stream.draft is None:
             stream.delivery.pump(stream.step, step_s=self._pace.step_s)
-            stream.draft = self._measure(stream)
+            stream.draft = stream.measure(self._plan.layout)
         if stream.draft is None:
             self.starved = True
             return False
-        assert self._plan is not None
         free = self._ring.acquire(stream.draft.placement.nbytes)
         if free is None:
             return False
@@ -264,14 +310,6 @@ class TrainerSession:
         self.monitor.add(stream.step, stream.drop_blocks())
         stream.step += 1
         return True
-
-    def _measure(self, stream: _Stream) -> Draft | None:
-        """The batch of the step, measured; None while one of its blocks is missing."""
-        assert self._plan is not None
-        segments = segments_of(stream.schedule, stream.borders, stream.step, stream.delivery.get)
-        if segments is None:
-            return None
-        return draft(self._plan.layout, segments, epoch=stream.epoch, step=stream.step)
 
     def _count(self, stream: _Stream, batch: Draft) -> None:
         stats = self.counters
@@ -287,9 +325,9 @@ class TrainerSession:
     def _report(self, warnings: Sequence[str] = ()) -> None:
         assert self._stream is not None
         self._report_s = time.monotonic()
-        self._channel.send_long(report_packet(self._stream.number, self.counters.stats(), self.monitor.epoch_counts()))
+        self.channel.send_long(report_packet(self._stream.number, self.counters.stats(), self.monitor.epoch_counts()))
         if warnings:
-            self._channel.send_json({"type": "warnings", "texts": list(warnings)})
+            self.channel.send_json({"type": "warnings", "texts": list(warnings)})
 
 
 def _window(lanes: int, memory_bytes: int, fixed_blocks: int | None) -> Window:

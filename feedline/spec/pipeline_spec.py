@@ -17,7 +17,7 @@ import os
 import posixpath
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, PrivateAttr, SkipValidation, ValidationError, WithJsonSchema
 from pydantic_core import ErrorDetails
@@ -90,7 +90,10 @@ class PipelineSpec(Section):
     lanes: Count | None = Field(default=None, description="Lanes of the run (default: its first world size).")
     epochs: Count = Field(default=1, description="Epochs that `feedline run` serves.")
     cluster: ClusterSpec = Field(default=ClusterSpec(), description="Where blocks are computed.")
-    memory: Bytes | None = Field(default=None, description="Memory of one feeder: blocks in flight and ring.")
+    feeder: Literal["host", "rank"] = Field(
+        default="host", description="One feeder for all ranks of a host, or one for each rank."
+    )
+    memory: Bytes | None = Field(default=None, description="Memory of a host's feeders: blocks in flight and rings.")
     artifacts: Artifacts = Field(default=ArtifactsSpec(), description="Where artifacts are kept, and whose they are.")
     fit: Fit = Field(default=FitSpec(), description="What ops learn from, and when.")
     allow_code: bool = Field(default=False, description="Allow Python functions as ops; they run on every worker.")

@@ -23,6 +23,7 @@ from feedline.loader.ranks import RankInfo
 from feedline.loader.ring.feeder_connection import Answer
 
 HELLO = Hello(rank=0, world_size=4)
+TWO = [Hello(rank=rank, world_size=2) for rank in range(2)]
 ANSWER = answer_with(snapshot="s1", lanes=3, plan="p1", features="f1", nulls=("x" * 100_000,))
 Open = Callable[[Hello], Answer]
 
@@ -33,7 +34,8 @@ def outcomes(plans: list[Open], store: Any = None, hello: Hello = HELLO) -> list
 
     def rank(number: int) -> Any:
         try:
-            return agree(store, plans[number], hello, rank=number, world_size=len(plans))
+            own = replace(hello, rank=number, world_size=len(plans))
+            return agree(store, plans[number], own, rank=number, world_size=len(plans))
         except BaseException as error:
             return error
 
@@ -45,7 +47,7 @@ def test_others_plan_on_the_snapshot_of_rank_0():
     asked: list[Hello] = []
 
     def plan(hello: Hello) -> Answer:
-        asked.append(hello)
+        asked.append(replace(hello, rank=0, world_size=4))
         return ANSWER
 
     store = c10d.HashStore()
@@ -73,6 +75,35 @@ def test_only_fingerprints_travel():
     assert max(sizes) < 200
 
 
+@pytest.mark.parametrize(
+    ("data_ranks", "message"),
+    [
+        ([(0, 2), (0, 2), (1, 2), (1, 2)], None),
+        ([(0, 1)] * 4, None),
+        (
+            [(0, 2), (0, 2), (1, 4), (1, 2)],
+            "agree on the data world size: got 4 on rank 2, expected 2 as on rank 0",
+        ),
+        ([(0, 4), (0, 4), (2, 4), (2, 4)], "no rank reads the rows of data rank 1, 3: got the data ranks 0, 0, 2, 2"),
+    ],
+)
+def test_all_data_ranks_are_read(data_ranks: list[tuple[int, int]], message: str | None):
+    """Ranks that are copies of each other agree; rows that nobody would read are an error on all of them."""
+    store = c10d.HashStore()
+
+    def rank(number: int) -> Any:
+        data_rank, size = data_ranks[number]
+        hello = Hello(rank=data_rank, world_size=size, trainer=number, trainers=4)
+        try:
+            return agree(store, lambda _: ANSWER, hello, rank=number, world_size=4)
+        except PlanError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(4) as pool:
+        for outcome in pool.map(rank, range(4), timeout=PATIENCE_S):
+            assert outcome is ANSWER if message is None else message in outcome
+
+
 def test_planning_may_take_longer_than_the_stores_timeout():
     """A store ends a wait after its timeout, as a process group a collective call; nobody waits in either."""
     store = c10d.HashStore()
@@ -92,8 +123,8 @@ def test_planning_may_take_longer_than_the_stores_timeout():
         threading.Event().wait(0.001)
 
     with ThreadPoolExecutor(2) as pool:
-        leader = pool.submit(agree, store, slow, HELLO, rank=0, world_size=2)
-        other = pool.submit(agree, store, lambda _: ANSWER, HELLO, rank=1, world_size=2, pause=pause)
+        leader = pool.submit(agree, store, slow, TWO[0], rank=0, world_size=2)
+        other = pool.submit(agree, store, lambda _: ANSWER, TWO[1], rank=1, world_size=2, pause=pause)
         assert leader.result(PATIENCE_S) == other.result(PATIENCE_S) is ANSWER
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from feedline.errors import PlanError
-from feedline.loader.ranks import RankInfo, detect_rank
+from feedline.loader.ranks import RankInfo, data_rank_of, detect_rank, with_data_rank
 
 TORCHRUN = {
     "RANK": "5",
@@ -220,3 +222,55 @@ def test_a_rank_outside_of_its_world_is_refused(rank: int, size: int):
 def test_a_rank_that_is_not_an_integer_is_refused_by_name(name: str):
     with pytest.raises(PlanError, match=f"{name} must be an integer: got 'two'"):
         detect(environment={**TORCHRUN, name: "two"})
+
+
+# -- data ranks ---------------------------------------------------------------------------------------------------
+
+FIFTH = RankInfo(rank=5, world_size=8, local_ranks=4, source="torch.distributed", local_rank=1)
+
+
+class FakeMesh:
+    """The part of a DeviceMesh that is read; the real one needs a process group (tests/system/test_torchrun.py)."""
+
+    def __init__(self, names: tuple[str, ...], shape: tuple[int, ...], coordinate: list[int] | None) -> None:
+        self.mesh_dim_names, self.shape, self._coordinate = names, shape, coordinate
+
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def get_coordinate(self) -> list[int] | None:
+        return self._coordinate
+
+
+def test_a_data_rank_decides_which_rows_and_not_who_the_trainer_is():
+    ranks = with_data_rank(FIFTH, 1, 4, "data_rank")
+    assert (ranks.rank, ranks.world_size, ranks.global_rank, ranks.global_size) == (1, 4, 5, 8)
+    assert (ranks.local_ranks, ranks.local_rank) == (4, 1)
+    assert ranks.source == "data_rank; trainer 5 of 8, torch.distributed"
+    assert with_data_rank(FIFTH, None, None, "data_rank") is FIFTH
+    assert (FIFTH.global_rank, FIFTH.global_size) == (5, 8)
+
+
+@pytest.mark.parametrize(
+    ("data_rank", "size", "message"),
+    [
+        (1, None, "must be given together: got data_rank=1, data_world_size=None"),
+        (4, 4, "data_rank is out of range: got 4, expected 0 to 3"),
+        (-1, 4, "data_rank is out of range: got -1"),
+        (1, 9, "more data ranks than trainers: got data_world_size=9"),
+    ],
+)
+def test_data_ranks_that_cannot_be(data_rank: int | None, size: int | None, message: str):
+    with pytest.raises(PlanError, match=message):
+        with_data_rank(FIFTH, data_rank, size, "data_rank")
+
+
+def test_the_data_rank_of_a_mesh():
+    assert data_rank_of(None, None, FakeMesh(("dp",), (4,), [2])) == (2, 4, "mesh dp")
+    hybrid = FakeMesh(("replicate", "shard"), (2, 4), [1, 2])
+    assert data_rank_of(None, None, hybrid) == (6, 8, "mesh replicate, shard")
+    assert data_rank_of(3, 4, None) == (3, 4, "data_rank")
+    with pytest.raises(PlanError, match="exclude each other: got mesh dp, data_rank=2"):
+        data_rank_of(2, 4, FakeMesh(("dp",), (4,), [2]))
+    with pytest.raises(PlanError, match="not part of the mesh dp"):
+        data_rank_of(None, None, FakeMesh(("dp",), (4,), None))

@@ -37,7 +37,7 @@ def test_a_feeder_dies_again_and_again(
     """Before its first batch, in mid-epoch, with batches held, and between two epochs."""
     path = place.write()
     with FeedlineDataset(path) as dataset:
-        dataset._feed._connection._process._process.kill()
+        dataset._feed._connection._feeder._process.kill()
         for epoch, steps in enumerate(deaths):
             seen, held = [], []
             for batch in dataset:

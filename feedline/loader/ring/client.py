@@ -24,7 +24,7 @@ from typing import Literal
 from feedline.loader.facts import Hello, PlanFacts
 from feedline.loader.ring.channel import ChannelClosedError
 from feedline.loader.ring.feeder_connection import Answer, FeederConnection, StreamEnd
-from feedline.loader.ring.launch import FeederCommand
+from feedline.loader.ring.launch import FeederAccess
 from feedline.loader.ring.messages import BeginStream
 from feedline.loader.ring.reports import FeederReports
 from feedline.loader.ring.slots import Lease, Ready
@@ -53,12 +53,12 @@ class FeederClient:
 
     def __init__(
         self,
-        command: FeederCommand,
+        access: FeederAccess,
         *,
         pin: Callable[[int, int], bool] = lambda _address, _nbytes: False,
         unpin: Callable[[int], None] = lambda _address: None,
     ) -> None:
-        self._connection = FeederConnection(command, pin=pin, unpin=unpin)
+        self._connection = FeederConnection(access, pin=pin, unpin=unpin)
         self._pid = os.getpid()
         self._answer: Answer | None = None  # the plan of the stream
         self._stream = 0
@@ -214,7 +214,7 @@ class FeederClient:
     def _count(self, ready: Ready) -> None:
         self._refuse_gap(ready.epoch, ready.step)
         self._position = (ready.epoch, ready.step + 1)
-        self._connection.deaths.record_progress()
+        self._connection.record_progress()
         self.stats.batches += 1
         self.stats.nbytes += ready.nbytes
         if ready.step + 1 == self._facts.steps_of(ready.epoch):

@@ -15,16 +15,16 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
 from feedline.errors import FeederError, FeedlineError, from_wire
 from feedline.loader.facts import FeederFacts, Hello, PlanFacts
 from feedline.loader.ring.channel import END, Channel, ChannelClosedError, Descriptor
-from feedline.loader.ring.launch import FeederCommand, FeederProcess
+from feedline.loader.ring.feeder_source import Feeder, FeederSource, RunFeeder
+from feedline.loader.ring.host_feeder import HostFeeder
+from feedline.loader.ring.launch import FeederAccess
 from feedline.loader.ring.messages import FeederFailure, NewGeneration, RingFull
-from feedline.loader.ring.rendezvous import await_successor, connect
 from feedline.loader.ring.reports import FeederReports
 from feedline.loader.ring.room import Room
 from feedline.loader.ring.slots import Ready, RingReader
@@ -32,9 +32,7 @@ from feedline.version import VERSION
 
 logger = logging.getLogger(__name__)
 
-PROTOCOL = 4
-# After so many deaths without a batch in between, another feeder would die as well.
-_FUTILE_DEATHS = 3
+PROTOCOL = 5
 _QUIET_S = 30.0
 
 
@@ -78,43 +76,19 @@ class Transaction:
         self.torn = kind is not None and not issubclass(kind, (FeedlineError, ChannelClosedError))
 
 
-class _Deaths:
-    """Counts feeders that died without a batch in between."""
-
-    def __init__(self) -> None:
-        self._futile = 0
-        self._progress = False
-
-    def record_progress(self) -> None:
-        """Note a batch, so that earlier deaths do not count."""
-        self._progress = True
-
-    def count(self, words: str) -> None:
-        """Count a death. Raises FeederError at the third in a row, and starts at zero again."""
-        self._futile = 1 if self._progress else self._futile + 1
-        self._progress = False
-        if self._futile >= _FUTILE_DEATHS:
-            self._futile = 0
-            raise FeederError(
-                f"the feeder died {_FUTILE_DEATHS} times without delivering a batch. The end of its log:\n{words}"
-            )
-        logger.warning("the feeder died; starting another. The end of its log:\n%s", words)
-
-
 class FeederConnection:
     """The trainer's end of the connection, to one feeder after the other."""
 
-    def __init__(
-        self, command: FeederCommand, *, pin: Callable[[int, int], bool], unpin: Callable[[int], None]
-    ) -> None:
-        self._command = command
+    def __init__(self, access: FeederAccess, *, pin: Callable[[int, int], bool], unpin: Callable[[int], None]) -> None:
+        self._source = FeederSource(access, unless=lambda: self._closed)
         self._pin = pin
         self._unpin = unpin
-        self._process: FeederProcess | None = None
+        self._feeder: Feeder | None = None
         self._channel: Channel | None = None
         self._pidfd: int | None = None
         self._closed = False
-        self._attached_at: Path | None = None  # the socket of the `feedline run` that keeps the feeder
+        self._is_dismissed = False  # the feeder asks to look for another one
+        self.attached = False  # whether the feeder belongs to `feedline run`
         self._hello_number = 0  # of the last hello
         self._facts: dict[str, Any] | None = None  # the facts that answered it
         self._failure: FeederFailure | None = None  # the feeder's last message: the error that ended it
@@ -123,10 +97,8 @@ class FeederConnection:
         self.queue: deque[Ready | StreamEnd] = deque()
         self._receiving_thread = 0
         self.transaction = Transaction()
-        self.feeder_pid = 0
         self.feeders = 0
         self.room = Room()
-        self.deaths = _Deaths()
         self.reports = FeederReports()
 
     def start(self) -> None:
@@ -134,30 +106,25 @@ class FeederConnection:
         self._refuse_closed()
         with self.transaction:
             self.current = None
-            for path in self._command.attach_paths:
-                if (channel := connect(path)) is not None:
-                    self._channel, self._attached_at = channel, path
-                    break
-            else:
-                self._attached_at = None
-                self._process = FeederProcess(self._command)
-                self._channel = self._process.channel
+            self._is_dismissed = False
+            self._feeder = feeder = self._source.find()
+            self._channel = feeder.channel
+            self.attached = isinstance(feeder, RunFeeder)
             self.reader = RingReader(self._channel, pin=self._pin, unpin=self._unpin)
-            self.feeder_pid = self._process.pid if self._process is not None else self._channel.peer_pid()
-            self._poll, self._pidfd = _watch(self._channel, self.feeder_pid)
+            self._poll, self._pidfd = _watch(self._channel, feeder.pid)
             self.feeders += 1
         self._refuse_closed()  # `interrupt` may have been called before there was this channel
+
+    @property
+    def feeder_pid(self) -> int:
+        """The feeder's process id; 0 if there is none, or it has not greeted yet."""
+        return 0 if self._feeder is None else self._feeder.pid
 
     def connect(self) -> None:
         """Attach to a feeder or start one, if there is none. Raises ChannelClosedError if the connection is torn."""
         self.refuse_torn()
         if self._channel is None:
             self.start()
-
-    @property
-    def attached(self) -> bool:
-        """Whether the feeder belongs to `feedline run`."""
-        return self._attached_at is not None
 
     def interrupt(self) -> None:
         """Make waiting for the feeder raise FeederError, now and in all later calls. Any thread may call this."""
@@ -182,9 +149,11 @@ class FeederConnection:
             pidfd, self._pidfd = self._pidfd, None
             if pidfd is not None:
                 os.close(pidfd)
-            if self._process is not None:
-                self._process.end()
-            self._channel = self._process = self.reader = None
+            if self._feeder is not None:
+                self._feeder.end()
+            self._channel = self._feeder = self.reader = None
+            if self._closed:
+                self._source.close()
 
     def refuse_torn(self) -> None:
         """Raise ChannelClosedError if an interrupt tore the connection."""
@@ -275,6 +244,18 @@ class FeederConnection:
                 self._facts = message["facts"]
         elif kind == "warnings":
             self.reports.add_warnings(message["texts"])
+        elif kind == "welcome" and isinstance(self._feeder, HostFeeder):
+            self._greet(self._feeder, int(message["pid"]))
+        elif kind in ("busy", "leaving"):
+            self._is_dismissed = True
+            if kind == "busy":
+                self._source.leave_host()
+            raise ChannelClosedError(f"the host's feeder is {kind}")
+
+    def _greet(self, feeder: HostFeeder, pid: int) -> None:
+        """Watch the process of the host's feeder, which has accepted the connection."""
+        feeder.pid = pid
+        self._poll, self._pidfd = _watch(feeder.channel, pid)
 
     def wait(self, what: str) -> None:
         """Wait for a message or the feeder's death; logs `what` it waits for every half minute."""
@@ -282,8 +263,8 @@ class FeederConnection:
         while not (events := self._poll.poll(_QUIET_S * 1000)):
             waited_s = time.perf_counter() - start_s
             feeder = f"process {self.feeder_pid}"
-            if self._process is not None:
-                feeder += f", log {self._process.log_path}"
+            if self._feeder is not None and self._feeder.log_path is not None:
+                feeder += f", log {self._feeder.log_path}"
             logger.warning("waited %.0f s for %s; the feeder (%s) is alive", waited_s, what, feeder)
         if self._pidfd is not None and events == [(self._pidfd, select.POLLIN)]:
             raise ChannelClosedError("the feeder's process ended")
@@ -310,6 +291,7 @@ class FeederConnection:
         torn = self.is_torn
         if self._channel is None and not torn:
             return  # already abandoned
+        feeder = self._feeder
         words = ""
         with self.transaction:
             if self._channel is not None and not torn:
@@ -318,20 +300,25 @@ class FeederConnection:
                     self.raise_failure()  # it may have sent the reason
                 if self._channel is not None:
                     self._channel.shut_down()  # ends it, should it be alive
-                words = self._process.last_words() if self._process else "(feedline run started it: see its output)"
+                words = feeder.last_words() if feeder is not None and not self._is_dismissed else ""
             self.leave()
         if torn:
             logger.warning("an interrupt tore the connection to the feeder: another feeder continues in its place")
-        else:
-            self.deaths.count(words)
-        if self._attached_at is not None:
-            await_successor(self._attached_at, unless=lambda: self._closed)
+            self._source.await_successor(feeder)
+        elif not self._is_dismissed:
+            self._source.record_death(feeder, words)
+
+    def record_progress(self) -> None:
+        """Note a batch, so that earlier deaths do not count."""
+        self._source.record_progress(self._feeder)
 
 
 def _watch(channel: Channel, feeder: int) -> tuple[select.poll, int | None]:
     """A poll for messages and the feeder's death, and its pidfd; None where the kernel has none."""
     poll, pidfd = select.poll(), None
     poll.register(channel.fileno(), select.POLLIN)
+    if feeder <= 0:  # it has not greeted yet
+        return poll, None
     with contextlib.suppress(OSError, AttributeError):
         pidfd = os.pidfd_open(feeder)
         poll.register(pidfd, select.POLLIN)

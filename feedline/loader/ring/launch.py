@@ -20,7 +20,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from feedline.errors import FeederError
 from feedline.loader.ring.channel import pair
@@ -36,6 +36,8 @@ from feedline.spec import PipelineSpec
 from feedline.spec.overrides import CommandLineOverrides
 
 COMMAND_VARIABLE = "FEEDLINE_COMMAND"
+# After so many deaths without a batch in between, another feeder would die as well.
+FUTILE_DEATHS = 3
 # A serving feeder ends within a second of its connection; a planning one needs SIGTERM.
 _NOTICE_S, _EXIT_S = 2.0, 5.0
 _LAST_WORDS_BYTES = 4000
@@ -46,13 +48,33 @@ LOG_BYTES, LOG_KEPT_BYTES = 16 * 2**20, 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeederCommand:
-    """How to start a feeder: arguments after `python -m feedline feed`, overrides as JSON, environment variables; and
-    the sockets on which a feeder may already wait."""
+    """How to start a feeder: arguments after `python -m feedline feed`, overrides as JSON, environment variables."""
 
     arguments: Sequence[str]
     overrides: str
-    environment: dict[str, str]
-    attach_paths: Sequence[Path] = ()
+    environment: Mapping[str, str]
+
+    def start(
+        self, words: Sequence[str], *, scratch: str, log: IO[bytes], descriptors: Sequence[int]
+    ) -> subprocess.Popen[bytes]:
+        """Start a feeder in its own session: signals to this process's group do not reach it.
+
+        words: further arguments. descriptors: those that it inherits. Raises FeederError if it cannot be started.
+        """
+        line = [*feeder_words(os.environ), *self.arguments, "--scratch", scratch, *words]
+        try:
+            with standard_input(self.overrides) as overrides:
+                return subprocess.Popen(
+                    line,
+                    stdin=overrides,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=descriptors,
+                    env={**os.environ, **self.environment, SCRATCH_VARIABLE: scratch},
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise FeederError(f"the feeder cannot be started: {error}. See {COMMAND_VARIABLE}") from error
 
 
 def feeder_words(environment: Mapping[str, str], executable: str | None = sys.executable) -> list[str]:
@@ -86,32 +108,38 @@ def standard_input(content: str) -> Iterator[int]:
         os.close(blob)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostLaunch:
+    """The feeder that the ranks of a host share: how to start it, the name by which they meet, the launcher's round."""
+
+    name: str
+    round: int
+    command: FeederCommand
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeederAccess:
+    """How a trainer gets a feeder: one that waits on a socket, else its host's, else one of its own."""
+
+    command: FeederCommand
+    attach_paths: Sequence[Path] = ()
+    host: HostLaunch | None = None
+
+
 class FeederProcess:
-    """A feeder started by this process, in its own session: signals to this process's group do not reach it."""
+    """A feeder of one rank, started by this process."""
 
     def __init__(self, command: FeederCommand) -> None:
-        words = feeder_words(os.environ)
         self._scratch = make_scratch()
         self.channel, theirs = pair()
         self.log_path = log_path(self._scratch)
         self._log = open(self.log_path, "a+b", buffering=0)  # noqa: SIM115 -- open for as long as the process
-        line = [*words, *command.arguments, *own_arguments(self._scratch), "--fd", str(theirs.fileno())]
+        words = ["--parent", str(os.getpid()), "--fd", str(theirs.fileno())]
         try:
-            with standard_input(command.overrides) as overrides:
-                self._process = subprocess.Popen(
-                    line,
-                    stdin=overrides,
-                    stdout=self._log,
-                    stderr=self._log,
-                    pass_fds=[theirs.fileno()],
-                    env={**os.environ, **command.environment, SCRATCH_VARIABLE: self._scratch},
-                    start_new_session=True,
-                )
-        except BaseException as error:
+            self._process = command.start(words, scratch=self._scratch, log=self._log, descriptors=[theirs.fileno()])
+        except BaseException:
             self._release()
             self.channel.close()
-            if isinstance(error, OSError):
-                raise FeederError(f"the feeder cannot be started: {error}. See {COMMAND_VARIABLE}") from error
             raise
         finally:
             theirs.close()
@@ -124,12 +152,10 @@ class FeederProcess:
         """The end of the feeder's log, and its exit status."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_EXIT_S)
-        size = self._log.seek(0, os.SEEK_END)
-        self._log.seek(max(0, size - _LAST_WORDS_BYTES))
-        text = self._log.read().decode(errors="replace").strip()
-        if "No module named feedline" in text:
-            text += f"\nThis Python cannot import feedline: set {COMMAND_VARIABLE} to a command that runs it"
-        return f"{text or '(none)'}\n(exit status {self._process.returncode})"
+        return f"{end_of_log(self._log)}\n(exit status {self._process.returncode})"
+
+    def record_progress(self) -> None:
+        """A batch of this feeder has arrived."""
 
     def end(self) -> None:
         """Wait for the process, whose connection is closed; send SIGTERM after 2 s, SIGKILL after another 5 s."""
@@ -141,6 +167,16 @@ class FeederProcess:
     def _release(self) -> None:
         self._log.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def end_of_log(log: IO[bytes]) -> str:
+    """The last lines of a feeder's log, with a remedy for the most frequent ones."""
+    size = log.seek(0, os.SEEK_END)
+    log.seek(max(0, size - _LAST_WORDS_BYTES))
+    text = log.read().decode(errors="replace").strip()
+    if "No module named feedline" in text:
+        text += f"\nThis Python cannot import feedline: set {COMMAND_VARIABLE} to a command that runs it"
+    return text or "(none)"
 
 
 def log_path(scratch: str) -> Path:
@@ -175,14 +211,11 @@ def await_end(process: subprocess.Popen[Any], *, within_s: float) -> None:
         process.wait()
 
 
-def own_arguments(scratch: str) -> list[str]:
-    """The arguments that bind a feeder to this process: its parent's pid, and its scratch folder."""
-    return ["--parent", str(os.getpid()), "--scratch", scratch]
-
-
-def feeder_arguments(path: Path, *, rank: int, world_size: int) -> list[str]:
-    """The arguments of `python -m feedline feed`: pipeline and rank."""
-    return [str(path), "--rank", str(rank), "--world-size", str(world_size)]
+def feeder_arguments(path: Path, *, ranks: Sequence[int], world_size: int, local_ranks: int) -> list[str]:
+    """The arguments of `python -m feedline feed`: the pipeline, the ranks that it serves (none: the trainers name
+    them), the number of ranks in all and on this host."""
+    named = ["--ranks", ",".join(map(str, ranks))] if ranks else []
+    return [str(path), *named, "--world-size", str(world_size), "--local-ranks", str(local_ranks)]
 
 
 def overrides_text(overrides: Mapping[str, object]) -> str:
@@ -205,20 +238,23 @@ def _json_value(value: object) -> object:
     return dict(value) if isinstance(value, Mapping) else operator.index(value)  # type: ignore[arg-type]
 
 
-def feeder_threads(spec: PipelineSpec, *, local_ranks: int) -> int:
-    """Dask threads of the feeder, or of each worker process: `cluster.threads`, or its share of this host's cores."""
+def feeder_threads(spec: PipelineSpec, *, feeders: int) -> int:
+    """Dask threads of the feeder, or of each worker process: `cluster.threads`, or its share of this host's cores.
+
+    feeders: of this job on this host.
+    """
     threads = spec.cluster.threads
     if threads != "auto":
         return threads
-    return max(1, available_cores() // local_ranks // (spec.cluster.workers or 1))
+    return max(1, available_cores() // feeders // (spec.cluster.workers or 1))
 
 
-def feeder_environment(spec: PipelineSpec, *, local_ranks: int) -> dict[str, str]:
+def feeder_environment(spec: PipelineSpec, *, feeders: int) -> dict[str, str]:
     """The environment variables of a new feeder: allocators, a Polars pool of one thread per Dask thread, not per core
     (the current environment takes precedence), and numpy's instructions by `cluster.cpu` (here it does not).
 
     Raises ClusterError if this machine lacks the instructions of `cluster.cpu`.
     """
-    defaults = {"POLARS_MAX_THREADS": str(feeder_threads(spec, local_ranks=local_ranks)), **ALLOCATOR_ENVIRONMENT}
+    defaults = {"POLARS_MAX_THREADS": str(feeder_threads(spec, feeders=feeders)), **ALLOCATOR_ENVIRONMENT}
     variables = {name: os.environ.get(name, value) for name, value in defaults.items()}
     return {**variables, **cpu_environment(choose_cpu(spec.cluster.cpu, shared=spec.cluster.scheduler is not None))}

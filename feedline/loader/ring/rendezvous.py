@@ -1,4 +1,4 @@
-"""The sockets through which trainers find the feeders of `feedline run`, named by job and rank.
+"""The sockets through which trainers find feeders: those of `feedline run`, named by job and rank.
 
 Runs in: both. The sockets are in a folder private to this user (mode 0700): below XDG_RUNTIME_DIR, or, if that is
 missing or unusable (under Slurm it often names a folder of the login host), below the folder for temporary files. A
@@ -30,7 +30,7 @@ from feedline.spec import PipelineSpec
 logger = logging.getLogger(__name__)
 
 # Keys of pipeline.yaml for how a job runs, not what it delivers: feeder and trainer may differ in them.
-_RUN_KEYS = ("epochs", "cluster", "memory")
+_RUN_KEYS = ("epochs", "cluster", "memory", "feeder")
 # A feeder greets right after accepting, unless it is stopped or swapped out.
 _GREETING_S = 5.0
 # A feeder starts in a few seconds.
@@ -103,7 +103,7 @@ def _name(job: str, rank: int, world_size: int) -> str:
 
 
 @contextlib.contextmanager
-def _address(path: Path) -> Iterator[str]:
+def address_of(path: Path) -> Iterator[str]:
     """The path through its open folder: sun_path holds 108 bytes, and a job's TMPDIR may be longer."""
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -113,18 +113,27 @@ def _address(path: Path) -> Iterator[str]:
 
 
 def connect(path: Path) -> Channel | None:
-    """The channel to the feeder that waits on this socket, or None."""
+    """The channel to the feeder that waits on this socket for one trainer, or None."""
+    channel = dial(path)
+    if channel is not None and not _is_greeted(channel):
+        channel.close()
+        return None
+    return channel
+
+
+def dial(path: Path) -> Channel | None:
+    """The channel to this user's process that listens on a socket in a private folder, or None."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         if not _is_private(path.parent.lstat()):
             raise PermissionError
-        with _address(path) as address:
+        with address_of(path) as address:
             connection.connect(address)
     except OSError:
         connection.close()
         return None
     channel = Channel(connection)
-    if channel.peer_uid() != os.getuid() or not _is_greeted(channel):
+    if channel.peer_uid() != os.getuid():
         channel.close()
         return None
     return channel
@@ -167,14 +176,14 @@ class Listener:
         """Start listening for a trainer."""
         self._path.unlink(missing_ok=True)  # a dead predecessor's: holding the lock, we are the only owner
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with _address(self._path) as address:
+        with address_of(self._path) as address:
             listening.bind(address)
         listening.listen(1)
         self._socket = listening
 
     def fileno(self) -> int:
-        assert self._socket is not None
-        return self._socket.fileno()
+        """The listening socket; -1 while it is closed."""
+        return -1 if self._socket is None else self._socket.fileno()
 
     def accept(self) -> Channel | None:
         """Accept the trainer that connects, and stop listening; None for a process of another user."""
@@ -201,20 +210,34 @@ class Listener:
             self._socket = None
 
     def _claim(self) -> int:
-        while True:
-            lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                owner = os.read(lock, 32).decode() or "unknown"
-                os.close(lock)
-                raise FeederError(
-                    f"this job's rank is already served: got a second feeder for {self._path.name}, expected one (the "
-                    f"other is process {owner}). Stop it, or start this run with other --ranks"
-                ) from None
-            with contextlib.suppress(FileNotFoundError):
-                if os.fstat(lock).st_ino == self._lock_path.stat().st_ino:
-                    os.ftruncate(lock, 0)
-                    os.write(lock, str(os.getpid()).encode())
-                    return lock
-            os.close(lock)  # its last owner removed the file between our open and our lock
+        lock = open_lock(self._lock_path)
+        if lock is None:
+            owner = "unknown"
+            with contextlib.suppress(OSError):
+                owner = self._lock_path.read_text() or owner
+            raise FeederError(
+                f"this job's rank is already served: got a second feeder for {self._path.name}, expected one (the "
+                f"other is process {owner}). Stop it, or start this run with other --ranks"
+            )
+        os.ftruncate(lock, 0)
+        os.write(lock, str(os.getpid()).encode())
+        return lock
+
+
+def open_lock(path: Path) -> int | None:
+    """The descriptor of a file that this process has locked; None if another process holds the lock."""
+    while True:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(lock).st_ino == path.stat().st_ino:
+                return lock
+        except BlockingIOError:
+            os.close(lock)
+            return None
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            os.close(lock)
+            raise
+        os.close(lock)  # its last owner removed the file between our open and our lock

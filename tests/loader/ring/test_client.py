@@ -28,7 +28,7 @@ from feedline.errors import DataError, FeedlineError, PlanError, StateError
 from feedline.loader import dataset
 from feedline.loader.encoding.layout import SlotHeader
 from feedline.loader.facts import Hello, PlanFacts
-from feedline.loader.ring import channel, client, feeder_connection, reports, room, slots
+from feedline.loader.ring import channel, client, feeder_connection, feeder_source, reports, room, slots
 from feedline.loader.ring.channel import FREE, ChannelClosedError, adopt, pair
 from feedline.loader.ring.slots import RingWriter
 
@@ -138,6 +138,9 @@ class NearFeeder:
     def last_words(self) -> str:
         return "(none)"
 
+    def record_progress(self) -> None:
+        pass
+
     def end(self) -> None:
         with aside():
             if self in self.living:
@@ -186,7 +189,7 @@ def path(place: Place, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(NearFeeder, "images", {}, raising=False)
     monkeypatch.setattr(NearFeeder, "facts", {}, raising=False)
     monkeypatch.setattr(NearFeeder, "living", [], raising=False)
-    monkeypatch.setattr(feeder_connection, "FeederProcess", NearFeeder)
+    monkeypatch.setattr(feeder_source, "FeederProcess", NearFeeder)
     monkeypatch.setattr(feeder_connection, "_watch", lambda _channel, _pid: (NearPoll(), None))
     return path
 

@@ -57,7 +57,7 @@ def test_overrides_travel_on_standard_input_only(tmp_path: Path, monkeypatch: py
             process.channel.receive()
         words = process.last_words()
         arguments, heard, status = words.splitlines()
-        assert arguments.startswith("--quick feed p.yaml --parent ")
+        assert arguments.startswith("--quick feed p.yaml --scratch ")
         assert "secret" not in arguments
         assert read_overrides(heard.encode()) == {"source.table": "s3://key:secret@bucket"}
         assert status == "(exit status 3)"

@@ -10,11 +10,11 @@ import pytest
 from answers import answer_with
 from rich.console import Console
 
-from feedline.commands.live_table import Counters, LiveTable, RankView, RecentRates, display, line, short_line
+from feedline.commands.display.live_table import Counters, LiveTable, RankView, RecentRates, display, line, short_line
 from feedline.commands.run import drain_view, trainer_view
 from feedline.loader.facts import FeederStats
 from feedline.service.drain import DrainProgress
-from feedline.service.supervisor import RankFeeder
+from feedline.service.supervisor import RankReports
 
 VIEW = RankView(
     rank=0,
@@ -86,7 +86,7 @@ def test_a_stalled_trainer_has_a_rate_of_zero(clock: Clock):
 
 def test_a_rank_with_a_trainer_shows_what_its_feeder_counts(clock: Clock):
     """The fields of the feeder's statistics are used; an old wait no longer counts."""
-    rank, pace = RankFeeder(rank=3, arguments=(), overrides="{}", environment={}, trainer=77), RecentRates(clock)
+    rank, pace = RankReports(rank=3, trainer=77), RecentRates(clock)
     stats = FeederStats(batches=1, rows=256, wait_blocks_s=30.0, epoch=2, step=1, steps=78, ring_slots=4, ring_free=1)
     rank.stats = stats
     trainer_view(rank, pace, 12)

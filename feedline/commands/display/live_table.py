@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from feedline.commands.progress_line import LINE_S
+from feedline.commands.display.progress_line import LINE_S
 
 _REDRAWS_PER_S = 4  # on a terminal
 # Window of the rates: long enough to smooth uneven blocks, short enough to show a change.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 from feedline.commands.check import check_progress
-from feedline.commands.progress_line import ProgressLine
+from feedline.commands.display.progress_line import ProgressLine
 
 
 class Terminal(io.StringIO):

@@ -1,0 +1,103 @@
+"""Read the rows of one row group that a plan keeps, in another way than blocks do: whole, and on their own.
+
+Runs in: the CLI (`plan --step`, `verify`). pyarrow reads the row group at once, and the conditions of filter and sample
+are evaluated for each of its rows, whatever statistics prove. So a fault in how blocks are read (which row groups and
+rows they skip, in which chunks they come, what statistics decide) shows as a difference. Only what the file does not
+store in the table's type (partition keys, parts of maps and structs, columns of older types) comes from the reader of
+blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from feedline.errors import DataError
+from feedline.planning.plan import Plan
+from feedline.warehouse.reading.fragment import Fragment, fragment_at
+from feedline.warehouse.reading.read import read_fragment
+from feedline.warehouse.reading.row_filter import RowFilter
+from feedline.warehouse.reading.sample import SAMPLE_WEIGHT
+from feedline.warehouse.reading.seen_rows import Mark
+from feedline.warehouse.storage.faults import explain_errors, label
+from feedline.warehouse.storage.locations import join, locate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptRows:
+    """The rows of a row group that filter and sample keep. rows: int64, their indices in the row group."""
+
+    rows: NDArray[np.int64]
+    frame: pl.DataFrame
+
+
+def read_kept_rows(plan: Plan, group: int, columns: Sequence[str], marks: Sequence[Mark] = ()) -> KeptRows:
+    """The kept rows of a row group (an index in the snapshot) in some columns, and the columns of `marks`.
+
+    Raises DataError where they are not as many as the plan counted, and the errors of reading.
+    """
+    snapshot, selection = plan.snapshot, plan.selection
+    file, rows = int(snapshot.file_of_row_group[group]), snapshot.rows_per_row_group
+    fragment = fragment_at(snapshot, file, np.array([group]), rows[[group]])
+    weigh = SAMPLE_WEIGHT in columns and plan.sample is not None
+    conditions = RowFilter(where=plan.where, sample=plan.sample, weigh=weigh)
+    stored = [name for name in columns if not (weigh and name == SAMPLE_WEIGHT)]
+    names = list(dict.fromkeys([*stored, *sorted(conditions.parts)]))
+    frame = _read_row_group(plan, fragment, names, marks)
+    stays = np.ones(frame.height, np.bool_)
+    if not conditions.idle:
+        first_row = int(rows[int(snapshot.row_groups_of(file)[0]) : group].sum())
+        result = conditions.apply(_record_batch(frame, names), fragment.path, first_row)
+        stays = stays if result.stays is None else result.stays
+        if weigh:
+            frame = frame.with_columns(pl.Series(SAMPLE_WEIGHT, result.weights))
+    kept = np.flatnonzero(stays)
+    if len(kept) != int(selection.rows[group]):
+        raise DataError(
+            f"the filter keeps another number of rows of {label(fragment.uri, fragment.row_groups[0])} than was "
+            f"counted: got {len(kept)}, expected {int(selection.rows[group])}. Delete the counts in work_dir and run "
+            f"again"
+        )
+    return KeptRows(rows=kept, frame=frame.select([*columns, *(mark.name for mark in marks)]).filter(pl.Series(stays)))
+
+
+def _read_row_group(plan: Plan, fragment: Fragment, names: Sequence[str], marks: Sequence[Mark]) -> pl.DataFrame:
+    """All rows of a row group: columns that the file stores in the table's type by pyarrow alone, others by blocks'
+    reader."""
+    location, schema = locate(fragment.table), plan.snapshot.schema
+    with (
+        explain_errors(fragment.uri, row_group=fragment.row_groups[0], listed=True),
+        pq.ParquetFile(join(location.path, fragment.path), filesystem=location.filesystem) as file,
+    ):
+        plain = [name for name in names if _stored_as(schema, file.schema_arrow, name)]
+        direct = file.read_row_group(fragment.row_groups[0], columns=plain, use_threads=False) if plain else None
+    others = [name for name in names if name not in plain]
+    if direct is not None and not others and not marks:
+        return _frame(direct).select(names)
+    chunks = read_fragment(fragment, others or names, None, schema, marks=marks)
+    frame = pl.concat([chunk.frame for chunk in chunks])
+    return frame if direct is None else frame.with_columns(_frame(direct))
+
+
+def _stored_as(table: pa.Schema, file: pa.Schema, name: str) -> bool:
+    """Whether a file stores a column under this name in the table's type. A dot may also separate a struct's field."""
+    places = table.get_field_index(name), file.get_field_index(name)
+    return "." not in name and min(places) >= 0 and table.field(places[0]).type == file.field(places[1]).type
+
+
+def _frame(table: pa.Table) -> pl.DataFrame:
+    frame: pl.DataFrame = pl.from_arrow(table)  # type: ignore[assignment]
+    return frame
+
+
+def _record_batch(frame: pl.DataFrame, names: Sequence[str]) -> pa.RecordBatch:
+    """The frame as one record batch."""
+    table = frame.select(names).rechunk().to_arrow()
+    [batch] = table.to_batches() or [pa.RecordBatch.from_pylist([], table.schema)]
+    return batch

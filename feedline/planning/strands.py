@@ -1,0 +1,92 @@
+"""Deal the blocks of a lane to strands, from which its steps draw rows in turn.
+
+Pure. A lane has k strands, each a sequence of whole blocks. Time is counted in ticks: in a tick every open strand hands
+out its next row, strand after strand. Strand j opens at tick j * m // k, where m is the mean number of rows of a block,
+and each block, in the lane's order, joins the strand that ends first. So at any time the rows come from about k blocks
+that began at different times: a block ends, and the next one begins, every m rows of the lane rather than k at once.
+
+Which rows of which strand have been handed out before a row of the lane, and which row of the lane a strand's row is,
+follow from the ticks at which strands open and end, without going through the rows in between. With one strand the
+blocks follow each other.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int64s = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strands:
+    """The strands of a lane.
+
+    blocks: per strand, the indices of its blocks; starts: per strand, int64 [blocks + 1], its rows before each block.
+    opens: int64 [k], the tick at which each strand opens. `_events`: int64 [e], the ticks at which a strand opens or
+    ends; `_before`: int64 [e], the lane's rows before each of them; `_open`: bool [e, k], the strands open from it on.
+    """
+
+    blocks: tuple[Int64s, ...]
+    starts: tuple[Int64s, ...]
+    opens: Int64s
+    rows: Int64s
+    _events: Int64s
+    _before: Int64s
+    _open: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def positions(self, row: int) -> Int64s:
+        """int64 [k]: how many rows of each strand are among the lane's first `row` rows."""
+        if len(self) == 1:
+            return np.array([row], np.int64)
+        event = int(np.searchsorted(self._before, row, side="right")) - 1
+        if event == len(self._events) - 1:
+            return self.rows
+        is_open = self._open[event]
+        ticks, rest = divmod(row - int(self._before[event]), int(np.count_nonzero(is_open)))
+        found: Int64s = np.clip(self._events[event] + ticks - self.opens, 0, self.rows)
+        found[np.flatnonzero(is_open)[:rest]] += 1
+        return found
+
+    def lane_rows(self, strand: Int64s, row: Int64s) -> Int64s:
+        """The rows of the lane that some rows of strands are. strand, row: int64 [n]."""
+        tick = self.opens[strand] + row
+        age = tick[:, None] - self.opens
+        earlier = np.arange(len(self)) < strand[:, None]
+        found: Int64s = np.clip(age, 0, self.rows).sum(axis=1)
+        found += np.count_nonzero(earlier & (age >= 0) & (age < self.rows), axis=1)
+        return found
+
+
+def deal_blocks(block_rows: Int64s, window_rows: int) -> Strands:
+    """Deal blocks of some rows each, in order, to as many strands as hold about `window_rows` rows together."""
+    blocks, total = len(block_rows), int(block_rows.sum())
+    strands = max(1, min(blocks, (2 * window_rows * blocks + total) // (2 * total)))
+    opens = np.arange(strands) * total // (blocks * strands)
+    dealt: list[list[int]] = [[] for _ in range(strands)]
+    free = [(tick, strand) for strand, tick in enumerate(opens.tolist())]
+    for block, rows in enumerate(block_rows.tolist()):
+        tick, strand = free[0]
+        dealt[strand].append(block)
+        heapq.heapreplace(free, (tick + rows, strand))
+    members = tuple(np.array(each, np.int64) for each in dealt if each)
+    opens = opens[[strand for strand, each in enumerate(dealt) if each]]
+    starts = tuple(np.concatenate(([0], np.cumsum(block_rows[each]))) for each in members)
+    rows = np.array([each[-1] for each in starts], np.int64)
+    events = np.unique(np.concatenate([opens, opens + rows]))
+    age = events[:, None] - opens
+    return Strands(
+        blocks=members,
+        starts=starts,
+        opens=opens,
+        rows=rows,
+        _events=events,
+        _before=np.clip(age, 0, rows).sum(axis=1),
+        _open=(age >= 0) & (age < rows),
+    )

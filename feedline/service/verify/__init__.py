@@ -1,0 +1,1 @@
+"""Compare what trainers received with the plan; see docs/training.md."""

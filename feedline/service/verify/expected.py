@@ -1,0 +1,102 @@
+"""Compute the digests of the rows that steps should hold, apart from blocks, Dask and rings.
+
+Runs in: the process of `feedline verify`. A row group's kept rows are read whole, transformed and encoded once, and
+their digests kept; a step's digests are gathered from them by the rows' places in the plan.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from feedline.blocks.jobs import compile_job
+from feedline.errors import DataError
+from feedline.hashing import Words
+from feedline.loader.encoding.encode import encode
+from feedline.loader.encoding.row_digests import row_digests
+from feedline.planning.kept_rows import KeptRows, read_kept_rows
+from feedline.planning.plan import Plan
+from feedline.planning.step_rows import Int64s, StepRows, StepSlice
+from feedline.warehouse.storage.faults import label
+
+_CHUNK_ROWS = 32_768  # transformed at once
+_KEPT_ROWS = 2**25  # whose digests and places are kept: 16 bytes each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedStep:
+    """What a rank's batch should hold. rows: by place in the plan. digests: uint64 [rows]."""
+
+    rows: StepSlice
+    digests: Words
+
+
+class ExpectedRows:
+    """The digests of an epoch's steps."""
+
+    def __init__(self, plan: Plan, epoch: int) -> None:
+        self.plan = plan
+        self.steps = StepRows(plan, epoch)
+        self._compiled = compile_job(plan.job)
+        self._groups: OrderedDict[int, tuple[Words, Int64s]] = OrderedDict()
+
+    def of_rank(self, step: int, rank: int, world_size: int) -> ExpectedStep:
+        """The rows of a rank's batch and their digests. Raises DataError as blocks do, and the errors of reading."""
+        rows = self.steps.of_rank(step, rank, world_size)
+        groups, kept = self.steps.locate(rows.split, rows.row)
+        digests = np.empty(len(rows), np.uint64)
+        for group in np.unique(groups).tolist():
+            here = groups == group
+            digests[here] = self._group(group)[0][kept[here]]
+        return ExpectedStep(rows=rows, digests=digests)
+
+    def place(self, split: int, row: int) -> dict[str, Any]:
+        """Where a row of a split is: file, row group (its index in the file) and row (its index in the row group)."""
+        [group], [kept] = self.steps.locate(np.array([split]), np.array([row]))
+        return self._place(int(group), int(kept))
+
+    def find(self, digest: int) -> dict[str, Any] | None:
+        """A row with this digest, among those of the row groups that were read last."""
+        for group, (digests, _) in reversed(self._groups.items()):
+            found = np.flatnonzero(digests == np.uint64(digest))
+            if len(found):
+                return self._place(group, int(found[0]))
+        return None
+
+    def _place(self, group: int, kept: int) -> dict[str, Any]:
+        snapshot = self.plan.snapshot
+        return {
+            "file": snapshot.files["path"][int(snapshot.file_of_row_group[group])].as_py(),
+            "row_group": int(snapshot.row_group_in_file[group]),
+            "row": int(self._group(group)[1][kept]),
+        }
+
+    def _group(self, group: int) -> tuple[Words, Int64s]:
+        """Digests of a row group's kept rows, and their indices in it."""
+        if group in self._groups:
+            self._groups.move_to_end(group)
+        else:
+            compiled = self._compiled
+            kept = read_kept_rows(self.plan, group, compiled.columns, compiled.marks)
+            self._groups[group] = self._digests(group, kept), kept.rows
+            while len(self._groups) > 1 and sum(len(rows) for _, rows in self._groups.values()) > _KEPT_ROWS:
+                self._groups.popitem(last=False)
+        return self._groups[group]
+
+    def _digests(self, group: int, kept: KeptRows) -> Words:
+        compiled, parts = self._compiled, [np.empty(0, np.uint64)]
+        for start in range(0, kept.frame.height, _CHUNK_ROWS):
+            frame = kept.frame.slice(start, _CHUNK_ROWS)
+            try:
+                features, _ = compiled.features.apply_counting(frame)
+                parts.append(row_digests(encode(features, compiled.layout.schema, None, compiled.filters)))
+            except DataError as error:
+                snapshot = self.plan.snapshot
+                path = snapshot.files["path"][int(snapshot.file_of_row_group[group])].as_py()
+                where = label(path, int(snapshot.row_group_in_file[group]))
+                row = "" if error.row is None else f", row {int(kept.rows[start + error.row])} of it"
+                raise DataError(f"{error} ({where}{row})") from error
+        return np.concatenate(parts)

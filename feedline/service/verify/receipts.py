@@ -1,0 +1,201 @@
+"""Compare receipts, a trainer's record of the batches that it received, with the plan.
+
+Runs in: the process of `feedline verify`. A receipt is what `FeedlineDataset.receipt(batch)` returns: the state before
+the batch, who received it, and a digest of its rows. Receipts of several starts of a run belong together: those of a
+resumed run begin where its state did, so some steps may come twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from feedline.errors import StateError
+from feedline.loader.encoding.row_digests import batch_digest
+from feedline.loader.state import checked_state
+from feedline.planning.plan import Plan
+from feedline.planning.schedule import rank_lanes
+from feedline.service.verify.expected import ExpectedRows
+from feedline.service.verify.findings import BatchPosition, Difference, Findings
+
+_NUMBERS = ("rank", "world_size", "trainer", "rows")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """One batch of a trainer. state: before the batch. trainer: the trainer's global rank."""
+
+    state: Mapping[str, Any]
+    rank: int
+    world_size: int
+    trainer: int
+    rows: int
+    digest: str
+
+    @property
+    def epoch(self) -> int:
+        return int(self.state["epoch"])
+
+    @property
+    def step(self) -> int:
+        return int(self.state["step"])
+
+    @classmethod
+    def from_json(cls, message: object) -> Receipt:
+        """Raises StateError for anything but a receipt."""
+        if not isinstance(message, Mapping):
+            raise StateError(f"a receipt must be a mapping: got {message!r:.80}")
+        state = checked_state(message)
+        wrong = [name for name in _NUMBERS if type(message.get(name)) is not int]
+        if wrong or not isinstance(message.get("digest"), str):
+            raise StateError(f"a receipt lacks {', '.join(wrong) or 'digest'}: got {message!r:.200}")
+        return cls(state=state, digest=message["digest"], **{name: message[name] for name in _NUMBERS})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRun:
+    """Consecutive steps of an epoch, first to last, in these lanes."""
+
+    epoch: int
+    first: int
+    last: int
+    lanes: tuple[int, ...]
+
+    def text(self) -> str:
+        steps = f"step {self.first:,}" if self.first == self.last else f"steps {self.first:,} to {self.last:,}"
+        return f"epoch {self.epoch}, {steps}, lanes {', '.join(map(str, self.lanes))}"
+
+
+@dataclass(slots=True)
+class ReceiptFindings(Findings):
+    """What receipts say of a run. received: first and last steps. again: steps that came more than once. missing:
+    steps of which no rank has a receipt, between others of their lanes. unreadable: lines that are no receipts."""
+
+    received: list[StepRun] = field(default_factory=list)
+    again: list[StepRun] = field(default_factory=list)
+    missing: list[StepRun] = field(default_factory=list)
+    unreadable: int = 0
+
+    @property
+    def equal(self) -> bool:
+        return not self.count and not self.missing
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "equal": self.equal}
+
+
+def read_receipts(paths: Iterable[Path]) -> tuple[list[Receipt], int]:
+    """The receipts in files of JSON lines, and how many lines are cut off: a trainer may die while it writes.
+
+    Raises StateError, with file and line, for JSON that is not a receipt.
+    """
+    receipts, unreadable = [], 0
+    for path in paths:
+        for number, line in enumerate(path.read_bytes().splitlines(), 1):
+            try:
+                message = json.loads(line)
+            except ValueError:
+                unreadable += bool(line.strip())
+                continue
+            try:
+                receipts.append(Receipt.from_json(message))
+            except StateError as error:
+                raise StateError(f"{path}, line {number}: {error}. Write json.dumps(dataset.receipt(batch))") from None
+    return receipts, unreadable
+
+
+def verify_receipts(
+    receipts: Sequence[Receipt],
+    resolve: Callable[[Mapping[str, Any]], Plan],
+    *,
+    progress: Callable[[int], None] = lambda batches: None,
+) -> ReceiptFindings:
+    """Compare the digest of every receipt with the plan's, and find steps that are missing or came more than once.
+
+    resolve: the plan of a state. Raises the errors of planning and of reading the table.
+    """
+    findings = ReceiptFindings()
+    plans: dict[tuple[str, str, str], list[Receipt]] = defaultdict(list)
+    for receipt in receipts:
+        plans[receipt.state["snapshot"], receipt.state["plan"], receipt.state["features"]].append(receipt)
+    for of_plan in plans.values():
+        plan = resolve(of_plan[0].state)
+        epochs: dict[int, list[Receipt]] = defaultdict(list)
+        for receipt in of_plan:
+            epochs[receipt.epoch].append(receipt)
+        for epoch in sorted(epochs):
+            _compare_epoch(findings, ExpectedRows(plan, epoch), epochs[epoch], progress)
+    _find_gaps(findings, receipts)
+    return findings
+
+
+def _compare_epoch(
+    findings: ReceiptFindings, expected: ExpectedRows, receipts: list[Receipt], progress: Callable[[int], None]
+) -> None:
+    """Compare the receipts of one epoch, step by step, so that each row group is read once."""
+    batches: dict[tuple[int, int, int], list[Receipt]] = defaultdict(list)
+    for receipt in receipts:
+        batches[receipt.step, receipt.rank, receipt.world_size].append(receipt)
+    for (step, rank, world_size), same in sorted(batches.items()):
+        step_rows = expected.of_rank(step, rank, world_size)
+        digest = batch_digest(step_rows.digests, step_rows.rows.valid)
+        findings.batches += len(same)
+        findings.rows += len(same) * int(step_rows.rows.valid.sum())
+        findings.padding += len(same) * int((~step_rows.rows.valid).sum())
+        for receipt in same:
+            if receipt.digest != digest:
+                problem = f"trainer {receipt.trainer} received other rows: got digest {receipt.digest}, expected "
+                at = BatchPosition(epoch=receipt.epoch, step=step, rank=rank, world_size=world_size)
+                findings.add(Difference(at=at, problem=problem + digest))
+        progress(findings.batches)
+
+
+def _find_gaps(findings: ReceiptFindings, receipts: Sequence[Receipt]) -> None:
+    """Find the steps of each epoch that a lane never received, and those that it received more than once."""
+    counts: dict[int, dict[int, Counter[int]]] = defaultdict(lambda: defaultdict(Counter))
+    for (epoch, step, rank, world_size, lanes), times in _times_received(receipts).items():
+        for lane in rank_lanes(lanes, rank, world_size):
+            counts[epoch][lane][step] += times
+    for epoch, lanes_of_epoch in sorted(counts.items()):
+        again: dict[int, list[int]] = defaultdict(list)
+        missing: dict[int, list[int]] = defaultdict(list)
+        for lane, steps in sorted(lanes_of_epoch.items()):
+            for step in range(min(steps), max(steps) + 1):
+                if steps[step] != 1:
+                    (again if steps[step] else missing)[step].append(lane)
+        findings.again += _runs(epoch, again)
+        findings.missing += _runs(epoch, missing)
+        present: dict[int, list[int]] = defaultdict(list)
+        for lane, steps in sorted(lanes_of_epoch.items()):
+            for step in steps:
+                present[step].append(lane)
+        findings.received += _runs(epoch, present)
+
+
+def _times_received(receipts: Sequence[Receipt]) -> dict[tuple[int, int, int, int, int], int]:
+    """How often a rank's batch was received; trainers of the same rank receive it once together."""
+    of_trainer = Counter(
+        (receipt.epoch, receipt.step, receipt.rank, receipt.world_size, receipt.state["lanes"], receipt.trainer)
+        for receipt in receipts
+    )
+    times: dict[tuple[int, int, int, int, int], int] = {}
+    for (*batch, _), count in of_trainer.items():
+        key = (batch[0], batch[1], batch[2], batch[3], batch[4])
+        times[key] = max(times.get(key, 0), count)
+    return times
+
+
+def _runs(epoch: int, lanes_of_steps: Mapping[int, list[int]]) -> list[StepRun]:
+    """Consecutive steps of the same lanes, together."""
+    runs: list[StepRun] = []
+    for step, lanes in sorted(lanes_of_steps.items()):
+        last = runs[-1] if runs else None
+        if last is not None and last.last == step - 1 and last.lanes == tuple(lanes):
+            runs[-1] = StepRun(epoch=epoch, first=last.first, last=step, lanes=last.lanes)
+        else:
+            runs.append(StepRun(epoch=epoch, first=step, last=step, lanes=tuple(lanes)))
+    return runs

@@ -1,0 +1,22 @@
+"""A feeder whose blocks have the wrong rows: two of them are swapped. Put it into FEEDLINE_COMMAND.
+
+FEEDLINE_COMMAND="python swapping_feeder.py"
+"""
+
+from __future__ import annotations
+
+from feedline.blocks import compute
+from feedline.cli import main
+
+_permuted_rows = compute.permuted_rows
+
+
+def swapped(*arguments):
+    rows = _permuted_rows(*arguments).copy()
+    rows[[0, 1]] = rows[[1, 0]]
+    return rows
+
+
+if __name__ == "__main__":
+    compute.permuted_rows = swapped
+    main()
