@@ -166,3 +166,4 @@ CONTENDERS = {
         about="Feedline, default shuffle", role="feedline", needs=("feedline",), prepare=partial(feedline, {})
     ),
 }
+IN_PROCESS = ("floor", "in-process")  # the roles of contenders that run in the trainer's process

@@ -1,17 +1,21 @@
 """The main benchmark: Feedline against what the machine can do, and against other loaders.
 
-    python benchmarks/floor.py                        5 M rows, 3 rounds: a table of medians and spreads
+    python benchmarks/floor.py                        5 M rows, 5 rounds: tables of medians and spreads, and ratios
+    python benchmarks/floor.py --optimized            also on the table that `optimize --for decode` writes of it
     python benchmarks/floor.py --busy 5               with a trainer that works 5 ms per batch
     python benchmarks/floor.py --tiny                 20,000 rows, one round: a test that all work and agree
 
-One generated click table (13 dense, 26 ids, 6 histories), read by each contender in a fresh process, in rounds, so
-that a slow minute of the machine affects all alike; the order rotates from round to round. Per contender: rows per
-second over the whole run without imports, and between 20 % and 80 % of the steps; seconds to the first batch, without
-imports; CPU-seconds per million rows, without the trainer's own imports; and peak memory of the process tree (sampled).
-Exit code 1 if a contender fails or two of them deliver different rows.
+One generated click table (13 dense, 26 ids, 6 histories), read by each contender in rounds, so that a slow minute of
+the machine affects all alike; the order rotates from round to round. Each run is a fresh process (Feedline: two) with
+a fresh work_dir, so that all pay for the memory that they touch first; batches stay valid as long as the trainer keeps
+them. All processes have the allocator settings that Feedline gives its feeder (`ALLOCATOR_ENVIRONMENT`), which make
+the other loaders 10 to 15 % faster, too.
 
-All processes run with the allocator settings that Feedline gives its feeder (`ALLOCATOR_ENVIRONMENT`), which make the
-other loaders 10 to 15 % faster, too.
+Per contender: rows per second after the first batch, between 20 % and 80 % of the steps, and over the whole run
+without imports; seconds to the first batch, without imports; CPU-seconds per million rows, in all but the trainer's
+own imports, and from the first batch on; and peak memory of the process tree (sampled). A ratio is the median of the
+rounds' ratios, and the best in-process contender is the one with the best median. Exit code 1 if a contender fails or
+two of them deliver different rows.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -34,7 +38,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 from checksums import differences
-from contenders import CONTENDERS, Job
+from contenders import CONTENDERS, IN_PROCESS, Job
 from measure import measure
 from rich.console import Console
 from rich.table import Table
@@ -45,15 +49,34 @@ from feedline.warehouse.synthetic.generate import clicks_pipeline, generate_clic
 
 HERE = Path(__file__).resolve().parent
 VERSIONS = ("feedline", "torch", "polars", "pyarrow", "numpy", "dask", "grain", "torchdata")
+
+
+def _thousands(value: float) -> str:
+    return f"{value / 1e3:,.0f}"
+
+
+def _hundredths(value: float) -> str:
+    return f"{value:.2f}"
+
+
+def _megabytes(value: float) -> str:
+    return f"{value / 1e6:,.0f}"
+
+
 COLUMNS = {  # measure -> (heading, formatter)
-    "rows_per_s": ("k rows/s", lambda value: f"{value / 1e3:,.0f}"),
-    "steady_rows_per_s": ("k rows/s, 20-80 %", lambda value: f"{value / 1e3:,.0f}"),
-    "first_batch_s": ("first batch s", lambda value: f"{value:.2f}"),
-    "import_s": ("imports s", lambda value: f"{value:.2f}"),
-    "cpu_s_per_million_rows": ("CPU-s / M rows", lambda value: f"{value:.2f}"),
-    "peak_pss_bytes": ("peak MB", lambda value: f"{value / 1e6:,.0f}"),
+    "after_first_rows_per_s": ("k rows/s after the first batch", _thousands),
+    "steady_rows_per_s": ("20-80 %", _thousands),
+    "rows_per_s": ("whole run", _thousands),
+    "first_batch_s": ("first batch s", _hundredths),
+    "import_s": ("imports s", _hundredths),
+    "cpu_s_per_million_rows": ("CPU-s / M rows", _hundredths),
+    "later_cpu_s_per_million_rows": ("after the first batch", _hundredths),
+    "peak_pss_bytes": ("peak MB", _megabytes),
 }
-Runs = dict[str, list[dict[str, Any]]]
+RATES = tuple(key for key in COLUMNS if key.endswith("rows_per_s"))  # the more the better; the others: the less
+PLAIN, OPTIMIZED = "plain", "optimized"
+Runs = dict[str, list[dict[str, Any]]]  # contender -> results of the rounds
+Tables = dict[str, Runs]
 
 
 class BenchmarkError(Exception):
@@ -64,12 +87,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=5_000_000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--contenders", default=",".join(CONTENDERS), help="some of: %(default)s")
     parser.add_argument("--batch-size", type=int, default=8192)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="or workers; all cores")
     parser.add_argument("--busy", type=float, default=0, metavar="MS", help="the trainer's own work per batch")
-    parser.add_argument("--table", metavar="DIR", help="keep the table there, and use it if it is there")
+    parser.add_argument("--table", metavar="DIR", help="keep the table there (and beside it, the optimized one)")
+    parser.add_argument("--optimized", action="store_true", help="also on the table that `feedline optimize` writes")
     parser.add_argument("--order", choices=("clustered", "log"), default="clustered")
     parser.add_argument("--json", metavar="FILE", help="write everything measured there")
     parser.add_argument("--tiny", action="store_true", help="few rows, one round: a test, not a measurement")
@@ -87,10 +111,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 @contextmanager
-def click_table(options: argparse.Namespace) -> Iterator[Path]:
-    """Yield the table's folder: the given one, or a temporary one."""
+def click_tables(options: argparse.Namespace) -> Iterator[dict[str, Path]]:
+    """Yield the tables' folders by name: the given ones, or temporary ones."""
     with tempfile.TemporaryDirectory(prefix="feedline-bench-") as scratch:
-        folder = Path(options.table or scratch) / ("" if options.table else "table")
+        folder = Path(options.table or Path(scratch) / "table")
         if not folder.exists() or not any(folder.iterdir()):
             days = 2 if options.tiny else 10
             shape: dict[str, int] = {"row_group_rows": 2048, "part_rows": 6000} if options.tiny else {}
@@ -98,7 +122,18 @@ def click_table(options: argparse.Namespace) -> Iterator[Path]:
             generate_clicks(
                 str(folder), ClickRecipe(rows=options.rows, days=days, strings=0, clustered=clustered, **shape)
             )
-        yield folder
+        tables = {PLAIN: folder}
+        if options.optimized:
+            tables[OPTIMIZED] = folder.with_name(f"{folder.name}-optimized")
+            optimize(folder, tables[OPTIMIZED])  # continues or keeps what is there
+        yield tables
+
+
+def optimize(source: Path, target: Path) -> None:
+    """Write the table anew as it decodes fastest, its rows in the same order."""
+    done = measure([sys.executable, "-m", "feedline", "optimize", str(source), str(target), "--for", "decode"])
+    if done.code != 0:
+        raise BenchmarkError(f"feedline optimize ended with exit code {done.code}:\n{done.stderr[-4000:]}")
 
 
 def available(names: Sequence[str], console: Console) -> list[str]:
@@ -136,10 +171,14 @@ def run(name: str, files: Sequence[str], table: Path, options: argparse.Namespac
         raise BenchmarkError(f"{name} ended with exit code {cost.code}:\n{cost.stderr[-4000:]}")
     result = json.loads(cost.stdout.splitlines()[-1])
     cpu_s = cost.cpu_s - result["import_cpu_s"]
+    later_rows = result["rows"] - result["first_batch_rows"]
     return {
         **result,
         "cpu_s": cpu_s,
         "cpu_s_per_million_rows": cpu_s / result["rows"] * 1e6,
+        "later_cpu_s_per_million_rows": (
+            (cost.cpu_s - result["first_batch_cpu_s"]) / later_rows * 1e6 if later_rows else None
+        ),
         "peak_pss_bytes": cost.peak_pss_bytes,
         "left_behind": cost.left_behind,
     }
@@ -155,32 +194,43 @@ def calibrate(busy_ms: float) -> int:
     return int(cost.stdout)
 
 
-def rounds(names: Sequence[str], table: Path, options: argparse.Namespace, console: Console) -> Runs:
-    """Run all contenders, interleaved. Raises BenchmarkError if one dies or delivers other rows than the first."""
-    files = sorted(str(file) for file in table.resolve().rglob("*.parquet"))
-    rows = sum(pq.read_metadata(file).num_rows for file in files)
-    if rows != options.rows:
-        raise BenchmarkError(
-            f"{table} holds {rows} rows, expected {options.rows}: say --rows {rows}, or another --table"
-        )
-    for file in files:
-        Path(file).read_bytes()  # all find the table in the page cache
+def rounds(names: Sequence[str], tables: Mapping[str, Path], options: argparse.Namespace, console: Console) -> Tables:
+    """Run all contenders on all tables, interleaved.
+
+    Raises BenchmarkError if one dies or delivers other rows than the first.
+    """
+    files = {name: _cached_files(table, options.rows) for name, table in tables.items()}
     units = calibrate(options.busy)
-    runs: Runs = {name: [] for name in names}
-    expected: dict[str, Any] = {}
+    runs: Tables = {table: {name: [] for name in names} for table in tables}
+    first: tuple[str, dict[str, Any]] | None = None
     for number in range(options.rounds):
         turn = number % len(names)
         for name in [*names[turn:], *names[:turn]]:
-            result = run(name, files, table, options, units)
-            runs[name].append(result)
-            expected = expected or result["checksums"]
-            wrong = differences(expected, result["checksums"])
-            if wrong:
-                raise BenchmarkError(f"{name} disagrees with {next(n for n in runs if runs[n])} in {'; '.join(wrong)}")
-            if result["left_behind"]:
-                console.print(f"{name} left behind, and had to be killed: {result['left_behind']}", markup=False)
-            console.print(f"round {number + 1}: {name} {result['rows_per_s'] / 1e3:,.0f} k rows/s", highlight=False)
+            for table, folder in tables.items():
+                result = run(name, files[table], folder, options, units)
+                runs[table][name].append(result)
+                first = first or (name, result["checksums"])
+                wrong = differences(first[1], result["checksums"])
+                if wrong:
+                    raise BenchmarkError(f"{name} on the {table} table disagrees with {first[0]} in {'; '.join(wrong)}")
+                if result["left_behind"]:
+                    console.print(f"{name} left behind, and had to be killed: {result['left_behind']}", markup=False)
+                rate = f"{result['rows_per_s'] / 1e3:,.0f} k rows/s"
+                console.print(f"round {number + 1}, {table} table: {name} {rate}", highlight=False)
     return runs
+
+
+def _cached_files(table: Path, expected_rows: int) -> list[str]:
+    """Return the table's files, which all contenders find in the page cache. Raises BenchmarkError for other rows."""
+    files = sorted(str(file) for file in table.resolve().rglob("*.parquet"))
+    rows = sum(pq.read_metadata(file).num_rows for file in files)
+    if rows != expected_rows:
+        raise BenchmarkError(
+            f"{table} holds {rows} rows, expected {expected_rows}: say --rows {rows}, or another --table"
+        )
+    for file in files:
+        Path(file).read_bytes()
+    return files
 
 
 def spread(values: Sequence[float | None]) -> dict[str, float] | None:
@@ -196,44 +246,71 @@ def summarize(runs: Runs) -> dict[str, dict[str, dict[str, float] | None]]:
     return {name: {key: spread([run[key] for run in several]) for key in COLUMNS} for name, several in runs.items()}
 
 
-def ratios(summary: Mapping[str, Mapping[str, dict[str, float] | None]]) -> dict[str, dict[str, float]]:
-    """Return ratios of Feedline's median speed to the floors' and other loaders', whole run and steady part."""
-
-    def best(role: str, key: str) -> float | None:
-        found = [s[key]["median"] for name, s in summary.items() if CONTENDERS[name].role == role and s[key]]
-        return max(found, default=None)
-
-    result: dict[str, dict[str, float]] = {}
-    for key in ("rows_per_s", "steady_rows_per_s"):
-        feedline = {name: values[key]["median"] for name, values in summary.items() if values[key]}
-        pairs = {
-            "feedline-off / floor": (feedline.get("feedline-off"), best("floor", key)),
-            "feedline-off / best in-process": (feedline.get("feedline-off"), best("in-process", key)),
-            "feedline-off / dataloader": (feedline.get("feedline-off"), best("processes", key)),
-            "feedline / feedline-off": (feedline.get("feedline"), feedline.get("feedline-off")),
-        }
-        result[key] = {name: top / below for name, (top, below) in pairs.items() if top and below}
-    return result
+def best(runs: Runs, key: str, *roles: str) -> str | None:
+    """Return the contender of these roles with the best median of a measure."""
+    medians = {}
+    for name, several in runs.items():
+        found = spread([run[key] for run in several])
+        if found is not None and CONTENDERS[name].role in roles:
+            medians[name] = found["median"]
+    return (max if key in RATES else min)(medians, key=lambda name: medians[name], default=None)
 
 
-def show(summary: Mapping[str, Mapping[str, dict[str, float] | None]], title: str, console: Console) -> None:
-    """Print the table: a median, with minimum and maximum in brackets."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("contender")
+def ratio(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]], key: str) -> dict[str, float] | None:
+    """Return median, minimum and maximum of the ratios of a measure, round by round; None if a run was too short."""
+    pairs = [(one[key], other[key]) for one, other in zip(ours, theirs, strict=True)]
+    return spread([one / other if one is not None and other else None for one, other in pairs])
+
+
+def ratios(tables: Tables) -> dict[str, dict[str, dict[str, float]]]:
+    """Return Feedline's ratios to other contenders, and to itself: description -> measure -> ratio."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+
+    def add(about: str, ours: tuple[str, str], theirs: tuple[str, str | None], keys: Iterable[str]) -> None:
+        one, other = (tables.get(table, {}).get(name or "") for table, name in (ours, theirs))
+        for key in keys:
+            value = ratio(one, other, key) if one and other else None
+            if value is not None:
+                found.setdefault(about, {})[key] = value
+
+    for table, runs in tables.items():
+        off = (table, "feedline-off")
+        for key in COLUMNS:
+            if key != "import_s":
+                add(f"{table}: feedline-off / best in-process", off, (table, best(runs, key, *IN_PROCESS)), [key])
+        add(f"{table}: feedline-off / thread-pool", off, (table, "thread-pool"), ["peak_pss_bytes", *RATES])
+        add(f"{table}: feedline-off / dataloader", off, (table, "dataloader"), RATES)
+        add(f"{table}: feedline / feedline-off", (table, "feedline"), off, [*RATES, "peak_pss_bytes"])
+    if PLAIN in tables and OPTIMIZED in tables:
+        for key in RATES:
+            theirs = (PLAIN, best(tables[PLAIN], key, *IN_PROCESS))
+            add("feedline-off, optimized / best in-process, plain", (OPTIMIZED, "feedline-off"), theirs, [key])
+    return found
+
+
+def show(table: str, runs: Runs, title: str, console: Console) -> None:
+    """Print a table: a median, with minimum and maximum in brackets."""
+    grid = Table(title=f"{table} table: {title}", title_justify="left")
+    grid.add_column("contender")
     for heading, _ in COLUMNS.values():
-        table.add_column(heading, justify="right")
-    for name, values in summary.items():
+        grid.add_column(heading, justify="right")
+    for name, values in summarize(runs).items():
         cells = []
         for key, (_, render) in COLUMNS.items():
             value = values[key]
             several = value is not None and value["min"] != value["max"]
-            bounds = f" ({render(value['min'])}-{render(value['max'])})" if several else ""
+            bounds = f" ({render(value['min'])}-{render(value['max'])})" if value is not None and several else ""
             cells.append("-" if value is None else f"{render(value['median'])}{bounds}")
-        table.add_row(name, *cells)
-    console.print(table)
-    for key, pairs in ratios(summary).items():
-        for name, ratio in pairs.items():
-            console.print(f"{COLUMNS[key][0]}: {name} = {ratio:.2f}", highlight=False)
+        grid.add_row(name, *cells)
+    console.print(grid)
+
+
+def show_ratios(found: Mapping[str, Mapping[str, Mapping[str, float]]], console: Console) -> None:
+    """Print the ratios, and those of the slowest and fastest round in brackets."""
+    for about, measures in found.items():
+        for key, value in measures.items():
+            bounds = f"{value['min']:.2f}-{value['max']:.2f}"
+            console.print(f"{about}, {key} = {value['median']:.2f} ({bounds})", highlight=False, markup=False)
 
 
 def machine() -> dict[str, Any]:
@@ -258,21 +335,23 @@ def main(arguments: Sequence[str]) -> int:
     console = Console(width=None if sys.stdout.isatty() else 160)
     try:
         names = available(options.contenders, console)
-        with click_table(options) as table:
-            runs = rounds(names, table, options, console)
+        with click_tables(options) as tables:
+            runs = rounds(names, tables, options, console)
     except BenchmarkError as error:
         console.print(str(error), style="red", markup=False, highlight=False)
         return 1
-    summary = summarize(runs)
     busy = f", trainer busy {options.busy:g} ms a batch" if options.busy else ""
     title = f"{options.rows:,} rows, {options.order}, {options.threads} threads, {options.rounds} rounds{busy}"
-    show(summary, title, console)
+    for table, results in runs.items():
+        show(table, results, title, console)
+    found = ratios(runs)
+    show_ratios(found, console)
     if options.json:
         everything = {
             "options": vars(options),
             "machine": machine(),
-            "summary": summary,
-            "ratios": ratios(summary),
+            "summary": {table: summarize(results) for table, results in runs.items()},
+            "ratios": found,
             "runs": runs,
         }
         Path(options.json).write_text(json.dumps(everything, indent=1))

@@ -9,12 +9,15 @@ amount, not a time, so that a loader that competes for the interpreter or the co
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
 import time
 import warnings
 from pathlib import Path
 
+import psutil
 import torch
 from checksums import Checksums
 from contenders import CONTENDERS, Job
@@ -59,8 +62,11 @@ def train(name: str, job: Job, started: float, units: int) -> dict[str, object]:
     rows: list[int] = []
     ready, ready_cpu = time.monotonic(), time.process_time()
     done = ready
+    first_batch_cpu_s = 0.0
     for batch in loop(job):
         arrivals.append(time.monotonic())
+        if len(arrivals) == 1:
+            first_batch_cpu_s = tree_cpu_s()
         rows.append(len(batch.labels))
         sums.add(batch)
         if units:
@@ -73,13 +79,26 @@ def train(name: str, job: Job, started: float, units: int) -> dict[str, object]:
         "import_s": ready - started,
         "import_cpu_s": ready_cpu,
         "first_batch_s": arrivals[0] - ready,
+        "first_batch_rows": rows[0],
+        "first_batch_cpu_s": first_batch_cpu_s,
         "run_s": done - ready,
         "rows": sum(rows),
         "steps": len(rows),
         "rows_per_s": sum(rows) / (done - ready),
+        "after_first_rows_per_s": sum(rows[1:]) / (done - arrivals[0]) if len(rows) > 1 else None,
         "steady_rows_per_s": steady(arrivals, rows),
         "checksums": sums.totals,
     }
+
+
+def tree_cpu_s() -> float:
+    """Return the CPU seconds so far of all processes of this run: the descendants of the process that measures it."""
+    total = 0.0
+    for process in psutil.Process(os.getppid()).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
+    return total
 
 
 def steady(arrivals: list[float], rows: list[int]) -> float | None:

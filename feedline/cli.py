@@ -10,7 +10,6 @@ import dataclasses
 import importlib
 import json
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -166,6 +165,9 @@ def plan(
     ops: Annotated[
         bool, typer.Option("--ops", help="Show each feature's chain instead: types, shared steps, cost.")
     ] = False,
+    shuffle: Annotated[
+        bool, typer.Option("--shuffle", help="Show how the shuffle mixes instead, beside two other settings.")
+    ] = False,
     step: Annotated[
         int | None, typer.Option(min=0, help="Show the files, row groups and rows of this step instead.")
     ] = None,
@@ -179,14 +181,18 @@ def plan(
     """Show what a run would do: what is pruned and why, what is read, rows, steps, memory."""
     from feedline.commands.plan_ops import describe_ops, ops_table
     from feedline.commands.plan_report import describe, plan_table
+    from feedline.commands.plan_shuffle import describe_shuffle, shuffle_table
     from feedline.commands.plan_step import describe_step, step_table
     from feedline.loader.state import read_state
     from feedline.pipeline import Pipeline
+    from feedline.planning.plan import code_of
     from feedline.spec import load_spec
     from feedline.spec.overrides import parse_overrides
+    from feedline.transforms.registry.user_functions import keep_pandas_out
     from feedline.warehouse.selection.waves import on_count_progress
 
     spec = load_spec(pipeline, parse_overrides(overrides or []))
+    keep_pandas_out(code_of(spec))
     if step is None and (rank is not None or epoch or state is not None):
         raise SpecError("--rank, --epoch and --state describe a step: got no --step. Name one")
     with on_count_progress(_print_count_progress):
@@ -199,11 +205,16 @@ def plan(
         else:
             Console().print(step_table(rows), highlight=False)
         return
-    facts = describe_ops(resolved) if ops else describe(resolved, world_size=world_size)
+    if shuffle:
+        facts, render = describe_shuffle(resolved, world_size=world_size), shuffle_table
+    elif ops:
+        facts, render = describe_ops(resolved), ops_table
+    else:
+        facts, render = describe(resolved, world_size=world_size), plan_table
     if as_json:
         print(json.dumps(facts))
     else:
-        Console().print((ops_table if ops else plan_table)(facts))
+        Console().print(render(facts))
 
 
 @app.command()
@@ -370,44 +381,6 @@ def clicks(
         f"{report.rows:,} rows in {report.files} files, {report.bytes:,} bytes, {report.sessions:,} sessions, "
         f"{report.clicks:,} clicks: {report.uri}"
     )
-
-
-@app.command(hidden=True)
-def feed(
-    pipeline: PipelinePath,
-    ranks: Annotated[str, typer.Option()] = "",
-    world_size: Annotated[int, typer.Option()] = 1,
-    local_ranks: Annotated[int, typer.Option()] = 1,
-    fd: Annotated[int | None, typer.Option()] = None,
-    host: Annotated[Path | None, typer.Option()] = None,
-    lock: Annotated[int | None, typer.Option()] = None,
-    listen: Annotated[bool, typer.Option()] = False,
-    dashboard: Annotated[bool, typer.Option()] = False,
-    parent: Annotated[int | None, typer.Option()] = None,
-    scratch: Annotated[str | None, typer.Option()] = None,
-) -> None:
-    """Run a feeder process, as FeedlineDataset and `feedline run` start it. Reads overrides from standard input."""
-    from feedline.commands.feed import FeedRequest, feed_host, feed_listening, feed_over
-    from feedline.loader.ring.host_feeder import HostListener
-    from feedline.loader.ring.launch import read_overrides
-
-    request = FeedRequest(
-        path=str(pipeline),
-        overrides=read_overrides(sys.stdin.buffer.read()),
-        ranks=[int(rank) for rank in ranks.split(",") if rank],
-        world_size=world_size,
-        local_ranks=local_ranks,
-        dashboard=dashboard,
-        parent=parent,
-        scratch=scratch,
-    )
-    if listen:
-        raise typer.Exit(feed_listening(request))
-    if fd is None:
-        raise SpecError("`feedline feed` needs --fd or --listen: it is internal. Use `feedline run`")
-    if host is None or lock is None:
-        raise typer.Exit(feed_over(fd, request))
-    raise typer.Exit(feed_host(HostListener(host, listening=fd, lock=lock), request))
 
 
 @app.command()

@@ -13,11 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from rich.console import Console
-
 from feedline.errors import FeedlineError, PlanError, SpecError, StateError, TableNotFoundError
 
-_errors = Console(stderr=True)
 _WRONG_INPUT = (SpecError, PlanError, StateError, TableNotFoundError)
 
 
@@ -63,6 +60,8 @@ def exit_on_sigterm() -> Iterator[None]:
 
 
 def _fail(error: FeedlineError, status: int) -> int:
+    from rich.console import Console  # noqa: PLC0415 -- 30 ms that a feeder does not need
+
     message = str(error).replace("[", r"\[")
-    _errors.print(f"[red]error:[/red] {message}", highlight=False, soft_wrap=True)
+    Console(stderr=True).print(f"[red]error:[/red] {message}", highlight=False, soft_wrap=True)
     return status

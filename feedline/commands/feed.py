@@ -1,12 +1,15 @@
 """Run a feeder process: read the spec, start its cluster, serve its trainers.
 
-Runs in: the feeder (`python -m feedline feed`). It serves the trainer at the other end of a connection and ends with
-it; or the ranks of a host, and ends with the last of them; or the trainers of `feedline run`, until that ends.
+Runs in: the feeder, `python -m feedline feed`, which reads overrides from standard input. It serves the trainer at the
+other end of a connection and ends with it; or the ranks of a host, and ends with the last of them; or the trainers of
+`feedline run`, until that ends.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import gc
 import json
 import os
 import sys
@@ -15,30 +18,32 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from typing import NoReturn
 
-from feedline.errors import FeedlineError
+from feedline.commands.exit_status import end_with
+from feedline.errors import FeedlineError, SpecError
 from feedline.loader.facts import FeederFacts, Hello
 from feedline.loader.ring.channel import Channel, ChannelClosedError, adopt
 from feedline.loader.ring.host_feeder import HostListener
-from feedline.loader.ring.launch import feeder_threads, log_path
+from feedline.loader.ring.launch import feeder_threads, log_path, memory_share, read_overrides
 from feedline.loader.ring.messages import FeederFailure
 from feedline.loader.ring.rendezvous import Listener, job_fingerprint, socket_path
-from feedline.pipeline import Pipeline
 from feedline.planning.plan import Plan, code_of
-from feedline.resources import available_memory_bytes
+from feedline.planning.resolve import resolve_hello
+from feedline.resources import use_huge_pages
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.feeder import Feeder
 from feedline.service.feeder_process import Ownership, ignore_sigterm, keep_log_short, startup_seconds
-from feedline.service.fit_workers import DaskWorkers
 from feedline.service.planner import Planner
 from feedline.service.supervisor import FeederEvent
-from feedline.service.trainer_session import TrainerSession
+from feedline.service.trainer_session import TrainerSession, show_window_changes
 from feedline.spec import PipelineSpec, load_spec
+from feedline.transforms.registry.user_functions import keep_pandas_out
 from feedline.warehouse.optimize.usage import record_usage
+from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.parallel import stop_waiting
 
-# Default memory of a rank's blocks and ring: this, or its share of half of the free memory if that is less.
-_MEMORY_BYTES = 4 * 2**30
 _STATUS_S = 0.5
 # A feeder of a host's ranks waits so long for the first one.
 _FIRST_RANK_S = 60.0
@@ -67,16 +72,51 @@ class FeedRequest:
         return self.local_ranks if len(self.ranks) == 1 else 1
 
 
-def memory_share(spec: PipelineSpec, *, local_ranks: int) -> int:
-    """Bytes that one rank's ring and blocks in flight may take: its share of `memory`."""
-    if spec.memory is not None:
-        return spec.memory // local_ranks
-    return min(_MEMORY_BYTES, available_memory_bytes() // 2 // local_ranks)
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Run a feeder as FeedlineDataset and `feedline run` start it, and end the process with its exit status."""
+    startup_seconds()
+    use_huge_pages(False)  # until the first batch is out
+    gc.freeze()  # what was imported stays
+    gc.enable()
+    end_with(partial(_feed, arguments))
+
+
+def _feed(arguments: Sequence[str]) -> NoReturn:
+    parser = argparse.ArgumentParser(prog="feedline feed")
+    parser.add_argument("path")
+    parser.add_argument("--ranks", default="")
+    for name in ("--world-size", "--local-ranks"):
+        parser.add_argument(name, type=int, default=1)
+    for name in ("--fd", "--lock", "--parent"):
+        parser.add_argument(name, type=int)
+    parser.add_argument("--host", type=Path)
+    parser.add_argument("--scratch")
+    for name in ("--listen", "--dashboard"):
+        parser.add_argument(name, action="store_true")
+    options = parser.parse_args(arguments)
+    request = FeedRequest(
+        path=options.path,
+        overrides=read_overrides(sys.stdin.buffer.read()),
+        ranks=[int(rank) for rank in options.ranks.split(",") if rank],
+        world_size=options.world_size,
+        local_ranks=options.local_ranks,
+        dashboard=options.dashboard,
+        parent=options.parent,
+        scratch=options.scratch,
+    )
+    if options.listen:
+        sys.exit(feed_listening(request))
+    if options.fd is None:
+        raise SpecError("`feedline feed` needs --fd or --listen: it is internal. Use `feedline run`")
+    if options.host is None or options.lock is None:
+        sys.exit(feed_over(options.fd, request))
+    sys.exit(feed_host(HostListener(options.host, listening=options.fd, lock=options.lock), request))
 
 
 def feed_over(fd: int, request: FeedRequest) -> int:
     """Serve the trainer at the other end of an inherited connection. Returns the exit status."""
     startup_seconds()
+    show_window_changes()
     channel = adopt(fd)
     ownership = Ownership(request.scratch, is_owned=channel.is_connected)
     failures: list[Exception] = []
@@ -87,7 +127,7 @@ def feed_over(fd: int, request: FeedRequest) -> int:
     with ownership.signals():
         ownership.add(request.parent or os.getppid())
         try:
-            with _sessions(request) as sessions:
+            with _sessions(request, early=True) as sessions:
                 feeder = Feeder(sessions.cluster, on_end=ended)
                 feeder.add(sessions.open(channel, rank=request.ranks[0], wake=feeder.wake))
                 feeder.serve(until=lambda: not feeder.sessions)
@@ -102,11 +142,12 @@ def feed_over(fd: int, request: FeedRequest) -> int:
 def feed_host(listener: HostListener, request: FeedRequest) -> int:
     """Serve the ranks of a host, which connect to one socket; ends with the last of them. Returns the exit status."""
     startup_seconds()
+    show_window_changes()
     feeders: list[Feeder] = []
     ownership = Ownership(request.scratch, is_owned=lambda: any(map(_is_owner, feeders)))
     with ownership.signals(), contextlib.closing(listener):
         try:
-            with _sessions(request) as sessions:
+            with _sessions(request, early=True) as sessions:
                 door = _HostDoor(listener, sessions, ownership)
                 feeder = Feeder(sessions.cluster, doors=[door])
                 feeders.append(feeder)
@@ -157,7 +198,7 @@ class _HostDoor:
 
     def _admit(self, hello: Hello) -> bool:
         assert self.feeder is not None
-        served = [session for session in self.feeder.sessions if session.rank == hello.rank]
+        served = [session for session in self.feeder.sessions if session.global_rank == hello.global_rank]
         return not any(session.channel.is_connected() for session in served)
 
 
@@ -168,11 +209,12 @@ def feed_listening(request: FeedRequest) -> int:
     connects, "plan", "stats" with the progress, and "left" when it disconnects, with the error if there was one.
     """
     startup_seconds()
+    show_window_changes()
     ownership = Ownership(request.scratch)
     with ownership.signals(), contextlib.ExitStack() as stack:
         ownership.add(request.parent or os.getppid())
         sessions = stack.enter_context(_sessions(request))
-        job = job_fingerprint(sessions.pipeline.spec)
+        job = job_fingerprint(sessions.spec)
         doors = {}
         events = threading.Lock()  # a session's "left" comes after its "stats"
         for rank in request.ranks:
@@ -255,12 +297,12 @@ def _print(event: FeederEvent) -> None:
 
 
 class _Sessions:
-    """What all sessions of a feeder share: pipeline, cluster, planner."""
+    """What all sessions of a feeder share: spec, cluster, planner."""
 
-    def __init__(self, request: FeedRequest, pipeline: Pipeline, cluster: Cluster, planner: Planner) -> None:
+    def __init__(self, request: FeedRequest, spec: PipelineSpec, cluster: Cluster, planner: Planner) -> None:
         self._request = request
         self._planner = planner
-        self.pipeline = pipeline
+        self.spec = spec
         self.cluster = cluster
 
     def open(
@@ -282,7 +324,7 @@ class _Sessions:
             self._planner,
             rank=rank,
             world_size=request.world_size,
-            memory_bytes=memory_share(self.pipeline.spec, local_ranks=request.local_ranks),
+            memory_bytes=memory_share(self.spec, local_ranks=request.local_ranks),
             about=FeederFacts(imports_s=startup_seconds(), log=log, dashboard=None, feeder=os.getpid()),
             wake=wake,
             admit=admit,
@@ -291,19 +333,25 @@ class _Sessions:
 
 
 @contextlib.contextmanager
-def _sessions(request: FeedRequest) -> Iterator[_Sessions]:
+def _sessions(request: FeedRequest, *, early: bool = False) -> Iterator[_Sessions]:
+    """early: serve trainers before the cluster is up."""
     if request.scratch is not None and log_path(request.scratch).exists():
         keep_log_short()
     spec = load_spec(request.path, request.overrides)
-    cluster = Cluster(spec.cluster, threads=feeder_threads(spec, feeders=request.feeders))
+    code = code_of(spec)
+    keep_pandas_out(code)
+    if spec.cluster.workers is not None or spec.cluster.scheduler is not None:
+        use_huge_pages(True)  # processes that are started inherit the setting
+    threads = feeder_threads(spec, feeders=request.feeders)
+    cluster = Cluster(spec.cluster, threads=threads, early=early, code=code)
     planner = None
     try:
-        cluster.check_workers(code_of(spec))
+        if not early:
+            cluster.check_workers(code)
         if request.dashboard:
             cluster.load_dashboard()
-        pipeline = Pipeline(spec)
-        planner = Planner(partial(_resolve, pipeline, cluster), in_thread=len(request.ranks) != 1)
-        yield _Sessions(request, pipeline, cluster, planner)
+        planner = Planner(partial(_resolve, spec, cluster), in_thread=len(request.ranks) != 1)
+        yield _Sessions(request, spec, cluster, planner)
     finally:
         ignore_sigterm()
         stop_waiting()
@@ -312,12 +360,10 @@ def _sessions(request: FeedRequest) -> Iterator[_Sessions]:
             planner.close()
 
 
-def _resolve(pipeline: Pipeline, cluster: Cluster, hello: Hello, plans: Sequence[Plan]) -> Plan:
+def _resolve(spec: PipelineSpec, cluster: Cluster, hello: Hello, plans: Sequence[Plan]) -> Plan:
     """Resolve the plan that a trainer requests; rank 0 of a new job adds it to the usage record."""
-    spec = pipeline.spec
-    plan = pipeline.resolve(
-        hello, job=job_fingerprint(spec), map=cluster.map, workers=DaskWorkers(cluster), plans=plans
-    )
+    fit = _fit_on(spec, cluster)
+    plan = resolve_hello(spec, hello, job=job_fingerprint(spec), fit=fit, map=cluster.map, plans=plans)
     if hello.snapshot is None and hello.rebase is None:  # a resumed run may have delivered those rows
         plan.without_gaps()
     if not any(plan is each for each in plans):
@@ -326,3 +372,15 @@ def _resolve(pipeline: Pipeline, cluster: Cluster, hello: Hello, plans: Sequence
     if hello.rank == 0 and hello.snapshot is None:  # else it is resumed, with its first snapshot
         record_usage(spec.work_dir, plan.snapshot, plan.parts, plan.selection.rows, job=spec.name)
     return plan
+
+
+def _fit_on(spec: PipelineSpec, cluster: Cluster) -> Callable[[Snapshot], str | None]:
+    """Fits missing artifacts on the cluster."""
+
+    def fit(snapshot: Snapshot) -> str | None:
+        from feedline.pipeline import Pipeline  # noqa: PLC0415 -- 0.1 s of imports that most feeders do not need
+        from feedline.service.fit_workers import DaskWorkers  # noqa: PLC0415 -- imports Dask
+
+        return Pipeline(spec).fit(missing=True, snapshot=snapshot, workers=DaskWorkers(cluster)).manifest
+
+    return fit

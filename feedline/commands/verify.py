@@ -17,13 +17,14 @@ import typer
 
 from feedline.commands.display.progress_line import ProgressLine
 from feedline.commands.exit_status import exit_on_sigterm
+from feedline.commands.run import RunRequest, feeder_accesses
 from feedline.errors import PlanError, SpecError, StateError
-from feedline.loader.ring.launch import FeederCommand, feeder_arguments, feeder_environment, overrides_text
+from feedline.loader.ring.launch import FeederAccess
 from feedline.loader.state import read_state
 from feedline.pipeline import Pipeline
 from feedline.planning.schedule import Schedule
 from feedline.resources import active_instructions, choose_cpu, cpu_environment, level_instructions
-from feedline.service.verify.findings import Findings
+from feedline.service.verify.findings import VerifyFindings
 from feedline.service.verify.receipts import ReceiptFindings, StepRun, read_receipts, verify_receipts
 from feedline.service.verify.rings import verify_rings
 from feedline.spec import PipelineSpec, load_spec
@@ -56,8 +57,12 @@ def verify(
     try:
         with exit_on_sigterm():
             if receipts is None:
-                commands = [_feeder_command(pipeline, spec, values, rank, ranks or 1) for rank in range(ranks or 1)]
-                facts, findings = _verify_rings(Pipeline(spec), commands, epoch, steps, state, line)
+                here = range(ranks or 1)
+                request = RunRequest(
+                    path=pipeline.absolute(), overrides=values, spec=spec, ranks=here, world_size=len(here)
+                )
+                accesses = list(feeder_accesses(request).values())
+                facts, findings = _verify_rings(Pipeline(spec), accesses, epoch, steps, state, line)
             elif any(option is not None for option in (ranks, epoch, steps, state)):
                 raise SpecError("--receipts name ranks, epochs and steps themselves: leave out the other options")
             else:
@@ -73,27 +78,27 @@ def verify(
 
 def _verify_rings(
     pipeline: Pipeline,
-    commands: Sequence[FeederCommand],
+    accesses: Sequence[FeederAccess],
     epoch: int | None,
     steps: str | None,
     state: Path | None,
     line: ProgressLine,
-) -> tuple[dict[str, Any], Findings]:
+) -> tuple[dict[str, Any], VerifyFindings]:
     """Compare what feeders deliver with the plan."""
     saved = {"epoch": 0, "step": 0} if state is None else read_state(state)
-    plan = pipeline.plan(world_size=len(commands)) if state is None else pipeline.plan_for(saved)
+    plan = pipeline.plan(world_size=len(accesses)) if state is None else pipeline.plan_for(saved)
     plan.require_fitted()
     epoch = saved["epoch"] if epoch is None else epoch
     schedule = plan.schedule(epoch)
     chosen = parse_steps(steps, schedule, saved["step"] if epoch == saved["epoch"] else 0)
     findings = verify_rings(
         plan,
-        commands,
+        accesses,
         epoch=epoch,
         steps=chosen,
         progress=lambda step: line.show(f"  step {step:,} of {chosen.start:,} to {chosen.stop - 1:,}"),
     )
-    facts = {"epoch": epoch, "steps": [chosen.start, chosen.stop], "ranks": len(commands), "lanes": plan.lanes}
+    facts = {"epoch": epoch, "steps": [chosen.start, chosen.stop], "ranks": len(accesses), "lanes": plan.lanes}
     return {"plan": plan.fingerprint, "snapshot": plan.snapshot_name, **facts, **findings.to_json()}, findings
 
 
@@ -140,16 +145,6 @@ def _files(names: Sequence[str]) -> list[Path]:
     return files
 
 
-def _feeder_command(
-    pipeline: Path, spec: PipelineSpec, overrides: dict[str, object], rank: int, ranks: int
-) -> FeederCommand:
-    return FeederCommand(
-        arguments=feeder_arguments(pipeline.absolute(), ranks=[rank], world_size=ranks, local_ranks=ranks),
-        overrides=overrides_text(overrides),
-        environment=feeder_environment(spec, feeders=ranks),
-    )
-
-
 def _compute_as_feeders_do(spec: PipelineSpec) -> None:
     """Start this program again with the instructions of `cluster.cpu`, which decide the last bits of floats."""
     cpu = choose_cpu(spec.cluster.cpu, shared=spec.cluster.scheduler is not None)
@@ -158,7 +153,7 @@ def _compute_as_feeders_do(spec: PipelineSpec) -> None:
         os.execve(sys.executable, words, {**os.environ, **cpu_environment(cpu)})
 
 
-def report(facts: dict[str, Any], findings: Findings) -> str:
+def report(facts: dict[str, Any], findings: VerifyFindings) -> str:
     """The findings as text: a summary, then the first differences, one per line."""
     compared = f"{findings.batches:,} batches, {findings.rows:,} rows"
     if findings.padding:

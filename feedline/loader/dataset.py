@@ -13,7 +13,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
@@ -24,7 +24,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import IterableDataset, get_worker_info
 
 from feedline.errors import FeedlineError, PlanError, StateError
-from feedline.loader.batch import Batch
+from feedline.loader.batch import Batch, digest_of
+from feedline.loader.dataset_stats import DatasetStats
 from feedline.loader.encoding.layout import BatchSchema, SlotLayout
 from feedline.loader.facts import Hello, PlanFacts, RebaseRequest, describe_bad_files, describe_rebase
 from feedline.loader.rank_agreement import Store, agree
@@ -53,23 +54,6 @@ from feedline.spec import PipelineSpec, load_spec
 _printed_ranks: set[RankInfo] = set()
 # MPI connects its ranks by its own runtime; "fake" is PyTorch's stand-in for tests, without other ranks.
 _BACKENDS_WITHOUT_STORE = ("mpi", "fake")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DatasetStats:
-    """Rows (including padding), batches and bytes since the first batch was requested; `wait_fraction` is the share of
-    time that the trainer waited for batches, `ring_fill` the share of slots that hold a batch for it now."""
-
-    rows: int
-    batches: int
-    nbytes: int
-    seconds: float
-    rows_per_s: float
-    wait_s: float
-    wait_fraction: float
-    ring_fill: float
-    ring_bytes: int
-    feeders: int
 
 
 class _Progress(NamedTuple):
@@ -238,18 +222,9 @@ class FeedlineDataset(IterableDataset[Batch]):
     def receipt(self, batch: Batch) -> dict[str, Any]:
         """Which rows this rank received: the state before the batch, the rank, and a digest of the batch.
 
-        Write one per batch, as a line of JSON, and `feedline verify --receipts` compares them with the plan, over all
-        ranks and starts of a run. The digest reads the whole batch.
+        Write one per batch, as a line of JSON: `feedline verify --receipts` compares them with the plan.
         """
-        ranks = self._ranks
-        return {
-            **state_of(self._open().facts, batch.epoch, batch.step),
-            "rank": ranks.rank,
-            "world_size": ranks.world_size,
-            "trainer": ranks.global_rank,
-            "rows": batch.rows,
-            "digest": batch.digest(),
-        }
+        return _receipt(self._open().facts, self._ranks, batch)
 
     # -- facts ----------------------------------------------------------------------------------------------------
 
@@ -277,21 +252,7 @@ class FeedlineDataset(IterableDataset[Batch]):
 
     def stats(self) -> DatasetStats:
         """Counts and shares since the first batch was requested."""
-        self._feed.refresh()
-        counts = self._feed.stats
-        seconds = time.perf_counter() - self._start_s if self._start_s is not None else 0.0
-        return DatasetStats(
-            rows=self._rows,
-            batches=counts.batches,
-            nbytes=counts.nbytes,
-            seconds=seconds,
-            rows_per_s=self._rows / seconds if seconds else 0.0,
-            wait_s=counts.wait_s,
-            wait_fraction=min(1.0, counts.wait_s / seconds) if seconds else 0.0,
-            ring_fill=self._feed.ring_fill,
-            ring_bytes=self._feed.ring_bytes,
-            feeders=self._feed.feeders,
-        )
+        return DatasetStats.of(self._feed, rows=self._rows, start_s=self._start_s)
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -338,25 +299,13 @@ class FeedlineDataset(IterableDataset[Batch]):
     ) -> tuple[Answer, SlotLayout]:
         """Request a plan, or a state's, and its facts. Changes nothing here."""
         self._refuse_workers()
-        ranks = self._ranks
-        hello = Hello(
-            rank=ranks.rank,
-            world_size=ranks.world_size,
-            trainer=ranks.trainer,
-            trainers=ranks.trainers,
-            rebase=rebase,
-        )
+        hello = replace(_hello(self._ranks), rebase=rebase)
         if resume is not None:
             names = {key: resume[key] for key in ("snapshot", "lanes", "plan", "seed", "batch_size")}
             hello = replace(hello, **names, features=None if accept_features else resume["features"])
-        last_facts = self._progress.answer.facts if self._progress.answer is not None else None
         answer = _agree(self._feed, self._ranks, hello)
-        facts = answer.facts
-        if facts.bad_files and (last_facts is None or facts.bad_files != last_facts.bad_files):
-            warnings.warn(describe_bad_files(facts.bad_files), UserWarning, stacklevel=3)
-        for warning in facts.nulls if last_facts is None or facts.nulls != last_facts.nulls else ():
-            warnings.warn(warning, UserWarning, stacklevel=3)
-        return answer, SlotLayout(facts.schema)
+        _warn(answer.facts, self._progress.answer.facts if self._progress.answer is not None else None)
+        return answer, SlotLayout(answer.facts.schema)
 
 
 class _Epoch(Iterator[Batch]):
@@ -400,6 +349,23 @@ def _feeder_access(path: Path, spec: PipelineSpec, overrides: str, ranks: RankIn
         attach_paths=socket_paths(job, ranks.rank, ranks.world_size),
         host=host,
     )
+
+
+def _warn(facts: PlanFacts, last: PlanFacts | None) -> None:
+    """Warn of bad files and of nulls, unless the last plan had the same."""
+    if facts.bad_files and (last is None or facts.bad_files != last.bad_files):
+        warnings.warn(describe_bad_files(facts.bad_files), UserWarning, stacklevel=4)
+    for warning in facts.nulls if last is None or facts.nulls != last.nulls else ():
+        warnings.warn(warning, UserWarning, stacklevel=4)
+
+
+def _hello(ranks: RankInfo) -> Hello:
+    return Hello(rank=ranks.rank, world_size=ranks.world_size, trainer=ranks.trainer, trainers=ranks.trainers)
+
+
+def _receipt(facts: PlanFacts, ranks: RankInfo, batch: Batch) -> dict[str, Any]:
+    numbers = {"rank": ranks.rank, "world_size": ranks.world_size, "trainer": ranks.global_rank, "rows": batch.rows}
+    return {**state_of(facts, batch.epoch, batch.step), **numbers, "digest": digest_of(batch)}
 
 
 def _agree(feed: FeederClient, ranks: RankInfo, hello: Hello) -> Answer:

@@ -41,6 +41,7 @@ from feedline.planning.binding import (
     require_fitted,
     rows_of,
 )
+from feedline.planning.mixing import PLAN_VERSION, BlockSizes, block_sizes, newest_version, shuffle_facts
 from feedline.planning.nulls import Gaps, find_gaps
 from feedline.planning.schedule import Block, Piece, Schedule
 from feedline.spec import PipelineSpec
@@ -62,8 +63,6 @@ from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.splits import Splits, plan_splits
 from feedline.warehouse.storage.parallel import Map
 
-# Part of every fingerprint: raised by any change that moves a row to another step or position.
-PLAN_VERSION = 1
 _LITERAL = 40  # characters of a value in a message
 
 
@@ -71,7 +70,8 @@ _LITERAL = 40  # characters of a value in a message
 class Plan:
     """A resolved pipeline, independent of epoch and rank.
 
-    With a `rebase`, one epoch is only its remaining rows; all others are whole.
+    With a `rebase`, one epoch is only its remaining rows; all others are whole. version: that of the function from
+    these values to the rows of each step (`mixing`).
     """
 
     spec: PipelineSpec
@@ -79,17 +79,39 @@ class Plan:
     where: BoundExpression | None
     sample: BoundSample | None
     selection: Selection
-    splits: Splits
     features: CompiledFeatures
     layout: SlotLayout
     job: Job
     lanes: int
     skipped: tuple[BadFile, ...] = ()
     rebase: Rebase | None = None
+    version: int = PLAN_VERSION
 
     @property
     def name(self) -> str:
         return "".join(character if character.isalnum() else "_" for character in self.spec.name)
+
+    def at(self, version: int) -> Plan:
+        """This plan in another version."""
+        return self if version == self.version else replace(self, version=version)
+
+    def matching(self, fingerprint: str | None) -> Plan:
+        """This plan in the version that has a fingerprint, and in the newest where none has."""
+        newest = newest_version(self.spec)
+        plans = [self.at(version) for version in range(newest, 0, -1)]
+        return next((plan for plan in plans if plan.fingerprint == fingerprint), plans[0])
+
+    @cached_property
+    def sizes(self) -> BlockSizes:
+        """The rows of splits, blocks and windows."""
+        return block_sizes(self.spec, self.lanes, self.version)
+
+    @cached_property
+    def splits(self) -> Splits:
+        """The table's row groups in splits."""
+        snapshot, sizes = self.snapshot, self.sizes
+        kept = None if sizes.kept_rows is None else (self.selection.rows, sizes.kept_rows)
+        return plan_splits(snapshot.rows_per_row_group, snapshot.file_of_row_group, sizes.split_rows, kept=kept)
 
     @cached_property
     def split_rows(self) -> NDArray[np.int64]:
@@ -167,11 +189,11 @@ class Plan:
     def fingerprint(self) -> str:
         """A digest of everything that decides which rows come when."""
         facts = {
-            "version": PLAN_VERSION,
+            "version": self.version,
             "snapshot": self.snapshot.id,
             "where": self.spec.source.where,
             "split_rows": self.spec.source.split_rows,
-            "shuffle": self.spec.shuffle.model_dump() if self.spec.shuffle is not None else "off",
+            "shuffle": shuffle_facts(self.spec, self.version),
             "lanes": self.lanes,
             "batch_size": self.spec.batch.size,
             "tail": self.spec.batch.tail,
@@ -206,7 +228,8 @@ class Plan:
             lanes=self.lanes,
             batch_size=self.spec.batch.size,
             tail=self.spec.batch.tail,
-            block_rows=shuffle.window_rows if shuffle is not None else self.spec.source.split_rows,
+            block_rows=self.sizes.block_rows,
+            window_rows=self.sizes.window_rows,
             shuffle=shuffle is not None,
             seed=self.seed,
             epoch=epoch,
@@ -342,13 +365,13 @@ def make_plan(
         where=where,
         sample=sample,
         selection=selection,
-        splits=plan_splits(snapshot.rows_per_row_group, snapshot.file_of_row_group, spec.source.split_rows),
         features=features,
         layout=SlotLayout(batch_schema(features)),
         job=_job(spec, planned_schema(spec, snapshot.schema), columns, by, record, stored.pinned_ref),
         lanes=lanes,
         skipped=load_skipped(spec.work_dir, snapshot.id),
         rebase=rebase,
+        version=newest_version(spec),
     )
 
 

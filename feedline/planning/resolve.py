@@ -67,9 +67,10 @@ def resolve_hello(
     lanes = spec.lanes or hello.lanes or hello.world_size
     rank_lanes(lanes, hello.rank, hello.world_size)
     plan_id, features = hello.plan, hello.features
+    version: int | None = None
     taken: Snapshot | None = None
     if hello.rebase is not None:
-        name = _agreed_rebase(spec, hello.rebase, start, map)
+        name, version = _agreed_rebase(spec, hello.rebase, start, map)
         plan_id = None  # the hello's is that of the plan before the rebase
     elif hello.snapshot is not None:
         name = hello.snapshot
@@ -81,6 +82,7 @@ def resolve_hello(
         plan = resolve_snapshot(
             spec, snapshot, lanes=lanes, rebase=rest, fit=fit, map=map, start=start, features=features
         )
+    plan = plan.matching(plan_id) if version is None else plan.at(version)
     _refuse_other_plan(plan, {"plan": plan_id, "features": features})
     return plan
 
@@ -98,16 +100,17 @@ def resolve_state(spec: PipelineSpec, state: Mapping[str, Any], *, fit: Fit, map
     snapshot, rest = _load_named(spec, fields["snapshot"])
     lanes, features = fields["lanes"], fields["features"]
     plan = resolve_snapshot(spec, snapshot, lanes=lanes, rebase=rest, fit=fit, map=map, features=features)
+    plan = plan.matching(fields["plan"])
     _refuse_other_plan(plan, fields)
     return plan
 
 
 def resolve_rebase(spec: PipelineSpec, state: Mapping[str, Any], *, map: Map | None = None) -> Plan:
-    """The plan of a state's run on the table as it is now; see `Pipeline.rebase`."""
+    """The plan of a state's run on the table as it is now, of the state's version; see `Pipeline.rebase`."""
     fields = checked_state(state)
     _refuse_other_settings(spec, fields)
     before, rest = _load_named(spec, fields["snapshot"])
-    old = make_plan(spec, before, lanes=fields["lanes"], map=map, rebase=rest)
+    old = make_plan(spec, before, lanes=fields["lanes"], map=map, rebase=rest).matching(fields["plan"])
     _refuse_other_plan(old, {"plan": fields["plan"]})
     epoch, step = fields["epoch"], fields["step"]
     if step >= old.schedule(epoch).steps:
@@ -116,7 +119,7 @@ def resolve_rebase(spec: PipelineSpec, state: Mapping[str, Any], *, map: Map | N
     if snapshot.id == old.snapshot.id:
         return old
     require_comparable(old, snapshot)
-    new = make_plan(spec, snapshot, lanes=old.lanes, map=map)
+    new = make_plan(spec, snapshot, lanes=old.lanes, map=map).at(old.version)
     rest = rebase(old, new, epoch=epoch, step=step, map=map)
     rest.save(spec.work_dir)
     return replace(new, rebase=rest)
@@ -166,14 +169,17 @@ def _agreed_snapshot(spec: PipelineSpec, start: RunStart, map: Map | None) -> tu
     return name, next(iter(snapshots), None)
 
 
-def _agreed_rebase(spec: PipelineSpec, request: RebaseRequest, start: RunStart, map: Map | None) -> str:
-    """The name of the rebase that all ranks of this start use: the first computes it, the others load it."""
+def _agreed_rebase(spec: PipelineSpec, request: RebaseRequest, start: RunStart, map: Map | None) -> tuple[str, int]:
+    """The name of the rebase that all ranks of this start use, and its plan's version: the first rank computes them."""
+
+    def compute() -> str:
+        plan = resolve_rebase(spec, request.state, map=map)
+        return f"{plan.version}:{plan.snapshot_name}"
+
     content = json.dumps([start.job, request.to_json()], sort_keys=True)
-    return agree(
-        replace(start, job=hashlib.sha256(content.encode()).hexdigest()),
-        spec.work_dir,
-        lambda: resolve_rebase(spec, request.state, map=map).snapshot_name,
-    )
+    agreed = agree(replace(start, job=hashlib.sha256(content.encode()).hexdigest()), spec.work_dir, compute)
+    version, _, name = agreed.partition(":")
+    return name, int(version)
 
 
 def _load_named(spec: PipelineSpec, name: str) -> tuple[Snapshot, Rebase | None]:

@@ -1,9 +1,11 @@
 """Deal the blocks of a lane to strands, from which its steps draw rows in turn.
 
 Pure. A lane has k strands, each a sequence of whole blocks. Time is counted in ticks: in a tick every open strand hands
-out its next row, strand after strand. Strand j opens at tick j * m // k, where m is the mean number of rows of a block,
+out its next row, strand after strand. Strand j opens at tick j * m / k, where m is the mean number of rows of a block,
 and each block, in the lane's order, joins the strand that ends first. So at any time the rows come from about k blocks
 that began at different times: a block ends, and the next one begins, every m rows of the lane rather than k at once.
+The price is a beginning and an end of the lane with fewer open blocks. Where these would be much of the lane, strands
+open faster.
 
 Which rows of which strand have been handed out before a row of the lane, and which row of the lane a strand's row is,
 follow from the ticks at which strands open and end, without going through the rows in between. With one strand the
@@ -19,6 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Int64s = NDArray[np.int64]
+
+# Blocks per strand below which strands open faster: their opening then takes a 32nd of the lane's rows.
+_FEWEST_ROUNDS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +73,7 @@ def deal_blocks(block_rows: Int64s, window_rows: int) -> Strands:
     """Deal blocks of some rows each, in order, to as many strands as hold about `window_rows` rows together."""
     blocks, total = len(block_rows), int(block_rows.sum())
     strands = max(1, min(blocks, (2 * window_rows * blocks + total) // (2 * total)))
-    opens = np.arange(strands) * total // (blocks * strands)
+    opens = np.arange(strands) * total // (strands * max(blocks, _FEWEST_ROUNDS * strands))
     dealt: list[list[int]] = [[] for _ in range(strands)]
     free = [(tick, strand) for strand, tick in enumerate(opens.tolist())]
     for block, rows in enumerate(block_rows.tolist()):

@@ -18,12 +18,13 @@ from typing import Protocol
 
 from feedline.errors import FeedlineError
 from feedline.loader.ring.channel import ChannelClosedError
+from feedline.resources import use_huge_pages
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.trainer_session import TrainerSession
 
 logger = logging.getLogger(__name__)
 
-# Dask's dashboard takes 0.3 s of imports: it is loaded when trainers are behind, or this long after the first batch.
+# Dask's dashboard takes 0.3 s of imports: it is loaded when trainers are behind, or this long after one first waited.
 _DASHBOARD_S = 5.0
 # How often a feeder checks its cluster.
 _TICK_S = 1.0
@@ -55,6 +56,7 @@ class Feeder:
         self._sources: dict[int, TrainerSession | Door | None] = {}  # by descriptor
         self._look_due_s = self._dashboard_due_s = 0.0
         self._dashboard_requested = False
+        self._started = False  # the first batch is out
         self.sessions: list[TrainerSession] = []
 
     def wake(self) -> None:
@@ -76,6 +78,10 @@ class Feeder:
                 for session in tuple(self.sessions):
                     if session.runnable:
                         self._guard(session, session.advance)
+                if not self._started and any(session.counters.batches for session in self.sessions):
+                    self._started = True
+                    self._cluster.connect()
+                    use_huge_pages(True)
         finally:
             for session in self.sessions:
                 session.close()
@@ -93,7 +99,8 @@ class Feeder:
             waited_s = time.perf_counter() - start_s
             for session in self.sessions:
                 session.count_wait(waited_s)
-            if not events or any(session.awaits_slot for session in self.sessions):
+            starved = any(session.starved for session in self.sessions)
+            if not (events or starved) or any(session.awaits_slot for session in self.sessions):
                 self._load_dashboard()  # there is time now
         arrivals: list[Door] = []
         for descriptor, _ in events:
@@ -137,7 +144,7 @@ class Feeder:
                 self._fail(session, error)
         for session in tuple(self.sessions):
             self._guard(session, session.look)
-        if any(session.counters.batches for session in self.sessions):
+        if any(session.counters.batches or session.starved for session in self.sessions):
             self._dashboard_due_s = self._dashboard_due_s or now_s + _DASHBOARD_S
             if now_s > self._dashboard_due_s:
                 self._load_dashboard()

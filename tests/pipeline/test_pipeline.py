@@ -228,10 +228,11 @@ def test_partitions_are_blocks_with_the_rows_a_tail_drops(place: Place, table: p
     assert sorted(whole["request_id"]) == table["request_id"].to_pylist()
     delivered = [batch.extra["request_id"] for batch in pipeline.batches(1)]
     lanes = [torch.cat([each[256 * lane : 256 * (lane + 1)] for each in delivered]).tolist() for lane in range(2)]
-    start = schedule.lane_bounds(1)[0]
-    order = whole["request_id"].tolist()
-    assert order[: len(lanes[0])] == lanes[0]
-    assert order[start : start + len(lanes[1])] == lanes[1]
+    partitions = {(block.lane, block.index): part["request_id"] for block, part in zip(blocks, parts, strict=True)}
+    for lane in range(2):
+        cuts = [cut for step in range(schedule.steps) for cut in schedule.cuts(lane, step)]
+        drawn = pd.concat([partitions[lane, cut.block].iloc[cut.start : cut.stop] for cut in cuts])
+        assert drawn.tolist() == lanes[lane], "steps draw from partitions as the schedule says"
 
 
 def test_a_dask_frame_that_is_used(path: Path, table: pa.Table, tmp_path: Path):

@@ -192,8 +192,10 @@ def test_runs_of_a_column_stay_together(place: Place, clicks: Path):
     assert sorted(order) == sorted(session)
     runs = 1 + int(np.count_nonzero(np.diff([session[each] for each in order])))
     stored = 1 + int(np.count_nonzero(np.diff(table["session_id"].to_numpy())))
-    blocks = len(list(plan_of(path).schedule(0).blocks(0)))
-    assert runs <= stored + 2 * blocks + 20, "only borders of splits and blocks cut a run"
+    schedule = plan_of(path).schedule(0)
+    cuts = sum(len(schedule.cuts(0, step)) for step in range(schedule.steps))
+    pieces = sum(len(block.pieces) for block in schedule.blocks(0))
+    assert runs <= stored + pieces + cuts, "only borders of splits, blocks and batches cut a run"
     assert order != table["request_id"].to_pylist()
 
 

@@ -36,7 +36,7 @@ features:
     clicked: []
   extra: [request_id]
 batch:   {size: 8192, tail: drop}
-shuffle: {seed: 0, window_rows: 131072, rows: true}
+shuffle: {seed: 0, window_rows: 524288, rows: true}
 lanes:   64
 epochs:  1
 cluster: {threads: auto}
@@ -133,7 +133,7 @@ def test_the_reference_of_the_design():
 
 def test_defaults():
     spec = parse(base_dir="/jobs")
-    assert spec.shuffle == ShuffleSpec(seed=0, window_rows=131072, rows=True, by=None)
+    assert spec.shuffle == ShuffleSpec(seed=0, window_rows=None, rows=True, by=None)
     assert (spec.batch.size, spec.batch.tail) == (8, "drop")
     assert (spec.lanes, spec.epochs, spec.memory) == (None, 1, None)
     assert (spec.source.table, spec.source.where, spec.source.split_rows) == ("/jobs/data", None, 65536)
@@ -355,6 +355,7 @@ def test_the_order_of_keys_changes_nothing_but_the_order_of_features(seed):
             "extra": {"request_id": {"column": "request_id"}},
         },
         "batch": {"size": 8192},
+        "shuffle": {"window_rows": 524288},
         "lanes": 64,
         "memory": 4 * 1024**3,
     }

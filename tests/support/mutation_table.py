@@ -140,8 +140,8 @@ MUTATIONS = (
     Mutation(
         "warehouse/snapshot",
         "split-of-exact-size",
-        'total - rows + split_rows, side="right"',
-        'total - rows + split_rows, side="left"',
+        'total - rows + most, side="right"',
+        'total - rows + most, side="left"',
         "row groups that fill a split exactly are cut into two",
     ),
     Mutation(

@@ -5,8 +5,8 @@ FEEDLINE_COMMAND="python swapping_feeder.py"
 
 from __future__ import annotations
 
+from feedline.__main__ import main
 from feedline.blocks import compute
-from feedline.cli import main
 
 _permuted_rows = compute.permuted_rows
 

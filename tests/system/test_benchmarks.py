@@ -272,31 +272,39 @@ def test_contenders_of_one_process_agree(name: str, table: Path, files: list[str
 
 
 @pytest.mark.parametrize(
-    "names",
+    ("names", "tables"),
     [
-        pytest.param([name for name in available() if name not in IN_PROCESS], id="processes"),
-        pytest.param(available(), id="all", marks=pytest.mark.nightly),
+        pytest.param([name for name in available() if name not in IN_PROCESS], ["plain"], id="processes"),
+        pytest.param(available(), ["plain", "optimized"], id="all", marks=pytest.mark.nightly),
     ],
 )
-def test_tiny_runs_contenders_that_agree(names: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tiny_runs_contenders_that_agree(
+    names: list[str], tables: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With a busy trainer, over a table that is kept."""
     common = ["--tiny", "--table", str(tmp_path / "table")]
     options = ["--contenders", ",".join(names), "--busy", "1", "--order", "log", "--json", str(tmp_path / "all.json")]
+    options += ["--optimized"] * ("optimized" in tables)
     done = floor_command(*common, *options)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "trainer busy 1 ms" in done.stdout
     found = json.loads((tmp_path / "all.json").read_text())
-    assert list(found["runs"]) == names
-    for name, (run,) in found["runs"].items():
+    assert list(found["runs"]) == tables
+    assert all(list(runs) == names for runs in found["runs"].values())
+    for name, (run,) in [item for runs in found["runs"].values() for item in runs.items()]:
         assert run["rows"] == 20_000, name
         assert run["steps"] == math.ceil(20_000 / 1024) or name == "dataloader"  # whose workers cut their own tails
         assert run["left_behind"] == [], name
         assert run["peak_pss_bytes"] > 50_000_000, name
         assert min(run["cpu_s"], run["rows_per_s"], run["first_batch_s"], run["import_s"]) > 0, name
+        assert run["after_first_rows_per_s"] > run["rows_per_s"], "most of a short run is its start"
+        assert 0 < run["later_cpu_s_per_million_rows"] < run["cpu_s_per_million_rows"], name
         assert name in done.stdout
     assert found["options"]["rows"] == 20_000
     assert found["machine"]["versions"]["pyarrow"]
     assert len(list((tmp_path / "table").rglob("*.parquet"))) == 4
+    for table in tables:
+        assert f"{table}: feedline-off / dataloader" in done.stdout or "feedline-off" not in names
     assert floor.main([*common, "--rows", "2000", "--contenders", "thread-pool"]) == 1
     assert "holds 20000 rows, expected 2000" in capsys.readouterr().out
 
@@ -307,17 +315,21 @@ def test_a_contender_that_disagrees_or_dies_fails_the_benchmark(table: Path, mon
 
     def run(name: str, *_: Any) -> dict[str, Any]:
         turns.append(name)
-        return {"checksums": {"rows": 5 if len(turns) < 4 else 6}, "rows_per_s": 1.0, "left_behind": ()}
+        return {"checksums": {"rows": 5 if len(turns) < 8 else 6}, "rows_per_s": 1.0, "left_behind": ()}
+
+    tables = {"plain": table, "optimized": table}
 
     monkeypatch.setattr(floor, "run", run)
-    with pytest.raises(floor.BenchmarkError, match=r"grain disagrees with grain in rows: got 6, expected 5"):
-        floor.rounds(options.contenders, table, options, Console(quiet=True))
-    assert turns == ["grain", "thread-pool", "thread-pool", "grain"]
+    with pytest.raises(
+        floor.BenchmarkError, match=r"grain on the optimized table disagrees with grain in rows: got 6, expected 5"
+    ):
+        floor.rounds(options.contenders, tables, options, Console(quiet=True))
+    assert turns == [name for name in ("grain", "thread-pool", "thread-pool", "grain") for _ in tables]
     monkeypatch.undo()
     dead = SimpleNamespace(code=-11, stdout="", stderr="last words")
     monkeypatch.setattr(floor, "measure", lambda _, **__: dead)
     with pytest.raises(floor.BenchmarkError, match=r"grain ended with exit code -11:\nlast words"):
-        floor.rounds(options.contenders, table, options, Console(quiet=True))
+        floor.rounds(options.contenders, tables, options, Console(quiet=True))
 
 
 def test_a_missing_package_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,27 +356,32 @@ def test_wrong_arguments_end_with_2(arguments: list[str], words: str, capsys: py
     assert words in capsys.readouterr().err
 
 
-def test_ratios_are_taken_from_medians() -> None:
-    def values(*speeds: float) -> dict[str, Any]:
-        runs = [dict.fromkeys(floor.COLUMNS, speed) for speed in speeds]
-        return floor.summarize({"x": runs})["x"]
+def test_ratios_are_medians_over_rounds_to_the_best_contender_of_the_process() -> None:
+    def several(*values: float) -> list[dict[str, Any]]:
+        return [dict.fromkeys(floor.COLUMNS, value) for value in values]
 
-    summary = {
-        "polars-scan": values(50, 60, 70),
-        "thread-pool": values(100, 80, 90),
-        "grain": values(120),
-        "dataloader": values(40),
-        "feedline-off": values(99, 1, 1000),
-        "feedline": values(90),
+    plain = {
+        "polars-scan": several(50, 60, 70),
+        "thread-pool": several(100, 80, 90),
+        "grain": several(120, 100, 140),
+        "dataloader": several(500, 500, 500),
+        "feedline-off": several(60, 100, 210),
+        "feedline": several(30, 10, 21),
     }
-    assert summary["thread-pool"]["rows_per_s"] == {"median": 90, "min": 80, "max": 100}
-    found = floor.ratios(summary)["steady_rows_per_s"]
-    assert found["feedline-off / floor"] == pytest.approx(99 / 90)
-    assert found["feedline-off / best in-process"] == pytest.approx(99 / 120)
-    assert found["feedline-off / dataloader"] == pytest.approx(99 / 40)
-    assert found["feedline / feedline-off"] == pytest.approx(90 / 99)
+    assert floor.summarize(plain)["thread-pool"]["rows_per_s"] == {"median": 90, "min": 80, "max": 100}
+    assert floor.best(plain, "rows_per_s", *contenders.IN_PROCESS) == "grain"
+    assert floor.best(plain, "peak_pss_bytes", *contenders.IN_PROCESS) == "polars-scan"
+    optimized = {**plain, "feedline-off": several(240, 200, 140)}
+    found = floor.ratios({"plain": plain, "optimized": optimized})
+    one = found["plain: feedline-off / best in-process"]
+    assert one["after_first_rows_per_s"] == {"median": 1.0, "min": 0.5, "max": 1.5}
+    assert one["cpu_s_per_million_rows"]["median"] == pytest.approx(100 / 60)
+    assert "import_s" not in one
+    assert found["plain: feedline-off / thread-pool"]["peak_pss_bytes"]["median"] == pytest.approx(100 / 80)
+    assert found["plain: feedline / feedline-off"]["rows_per_s"]["median"] == 0.1
+    assert found["feedline-off, optimized / best in-process, plain"]["rows_per_s"]["median"] == 2.0
     assert floor.spread([1.0, None]) is None
-    assert "feedline-off / dataloader" not in floor.ratios({"feedline-off": values(1)})["rows_per_s"]
+    assert floor.ratios({"plain": {"feedline-off": several(1)}}) == {}
 
 
 def test_snapshots_of_many_files_are_measured(tmp_path: Path) -> None:
@@ -435,3 +452,13 @@ def _with_table_rows(made: Any, *given: Any) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline_benchmark, "TABLE_ROWS", 500_000)
         return made(*given)
+
+
+def test_the_first_batch_benchmark_reports_every_phase():
+    command = [sys.executable, str(BENCHMARKS / "first_batch.py"), "--tiny", "--json"]
+    [round_] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert all(round_[phase] > 0 for phase in ("trainer imports", "imports", "plan", "first block"))
+    assert round_["all but trainer imports"] == pytest.approx(
+        round_["imports"] + round_["plan"] + round_["first block"]
+    )
+    assert round_["memory"] > 100e6

@@ -13,6 +13,7 @@ descriptor and mapping.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import fcntl
 import functools
 import logging
@@ -41,6 +42,8 @@ _SLACK = 1.125
 # Slots of a new ring: two leased (the current batch and the next), one ready, one being filled. Finished blocks absorb
 # longer jitter; more slots would only add memory to touch before step 0.
 _FIRST_SLOTS = 4
+# A ring gets more slots for a smooth run only as long as it is smaller than this.
+_SMALL_RING_BYTES = 64 * 2**20
 # Memory left free for other processes when a generation is allocated.
 _RESERVE_BYTES = 64 * 1024 * 1024
 
@@ -191,6 +194,17 @@ class RingWriter:
             self._channel.send_json(refusal.to_json())
             return False
         return True
+
+    def provide(self, slots: int) -> int:
+        """Add slots until the ring has so many, if it stays small and memory permits; returns their number."""
+        newest = [g for g in self._generations.values() if not g.retired][-1:]
+        if newest:
+            slot_bytes = newest[0].memory.slot_bytes
+            least = min(slots - self.slots, (min(self._limit_bytes, _SMALL_RING_BYTES) - self.nbytes) // slot_bytes)
+            if least > 0:
+                with contextlib.suppress(RingError):  # the trainer makes do with what there is
+                    self._add(least, slot_bytes)
+        return self.slots
 
     def close(self) -> None:
         for generation in self._generations.values():

@@ -1,91 +1,133 @@
 """The Dask cluster of a pipeline: threads in this process, worker processes on this machine, or one by address.
 
-Runs in: the feeder. Everything listens on loopback, on free ports. Threads of the feeder's process pass blocks by
-reference. Dask's profiler, GIL monitor and spilling, which would slow the feeder down, are off.
+Runs in: the feeder. Connecting imports Dask (0.45 s of CPU time), so a feeder connects in a thread beside its plan. A
+cluster of threads connects when the first batch is out: until then its blocks are computed by plain threads, since what
+a block is depends on neither. See docs/decisions/0015-blocks-before-the-cluster.md.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import logging
+import socket
+import threading
 import time
-import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError
-from typing import Any, Literal
-
-import dask
-from distributed import Client, Future, Security, SpecCluster
-from distributed.client import ClosedClientError
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from feedline.blocks.environment import Environment, check_environment, environment_at
 from feedline.blocks.jobs import check_job
 from feedline.blocks.request import Job
-from feedline.errors import ClusterError
-from feedline.resources import ALLOCATOR_ENVIRONMENT, choose_cpu, cpu_environment
-from feedline.service.cluster.local_cluster import start_local
-from feedline.service.cluster.scheduler_connection import SchedulerConnection, no_worker
+from feedline.resources import choose_cpu
+from feedline.service.cluster.early_threads import EarlyTask, EarlyThreads
+from feedline.service.dispatch.attempts import Arrived
 from feedline.service.dispatch.blame import EXCLUDED_S, Exclusions
 from feedline.service.dispatch.timing import priority
 from feedline.spec.sections import ClusterSpec
 from feedline.transforms.registry.user_functions import RequiredFunction, check_functions
+from feedline.warehouse.storage.parallel import in_threads
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+    from feedline.service.cluster.dask_cluster import DaskCluster, DaskTask
+    from feedline.service.cluster.scheduler_connection import SchedulerConnection
 
 logger = logging.getLogger(__name__)
 
-_CONFIG = {
-    "distributed.worker.profile.enabled": False,
-    "distributed.admin.system-monitor.gil.enabled": False,
-    "distributed.admin.system-monitor.interval": "2s",
-    "distributed.worker.memory.target": False,
-    "distributed.worker.memory.spill": False,
-    "distributed.worker.memory.pause": False,
-    "distributed.worker.memory.terminate": False,
-    # The feeder itself limits the blocks in flight.
-    "distributed.scheduler.worker-saturation": "inf",
-    "distributed.comm.timeouts.connect": "10s",
-}
+BlockTask: TypeAlias = "DaskTask | EarlyTask"
 
 _CHECK_S = 30.0  # time for all workers to answer a check
-# Worker processes are killed after the first time; tasks in threads of this process get the second to end.
-_CLOSE_S, _TASKS_END_S = 5.0, 30.0
+_GIVE_UP_S = 1.0
 
 
 class Cluster:
-    """A client of the pipeline's cluster, and the cluster itself if this process started it."""
+    """The pipeline's cluster, which is connected to, and started unless `spec` names a scheduler.
 
-    def __init__(self, spec: ClusterSpec, *, threads: int, scratch: str | None = None) -> None:
+    early: return before the cluster is up. Then a cluster of threads starts with `connect`, any other at once; what
+    needs the cluster waits for it, and raises the ClusterError of a failed start. Workers are then checked before their
+    first task. code: the user's functions, for that check.
+    """
+
+    def __init__(
+        self,
+        spec: ClusterSpec,
+        *,
+        threads: int,
+        scratch: str | None = None,
+        early: bool = False,
+        code: Sequence[RequiredFunction] = (),
+    ) -> None:
         self._spec = spec
         self._threads = threads
-        self._cluster: SpecCluster | None = None
-        self._dashboard_loaded = False
+        self._scratch = scratch
         kinds: dict[bool, Literal["threads", "processes", "scheduler"]] = {True: "processes", False: "threads"}
         self.kind: Literal["threads", "processes", "scheduler"] = (
             "scheduler" if spec.scheduler is not None else kinds[spec.workers is not None]
         )
         self._exclusions = Exclusions()
         self._cpu = choose_cpu(spec.cpu, shared=self.kind == "scheduler")
-        self._config = contextlib.ExitStack()
-        config: dict[str, Any] = dict(_CONFIG)
-        if scratch is not None:  # else as in Dask's configuration
-            config["temporary-directory"] = scratch
-        environment = {**ALLOCATOR_ENVIRONMENT, "POLARS_MAX_THREADS": threads, **cpu_environment(self._cpu)}
-        for name, value in environment.items():
-            config[f"distributed.nanny.pre-spawn-environ.{name}"] = value
-        self._config.enter_context(dask.config.set(config))
-        logging.getLogger("distributed").setLevel(logging.ERROR)
+        self._early = EarlyThreads(threads) if early and self.kind == "threads" else None
+        self._port = _ReservedPort() if spec.dashboard and self.kind != "scheduler" else None
+        self._dask: Future[DaskCluster] = Future()
+        self._start: threading.Thread | None = None
+        self._code = tuple(code)
+        self._unchecked = early
+        if not early:
+            self._connect()
+            self._connected()
+        elif self._early is None:
+            self.connect()
+
+    def connect(self) -> None:
+        """Connect in a thread, unless that has begun."""
+        if self._start is None and not self._dask.done():
+            self._start = threading.Thread(target=self._connect, name="feedline-cluster", daemon=True)
+            self._start.start()
+
+    def _connect(self) -> None:
         try:
-            self.connection = SchedulerConnection(
-                self._connect, address=self._address, wait_s=spec.wait_s, returns=self.kind == "scheduler"
+            from feedline.service.cluster import dask_cluster  # noqa: PLC0415 -- imports Dask
+
+            port = self._port.number if self._port is not None else 0
+            dask = dask_cluster.DaskCluster(
+                self._spec, threads=self._threads, cpu=self._cpu, dashboard_port=port, scratch=self._scratch
             )
-        except BaseException:
-            self.close()
-            raise
+        except BaseException as error:
+            self._dask.set_exception(error)
+            return
+        finally:
+            if self._port is not None:
+                self._port.release()
+        self._dask.set_result(dask)
+        if self._early is not None:
+            self._early.retire()
+
+    def _connected(self) -> DaskCluster:
+        """The cluster, once it is up."""
+        if self._early is not None:
+            self.connect()
+        return self._dask.result()
+
+    @property
+    def _only_threads(self) -> bool:
+        """Whether blocks are computed by plain threads: the cluster is not up yet."""
+        return self._early is not None and not self._dask.done()
+
+    @property
+    def connection(self) -> SchedulerConnection:
+        """The connection to the scheduler."""
+        return self._connected().connection
 
     @property
     def client(self) -> Client:
         """The current client."""
         return self.connection.client
+
+    @property
+    def number(self) -> int:
+        """Counts clients: tasks of earlier ones are lost."""
+        return 0 if self._only_threads else self.connection.number
 
     @property
     def environment(self) -> Environment:
@@ -98,31 +140,20 @@ class Cluster:
         return self.kind != "threads"
 
     @property
+    def early_blocks(self) -> int:
+        """The number of blocks that were computed before the cluster was up."""
+        return 0 if self._early is None else self._early.started
+
+    @property
     def dashboard(self) -> str | None:
-        """The address of Dask's dashboard, or None."""
-        if not self._spec.dashboard:
-            return None
-        if self._cluster is not None:
-            scheduler: Any = self._cluster.scheduler
-            port = scheduler.services["dashboard"].port  # the link names the host's outer address
-            return f"http://127.0.0.1:{port}/status"
-        link = self.client.dashboard_link
-        return str(link) if link else None
+        """The address of Dask's dashboard, or None; it answers when the cluster is up."""
+        if self._port is not None:
+            return f"http://127.0.0.1:{self._port.number}/status"
+        return self._connected().dashboard
 
     def load_dashboard(self) -> None:
-        """Load the pages of the dashboard. Its 0.3 s of imports must not delay the first batch."""
-        if self._cluster is None or self._dashboard_loaded or not self._spec.dashboard:
-            return
-        self._dashboard_loaded = True
-        scheduler: Any = self._cluster.scheduler
-
-        async def connect() -> None:
-            dashboard.connect(scheduler.http_application, scheduler.http_server, scheduler, prefix="")
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            dashboard = importlib.import_module("distributed.dashboard.scheduler")
-            self._cluster.sync(connect)
+        """Load the pages of the dashboard, when the cluster is up."""
+        self._connected().load_dashboard()
 
     def workers(self) -> int:
         """The number of workers, as of a few seconds ago."""
@@ -130,26 +161,20 @@ class Cluster:
 
     def threads(self) -> int:
         """The threads of all workers, as of a few seconds ago; at least 1, also before workers have started."""
-        return self.connection.threads()
+        return self._threads if self.kind == "threads" else self.connection.threads()
 
     @property
     def fixed_window(self) -> int | None:
         """`cluster.window`."""
         return self._spec.window
 
-    @property
-    def local_results(self) -> Mapping[str, Any]:
-        """Results of the worker in this process, by key; empty if workers are processes."""
-        workers = self._cluster.workers.values() if self.kind == "threads" and self._cluster is not None else ()
-        return next((worker.data for worker in workers), {})
-
     def members(self) -> frozenset[str]:
         """The addresses of all workers, as of a few seconds ago."""
-        return self.connection.members()
+        return frozenset() if self._only_threads else self.connection.members()
 
     def workers_of(self, keys: Collection[str]) -> dict[str, str]:
         """The worker that runs each task, or holds its result."""
-        return self.connection.workers_of(keys)
+        return {} if self._only_threads else self.connection.workers_of(keys)
 
     def eligible_workers(self) -> frozenset[str] | None:
         """The workers that may get blocks; None for any."""
@@ -171,37 +196,46 @@ class Cluster:
 
     def look(self, *, waiting: bool) -> None:
         """Check scheduler and workers; see `SchedulerConnection.look`."""
-        self.connection.look(waiting=waiting)
+        if not self._only_threads:
+            self.connection.look(waiting=waiting)
 
     def alive(self) -> bool:
         """Whether the scheduler answers."""
-        return self.connection.alive()
+        return self._only_threads or self.connection.alive()
 
-    def submit(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Future[Any] | None:
-        """`Client.submit`; None if the scheduler does not answer."""
-        return self.connection.submit(function, *arguments, **options)
+    def start(
+        self, function: Callable[..., Any], *arguments: Any, key: str, arrived: Arrived, **options: Any
+    ) -> BlockTask | None:
+        """Start a task; None if the scheduler does not answer. arrived: called once, in any thread, with the key and
+        the outcome. options: of `Client.submit`; plain threads need none of them."""
+        if self._early is not None and (self._only_threads or self._early.holds(key)):
+            return self._early.start(function, *arguments, key=key, arrived=arrived)
+        return self._connected().start(function, *arguments, key=key, arrived=arrived, **options)
 
     def check_workers(self, code: Sequence[RequiredFunction] = ()) -> None:
         """Wait for a worker, and check that workers have our versions and the user's functions.
 
         Raises ClusterError if there is no worker, or no fit one.
         """
-        try:
-            self.client.wait_for_workers(1, timeout=self._spec.wait_s)
-        except TimeoutError:
-            raise no_worker(self._address(), self._spec.wait_s) from None
+        self._unchecked = False
         if self.kind == "threads":
             check_environment(self.environment)
             return
+        self.connection.await_workers()
         self._examine(check_environment, self.environment)
         if code:
             self._examine(check_functions, tuple(code))
 
     def check_job(self, job: Job) -> None:
         """Send a job to all workers, which check that they can compute it. Raises ClusterError if none can."""
-        self.connection.await_scheduler()
+        self._check_once()
         if self.kind != "threads":
+            self.connection.await_scheduler()
             self._examine(check_job, job)
+
+    def _check_once(self) -> None:
+        if self._unchecked:
+            self.check_workers(self._code)
 
     def _examine(self, check: Callable[[Any], None], argument: Any) -> None:
         """Run a check on all workers; those that fail it get no blocks. Raises an error of the check if all fail."""
@@ -219,63 +253,39 @@ class Cluster:
 
     def map(self, function: Callable[[Any], Any], arguments: Sequence[Any]) -> Iterator[Any]:
         """function(argument) for each argument, in order, on the cluster; repeated if the scheduler is lost."""
-        while True:
-            self.connection.await_scheduler()
-            try:
-                futures = self.client.map(
-                    function, list(arguments), pure=False, key="feedline-count", **self.preferences()
-                )
-                return iter(self.connection.gather(futures))
-            except (CancelledError, ClosedClientError):  # lost with the scheduler
-                continue
-            except OSError:
-                if self.alive():  # else the connection failed
-                    raise
+        self._check_once()
+        if self._only_threads:
+            return in_threads(function, arguments, threads=self._threads)
+        return self._connected().map(function, arguments, self.preferences)
 
     def on_close(self, call: Callable[[], None]) -> None:
         """Call `call` after the cluster was closed and its own workers have ended."""
-        self._config.callback(call)
+        self._connected().on_close(call)
 
     def close(self) -> None:
-        if hasattr(self, "connection"):
-            self.connection.close()
-        if self._cluster is not None:
-            with contextlib.suppress(TimeoutError, OSError):
-                self._cluster.close(timeout=_TASKS_END_S if self.kind == "threads" else _CLOSE_S)
-        self._config.close()
+        """Close the connection, and the cluster if it was started here; tasks in threads of this process end before."""
+        if self._early is not None:
+            self._early.close()
+        if self._start is not None:  # the search for a scheduler that does not answer ends with the process
+            self._start.join(_GIVE_UP_S if self.kind == "scheduler" else None)
+        if self._dask.done() and self._dask.exception() is None:
+            self._dask.result().close()
+        if self._port is not None:
+            self._port.release()
 
-    def _connect(self) -> Client:
-        if self.kind == "scheduler":
-            return self._connect_to_scheduler()
-        with warnings.catch_warnings():
-            # bokeh and tornado warn about what their next versions will do; not the user's concern
-            warnings.simplefilter("ignore")
-            if self._cluster is None:
-                self._cluster = start_local(self._spec, threads=self._threads)
-            return Client(self._cluster, direct_to_workers=True, set_as_default=False)
 
-    def _connect_to_scheduler(self) -> Client:
-        security = None
-        if self._spec.tls is not None:
-            tls = self._spec.tls
-            security = Security(
-                tls_ca_file=tls.ca, tls_client_cert=tls.cert, tls_client_key=tls.key, require_encryption=True
-            )
-        try:
-            return Client(
-                self._address(),
-                security=security,
-                direct_to_workers=True,
-                set_as_default=False,
-                timeout=min(10.0, self._spec.wait_s),
-            )
-        except (OSError, TimeoutError, ValueError, RuntimeError) as error:
-            raise ClusterError(
-                f"no Dask scheduler answers at {self._address()}: {error}. Start one (dask scheduler), or correct "
-                f"cluster.scheduler"
-            ) from error
+class _ReservedPort:
+    """A free port of loopback that no other process gets before its server listens on it.
 
-    def _address(self) -> str:
-        if self._spec.scheduler is not None:
-            return self._spec.scheduler
-        return str(self._cluster.scheduler_address) if self._cluster is not None else "this process"
+    Linux lets two sockets of one user bind a port, while neither listens, if both say SO_REUSEADDR, as tornado's do.
+    """
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.bind(("127.0.0.1", 0))
+        self.number: int = self._socket.getsockname()[1]
+
+    def release(self) -> None:
+        """End the reservation."""
+        self._socket.close()

@@ -17,7 +17,8 @@ from distributed import Nanny, Scheduler, Security, SpecCluster, Worker
 from feedline.errors import ClusterError
 from feedline.spec.sections import ClusterSpec
 
-_ANY_PORT = "127.0.0.1:0"
+_LOOPBACK = "127.0.0.1"
+_HEARTBEAT_MS = 10_000
 
 
 class _WithoutPages:
@@ -35,24 +36,44 @@ class QuietWorker(_WithoutPages, Worker):
     """A worker without an HTTP server."""
 
 
-def start_local(spec: ClusterSpec, *, threads: int) -> SpecCluster:
+class _Beside:
+    """A worker in its scheduler's process: they end together, so its heartbeats (0.5 s) only serve the dashboard."""
+
+    async def heartbeat(self) -> None:
+        await super().heartbeat()  # type: ignore[misc]
+        callbacks: dict[str, Any] = self.periodic_callbacks  # type: ignore[attr-defined]
+        callbacks["heartbeat"].callback_time = _HEARTBEAT_MS
+
+
+class BesideWorker(_Beside, Worker):
+    """A worker in its scheduler's process."""
+
+
+class QuietBesideWorker(_Beside, QuietWorker):
+    """The same without an HTTP server."""
+
+
+def start_local(spec: ClusterSpec, *, threads: int, dashboard_port: int) -> SpecCluster:
     """A scheduler in this process, and the spec's workers, each of `threads` threads. Raises ClusterError if a
-    temporary TLS key cannot be created."""
+    temporary TLS key cannot be created. dashboard_port: of the scheduler's HTTP server."""
     processes = spec.workers is not None
     security = _temporary() if spec.tls is not None else Security()
     node: dict[str, Any] = {
         "protocol": "inproc://" if not processes else "tcp://" if spec.tls is None else "tls://",
-        "host": "127.0.0.1" if processes else None,
+        "host": _LOOPBACK if processes else None,
         "security": security,
         "dashboard": False,  # the scheduler's is loaded later (`load_dashboard`); workers' would load bokeh for nothing
-        "dashboard_address": _ANY_PORT,
+        "dashboard_address": f"{_LOOPBACK}:0",
     }
     worker = {**node, "nthreads": threads, "memory_limit": 0, "silence_logs": logging.ERROR}
     worker_class: type[Worker] = Worker if spec.dashboard else QuietWorker
     if processes:
         worker["worker_class"] = worker_class
+    else:
+        worker_class = BesideWorker if spec.dashboard else QuietBesideWorker
+    options = {**node, "port": 0, "dashboard_address": f"{_LOOPBACK}:{dashboard_port}"}
     cluster = SpecCluster(
-        scheduler={"cls": Scheduler if spec.dashboard else QuietScheduler, "options": {**node, "port": 0}},
+        scheduler={"cls": Scheduler if spec.dashboard else QuietScheduler, "options": options},
         worker={"cls": Nanny if processes else worker_class, "options": worker},
         security=security,
         silence_logs=logging.ERROR,

@@ -30,7 +30,7 @@ _MEMBERS_S = 2.0  # how long the list of workers is cached
 _LOOK_S = 1.0  # between checks while waiting for the cluster
 
 
-def no_worker(address: str, wait_s: float) -> ClusterError:
+def _no_worker(address: str, wait_s: float) -> ClusterError:
     """The error for a cluster without workers."""
     return ClusterError(
         f"the Dask cluster has no worker: got none in {wait_s:g} s at {address}. Start one (dask worker {address}), or "
@@ -83,7 +83,7 @@ class SchedulerConnection:
         if verdict == "new":
             logger.warning("the Dask cluster at %s has no worker; waiting for one", self._address())
         elif verdict == "over" and not self._ask("ncores"):  # the totals are seconds old
-            raise no_worker(self._address(), self._wait_s)
+            raise _no_worker(self._address(), self._wait_s)
 
     def alive(self) -> bool:
         """Whether the scheduler answers."""
@@ -164,6 +164,13 @@ class SchedulerConnection:
         while not self.alive():
             self.look(waiting=True)
             self._closed.wait(_FIRST_PAUSE_S)
+
+    def await_workers(self) -> None:
+        """Wait until there is a worker. Raises ClusterError after `wait_s`."""
+        try:
+            self.client.wait_for_workers(1, timeout=self._wait_s)
+        except TimeoutError:
+            raise _no_worker(self._address(), self._wait_s) from None
 
     def _search_scheduler(self) -> None:
         if self._search is None or not self._search.is_alive():

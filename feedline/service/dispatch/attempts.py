@@ -1,14 +1,14 @@
-"""Run a block's task on a Dask worker, and return a failure as a value.
+"""Run a block's task, and return a failure as a value.
 
-Runs in: Dask workers. Unlike an exception that goes through the scheduler, the value says where the failure happened,
-and never pickles a library's exception.
+Runs in: Dask workers, and threads of a feeder whose cluster is not up yet. Unlike an exception that goes through the
+scheduler, the value says where the failure happened, and never pickles a library's exception.
 """
 
 from __future__ import annotations
 
 import platform
-
-from distributed import get_worker
+from collections.abc import Callable
+from typing import TypeAlias
 
 from feedline.blocks.compute import run_block
 from feedline.blocks.jobs import UnknownJobError
@@ -16,13 +16,17 @@ from feedline.blocks.request import BlockRequest, BlockResult, Job
 from feedline.errors import ClusterError, CorruptFileError, DataError, FeedlineError, TableChangedError
 from feedline.service.dispatch.blame import BlockFailure, Kind
 
+# None: lost with its worker, or with the scheduler.
+Outcome: TypeAlias = BlockResult | BlockFailure | None
+Arrived: TypeAlias = Callable[[str, Outcome], None]  # takes the key and the outcome, in any thread
+
 
 def attempt_block(job: Job | str, request: BlockRequest, key: str, packed: bool) -> BlockResult | BlockFailure:
     """The result of `run_block`, or its exception as a value."""
     try:
         return run_block(job, request, key, packed)
     except Exception as error:
-        return failure_of(error, get_worker().address)
+        return failure_of(error, _address())
 
 
 def failure_of(error: BaseException, worker: str, host: str | None = None) -> BlockFailure:
@@ -36,6 +40,16 @@ def failure_of(error: BaseException, worker: str, host: str | None = None) -> Bl
         worker=worker,
         host=platform.node() if host is None else host,
     )
+
+
+def _address() -> str:
+    """The address of this thread's Dask worker; "" where the thread is the feeder's own."""
+    from distributed import get_worker  # noqa: PLC0415 -- a feeder computes its first blocks before it loads Dask
+
+    try:
+        return str(get_worker().address)
+    except ValueError:
+        return ""
 
 
 def _kind(error: BaseException) -> Kind:

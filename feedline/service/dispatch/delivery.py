@@ -12,11 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future as Handle
 from dataclasses import dataclass, field
-from typing import Any
-
-from distributed import Future
 
 from feedline.blocks.compute import unpack
 from feedline.blocks.jobs import keep_job
@@ -26,10 +22,9 @@ from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.encoding.shuffled_rows import Rows
 from feedline.planning.schedule import Block
-from feedline.service.cluster.cluster import Cluster
-from feedline.service.dispatch.attempts import attempt_block
+from feedline.service.cluster.cluster import BlockTask, Cluster
+from feedline.service.dispatch.attempts import Outcome, attempt_block
 from feedline.service.dispatch.blame import BlockFailure, Retry, among, decide, elsewhere
-from feedline.service.dispatch.result_fetcher import Outcome, ResultFetcher
 from feedline.service.dispatch.timing import Priorities, Recent, overdue_after_s
 from feedline.service.dispatch.window import Window
 
@@ -41,8 +36,7 @@ class _Attempt:
     """One task. workers: those that may run it (None: all). slow: the worker on which an earlier attempt is late."""
 
     key: str
-    future: Future[Any]
-    handle: Handle[None]
+    task: BlockTask
     submitted_s: float
     workers: frozenset[str] | None
     slow: str = ""
@@ -111,11 +105,10 @@ class Delivery:
         self._work: dict[tuple[int, int], _Work] = {}
         self._running: dict[str, _Work] = {}  # by key, an entry per attempt
         self._unsubmitted: list[_Work] = []  # while the scheduler does not answer
-        self._connection = cluster.connection.number
-        self._fetcher = ResultFetcher(self._queue)
-        self._outcomes: list[tuple[str, Outcome, float]] = []  # appended to by Dask's event loop
+        self._connection = cluster.number
+        self._outcomes: list[tuple[str, Outcome, float]] = []  # appended to by the threads of tasks
+        self._closed = False
         self._lock = threading.Lock()
-        self._largest_bytes = 0
         self._durations_s = Recent()  # from the submission of a block to its result
         self._priorities = Priorities()
         self.stats = stats
@@ -123,6 +116,11 @@ class Delivery:
     @property
     def in_flight(self) -> int:
         return len(self._work)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the finished blocks."""
+        return sum(rows.nbytes for work in self._work.values() for rows in work.rows or ())
 
     def pump(self, step: int, *, step_s: float = 0.0, delay_s: float = 0.0) -> None:
         """Submit blocks while the window has room, and always those that `step` needs.
@@ -133,8 +131,7 @@ class Delivery:
         self._resubmit()
         threads = self._cluster.threads()
         while self._next is not None and (
-            self._window.has_room(len(self._work), threads=threads, largest_bytes=self._largest_bytes)
-            or self._next.first_step <= step
+            self._window.has_room(len(self._work), threads=threads) or self._next.first_step <= step
         ):
             block, self._next = self._next, next(self._blocks, None)
             work = _Work(block, self._request(block))
@@ -171,7 +168,8 @@ class Delivery:
             self._hedge()
 
     def close(self) -> None:
-        self._fetcher.close()
+        with self._lock:
+            self._closed = True
         for work in self._work.values():
             self._forget(work)
         self._work.clear()
@@ -187,15 +185,15 @@ class Delivery:
         job = self._job if work.submissions else self._job.digest
         work.submissions += 1
         options = {"workers": sorted(workers)} if workers is not None else {}
-        future = self._cluster.submit(
-            attempt_block, job, work.request, key, self._cluster.packed, key=key, priority=priority, **options
+        arguments = job, work.request, key, self._cluster.packed
+        task = self._cluster.start(
+            attempt_block, *arguments, key=key, arrived=self._queue, priority=priority, **options
         )
-        if future is None:
+        if task is None:
             self._unsubmitted.append(work)
             return
         self._running[key] = work
-        handle = self._fetcher.watch(future.client, future, self._cluster.local_results)
-        work.attempts.append(_Attempt(key, future, handle, self._clock(), workers, slow))
+        work.attempts.append(_Attempt(key, task, self._clock(), workers, slow))
 
     def _submit_again(self, work: _Work, workers: frozenset[str] | None, slow: str = "") -> None:
         self.stats.resubmitted += 1
@@ -206,8 +204,8 @@ class Delivery:
         if not self._cluster.alive():
             return
         works, self._unsubmitted = self._unsubmitted, []
-        if self._connection != self._cluster.connection.number:
-            self._connection = self._cluster.connection.number
+        if self._connection != self._cluster.number:
+            self._connection = self._cluster.number
             works = [work for work in self._work.values() if work.rows is None]
             for work in works:
                 self._forget(work)
@@ -250,10 +248,12 @@ class Delivery:
     # -- results --------------------------------------------------------------------------------------------------
 
     def _queue(self, key: str, outcome: Outcome) -> None:
-        """Queue an outcome for `_collect`. Runs on Dask's event loop."""
+        """Queue an outcome for `_collect`. Runs in the thread that brings it."""
         with self._lock:
+            if self._closed:
+                return
             self._outcomes.append((key, outcome, self._clock()))
-        self._wake()
+            self._wake()
 
     def _collect(self) -> None:
         with self._lock:
@@ -305,7 +305,7 @@ class Delivery:
         self._forget(work)
         work.rows = unpack(self._layout, result)
         work.quality = result.quality
-        self._largest_bytes = max(self._largest_bytes, result.nbytes)
+        self._window.record(result.read_s + result.transform_s + result.encode_s, result.nbytes)
         stats = self.stats
         stats.blocks += 1
         stats.nbytes_read += result.nbytes_read
@@ -321,6 +321,4 @@ class Delivery:
     def _cancel(self, work: _Work, attempt: _Attempt) -> None:
         work.attempts.remove(attempt)
         self._running.pop(attempt.key, None)
-        attempt.future.release()
-        if attempt.future.client.status == "running":
-            attempt.handle.cancel()
+        attempt.task.cancel()

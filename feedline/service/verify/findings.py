@@ -33,7 +33,7 @@ class BatchPosition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class BatchDifference:
     """A difference between a batch and the plan: of one row, or of the whole batch (`lane` and `row` are None).
 
     `row`: its index in the rank's batch. `expected`: file, row group and row by the plan. `received`: those of the row
@@ -64,7 +64,7 @@ def _place_text(place: Place) -> str:
 
 
 @dataclass(slots=True)
-class Findings:
+class VerifyFindings:
     """What a comparison found. rows: compared, without padding. repeated: rows that the plan delivers more than once.
     differences: the first of `count`."""
 
@@ -73,13 +73,13 @@ class Findings:
     padding: int = 0
     repeated: int = 0
     count: int = 0
-    differences: list[Difference] = field(default_factory=list)
+    differences: list[BatchDifference] = field(default_factory=list)
 
     @property
     def equal(self) -> bool:
         return not self.count and not self.repeated
 
-    def add(self, difference: Difference) -> None:
+    def add(self, difference: BatchDifference) -> None:
         """Count a difference, and keep it if there are few."""
         self.count += 1
         if len(self.differences) < _KEPT_DIFFERENCES:
@@ -101,15 +101,15 @@ class Findings:
         self.rows += int(np.count_nonzero(rows.valid))
         self.padding += int(np.count_nonzero(~rows.valid))
         if len(digests) != len(rows):
-            self.add(Difference(at=at, problem=f"the batch has {len(digests):,} rows, expected {len(rows):,}"))
+            self.add(BatchDifference(at=at, problem=f"the batch has {len(digests):,} rows, expected {len(rows):,}"))
             return
         for row in np.flatnonzero(valid != rows.valid).tolist():
             problem = "padding that is marked as a row" if valid[row] else "a row that is marked as padding"
-            self.add(Difference(at=at, problem=problem, lane=int(rows.lane[row]), row=row))
+            self.add(BatchDifference(at=at, problem=problem, lane=int(rows.lane[row]), row=row))
         for row in np.flatnonzero(digests != expected.digests).tolist():
             described = len(self.differences) < _KEPT_DIFFERENCES
             self.add(
-                Difference(
+                BatchDifference(
                     at=at,
                     problem="another row, or another value",
                     lane=int(rows.lane[row]),

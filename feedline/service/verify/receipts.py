@@ -20,7 +20,7 @@ from feedline.loader.state import checked_state
 from feedline.planning.plan import Plan
 from feedline.planning.schedule import rank_lanes
 from feedline.service.verify.expected import ExpectedRows
-from feedline.service.verify.findings import BatchPosition, Difference, Findings
+from feedline.service.verify.findings import BatchDifference, BatchPosition, VerifyFindings
 
 _NUMBERS = ("rank", "world_size", "trainer", "rows")
 
@@ -71,7 +71,7 @@ class StepRun:
 
 
 @dataclass(slots=True)
-class ReceiptFindings(Findings):
+class ReceiptFindings(VerifyFindings):
     """What receipts say of a run. received: first and last steps. again: steps that came more than once. missing:
     steps of which no rank has a receipt, between others of their lanes. unreadable: lines that are no receipts."""
 
@@ -150,7 +150,7 @@ def _compare_epoch(
             if receipt.digest != digest:
                 problem = f"trainer {receipt.trainer} received other rows: got digest {receipt.digest}, expected "
                 at = BatchPosition(epoch=receipt.epoch, step=step, rank=rank, world_size=world_size)
-                findings.add(Difference(at=at, problem=problem + digest))
+                findings.add(BatchDifference(at=at, problem=problem + digest))
         progress(findings.batches)
 
 

@@ -15,31 +15,31 @@ from feedline.loader.encoding.row_digests import row_digests
 from feedline.loader.encoding.slot import SlotArrays, encoded_rows, read_header
 from feedline.loader.facts import Hello
 from feedline.loader.ring.client import FeederClient
-from feedline.loader.ring.launch import FeederAccess, FeederCommand
+from feedline.loader.ring.launch import FeederAccess
 from feedline.planning.delivered_rows import find_delivered_rows
 from feedline.planning.plan import Plan
 from feedline.service.verify.expected import ExpectedRows
-from feedline.service.verify.findings import BatchPosition, Difference, Findings, SeenRows
+from feedline.service.verify.findings import BatchDifference, BatchPosition, SeenRows, VerifyFindings
 
 
 def verify_rings(
     plan: Plan,
-    commands: Sequence[FeederCommand],
+    accesses: Sequence[FeederAccess],
     *,
     epoch: int,
     steps: range,
     progress: Callable[[int], None] = lambda step: None,
-) -> Findings:
+) -> VerifyFindings:
     """Start the feeders of all ranks and compare the steps of their batches with the plan.
 
     Raises the errors of feeders, and of reading the table.
     """
-    world_size = len(commands)
+    world_size = len(accesses)
     expected = ExpectedRows(plan, epoch)
     schedule = expected.steps.schedule
     seen = SeenRows(schedule.split_rows, find_delivered_rows(schedule, steps.start, expected.steps.order))
-    findings = Findings()
-    feeds = [FeederClient(FeederAccess(command=command)) for command in commands]
+    findings = VerifyFindings()
+    feeds = [FeederClient(access) for access in accesses]
     try:
         for feed in feeds:
             feed.start()
@@ -58,16 +58,16 @@ def verify_rings(
     return findings
 
 
-def _compare(findings: Findings, expected: ExpectedRows, feed: FeederClient, at: BatchPosition) -> None:
+def _compare(findings: VerifyFindings, expected: ExpectedRows, feed: FeederClient, at: BatchPosition) -> None:
     """Compare the feeder's next batch with the plan; nothing refers to its slot afterwards."""
     item = feed.next()
     if item is None:
-        findings.add(Difference(at=at, problem="the epoch has ended, expected a batch"))
+        findings.add(BatchDifference(at=at, problem="the epoch has ended, expected a batch"))
         return
     ready, lease = item
     layout = expected.plan.layout
     if (ready.epoch, ready.step) != (at.epoch, at.step):
-        findings.add(Difference(at=at, problem=f"the batch is that of epoch {ready.epoch}, step {ready.step:,}"))
+        findings.add(BatchDifference(at=at, problem=f"the batch is that of epoch {ready.epoch}, step {ready.step:,}"))
         return
     root = lease.root
     digests = row_digests(encoded_rows(layout, pa.py_buffer(root)))

@@ -2,7 +2,7 @@
 
 Pure. Greedy, file by file: a run takes row groups while its rows stay within `split_rows`, and at least one, so a split
 is larger than `split_rows` only if a single row group is. Row groups without rows belong to no split, unless they are
-between two of the same run.
+between two of the same run. The rows that a filter keeps may be limited in the same way.
 """
 
 from __future__ import annotations
@@ -35,8 +35,12 @@ class Splits:
         return range(int(first), int(stop))
 
 
-def plan_splits(rows_per_row_group: Ints, file_of_row_group: Ints, split_rows: int) -> Splits:
+def plan_splits(
+    rows_per_row_group: Ints, file_of_row_group: Ints, split_rows: int, *, kept: tuple[Ints, int] | None = None
+) -> Splits:
     """Cut the row groups (in the table's order, with the rows to read of each) into splits.
+
+    kept: the rows of each that a filter keeps, and how many of them a split has at most (default: any number).
 
     Raises PlanError for a `split_rows` below 1.
     """
@@ -45,7 +49,10 @@ def plan_splits(rows_per_row_group: Ints, file_of_row_group: Ints, split_rows: i
     filled = np.flatnonzero(rows_per_row_group)
     rows = rows_per_row_group[filled].astype(np.int64)
     file = file_of_row_group[filled].astype(np.int32)
-    first = _starts(rows, file, split_rows)
+    limits = [(rows, split_rows)]
+    if kept is not None:
+        limits.append((kept[0][filled].astype(np.int64), kept[1]))
+    first = _starts(limits, file)
     stop = np.append(first[1:], len(filled))[: len(first)]
     before = np.concatenate([np.zeros(1, np.int64), np.cumsum(rows)])
     return Splits(
@@ -56,17 +63,22 @@ def plan_splits(rows_per_row_group: Ints, file_of_row_group: Ints, split_rows: i
     )
 
 
-def _starts(rows: npt.NDArray[np.int64], file: npt.NDArray[np.int32], split_rows: int) -> npt.NDArray[np.int64]:
-    """The start of each run: the start of the next run is computed for all row groups at once, then followed."""
-    if not len(rows):
+def _starts(limits: list[tuple[npt.NDArray[np.int64], int]], file: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    """The start of each run: the start of the next run is computed for all row groups at once, then followed.
+
+    limits: the rows of each row group by some count, and how many of them a run has at most.
+    """
+    if not len(file):
         return np.zeros(0, np.int64)
-    total = np.cumsum(rows)
-    fitting = np.searchsorted(total, total - rows + split_rows, side="right")
-    file_end = np.searchsorted(file, file, side="right")
-    following = np.minimum(np.maximum(fitting, np.arange(len(rows)) + 1), file_end).tolist()
+    following = np.searchsorted(file, file, side="right")
+    for rows, most in limits:
+        total = np.cumsum(rows)
+        fitting = np.searchsorted(total, total - rows + most, side="right")
+        following = np.minimum(following, np.maximum(fitting, np.arange(len(rows)) + 1))
+    ends = following.tolist()
     starts = []
     start = 0
-    while start < len(following):
+    while start < len(ends):
         starts.append(start)
-        start = following[start]
+        start = ends[start]
     return np.asarray(starts, np.int64)

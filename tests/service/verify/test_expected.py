@@ -16,14 +16,14 @@ from rewritten import state_at
 
 from feedline import Pipeline
 from feedline.errors import DataError, StateError
-from feedline.loader.batch import Batch
+from feedline.loader.batch import Batch, digest_of
 from feedline.loader.encoding.encode import EncodedRows
 from feedline.loader.encoding.row_digests import batch_digest, row_digests
 from feedline.loader.encoding.slot import encoded_rows
 from feedline.planning.kept_rows import read_kept_rows
 from feedline.planning.plan import Plan
 from feedline.service.verify.expected import ExpectedRows
-from feedline.service.verify.findings import BatchPosition, Findings
+from feedline.service.verify.findings import BatchPosition, VerifyFindings
 from feedline.service.verify.receipts import read_receipts, verify_receipts
 
 AT = BatchPosition(epoch=0, step=2, rank=1, world_size=2)
@@ -62,8 +62,8 @@ def digests_of(plan: Plan, batch: Batch) -> np.ndarray:
     return row_digests(encoded_rows(plan.layout, pa.py_buffer(batch._root)))
 
 
-def compare(expected: ExpectedRows, digests: np.ndarray, valid: np.ndarray, at: BatchPosition = AT) -> Findings:
-    findings = Findings()
+def compare(expected: ExpectedRows, digests: np.ndarray, valid: np.ndarray, at: BatchPosition = AT) -> VerifyFindings:
+    findings = VerifyFindings()
     step = expected.of_rank(at.step, at.rank, at.world_size)
     findings.compare(step, digests, valid, at=at, place=expected.place, find=expected.find)
     return findings
@@ -161,7 +161,7 @@ def receipts_of(
             "world_size": world_size,
             "trainer": rank + world_size * copy,
             "rows": batch.rows,
-            "digest": batch.digest(),
+            "digest": digest_of(batch),
         }
         for rank in range(world_size)
         for batch in pipeline.batches(epoch, rank, world_size, step=steps.start, plan=plan)
@@ -211,7 +211,7 @@ def test_a_line_that_is_no_receipt(pipeline: Pipeline, plan: Plan, tmp_path: Pat
 
 def test_the_digest_of_a_batch_covers_its_rows_and_their_order(pipeline: Pipeline, plan: Plan):
     batches = [batch for _, batch in zip(range(3), pipeline.batches(plan=plan), strict=False)]
-    assert len({batch.digest() for batch in batches}) == 3
+    assert len({digest_of(batch) for batch in batches}) == 3
     digests, valid = digests_of(plan, batches[0]), batches[0].valid.numpy()
-    assert batches[0].digest() == batches[0].clone().digest() == batch_digest(digests, valid)
-    assert batch_digest(digests[::-1], valid) != batches[0].digest() != batch_digest(digests, ~valid)
+    assert digest_of(batches[0]) == digest_of(batches[0].clone()) == batch_digest(digests, valid)
+    assert batch_digest(digests[::-1], valid) != digest_of(batches[0]) != batch_digest(digests, ~valid)

@@ -1,4 +1,4 @@
-"""Fetch the results of blocks from the workers that hold them.
+"""Fetch the results of tasks from the workers that hold them.
 
 Runs in: the feeder, on the event loop of Dask's client: a coroutine per block in flight, and no thread. Each fetches
 from its own worker, a few at a time per worker, so that an unresponsive worker delays only its own blocks. Results of
@@ -9,45 +9,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future as Handle
-from typing import Any, TypeAlias
+from typing import Any
 
 from distributed import Client, Future
 from distributed.scheduler import KilledWorker
 from distributed.utils_comm import gather_from_workers
 
-from feedline.blocks.request import BlockResult
-from feedline.service.dispatch.attempts import failure_of
+from feedline.service.dispatch.attempts import Arrived, Outcome, failure_of
 from feedline.service.dispatch.blame import BlockFailure, host_of
 
 _PER_WORKER = 2  # one is transferred while the next is requested
 
-# None: lost with its worker, or with the scheduler.
-Outcome: TypeAlias = BlockResult | BlockFailure | None
-
 
 class ResultFetcher:
-    """Fetches the results of futures. `arrived` is called on the loop once per future, with its key and outcome."""
+    """Fetches the results of futures."""
 
-    def __init__(self, arrived: Callable[[str, Outcome], None]) -> None:
-        self._arrived = arrived
-        self._lock = threading.Lock()
-        self._closed = False
+    def __init__(self) -> None:
         self._room: dict[tuple[int, str], asyncio.Semaphore] = {}
 
-    def watch(self, client: Client, future: Future[Any], local: Mapping[str, Outcome]) -> Handle[None]:
-        """Fetch the future's result when it has finished. local: results of the worker in this process."""
+    def watch(
+        self, client: Client, future: Future[Any], local: Mapping[str, Outcome], arrived: Arrived
+    ) -> Handle[None]:
+        """Fetch the future's result when it has finished. local: results of the worker in this process. `arrived` is
+        called on the loop once, with the key and the outcome."""
         loop: Any = client.loop
-        return asyncio.run_coroutine_threadsafe(self._watch(client, future, local), loop.asyncio_loop)
+        return asyncio.run_coroutine_threadsafe(self._watch(client, future, local, arrived), loop.asyncio_loop)
 
-    def close(self) -> None:
-        """Drop results from now on."""
-        with self._lock:
-            self._closed = True
-
-    async def _watch(self, client: Client, future: Future[Any], local: Mapping[str, Outcome]) -> None:
+    async def _watch(self, client: Client, future: Future[Any], local: Mapping[str, Outcome], arrived: Arrived) -> None:
         outcome: Outcome
         try:
             outcome = await self._outcome(client, future, local)
@@ -55,9 +45,7 @@ class ResultFetcher:
             outcome = None
         except Exception as error:  # the feeder's thread decides
             outcome = failure_of(error, "", "")
-        with self._lock:
-            if not self._closed:
-                self._arrived(str(future.key), outcome)
+        arrived(str(future.key), outcome)
 
     async def _outcome(self, client: Client, future: Future[Any], local: Mapping[str, Outcome]) -> Outcome:
         state: Any = future._state

@@ -1,0 +1,218 @@
+"""The Dask side of a cluster: the scheduler and workers that this process starts, its client, its tasks.
+
+Runs in: the feeder. Importing this module imports Dask: `cluster.py` does so when it connects. Everything listens on
+loopback, on free ports. Threads of the feeder's process pass blocks by reference. Dask's profiler, GIL monitor and
+spilling, which would slow the feeder down, are off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
+from concurrent.futures import Future as Handle
+from typing import Any
+
+import dask
+from distributed import Client, Future, Security, SpecCluster
+from distributed.client import ClosedClientError
+
+from feedline.errors import ClusterError
+from feedline.resources import ALLOCATOR_ENVIRONMENT, Cpu, cpu_environment
+from feedline.service.cluster.local_cluster import start_local
+from feedline.service.cluster.result_fetcher import ResultFetcher
+from feedline.service.cluster.scheduler_connection import SchedulerConnection
+from feedline.service.dispatch.attempts import Arrived
+from feedline.spec.sections import ClusterSpec
+
+_CONFIG = {
+    "distributed.worker.profile.enabled": False,
+    "distributed.admin.system-monitor.gil.enabled": False,
+    "distributed.admin.system-monitor.interval": "2s",
+    "distributed.worker.memory.target": False,
+    "distributed.worker.memory.spill": False,
+    "distributed.worker.memory.pause": False,
+    "distributed.worker.memory.terminate": False,
+    # The feeder itself limits the blocks in flight.
+    "distributed.scheduler.worker-saturation": "inf",
+    "distributed.comm.timeouts.connect": "10s",
+}
+# Scheduler and worker share one process and one event loop: nothing is lost that is not lost together, no worker is
+# better placed than the other, and a loop that looks for stalls every 20 ms takes 3 % of a core.
+_CONFIG_OF_THREADS = {
+    "distributed.admin.tick.interval": "2s",
+    "distributed.admin.tick.limit": "60s",
+    "distributed.admin.system-monitor.interval": "10s",
+    "distributed.admin.system-monitor.disk": False,
+    "distributed.worker.memory.monitor-interval": "10s",
+    "distributed.scheduler.work-stealing": False,
+    "distributed.scheduler.idle-timeout": None,
+    "distributed.client.heartbeat": "30s",
+    "distributed.client.scheduler-info-interval": "10s",
+}
+# Worker processes are killed after the first time; tasks in threads of this process get the second to end.
+_CLOSE_S, _TASKS_END_S = 5.0, 30.0
+
+
+class DaskTask:
+    """A task on a Dask cluster, whose outcome is fetched when it has finished."""
+
+    def __init__(self, future: Future[Any], fetch: Handle[None]) -> None:
+        self._future = future
+        self._fetch = fetch
+
+    def cancel(self) -> None:
+        """Release the task: it is cancelled, unless another client holds it too; its outcome is not fetched."""
+        self._future.release()
+        if self._future.client.status == "running":
+            self._fetch.cancel()
+
+
+class DaskCluster:
+    """The connection to a scheduler, and the scheduler and workers themselves if this process started them.
+
+    dashboard_port: of the HTTP server of a cluster that is started here. Raises ClusterError.
+    """
+
+    def __init__(
+        self,
+        spec: ClusterSpec,
+        *,
+        threads: int,
+        cpu: Cpu,
+        dashboard_port: int,
+        scratch: str | None = None,
+    ) -> None:
+        self._spec = spec
+        self._threads = threads
+        self._dashboard_port = dashboard_port
+        self._cluster: SpecCluster | None = None
+        self._dashboard_loaded = False
+        self._in_process = spec.scheduler is None and spec.workers is None
+        self._fetcher = ResultFetcher()
+        self._config = contextlib.ExitStack()
+        config: dict[str, Any] = {**_CONFIG, **(_CONFIG_OF_THREADS if self._in_process else {})}
+        if scratch is not None:  # else as in Dask's configuration
+            config["temporary-directory"] = scratch
+        environment = {**ALLOCATOR_ENVIRONMENT, "POLARS_MAX_THREADS": threads, **cpu_environment(cpu)}
+        for name, value in environment.items():
+            config[f"distributed.nanny.pre-spawn-environ.{name}"] = value
+        self._config.enter_context(dask.config.set(config))
+        logging.getLogger("distributed").setLevel(logging.ERROR)
+        try:
+            self.connection = SchedulerConnection(
+                self._connect, address=self.address, wait_s=spec.wait_s, returns=spec.scheduler is not None
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def dashboard(self) -> str | None:
+        """The address of the dashboard of a scheduler that was not started here, or None."""
+        link = self.connection.client.dashboard_link if self._spec.dashboard else None
+        return str(link) if link else None
+
+    def load_dashboard(self) -> None:
+        """Load the pages of the dashboard. Its 0.3 s of imports must not delay the first batch."""
+        if self._cluster is None or self._dashboard_loaded or not self._spec.dashboard:
+            return
+        self._dashboard_loaded = True
+        scheduler: Any = self._cluster.scheduler
+
+        async def connect() -> None:
+            dashboard.connect(scheduler.http_application, scheduler.http_server, scheduler, prefix="")
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            dashboard = importlib.import_module("distributed.dashboard.scheduler")
+            self._cluster.sync(connect)
+
+    def start(
+        self, function: Callable[..., Any], *arguments: Any, key: str, arrived: Arrived, **options: Any
+    ) -> DaskTask | None:
+        """Start a task; None if the scheduler does not answer. arrived: called once with its key and outcome, on the
+        client's event loop. options: of `Client.submit`."""
+        future = self.connection.submit(function, *arguments, key=key, **options)
+        if future is None:
+            return None
+        return DaskTask(future, self._fetcher.watch(future.client, future, self._local_results, arrived))
+
+    def map(
+        self,
+        function: Callable[[Any], Any],
+        arguments: Sequence[Any],
+        preferences: Callable[[], Mapping[str, Any]],
+    ) -> Iterator[Any]:
+        """function(argument) for each argument, in order; repeated if the scheduler is lost."""
+        while True:
+            self.connection.await_scheduler()
+            try:
+                futures = self.connection.client.map(
+                    function, list(arguments), pure=False, key="feedline-count", **preferences()
+                )
+                return iter(self.connection.gather(futures))
+            except (CancelledError, ClosedClientError):  # lost with the scheduler
+                continue
+            except OSError:
+                if self.connection.alive():  # else the connection failed
+                    raise
+
+    @property
+    def _local_results(self) -> Mapping[str, Any]:
+        """Results of the worker in this process, by key; empty if workers are processes."""
+        workers = self._cluster.workers.values() if self._in_process and self._cluster is not None else ()
+        return next((worker.data for worker in workers), {})
+
+    def address(self) -> str:
+        """The scheduler's address, for messages."""
+        if self._spec.scheduler is not None:
+            return self._spec.scheduler
+        return str(self._cluster.scheduler_address) if self._cluster is not None else "this process"
+
+    def on_close(self, call: Callable[[], None]) -> None:
+        """Call `call` after the cluster was closed and its own workers have ended."""
+        self._config.callback(call)
+
+    def close(self) -> None:
+        """Close the connection, and the cluster if it was started here."""
+        if hasattr(self, "connection"):
+            self.connection.close()
+        if self._cluster is not None:
+            with contextlib.suppress(TimeoutError, OSError):
+                self._cluster.close(timeout=_TASKS_END_S if self._in_process else _CLOSE_S)
+        self._config.close()
+
+    def _connect(self) -> Client:
+        if self._spec.scheduler is not None:
+            return self._connect_to_scheduler(self._spec.scheduler)
+        with warnings.catch_warnings():
+            # bokeh and tornado warn about what their next versions will do; not the user's concern
+            warnings.simplefilter("ignore")
+            if self._cluster is None:
+                self._cluster = start_local(self._spec, threads=self._threads, dashboard_port=self._dashboard_port)
+            return Client(self._cluster, direct_to_workers=True, set_as_default=False)
+
+    def _connect_to_scheduler(self, address: str) -> Client:
+        security = None
+        if self._spec.tls is not None:
+            tls = self._spec.tls
+            security = Security(
+                tls_ca_file=tls.ca, tls_client_cert=tls.cert, tls_client_key=tls.key, require_encryption=True
+            )
+        try:
+            return Client(
+                address,
+                security=security,
+                direct_to_workers=True,
+                set_as_default=False,
+                timeout=min(10.0, self._spec.wait_s),
+            )
+        except (OSError, TimeoutError, ValueError, RuntimeError) as error:
+            raise ClusterError(
+                f"no Dask scheduler answers at {address}: {error}. Start one (dask scheduler), or correct "
+                f"cluster.scheduler"
+            ) from error

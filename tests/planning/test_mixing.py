@@ -1,0 +1,150 @@
+"""Sizes of blocks and windows follow from the spec and the lanes; each plan version has its own, and golden values."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pipelines import Place
+from test_schedule import deliver
+
+from feedline import Pipeline
+from feedline.errors import PlanError, StateError
+from feedline.loader.state import state_of
+from feedline.planning.mixing import FULL_LANES, block_sizes
+from feedline.planning.schedule import Schedule
+from feedline.spec import parse_spec
+from feedline.warehouse.snapshot.splits import plan_splits
+
+TEXT = """
+version: 1
+name: p
+source: {{table: t}}
+features: {{extra: {{id: []}}}}
+batch: {{size: 8}}
+shuffle: {shuffle}
+"""
+MIXED = {"window_rows": 40, "block_rows": 10}
+
+
+def sizes(shuffle: str, lanes: int, version: int = 2) -> Any:
+    return block_sizes(parse_spec(TEXT.format(shuffle=shuffle), base_dir="/"), lanes, version)
+
+
+def schedule_of(split_rows: list[int], *, lanes: int = 1, batch_size: int = 8, **changes: Any) -> Schedule:
+    values = {"lanes": lanes, "batch_size": batch_size, "tail": "partial", "seed": 3, "epoch": 0, **MIXED, **changes}
+    return Schedule(split_rows=np.array(split_rows), shuffle=True, **values)
+
+
+def test_lanes_share_a_fixed_number_of_windows():
+    whole = sizes("{}", 1)
+    assert (whole.window_rows, whole.block_rows, whole.kept_rows) == (524_288, 32_768, 32_768)
+    assert sizes("{}", FULL_LANES) == whole
+    for lanes in (8, 16, 64, 256):
+        size = sizes("{}", lanes)
+        assert size.window_rows * lanes == FULL_LANES * whole.window_rows
+        assert 8_192 <= size.block_rows <= max(size.window_rows, 8_192)
+    assert sizes("{window_rows: 1}", 1).block_rows == 1
+
+
+def test_earlier_versions_and_orders_keep_their_blocks():
+    old = sizes("{}", 64, version=1)
+    assert (old.split_rows, old.kept_rows, old.block_rows, old.window_rows) == (65_536, None, 131_072, 0)
+    assert sizes('"off"', 64, version=1).block_rows == 65_536
+    with pytest.raises(PlanError, match="the plan's version is not supported: got 3, expected 1 to 2"):
+        sizes("{}", 1, version=3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 60), min_size=1, max_size=6), min_size=1, max_size=8),
+    st.integers(1, 80),
+    st.integers(1, 80),
+    st.data(),
+)
+def test_splits_respect_both_limits(files: list[list[int]], split_rows: int, kept_rows: int, data: Any):
+    rows = np.array([each for file in files for each in file])
+    file = np.array([index for index, each in enumerate(files) for _ in each], np.int32)
+    kept = np.array([data.draw(st.integers(0, int(each))) for each in rows])
+    splits = plan_splits(rows, file, split_rows, kept=(kept, kept_rows))
+    covered: list[int] = []
+    for split in range(len(splits)):
+        groups = np.arange(splits.first_row_group[split], splits.stop_row_group[split])
+        covered += groups[rows[groups] > 0].tolist()
+        if np.count_nonzero(rows[groups]) > 1:
+            assert rows[groups].sum() <= split_rows
+            assert kept[groups].sum() <= kept_rows
+        following = int(splits.stop_row_group[split]) if split + 1 < len(splits) else -1
+        if following >= 0 and splits.file[split + 1] == splits.file[split]:
+            more = np.append(groups, np.arange(following, int(splits.first_row_group[split + 1]) + 1))
+            assert rows[more].sum() > split_rows or kept[more].sum() > kept_rows, "a split takes as much as fits"
+    assert covered == np.flatnonzero(rows).tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 30), min_size=4, max_size=40), st.integers(1, 6), st.integers(0, 99))
+def test_only_borders_of_lanes_cut_a_split(split_rows: list[int], lanes: int, seed: int):
+    """So at most `lanes - 1` splits are decoded twice."""
+    schedule = schedule_of(split_rows, lanes=lanes, batch_size=1, seed=seed)
+    pieces = [
+        piece.split
+        for lane in range(lanes)
+        for block in schedule.blocks(lane, everything=True)
+        for piece in block.pieces
+    ]
+    assert len(pieces) <= len(split_rows) + lanes - 1
+    assert set(pieces) == set(range(len(split_rows)))
+
+
+def test_a_step_draws_evenly_from_the_open_blocks():
+    schedule = schedule_of([10] * 200)
+    assert schedule.open_blocks(range(1)) == 4
+    for step in range(10, schedule.steps - 10):
+        cuts = schedule.cuts(0, step)
+        assert len({cut.block for cut in cuts}) >= 4
+        assert sum(cut.rows for cut in cuts) == 8
+        assert max(cut.block for cut in cuts) - min(cut.block for cut in cuts) <= 5
+
+
+GOLDEN = {
+    "equal splits": "cc5d3729aa33d5c1",
+    "uneven splits": "49b65128c7080723",
+    "a rest": "73c73859cd31044b",
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_the_second_version_is_frozen(name: str):
+    """Golden values: another order would silently break every stored state."""
+    schedule = {
+        "equal splits": schedule_of([10] * 40, lanes=2),
+        "uneven splits": schedule_of([1, 25, 3, 14, 60, 2, 2, 2, 9, 31, 7, 7, 18, 40, 5], lanes=3, epoch=2, tail="pad"),
+        "a rest": schedule_of([12, 0, 30, 8, 9, 22, 17], lanes=2, salt=("r",), tail="drop"),
+    }[name]
+    rows = [[[int(value) for value in row] for row in step] for step in deliver(schedule, range(schedule.lanes))]
+    assert hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16] == GOLDEN[name]
+
+
+def test_a_state_continues_in_its_plan_version(tmp_path: Any, clicks: Any):
+    """Its fingerprint says which; a new run has the newest, and so does a state of another plan, which is refused."""
+    place = Place(tmp_path, clicks)
+    pipeline = Pipeline.from_yaml(place.write(shuffle={"seed": 1}))
+    new = pipeline.plan()
+    old = dataclasses.replace(new, version=1)
+    assert new.version == 2
+    assert old.fingerprint != new.fingerprint
+    for plan in (old, new):
+        state = state_of(plan.facts(), 0, 3)
+        found = pipeline.plan_for(state)
+        assert (found.version, found.fingerprint) == (plan.version, plan.fingerprint)
+        assert pipeline.rebase(state).version == plan.version
+    with pytest.raises(StateError, match="the state belongs to another plan"):
+        pipeline.plan_for({**state, "plan": "0" * 32})
+    for shuffle in ("off", {"rows": False}):
+        assert Pipeline.from_yaml(place.write(shuffle=shuffle)).plan().version == 1

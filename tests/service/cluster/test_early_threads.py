@@ -1,0 +1,156 @@
+"""Blocks before a feeder's cluster of threads is up: same keys, bytes and failures; all others are Dask tasks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import get_worker
+from pipelines import eventually
+
+from feedline import Pipeline
+from feedline.blocks.compute import pack, run_block
+from feedline.errors import ClusterError, DataError
+from feedline.loader.encoding.encode import EncodedRows
+from feedline.planning.plan import Plan
+from feedline.service.cluster import dask_cluster
+from feedline.service.cluster.cluster import Cluster
+from feedline.service.cluster.early_threads import EarlyThreads
+from feedline.service.dispatch import attempts
+from feedline.service.dispatch.delivery import Delivery, DeliveryStats
+from feedline.service.dispatch.window import Window
+from feedline.spec.sections import ClusterSpec
+from feedline.warehouse.synthetic.generate import clicks_pipeline
+
+
+@pytest.fixture
+def plan(clicks: Path, tmp_path: Path) -> Plan:
+    path = tmp_path / "pipeline.yaml"
+    shape: dict[str, Any] = {"dense": 4, "ids": 4, "histories": 2, "batch_size": 256}
+    path.write_text(clicks_pipeline(str(clicks), work_dir=str(tmp_path), tail="partial", **shape))
+    return Pipeline.from_yaml(path, {"source.split_rows": 1024, "shuffle": "off"}).plan()
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with closing(Cluster(ClusterSpec(dashboard=False), threads=2, early=True)) as cluster:
+        yield cluster
+
+
+class Blocks:
+    """A plan's blocks on a cluster, and which of them were Dask tasks, by key."""
+
+    def __init__(self, plan: Plan, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.in_dask: dict[str, bool] = {}
+        self.blocks = list(plan.schedule(0).blocks_of([0], first_step=0))
+        self.plan = plan
+
+        def run(job: Any, request: Any, key: str, packed: bool) -> Any:
+            self.in_dask[key] = is_dask_task()
+            return run_block(job, request, key, packed)
+
+        monkeypatch.setattr(attempts, "run_block", run)
+        self.delivery = Delivery(
+            cluster,
+            plan.job,
+            plan.layout,
+            name="early",
+            blocks=iter(self.blocks),
+            request=lambda block: plan.request(block, 0),
+            window=Window(lanes=1, memory_bytes=1 << 30, fixed_blocks=2),
+            wake=lambda: None,
+            stats=DeliveryStats(),
+        )
+
+    def read(self, number: int) -> tuple[EncodedRows, ...]:
+        block = self.blocks[number]
+        self.delivery.pump(block.first_step)
+        rows = eventually(lambda: self.delivery.get(0, block.index))
+        assert rows is not None
+        self.delivery.drop(block.last_step)
+        return rows
+
+
+def is_dask_task() -> bool:
+    try:
+        get_worker()
+    except ValueError:
+        return False
+    return True
+
+
+def test_all_blocks_but_the_first_are_dask_tasks(plan: Plan, cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+    blocks = Blocks(plan, cluster, monkeypatch)
+    with closing(blocks.delivery):
+        got = [blocks.read(number) for number in range(3)]
+        early = dict(blocks.in_dask)
+        cluster.connect()
+        cluster.connection.await_workers()
+        got += [blocks.read(number) for number in range(3, len(blocks.blocks))]
+    assert len(blocks.blocks) > 8
+    assert 3 <= len(early) <= 5  # those of the window
+    assert cluster.early_blocks == len(early)
+    assert [blocks.in_dask[key] for key in blocks.in_dask] == [False] * len(early) + [True] * (len(got) - len(early))
+    for block, parts in zip(blocks.blocks, got, strict=True):
+        alone = run_block(plan.job, plan.request(block, 0), "alone", True)
+        assert pack(plan.layout, list(parts)) == alone.image
+
+
+def test_a_failed_block_is_retried_in_early_threads_or_is_the_same_error(
+    plan: Plan, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
+    blocks = Blocks(plan, cluster, monkeypatch)
+    computed: list[str] = []
+
+    def run(job: Any, request: Any, key: str, packed: bool) -> Any:
+        computed.append(key)
+        if request == plan.request(blocks.blocks[1], 0):
+            raise DataError("a value is out of range")
+        if len(computed) == 1:
+            raise OSError("the disk is away")
+        return run_block(job, request, key, packed)
+
+    monkeypatch.setattr(attempts, "run_block", run)
+    with closing(blocks.delivery):
+        assert sum(part.rows for part in blocks.read(0)) == blocks.blocks[0].rows
+        assert [key.partition("-a")[2] for key in computed if "-b0-" in key] == ["0-r", "1-r"]
+        with pytest.raises(DataError, match="a value is out of range"):
+            blocks.read(1)
+
+
+def test_the_error_of_a_failed_start_is_raised(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object, **__: object) -> None:
+        raise ClusterError("no event loop")
+
+    monkeypatch.setattr(dask_cluster, "DaskCluster", fail)
+    cluster.look(waiting=True)  # nothing was started
+    cluster.connect()
+    with pytest.raises(ClusterError, match="no event loop"):
+        cluster.look(waiting=cluster.connection is None)
+
+
+def test_a_key_is_computed_once_and_released_by_its_last_holder():
+    arrived: list[tuple[str, Any]] = []
+    release, calls = threading.Event(), []
+
+    def work(number: int) -> int:
+        calls.append(number)
+        release.wait(10)
+        return number
+
+    with closing(EarlyThreads(1)) as threads:
+        one, two = (threads.start(work, 7, key="a", arrived=lambda *each: arrived.append(each)) for _ in range(2))
+        waiting = threads.start(work, 8, key="b", arrived=lambda *each: arrived.append(each))
+        waiting.cancel()
+        one.cancel()
+        assert threads.holds("a")
+        assert not threads.holds("b")
+        release.set()
+        assert eventually(lambda: len(arrived) == 2)
+        two.cancel()
+        assert not threads.holds("a")
+    assert (arrived, calls, threads.started) == ([("a", 7)] * 2, [7], 2)
