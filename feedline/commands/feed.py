@@ -369,7 +369,7 @@ def _resolve(spec: PipelineSpec, cluster: Cluster, hello: Hello, plans: Sequence
     if not any(plan is each for each in plans):
         plan = replace(plan, job=replace(plan.job, environment=cluster.environment))
     cluster.check_job(plan.job)
-    if hello.rank == 0 and hello.snapshot is None:  # else it is resumed, with its first snapshot
+    if hello.global_rank == 0 and hello.snapshot is None:  # else it is resumed, with its first snapshot
         record_usage(spec.work_dir, plan.snapshot, plan.parts, plan.selection.rows, job=spec.name)
     return plan
 

@@ -133,7 +133,7 @@ class FeedlineDataset(IterableDataset[Batch]):
         step = max(step, facts.first_step_of(epoch))
         self._pinning.choose()
         self._current = None  # an older iterator would get the new one's batches
-        self._feed.begin(progress.answer, epoch, step)
+        self._feed.begin(progress.answer, epoch, step, node=self._pinning.numa_node())
         iterator = _Epoch(self)
         self._progress = _Progress(progress.answer, progress.layout, (epoch + 1, 0), (epoch, step), (epoch, step))
         self._current = weakref.ref(iterator)

@@ -99,8 +99,8 @@ class TrainerSession:
     """Serves one trainer over one channel.
 
     rank: of the trainer (None: its hello says so). memory_bytes: for its blocks in flight and its ring. admit: called
-    with a hello; False if the feeder serves that rank already. on_plan: called with the plan of a hello. wake: ends the
-    loop's sleep; blocks that finish call it from other threads.
+    with the first hello; False if the feeder serves that trainer's rank already. on_plan: called with the plan of a
+    hello. wake: ends the loop's sleep; blocks that finish call it from other threads.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class TrainerSession:
                 f"the trainer is another rank: got rank {hello.rank} of {hello.world_size}, expected {rank} of "
                 f"{self._world_size}"
             )
-        if not self._admit(hello):
+        if self.global_rank != hello.global_rank and not self._admit(hello):
             self.channel.send_json({"type": "busy"})
             raise ChannelClosedError("another trainer of this rank is served")
         self.rank, self.global_rank = rank, hello.global_rank
@@ -275,6 +275,7 @@ class TrainerSession:
                 ahead.delivery.close()
             self._stream = self._open(begin.stream, begin.epoch, begin.step)
         self._stream.last = begin.last
+        self._ring.node = begin.node
         self.monitor.begin(begin.epoch, begin.seen)
         steps = self._stream.schedule.steps
         self.counters.epoch, self.counters.step, self.counters.steps = begin.epoch, begin.step, steps

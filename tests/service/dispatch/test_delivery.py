@@ -254,6 +254,29 @@ def test_nothing_is_computed_twice_where_there_is_one_worker(monkeypatch: pytest
         delivery.close()
 
 
+def test_trainers_that_read_the_same_lanes_share_blocks(monkeypatch: pytest.MonkeyPatch):
+    """Each block is computed once, while the second trainer is one step behind, and so within its window."""
+    calls: list[int] = []
+
+    def work(index: int, key: str) -> int:
+        calls.append(index)
+        return index
+
+    with contextlib.closing(Cluster(ClusterSpec(threads=2), threads=2)) as cluster:
+        cluster.check_workers()
+        stream = Stream(cluster, monkeypatch, work)
+        first, second = (stream.open("shared", 8) for _ in range(2))
+        second.pump(0)
+        seen = [*stream.read(first, range(1))]
+        for step in range(8):
+            assert stream.read(second, range(step, step + 1)) == [step]
+            seen += stream.read(first, range(step + 1, min(step + 2, 8)))
+        assert seen == list(range(8))
+        assert sorted(calls) == list(range(8))
+        first.close()
+        second.close()
+
+
 @pytest.mark.parametrize("error", [OSError("the disk is gone"), RuntimeError("no such library"), DataError("bits rot")])
 def test_a_bad_worker_gets_no_blocks_for_a_while(
     workers: LocalCluster,
