@@ -63,7 +63,7 @@ INSIDE = {
         {"facts"},
         {"state", "ring"},
         {"batch", "rank_agreement", "dataset_stats"},
-        {"row_arrays"},
+        {"device_copies", "row_arrays"},
         {"dataset"},
     ],
 }
@@ -98,7 +98,7 @@ INSIDE_FUNCTIONS = {
 
 # Libraries that only some packages or modules may import.
 FENCES = {
-    "torch": ("loader.batch", "loader.dataset", "loader.ring.pinning"),
+    "torch": ("loader.batch", "loader.dataset", "loader.device_copies", "loader.ring.pinning"),
     "dask": ("service", "warehouse.dask_frame", "warehouse.synthetic"),
     "distributed": ("service", "warehouse.dask_frame", "warehouse.synthetic"),
     "typer": ("cli", "commands"),
