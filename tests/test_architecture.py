@@ -25,7 +25,7 @@ MODULES = {
 OUTSIDE = [path for folder in ("benchmarks", "examples", "tests") for path in sorted((ROOT / folder).rglob("*.py"))]
 
 # Modules of the root that all may import, and that import nothing but each other.
-GROUND = {"errors", "hashing", "resources", "version"}
+GROUND = {"errors", "hashing", "native", "resources", "version"}
 
 # The packages and the other modules of the root, floor by floor. Each may import all floors below its own, the ground
 # and itself; those of one floor never import each other.
