@@ -204,8 +204,7 @@ class FeedlineDataset(IterableDataset[Batch]):
         Counts the batches handed out; with `after`, the batches up to that one, which is right even if something
         between the dataset and the training step prefetches.
         """
-        facts = self._open().facts
-        return state_of(facts, *(self._progress.at if after is None else (after.epoch, after.step + 1)))
+        return state_of(self._open().facts, *(self._progress.at if after is None else (after.epoch, after.step + 1)))
 
     def load_state_dict(
         self,
@@ -234,9 +233,8 @@ class FeedlineDataset(IterableDataset[Batch]):
         if rebase is not None:
             _print_rebase(self._ranks, answer.facts, resume)
             resume = rebased_state(answer.facts, resume)
-        position = (resume["epoch"], resume["step"])
         self._current = None
-        self._progress = _Progress(answer, layout, position, position, position)
+        self._progress = _Progress(answer, layout, *[(resume["epoch"], resume["step"])] * 3)
 
     def receipt(self, batch: Batch) -> dict[str, Any]:
         """Which rows this rank received: the state before the batch, the rank, and a digest of the batch.

@@ -17,9 +17,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from feedline.errors import StateError
-from feedline.loader.encoding.layout import BatchSchema, SlotLayout
-from feedline.loader.encoding.quality import Quality
-from feedline.loader.encoding.slot import Draft, draft
+from feedline.loader.encoding.layout import BatchSchema
+from feedline.loader.encoding.slot import Draft
 from feedline.loader.facts import FeederFacts, FeederStats, Hello
 from feedline.loader.ring.channel import FREE, Channel, ChannelClosedError
 from feedline.loader.ring.feeder_connection import PROTOCOL
@@ -27,7 +26,7 @@ from feedline.loader.ring.messages import BeginStream, FeederFailure
 from feedline.loader.ring.reports import report_packet
 from feedline.loader.ring.slots import RingWriter
 from feedline.planning.plan import Plan
-from feedline.planning.schedule import Block, Schedule, rank_lanes
+from feedline.planning.schedule import rank_lanes
 from feedline.resources import available_memory_bytes
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.dispatch.delivery import Delivery, DeliveryStats
@@ -36,7 +35,7 @@ from feedline.service.dispatch.window import Window, WindowLimits
 from feedline.service.planner import Planner
 from feedline.service.quality_monitor import QualityMonitor
 from feedline.service.slot_writers import SlotWriters
-from feedline.service.steps import segments_of
+from feedline.service.trainer_stream import TrainerStream
 from feedline.version import VERSION
 
 _window_logger = logging.getLogger("feedline.window")
@@ -70,29 +69,6 @@ class FeederCounters:
     def stats(self) -> FeederStats:
         """The counts so far."""
         return FeederStats.from_json(asdict(self))
-
-
-@dataclass(slots=True)
-class _Stream:
-    number: int
-    epoch: int
-    step: int  # to be written next
-    schedule: Schedule
-    delivery: Delivery
-    borders: dict[int, Any]
-    draft: Draft | None = None  # the measured batch of `step`, until a slot is free
-    blocks_per_step: float = 0.0  # on average
-    ended: bool = False
-    last: bool = False  # no other epoch follows
-
-    def measure(self, layout: SlotLayout) -> Draft | None:
-        """The batch of the step, measured; None while one of its blocks is missing."""
-        segments = segments_of(self.schedule, self.borders, self.step, self.delivery.get)
-        return None if segments is None else draft(layout, segments, epoch=self.epoch, step=self.step)
-
-    def drop_blocks(self, step: int) -> list[tuple[Block, Quality]]:
-        """Drop the blocks whose last step is this one; returns their quality counts."""
-        return [item for item in self.delivery.drop(step) if self.schedule.has_rows(item[0].lane)]
 
 
 class TrainerSession:
@@ -133,8 +109,8 @@ class TrainerSession:
         self._planning: Future[Plan] | None = None
         self._plan: Plan | None = None
         self._window: Window | None = None  # of the plan, kept over epochs
-        self._stream: _Stream | None = None
-        self._ahead: _Stream | None = None  # the next epoch's, started when this one ended
+        self._stream: TrainerStream | None = None
+        self._ahead: TrainerStream | None = None  # the next epoch's, started when this one ended
         self._pace = TrainerPace()
         self._report_s = 0.0
         self.runnable = False  # something has happened since `advance` had nothing to do
@@ -168,10 +144,9 @@ class TrainerSession:
                 stream.delivery.look(starved=self.starved and stream is self._stream)
                 self._adjust_window(stream)
 
-    def _adjust_window(self, stream: _Stream) -> None:
-        """Decide anew how many blocks are in flight, and how many slots the ring has."""
+    def _adjust_window(self, stream: TrainerStream) -> None:
+        """Adjust how many blocks are in flight, and how many slots the ring has."""
         assert self._window is not None
-        last = self._window.decision
         decision = self._window.observe(
             threads=self._cluster.threads(),
             step_s=self._pace.known_step_s,
@@ -181,15 +156,7 @@ class TrainerSession:
         )
         if decision is not None:
             slots = self._ring.provide(decision.slots)
-            before = "" if last is None else f" (before: {last.blocks})"
-            _window_logger.info(
-                "rank %s: %s blocks in flight%s, %s ring slots: %s",
-                self.rank,
-                decision.blocks,
-                before,
-                slots,
-                decision.reason,
-            )
+            _window_logger.info("rank %s: %s", self.rank, decision.describe(slots))
             self.counters.window, self.counters.window_reason = decision.blocks, decision.reason
         self.counters.blocks_in_flight = stream.delivery.in_flight
 
@@ -237,15 +204,11 @@ class TrainerSession:
 
     def _diagnose(self) -> str:
         """What the trainer's next batch waits for."""
-        stream = self._stream
         if self._planning is not None:
             return "the feeder is still planning"
-        if stream is None or stream.ended:
+        if self._stream is None or self._stream.ended:
             return "the feeder has nothing to deliver"
-        if stream.draft is not None:
-            return f"step {stream.step} is ready, but the trainer holds all {self._ring.slots} slots of the ring"
-        missing = stream.delivery.describe_missing(stream.step)
-        return missing or f"all blocks of step {stream.step} are there: the feeder is about to deliver it"
+        return self._stream.diagnose(self._ring.slots)
 
     def _on_hello(self, message: dict[str, Any]) -> None:
         self._hello_number = int(message.get("number", 0))
@@ -294,7 +257,7 @@ class TrainerSession:
         steps = self._stream.schedule.steps
         self.counters.epoch, self.counters.step, self.counters.steps = begin.epoch, begin.step, steps
 
-    def _open(self, number: int, epoch: int, step: int) -> _Stream:
+    def _open(self, number: int, epoch: int, step: int) -> TrainerStream:
         assert self._plan is not None
         assert self.rank is not None
         plan = self._plan
@@ -321,8 +284,7 @@ class TrainerSession:
             stats=self.counters.delivery,
         )
         borders = {lane: schedule.block_starts(lane) for lane in lanes}
-        rate = sum(len(starts) - 1 for starts in borders.values()) / max(1, schedule.steps)
-        return _Stream(number, epoch, step, schedule, delivery, borders, blocks_per_step=rate)
+        return TrainerStream(number, epoch, step, schedule, delivery, borders)
 
     def _end_stream(self) -> None:
         for stream in (self._stream, self._ahead):

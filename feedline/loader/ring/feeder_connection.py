@@ -79,6 +79,31 @@ class Transaction:
         self.torn = kind is not None and not issubclass(kind, (FeedlineError, ChannelClosedError))
 
 
+class Watch:
+    """A poll for messages and the feeder's death. pid: 0 or less for a feeder that has not greeted yet."""
+
+    def __init__(self, channel: Channel, pid: int) -> None:
+        self._poll = select.poll()
+        self._poll.register(channel.fileno(), select.POLLIN)
+        self._pidfd: int | None = None
+        if pid > 0:
+            with contextlib.suppress(OSError, AttributeError):  # the kernel has no pidfds
+                self._pidfd = os.pidfd_open(pid)
+                self._poll.register(self._pidfd, select.POLLIN)
+
+    def wait(self, seconds: float) -> bool:
+        """Whether a message comes in time. Raises ChannelClosedError if the feeder's process ends instead."""
+        events = self._poll.poll(max(0.0, seconds) * 1000)
+        if self._pidfd is not None and events == [(self._pidfd, select.POLLIN)]:
+            raise ChannelClosedError("the feeder's process ended")
+        return bool(events)
+
+    def close(self) -> None:
+        pidfd, self._pidfd = self._pidfd, None
+        if pidfd is not None:
+            os.close(pidfd)
+
+
 class FeederConnection:
     """The trainer's end of the connection, to one feeder after the other."""
 
@@ -88,7 +113,7 @@ class FeederConnection:
         self._unpin = unpin
         self._feeder: Feeder | None = None
         self._channel: Channel | None = None
-        self._pidfd: int | None = None
+        self._watch: Watch | None = None
         self._closed = False
         self._is_dismissed = False  # the feeder asks to look for another one
         self.attached = False  # whether the feeder belongs to `feedline run`
@@ -116,7 +141,7 @@ class FeederConnection:
             self._channel = feeder.channel
             self.attached = isinstance(feeder, RunFeeder)
             self.reader = RingReader(self._channel, pin=self._pin, unpin=self._unpin)
-            self._poll, self._pidfd = _watch(self._channel, feeder.pid)
+            self._watch = Watch(self._channel, feeder.pid)
             self.feeders += 1
         self._refuse_closed()  # `interrupt` may have been called before there was this channel
 
@@ -151,12 +176,11 @@ class FeederConnection:
         finally:
             if self._channel is not None:
                 self._channel.close()
-            pidfd, self._pidfd = self._pidfd, None
-            if pidfd is not None:
-                os.close(pidfd)
+            if self._watch is not None:
+                self._watch.close()
             if self._feeder is not None:
                 self._feeder.end()
-            self._channel = self._feeder = self.reader = None
+            self._channel = self._feeder = self.reader = self._watch = None
             if self._closed:
                 self._source.close()
 
@@ -253,57 +277,51 @@ class FeederConnection:
         elif kind == "warnings":
             self.reports.add_warnings(message["texts"])
         elif kind == "welcome" and isinstance(self._feeder, HostFeeder):
-            self._greet(self._feeder, int(message["pid"]))
+            assert self._channel is not None
+            self._feeder.pid = int(message["pid"])
+            self._watch = Watch(self._channel, self._feeder.pid)
         elif kind in ("busy", "leaving"):
             self._is_dismissed = True
             if kind == "busy":
                 self._source.leave_host()
             raise ChannelClosedError(f"the host's feeder is {kind}")
 
-    def _greet(self, feeder: HostFeeder, pid: int) -> None:
-        """Watch the process of the host's feeder, which has accepted the connection."""
-        feeder.pid = pid
-        self._poll, self._pidfd = _watch(feeder.channel, pid)
-
     def wait(self, what: str, *, since_s: float | None = None, timeout_s: float | None = None) -> None:
         """Wait for a message or the feeder's death; logs `what` it waits for, and why, every half minute.
 
         Raises BatchTimeoutError with the same diagnosis `timeout_s` after `since_s` (default: the call).
         """
+        assert self._watch is not None
         start_s = time.perf_counter() if since_s is None else since_s
         while True:
             left_s = math.inf if timeout_s is None else start_s + timeout_s - time.perf_counter()
-            if events := self._poll.poll(max(0.0, min(_QUIET_S, left_s)) * 1000):
-                break
-            diagnosis = self._diagnose()
+            if self._watch.wait(min(_QUIET_S, left_s)):
+                return
+            diagnosis = self._diagnose(self._watch)
             if self.queue:
                 return
             text = f"waited {time.perf_counter() - start_s:.0f} s for {what}: {diagnosis}"
             if left_s <= _QUIET_S:
                 raise BatchTimeoutError(f"{text}\nRaise `timeout`, or see what keeps the feeder from delivering")
             logger.warning("%s", text)
-        if self._pidfd is not None and events == [(self._pidfd, select.POLLIN)]:
-            raise ChannelClosedError("the feeder's process ended")
 
-    def _diagnose(self) -> str:
+    def _diagnose(self, watch: Watch) -> str:
         """What the feeder says that the trainer waits for; that it does not answer, if it does not."""
-        channel = self._channel
-        feeder = f"process {self.feeder_pid}"
-        if self._feeder is not None and self._feeder.log_path is not None:
-            feeder += f", log {self._feeder.log_path}"
         self._diagnosis = None
         start_s = time.perf_counter()
-        if channel is not None and channel.send_json({"type": "diagnose"}, wait=False):
+        if self._channel is not None and self._channel.send_json({"type": "diagnose"}, wait=False):
             while self._diagnosis is None and not self.queue:
                 left_s = start_s + _ANSWER_S - time.perf_counter()
-                if left_s <= 0 or not self._poll.poll(left_s * 1000):
+                if left_s <= 0 or not watch.wait(left_s):
                     break
                 with self.transaction:
                     self.receive()
+        log = None if self._feeder is None else self._feeder.log_path
+        feeder = f"the feeder (process {self.feeder_pid}{'' if log is None else f', log {log}'}) is alive"
         if self._diagnosis is not None:
-            return f"the feeder ({feeder}) is alive\n{self._diagnosis}"
+            return f"{feeder}\n{self._diagnosis}"
         silent_s = time.perf_counter() - self._last_message_s
-        return f"the feeder ({feeder}) is alive but does not answer; its last message came {silent_s:.0f} s ago"
+        return f"{feeder} but does not answer; its last message came {silent_s:.0f} s ago"
 
     def ask(self, hello: Hello) -> Answer:
         """Send a hello and wait for its answer; the answer to an earlier, interrupted hello is skipped."""
@@ -347,15 +365,3 @@ class FeederConnection:
     def record_progress(self) -> None:
         """Note a batch, so that earlier deaths do not count."""
         self._source.record_progress(self._feeder)
-
-
-def _watch(channel: Channel, feeder: int) -> tuple[select.poll, int | None]:
-    """A poll for messages and the feeder's death, and its pidfd; None where the kernel has none."""
-    poll, pidfd = select.poll(), None
-    poll.register(channel.fileno(), select.POLLIN)
-    if feeder <= 0:  # it has not greeted yet
-        return poll, None
-    with contextlib.suppress(OSError, AttributeError):
-        pidfd = os.pidfd_open(feeder)
-        poll.register(pidfd, select.POLLIN)
-    return poll, pidfd

@@ -59,6 +59,15 @@ class _Work:
         """Seconds that its only attempt has taken so far; 0 if it was hedged."""
         return 0.0 if self.hedged or len(self.attempts) != 1 else now_s - self.attempts[0].submitted_s
 
+    def missing(self, now_s: float) -> MissingBlock:
+        """What a diagnosis says of it."""
+        return MissingBlock(
+            name=f"block {self.block.index} of lane {self.block.lane}",
+            files=list(dict.fromkeys(piece.fragment.path for piece in self.request.pieces)),
+            since_s={attempt.key: now_s - attempt.submitted_s for attempt in self.attempts},
+            failures=[str(failure) for failure in self.failures],
+        )
+
 
 @dataclass(slots=True)
 class DeliveryStats:
@@ -172,15 +181,7 @@ class Delivery:
         """Why the step is not there yet: its missing blocks, their workers, and what these do."""
         works = [work for work in self._work.values() if work.block.first_step <= step and work.rows is None]
         keys = [attempt.key for work in works for attempt in work.attempts]
-        missing = [
-            MissingBlock(
-                name=f"block {work.block.index} of lane {work.block.lane}",
-                files=list(dict.fromkeys(piece.fragment.path for piece in work.request.pieces)),
-                since_s={attempt.key: self._clock() - attempt.submitted_s for attempt in work.attempts},
-                failures=[str(failure) for failure in work.failures],
-            )
-            for work in works
-        ]
+        missing = [work.missing(self._clock()) for work in works]
         return describe_missing(missing, self._cluster.workers_of(keys), self._cluster.stacks_of(keys))
 
     def close(self) -> None:

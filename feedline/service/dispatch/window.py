@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from feedline.service.dispatch.timing import Recent
 
@@ -59,11 +59,17 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """A number of blocks in flight and of ring slots, and what decided them."""
+    """A number of blocks in flight and of ring slots, and what decided them. before: the blocks of the last one."""
 
     blocks: int
     slots: int
     reason: str
+    before: int | None = None
+
+    def describe(self, slots: int) -> str:
+        """A line about the decision. slots: that the ring has now."""
+        before = "" if self.before is None else f" (before: {self.before})"
+        return f"{self.blocks} blocks in flight{before}, {slots} ring slots: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +180,7 @@ class Window:
         self._loads.append(load)
         last, self.decision = self.decision, decide(tuple(self._loads), self.limits)
         is_same = last is not None and (last.blocks, last.slots) == (self.decision.blocks, self.decision.slots)
-        return None if is_same else self.decision
+        return None if is_same else replace(self.decision, before=None if last is None else last.blocks)
 
     def blocks(self, threads: int) -> int:
         """The limit of blocks in flight."""
