@@ -1,10 +1,11 @@
-"""numpy's instructions are distinguished where results differ, and chosen before a process starts."""
+"""numpy's instructions are distinguished where results differ; free memory is what the tightest cgroup leaves."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -158,3 +159,35 @@ def test_another_c_library_is_refused(monkeypatch: pytest.MonkeyPatch):
 def test_the_line_to_add_keeps_the_order_of_numpy():
     names = list(resources.__cpu_dispatch__)
     assert disabling_line(reversed(names)) == f'{DISABLE}="{" ".join(names)}"'
+
+
+def limits(folder: Path, names: tuple[str, str], limit: str, used: int, stat: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in zip((*names, "memory.stat"), (limit, str(used), stat), strict=True):
+        (folder / name).write_text(text + "\n")
+
+
+def test_free_memory_is_that_of_the_tightest_cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Own cgroup or one above it, version 2 or 1; cached files are free, since the kernel drops them first."""
+    own, group = tmp_path / "own", tmp_path / "sys"
+    monkeypatch.setattr(resources, "_PROC_CGROUP", own)
+    monkeypatch.setattr(resources, "_CGROUP", group)
+    machine = resources.available_memory_bytes()
+    assert machine > 10_000
+    v2 = ("memory.max", "memory.current")
+    own.write_text("0::/slurm/job_7/step_0\n")
+    limits(group / "slurm/job_7/step_0", v2, "max", 900, "inactive_file 0")
+    limits(group / "slurm/job_7", v2, "5000", 4000, "anon 1000\ninactive_file 1500\nactive_file 500")
+    limits(group / "slurm", v2, "90000", 4000, "")
+    assert resources.available_memory_bytes() == 5000 - 4000 + 2000
+    own.write_text("0::/../outside\n")  # a namespace below: only its root is visible
+    limits(group, v2, "300", 400, "")
+    assert resources.available_memory_bytes() == 0
+    own.write_text("12:cpu:/x\n4:memory:/box\n")
+    names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    limits(group / "memory", names, str(2**63 - 4096), 10, "")
+    limits(group / "memory/box", names, "7000", 6000, "total_inactive_file 10\ntotal_active_file 5")
+    assert resources.available_memory_bytes() == 1015
+    own.unlink()
+    (group / "memory.max").unlink()
+    assert abs(resources.available_memory_bytes() - machine) < machine / 2, "no limit: the machine's"

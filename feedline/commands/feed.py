@@ -26,26 +26,24 @@ from feedline.errors import FeedlineError, SpecError
 from feedline.loader.facts import FeederFacts, Hello
 from feedline.loader.ring.channel import Channel, ChannelClosedError, adopt
 from feedline.loader.ring.host_feeder import HostListener
-from feedline.loader.ring.launch import feeder_threads, log_path, read_overrides
+from feedline.loader.ring.launch import feeder_threads, log_path, memory_share, read_overrides
 from feedline.loader.ring.messages import FeederFailure
 from feedline.loader.ring.rendezvous import Listener, job_fingerprint, socket_path
 from feedline.planning.plan import Plan, code_of
 from feedline.planning.resolve import resolve_hello
-from feedline.resources import available_memory_bytes, use_huge_pages
+from feedline.resources import use_huge_pages
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.feeder import Feeder
 from feedline.service.feeder_process import Ownership, ignore_sigterm, keep_log_short, startup_seconds
 from feedline.service.planner import Planner
 from feedline.service.supervisor import FeederEvent
-from feedline.service.trainer_session import TrainerSession
+from feedline.service.trainer_session import TrainerSession, show_window_changes
 from feedline.spec import PipelineSpec, load_spec
 from feedline.transforms.registry.user_functions import keep_pandas_out
 from feedline.warehouse.optimize.usage import record_usage
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.parallel import stop_waiting
 
-# Default memory of a rank's blocks and ring: this, or its share of half of the free memory if that is less.
-_MEMORY_BYTES = 4 * 2**30
 _STATUS_S = 0.5
 # A feeder of a host's ranks waits so long for the first one.
 _FIRST_RANK_S = 60.0
@@ -72,13 +70,6 @@ class FeedRequest:
     def feeders(self) -> int:
         """The number of feeders among which this host's cores are divided."""
         return self.local_ranks if len(self.ranks) == 1 else 1
-
-
-def memory_share(spec: PipelineSpec, *, local_ranks: int) -> int:
-    """Bytes that one rank's ring and blocks in flight may take: its share of `memory`."""
-    if spec.memory is not None:
-        return spec.memory // local_ranks
-    return min(_MEMORY_BYTES, available_memory_bytes() // 2 // local_ranks)
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
@@ -125,6 +116,7 @@ def _feed(arguments: Sequence[str]) -> NoReturn:
 def feed_over(fd: int, request: FeedRequest) -> int:
     """Serve the trainer at the other end of an inherited connection. Returns the exit status."""
     startup_seconds()
+    show_window_changes()
     channel = adopt(fd)
     ownership = Ownership(request.scratch, is_owned=channel.is_connected)
     failures: list[Exception] = []
@@ -150,6 +142,7 @@ def feed_over(fd: int, request: FeedRequest) -> int:
 def feed_host(listener: HostListener, request: FeedRequest) -> int:
     """Serve the ranks of a host, which connect to one socket; ends with the last of them. Returns the exit status."""
     startup_seconds()
+    show_window_changes()
     feeders: list[Feeder] = []
     ownership = Ownership(request.scratch, is_owned=lambda: any(map(_is_owner, feeders)))
     with ownership.signals(), contextlib.closing(listener):
@@ -216,6 +209,7 @@ def feed_listening(request: FeedRequest) -> int:
     connects, "plan", "stats" with the progress, and "left" when it disconnects, with the error if there was one.
     """
     startup_seconds()
+    show_window_changes()
     ownership = Ownership(request.scratch)
     with ownership.signals(), contextlib.ExitStack() as stack:
         ownership.add(request.parent or os.getppid())
@@ -375,7 +369,7 @@ def _resolve(spec: PipelineSpec, cluster: Cluster, hello: Hello, plans: Sequence
     if not any(plan is each for each in plans):
         plan = replace(plan, job=replace(plan.job, environment=cluster.environment))
     cluster.check_job(plan.job)
-    if hello.rank == 0 and hello.snapshot is None:  # else it is resumed, with its first snapshot
+    if hello.global_rank == 0 and hello.snapshot is None:  # else it is resumed, with its first snapshot
         record_usage(spec.work_dir, plan.snapshot, plan.parts, plan.selection.rows, job=spec.name)
     return plan
 

@@ -14,13 +14,13 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-from feedline.commands.feed import memory_share
 from feedline.expressions.column_parts import flattened_column, has_column, part_of
 from feedline.loader.facts import BadFileFacts, lines_of, summary_of
-from feedline.loader.ring.launch import feeder_threads
+from feedline.loader.ring.launch import feeder_threads, memory_share
 from feedline.planning.nulls import first_lines
 from feedline.planning.plan import Plan
 from feedline.planning.schedule import Schedule
+from feedline.service.dispatch.window import window_bounds
 from feedline.warehouse.reading.columns import part_bytes
 from feedline.warehouse.reading.read import bytes_of
 from feedline.warehouse.selection.pruning_report import SelectionReport, Share, stages_of
@@ -40,7 +40,7 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
     lanes_per_rank = plan.lanes // world_size
     cluster = plan.spec.cluster
     threads = feeder_threads(plan.spec, feeders=1) * (cluster.workers or 1)
-    blocks = cluster.window or 2 * threads + schedule.open_blocks(range(lanes_per_rank))
+    fewest, most = window_bounds(schedule.open_blocks(range(lanes_per_rank)), threads, cluster.window)
     width = row_bytes(plan)
     block_rows = max(block.rows for block in schedule.blocks(0, everything=True))
     twice = _read_twice(plan, schedule)
@@ -82,8 +82,9 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
         "blocks_per_lane": sum(1 for _ in schedule.blocks(0)),
         "memory": {
             "block_bytes": block_rows * width,
-            "blocks_in_flight": blocks,
-            "in_flight_bytes": block_rows * width * blocks,
+            "blocks_in_flight": most,
+            "fewest_blocks_in_flight": fewest,
+            "in_flight_bytes": block_rows * width * most,
             "budget_bytes": memory_share(plan.spec, local_ranks=1),
         },
         "identities": _identity_facts(plan),
@@ -162,9 +163,9 @@ def _facts_table(facts: dict[str, Any]) -> Table:
     in_all = facts["row_groups"]
     memory, size, columns = facts["memory"], facts["bytes"], facts["columns"]
     fewer = "; fewer blocks will be in flight" if memory["in_flight_bytes"] > memory["budget_bytes"] else ""
-    in_flight = (
-        f"{memory['in_flight_bytes']:,} bytes ({memory['blocks_in_flight']} blocks of about {memory['block_bytes']:,})"
-    )
+    fewest, most = memory["fewest_blocks_in_flight"], memory["blocks_in_flight"]
+    blocks = f"{most} blocks" if fewest == most else f"{most} blocks, {fewest} if the trainer is slow,"
+    in_flight = f"{memory['in_flight_bytes']:,} bytes ({blocks} of about {memory['block_bytes']:,})"
     twice = (
         f": {size['read_twice']:,} of them are read twice, where a border between two of the {facts['lanes']} lanes "
         "cuts a row group"

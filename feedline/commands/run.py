@@ -263,6 +263,7 @@ def drain_view(view: DrainProgress, recent: RecentRates, epochs: int) -> RankVie
         batches_per_s=change.batches_per_s,
         ring_fill=view.ring_fill,
         waits="" if view.done or not view.batches else ("trainer" if waits else "feeder"),
+        blocks=_blocks(view.feeder),
     )
 
 
@@ -286,7 +287,13 @@ def trainer_view(rank: RankReports, recent: RecentRates, epochs: int) -> RankVie
         batches_per_s=change.batches_per_s,
         ring_fill=1 - stats.ring_free / stats.ring_slots if stats.ring_slots else None,
         waits=waiting[0] if waiting[1] > _WAIT_SHARE else "",
+        blocks=_blocks(rank.stats),
     )
+
+
+def _blocks(stats: FeederStats | None) -> str:
+    """The blocks in flight and their limit; "" before it is decided."""
+    return f"{stats.blocks_in_flight}/{stats.window}" if stats is not None and stats.window else ""
 
 
 def _summary(views: Sequence[DrainProgress], seconds: float, request: RunRequest) -> RunSummary:

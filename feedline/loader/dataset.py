@@ -13,7 +13,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
@@ -25,6 +25,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from feedline.errors import FeedlineError, PlanError, StateError
 from feedline.loader.batch import Batch, digest_of
+from feedline.loader.dataset_stats import DatasetStats
 from feedline.loader.encoding.layout import BatchSchema, SlotLayout
 from feedline.loader.facts import Hello, PlanFacts, RebaseRequest, describe_bad_files, describe_rebase
 from feedline.loader.rank_agreement import Store, agree
@@ -53,23 +54,6 @@ from feedline.spec import PipelineSpec, load_spec
 _printed_ranks: set[RankInfo] = set()
 # MPI connects its ranks by its own runtime; "fake" is PyTorch's stand-in for tests, without other ranks.
 _BACKENDS_WITHOUT_STORE = ("mpi", "fake")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DatasetStats:
-    """Rows (including padding), batches and bytes since the first batch was requested; `wait_fraction` is the share of
-    time that the trainer waited for batches, `ring_fill` the share of slots that hold a batch for it now."""
-
-    rows: int
-    batches: int
-    nbytes: int
-    seconds: float
-    rows_per_s: float
-    wait_s: float
-    wait_fraction: float
-    ring_fill: float
-    ring_bytes: int
-    feeders: int
 
 
 class _Progress(NamedTuple):
@@ -149,7 +133,7 @@ class FeedlineDataset(IterableDataset[Batch]):
         step = max(step, facts.first_step_of(epoch))
         self._pinning.choose()
         self._current = None  # an older iterator would get the new one's batches
-        self._feed.begin(progress.answer, epoch, step)
+        self._feed.begin(progress.answer, epoch, step, node=self._pinning.numa_node())
         iterator = _Epoch(self)
         self._progress = _Progress(progress.answer, progress.layout, (epoch + 1, 0), (epoch, step), (epoch, step))
         self._current = weakref.ref(iterator)
@@ -268,21 +252,7 @@ class FeedlineDataset(IterableDataset[Batch]):
 
     def stats(self) -> DatasetStats:
         """Counts and shares since the first batch was requested."""
-        self._feed.refresh()
-        counts = self._feed.stats
-        seconds = time.perf_counter() - self._start_s if self._start_s is not None else 0.0
-        return DatasetStats(
-            rows=self._rows,
-            batches=counts.batches,
-            nbytes=counts.nbytes,
-            seconds=seconds,
-            rows_per_s=self._rows / seconds if seconds else 0.0,
-            wait_s=counts.wait_s,
-            wait_fraction=min(1.0, counts.wait_s / seconds) if seconds else 0.0,
-            ring_fill=self._feed.ring_fill,
-            ring_bytes=self._feed.ring_bytes,
-            feeders=self._feed.feeders,
-        )
+        return DatasetStats.of(self._feed, rows=self._rows, start_s=self._start_s)
 
     # -- life -----------------------------------------------------------------------------------------------------
 

@@ -220,6 +220,7 @@ class FeederStats:
     """A feeder's work for one trainer: batches and rows announced, bytes written, seconds waiting for blocks and slots.
 
     `epochs`: one more than the last epoch that the trainer took to its end. `step`: the next of the `steps` of `epoch`.
+    `window`: the limit of `blocks_in_flight` (0 before it is decided), and what decided it.
     """
 
     batches: int = 0
@@ -233,6 +234,9 @@ class FeederStats:
     epochs: int = 0
     ring_slots: int = 0
     ring_free: int = 0
+    blocks_in_flight: int = 0
+    window: int = 0
+    window_reason: str = ""
     delivery: BlockStats = field(default_factory=BlockStats)
 
     def to_json(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from feedline.loader.encoding.quality import Quality
 from feedline.loader.facts import FeederStats, Hello
 from feedline.loader.ring.client import FeederClient
 from feedline.loader.ring.feeder_connection import Answer
+from feedline.loader.ring.reports import FeederReports
 
 
 @dataclass(slots=True)
@@ -30,19 +31,24 @@ class DrainProgress:
     wait_s: float = 0.0
     seconds: float = 0.0
     ring_fill: float = 0.0
-    feeder: FeederStats | None = None
+    reports: FeederReports | None = None
     quality: Quality | None = None
     warnings: list[str] = field(default_factory=list)  # about data that breaks expectations
     error: BaseException | None = None
     done: bool = False
     thread: threading.Thread | None = None
 
+    @property
+    def feeder(self) -> FeederStats | None:
+        """The feeder's last counts."""
+        return None if self.reports is None else self.reports.stats
+
 
 def drain(feed: FeederClient, hello: Hello, progress: DrainProgress, *, epochs: int, stop: Callable[[], bool]) -> None:
     """Receive and discard `epochs` epochs; records progress and errors in `progress`."""
     try:
         answer = feed.open(hello)
-        progress.answer = answer
+        progress.answer, progress.reports = answer, feed.reports
         start_s = time.perf_counter()
         for epoch in range(epochs):
             feed.begin(answer, epoch, 0, last=epoch == epochs - 1)
@@ -60,7 +66,7 @@ def drain(feed: FeederClient, hello: Hello, progress: DrainProgress, *, epochs: 
                 feed.refresh()
                 progress.ring_fill = feed.ring_fill
                 del lease, item
-        progress.feeder = feed.reports.stats
+        progress.reports = feed.reports
         progress.quality = feed.reports.quality
     except BaseException as error:  # the command raises it: this thread has no caller
         progress.error = error

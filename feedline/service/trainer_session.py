@@ -8,6 +8,7 @@ none -> active (epoch, step) -> ... -> ended (END was sent) -> none.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,14 +28,17 @@ from feedline.loader.ring.reports import report_packet
 from feedline.loader.ring.slots import RingWriter
 from feedline.planning.plan import Plan
 from feedline.planning.schedule import Block, Schedule, rank_lanes
+from feedline.resources import available_memory_bytes
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.dispatch.delivery import Delivery, DeliveryStats
 from feedline.service.dispatch.timing import HORIZON_S, TrainerPace
-from feedline.service.dispatch.window import Window
+from feedline.service.dispatch.window import Window, WindowLimits
 from feedline.service.planner import Planner
 from feedline.service.quality_monitor import QualityMonitor
 from feedline.service.steps import segments_of
 from feedline.version import VERSION
+
+_window_logger = logging.getLogger("feedline.window")
 
 # How often the feeder reports to the trainer (or `feedline run`).
 _REPORT_S = 0.5
@@ -57,6 +61,9 @@ class FeederCounters:
     epochs: int = 0
     ring_slots: int = 0
     ring_free: int = 0
+    blocks_in_flight: int = 0
+    window: int = 0
+    window_reason: str = ""
     delivery: DeliveryStats = field(default_factory=DeliveryStats)
 
     def stats(self) -> FeederStats:
@@ -73,6 +80,7 @@ class _Stream:
     delivery: Delivery
     borders: dict[int, Any]
     draft: Draft | None = None  # the measured batch of `step`, until a slot is free
+    blocks_per_step: float = 0.0  # on average
     ended: bool = False
     last: bool = False  # no other epoch follows
 
@@ -90,8 +98,8 @@ class TrainerSession:
     """Serves one trainer over one channel.
 
     rank: of the trainer (None: its hello says so). memory_bytes: for its blocks in flight and its ring. admit: called
-    with a hello; False if the feeder serves that rank already. on_plan: called with the plan of a hello. wake: ends the
-    loop's sleep; blocks that finish call it from other threads.
+    with the first hello; False if the feeder serves that trainer's rank already. on_plan: called with the plan of a
+    hello. wake: ends the loop's sleep; blocks that finish call it from other threads.
     """
 
     def __init__(
@@ -122,6 +130,7 @@ class TrainerSession:
         self._hello_number = 0  # of the last hello
         self._planning: Future[Plan] | None = None
         self._plan: Plan | None = None
+        self._window: Window | None = None  # of the plan, kept over epochs
         self._stream: _Stream | None = None
         self._ahead: _Stream | None = None  # the next epoch's, started when this one ended
         self._pace = TrainerPace()
@@ -155,6 +164,32 @@ class TrainerSession:
         for stream in (self._stream, self._ahead):
             if stream is not None and not stream.ended:
                 stream.delivery.look(starved=self.starved and stream is self._stream)
+                self._adjust_window(stream)
+
+    def _adjust_window(self, stream: _Stream) -> None:
+        """Decide anew how many blocks are in flight, and how many slots the ring has."""
+        assert self._window is not None
+        last = self._window.decision
+        decision = self._window.observe(
+            threads=self._cluster.threads(),
+            step_s=self._pace.known_step_s,
+            blocks_per_step=stream.blocks_per_step,
+            held_bytes=stream.delivery.held_bytes,
+            available_bytes=available_memory_bytes(),
+        )
+        if decision is not None:
+            slots = self._ring.provide(decision.slots)
+            before = "" if last is None else f" (before: {last.blocks})"
+            _window_logger.info(
+                "rank %s: %s blocks in flight%s, %s ring slots: %s",
+                self.rank,
+                decision.blocks,
+                before,
+                slots,
+                decision.reason,
+            )
+            self.counters.window, self.counters.window_reason = decision.blocks, decision.reason
+        self.counters.blocks_in_flight = stream.delivery.in_flight
 
     def send_error(self, name: str, message: str) -> None:
         """Send the error that ends the session."""
@@ -205,7 +240,7 @@ class TrainerSession:
                 f"the trainer is another rank: got rank {hello.rank} of {hello.world_size}, expected {rank} of "
                 f"{self._world_size}"
             )
-        if not self._admit(hello):
+        if self.global_rank != hello.global_rank and not self._admit(hello):
             self.channel.send_json({"type": "busy"})
             raise ChannelClosedError("another trainer of this rank is served")
         self.rank, self.global_rank = rank, hello.global_rank
@@ -220,6 +255,7 @@ class TrainerSession:
             return
         self._planning = None
         self._plan = plan = planning.result()
+        self._window = None
         self._on_plan(plan)
         self.monitor = QualityMonitor(plan.layout.schema, plan.job.features, plan.on_expect)
         facts = {**plan.facts().to_json(), **replace(self._about, dashboard=self._cluster.dashboard).to_json()}
@@ -236,6 +272,7 @@ class TrainerSession:
                 ahead.delivery.close()
             self._stream = self._open(begin.stream, begin.epoch, begin.step)
         self._stream.last = begin.last
+        self._ring.node = begin.node
         self.monitor.begin(begin.epoch, begin.seen)
         steps = self._stream.schedule.steps
         self.counters.epoch, self.counters.step, self.counters.steps = begin.epoch, begin.step, steps
@@ -247,6 +284,14 @@ class TrainerSession:
         schedule = self._planner.schedule(plan, epoch)
         step = max(step, schedule.first_step)
         lanes = rank_lanes(schedule.lanes, self.rank, self._world_size)
+        limits = WindowLimits(
+            open_blocks=schedule.open_blocks(lanes),
+            memory_bytes=int(self._memory_bytes * (1 - _RING_SHARE)),
+            fixed_blocks=self._cluster.fixed_window,
+        )
+        if self._window is None:
+            self._window = Window(limits)
+        self._window.limits = limits
         delivery = Delivery(
             self._cluster,
             plan.job,
@@ -254,12 +299,13 @@ class TrainerSession:
             name=f"{plan.name}-e{epoch}",
             blocks=schedule.blocks_of(lanes, first_step=step),
             request=lambda block: plan.request(block, epoch),
-            window=_window(schedule.open_blocks(lanes), self._memory_bytes, self._cluster.fixed_window),
+            window=self._window,
             wake=self._wake,
             stats=self.counters.delivery,
         )
         borders = {lane: schedule.block_starts(lane) for lane in lanes}
-        return _Stream(number, epoch, step, schedule, delivery, borders)
+        rate = sum(len(starts) - 1 for starts in borders.values()) / max(1, schedule.steps)
+        return _Stream(number, epoch, step, schedule, delivery, borders, blocks_per_step=rate)
 
     def _end_stream(self) -> None:
         for stream in (self._stream, self._ahead):
@@ -331,8 +377,10 @@ class TrainerSession:
             self.channel.send_json({"type": "warnings", "texts": list(warnings)})
 
 
-def _window(lanes: int, memory_bytes: int, fixed_blocks: int | None) -> Window:
-    return Window(lanes=lanes, memory_bytes=int(memory_bytes * (1 - _RING_SHARE)), fixed_blocks=fixed_blocks)
+def show_window_changes() -> None:
+    """Write a line to standard error (or the feeder's log) whenever a window changes."""
+    _window_logger.setLevel(logging.INFO)
+    _window_logger.addHandler(logging.StreamHandler())
 
 
 def _refuse_other_installations(message: Mapping[str, Any]) -> None:

@@ -26,7 +26,7 @@ from feedline.fitting import observe
 from feedline.planning.plan import Plan
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.dispatch.delivery import Delivery, DeliveryStats
-from feedline.service.dispatch.window import Window
+from feedline.service.dispatch.window import Window, WindowLimits
 from feedline.spec.sections import ClusterSpec
 
 ROWS = 64
@@ -64,7 +64,7 @@ def delivery_of(plan: Plan, cluster: Any) -> Delivery:
         name="n",
         blocks=schedule.blocks_of(range(schedule.lanes), first_step=0),
         request=lambda block: plan.request(block, 0),
-        window=Window(lanes=1, memory_bytes=2**30, fixed_blocks=8),
+        window=Window(WindowLimits(open_blocks=1, memory_bytes=2**30, fixed_blocks=8)),
         wake=lambda: None,
         stats=DeliveryStats(),
     )

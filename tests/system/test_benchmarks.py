@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -391,6 +392,14 @@ def test_snapshots_of_many_files_are_measured(tmp_path: Path) -> None:
     for heading in ("listing", "cold", "2 processes", "warm", "plan", "512"):
         assert heading in run.stdout
     assert not list(tmp_path.iterdir())
+
+
+def test_ranks_that_share_a_feeder_are_measured() -> None:
+    command = [sys.executable, str(BENCHMARKS / "ranks.py"), "--tiny"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert run.returncode == 0, run.stderr
+    assert float(re.search(r"two ranks, of one: ([\d.]+)", run.stdout)[1]) > 0
+    assert float(re.search(r"eight ranks, of one: ([\d.]+)", run.stdout)[1]) < 1.5
 
 
 def test_the_table_of_many_files_is_what_it_says(tmp_path: Path) -> None:

@@ -74,7 +74,8 @@ class RecentRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankView:
-    """The displayed state of a rank. epoch: from 0; waits: the side that waits, "trainer", "feeder" or ""."""
+    """The displayed state of a rank. epoch: from 0; waits: the side that waits, "trainer", "feeder" or "".
+    blocks: those in flight, and their limit ("2/3"), for which a table has no room."""
 
     rank: int
     state: str
@@ -87,6 +88,7 @@ class RankView:
     batches_per_s: float
     ring_fill: float | None
     waits: str
+    blocks: str = ""
 
     @property
     def remaining_s(self) -> float | None:
@@ -167,9 +169,10 @@ def line(view: RankView) -> str:
     eta = "" if view.remaining_s is None else f", ETA {_format_duration(view.remaining_s)}"
     fill = "" if view.ring_fill is None else f", ring {view.ring_fill:.0%} full"
     waits = f", {view.waits} waits" if view.waits else ""
+    blocks = f", {view.blocks} blocks in flight" if view.blocks else ""
     return (
         f"rank {view.rank} {view.state}: epoch {_epoch(view)}, step {view.step:,}/{view.steps:,} ({_percent(view)}), "
-        f"{view.rows:,} rows, {view.rows_per_s:,.0f} rows/s{eta}{fill}{waits}"
+        f"{view.rows:,} rows, {view.rows_per_s:,.0f} rows/s{eta}{blocks}{fill}{waits}"
     )
 
 

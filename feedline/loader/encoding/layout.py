@@ -19,6 +19,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -142,7 +143,11 @@ class SlotLayout:
         self.width = {group: sum(column.width for column in schema.group(group)) for group in GROUPS}
         self.sparse = schema.sparse
         self.extra = schema.group("extra")
-        self.sparse_index = {column.name: index for index, column in enumerate(self.sparse)}
+        places = {column.name: index for index, column in enumerate(self.sparse)}
+        # Names in the order of pipeline.yaml, each with its index in memory order.
+        self.sparse_names = tuple((column.name, places[column.name]) for column in schema.group("sparse"))
+        self.sparse_runs = _runs([column.dtype for column in self.sparse])
+        self.weighted = tuple(index for index, column in enumerate(self.sparse) if column.weighted)
         self.extra_index = {column.name: index for index, column in enumerate(self.extra)}
         self.header_words = len(_HEADER) + len(self.sparse) + len(self.extra)
         self._value_bytes = tuple(np.dtype(column.dtype).itemsize for column in self.sparse)
@@ -222,6 +227,12 @@ class SlotLayout:
             values=tuple(words[len(_HEADER) : features]),
             fixed=tuple(bool(word) for word in words[features : self.header_words]),
         )
+
+
+def _runs(dtypes: Sequence[str]) -> tuple[tuple[str, slice], ...]:
+    """Runs of equal neighbours: the sparse features whose values lie back to back."""
+    starts = [index for index, dtype in enumerate(dtypes) if index == 0 or dtype != dtypes[index - 1]]
+    return tuple((dtypes[first], slice(first, stop)) for first, stop in pairwise([*starts, len(dtypes)]))
 
 
 class _Sections:

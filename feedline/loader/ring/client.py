@@ -65,6 +65,7 @@ class FeederClient:
         self._begin_sent = False
         self._resuming = False  # the stream continues one of another feeder, with its counts
         self._last_epoch = False
+        self._node: int | None = None
         self._position: tuple[int, int] | None = None  # epoch and step of the next batch
         self.stats = ClientStats()
 
@@ -86,12 +87,15 @@ class FeederClient:
                 self._connection.current = answer
                 return answer
 
-    def begin(self, answer: Answer, epoch: int, step: int, *, last: bool = False) -> None:
-        """Start an epoch's stream at a step; frees slots of an earlier stream unread. last: no other epoch follows."""
+    def begin(self, answer: Answer, epoch: int, step: int, *, last: bool = False, node: int | None = None) -> None:
+        """Start an epoch's stream at a step; frees slots of an earlier stream unread.
+
+        last: no other epoch follows. node: the NUMA node of the trainer's GPU.
+        """
         self._begin_sent = self._resuming = False
         if self._answer is not None and self._answer.facts.schema != answer.facts.schema:
             self._connection.reports = FeederReports()  # counts of other features cannot be added
-        self._answer, self._position, self._last_epoch = answer, (epoch, step), last
+        self._answer, self._position, self._last_epoch, self._node = answer, (epoch, step), last, node
         with contextlib.suppress(ChannelClosedError):  # `next` recovers
             self._connection.connect()
             self._begin()
@@ -240,7 +244,9 @@ class FeederClient:
             self._stream = stream
             self._connection.room.reset()
             epoch, step = self._position
-            begin = BeginStream(stream=stream, epoch=epoch, step=step, last=self._last_epoch, seen=seen)
+            begin = BeginStream(
+                stream=stream, epoch=epoch, step=step, last=self._last_epoch, seen=seen, node=self._node
+            )
             self._connection.send(begin.to_json())
             self._begin_sent = self._resuming = True
 

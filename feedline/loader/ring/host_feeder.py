@@ -155,6 +155,9 @@ def attach(launch: HostLaunch, *, reported: set[str], unless: Callable[[], bool]
     """
     try:
         path = runtime_dir() / f"{launch.name}.sock"
+    except FeederError as error:
+        raise NoSharedFeederError(str(error)) from error
+    try:
         return _attach(path, launch, reported, unless)
     except OSError as error:
         raise NoSharedFeederError(str(error)) from error

@@ -28,6 +28,7 @@ from feedline.resources import (
     ALLOCATOR_ENVIRONMENT,
     SCRATCH_VARIABLE,
     available_cores,
+    available_memory_bytes,
     choose_cpu,
     cpu_environment,
     make_scratch,
@@ -41,6 +42,8 @@ FUTILE_DEATHS = 3
 # A serving feeder ends within a second of its connection; a planning one needs SIGTERM.
 _NOTICE_S, _EXIT_S = 2.0, 5.0
 _LAST_WORDS_BYTES = 4000
+# Default memory of a rank's blocks and ring: this, or its share of half of the free memory if that is less.
+_MEMORY_BYTES = 4 * 2**30
 # A log beyond the first size is cut to the second.
 _LOG_NAME = "feeder.log"
 LOG_BYTES, LOG_KEPT_BYTES = 16 * 2**20, 2**20
@@ -249,12 +252,21 @@ def feeder_threads(spec: PipelineSpec, *, feeders: int) -> int:
     return max(1, available_cores() // feeders // (spec.cluster.workers or 1))
 
 
+def memory_share(spec: PipelineSpec, *, local_ranks: int) -> int:
+    """Bytes that one rank's ring and blocks in flight may take: its share of `memory`."""
+    if spec.memory is not None:
+        return spec.memory // local_ranks
+    return min(_MEMORY_BYTES, available_memory_bytes() // 2 // local_ranks)
+
+
 def feeder_environment(spec: PipelineSpec, *, feeders: int) -> dict[str, str]:
-    """The environment variables of a new feeder: allocators, a Polars pool of one thread per Dask thread, not per core
-    (the current environment takes precedence), and numpy's instructions by `cluster.cpu` (here it does not).
+    """The environment variables of a new feeder: allocators, a Polars pool of one thread per Dask thread, not per core,
+    no pool for linear algebra, which no op uses and which costs numpy's import 0.05 s (the current environment takes
+    precedence), and numpy's instructions by `cluster.cpu` (here it does not).
 
     Raises ClusterError if this machine lacks the instructions of `cluster.cpu`.
     """
-    defaults = {"POLARS_MAX_THREADS": str(feeder_threads(spec, feeders=feeders)), **ALLOCATOR_ENVIRONMENT}
+    threads = {"POLARS_MAX_THREADS": str(feeder_threads(spec, feeders=feeders)), "OPENBLAS_NUM_THREADS": "1"}
+    defaults = {**threads, **ALLOCATOR_ENVIRONMENT}
     variables = {name: os.environ.get(name, value) for name, value in defaults.items()}
     return {**variables, **cpu_environment(choose_cpu(spec.cluster.cpu, shared=spec.cluster.scheduler is not None))}

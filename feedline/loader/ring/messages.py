@@ -31,7 +31,8 @@ class _Message:
 class BeginStream(_Message):
     """`begin`: the trainer's next stream starts at this step; `last` if no other epoch follows.
 
-    seen: the quality counts of a dead feeder that delivered the epoch's steps before this one.
+    seen: the quality counts of a dead feeder that delivered the epoch's steps before this one. node: the NUMA node of
+    the trainer's GPU (None: any).
     """
 
     kind: ClassVar[str] = "begin"
@@ -41,6 +42,7 @@ class BeginStream(_Message):
     step: int
     last: bool
     seen: Mapping[str, Any] | None
+    node: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from feedline.loader.ring.numa import node_of_device
 from feedline.loader.ring.slots import Event
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,16 @@ class Pinning:
             self._device = device_to_pin_under(
                 torch.cuda.current_device(), devices_in_use(), local_rank=self._local_rank, count=count
             )
+
+    def numa_node(self) -> int | None:
+        """The NUMA node of the chosen device; None without one, or on a machine with one node."""
+        if self._device is None:
+            return None
+        properties: Any = torch.cuda.get_device_properties(self._device)
+        if not hasattr(properties, "pci_bus_id"):  # an older torch
+            return None
+        domain, bus, device = properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id
+        return node_of_device(f"{domain:04x}:{bus:02x}:{device:02x}.0")
 
     def register(self, address: int, nbytes: int) -> bool:
         """Pin a mapping. Returns False without CUDA (logged once per process) or if registering fails."""

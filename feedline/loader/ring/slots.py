@@ -13,6 +13,7 @@ descriptor and mapping.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import fcntl
 import functools
 import logging
@@ -31,6 +32,7 @@ from feedline.errors import RingError
 from feedline.loader.encoding.layout import SlotHeader
 from feedline.loader.ring.channel import END, READY, Channel, Descriptor
 from feedline.loader.ring.messages import NewGeneration, RingFull
+from feedline.loader.ring.numa import preferred_node
 from feedline.resources import available_memory_bytes
 
 logger = logging.getLogger(__name__)
@@ -41,6 +43,8 @@ _SLACK = 1.125
 # Slots of a new ring: two leased (the current batch and the next), one ready, one being filled. Finished blocks absorb
 # longer jitter; more slots would only add memory to touch before step 0.
 _FIRST_SLOTS = 4
+# A ring gets more slots for a smooth run only as long as it is smaller than this.
+_SMALL_RING_BYTES = 64 * 2**20
 # Memory left free for other processes when a generation is allocated.
 _RESERVE_BYTES = 64 * 1024 * 1024
 
@@ -87,8 +91,11 @@ class RingMemory:
         self.map = _Mapping(fd, slots * slot_bytes, flags=flags)
 
     @classmethod
-    def create(cls, *, generation: int, slots: int, slot_bytes: int) -> RingMemory:
-        """Allocate the pages of a generation. Raises RingError with needed and available bytes if memory is short."""
+    def create(cls, *, generation: int, slots: int, slot_bytes: int, node: int | None = None) -> RingMemory:
+        """Allocate the pages of a generation, on a NUMA node if it is given.
+
+        Raises RingError with needed and available bytes if memory is short.
+        """
         nbytes, available = slots * slot_bytes, available_memory_bytes()
         if nbytes + _RESERVE_BYTES > available:
             raise RingError(
@@ -97,7 +104,8 @@ class RingMemory:
             )
         fd = os.memfd_create("feedline-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.posix_fallocate(fd, 0, nbytes)  # raises here rather than SIGBUS on a later write
+            with preferred_node(node):
+                os.posix_fallocate(fd, 0, nbytes)  # raises here rather than SIGBUS on a later write
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             return cls(fd, generation=generation, slots=slots, slot_bytes=slot_bytes)
         except OSError as error:
@@ -135,6 +143,7 @@ class RingWriter:
         self._limit_bytes = limit_bytes
         self._generations: dict[int, _WriterGeneration] = {}
         self._next_generation = 0
+        self.node: int | None = None  # the NUMA node of further generations
 
     @property
     def nbytes(self) -> int:
@@ -187,6 +196,17 @@ class RingWriter:
             return False
         return True
 
+    def provide(self, slots: int) -> int:
+        """Add slots until the ring has so many, if it stays small and memory permits; returns their number."""
+        newest = [g for g in self._generations.values() if not g.retired][-1:]
+        if newest:
+            slot_bytes = newest[0].memory.slot_bytes
+            least = min(slots - self.slots, (min(self._limit_bytes, _SMALL_RING_BYTES) - self.nbytes) // slot_bytes)
+            if least > 0:
+                with contextlib.suppress(RingError):  # the trainer makes do with what there is
+                    self._add(least, slot_bytes)
+        return self.slots
+
     def close(self) -> None:
         for generation in self._generations.values():
             generation.memory.close_fd()
@@ -206,7 +226,7 @@ class RingWriter:
         self._add(slots, slot_bytes)
 
     def _add(self, slots: int, slot_bytes: int) -> None:
-        memory = RingMemory.create(generation=self._next_generation, slots=slots, slot_bytes=slot_bytes)
+        memory = RingMemory.create(generation=self._next_generation, slots=slots, slot_bytes=slot_bytes, node=self.node)
         self._next_generation += 1
         self._generations[memory.generation] = _WriterGeneration(memory, deque(range(slots)))
         message = NewGeneration(generation=memory.generation, slots=slots, slot_bytes=slot_bytes)

@@ -100,8 +100,6 @@ class Cluster:
             if self._port is not None:
                 self._port.release()
         self._dask.set_result(dask)
-        if self._early is not None:
-            self._early.retire()
 
     def _connected(self) -> DaskCluster:
         """The cluster, once it is up."""

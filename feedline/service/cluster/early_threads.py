@@ -75,10 +75,6 @@ class EarlyThreads:
             del self._computations[key]
         computation.future.cancel()
 
-    def retire(self) -> None:
-        """End the threads when they have finished what was started; no task is started any more."""
-        self._pool.shutdown(wait=False)
-
     def close(self) -> None:
         """Cancel what has not started, and wait for the rest."""
         self._pool.shutdown(wait=True, cancel_futures=True)

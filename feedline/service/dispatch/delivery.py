@@ -109,7 +109,6 @@ class Delivery:
         self._outcomes: list[tuple[str, Outcome, float]] = []  # appended to by the threads of tasks
         self._closed = False
         self._lock = threading.Lock()
-        self._largest_bytes = 0
         self._durations_s = Recent()  # from the submission of a block to its result
         self._priorities = Priorities()
         self.stats = stats
@@ -117,6 +116,11 @@ class Delivery:
     @property
     def in_flight(self) -> int:
         return len(self._work)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the finished blocks."""
+        return sum(rows.nbytes for work in self._work.values() for rows in work.rows or ())
 
     def pump(self, step: int, *, step_s: float = 0.0, delay_s: float = 0.0) -> None:
         """Submit blocks while the window has room, and always those that `step` needs.
@@ -127,8 +131,7 @@ class Delivery:
         self._resubmit()
         threads = self._cluster.threads()
         while self._next is not None and (
-            self._window.has_room(len(self._work), threads=threads, largest_bytes=self._largest_bytes)
-            or self._next.first_step <= step
+            self._window.has_room(len(self._work), threads=threads) or self._next.first_step <= step
         ):
             block, self._next = self._next, next(self._blocks, None)
             work = _Work(block, self._request(block))
@@ -302,7 +305,7 @@ class Delivery:
         self._forget(work)
         work.rows = unpack(self._layout, result)
         work.quality = result.quality
-        self._largest_bytes = max(self._largest_bytes, result.nbytes)
+        self._window.record(result.read_s + result.transform_s + result.encode_s, result.nbytes)
         stats = self.stats
         stats.blocks += 1
         stats.nbytes_read += result.nbytes_read

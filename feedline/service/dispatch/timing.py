@@ -21,10 +21,12 @@ HORIZON_S = 10.0
 _OVERDUE_TIMES = 10
 _OVERDUE_S = 30.0
 _RECENT = 31
+# Steps that show a trainer's own pace: the first ones fill a ring that is empty.
+_ENOUGH_STEPS = 12
 
 
 class Recent:
-    """The last values, for their median."""
+    """The last values, for their median and maximum."""
 
     def __init__(self) -> None:
         self._values: deque[float] = deque(maxlen=_RECENT)
@@ -36,6 +38,14 @@ class Recent:
     def median(self) -> float:
         """0 without values."""
         return statistics.median(self._values) if self._values else 0.0
+
+    @property
+    def largest(self) -> float:
+        """0 without values."""
+        return max(self._values, default=0.0)
+
+    def __len__(self) -> int:
+        return len(self._values)
 
 
 class TrainerPace:
@@ -56,6 +66,11 @@ class TrainerPace:
     def step_s(self) -> float:
         """Median of recent steps; 0 before the second one."""
         return self._recent.median
+
+    @property
+    def known_step_s(self) -> float:
+        """`step_s`, or 0 as long as the steps may only have filled the ring."""
+        return self._recent.median if len(self._recent) >= _ENOUGH_STEPS else 0.0
 
 
 def priority(due_s: float) -> int:

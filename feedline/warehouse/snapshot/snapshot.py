@@ -164,8 +164,9 @@ class Snapshot:
         if metadata.get(b"version") != str(_VERSION).encode():
             raise CorruptFileError(f"{redact(join(folder, name))} is not a snapshot. Name a file that holds one")
         schema, logged = head.schema.remove_metadata(), b"logged" in metadata
+        id = metadata.get(b"id")  # verified as all content; earlier versions did not write it
         snapshot = cls(
-            id=identity(schema, files, row_groups, logged=logged),
+            id=identity(schema, files, row_groups, logged=logged) if id is None else id.decode(),
             uri=metadata[b"uri"].decode(),
             schema=schema,
             partition_columns=tuple(json.loads(metadata[b"partition_columns"])),
@@ -181,6 +182,7 @@ class Snapshot:
     def _tables(self, notes: dict[str, str]) -> Iterator[pa.Table]:
         head = {
             b"version": str(_VERSION).encode(),
+            b"id": self.id.encode(),
             b"uri": self.uri.encode(),
             b"partition_columns": json.dumps(self.partition_columns).encode(),
             b"ignored": str(self.ignored).encode(),

@@ -21,14 +21,16 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import pyarrow.fs as pafs
-from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
 from feedline.errors import StoreError
 from feedline.warehouse.storage.faults import Outlook, explain_errors, label, outlook, safe_message
 from feedline.warehouse.storage.parallel import stop_event
+
+if TYPE_CHECKING:
+    from tenacity import RetryCallState
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -132,6 +134,8 @@ def retry_transient(operation: Callable[[], T], name: str, verb: str) -> T:
 
 def _retry(operation: Callable[[], T], first_error: Exception, name: str, verb: str, policy: RetryPolicy) -> T:
     """Retry an operation that failed once; `first_error` stands for the first attempt of tenacity's loop."""
+    from tenacity import Retrying, retry_if_exception, wait_random_exponential  # noqa: PLC0415 -- 0.1 s, with asyncio
+
     start_s = time.monotonic()
     attempts = _Attempts(first_error)
     exponential = wait_random_exponential(multiplier=policy.first_s, max=policy.longest_s)

@@ -195,6 +195,22 @@ def test_features_by_name_and_the_keyed_jagged_view():
         batch.sparse["d0"]
 
 
+@pytest.mark.parametrize("where", ["slot", "clone", "device"])
+def test_a_change_of_one_tensor_in_place_is_no_change_of_another(where: str):
+    """Else autograd would refuse to go back through the others."""
+    batch = batch_of([RowSlice(encoded=encode(frame_of([record(), record()]), SCHEMA), start=0, stop=2)])
+    batch = {"slot": lambda: batch, "clone": batch.clone, "device": lambda: batch.to("meta")}[where]()
+    tensors = [batch.dense, batch.categorical, batch.labels, batch.valid]
+    for sparse in batch.sparse.values():
+        tensors += [
+            part for part in (sparse.values, sparse.lengths, sparse.offsets, sparse.weights) if part is not None
+        ]
+    assert len(tensors) == 4 + 5 * 3 + 2
+    for number, tensor in enumerate(tensors):
+        tensor.mul_(2) if tensor.dtype != torch.bool else tensor.logical_not_()
+        assert [each._version for each in tensors] == [1] * (number + 1) + [0] * (len(tensors) - number - 1)
+
+
 def test_numeric_extras_with_nulls_are_arrow_arrays():
     frame = frame_of([record(id=None), record()])
     batch = batch_of([RowSlice(encoded=encode(frame, SCHEMA), start=0, stop=2)])

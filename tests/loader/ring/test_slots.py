@@ -131,6 +131,26 @@ def test_growth_adds_slots_up_to_the_limit_and_reports_a_full_ring(rings):
     assert [int(lease.root[0]) for lease in held] == list(range(16))
 
 
+def test_slots_are_added_on_request_while_the_ring_stays_small(rings, monkeypatch):
+    ring = rings(limit_bytes=1024 * MIB)
+    assert ring.writer.provide(20) == 0, "before the first batch nobody knows how large slots are"
+    assert ring.send(1, MIB // 2)
+    assert ring.writer.provide(20) == ring.writer.slots == 20
+    assert ring.writer.provide(6) == 20, "none is taken away"
+    assert ring.writer.provide(10_000) == ring.writer.slots < 10_000
+    assert ring.writer.nbytes <= 64 * MIB
+    ring.receive()
+    assert ring.reader.slots == ring.writer.slots
+    steps = ring.writer.free_slots
+    assert all(ring.send(step % 251, MIB // 2, step) for step in range(steps))
+    assert not ring.send(0, MIB // 2), "every slot is used"
+    assert [ready.step for ready in ring.ready[1:]] == list(range(steps))
+    tight = rings(limit_bytes=1024 * MIB)
+    assert tight.send(1, 100)
+    monkeypatch.setattr(ring_module, "available_memory_bytes", lambda: 0)
+    assert tight.writer.provide(20) == 4, "without memory it stays as it is"
+
+
 def test_a_larger_batch_adds_a_generation_and_the_old_one_is_unmapped_with_its_last_lease(rings):
     ring = rings()
     ring.send(1, 1000)

@@ -22,7 +22,7 @@ from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.early_threads import EarlyThreads
 from feedline.service.dispatch import attempts
 from feedline.service.dispatch.delivery import Delivery, DeliveryStats
-from feedline.service.dispatch.window import Window
+from feedline.service.dispatch.window import Window, WindowLimits
 from feedline.spec.sections import ClusterSpec
 from feedline.warehouse.synthetic.generate import clicks_pipeline
 
@@ -61,7 +61,7 @@ class Blocks:
             name="early",
             blocks=iter(self.blocks),
             request=lambda block: plan.request(block, 0),
-            window=Window(lanes=1, memory_bytes=1 << 30, fixed_blocks=2),
+            window=Window(WindowLimits(open_blocks=1, memory_bytes=1 << 30, fixed_blocks=2)),
             wake=lambda: None,
             stats=DeliveryStats(),
         )

@@ -21,7 +21,7 @@ from feedline.planning.schedule import Block
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.dispatch import attempts
 from feedline.service.dispatch.delivery import Delivery, DeliveryStats
-from feedline.service.dispatch.window import Window
+from feedline.service.dispatch.window import Window, WindowLimits
 from feedline.spec.sections import ClusterSpec
 
 ROWS = 4
@@ -67,7 +67,7 @@ class Stream:
 
     def open(self, name: str, blocks: int, **options: Any) -> Delivery:
         made = (Block(lane=0, index=n, first_step=n, last_step=n, **BLOCK) for n in range(blocks))
-        defaults = {"window": Window(lanes=1, memory_bytes=1 << 30, fixed_blocks=4)}
+        defaults = {"window": window(fixed_blocks=4)}
         return Delivery(
             self.cluster,
             SimpleNamespace(digest=name),  # what every task is given
@@ -101,6 +101,10 @@ class Stream:
 BLOCK: dict[str, Any] = {"start": 0, "rows": ROWS, "pieces": ()}
 
 
+def window(**changes: int) -> Window:
+    return Window(WindowLimits(**{"open_blocks": 1, "memory_bytes": 1 << 30, **changes}))
+
+
 def run(job: Any, request: Any, key: str, packed: bool) -> BlockResult:
     """Instead of a block's own task."""
     value = Stream.work(request.index, key)
@@ -109,7 +113,7 @@ def run(job: Any, request: Any, key: str, packed: bool) -> BlockResult:
         rows=ROWS,
         parts=(SimpleNamespace(value=value, nbytes=8),),
         image=None,
-        read_s=0,
+        read_s=0.1,
         transform_s=0,
         encode_s=0,
         nbytes_read=0,
@@ -178,7 +182,7 @@ def test_an_unresponsive_worker_delays_only_its_own_blocks(
 
     monkeypatch.setitem(dark.handlers, "get_data", get_data)
     stream = Stream(cluster, monkeypatch, lambda index, key: here())
-    delivery = stream.open("dark", 18, window=Window(lanes=18, memory_bytes=1 << 30))
+    delivery = stream.open("dark", 18, window=window(open_blocks=18))
     delivery.pump(0)
     assert eventually(lambda: sum(len(worker.data) for worker in workers.workers.values()) == 18), "all are finished"
     of_others = 18 - len(dark.data)
@@ -248,6 +252,29 @@ def test_nothing_is_computed_twice_where_there_is_one_worker(monkeypatch: pytest
         assert stream.read(delivery, range(2)) == [0, 1]
         assert (len(calls), delivery.stats.resubmitted) == (2, 0)
         delivery.close()
+
+
+def test_trainers_that_read_the_same_lanes_share_blocks(monkeypatch: pytest.MonkeyPatch):
+    """Each block is computed once, while the second trainer is one step behind, and so within its window."""
+    calls: list[int] = []
+
+    def work(index: int, key: str) -> int:
+        calls.append(index)
+        return index
+
+    with contextlib.closing(Cluster(ClusterSpec(threads=2), threads=2)) as cluster:
+        cluster.check_workers()
+        stream = Stream(cluster, monkeypatch, work)
+        first, second = (stream.open("shared", 8) for _ in range(2))
+        second.pump(0)
+        seen = [*stream.read(first, range(1))]
+        for step in range(8):
+            assert stream.read(second, range(step, step + 1)) == [step]
+            seen += stream.read(first, range(step + 1, min(step + 2, 8)))
+        assert seen == list(range(8))
+        assert sorted(calls) == list(range(8))
+        first.close()
+        second.close()
 
 
 @pytest.mark.parametrize("error", [OSError("the disk is gone"), RuntimeError("no such library"), DataError("bits rot")])
@@ -407,14 +434,18 @@ def test_the_window_follows_the_workers_without_calls_to_the_scheduler(
 
         monkeypatch.setitem(workers.scheduler.handlers, name, counted)
     stream = Stream(cluster, monkeypatch, lambda index, key: index)
-    delivery = stream.open("window", 400, window=Window(lanes=1, memory_bytes=1 << 30))
+    delivery = stream.open("window", 400, window=window())
     delivery.pump(0)
     assert delivery.in_flight == 3, "one per thread, before anybody knows how large they are"
     assert stream.read(delivery, range(40)) == list(range(40))
-    assert delivery.in_flight == 2 * 3 + 1 - 1
+    assert delivery.in_flight == 1 + 3 - 1
     monkeypatch.setattr(cluster.connection, "_totals", lambda: {"n_workers": 64, "total_threads": 64})
     delivery.pump(40)
-    assert delivery.in_flight == 2 * 64 + 1
+    assert delivery.in_flight == 1 + 64
+    fast = {"threads": 64, "step_s": 1e-9, "blocks_per_step": 1.0, "held_bytes": 0, "available_bytes": 1 << 40}
+    assert delivery._window.observe(**fast) is not None
+    delivery.pump(40)
+    assert delivery.in_flight == 1 + 2 * 64
     assert all(question == ("identity", 0) for question in asked), "totals, every two seconds"
     delivery.close()
 
@@ -433,19 +464,20 @@ def test_jobs_of_different_ages_share_a_cluster(
         return index
 
     stream = Stream(cluster, monkeypatch, work)
-    everything = Window(lanes=100, memory_bytes=1 << 30)
+    everything = window(open_blocks=100)
     assert eventually(lambda: not workers.scheduler.tasks), "what earlier jobs cancelled is gone"
     blocker = stream.open("blocker", 3, window=everything)
     blocker.pump(0)
     assert eventually(lambda: sum(len(worker.state.executing) for worker in workers.workers.values()) == 3)
-    old = stream.open("old", 130, window=Window(lanes=1, memory_bytes=1 << 30, fixed_blocks=30))
+    old = stream.open("old", 130, window=window(fixed_blocks=30))
     for _ in range(100):
         old._next = next(old._blocks)
     new = stream.open("new", 30, window=everything)
     step = old._next.first_step
     clock = iter(range(10_000))
     old._wall_clock = new._wall_clock = lambda: 1e9 + next(clock) * 1e-3
-    old._largest_bytes = new._largest_bytes = 1
+    old._window.record(0.1, 1)
+    new._window.record(0.1, 1)
     old.pump(step, step_s=0.1)  # a step in 0.1 s, a block each
     new.pump(0)  # nobody knows yet
     names = ("-old-", "-new-")

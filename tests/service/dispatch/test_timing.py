@@ -1,4 +1,4 @@
-"""Due times, overdue blocks and the number of blocks in flight; pure."""
+"""Due times and overdue blocks; pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from itertools import pairwise
 import pytest
 
 from feedline.service.dispatch.timing import HORIZON_S, Priorities, TrainerPace, overdue_after_s
-from feedline.service.dispatch.window import Window
 
 
 def test_a_pace_is_the_trainers_own():
@@ -53,25 +52,3 @@ def test_the_next_epochs_blocks_come_last():
 def test_a_block_is_overdue_after_ten_medians():
     assert overdue_after_s(0) == overdue_after_s(1) == 30
     assert overdue_after_s(7) == 70
-
-
-@pytest.mark.parametrize(
-    ("lanes", "threads", "first", "then"),
-    [(1, 1, 1, 3), (1, 2, 2, 5), (1, 64, 5, 129), (8, 2, 8, 12), (64, 256, 68, 576)],
-)
-def test_a_window_limits_blocks_and_bytes(lanes: int, threads: int, first: int, then: int):
-    window = Window(lanes=lanes, memory_bytes=1000)
-
-    def fills(**known: int) -> int:
-        return next(blocks for blocks in range(10_000) if not window.has_room(blocks, threads=threads, **known))
-
-    assert fills(largest_bytes=0) == first
-    assert fills(largest_bytes=1) == min(then, 1000)
-    assert fills(largest_bytes=300) == min(then, 3)
-    assert fills(largest_bytes=2000) == 0, "then what is needed, and no more"
-
-
-def test_a_fixed_window_overrides_the_default():
-    window = Window(lanes=4, memory_bytes=1000, fixed_blocks=3)
-    assert [window.has_room(blocks, threads=100, largest_bytes=0) for blocks in (2, 3)] == [True, False]
-    assert [window.has_room(blocks, threads=100, largest_bytes=9) for blocks in (2, 3)] == [True, False]

@@ -22,8 +22,9 @@ from warehouse_samples import BOUNDED, sample, write
 
 from feedline.errors import CorruptFileError, TableError, TableNotFoundError
 from feedline.warehouse.discovery.hive import discover
-from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.snapshot import Snapshot, identity
 from feedline.warehouse.snapshot.take import snapshot_of, take_snapshot
+from feedline.warehouse.storage import content_store
 
 
 def facts(snapshot: Snapshot, column: str) -> list[dict[str, Any]]:
@@ -150,6 +151,18 @@ def test_a_saved_snapshot_comes_back_without_the_table(tmp_path: Path) -> None:
     assert loaded.files.equals(snapshot.files)
     assert loaded.row_groups.equals(snapshot.row_groups)
     assert Snapshot.load(f"file://{work_dir}", snapshot.id).files.equals(snapshot.files)
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["as it is written", "as earlier versions wrote it"])
+def test_a_saved_snapshot_has_the_id_of_its_content(tmp_path: Path, named: bool) -> None:
+    snapshot = take_snapshot(write(tmp_path / "t", {"k=1/a.parquet": sample(25, 1), "k=é/b.parquet": sample(7, 2)}))
+    tables = list(snapshot._tables({}))
+    if not named:
+        head = {key: value for key, value in tables[0].schema.metadata.items() if key != b"id"}
+        tables[0] = tables[0].replace_schema_metadata(head)
+    content_store.create(str(tmp_path), f"snapshots/{snapshot.id}.arrow", tables)
+    loaded = Snapshot.load(str(tmp_path), snapshot.id)
+    assert identity(loaded.schema, loaded.files, loaded.row_groups, logged=loaded.logged) == loaded.id == snapshot.id
 
 
 def test_a_snapshot_of_a_map_column_comes_back(tmp_path: Path) -> None:
