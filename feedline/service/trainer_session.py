@@ -78,7 +78,7 @@ class _Stream:
     step: int
     schedule: Schedule
     delivery: Delivery
-    borders: dict[int, Any]
+    lanes: range
     draft: Draft | None = None  # the measured batch of `step`, until a slot is free
     blocks_per_step: float = 0.0  # on average
     ended: bool = False
@@ -86,7 +86,7 @@ class _Stream:
 
     def measure(self, layout: SlotLayout) -> Draft | None:
         """The batch of the step, measured; None while one of its blocks is missing."""
-        segments = segments_of(self.schedule, self.borders, self.step, self.delivery.get)
+        segments = segments_of(self.schedule, self.lanes, self.step, self.delivery.get)
         return None if segments is None else draft(layout, segments, epoch=self.epoch, step=self.step)
 
     def drop_blocks(self) -> list[tuple[Block, Quality]]:
@@ -303,9 +303,8 @@ class TrainerSession:
             wake=self._wake,
             stats=self.counters.delivery,
         )
-        borders = {lane: schedule.block_starts(lane) for lane in lanes}
-        rate = sum(len(starts) - 1 for starts in borders.values()) / max(1, schedule.steps)
-        return _Stream(number, epoch, step, schedule, delivery, borders, blocks_per_step=rate)
+        rate = sum(len(schedule.lane(lane).borders) - 1 for lane in lanes) / max(1, schedule.steps)
+        return _Stream(number, epoch, step, schedule, delivery, lanes, blocks_per_step=rate)
 
     def _end_stream(self) -> None:
         for stream in (self._stream, self._ahead):
