@@ -6,6 +6,7 @@
 #   make test-nightly   only the tests that repeat for long what `make test` does a few times
 #   make lint     style, format and types
 #   make bench    the floor benchmark (BENCH_ARGS="..." is passed on)
+#   make targets  measure the speed targets of docs/performance.md (BENCH_ARGS="..." is passed on)
 #   make clean    remove what these made, .venv apart;  make distclean removes .venv, too
 #
 # PYTHON=python3.12 chooses the interpreter, PIP_ARGS="..." is passed to pip, PYTEST_ARGS="..." to pytest.
@@ -23,7 +24,7 @@ INSTALLED := $(VENV)/.installed
 PROCESSES := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-unit test-nightly lint lint-style lint-format lint-types bench clean distclean
+.PHONY: help install demo test test-unit test-nightly lint lint-style lint-format lint-types bench targets clean distclean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -31,7 +32,7 @@ help:
 install: $(INSTALLED)
 
 # A venv without pip is one whose making was interrupted, or failed: it is made again.
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt feedline/native/_rows.c
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "Feedline needs Python >= 3.11: $(PYTHON) is `$(PYTHON) --version 2>&1`." >&2; \
 	  echo "Name another interpreter: make $(or $(MAKECMDGOALS),install) PYTHON=python3.12" >&2; exit 1; }
@@ -71,6 +72,9 @@ lint-types: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/floor.py $(BENCH_ARGS)
+
+targets: $(INSTALLED)
+	$(BIN)/python benchmarks/targets.py $(BENCH_ARGS)
 
 clean:
 	rm -rf build dist warehouse/flights warehouse/flights.unfinished .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,7 +5,9 @@
 
 One process, the pipeline of the floor benchmark, default shuffle. Whole epochs are timed, alternating between batches
 that stay on the host and batches that are copied (`Batch.to`, one copy each). Then one batch is copied repeatedly: from
-its slot, and tensor by tensor from clones in pageable memory. Medians; one JSON object. Needs a CUDA device.
+its slot, as many bytes from memory that torch pinned, and tensor by tensor from clones in pageable memory; `of_bare` is
+the slot's speed, of the bare pinned copy's. Last, a small DLRM trains on batches that a dataset with `device="cuda"`
+prefetches: `wait_share` is the share of time in which it waits for a batch. Medians; one JSON object. Needs CUDA.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ from pathlib import Path
 import torch
 
 from feedline import FeedlineDataset
+from feedline.loader.batch import Batch
 from feedline.warehouse.synthetic.clicks import ClickRecipe
 from feedline.warehouse.synthetic.generate import clicks_pipeline, generate_clicks
 
 COPIES = 50
+ROWS, WIDTH = 100_000, 64  # of the model's embeddings
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -60,6 +64,47 @@ def seconds(copy: Callable[[], object]) -> float:
     return statistics.median(times)
 
 
+class SmallDLRM(torch.nn.Module):
+    """Embeddings of ids and histories, their dot products with the dense features' projection, and a top network."""
+
+    def __init__(self, ids: int, histories: int, dense: int) -> None:
+        super().__init__()
+        self.ids = torch.nn.ModuleList(torch.nn.Embedding(ROWS, WIDTH) for _ in range(ids))
+        self.histories = torch.nn.ModuleList(torch.nn.EmbeddingBag(ROWS, WIDTH) for _ in range(histories))
+        self.bottom = torch.nn.Sequential(torch.nn.Linear(dense, 256), torch.nn.ReLU(), torch.nn.Linear(256, WIDTH))
+        crossed = (1 + ids + histories) ** 2
+        self.top = torch.nn.Sequential(torch.nn.Linear(crossed, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 1))
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Logits [B, 1]."""
+        found = [self.bottom(batch.dense)]
+        found += [table(batch.categorical[:, k] % ROWS) for k, table in enumerate(self.ids)]
+        found += [
+            table(sparse.values % ROWS, sparse.offsets[:-1])
+            for table, sparse in zip(self.histories, batch.sparse.values(), strict=True)
+        ]
+        vectors = torch.stack(found, 1)
+        return self.top((vectors @ vectors.transpose(1, 2)).flatten(1))
+
+
+def wait_share(pipeline: Path) -> float:
+    """Return the share of an epoch in which a small DLRM waits for batches, its first epoch apart."""
+    with FeedlineDataset(pipeline, device="cuda") as dataset:
+        groups = [len(dataset.schema.group(group)) for group in ("categorical", "sparse", "dense")]
+        model = SmallDLRM(*groups).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        waited = 0.0
+        for _ in range(2):
+            before, began = dataset.stats().wait_s, time.perf_counter()
+            for batch in dataset:
+                optimizer.zero_grad()
+                torch.nn.functional.binary_cross_entropy_with_logits(model(batch), batch.labels).backward()
+                optimizer.step()
+            torch.cuda.synchronize()
+            waited = (dataset.stats().wait_s - before) / (time.perf_counter() - began)
+    return waited
+
+
 def measure(pipeline: Path, rounds: int) -> dict[str, object]:
     """Return all measurements by name."""
     speeds: dict[str, list[float]] = {"host": [], "cuda": []}
@@ -74,6 +119,8 @@ def measure(pipeline: Path, rounds: int) -> dict[str, object]:
         clones = [tensor.clone() for tensor in tensors]
         size = sum(tensor.nbytes for tensor in tensors)
         slot = seconds(lambda: batch.to("cuda", non_blocking=True))
+        bare = torch.empty(batch.nbytes, dtype=torch.uint8, pin_memory=True)
+        pinned_s = seconds(lambda: bare.to("cuda", non_blocking=True))
         pageable = seconds(lambda: [clone.to("cuda") for clone in clones])
         pinned = batch.is_pinned()
     return {
@@ -81,7 +128,8 @@ def measure(pipeline: Path, rounds: int) -> dict[str, object]:
         "rows_per_s": {name: statistics.median(rates) for name, rates in speeds.items()},
         "pinned": pinned,
         "batch_bytes": size,
-        "copy_ms": {"slot": 1e3 * slot, "pageable": 1e3 * pageable},
+        "copy_ms": {"slot": 1e3 * slot, "pinned": 1e3 * pinned_s, "pageable": 1e3 * pageable},
+        "of_bare": pinned_s / slot,
         "gb_per_s": {"slot": size / slot / 1e9, "pageable": size / pageable / 1e9},
     }
 
@@ -97,7 +145,8 @@ def main(arguments: Sequence[str]) -> int:
         generate_clicks(str(table), ClickRecipe(rows=options.rows, days=4))
         pipeline = Path(folder) / "pipeline.yaml"
         pipeline.write_text(clicks_pipeline(str(table), batch_size=options.batch_size))
-        print(json.dumps(measure(pipeline, options.rounds), indent=2))
+        found = {**measure(pipeline, options.rounds), "wait_share": wait_share(pipeline)}
+        print(json.dumps(found, indent=2))
     return 0
 
 

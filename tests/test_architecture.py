@@ -25,7 +25,7 @@ MODULES = {
 OUTSIDE = [path for folder in ("benchmarks", "examples", "tests") for path in sorted((ROOT / folder).rglob("*.py"))]
 
 # Modules of the root that all may import, and that import nothing but each other.
-GROUND = {"errors", "hashing", "resources", "version"}
+GROUND = {"errors", "hashing", "native", "resources", "version"}
 
 # The packages and the other modules of the root, floor by floor. Each may import all floors below its own, the ground
 # and itself; those of one floor never import each other.
@@ -63,7 +63,7 @@ INSIDE = {
         {"facts"},
         {"state", "ring"},
         {"batch", "rank_agreement", "dataset_stats"},
-        {"row_arrays"},
+        {"device_copies", "row_arrays"},
         {"dataset"},
     ],
 }
@@ -98,7 +98,7 @@ INSIDE_FUNCTIONS = {
 
 # Libraries that only some packages or modules may import.
 FENCES = {
-    "torch": ("loader.batch", "loader.dataset", "loader.ring.pinning"),
+    "torch": ("loader.batch", "loader.dataset", "loader.device_copies", "loader.ring.pinning"),
     "dask": ("service", "warehouse.dask_frame", "warehouse.synthetic"),
     "distributed": ("service", "warehouse.dask_frame", "warehouse.synthetic"),
     "typer": ("cli", "commands"),

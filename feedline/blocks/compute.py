@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import polars as pl
@@ -21,9 +21,10 @@ from feedline.blocks.jobs import CompiledJob, compile_job, find_job
 from feedline.blocks.permutation import permuted_rows, run_starts
 from feedline.blocks.request import BlockRequest, BlockResult, Job, PieceRequest
 from feedline.errors import DataError
-from feedline.loader.encoding.encode import EncodedRows, encode, take
+from feedline.loader.encoding.encode import EncodedRows, encode
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.encoding.quality import Observer
+from feedline.loader.encoding.shuffled_rows import Rows, shuffle
 from feedline.loader.encoding.slot import RowSlice, draft, encoded_rows, write
 from feedline.warehouse.reading.fragment import Chunk
 from feedline.warehouse.reading.read import CHUNK_ROWS, read_fragment
@@ -46,12 +47,12 @@ def run_block(job: Job | str, request: BlockRequest, key: str, packed: bool) -> 
     block_rows = 0
     for piece in request.pieces:
         groups: list[pl.Series] = []
-        rows = 0
+        piece_rows = 0
         recorder = recorder_of(job.record, piece.fragment, piece.skip, piece.rows)
         for chunk in _chunks(compiled, piece):
             if job.by is not None:
                 groups.append(chunk.frame.get_column(job.by))
-            rows += chunk.frame.height
+            piece_rows += chunk.frame.height
             if recorder is not None:
                 recorder.add(chunk.frame)
             clock.lap("read")
@@ -59,25 +60,26 @@ def run_block(job: Job | str, request: BlockRequest, key: str, packed: bool) -> 
             del chunk  # before the next one is decoded
         if groups:
             starts.append(run_starts(pl.concat(groups)) + block_rows)
-        block_rows += rows
+        block_rows += piece_rows
         if recorder is not None:
             recorder.write()
     clock.lap("read")
     parts = encoder.finish()
+    rows: list[Rows] = [*parts]
     if block_rows != request.rows:
         raise DataError(
             f"block {key} has another number of rows than planned: got {block_rows}, expected {request.rows}"
         )
     if request.permutation is not None:
         runs = np.concatenate(starts) if job.by is not None else None
-        parts = [take(parts, permuted_rows(block_rows, runs, *request.permutation))]
+        rows = [shuffle(parts, permuted_rows(block_rows, runs, *request.permutation))]
         clock.lap("encode")
-    image = pack(compiled.layout, parts) if packed else None
+    image = pack(compiled.layout, rows) if packed else None
     clock.lap("encode")
     return BlockResult(
         key=key,
         rows=block_rows,
-        parts=None if packed else tuple(parts),
+        parts=None if packed else tuple(rows),
         image=image,
         read_s=clock.seconds["read"],
         transform_s=clock.seconds["transform"],
@@ -87,7 +89,7 @@ def run_block(job: Job | str, request: BlockRequest, key: str, packed: bool) -> 
     )
 
 
-def pack(layout: SlotLayout, parts: list[EncodedRows]) -> pa.Buffer:
+def pack(layout: SlotLayout, parts: Sequence[Rows]) -> pa.Buffer:
     """A block as one buffer in slot layout, which is pickled out of band."""
     image = draft(layout, [RowSlice(encoded=part, start=0, stop=part.rows) for part in parts], epoch=0, step=0)
     target = np.empty(image.placement.nbytes, dtype=np.uint8)
@@ -95,7 +97,7 @@ def pack(layout: SlotLayout, parts: list[EncodedRows]) -> pa.Buffer:
     return pa.py_buffer(target)
 
 
-def unpack(layout: SlotLayout, result: BlockResult) -> tuple[EncodedRows, ...]:
+def unpack(layout: SlotLayout, result: BlockResult) -> tuple[Rows, ...]:
     """The rows of a result, as views of its buffer."""
     return result.parts if result.parts is not None else (encoded_rows(layout, result.image),)
 

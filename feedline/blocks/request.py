@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from feedline.artifacts.store import ArtifactSetRef
 from feedline.blocks.environment import Environment
-from feedline.loader.encoding.encode import EncodedRows
 from feedline.loader.encoding.quality import Quality
+from feedline.loader.encoding.shuffled_rows import Rows
 from feedline.spec.features import FeatureSpec
 from feedline.transforms.registry.user_functions import RequiredFunction
 from feedline.warehouse.reading.fragment import Fragment
@@ -77,7 +77,7 @@ class BlockResult:
 
     key: str
     rows: int
-    parts: tuple[EncodedRows, ...] | None
+    parts: tuple[Rows, ...] | None
     image: pa.Buffer | None
     read_s: float
     transform_s: float

@@ -221,7 +221,7 @@ class Batch:
     def sparse(self) -> Mapping[str, Sparse]:
         """The ragged features by name, in the order of pipeline.yaml."""
         if self._sparse is None:
-            self._sparse = self._make_sparse()
+            self._sparse = _sparse_features(self._layout, self._slot, self._section)
         return self._sparse
 
     @property
@@ -375,42 +375,6 @@ class Batch:
         tensor: torch.Tensor = self._cache[name]
         return tensor
 
-    def _make_sparse(self) -> _Features:
-        """All ragged features at once: their sections are split by one call each, which costs a third of as many views.
-
-        An unsafe split's tensors do not share a version counter, unlike views: a change of one in place is no change
-        of another, which autograd would refuse.
-        """
-        layout, slot, rows = self._layout, self._slot, self._slot.rows
-        count = len(layout.sparse)
-        if not count:
-            return _Features()
-        values, weights = slot.header.values, slot.placement.weights
-        lengths = self._pieces(torch.int32, slot.matrices.lengths, [rows] * count)
-        offsets = self._pieces(torch.int64, slot.matrices.offsets, [rows + 1] * count)
-        parts: list[torch.Tensor] = []
-        for dtype, run in layout.sparse_runs:
-            parts += self._pieces(_TORCH[dtype], slot.placement.values[run.start], values[run])
-        weighted: list[torch.Tensor | None] = [None] * count
-        indices = layout.weighted
-        if indices:
-            sizes = [values[index] for index in indices]
-            pieces = self._pieces(torch.float32, weights[indices[0]] or 0, sizes)
-            for index, piece in zip(indices, pieces, strict=True):
-                weighted[index] = piece
-        return _Features(
-            {
-                name: Sparse(parts[index], lengths[index], offsets[index], weighted[index])
-                for name, index in layout.sparse_names
-            }
-        )
-
-    def _pieces(self, dtype: torch.dtype, start: int, sizes: Sequence[int]) -> Sequence[torch.Tensor]:
-        """Neighbouring sections of one dtype, as tensors with version counters of their own."""
-        whole = self._section(dtype, start, sum(sizes))
-        pieces: Sequence[torch.Tensor] = torch.unsafe_split_with_sizes(whole, sizes)
-        return pieces
-
     def _extra(self, name: str) -> Any:
         start = self._slot.placement.extra[self._layout.extra_index[name]]
         if start is None:
@@ -445,3 +409,32 @@ def digest_of(batch: Batch) -> str:
     assert root is not None
     slot = SlotArrays(layout, here._slot.header, root)
     return batch_digest(row_digests(encoded_rows(layout, pa.py_buffer(root))), slot.valid.astype(np.bool_))
+
+
+def _sparse_features(layout: SlotLayout, slot: _Slot, section: Callable[..., torch.Tensor]) -> _Features:
+    """All ragged features at once: their sections are split by one call each, which costs a third of as many views.
+
+    An unsafe split's tensors do not share a version counter, unlike views: a change of one in place is no change of
+    another, which autograd would refuse. section: (dtype, first byte, number of elements) -> tensor.
+    """
+
+    def pieces(dtype: torch.dtype, start: int, sizes: Sequence[int]) -> Sequence[torch.Tensor]:
+        split: Sequence[torch.Tensor] = torch.unsafe_split_with_sizes(section(dtype, start, sum(sizes)), sizes)
+        return split
+
+    count = len(layout.sparse)
+    if not count:
+        return _Features()
+    rows, sizes, placement = slot.rows, slot.header.values, slot.placement
+    lengths = pieces(torch.int32, slot.matrices.lengths, [rows] * count)
+    offsets = pieces(torch.int64, slot.matrices.offsets, [rows + 1] * count)
+    values: list[torch.Tensor] = []
+    for dtype, run in layout.sparse_runs:
+        values += pieces(_TORCH[dtype], placement.values[run.start], sizes[run])
+    weights: list[torch.Tensor | None] = [None] * count
+    if layout.weighted:
+        start = placement.weights[layout.weighted[0]] or 0
+        parts = pieces(torch.float32, start, [sizes[index] for index in layout.weighted])
+        for index, part in zip(layout.weighted, parts, strict=True):
+            weights[index] = part
+    return _Features({name: Sparse(values[i], lengths[i], offsets[i], weights[i]) for name, i in layout.sparse_names})

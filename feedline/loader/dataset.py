@@ -26,6 +26,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from feedline.errors import FeedlineError, PlanError, StateError
 from feedline.loader.batch import Batch, digest_of
 from feedline.loader.dataset_stats import DatasetStats
+from feedline.loader.device_copies import Copies, Prefetcher, copies_to
 from feedline.loader.encoding.layout import BatchSchema, SlotLayout
 from feedline.loader.facts import Hello, PlanFacts, RebaseRequest, describe_bad_files, describe_rebase
 from feedline.loader.rank_agreement import Store, agree
@@ -77,6 +78,9 @@ class FeedlineDataset(IterableDataset[Batch]):
     ends with the dataset. Use it directly or as `DataLoader(dataset, batch_size=None)`, with num_workers=0: the feeder
     and its Dask cluster do the work. Close it, or use it in a `with` block.
 
+    `device`: copy each batch there, on a stream of its own and up to two batches ahead of the training step: "cuda",
+    "cuda:1", or "cpu", whose batches do not hold a slot. Without it, batches are views of the ring.
+
     `set` overrides keys of pipeline.yaml: `set={"batch.tail": "pad", "shuffle": "off"}`. `rank` and `world_size`
     default to torch.distributed's, then to the launcher's environment. With tensor, pipeline or context parallelism,
     several ranks must see the same batch: `mesh` is the data-parallel part of the `DeviceMesh` (`mesh["dp"]`);
@@ -96,10 +100,12 @@ class FeedlineDataset(IterableDataset[Batch]):
         data_rank: int | None = None,
         data_world_size: int | None = None,
         mesh: DeviceMesh | None = None,
+        device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
         if not sys.platform.startswith("linux"):
             raise FeedlineError("FeedlineDataset needs Linux (memfd, SOCK_SEQPACKET). Use Pipeline.batches elsewhere")
+        self._copies = None if device is None else copies_to(device)
         overrides = dict(set or {})
         self._spec: PipelineSpec = load_spec(pipeline, overrides)
         self._ranks = with_data_rank(
@@ -115,7 +121,7 @@ class FeedlineDataset(IterableDataset[Batch]):
         self._feed.start()
         self._closer = weakref.finalize(self, self._feed.close)
         self._progress = _Progress(None, None, (0, 0), (0, 0), (0, 0))
-        self._current: weakref.ref[_Epoch] | None = None
+        self._current: weakref.ref[_Epoch | _DeviceEpoch] | None = None
         self._rows = 0
         self._start_s: float | None = None
 
@@ -134,7 +140,7 @@ class FeedlineDataset(IterableDataset[Batch]):
         self._pinning.choose()
         self._current = None  # an older iterator would get the new one's batches
         self._feed.begin(progress.answer, epoch, step, node=self._pinning.numa_node())
-        iterator = _Epoch(self)
+        iterator = _Epoch(self) if self._copies is None else _DeviceEpoch(self, self._copies, (epoch, step))
         self._progress = _Progress(progress.answer, progress.layout, (epoch + 1, 0), (epoch, step), (epoch, step))
         self._current = weakref.ref(iterator)
         return iterator
@@ -152,13 +158,17 @@ class FeedlineDataset(IterableDataset[Batch]):
         progress = self._progress
         self._progress = _Progress(progress.answer, progress.layout, (epoch, 0), (epoch, 0), progress.reading)
 
-    def _next(self, iterator: _Epoch) -> Batch | None:
+    def _refuse_replaced(self, iterator: _Epoch | _DeviceEpoch) -> None:
         self._refuse_other_processes()  # a worker of a DataLoader has called `iter`, or is a forked child
         if self._current is None or self._current() is not iterator:
             raise FeedlineError(
                 "this iterator was replaced: got next() on an older iter(dataset), expected the newest. A dataset has "
                 "one stream; make a second dataset to read twice at once"
             )
+
+    def _next(self, iterator: _Epoch | _DeviceEpoch, *, ahead: bool = False) -> Batch | None:
+        """The next batch of the stream, and None at the end. ahead: it is not handed out yet."""
+        self._refuse_replaced(iterator)
         if self._start_s is None:
             self._start_s = time.perf_counter()
         progress = self._progress
@@ -167,13 +177,15 @@ class FeedlineDataset(IterableDataset[Batch]):
             warnings.warn(warning, UserWarning, stacklevel=3)
         if item is None:
             position = (progress.reading[0] + 1, 0)
-            self._progress = _Progress(progress.answer, progress.layout, progress.start, position, position)
+            at = progress.at if ahead else position
+            self._progress = _Progress(progress.answer, progress.layout, progress.start, at, position)
             return None
         ready, lease = item
         assert progress.layout is not None
         batch = Batch.leased(progress.layout, ready, lease)
         position = (ready.epoch, ready.step + 1)
-        self._progress = _Progress(progress.answer, progress.layout, progress.start, position, position)
+        at = progress.at if ahead else position
+        self._progress = _Progress(progress.answer, progress.layout, progress.start, at, position)
         self._rows += ready.rows
         return batch
 
@@ -320,6 +332,40 @@ class _Epoch(Iterator[Batch]):
             self._dataset = None
             raise StopIteration
         return batch
+
+
+class _DeviceEpoch(Iterator[Batch]):
+    """The same, copied to a device ahead of the training step. The dataset's position counts batches handed out."""
+
+    def __init__(self, dataset: FeedlineDataset, copies: Copies, position: tuple[int, int]) -> None:
+        self._dataset: FeedlineDataset | None = dataset
+        self._copies = copies
+        self._prefetcher = Prefetcher(copies)
+        self._position = position  # of the next batch to hand out
+
+    def __next__(self) -> Batch:
+        dataset = self._dataset
+        if dataset is None:
+            raise StopIteration
+        dataset._refuse_replaced(self)
+        try:
+            batch = self._prefetcher.next(lambda: dataset._next(self, ahead=True), self._has_waiting)
+        except BaseException:  # a failed copy or an interrupt: batches read ahead may be lost, and are read again
+            self._prefetcher = Prefetcher(self._copies)
+            dataset._progress = dataset._progress._replace(reading=self._position)
+            raise
+        self._position = (self._position[0] + 1, 0) if batch is None else (batch.epoch, batch.step + 1)
+        dataset._progress = dataset._progress._replace(at=self._position)
+        if batch is None:
+            self._dataset = None
+            raise StopIteration
+        return batch
+
+    def _has_waiting(self) -> bool:
+        """Whether the ring holds a batch for the trainer."""
+        assert self._dataset is not None
+        self._dataset._feed.refresh()
+        return self._dataset._feed.ring_fill > 0
 
 
 _NO_WORKERS = (

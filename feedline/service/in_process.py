@@ -13,7 +13,7 @@ import numpy as np
 
 from feedline.blocks.compute import run_block
 from feedline.blocks.request import BlockResult
-from feedline.loader.encoding.encode import EncodedRows
+from feedline.loader.encoding.shuffled_rows import Rows
 from feedline.loader.encoding.slot import draft, write
 from feedline.planning.plan import Plan
 from feedline.planning.schedule import rank_lanes
@@ -36,7 +36,7 @@ def iterate_plan(
     results: dict[tuple[int, int], BlockResult] = {}
     monitor.begin(epoch)
 
-    def get(lane: int, index: int) -> tuple[EncodedRows, ...]:
+    def get(lane: int, index: int) -> tuple[Rows, ...]:
         key = lane, index
         if key not in results:
             results[key] = run_block(plan.job, plan.request(blocks[key], epoch), f"block-{lane}-{index}", False)

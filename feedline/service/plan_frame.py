@@ -20,6 +20,7 @@ from feedline.blocks.jobs import compile_job
 from feedline.blocks.request import BlockRequest, Job
 from feedline.loader.encoding.arrow_table import arrow_table
 from feedline.loader.encoding.encode import encode, join
+from feedline.loader.encoding.shuffled_rows import ShuffledRows
 from feedline.planning.plan import Plan
 
 
@@ -32,7 +33,8 @@ class BlockReader:
     def __call__(self, request: BlockRequest, columns: Sequence[str] | None = None) -> pd.DataFrame:
         result = run_block(self._job, request, "feedline-frame", False)
         assert result.parts is not None
-        table = arrow_table(join(result.parts), compile_job(self._job).layout.schema)
+        parts = [rows.rows_at(0, rows.rows) if isinstance(rows, ShuffledRows) else rows for rows in result.parts]
+        table = arrow_table(join(parts), compile_job(self._job).layout.schema)
         if columns is not None:
             table = table.select(list(columns))
         frame: pd.DataFrame = table.to_pandas(types_mapper=pd.ArrowDtype)

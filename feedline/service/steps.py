@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from feedline.loader.encoding.encode import EncodedRows, slice_rows, take
+from feedline.loader.encoding.encode import slice_rows, take
+from feedline.loader.encoding.shuffled_rows import Rows, ShuffledRows
 from feedline.loader.encoding.slot import RowSlice
 from feedline.planning.schedule import Schedule
 
@@ -19,7 +20,7 @@ def segments_of(
     schedule: Schedule,
     lanes: Iterable[int],
     step: int,
-    get: Callable[[int, int], Sequence[EncodedRows] | None],
+    get: Callable[[int, int], Sequence[Rows] | None],
 ) -> list[RowSlice] | None:
     """The row slices of a step, or None while `get(lane, block)` returns None for a block that is being computed."""
     segments: list[RowSlice] = []
@@ -40,6 +41,7 @@ def segments_of(
     return segments
 
 
-def _padding(part: EncodedRows, row: int, times: int) -> RowSlice:
-    repeated = take([slice_rows(part, row, row + 1)], np.zeros(times, dtype=np.int64))
+def _padding(part: Rows, row: int, times: int) -> RowSlice:
+    one = part.rows_at(row, row + 1) if isinstance(part, ShuffledRows) else slice_rows(part, row, row + 1)
+    repeated = take([one], np.zeros(times, dtype=np.int64))
     return RowSlice(encoded=repeated, start=0, stop=times, valid=False)

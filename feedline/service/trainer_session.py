@@ -19,7 +19,7 @@ from typing import Any
 from feedline.errors import StateError
 from feedline.loader.encoding.layout import BatchSchema, SlotLayout
 from feedline.loader.encoding.quality import Quality
-from feedline.loader.encoding.slot import Draft, draft, write
+from feedline.loader.encoding.slot import Draft, draft
 from feedline.loader.facts import FeederFacts, FeederStats, Hello
 from feedline.loader.ring.channel import FREE, Channel, ChannelClosedError
 from feedline.loader.ring.feeder_connection import PROTOCOL
@@ -35,6 +35,7 @@ from feedline.service.dispatch.timing import HORIZON_S, TrainerPace
 from feedline.service.dispatch.window import Window, WindowLimits
 from feedline.service.planner import Planner
 from feedline.service.quality_monitor import QualityMonitor
+from feedline.service.slot_writers import SlotWriters
 from feedline.service.steps import segments_of
 from feedline.version import VERSION
 
@@ -75,7 +76,7 @@ class FeederCounters:
 class _Stream:
     number: int
     epoch: int
-    step: int
+    step: int  # to be written next
     schedule: Schedule
     delivery: Delivery
     lanes: range
@@ -89,9 +90,9 @@ class _Stream:
         segments = segments_of(self.schedule, self.lanes, self.step, self.delivery.get)
         return None if segments is None else draft(layout, segments, epoch=self.epoch, step=self.step)
 
-    def drop_blocks(self) -> list[tuple[Block, Quality]]:
-        """Drop the blocks whose last step this is; returns their quality counts."""
-        return [item for item in self.delivery.drop(self.step) if self.schedule.has_rows(item[0].lane)]
+    def drop_blocks(self, step: int) -> list[tuple[Block, Quality]]:
+        """Drop the blocks whose last step is this one; returns their quality counts."""
+        return [item for item in self.delivery.drop(step) if self.schedule.has_rows(item[0].lane)]
 
 
 class TrainerSession:
@@ -127,6 +128,7 @@ class TrainerSession:
         self._admit = admit
         self._on_plan = on_plan
         self._ring = RingWriter(channel, limit_bytes=int(memory_bytes * _RING_SHARE))
+        self._writers = SlotWriters(self._ring, self._wake)
         self._hello_number = 0  # of the last hello
         self._planning: Future[Plan] | None = None
         self._plan: Plan | None = None
@@ -204,6 +206,7 @@ class TrainerSession:
         if self._planning is not None:
             self._planning.cancel()
         self._end_stream()
+        self._writers.close()
         self._ring.close()
         self.channel.close()
 
@@ -310,12 +313,13 @@ class TrainerSession:
         for stream in (self._stream, self._ahead):
             if stream is not None:
                 stream.delivery.close()
+        self._writers.drop()
         self._stream = self._ahead = None
 
     # -- filling --------------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """Answer a hello, fill one slot, or announce the end of the stream; sets `runnable` if there may be more."""
+        """Answer a hello, announce or write a batch, or end the stream; sets `runnable` if there may be more."""
         self.runnable = False
         if self._planning is not None:
             self._answer_hello(self._planning)
@@ -323,10 +327,17 @@ class TrainerSession:
             self.runnable = True
 
     def _fill(self) -> bool:
-        """Fill one slot, or announce the end of the stream; False if there is nothing to do until the next event."""
+        """Announce or begin to write a batch, or end the stream; False if there is nothing to do before an event."""
         stream = self._stream
         self.starved = False
         if stream is None or stream.ended:
+            return False
+        written = self._writers.announce(stream.number)
+        if written is not None:
+            self._count(written)
+            self.monitor.add(written.header.step, stream.drop_blocks(written.header.step))
+            return True
+        if stream.step >= stream.schedule.steps and self._writers.busy:
             return False
         if stream.step >= stream.schedule.steps:
             self._report(warnings=self.monitor.end())
@@ -345,25 +356,19 @@ class TrainerSession:
         if stream.draft is None:
             self.starved = True
             return False
-        free = self._ring.acquire(stream.draft.placement.nbytes)
-        if free is None:
+        if not self._writers.write(self._plan.layout, stream.draft):
             return False
-        memory, slot = free
-        write(self._plan.layout, stream.draft, memory.slot(slot))
-        self._ring.announce(memory, slot, stream.number, stream.draft.header)
-        self._count(stream, stream.draft)
         stream.draft = None
-        self.monitor.add(stream.step, stream.drop_blocks())
         stream.step += 1
         return True
 
-    def _count(self, stream: _Stream, batch: Draft) -> None:
+    def _count(self, batch: Draft) -> None:
         stats = self.counters
         self._pace.step(time.perf_counter(), stats.wait_blocks_s)
         stats.batches += 1
         stats.rows += batch.header.rows
         stats.nbytes += batch.placement.nbytes
-        stats.step = stream.step + 1
+        stats.step = batch.header.step + 1
         stats.ring_slots, stats.ring_free = self._ring.slots, self._ring.free_slots
         if time.monotonic() - self._report_s > _REPORT_S:
             self._report()

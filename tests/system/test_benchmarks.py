@@ -37,6 +37,7 @@ import floor  # noqa: E402
 import pipeline as pipeline_benchmark  # noqa: E402
 import polars_workload  # noqa: E402
 import snapshots  # noqa: E402
+import targets  # noqa: E402
 import trainer  # noqa: E402
 import vocabulary as vocabulary_benchmark  # noqa: E402
 import workload  # noqa: E402
@@ -285,7 +286,7 @@ def test_tiny_runs_contenders_that_agree(
     """With a busy trainer, over a table that is kept."""
     common = ["--tiny", "--table", str(tmp_path / "table")]
     options = ["--contenders", ",".join(names), "--busy", "1", "--order", "log", "--json", str(tmp_path / "all.json")]
-    options += ["--optimized"] * ("optimized" in tables)
+    options += ["--optimized"] * (len(tables) - 1)
     done = floor_command(*common, *options)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "trainer busy 1 ms" in done.stdout
@@ -304,8 +305,7 @@ def test_tiny_runs_contenders_that_agree(
     assert found["options"]["rows"] == 20_000
     assert found["machine"]["versions"]["pyarrow"]
     assert len(list((tmp_path / "table").rglob("*.parquet"))) == 4
-    for table in tables:
-        assert f"{table}: feedline-off / dataloader" in done.stdout or "feedline-off" not in names
+    assert all(f"{table}: feedline-off / dataloader" in done.stdout for table in tables if "feedline-off" in names)
     assert floor.main([*common, "--rows", "2000", "--contenders", "thread-pool"]) == 1
     assert "holds 20000 rows, expected 2000" in capsys.readouterr().out
 
@@ -383,6 +383,33 @@ def test_ratios_are_medians_over_rounds_to_the_best_contender_of_the_process() -
     assert found["feedline-off, optimized / best in-process, plain"]["rows_per_s"]["median"] == 2.0
     assert floor.spread([1.0, None]) is None
     assert floor.ratios({"plain": {"feedline-off": several(1)}}) == {}
+
+
+def test_the_targets_are_read_from_what_the_benchmarks_print(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def program(name: str, *arguments: object) -> str:
+        if name == "first_batch.py":
+            return "\n" + json.dumps([{"all but trainer imports": seconds} for seconds in (3.0, 1.25, 0.5)])
+        if name == "waiting_batch.py":
+            return '{"tensors": 21, "next_us": 88.4, "next_with_tensors_us": 240.0}'
+        if name == "ranks.py":
+            raise targets.PartError("ranks.py ended with exit code 1")
+        keys = {key: {"median": 0.5, "min": 0.25, "max": 1.0} for key in floor.COLUMNS}
+        runs = {name: [dict.fromkeys(floor.COLUMNS, 1.0)] for name in arguments[6].split(",")}
+        abouts = floor.ratios({"plain": runs, "optimized": runs})
+        Path(str(arguments[-1])).write_text(json.dumps({"ratios": dict.fromkeys(abouts, keys)}))
+        return ""
+
+    monkeypatch.setattr(targets, "program", program)
+    assert targets.main(["--only", "floor,start,waiting,ranks", "--rounds", "1"]) == 1
+    printed = capsys.readouterr()
+    figures = [line.split("|")[2].strip() for line in printed.out.splitlines()[2:]]
+    assert figures[:6] == ["0.50 (0.25-1.00)"] * 6, "the names of the floor benchmark's ratios"
+    assert figures[6:] == ["1.25 s", "88 µs", "240 µs", "88 µs", "240 µs"]
+    assert printed.err == "missing: ranks.py ended with exit code 1\n"
+    words = "two ranks, of one: 0.97 (median of 3)\nmemory of a feeder with eight ranks, of one: 1.31\n"
+    assert [row.figure for row in targets.ranks_rows(words)] == ["0.97", "1.31"]
 
 
 def test_snapshots_of_many_files_are_measured(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import MappingProxyType
+from typing import NoReturn
 
 import numpy as np
 import psutil
@@ -21,6 +22,7 @@ from torch.utils.data import DataLoader
 
 from feedline import FeedlineDataset
 from feedline.errors import FeedlineError, PlanError, RingError
+from feedline.loader.batch import Batch
 from feedline.loader.ring.slots import _FIRST_SLOTS
 
 STEPS = 78  # 20,000 rows in batches of 256, the rest dropped
@@ -61,6 +63,51 @@ def test_one_iter_is_one_epoch_and_the_next_iter_the_next(shared: FeedlineDatase
             seen.append(image(batch))
         assert seen == epochs[epoch]
     assert len({tuple(each) for each in epochs}) == len(epochs)
+
+
+def test_batches_copied_ahead_are_those_of_the_plan_and_the_state_counts_those_handed_out(
+    path: Path, epochs: list[list[bytes]], monkeypatch: pytest.MonkeyPatch
+):
+    """Over an interrupt while it reads ahead, a failed copy, and a resume from a state; the copies hold no slot."""
+    with FeedlineDataset(path, device="cpu") as dataset:
+        stream = iter(dataset)
+        held = [next(stream) for _ in range(3 * _FIRST_SLOTS)]
+        assert dataset._feed._connection.reader is not None
+        assert dataset._feed._connection.reader.slots == _FIRST_SLOTS
+        monkeypatch.setattr(stream, "_has_waiting", lambda: True)
+        held += [next(stream) for _ in range(3)]
+        assert dataset._progress.reading > dataset._progress.at
+        state = dataset.state_dict()
+        assert (state["epoch"], state["step"]) == (0, len(held))
+
+        def interrupt() -> bool:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(stream, "_has_waiting", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            next(stream)
+        monkeypatch.undo()
+        held.append(next(stream))
+
+        def fail(_: Batch) -> NoReturn:
+            raise RuntimeError("out of memory")
+
+        monkeypatch.setattr(dataset._copies, "start", fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            held.extend(stream)  # keeps those before the error
+        monkeypatch.undo()
+        held += list(stream)
+        assert [image(batch) for batch in held] == epochs[0]
+        with pytest.raises(StopIteration):
+            next(stream)
+        assert (dataset.state_dict()["epoch"], dataset.state_dict()["step"]) == (1, 0)
+        old = iter(dataset)
+        next(old)
+        dataset.load_state_dict(state)
+        with pytest.raises(FeedlineError, match="this iterator was replaced"):
+            next(old)
+        assert [image(batch) for batch in dataset] == epochs[0][state["step"] :]
+        assert [image(batch) for batch in dataset] == epochs[1]
 
 
 def test_set_epoch_leaves_the_running_iterator_alone(shared: FeedlineDataset, epochs: list[list[bytes]]):

@@ -168,6 +168,28 @@ def test_no_context_is_made_on_a_device_that_the_trainer_does_not_use(pipeline, 
     assert done.stdout == "[False, True]\n"
 
 
+def test_batches_prefetched_for_a_slow_consumer_hold_their_bytes(pipeline):
+    """The consumer computes long after each batch; the checksums are of what its kernels read, on the device."""
+
+    def sums(batch):
+        features = [batch.dense, batch.categorical, batch.labels]
+        features += [part for sparse in batch.sparse.values() for part in (sparse.values, sparse.lengths)]
+        return torch.stack([feature.double().sum() for feature in features])
+
+    with FeedlineDataset(pipeline) as dataset:
+        expected = [[sums(batch) for batch in dataset] for _ in range(3)]
+    with FeedlineDataset(pipeline, device="cuda") as dataset:
+        for epoch in range(3):
+            found = []
+            for batch in dataset:
+                assert batch.device.type == "cuda"
+                torch.cuda._sleep(20_000_000)
+                found.append(sums(batch))
+                del batch  # its memory may be used again, but not before these kernels have run
+            for host, device in zip(expected[epoch], found, strict=True):
+                torch.testing.assert_close(device.cpu(), host)
+
+
 def test_the_benchmark_measures():
     program = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu.py"
     line = [sys.executable, str(program), "--rows", "20000", "--rounds", "1", "--batch-size", "512"]

@@ -1,8 +1,8 @@
 """Write a batch into the bytes of a slot, and read a slot's bytes as arrays.
 
 Runs in: the feeder (which writes slots), Dask worker processes (which send a block as one buffer of this layout) and
-`Pipeline.batches`. One copy per row slice and tensor, since a batch combines rows of several blocks and lanes. No
-allocations, except the Arrow stream of extras without a fixed width.
+`Pipeline.batches`. One copy per row slice and tensor, since a batch combines rows of several blocks and lanes; shuffled
+rows are gathered by that copy. No allocations, except the Arrow stream of extras without a fixed width.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from feedline.loader.encoding.encode import EncodedRows
 from feedline.loader.encoding.layout import Placement, SlotColumn, SlotHeader, SlotLayout
+from feedline.loader.encoding.shuffled_rows import Rows, ShuffledRows, Targets, gather
+from feedline.native import rows as native
 
 # Anything with the buffer protocol: a mapping, a numpy array, an Arrow buffer.
 Buffer = Any
@@ -26,7 +28,7 @@ Buffer = Any
 class RowSlice:
     """Rows [start, stop) of some encoded rows; `valid` is False for padding."""
 
-    encoded: EncodedRows
+    encoded: Rows
     start: int
     stop: int
     valid: bool = True
@@ -71,21 +73,22 @@ def write(layout: SlotLayout, batch: Draft, buffer: NDArray[np.uint8]) -> None:
     for piece in batch.slices:
         encoded, start, stop = piece.encoded, piece.start, piece.stop
         end = row + stop - start
-        arrays.dense[row:end] = encoded.dense[start:stop]
-        for target, column in zip(arrays.categorical, encoded.categorical, strict=True):
-            target[row:end] = column[start:stop]
-        arrays.labels[row:end] = encoded.labels[start:stop]
         arrays.valid[row:end] = piece.valid
-        for index, values in enumerate(arrays.values):
-            borders = encoded.offsets[index]
-            first, last = int(borders[start]), int(borders[stop])
-            begin = filled[index]
-            filled[index] = begin + last - first
-            values[begin : filled[index]] = encoded.values[index][first:last]
-            target_weights, weights = arrays.weights[index], encoded.weights[index]
-            if target_weights is not None and weights is not None:
-                target_weights[begin : filled[index]] = weights[first:last]
-            np.add(borders[start + 1 : stop + 1], begin - first, out=arrays.offsets[index, row + 1 : end + 1])
+        begins, filled = filled, _write_offsets(arrays, piece, row, filled)
+        targets = Targets(
+            dense=arrays.dense[row:end],
+            labels=arrays.labels[row:end],
+            categorical=[column[row:end] for column in arrays.categorical],
+            values=[values[first:last] for values, first, last in zip(arrays.values, begins, filled, strict=True)],
+            weights=[
+                None if weights is None else weights[first:last]
+                for weights, first, last in zip(arrays.weights, begins, filled, strict=True)
+            ],
+        )
+        if isinstance(encoded, ShuffledRows):
+            gather(encoded, start, stop, targets)
+        else:
+            _copy(encoded, start, stop, targets)
         for index, array in enumerate(encoded.extra):
             target = arrays.extra[index]
             if target is not None:
@@ -95,6 +98,40 @@ def write(layout: SlotLayout, batch: Draft, buffer: NDArray[np.uint8]) -> None:
     if batch.ipc is not None:
         begin = batch.placement.ipc
         buffer[begin : begin + batch.ipc.size] = np.frombuffer(batch.ipc, dtype=np.uint8)
+
+
+def _write_offsets(arrays: SlotArrays, piece: RowSlice, row: int, filled: Sequence[int]) -> list[int]:
+    """Write a slice's offsets from a row on; returns how many values each feature then has."""
+    start, stop = piece.start, piece.stop
+    here = slice(row + 1, row + 1 + stop - start)
+    ends = []
+    for index, (borders, begin) in enumerate(zip(piece.encoded.offsets, filled, strict=True)):
+        first = int(borders[start])
+        ends.append(begin + int(borders[stop]) - first)
+        np.add(borders[start + 1 : stop + 1], begin - first, out=arrays.offsets[index, here])
+    return ends
+
+
+def _copy(encoded: EncodedRows, start: int, stop: int, targets: Targets) -> None:
+    """Copy rows [start, stop)."""
+    pairs: list[tuple[NDArray[Any], NDArray[Any]]] = [
+        (targets.dense, encoded.dense[start:stop]),
+        (targets.labels, encoded.labels[start:stop]),
+    ]
+    pairs += [
+        (target, column[start:stop]) for target, column in zip(targets.categorical, encoded.categorical, strict=True)
+    ]
+    for index, borders in enumerate(encoded.offsets):
+        rows = slice(int(borders[start]), int(borders[stop]))
+        pairs.append((targets.values[index], encoded.values[index][rows]))
+        target, weights = targets.weights[index], encoded.weights[index]
+        if target is not None and weights is not None:
+            pairs.append((target, weights[rows]))
+    if native.COMPILED:
+        native.copy(pairs)
+        return
+    for target, source in pairs:
+        target[...] = source
 
 
 class SlotArrays:

@@ -160,13 +160,18 @@ class RingWriter:
     def acquire(self, nbytes: int) -> tuple[RingMemory, int] | None:
         """A free slot of at least `nbytes`, or None while the trainer holds all."""
         current = [g for g in self._generations.values() if not g.retired]
-        if not current or nbytes > current[-1].memory.slot_bytes:
+        if not self.holds(nbytes):
             self._replace(current, nbytes)
             current = [g for g in self._generations.values() if not g.retired]
         for generation in current:
             if generation.free:
                 return generation.memory, generation.free.popleft()
         return None
+
+    def holds(self, nbytes: int) -> bool:
+        """Whether a slot holds as many bytes: else `acquire` retires the current generation for a larger one."""
+        current = [g for g in self._generations.values() if not g.retired]
+        return bool(current) and nbytes <= current[-1].memory.slot_bytes
 
     def announce(self, memory: RingMemory, slot: int, stream: int, header: SlotHeader) -> None:
         position = header.rows, header.epoch, header.step, header.nbytes
@@ -176,7 +181,7 @@ class RingWriter:
         self._channel.send(END.pack(b"E", stream, epoch))
 
     def release(self, generation: int, slot: int) -> None:
-        """Take a slot back that the trainer freed."""
+        """Take a slot back that the trainer freed, or that was never announced."""
         owner = self._generations[generation]
         owner.free.append(slot)
         self._drop_if_spent(generation)

@@ -18,9 +18,9 @@ from feedline.blocks.compute import unpack
 from feedline.blocks.jobs import keep_job
 from feedline.blocks.request import BlockRequest, BlockResult, Job
 from feedline.errors import ClusterError
-from feedline.loader.encoding.encode import EncodedRows
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.encoding.quality import Quality
+from feedline.loader.encoding.shuffled_rows import Rows
 from feedline.planning.schedule import Block
 from feedline.service.cluster.cluster import BlockTask, Cluster
 from feedline.service.dispatch.attempts import Outcome, attempt_block
@@ -50,7 +50,7 @@ class _Work:
     submissions: int = 0
     failures: list[BlockFailure] = field(default_factory=list)
     hedged: bool = False
-    rows: tuple[EncodedRows, ...] | None = None
+    rows: tuple[Rows, ...] | None = None
     quality: Quality | None = None
     error: Exception | None = None  # why all attempts failed; raised for the step that needs the block
 
@@ -140,7 +140,7 @@ class Delivery:
                 work, self._priorities.next(block.first_step, self._wall_clock()), self._cluster.eligible_workers()
             )
 
-    def get(self, lane: int, index: int) -> tuple[EncodedRows, ...] | None:
+    def get(self, lane: int, index: int) -> tuple[Rows, ...] | None:
         """The block's rows, or None while it is computed. Raises the error of a block that failed."""
         self._collect()
         work = self._work[lane, index]

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from feedline.errors import DataError
+from feedline.native import rows
 from feedline.transforms.values.arrays import NUMPY_TYPES, Values, map_series
 from feedline.transforms.values.kinds import WEIGHTS, Value, element_type
 
@@ -164,6 +165,8 @@ def _byte_slices(array: pa.Array, start: int, stop: int | None) -> pl.Series | N
         return None
     size = int(kind.bit_width) // 8
     ends = array.offsets.to_numpy()
+    if rows.COMPILED:
+        return _compiled_slices(array, ends, size, start, stop)
     longest = int(ends[-1]) * size
     if longest > _INT32_LIMIT:
         return None
@@ -184,6 +187,19 @@ def _byte_slices(array: pa.Array, start: int, stop: int | None) -> pl.Series | N
     kinds = pa.large_list(kind)
     lists = pa.Array.from_buffers(kinds, len(cut), [valid, pa.py_buffer(offsets)], array.null_count, children=[keep])
     return pl.Series(lists)
+
+
+def _compiled_slices(array: pa.Array, ends: Offsets, size: int, start: int, stop: int | None) -> pl.Series:
+    start, stop = max(min(start, _INT32_LIMIT), -_INT32_LIMIT), _INT32_LIMIT if stop is None else stop
+    values = array.values
+    offsets = rows.slice_lists(ends, start, max(min(stop, _INT32_LIMIT), -_INT32_LIMIT))
+    data = pa.allocate_buffer(size * int(offsets[-1]))
+    rows.slice_values(ends, values.buffers()[1].slice(values.offset * size), size, start, offsets, data)
+    keep = pa.Array.from_buffers(values.type, int(offsets[-1]), [None, data])
+    valid = array.is_valid().buffers()[1] if array.null_count else None  # recomputed, so that its bits start at 0
+    kinds = pa.large_list(values.type)
+    parts = [valid, pa.py_buffer(offsets)]
+    return pl.Series(pa.Array.from_buffers(kinds, len(array), parts, array.null_count, children=[keep]))
 
 
 def _gathered_slices(series: pl.Series, start: int, stop: int | None) -> pl.Series:

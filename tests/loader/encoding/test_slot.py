@@ -15,8 +15,10 @@ from feedline.loader import batch as batch_module
 from feedline.loader.batch import Batch
 from feedline.loader.encoding.encode import encode, join, slice_rows, take
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotLayout
+from feedline.loader.encoding.shuffled_rows import ShuffledRows, shuffle
 from feedline.loader.encoding.slot import RowSlice, draft, encoded_rows, read_header, write
 from feedline.loader.ring.slots import Lease, Ready
+from feedline.native import rows as native
 
 SCHEMA = BatchSchema(
     (
@@ -166,6 +168,34 @@ def test_take_join_slice_and_the_buffer_form(records, data):
     write(LAYOUT, measured, image)
     again = encoded_rows(LAYOUT, pa.py_buffer(image))
     check(batch_of([RowSlice(encoded=again, start=0, stop=again.rows)]), [*records, *expected])
+
+
+@settings(max_examples=60)
+@given(st.lists(st.lists(rows, max_size=6), min_size=1, max_size=4), st.data())
+def test_shuffled_rows_fill_a_slot_with_the_same_bytes_with_and_without_the_kernel(chunks, data):
+    parts, records = [encode(frame_of(chunk), SCHEMA) for chunk in chunks], [row for chunk in chunks for row in chunk]
+    order = np.array(data.draw(st.permutations(range(len(records)))), dtype=np.int64)
+    start = data.draw(st.integers(0, len(records)))
+    stop = data.draw(st.integers(start, len(records)))
+
+    def image() -> tuple[bytes, Batch]:
+        shuffled = shuffle(parts, order)
+        ends = [RowSlice(encoded=shuffled, start=start, stop=stop), RowSlice(encoded=shuffled, start=0, stop=start)]
+        measured = draft(LAYOUT, ends, epoch=0, step=0)
+        buffer = np.full(measured.placement.nbytes, 255, dtype=np.uint8)
+        write(LAYOUT, measured, buffer)
+        if isinstance(shuffled, ShuffledRows):
+            alone = shuffled.rows_at(start, stop)
+            check(
+                batch_of([RowSlice(encoded=alone, start=0, stop=alone.rows)]), [records[i] for i in order[start:stop]]
+            )
+        return buffer.tobytes(), Batch.over(LAYOUT, buffer)
+
+    found, batch = image()
+    check(batch, [records[i] for i in (*order[start:stop], *order[:start])])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "COMPILED", False)
+        assert image()[0] == found
 
 
 def record(**changes):

@@ -1,0 +1,77 @@
+"""Copy, gather and slice rows of columns: one call for many columns, with the interpreter's lock released.
+
+Runs in: every process that transforms, encodes or writes slots. The functions are compiled (`_rows.c`) when the package
+is installed, if there is a C compiler. Without them, `COMPILED` is False, the functions must not be called, and callers
+use numpy and Arrow instead, with the same result bit by bit. Arrays are C-contiguous and of the types named; their
+sizes are checked, indices are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_compiled: Any = None
+with suppress(ImportError):  # installed without a compiler
+    from feedline.native import _rows as _compiled  # type: ignore[attr-defined,no-redef]
+
+COMPILED = _compiled is not None
+
+Array = NDArray[Any]
+Column = tuple[Array, int, tuple[Array, ...]]  # target, bytes of a row, the column's parts
+# Target, bytes of a value, offsets [rows + 1] of the result (from any number on), offsets and values of the parts.
+RaggedColumn = tuple[Array, int, NDArray[np.int64], tuple[NDArray[np.int64], ...], tuple[Array, ...]]
+
+
+def copy(pairs: list[tuple[Array, Array]]) -> None:
+    """Copy each (target, source), of equal bytes."""
+    _compiled.copy(pairs)
+
+
+def gather(
+    columns: list[Column],
+    index: NDArray[np.int64],
+    part: NDArray[np.uint16],
+    starts: NDArray[np.int64],
+) -> None:
+    """Gather rows of columns that consist of parts laid end to end.
+
+    index: the rows to gather, counted over all parts; part: the part that each is of; starts: each part's first row.
+    """
+    _compiled.gather(columns, index, part, starts)
+
+
+def gather_lists(
+    columns: list[RaggedColumn],
+    index: NDArray[np.int64],
+    part: NDArray[np.uint16],
+    starts: NDArray[np.int64],
+) -> None:
+    """Gather rows of ragged columns, as `gather` does."""
+    _compiled.gather_lists(columns, index, part, starts)
+
+
+def slice_lists(offsets: NDArray[np.int64], start: int, stop: int) -> NDArray[np.int64]:
+    """The offsets, from 0, of `list[start:stop]` of each list."""
+    sliced = np.empty(len(offsets), dtype=np.int64)
+    _compiled.slice_offsets(offsets, start, stop, sliced)
+    return sliced
+
+
+def slice_values(
+    offsets: NDArray[np.int64], values: Any, size: int, start: int, sliced: NDArray[np.int64], out: Any
+) -> None:
+    """Copy the values of `list[start:stop]` of each list, of `size` bytes each; `sliced`: what `slice_lists` returns.
+
+    values, out: buffers; `out` holds exactly the slices' values.
+    """
+    _compiled.slice_values(offsets, values, size, start, sliced, out)
+
+
+def parts_of(index: NDArray[np.int64], starts: Sequence[int] | NDArray[np.int64]) -> NDArray[np.uint16]:
+    """The number of the part that each row is of, given the first row of each part."""
+    return (np.searchsorted(np.asarray(starts), index, side="right") - 1).astype(np.uint16)

@@ -1,0 +1,106 @@
+"""Do the compiled functions return what numpy does, bit by bit, and does everything work without them?"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feedline.native import rows
+from feedline.transforms.values import ragged
+
+compiled = pytest.mark.skipif(not rows.COMPILED, reason="the kernel was not compiled: there is no C compiler")
+
+LISTS = st.lists(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=7), max_size=20)
+
+
+def encoded(lists: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    offsets = np.concatenate(([0], np.cumsum([len(each) for each in lists], dtype=np.int64))).astype(np.int64)
+    return np.array([value for each in lists for value in each], dtype=np.int64), offsets
+
+
+@compiled
+@given(parts=st.lists(LISTS, min_size=1, max_size=4), data=st.data())
+@settings(deadline=None, max_examples=60)
+def test_gathered_rows_of_several_parts_are_those_that_python_picks(parts, data):
+    everything = [row for part in parts for row in part]
+    picks = st.lists(st.integers(0, len(everything) - 1), max_size=30) if everything else st.just([])
+    index = np.array(data.draw(picks), dtype=np.int64)
+    starts = np.cumsum([0, *(len(part) for part in parts)])[:-1]
+    number = rows.parts_of(index, starts)
+    pairs = [encoded(part) for part in parts]
+    expected = [everything[row] for row in index]
+    values, ends = encoded(expected)
+
+    found = np.full(len(values), -1, dtype=np.int64)
+    sources = tuple(offsets for _, offsets in pairs), tuple(flat for flat, _ in pairs)
+    rows.gather_lists([(found, 8, ends + 5, *sources)], index, number, starts)
+    np.testing.assert_array_equal(found, values)
+
+    for dtype in (np.float32, np.int64):
+        wide = [
+            np.arange(3 * len(part)).astype(dtype).reshape(-1, 3) + dtype(start)
+            for part, start in zip(parts, starts, strict=True)
+        ]
+        narrow = [np.ascontiguousarray(matrix[:, 0]) for matrix in wide]
+        targets = np.empty((len(index), 3), dtype), np.empty(len(index), dtype)
+        size = targets[1].itemsize
+        columns = [(targets[0], 3 * size, tuple(wide)), (targets[1], size, tuple(narrow))]
+        rows.gather(columns, index, number, starts)
+        np.testing.assert_array_equal(targets[0], np.concatenate(wide)[index])
+        np.testing.assert_array_equal(targets[1], np.concatenate(narrow)[index])
+
+
+@compiled
+@given(
+    lists=st.lists(st.none() | st.lists(st.integers(-9, 9), max_size=6), max_size=12),
+    skip=st.integers(0, 3),
+    start=st.integers(-8, 8),
+    stop=st.none() | st.integers(-8, 8),
+)
+@settings(deadline=None, max_examples=150)
+def test_slices_of_lists_are_those_of_python_with_and_without_the_kernel(lists, skip, start, stop):
+    series = pl.Series("lists", lists, dtype=pl.List(pl.Int64))[skip:]
+    expected = [None if each is None else each[start:stop] for each in lists[skip:]]
+    frame = pl.DataFrame([series])
+    expression = ragged.list_slices(pl.col("lists"), start, stop, pl.List(pl.Int64()))
+    assert frame.select(expression).to_series().to_list() == expected
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows, "COMPILED", False)
+        assert frame.select(expression).to_series().to_list() == expected
+
+
+@compiled
+def test_buffers_of_wrong_sizes_are_refused_before_anything_is_written():
+    target, source = np.zeros(3, np.int64), np.ones(2, np.int64)
+    index, starts = np.zeros(3, np.int64), np.zeros(1, np.int64)
+    part = rows.parts_of(index, starts)
+    with pytest.raises(ValueError, match="got 24 bytes, expected 16"):
+        rows.copy([(target, source)])
+    with pytest.raises(ValueError, match="got 24 bytes, expected 12"):
+        rows.gather([(target, 4, (source,))], index, part, starts)
+    with pytest.raises(ValueError, match="one buffer per part"):
+        rows.gather([(target, 8, (source, source))], index, part, starts)
+    with pytest.raises(ValueError, match="got 24 bytes, expected 8"):
+        rows.gather_lists([(target, 8, np.array([0, 1, 1, 1]), (starts,), (source,))], index, part, starts)
+    with pytest.raises(ValueError, match="wrong size"):
+        rows.slice_values(np.array([0, 3]), source, 8, 0, np.array([0, 3]), target)
+    with pytest.raises(ValueError, match="contiguous"):
+        rows.copy([(np.zeros((4, 4))[:, :2], np.zeros((4, 2)))])
+    assert not target.any()
+
+
+def test_the_package_is_imported_without_the_kernel():
+    program = (
+        "import sys; sys.modules['feedline.native._rows'] = None\n"
+        "from feedline import Pipeline\n"
+        "from feedline.native import rows\n"
+        "print(Pipeline.__name__, rows.COMPILED)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout == "Pipeline False\n"
