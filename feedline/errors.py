@@ -80,6 +80,10 @@ class FeederError(FeedlineError, RuntimeError):
     """The feeder process died, or could not be reached; the message holds its last words."""
 
 
+class BatchTimeoutError(FeedlineError, TimeoutError):
+    """No batch came within the `timeout` of a dataset; the message says what the feeder and its workers do."""
+
+
 _WIRE = {
     cls.__name__: cls
     for cls in (

@@ -16,14 +16,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, NoReturn, Self
 
 import torch
 import torch.distributed
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data._utils.collate import default_collate_fn_map
 
-from feedline.errors import FeedlineError, PlanError, StateError
+from feedline.errors import FeedlineError, PlanError, SpecError, StateError
 from feedline.loader.batch import Batch, digest_of
 from feedline.loader.dataset_stats import DatasetStats
 from feedline.loader.device_copies import Copies, Prefetcher, copies_to
@@ -86,8 +87,10 @@ class FeedlineDataset(IterableDataset[Batch]):
     several ranks must see the same batch: `mesh` is the data-parallel part of the `DeviceMesh` (`mesh["dp"]`);
     `data_rank` and `data_world_size` are the same as numbers.
 
+    `timeout` is how many seconds a batch may take (default: any number, with a warning every half minute).
+
     Raises SpecError for an invalid pipeline.yaml, PlanError if planning fails, and on iteration DataError,
-    TableChangedError, CorruptFileError, RingError or FeederError.
+    TableChangedError, CorruptFileError, RingError, FeederError, or BatchTimeoutError, which says what is late and why.
     """
 
     def __init__(
@@ -100,9 +103,12 @@ class FeedlineDataset(IterableDataset[Batch]):
         data_rank: int | None = None,
         data_world_size: int | None = None,
         mesh: DeviceMesh | None = None,
+        timeout: float | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
+        if timeout is not None and not timeout > 0:
+            raise SpecError(f"timeout must be a positive number of seconds, or None: got {timeout!r}")
         if not sys.platform.startswith("linux"):
             raise FeedlineError("FeedlineDataset needs Linux (memfd, SOCK_SEQPACKET). Use Pipeline.batches elsewhere")
         self._copies = None if device is None else copies_to(device)
@@ -118,6 +124,7 @@ class FeedlineDataset(IterableDataset[Batch]):
         access = _feeder_access(path, self._spec, overrides_text(overrides), self._ranks)
         self._pinning = Pinning(self._ranks.local_rank)
         self._feed = FeederClient(access, pin=self._pinning.register, unpin=self._pinning.unregister)
+        self._feed.timeout_s = timeout
         self._feed.start()
         self._closer = weakref.finalize(self, self._feed.close)
         self._progress = _Progress(None, None, (0, 0), (0, 0), (0, 0))
@@ -412,6 +419,17 @@ def _hello(ranks: RankInfo) -> Hello:
 def _receipt(facts: PlanFacts, ranks: RankInfo, batch: Batch) -> dict[str, Any]:
     numbers = {"rank": ranks.rank, "world_size": ranks.world_size, "trainer": ranks.global_rank, "rows": batch.rows}
     return {**state_of(facts, batch.epoch, batch.step), **numbers, "digest": digest_of(batch)}
+
+
+def _refuse_to_collate(batches: Sequence[Batch], *, collate_fn_map: object = None) -> NoReturn:
+    """Called by `default_collate`, which a DataLoader with a batch size uses."""
+    raise FeedlineError(
+        f"a Batch cannot be batched again: got {len(batches)} of them to join, expected one. Use "
+        f"DataLoader(dataset, batch_size=None), and set the rows of a batch in pipeline.yaml (batch.size)"
+    )
+
+
+default_collate_fn_map[Batch] = _refuse_to_collate
 
 
 def _agree(feed: FeederClient, ranks: RankInfo, hello: Hello) -> Answer:

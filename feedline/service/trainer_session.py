@@ -230,8 +230,22 @@ class TrainerSession:
                 self._on_begin(BeginStream.from_json(message))
             elif message["type"] == "grow":
                 self._ring.grow()
+            elif message["type"] == "diagnose":
+                self.channel.send_json({"type": "diagnosis", "text": self._diagnose()})
             elif message["type"] == "epoch_done":
                 self.counters.epochs = max(self.counters.epochs, int(message["epoch"]) + 1)
+
+    def _diagnose(self) -> str:
+        """What the trainer's next batch waits for."""
+        stream = self._stream
+        if self._planning is not None:
+            return "the feeder is still planning"
+        if stream is None or stream.ended:
+            return "the feeder has nothing to deliver"
+        if stream.draft is not None:
+            return f"step {stream.step} is ready, but the trainer holds all {self._ring.slots} slots of the ring"
+        missing = stream.delivery.describe_missing(stream.step)
+        return missing or f"all blocks of step {stream.step} are there: the feeder is about to deliver it"
 
     def _on_hello(self, message: dict[str, Any]) -> None:
         self._hello_number = int(message.get("number", 0))

@@ -238,7 +238,7 @@ class ClusterSpec(Section):
     wait_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         default=60.0, description="Seconds to wait for a worker before raising an error."
     )
-    window: Count | None = Field(default=None, description="Blocks in flight (default: from workers and memory).")
+    window: Count | None = Field(default=None, description="Blocks in flight (default: by block time, pace, memory).")
     cpu: Literal["native", "x86-64-v3"] | None = Field(
         default=None, description="Instructions numpy may use: those of each processor, or none beyond x86-64-v3."
     )

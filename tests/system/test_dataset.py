@@ -21,8 +21,9 @@ from pipelines import Place, eventually, furnished, image, oracle
 from torch.utils.data import DataLoader
 
 from feedline import FeedlineDataset
-from feedline.errors import FeedlineError, PlanError, RingError
+from feedline.errors import BatchTimeoutError, FeedlineError, PlanError, RingError, SpecError
 from feedline.loader.batch import Batch
+from feedline.loader.ring import feeder_connection
 from feedline.loader.ring.slots import _FIRST_SLOTS
 
 STEPS = 78  # 20,000 rows in batches of 256, the rest dropped
@@ -181,8 +182,10 @@ def test_workers_of_a_loader_are_refused_with_the_remedy(shared: FeedlineDataset
 
 
 def test_a_loader_that_would_batch_again_fails_rather_than_delivers(shared: FeedlineDataset):
-    with pytest.raises(TypeError, match="Batch"):
+    with pytest.raises(FeedlineError, match=r"cannot be batched again: got 4 .*batch_size=None"):
         next(iter(DataLoader(shared, batch_size=4)))
+    with pytest.raises(FeedlineError, match=r"batch\.size"):
+        next(iter(DataLoader(shared)))
 
 
 def test_a_forked_child_is_refused_and_harms_nothing(shared: FeedlineDataset, epochs: list[list[bytes]]):
@@ -443,6 +446,31 @@ def _is_idle(process: psutil.Process) -> bool:
 
 
 # -- ending -------------------------------------------------------------------------------------------------------
+
+
+def test_a_late_batch_is_an_error_with_a_diagnosis(
+    path: Path, epochs: list[list[bytes]], monkeypatch: pytest.MonkeyPatch
+):
+    """A stopped feeder does not answer; once it goes on, so does the epoch. Held batches are named as the reason."""
+    monkeypatch.setattr(feeder_connection, "_ANSWER_S", 0.2)
+    with FeedlineDataset(path, timeout=0.3) as dataset:
+        feeder = dataset.facts["feeder"]
+        iterator = iter(dataset)
+        dataset._feed.timeout_s = None  # a first batch takes as long as it takes
+        seen = [image(next(iterator))]
+        dataset._feed.timeout_s = 0.3
+        os.kill(feeder, signal.SIGSTOP)
+        try:
+            with pytest.raises(BatchTimeoutError, match=f"process {feeder}.*alive but does not answer") as raised:
+                seen.extend(map(image, iterator))
+        finally:
+            os.kill(feeder, signal.SIGCONT)
+        assert isinstance(raised.value, TimeoutError)
+        assert f"step {len(seen)} of epoch 0" in str(raised.value)
+        dataset._feed.timeout_s = 60
+        assert [*seen, *map(image, iterator)] == epochs[0], "nothing is lost"
+    with pytest.raises(SpecError, match="positive number of seconds"):
+        FeedlineDataset(path, timeout=0)
 
 
 def test_closing_ends_the_feeder_and_every_use(path: Path, epochs: list[list[bytes]]):

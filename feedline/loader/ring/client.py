@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from feedline.errors import BatchTimeoutError
 from feedline.loader.facts import Hello, PlanFacts
 from feedline.loader.ring.channel import ChannelClosedError
 from feedline.loader.ring.feeder_connection import Answer, FeederConnection, StreamEnd
@@ -67,6 +68,8 @@ class FeederClient:
         self._last_epoch = False
         self._node: int | None = None
         self._position: tuple[int, int] | None = None  # epoch and step of the next batch
+        self._waiting_for: tuple[tuple[int, int], float] | None = None  # a position, and since when
+        self.timeout_s: float | None = None  # for a batch
         self.stats = ClientStats()
 
     # -- life -----------------------------------------------------------------------------------------------------
@@ -182,12 +185,26 @@ class FeederClient:
             if not exhausted:
                 assert self._position is not None
                 with self.stats.waiting():
-                    self._connection.wait(f"step {self._position[1]} of epoch {self._position[0]}")
+                    self._wait()
                 continue
             with self.stats.waiting():
                 gc.collect()
                 with self._connection.transaction:
                     self._connection.room.request_slots(reader, self._connection.send)
+
+    def _wait(self) -> None:
+        """Wait for a message; raises BatchTimeoutError if the step has not come within the timeout."""
+        assert self._position is not None
+        epoch, step = self._position
+        if self._waiting_for is None or self._waiting_for[0] != self._position:
+            self._waiting_for = self._position, time.perf_counter()
+        try:
+            self._connection.wait(
+                f"step {step} of epoch {epoch}", since_s=self._waiting_for[1], timeout_s=self.timeout_s
+            )
+        except BatchTimeoutError:
+            self._waiting_for = None  # the next call waits again
+            raise
 
     def _take(self) -> tuple[Ready, Lease] | Literal["end"] | None:
         """The next slot of the stream, "end" at its end, None if neither has arrived."""

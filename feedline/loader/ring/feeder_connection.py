@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import select
 import threading
@@ -18,7 +19,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from feedline.errors import FeederError, FeedlineError, from_wire
+from feedline.errors import BatchTimeoutError, FeederError, FeedlineError, from_wire
 from feedline.loader.facts import FeederFacts, Hello, PlanFacts
 from feedline.loader.ring.channel import END, Channel, ChannelClosedError, Descriptor
 from feedline.loader.ring.feeder_source import Feeder, FeederSource, RunFeeder
@@ -34,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 PROTOCOL = 5
 _QUIET_S = 30.0
+# A busy feeder answers a question after this long at most.
+_ANSWER_S = 12.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -90,6 +93,8 @@ class FeederConnection:
         self._is_dismissed = False  # the feeder asks to look for another one
         self.attached = False  # whether the feeder belongs to `feedline run`
         self._hello_number = 0  # of the last hello
+        self._diagnosis: str | None = None  # the answer to the last question
+        self._last_message_s = time.perf_counter()
         self._facts: dict[str, Any] | None = None  # the facts that answered it
         self._failure: FeederFailure | None = None  # the feeder's last message: the error that ended it
         self.current: Answer | None = None  # the plan that the feeder works on; set by the caller of `ask`
@@ -182,6 +187,7 @@ class FeederConnection:
         if channel is None or reader is None:
             raise ChannelClosedError("not connected")
         self._receiving_thread = threading.get_ident()
+        self._last_message_s = time.perf_counter()
         self._file_messages(channel, reader, until_slot=until_slot)
         if not self.queue:
             self.raise_failure()
@@ -242,6 +248,8 @@ class FeederConnection:
         elif kind == "facts":
             if message["number"] == self._hello_number:
                 self._facts = message["facts"]
+        elif kind == "diagnosis":
+            self._diagnosis = message["text"]
         elif kind == "warnings":
             self.reports.add_warnings(message["texts"])
         elif kind == "welcome" and isinstance(self._feeder, HostFeeder):
@@ -257,17 +265,45 @@ class FeederConnection:
         feeder.pid = pid
         self._poll, self._pidfd = _watch(feeder.channel, pid)
 
-    def wait(self, what: str) -> None:
-        """Wait for a message or the feeder's death; logs `what` it waits for every half minute."""
-        start_s = time.perf_counter()
-        while not (events := self._poll.poll(_QUIET_S * 1000)):
-            waited_s = time.perf_counter() - start_s
-            feeder = f"process {self.feeder_pid}"
-            if self._feeder is not None and self._feeder.log_path is not None:
-                feeder += f", log {self._feeder.log_path}"
-            logger.warning("waited %.0f s for %s; the feeder (%s) is alive", waited_s, what, feeder)
+    def wait(self, what: str, *, since_s: float | None = None, timeout_s: float | None = None) -> None:
+        """Wait for a message or the feeder's death; logs `what` it waits for, and why, every half minute.
+
+        Raises BatchTimeoutError with the same diagnosis `timeout_s` after `since_s` (default: the call).
+        """
+        start_s = time.perf_counter() if since_s is None else since_s
+        while True:
+            left_s = math.inf if timeout_s is None else start_s + timeout_s - time.perf_counter()
+            if events := self._poll.poll(max(0.0, min(_QUIET_S, left_s)) * 1000):
+                break
+            diagnosis = self._diagnose()
+            if self.queue:
+                return
+            text = f"waited {time.perf_counter() - start_s:.0f} s for {what}: {diagnosis}"
+            if left_s <= _QUIET_S:
+                raise BatchTimeoutError(f"{text}\nRaise `timeout`, or see what keeps the feeder from delivering")
+            logger.warning("%s", text)
         if self._pidfd is not None and events == [(self._pidfd, select.POLLIN)]:
             raise ChannelClosedError("the feeder's process ended")
+
+    def _diagnose(self) -> str:
+        """What the feeder says that the trainer waits for; that it does not answer, if it does not."""
+        channel = self._channel
+        feeder = f"process {self.feeder_pid}"
+        if self._feeder is not None and self._feeder.log_path is not None:
+            feeder += f", log {self._feeder.log_path}"
+        self._diagnosis = None
+        start_s = time.perf_counter()
+        if channel is not None and channel.send_json({"type": "diagnose"}, wait=False):
+            while self._diagnosis is None and not self.queue:
+                left_s = start_s + _ANSWER_S - time.perf_counter()
+                if left_s <= 0 or not self._poll.poll(left_s * 1000):
+                    break
+                with self.transaction:
+                    self.receive()
+        if self._diagnosis is not None:
+            return f"the feeder ({feeder}) is alive\n{self._diagnosis}"
+        silent_s = time.perf_counter() - self._last_message_s
+        return f"the feeder ({feeder}) is alive but does not answer; its last message came {silent_s:.0f} s ago"
 
     def ask(self, hello: Hello) -> Answer:
         """Send a hello and wait for its answer; the answer to an earlier, interrupted hello is skipped."""

@@ -174,6 +174,10 @@ class Cluster:
         """The worker that runs each task, or holds its result."""
         return {} if self._only_threads else self.connection.workers_of(keys)
 
+    def stacks_of(self, keys: Collection[str]) -> dict[str, Sequence[str]]:
+        """The calls of running tasks, by key, the innermost last."""
+        return {} if self._only_threads else self.connection.stacks_of(keys)
+
     def eligible_workers(self) -> frozenset[str] | None:
         """The workers that may get blocks; None for any."""
         now_s = time.monotonic()

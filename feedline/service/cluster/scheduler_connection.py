@@ -122,6 +122,11 @@ class SchedulerConnection:
         holders = self._ask("who_has", keys=sorted(tasks - set(running))) or {}
         return running | {key: workers[0] for key, workers in holders.items() if workers}
 
+    def stacks_of(self, keys: Collection[str]) -> dict[str, Sequence[str]]:
+        """The calls of running tasks, by key, the innermost last."""
+        answer = self._ask("call_stack", keys=sorted(keys)) or {}
+        return {str(key): calls for tasks in answer.values() for key, calls in tasks.items()}
+
     def _ask(self, question: str, **details: Any) -> Any:
         """Call a handler of the scheduler; None if it does not answer."""
         scheduler: Any = self.client.scheduler

@@ -25,6 +25,7 @@ from feedline.planning.schedule import Block
 from feedline.service.cluster.cluster import BlockTask, Cluster
 from feedline.service.dispatch.attempts import Outcome, attempt_block
 from feedline.service.dispatch.blame import BlockFailure, Retry, among, decide, elsewhere
+from feedline.service.dispatch.diagnosis import MissingBlock, describe_missing
 from feedline.service.dispatch.timing import Priorities, Recent, overdue_after_s
 from feedline.service.dispatch.window import Window
 
@@ -166,6 +167,21 @@ class Delivery:
         self._resubmit_stranded()
         if starved:
             self._hedge()
+
+    def describe_missing(self, step: int) -> str:
+        """Why the step is not there yet: its missing blocks, their workers, and what these do."""
+        works = [work for work in self._work.values() if work.block.first_step <= step and work.rows is None]
+        keys = [attempt.key for work in works for attempt in work.attempts]
+        missing = [
+            MissingBlock(
+                name=f"block {work.block.index} of lane {work.block.lane}",
+                files=list(dict.fromkeys(piece.fragment.path for piece in work.request.pieces)),
+                since_s={attempt.key: self._clock() - attempt.submitted_s for attempt in work.attempts},
+                failures=[str(failure) for failure in work.failures],
+            )
+            for work in works
+        ]
+        return describe_missing(missing, self._cluster.workers_of(keys), self._cluster.stacks_of(keys))
 
     def close(self) -> None:
         with self._lock:

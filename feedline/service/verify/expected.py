@@ -34,47 +34,15 @@ class ExpectedStep:
     digests: Words
 
 
-class ExpectedRows:
-    """The digests of an epoch's steps."""
+class RowGroupDigests:
+    """The digests of the rows of a plan's row groups, which depend on no epoch. It keeps those that were used last."""
 
-    def __init__(self, plan: Plan, epoch: int) -> None:
+    def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.steps = StepRows(plan, epoch)
         self._compiled = compile_job(plan.job)
         self._groups: OrderedDict[int, tuple[Words, Int64s]] = OrderedDict()
 
-    def of_rank(self, step: int, rank: int, world_size: int) -> ExpectedStep:
-        """The rows of a rank's batch and their digests. Raises DataError as blocks do, and the errors of reading."""
-        rows = self.steps.of_rank(step, rank, world_size)
-        groups, kept = self.steps.locate(rows.split, rows.row)
-        digests = np.empty(len(rows), np.uint64)
-        for group in np.unique(groups).tolist():
-            here = groups == group
-            digests[here] = self._group(group)[0][kept[here]]
-        return ExpectedStep(rows=rows, digests=digests)
-
-    def place(self, split: int, row: int) -> dict[str, Any]:
-        """Where a row of a split is: file, row group (its index in the file) and row (its index in the row group)."""
-        [group], [kept] = self.steps.locate(np.array([split]), np.array([row]))
-        return self._place(int(group), int(kept))
-
-    def find(self, digest: int) -> dict[str, Any] | None:
-        """A row with this digest, among those of the row groups that were read last."""
-        for group, (digests, _) in reversed(self._groups.items()):
-            found = np.flatnonzero(digests == np.uint64(digest))
-            if len(found):
-                return self._place(group, int(found[0]))
-        return None
-
-    def _place(self, group: int, kept: int) -> dict[str, Any]:
-        snapshot = self.plan.snapshot
-        return {
-            "file": snapshot.files["path"][int(snapshot.file_of_row_group[group])].as_py(),
-            "row_group": int(snapshot.row_group_in_file[group]),
-            "row": int(self._group(group)[1][kept]),
-        }
-
-    def _group(self, group: int) -> tuple[Words, Int64s]:
+    def of(self, group: int) -> tuple[Words, Int64s]:
         """Digests of a row group's kept rows, and their indices in it."""
         if group in self._groups:
             self._groups.move_to_end(group)
@@ -85,6 +53,23 @@ class ExpectedRows:
             while len(self._groups) > 1 and sum(len(rows) for _, rows in self._groups.values()) > _KEPT_ROWS:
                 self._groups.popitem(last=False)
         return self._groups[group]
+
+    def place(self, group: int, kept: int) -> dict[str, Any]:
+        """Where a row is: file, row group (its index in the file) and row (its index in the row group)."""
+        snapshot = self.plan.snapshot
+        return {
+            "file": snapshot.files["path"][int(snapshot.file_of_row_group[group])].as_py(),
+            "row_group": int(snapshot.row_group_in_file[group]),
+            "row": int(self.of(group)[1][kept]),
+        }
+
+    def find(self, digest: int) -> dict[str, Any] | None:
+        """The place of a row with this digest, among those of the row groups that were used last."""
+        for group, (digests, _) in reversed(self._groups.items()):
+            found = np.flatnonzero(digests == np.uint64(digest))
+            if len(found):
+                return self.place(group, int(found[0]))
+        return None
 
     def _digests(self, group: int, kept: KeptRows) -> Words:
         compiled, parts = self._compiled, [np.empty(0, np.uint64)]
@@ -100,3 +85,27 @@ class ExpectedRows:
                 row = "" if error.row is None else f", row {int(kept.rows[start + error.row])} of it"
                 raise DataError(f"{error} ({where}{row})") from error
         return np.concatenate(parts)
+
+
+class ExpectedRows:
+    """The digests of an epoch's steps. groups: those of the plan's row groups, for several epochs."""
+
+    def __init__(self, plan: Plan, epoch: int, groups: RowGroupDigests | None = None) -> None:
+        self.plan = plan
+        self.steps = StepRows(plan, epoch)
+        self.groups = groups or RowGroupDigests(plan)
+
+    def of_rank(self, step: int, rank: int, world_size: int) -> ExpectedStep:
+        """The rows of a rank's batch and their digests. Raises DataError as blocks do, and the errors of reading."""
+        rows = self.steps.of_rank(step, rank, world_size)
+        groups, kept = self.steps.locate(rows.split, rows.row)
+        digests = np.empty(len(rows), np.uint64)
+        for group in np.unique(groups).tolist():
+            here = groups == group
+            digests[here] = self.groups.of(group)[0][kept[here]]
+        return ExpectedStep(rows=rows, digests=digests)
+
+    def place(self, split: int, row: int) -> dict[str, Any]:
+        """Where a row of a split is: file, row group (its index in the file) and row (its index in the row group)."""
+        [group], [kept] = self.steps.locate(np.array([split]), np.array([row]))
+        return self.groups.place(int(group), int(kept))

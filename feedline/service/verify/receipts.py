@@ -19,7 +19,7 @@ from feedline.loader.encoding.row_digests import batch_digest
 from feedline.loader.state import checked_state
 from feedline.planning.plan import Plan
 from feedline.planning.schedule import rank_lanes
-from feedline.service.verify.expected import ExpectedRows
+from feedline.service.verify.expected import ExpectedRows, RowGroupDigests
 from feedline.service.verify.findings import BatchDifference, BatchPosition, VerifyFindings
 
 _NUMBERS = ("rank", "world_size", "trainer", "rows")
@@ -127,8 +127,9 @@ def verify_receipts(
         epochs: dict[int, list[Receipt]] = defaultdict(list)
         for receipt in of_plan:
             epochs[receipt.epoch].append(receipt)
+        groups = RowGroupDigests(plan)
         for epoch in sorted(epochs):
-            _compare_epoch(findings, ExpectedRows(plan, epoch), epochs[epoch], progress)
+            _compare_epoch(findings, ExpectedRows(plan, epoch, groups), epochs[epoch], progress)
     _find_gaps(findings, receipts)
     return findings
 

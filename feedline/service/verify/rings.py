@@ -73,7 +73,7 @@ def _compare(findings: VerifyFindings, expected: ExpectedRows, feed: FeederClien
     digests = row_digests(encoded_rows(layout, pa.py_buffer(root)))
     valid = SlotArrays(layout, read_header(layout, root), root).valid.astype(np.bool_)
     of_rank = expected.of_rank(at.step, at.rank, at.world_size)
-    findings.compare(of_rank, digests, valid, at=at, place=expected.place, find=expected.find)
+    findings.compare(of_rank, digests, valid, at=at, place=expected.place, find=expected.groups.find)
 
 
 def _hello(plan: Plan, rank: int, world_size: int) -> Hello:

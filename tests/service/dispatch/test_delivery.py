@@ -74,7 +74,7 @@ class Stream:
             None,
             name=name,
             blocks=made,
-            request=lambda block: SimpleNamespace(index=block.index, rows=ROWS),
+            request=lambda block: SimpleNamespace(index=block.index, rows=ROWS, pieces=PIECES),
             wake=self.woken.set,
             stats=DeliveryStats(),
             **{**defaults, **options},
@@ -98,6 +98,7 @@ class Stream:
         return read
 
 
+PIECES = (SimpleNamespace(fragment=SimpleNamespace(path="day=1/part-0.parquet")),)
 BLOCK: dict[str, Any] = {"start": 0, "rows": ROWS, "pieces": ()}
 
 
@@ -447,6 +448,30 @@ def test_the_window_follows_the_workers_without_calls_to_the_scheduler(
     delivery.pump(40)
     assert delivery.in_flight == 1 + 2 * 64
     assert all(question == ("identity", 0) for question in asked), "totals, every two seconds"
+    delivery.close()
+
+
+def test_a_missing_block_is_described_with_its_worker_and_its_calls(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+    release, begun = threading.Event(), threading.Event()
+
+    def stuck_in_a_request(index: int, key: str) -> int:
+        begun.set()
+        release.wait(60)
+        return index
+
+    stream = Stream(cluster, monkeypatch, stuck_in_a_request)
+    now_s = [0.0]
+    delivery = stream.open("stuck", 20, clock=lambda: now_s[0])
+    try:
+        delivery.pump(0)
+        assert begun.wait(30)
+        now_s[0] = 73.0
+        assert eventually(lambda: "stuck_in_a_request" in delivery.describe_missing(0))
+        text = delivery.describe_missing(0)
+        assert text.startswith("block 0 of lane 0 (day=1/part-0.parquet) is missing\n  submitted 73 s ago, on tcp://")
+        assert "block 1 of lane 0" not in text, "the step does not need it"
+    finally:
+        release.set()
     delivery.close()
 
 

@@ -65,7 +65,7 @@ def digests_of(plan: Plan, batch: Batch) -> np.ndarray:
 def compare(expected: ExpectedRows, digests: np.ndarray, valid: np.ndarray, at: BatchPosition = AT) -> VerifyFindings:
     findings = VerifyFindings()
     step = expected.of_rank(at.step, at.rank, at.world_size)
-    findings.compare(step, digests, valid, at=at, place=expected.place, find=expected.find)
+    findings.compare(step, digests, valid, at=at, place=expected.place, find=expected.groups.find)
     return findings
 
 
