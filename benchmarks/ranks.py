@@ -103,6 +103,7 @@ def measure_memory(folder: Path, *, files: int) -> None:
     batch = max(1, min(100, files // 8))
     lines[-1:] = [f"batch: {{size: {batch}}}", "lanes: 8", "shuffle: {window_rows: 100}", "cluster: {dashboard: false}"]
     path.write_text("\n".join(lines) + "\n")
+    feeder_bytes(path, 1)  # takes the snapshot, which the others load
     sizes = {}
     for ranks in (1, 8):
         sizes[ranks] = feeder_bytes(path, ranks)
