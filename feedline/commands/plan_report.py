@@ -169,8 +169,8 @@ def _facts_table(facts: dict[str, Any]) -> Table:
     blocks = f"{most} blocks" if fewest == most else f"{most} blocks, {fewest} if the trainer is slow,"
     in_flight = f"{memory['in_flight_bytes']:,} bytes ({blocks} of about {memory['block_bytes']:,})"
     twice = (
-        f": {size['read_twice']:,} of them ({facts['read_twice_share']:.1%}) are read twice, where a border between two of "
-        f"the {facts['lanes']} lanes cuts a row group"
+        f": {size['read_twice']:,} of them ({facts['read_twice_share']:.1%}) are read twice, where a border between "
+        f"two of the {facts['lanes']} lanes cuts a row group"
         if size["read_twice"]
         else ""
     )
