@@ -80,6 +80,8 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
         "world_size": world_size,
         "splits": int(np.count_nonzero(plan.split_rows)),
         "blocks_per_lane": sum(1 for _ in schedule.blocks(0)),
+        "blocks_mixed": len(schedule.lane(0).strands),
+        "read_twice_share": twice / (read_bytes - twice) if read_bytes > twice else 0.0,
         "memory": {
             "block_bytes": block_rows * width,
             "blocks_in_flight": most,
@@ -167,8 +169,8 @@ def _facts_table(facts: dict[str, Any]) -> Table:
     blocks = f"{most} blocks" if fewest == most else f"{most} blocks, {fewest} if the trainer is slow,"
     in_flight = f"{memory['in_flight_bytes']:,} bytes ({blocks} of about {memory['block_bytes']:,})"
     twice = (
-        f": {size['read_twice']:,} of them are read twice, where a border between two of the {facts['lanes']} lanes "
-        "cuts a row group"
+        f": {size['read_twice']:,} of them ({facts['read_twice_share']:.1%}) are read twice, where a border between "
+        f"two of the {facts['lanes']} lanes cuts a row group"
         if size["read_twice"]
         else ""
     )
@@ -184,7 +186,7 @@ def _facts_table(facts: dict[str, Any]) -> Table:
             "batch",
             f"{facts['rows_per_rank_and_step']:,} rows per rank, from {facts['lanes']} x {facts['batch_size']:,}",
         ),
-        ("work", f"{facts['splits']:,} splits, {facts['blocks_per_lane']:,} blocks per lane"),
+        ("work", _work_text(facts)),
         ("memory per rank", f"{in_flight} of {memory['budget_bytes']:,}{fewer}"),
         ("row identities", _identities_text(facts["identities"])),
     )
@@ -232,6 +234,11 @@ def _read_twice(plan: Plan, schedule: Schedule) -> int:
         if inside != (int(ends[group - 1]) if group else 0):
             nbytes += int(plan.row_group_bytes[first + group])
     return nbytes
+
+
+def _work_text(facts: dict[str, Any]) -> str:
+    text = f"{facts['splits']:,} splits, {facts['blocks_per_lane']:,} blocks per lane"
+    return f"{text}, {facts['blocks_mixed']:,} of them mixed at a time" if facts["blocks_mixed"] > 1 else text
 
 
 def _identities_text(facts: dict[str, Any]) -> str:

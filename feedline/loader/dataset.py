@@ -248,9 +248,7 @@ class FeedlineDataset(IterableDataset[Batch]):
     @property
     def schema(self) -> BatchSchema:
         """Every column of a batch: name, group, dtype, offset and width."""
-        self._open()
-        assert self._progress.layout is not None
-        return self._progress.layout.schema
+        return self._open().facts.schema
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from feedline.planning.plan import Plan
 from feedline.planning.schedule import rank_lanes
 from feedline.resources import available_memory_bytes
 from feedline.service.cluster.cluster import Cluster
-from feedline.service.dispatch.delivery import Delivery, DeliveryStats
+from feedline.service.dispatch.delivery import DeliveryStats
 from feedline.service.dispatch.timing import HORIZON_S, TrainerPace
 from feedline.service.dispatch.window import Window, WindowLimits
 from feedline.service.planner import Planner
@@ -70,6 +70,25 @@ class FeederCounters:
         """The counts so far."""
         return FeederStats.from_json(asdict(self))
 
+    def begin(self, stream: BeginStream, steps: int) -> None:
+        """Count the steps of a stream from here on."""
+        self.epoch, self.step, self.steps = stream.epoch, stream.step, steps
+
+    def count_wait(self, seconds: float, *, for_slot: bool) -> None:
+        """Count time in which the feeder waited for a slot or for blocks."""
+        if for_slot:
+            self.wait_slots_s += seconds
+        else:
+            self.wait_blocks_s += seconds
+
+    def add(self, batch: Draft, ring: RingWriter) -> None:
+        """Count a batch that was announced."""
+        self.batches += 1
+        self.rows += batch.header.rows
+        self.nbytes += batch.placement.nbytes
+        self.step = batch.header.step + 1
+        self.ring_slots, self.ring_free = ring.slots, ring.free_slots
+
 
 class TrainerSession:
     """Serves one trainer over one channel.
@@ -99,7 +118,7 @@ class TrainerSession:
         self.rank = rank
         self.global_rank: int | None = None  # among all trainers, of which several may read the same rows
         self._world_size = world_size
-        self._memory_bytes = memory_bytes
+        self._blocks_bytes = int(memory_bytes * (1 - _RING_SHARE))
         self._wake_loop = wake
         self._admit = admit
         self._on_plan = on_plan
@@ -129,12 +148,8 @@ class TrainerSession:
 
     def count_wait(self, waited_s: float) -> None:
         """Count time in which the loop slept as waiting for blocks or for slots."""
-        if self._stream is None or self._stream.ended:
-            return
-        if self._stream.draft is None:
-            self.counters.wait_blocks_s += waited_s
-        else:
-            self.counters.wait_slots_s += waited_s
+        if self._stream is not None and not self._stream.ended:
+            self.counters.count_wait(waited_s, for_slot=self._stream.draft is not None)
 
     def look(self) -> None:
         """Check the blocks in flight. Called about once a second."""
@@ -146,17 +161,9 @@ class TrainerSession:
 
     def _adjust_window(self, stream: TrainerStream) -> None:
         """Adjust how many blocks are in flight, and how many slots the ring has."""
-        assert self._window is not None
-        decision = self._window.observe(
-            threads=self._cluster.threads(),
-            step_s=self._pace.known_step_s,
-            blocks_per_step=stream.blocks_per_step,
-            held_bytes=stream.delivery.held_bytes,
-            available_bytes=available_memory_bytes(),
-        )
+        decision = stream.observe(self._cluster.threads(), self._pace.known_step_s, available_memory_bytes())
         if decision is not None:
-            slots = self._ring.provide(decision.slots)
-            _window_logger.info("rank %s: %s", self.rank, decision.describe(slots))
+            _window_logger.info("rank %s: %s", self.rank, decision.describe(self._ring.provide(decision.slots)))
             self.counters.window, self.counters.window_reason = decision.blocks, decision.reason
         self.counters.blocks_in_flight = stream.delivery.in_flight
 
@@ -214,16 +221,11 @@ class TrainerSession:
         self._hello_number = int(message.get("number", 0))
         _refuse_other_installations(message)
         hello = Hello.from_json(message)
-        rank = hello.rank if self.rank is None else self.rank
-        if (hello.rank, hello.world_size) != (rank, self._world_size):
-            raise StateError(
-                f"the trainer is another rank: got rank {hello.rank} of {hello.world_size}, expected {rank} of "
-                f"{self._world_size}"
-            )
+        _refuse_other_rank(hello, hello.rank if self.rank is None else self.rank, self._world_size)
         if self.global_rank != hello.global_rank and not self._admit(hello):
             self.channel.send_json({"type": "busy"})
             raise ChannelClosedError("another trainer of this rank is served")
-        self.rank, self.global_rank = rank, hello.global_rank
+        self.rank, self.global_rank = hello.rank, hello.global_rank
         self._end_stream()
         if self._planning is not None:
             self._planning.cancel()
@@ -235,7 +237,9 @@ class TrainerSession:
             return
         self._planning = None
         self._plan = plan = planning.result()
-        self._window = None
+        self._window = Window(
+            WindowLimits(open_blocks=1, memory_bytes=self._blocks_bytes, fixed_blocks=self._cluster.fixed_window)
+        )
         self._on_plan(plan)
         self.monitor = QualityMonitor(plan.layout.schema, plan.job.features, plan.on_expect)
         facts = {**plan.facts().to_json(), **replace(self._about, dashboard=self._cluster.dashboard).to_json()}
@@ -254,37 +258,26 @@ class TrainerSession:
         self._stream.last = begin.last
         self._ring.node = begin.node
         self.monitor.begin(begin.epoch, begin.seen)
-        steps = self._stream.schedule.steps
-        self.counters.epoch, self.counters.step, self.counters.steps = begin.epoch, begin.step, steps
+        self.counters.begin(begin, self._stream.schedule.steps)
 
     def _open(self, number: int, epoch: int, step: int) -> TrainerStream:
         assert self._plan is not None
+        assert self._window is not None
         assert self.rank is not None
-        plan = self._plan
-        schedule = self._planner.schedule(plan, epoch)
-        step = max(step, schedule.first_step)
+        schedule = self._planner.schedule(self._plan, epoch)
         lanes = rank_lanes(schedule.lanes, self.rank, self._world_size)
-        limits = WindowLimits(
-            open_blocks=schedule.open_blocks(lanes),
-            memory_bytes=int(self._memory_bytes * (1 - _RING_SHARE)),
-            fixed_blocks=self._cluster.fixed_window,
-        )
-        if self._window is None:
-            self._window = Window(limits)
-        self._window.limits = limits
-        delivery = Delivery(
+        return TrainerStream.open(
             self._cluster,
-            plan.job,
-            plan.layout,
-            name=f"{plan.name}-e{epoch}",
-            blocks=schedule.blocks_of(lanes, first_step=step),
-            request=lambda block: plan.request(block, epoch),
+            self._plan,
+            schedule,
+            lanes,
+            number=number,
+            epoch=epoch,
+            step=max(step, schedule.first_step),
             window=self._window,
             wake=self._wake,
             stats=self.counters.delivery,
         )
-        borders = {lane: schedule.block_starts(lane) for lane in lanes}
-        return TrainerStream(number, epoch, step, schedule, delivery, borders)
 
     def _end_stream(self) -> None:
         for stream in (self._stream, self._ahead):
@@ -309,9 +302,10 @@ class TrainerSession:
         self.starved = False
         if stream is None or stream.ended:
             return False
-        written = self._writers.announce(stream.number)
-        if written is not None:
-            self._count(written)
+        if (written := self._writers.announce(stream.number)) is not None:
+            self._pace.step(time.perf_counter(), self.counters.wait_blocks_s)
+            self.counters.add(written, self._ring)
+            self._report(every_s=_REPORT_S)
             self.monitor.add(written.header.step, stream.drop_blocks(written.header.step))
             return True
         if stream.step >= stream.schedule.steps and self._writers.busy:
@@ -339,19 +333,9 @@ class TrainerSession:
         stream.step += 1
         return True
 
-    def _count(self, batch: Draft) -> None:
-        stats = self.counters
-        self._pace.step(time.perf_counter(), stats.wait_blocks_s)
-        stats.batches += 1
-        stats.rows += batch.header.rows
-        stats.nbytes += batch.placement.nbytes
-        stats.step = batch.header.step + 1
-        stats.ring_slots, stats.ring_free = self._ring.slots, self._ring.free_slots
-        if time.monotonic() - self._report_s > _REPORT_S:
-            self._report()
-
-    def _report(self, warnings: Sequence[str] = ()) -> None:
-        assert self._stream is not None
+    def _report(self, warnings: Sequence[str] = (), *, every_s: float = 0.0) -> None:
+        if self._stream is None or time.monotonic() - self._report_s < every_s:
+            return
         self._report_s = time.monotonic()
         self.channel.send_long(report_packet(self._stream.number, self.counters.stats(), self.monitor.epoch_counts()))
         if warnings:
@@ -371,3 +355,10 @@ def _refuse_other_installations(message: Mapping[str, Any]) -> None:
                 f"trainer and feeder differ in their {key} version: got {message.get(key)}, expected {own}. Start both "
                 "from one installation"
             )
+
+
+def _refuse_other_rank(hello: Hello, rank: int, world_size: int) -> None:
+    if (hello.rank, hello.world_size) != (rank, world_size):
+        raise StateError(
+            f"the trainer is another rank: got rank {hello.rank} of {hello.world_size}, expected {rank} of {world_size}"
+        )

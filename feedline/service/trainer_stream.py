@@ -5,14 +5,17 @@ Runs in: the feeder, in the thread of its loop.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.encoding.slot import Draft, draft
+from feedline.planning.plan import Plan
 from feedline.planning.schedule import Block, Schedule
-from feedline.service.dispatch.delivery import Delivery
+from feedline.service.cluster.cluster import Cluster
+from feedline.service.dispatch.delivery import Delivery, DeliveryStats
+from feedline.service.dispatch.window import Decision, Window
 from feedline.service.steps import segments_of
 
 
@@ -25,19 +28,56 @@ class TrainerStream:
     step: int  # to be written next
     schedule: Schedule
     delivery: Delivery
-    borders: dict[int, Any]
+    lanes: range
+    window: Window
     draft: Draft | None = None  # the measured batch of `step`, until a slot is free
     ended: bool = False
     last: bool = False  # no other epoch follows
 
-    @property
-    def blocks_per_step(self) -> float:
-        """On average over the epoch."""
-        return sum(len(starts) - 1 for starts in self.borders.values()) / max(1, self.schedule.steps)
+    @classmethod
+    def open(
+        cls,
+        cluster: Cluster,
+        plan: Plan,
+        schedule: Schedule,
+        lanes: range,
+        *,
+        number: int,
+        epoch: int,
+        step: int,
+        window: Window,
+        wake: Callable[[], None],
+        stats: DeliveryStats,
+    ) -> TrainerStream:
+        """The stream of a rank's lanes from `step` on; see `Delivery`."""
+        window.limits = replace(window.limits, open_blocks=schedule.open_blocks(lanes))
+        delivery = Delivery(
+            cluster,
+            plan.job,
+            plan.layout,
+            name=f"{plan.name}-e{epoch}",
+            blocks=schedule.blocks_of(lanes, first_step=step),
+            request=lambda block: plan.request(block, epoch),
+            window=window,
+            wake=wake,
+            stats=stats,
+        )
+        return cls(number, epoch, step, schedule, delivery, lanes, window)
+
+    def observe(self, threads: int, step_s: float, available_bytes: int) -> Decision | None:
+        """Measure the load; see `Window.observe`."""
+        blocks = sum(len(self.schedule.lane(lane).borders) - 1 for lane in self.lanes) / max(1, self.schedule.steps)
+        return self.window.observe(
+            threads=threads,
+            step_s=step_s,
+            blocks_per_step=blocks,
+            held_bytes=self.delivery.held_bytes,
+            available_bytes=available_bytes,
+        )
 
     def measure(self, layout: SlotLayout) -> Draft | None:
         """The batch of the step, measured; None while one of its blocks is missing."""
-        segments = segments_of(self.schedule, self.borders, self.step, self.delivery.get)
+        segments = segments_of(self.schedule, self.lanes, self.step, self.delivery.get)
         return None if segments is None else draft(layout, segments, epoch=self.epoch, step=self.step)
 
     def drop_blocks(self, step: int) -> list[tuple[Block, Quality]]:

@@ -338,7 +338,8 @@ def test_more_bytes_than_the_table_holds_are_explained(place: Place):
     for facts in (one, many):
         console.print(report.plan_table(facts))
     text = console.file.getvalue()
-    said = f"{twice:,} of them are read twice, where a border between two of the 7 lanes cuts a row group"
+    share = twice / one["bytes"]["read_per_epoch"]
+    said = f"{twice:,} of them ({share:.1%}) are read twice, where a border between two of the 7 lanes cuts a row group"
     assert (text.count(said), text.count("read twice")) == (1, 1)
 
 

@@ -234,8 +234,7 @@ class FeederConnection:
             packet, message, fd = arrival
             kind = packet[:1]
             if kind == b"R":
-                ready = Ready.unpack(packet)
-                reader.expect(ready)
+                reader.expect(ready := Ready.unpack(packet))
                 queue.append(ready)
             elif kind == b"E":
                 queue.append(StreamEnd(*END.unpack(packet)[1:]))
@@ -269,17 +268,15 @@ class FeederConnection:
             self.room.record_refusal(RingFull.from_json(message))
         elif kind == "error":
             self._failure = FeederFailure.from_json(message)
-        elif kind == "facts":
-            if message["number"] == self._hello_number:
-                self._facts = message["facts"]
+        elif kind == "facts" and message["number"] == self._hello_number:
+            self._facts = message["facts"]
         elif kind == "diagnosis":
             self._diagnosis = message["text"]
         elif kind == "warnings":
             self.reports.add_warnings(message["texts"])
         elif kind == "welcome" and isinstance(self._feeder, HostFeeder):
-            assert self._channel is not None
             self._feeder.pid = int(message["pid"])
-            self._watch = Watch(self._channel, self._feeder.pid)
+            self._watch = Watch(self._feeder.channel, self._feeder.pid)
         elif kind in ("busy", "leaving"):
             self._is_dismissed = True
             if kind == "busy":
@@ -308,20 +305,12 @@ class FeederConnection:
     def _diagnose(self, watch: Watch) -> str:
         """What the feeder says that the trainer waits for; that it does not answer, if it does not."""
         self._diagnosis = None
-        start_s = time.perf_counter()
         if self._channel is not None and self._channel.send_json({"type": "diagnose"}, wait=False):
-            while self._diagnosis is None and not self.queue:
-                left_s = start_s + _ANSWER_S - time.perf_counter()
-                if left_s <= 0 or not watch.wait(left_s):
-                    break
+            deadline_s = time.perf_counter() + _ANSWER_S
+            while self._diagnosis is None and not self.queue and watch.wait(deadline_s - time.perf_counter()):
                 with self.transaction:
                     self.receive()
-        log = None if self._feeder is None else self._feeder.log_path
-        feeder = f"the feeder (process {self.feeder_pid}{'' if log is None else f', log {log}'}) is alive"
-        if self._diagnosis is not None:
-            return f"{feeder}\n{self._diagnosis}"
-        silent_s = time.perf_counter() - self._last_message_s
-        return f"{feeder} but does not answer; its last message came {silent_s:.0f} s ago"
+        return _describe_feeder(self._feeder, self._diagnosis, time.perf_counter() - self._last_message_s)
 
     def ask(self, hello: Hello) -> Answer:
         """Send a hello and wait for its answer; the answer to an earlier, interrupted hello is skipped."""
@@ -365,3 +354,13 @@ class FeederConnection:
     def record_progress(self) -> None:
         """Note a batch, so that earlier deaths do not count."""
         self._source.record_progress(self._feeder)
+
+
+def _describe_feeder(feeder: Feeder | None, diagnosis: str | None, silent_s: float) -> str:
+    """The feeder and its diagnosis; that it does not answer, if it has none."""
+    name = f"process {0 if feeder is None else feeder.pid}"
+    if feeder is not None and feeder.log_path is not None:
+        name += f", log {feeder.log_path}"
+    if diagnosis is not None:
+        return f"the feeder ({name}) is alive\n{diagnosis}"
+    return f"the feeder ({name}) is alive but does not answer; its last message came {silent_s:.0f} s ago"

@@ -81,6 +81,15 @@ class DeliveryStats:
     encode_s: float = 0.0
     resubmitted: int = 0
 
+    def add(self, result: BlockResult) -> None:
+        """Count a finished block."""
+        self.blocks += 1
+        self.nbytes_read += result.nbytes_read
+        self.nbytes_encoded += result.nbytes
+        self.read_s += result.read_s
+        self.transform_s += result.transform_s
+        self.encode_s += result.encode_s
+
 
 class Delivery:
     """The blocks of one stream (a rank's lanes from a step on)."""
@@ -144,11 +153,9 @@ class Delivery:
             self._window.has_room(len(self._work), threads=threads) or self._next.first_step <= step
         ):
             block, self._next = self._next, next(self._blocks, None)
-            work = _Work(block, self._request(block))
-            self._work[block.lane, block.index] = work
-            self._submit(
-                work, self._priorities.next(block.first_step, self._wall_clock()), self._cluster.eligible_workers()
-            )
+            self._work[block.lane, block.index] = work = _Work(block, self._request(block))
+            urgency = self._priorities.next(block.first_step, self._wall_clock())
+            self._submit(work, urgency, self._cluster.eligible_workers())
 
     def get(self, lane: int, index: int) -> tuple[Rows, ...] | None:
         """The block's rows, or None while it is computed. Raises the error of a block that failed."""
@@ -323,13 +330,7 @@ class Delivery:
         work.rows = unpack(self._layout, result)
         work.quality = result.quality
         self._window.record(result.read_s + result.transform_s + result.encode_s, result.nbytes)
-        stats = self.stats
-        stats.blocks += 1
-        stats.nbytes_read += result.nbytes_read
-        stats.nbytes_encoded += result.nbytes
-        stats.read_s += result.read_s
-        stats.transform_s += result.transform_s
-        stats.encode_s += result.encode_s
+        self.stats.add(result)
 
     def _forget(self, work: _Work) -> None:
         for attempt in list(work.attempts):

@@ -159,17 +159,23 @@ def aside() -> Iterator[None]:
         NearFeeder.acting = False
 
 
-class NearPoll:
+class NearWatch:
     """Waiting for a feeder of this process is giving it its turn."""
 
     interrupts = 0
 
-    def poll(self, _milliseconds: float) -> list[tuple[int, int]]:
-        if NearPoll.interrupts:
-            NearPoll.interrupts -= 1
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def wait(self, _seconds: float) -> bool:
+        if NearWatch.interrupts:
+            NearWatch.interrupts -= 1
             raise KeyboardInterrupt
         assert any(feeder.turn() for feeder in list(NearFeeder.living)), "the feed waits, and nobody will speak"
-        return [(0, 0)]
+        return True
+
+    def close(self) -> None:
+        pass
 
 
 @pytest.fixture
@@ -190,7 +196,7 @@ def path(place: Place, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(NearFeeder, "facts", {}, raising=False)
     monkeypatch.setattr(NearFeeder, "living", [], raising=False)
     monkeypatch.setattr(feeder_source, "FeederProcess", NearFeeder)
-    monkeypatch.setattr(feeder_connection, "_watch", lambda _channel, _pid: (NearPoll(), None))
+    monkeypatch.setattr(feeder_connection, "Watch", NearWatch)
     return path
 
 
@@ -204,10 +210,10 @@ def append(file: Path, lengths: tuple[int, ...]) -> None:
 
 def interrupted(act: Callable[[], Any]) -> None:
     """Ctrl-C while it waits for its feeder."""
-    NearPoll.interrupts = 1
+    NearWatch.interrupts = 1
     with pytest.raises(KeyboardInterrupt):
         act()
-    assert NearPoll.interrupts == 0
+    assert NearWatch.interrupts == 0
 
 
 # -- hellos -------------------------------------------------------------------------------------------------------

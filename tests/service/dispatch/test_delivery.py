@@ -13,7 +13,7 @@ import pytest
 from distributed import LocalCluster, get_worker
 from distributed.comm import CommClosedError
 from pipelines import eventually
-from streams import Stream, window
+from streams import Stream, run, window
 
 from feedline.errors import ClusterError, DataError, FeedlineError, StoreError
 from feedline.service.cluster.cluster import Cluster
