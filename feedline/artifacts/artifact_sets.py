@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from feedline.errors import CorruptFileError, FeedlineError, SpecError
+from feedline.expressions.parser import python_tree
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import absolute, is_uri, join, locate, redact
 from feedline.warehouse.storage.retry import with_retries
@@ -147,7 +148,7 @@ def canonical_where(where: str | None) -> str | None:
     if where is None:
         return None
     try:
-        return ast.unparse(ast.parse(f"({where}\n)", mode="eval"))
+        return ast.unparse(python_tree(f"({where}\n)"))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return where  # the error comes when it is bound
 

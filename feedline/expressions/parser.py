@@ -10,7 +10,9 @@ two literals (`60 * 60`), which is bounded.
 from __future__ import annotations
 
 import ast
+import contextlib
 import math
+import threading
 
 from feedline.expressions.functions.reference import NAMESPACES, missing_function_fault, missing_method_fault
 from feedline.expressions.nodes import (
@@ -33,6 +35,8 @@ from feedline.expressions.spans import Fault, SourceText, Span
 from feedline.expressions.tokens import MAX_INTEGER_DIGITS, scan
 
 _MAX_FOLDED_EXPONENT = 64
+_ATTEMPTS = 20
+_parsing = threading.Lock()
 MAX_DEPTH = 100  # levels of the tree; walks take about three Python frames per level, and Python's limit is 1000
 
 _ARITHMETIC: dict[type[ast.operator], ArithmeticOperator] = {
@@ -69,7 +73,7 @@ def parse_tree(text: str) -> Node:
     tokens = scan(text)
     source = SourceText(text)
     try:
-        tree = ast.parse(source.wrapped, mode="eval").body
+        tree = python_tree(source.wrapped).body
     except SyntaxError as error:
         at = source.offset(error.lineno or 1, (error.offset or 1) - 1)
         token = next((t for t in tokens if t.span.stop > at), None)
@@ -80,6 +84,20 @@ def parse_tree(text: str) -> Node:
         raise Fault("the expression is too complex to be parsed", Span(0, 1)) from None
     _check_depth(tree, source)
     return _Builder(source).node(tree)
+
+
+def python_tree(text: str) -> ast.Expression:
+    """`ast.parse` of an expression, repeated after a spurious SystemError.
+
+    CPython 3.11 counts the depth of all threads' trees in one variable (python/cpython#106905), and another thread may
+    run in between where the garbage collector has callbacks, as Dask's do. The lock keeps threads that parse
+    expressions apart; one that formats a traceback may still disturb them.
+    """
+    with _parsing:
+        for _ in range(_ATTEMPTS):
+            with contextlib.suppress(SystemError):
+                return ast.parse(text, mode="eval")
+        return ast.parse(text, mode="eval")
 
 
 def _check_depth(tree: ast.expr, source: SourceText) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import gc
 import json
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import polars as pl
 import pyarrow as pa
@@ -16,6 +19,7 @@ from hypothesis import strategies as st
 
 from feedline.errors import ExpressionError
 from feedline.expressions import bind, parse
+from feedline.expressions.parser import python_tree
 from feedline.expressions.row_preservation import offending_node
 
 SCHEMA = pa.schema([("x", pa.float32()), ("y", pa.float64()), ("n", pa.int64()), ("s", pa.struct([("s", pa.int8())]))])
@@ -346,3 +350,25 @@ def test_a_long_line_is_shown_around_the_span():
     assert line[carets.index("^") :].startswith("pricee")
     assert line.startswith("  …")
     assert line.endswith("…")
+
+
+def test_threads_parse_at_once_while_the_collector_runs_callbacks():
+    """Dask adds such callbacks; CPython 3.11 then mixes up the depths of trees that threads parse at once."""
+    text = "(" + " + ".join(f"f(a{n}, [b{n}, (c{n} and d{n})])" for n in range(60)) + ")"
+    expected = ast.dump(ast.parse(text, mode="eval"))
+
+    def callback(_phase: str, _info: object) -> None:
+        sum(range(50))
+
+    gc.callbacks.append(callback)
+    threshold, interval = gc.get_threshold(), sys.getswitchinterval()
+    gc.set_threshold(50)
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            trees = list(pool.map(python_tree, [text] * 200))
+    finally:
+        gc.callbacks.remove(callback)
+        gc.set_threshold(*threshold)
+        sys.setswitchinterval(interval)
+    assert {ast.dump(tree) for tree in trees} == {expected}
