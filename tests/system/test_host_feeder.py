@@ -215,6 +215,7 @@ def test_a_feeder_without_trainers_ends_and_removes_its_files(place: Place, tmp_
     )
 
     def start(launch: str, command: str) -> psutil.Process:
+        earlier = list(host_feeder._started.values())
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("FEEDLINE_COMMAND", command)
             arguments = feeder_arguments(path, ranks=(), world_size=RANKS, local_ranks=RANKS)
@@ -225,8 +226,8 @@ def test_a_feeder_without_trainers_ends_and_removes_its_files(place: Place, tmp_
             )
             feeder.channel.close()
             feeder.end()
-            (process,) = [psutil.Process(each.pid) for each in host_feeder._started.values() if each.poll() is None]
-            return process
+            (process,) = [each for each in host_feeder._started.values() if each not in earlier]
+            return psutil.Process(process.pid)
 
     killed = start("one", "sleep 60 #")
     assert place.left()
