@@ -75,8 +75,8 @@ def test_a_task_names_its_job(tmp_path: Path):
     plan = planned(tmp_path, 150)
     sent: list[bytes] = []
 
-    def submit(function: Any, *arguments: Any, **options: Any) -> None:
-        """As where the scheduler is away."""
+    def start(function: Any, *arguments: Any, arrived: Any, **options: Any) -> None:
+        """As where the scheduler is away; the callback stays with the client."""
         sent.append(pickle.dumps((function, arguments, options)))
 
     cluster: Any = SimpleNamespace(
@@ -84,8 +84,8 @@ def test_a_task_names_its_job(tmp_path: Path):
         threads=lambda: 8,
         eligible_workers=lambda: None,
         alive=lambda: False,
-        connection=SimpleNamespace(number=0),
-        submit=submit,
+        number=0,
+        start=start,
     )
     delivery = delivery_of(plan, cluster)
     delivery.pump(plan.schedule(0).steps)

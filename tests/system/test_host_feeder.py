@@ -229,7 +229,7 @@ def test_a_feeder_without_trainers_ends_and_removes_its_files(place: Place, tmp_
             (process,) = [each for each in host_feeder._started.values() if each not in earlier]
             return psutil.Process(process.pid)
 
-    killed = start("one", "sleep 60 #")
+    killed = start("one", f"{sys.executable} -c 'import time; time.sleep(60)'")
     assert place.left()
     killed.kill()
     assert all_gone([killed])
