@@ -16,7 +16,7 @@ from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.encoding.slot import Draft, write
 from feedline.loader.ring.slots import RingMemory, RingWriter
 
-# One thread copies 5 GB/s of blocks that have left the caches, two nearly twice that.
+# One thread copies 5 GB/s of blocks that have left the caches.
 THREADS = 2
 
 

@@ -123,8 +123,11 @@ class SchedulerConnection:
         return running | {key: workers[0] for key, workers in holders.items() if workers}
 
     def stacks_of(self, keys: Collection[str]) -> dict[str, Sequence[str]]:
-        """The calls of running tasks, by key, the innermost last."""
-        answer = self._ask("call_stack", keys=sorted(keys)) or {}
+        """The calls of running tasks, by key, the innermost last; none if one of the tasks is unknown or has ended."""
+        try:
+            answer = self._ask("call_stack", keys=sorted(keys)) or {}
+        except KeyError:  # of the scheduler, for the first task that it does not know
+            return {}
         return {str(key): calls for tasks in answer.values() for key, calls in tasks.items()}
 
     def _ask(self, question: str, **details: Any) -> Any:

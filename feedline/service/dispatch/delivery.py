@@ -189,7 +189,8 @@ class Delivery:
         works = [work for work in self._work.values() if work.block.first_step <= step and work.rows is None]
         keys = [attempt.key for work in works for attempt in work.attempts]
         missing = [work.missing(self._clock()) for work in works]
-        return describe_missing(missing, self._cluster.workers_of(keys), self._cluster.stacks_of(keys))
+        workers = self._cluster.workers_of(keys)
+        return describe_missing(missing, workers, self._cluster.stacks_of(workers))
 
     def close(self) -> None:
         with self._lock:

@@ -399,6 +399,7 @@ def test_a_missing_block_is_described_with_its_worker_and_its_calls(cluster: Clu
         text = delivery.describe_missing(0)
         assert text.startswith("block 0 of lane 0 (day=1/part-0.parquet) is missing\n  submitted 73 s ago, on tcp://")
         assert "block 1 of lane 0" not in text, "the step does not need it"
+        assert cluster.stacks_of(["a task that has ended"]) == {}
     finally:
         release.set()
     delivery.close()
