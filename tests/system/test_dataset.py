@@ -430,7 +430,7 @@ def test_more_messages_than_a_socket_holds_stop_nothing(place: Place):
         assert eventually(lambda: _is_idle(feeder))
         held.clear()
         gc.collect()
-        assert len(dataset._feed._connection._channel._unsent) > 100
+        assert len(dataset._feed._connection._channel.unsent) > 100
         iterator = iter(dataset)
         assert sum(batch.rows for batch in iterator) == 20_000
 
