@@ -371,7 +371,13 @@ class RingReader:
             generation = self._generations[number]
             if not generation.leased and not generation.waiting:
                 self._retired.remove(number)
-                del self._generations[number]
+                self._drop(number)
+
+    def _drop(self, number: int) -> None:
+        """Forget a generation, whose mapping lives as long as its views."""
+        generation = self._generations.pop(number)
+        generation.closed = True
+        del generation.memory  # a lease whose finalizer was interrupted must not keep it
 
     def wait(self) -> None:
         """Wait for the events of the oldest fenced slot, which the next `settle` frees."""
@@ -388,9 +394,8 @@ class RingReader:
         while self._fenced:
             _, _, events = self._fenced.popleft()
             _await(events)
-        for generation in self._generations.values():
-            generation.closed = True
-        self._generations.clear()
+        for number in tuple(self._generations):
+            self._drop(number)
         self._retired.clear()
 
     def _free(self, generation: _ReaderGeneration, slot: int) -> None:
