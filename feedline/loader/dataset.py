@@ -169,9 +169,8 @@ class FeedlineDataset(IterableDataset[Batch]):
         self._pinning.choose()
         self._iterators += 1  # an older iterator would get the new one's batches
         self._feed.begin(progress.answer, epoch, step, node=self._pinning.numa_node())
-        here = epoch, step
+        here, number = (epoch, step), self._iterators
         self._progress = _Progress(progress.answer, progress.layout, (epoch + 1, 0), _Positions(here, here))
-        number = self._iterators
         return _Epoch(self, number) if self._copies is None else _DeviceEpoch(self, number, self._copies, here)
 
     def __len__(self) -> int:
@@ -185,16 +184,13 @@ class FeedlineDataset(IterableDataset[Batch]):
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise PlanError(f"epoch must be a non-negative integer: got {epoch!r}")
         progress = self._progress
-        here = epoch, 0
-        self._progress = _Progress(progress.answer, progress.layout, here, _Positions(here, progress.positions.reading))
+        positions = _Positions((epoch, 0), progress.positions.reading)
+        self._progress = _Progress(progress.answer, progress.layout, (epoch, 0), positions)
 
     def _refuse_replaced(self, iterator: int) -> None:
         self._refuse_other_processes()  # a worker of a DataLoader has called `iter`, or is a forked child
         if self._iterators != iterator:
-            raise FeedlineError(
-                "this iterator was replaced: got next() on an older iter(dataset), expected the newest. A dataset has "
-                "one stream; make a second dataset to read twice at once"
-            )
+            raise FeedlineError(_REPLACED)
 
     def _next(self, iterator: int, ahead: bool = False) -> Batch | None:
         """The next batch of the stream, and None at the end. ahead: it is not handed out yet."""
@@ -206,9 +202,8 @@ class FeedlineDataset(IterableDataset[Batch]):
         at, reading = progress.positions
         feed = self._feed
         item = feed.next(reading)
-        if feed.reports.warnings:
-            for warning in feed.reports.take_warnings():
-                warnings.warn(warning, UserWarning, stacklevel=3)
+        for warning in feed.reports.take_warnings() if feed.reports.warnings else ():
+            warnings.warn(warning, UserWarning, stacklevel=3)
         if item is None:
             batch, reading = None, (reading[0] + 1, 0)
         else:
@@ -402,6 +397,10 @@ class _DeviceEpoch(Iterator[Batch]):
         return self._dataset._feed.ring_fill > 0
 
 
+_REPLACED = (
+    "this iterator was replaced: got next() on an older iter(dataset), expected the newest. A dataset has one stream; "
+    "make a second dataset to read twice at once"
+)
 _NO_WORKERS = (
     "a FeedlineDataset cannot be used in another process: got a DataLoader worker or a forked child, expected the "
     "process that made it. Use DataLoader(dataset, batch_size=None) with num_workers=0: the feeder and its Dask "

@@ -139,11 +139,6 @@ class FeederConnection:
             self.feeders += 1
         self._refuse_closed()  # `interrupt` may have been called before there was this channel
 
-    @property
-    def feeder_pid(self) -> int:
-        """The feeder's process id; 0 if there is none, or it has not greeted yet."""
-        return 0 if self._feeder is None else self._feeder.pid
-
     def connect(self) -> None:
         """Attach to a feeder or start one, if there is none. Raises ChannelClosedError if the connection is torn."""
         self.refuse_torn()
@@ -201,29 +196,22 @@ class FeederConnection:
 
         Files messages on the way, and reads none after it. A feeder's error is raised after the slots before it.
         """
-        queue = self.queue
-        if queue:
-            return queue.popleft()
+        if self.queue:
+            return self.queue.popleft()
         channel, reader = self._channel, self.reader
         if channel is None or reader is None:
             raise ChannelClosedError("not connected")
         self._receiving_thread = threading.get_ident()
         while self._failure is None:
             arrival = channel.receive(wait=False)
-            if arrival is None:
-                return None
-            kind = arrival[0]
-            if kind == b"R" or kind == b"E":
+            if arrival is None or arrival[0] == b"R" or arrival[0] == b"E":
                 return arrival
             self._file(arrival, reader)
         self.raise_failure()
         return None
 
     def receive(self) -> RingReader:
-        """File what the feeder sent; returns the ring that it fills.
-
-        A feeder's error is raised once the queue is empty: the batches before it come first.
-        """
+        """File what the feeder sent; returns the ring. Raises its error once the queue is empty: batches come first."""
         channel, reader = self._channel, self.reader
         if channel is None or reader is None:
             raise ChannelClosedError("not connected")
@@ -244,10 +232,9 @@ class FeederConnection:
 
     def _file_messages(self, channel: Channel, reader: RingReader) -> None:
         while self._failure is None and (arrival := channel.receive(wait=False)) is not None:
-            kind = arrival[0]
-            if kind == b"R":
+            if arrival[0] == b"R":
                 reader.expect(arrival)
-            if kind == b"R" or kind == b"E":
+            if arrival[0] == b"R" or arrival[0] == b"E":
                 self.queue.append(arrival)
             else:
                 self._file(arrival, reader)
@@ -309,23 +296,13 @@ class FeederConnection:
             left_s = math.inf if timeout_s is None else start_s + timeout_s - time.perf_counter()
             if self._watch.wait(min(_QUIET_S, left_s)):
                 return
-            diagnosis = self._diagnose(self._watch)
+            diagnosis = _diagnose(self, self._watch)
             if self.queue:
                 return
             text = f"waited {time.perf_counter() - start_s:.0f} s for {what}: {diagnosis}"
             if left_s <= _QUIET_S:
                 raise BatchTimeoutError(f"{text}\nRaise `timeout`, or see what keeps the feeder from delivering")
             logger.warning("%s", text)
-
-    def _diagnose(self, watch: Watch) -> str:
-        """What the feeder says that the trainer waits for; that it does not answer, if it does not."""
-        self._diagnosis = None
-        if self._channel is not None and self._channel.send_json({"type": "diagnose"}, wait=False):
-            deadline_s = time.perf_counter() + _ANSWER_S
-            while self._diagnosis is None and not self.queue and watch.wait(deadline_s - time.perf_counter()):
-                with self.transaction:
-                    self.receive()
-        return _describe_feeder(self._feeder, self._diagnosis, time.perf_counter() - self._last_message_s)
 
     def ask(self, hello: Hello) -> Answer:
         """Send a hello and wait for its answer; the answer to an earlier, interrupted hello is skipped."""
@@ -370,6 +347,20 @@ class FeederConnection:
         """Note the feeder's first batch, so that earlier deaths do not count."""
         self.has_delivered = True
         self._source.record_progress(self._feeder)
+
+
+def _diagnose(connection: FeederConnection, watch: Watch) -> str:
+    """What the feeder says that the trainer waits for; that it does not answer, if it does not."""
+    connection._diagnosis = None
+    if connection._channel is not None and connection._channel.send_json({"type": "diagnose"}, wait=False):
+        deadline_s = time.perf_counter() + _ANSWER_S
+        while connection._diagnosis is None and not connection.queue:
+            if not watch.wait(deadline_s - time.perf_counter()):
+                break
+            with connection.transaction:
+                connection.receive()
+    silent_s = time.perf_counter() - connection._last_message_s
+    return _describe_feeder(connection._feeder, connection._diagnosis, silent_s)
 
 
 def _describe_feeder(feeder: Feeder | None, diagnosis: str | None, silent_s: float) -> str:

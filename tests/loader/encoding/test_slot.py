@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline.errors import DataError
-from feedline.loader import batch as batch_module
+from feedline.loader import slot_tensors
 from feedline.loader.batch import Batch
 from feedline.loader.encoding.encode import encode, join, slice_rows, take
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotLayout
@@ -294,7 +294,7 @@ def test_an_announced_slot_is_read_when_a_tensor_needs_more_than_its_rows(monkey
     rows = [record(), record()]
     whole = batch_of([RowSlice(encoded=encode(frame_of(rows), SCHEMA), start=0, stop=2)])
     reads = []
-    monkeypatch.setattr(batch_module, "read_header", lambda *found: reads.append(1) or read_header(*found))
+    monkeypatch.setattr(slot_tensors, "read_header", lambda *found: reads.append(1) or read_header(*found))
     batch = Batch(LAYOUT, 3, 5, 2, whole.nbytes, whole._root)
     assert (batch.rows, batch.epoch, batch.step, batch.nbytes) == (2, 3, 5, whole.nbytes)
     for name in ("dense", "categorical", "labels", "valid"):
