@@ -47,16 +47,12 @@ SCRATCH_VARIABLE = "DASK_TEMPORARY_DIRECTORY"
 
 def allocator_environment(threads: int) -> dict[str, str]:
     """The variables by which the allocators of Arrow and numpy keep what a process of so many block threads frees."""
-    jemalloc = {
-        "dirty_decay_ms": 60_000,  # keep what was used in the last minute
-        "thp": "always",  # in huge pages, where the system lets processes ask for them
-        "narenas": threads,  # other threads, which need little, use the memory of these
-    }
     return {
         "ARROW_DEFAULT_MEMORY_POOL": "jemalloc",
-        "JE_ARROW_MALLOC_CONF": ",".join(f"{name}:{value}" for name, value in jemalloc.items()),
+        # Keep what was used in the last 10 s; other threads, which need little, use the memory of the block threads.
+        "JE_ARROW_MALLOC_CONF": f"dirty_decay_ms:10000,narenas:{threads}",
         "MIMALLOC_PURGE_DELAY": "-1",  # Arrow's pool where pyarrow was built without jemalloc: never purge
-        "MALLOC_ARENA_MAX": str(threads),  # numpy's memory, by glibc:
+        "MALLOC_ARENA_MAX": str(threads),  # numpy's memory, by glibc: as above,
         "MALLOC_TRIM_THRESHOLD_": str(2**30),  # keep up to 1 GiB of free heap,
         "MALLOC_MMAP_THRESHOLD_": str(2**25),  # take arrays up to 32 MiB (the most glibc allows) from the heap,
         "MALLOC_TOP_PAD_": str(2**26),  # which grows in steps of 64 MiB
