@@ -19,7 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from snapshots import write_pipeline, write_table
+from snapshots import snapshot_of_links, write_pipeline, write_table
 
 from feedline.loader.facts import Hello
 from feedline.loader.ring.client import FeederClient
@@ -32,6 +32,7 @@ from feedline.loader.ring.launch import (
     feeder_environment,
     overrides_text,
 )
+from feedline.pipeline import Pipeline
 from feedline.spec import load_spec
 from feedline.warehouse.synthetic.clicks import ClickRecipe
 from feedline.warehouse.synthetic.generate import clicks_pipeline, generate_clicks
@@ -103,7 +104,7 @@ def measure_memory(folder: Path, *, files: int) -> None:
     batch = max(1, min(100, files // 8))
     lines[-1:] = [f"batch: {{size: {batch}}}", "lanes: 8", "shuffle: {window_rows: 100}", "cluster: {dashboard: false}"]
     path.write_text("\n".join(lines) + "\n")
-    feeder_bytes(path, 1)  # takes the snapshot, which the others load
+    snapshot_of_links(Pipeline.from_yaml(path))  # which the feeders find
     sizes = {}
     for ranks in (1, 8):
         sizes[ranks] = feeder_bytes(path, ranks)

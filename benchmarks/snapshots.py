@@ -43,6 +43,7 @@ from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.parquet.footer import FileFacts, file_facts
 from feedline.warehouse.snapshot.footer_tasks import FooterResult, FooterTask, footer_task
 from feedline.warehouse.snapshot.packed_facts import blocks_of
+from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import snapshot_of
 from feedline.warehouse.storage.locations import locate
 
@@ -208,6 +209,27 @@ class _MadeTable:
         ]
         columns = [*known.columns[:DENSE], *columns, *known.columns[DENSE + IDS :]]
         return dataclasses.replace(known, digest=hashlib.sha256(place.to_bytes(8, "little")).digest(), columns=columns)
+
+
+def snapshot_of_links(pipeline: Pipeline) -> Snapshot:
+    """Take the snapshot of a table that `write_table` wrote, reading the footer of each base once."""
+    listing = listing_of_source(pipeline.spec)
+    location = locate(listing.uri)
+    bases: dict[int, FileFacts] = {}
+
+    def read(function: Callable[[Any], Any], tasks: list[Any]) -> Iterator[FooterResult]:
+        if function is not footer_task:
+            raise RuntimeError("only footers are known")
+        for task in tasks:
+            facts = []
+            for place, path, nbytes in task.files:
+                base = place % BASES
+                if base not in bases:
+                    bases[base] = file_facts(location.filesystem, f"{location.path}/{path}", nbytes, path)
+                facts.append((place, bases[base]))
+            yield FooterResult(blocks=tuple(blocks_of(facts)), corrupt=())
+
+    return snapshot_of(listing, work_dir=pipeline.spec.work_dir, map=read)
 
 
 def _as_bytes(bounds: np.ndarray[Any, np.dtype[np.int64]]) -> list[bytes]:

@@ -181,11 +181,14 @@ class Schedule:
         if start == stop:
             neighbour = max(start - 1, 0)
             return np.array([neighbour, neighbour + 1], dtype=np.int64)
-        borders = [start]
-        while borders[-1] < stop:
-            split = int(np.searchsorted(self.starts, borders[-1] + self.block_rows))
-            borders.append(min(int(self.starts[min(split, len(self.starts) - 1)]), stop))
-        return np.array(borders, dtype=np.int64)
+        # A block ends where a split does: for each split's first row in the lane, where a block from there would end.
+        first, last = np.searchsorted(self.starts, [start, stop])
+        starts = np.concatenate(([start], self.starts[first:last], [stop]))
+        ends = np.searchsorted(starts, starts + self.block_rows).tolist()
+        borders = [0]
+        while borders[-1] < len(starts) - 1:
+            borders.append(min(ends[borders[-1]], len(starts) - 1))
+        return starts[borders]
 
     @cached_property
     def _lanes(self) -> dict[int, Lane]:

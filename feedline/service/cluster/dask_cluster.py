@@ -17,11 +17,12 @@ from concurrent.futures import Future as Handle
 from typing import Any
 
 import dask
+from dask.utils import key_split
 from distributed import Client, Future, Security, SpecCluster
 from distributed.client import ClosedClientError
 
 from feedline.errors import ClusterError
-from feedline.resources import ALLOCATOR_ENVIRONMENT, Cpu, cpu_environment
+from feedline.resources import Cpu, allocator_environment, cpu_environment
 from feedline.service.cluster.local_cluster import start_local
 from feedline.service.cluster.result_fetcher import ResultFetcher
 from feedline.service.cluster.scheduler_connection import SchedulerConnection
@@ -39,6 +40,9 @@ _CONFIG = {
     # The feeder itself limits the blocks in flight.
     "distributed.scheduler.worker-saturation": "inf",
     "distributed.comm.timeouts.connect": "10s",
+    # Dask keeps its last messages and transitions, with the arguments of tasks, for debugging.
+    "distributed.admin.low-level-log-length": 100,
+    "distributed.diagnostics.computations.max-history": 10,
 }
 # Scheduler and worker share one process and one event loop: nothing is lost that is not lost together, no worker is
 # better placed than the other, and a loop that looks for stalls every 20 ms takes 3 % of a core.
@@ -53,6 +57,8 @@ _CONFIG_OF_THREADS = {
     "distributed.client.heartbeat": "30s",
     "distributed.client.scheduler-info-interval": "10s",
 }
+# Tasks after which Dask's cache of the parsed keys of tasks is cleared.
+_REMEMBERED_KEYS = 1000
 # Worker processes are killed after the first time; tasks in threads of this process get the second to end.
 _CLOSE_S, _TASKS_END_S = 5.0, 30.0
 
@@ -91,13 +97,14 @@ class DaskCluster:
         self._dashboard_port = dashboard_port
         self._cluster: SpecCluster | None = None
         self._dashboard_loaded = False
+        self._started = 0
         self._in_process = spec.scheduler is None and spec.workers is None
         self._fetcher = ResultFetcher()
         self._config = contextlib.ExitStack()
         config: dict[str, Any] = {**_CONFIG, **(_CONFIG_OF_THREADS if self._in_process else {})}
         if scratch is not None:  # else as in Dask's configuration
             config["temporary-directory"] = scratch
-        environment = {**ALLOCATOR_ENVIRONMENT, "POLARS_MAX_THREADS": threads, **cpu_environment(cpu)}
+        environment = {**allocator_environment(threads), "POLARS_MAX_THREADS": threads, **cpu_environment(cpu)}
         for name, value in environment.items():
             config[f"distributed.nanny.pre-spawn-environ.{name}"] = value
         self._config.enter_context(dask.config.set(config))
@@ -136,6 +143,9 @@ class DaskCluster:
     ) -> DaskTask | None:
         """Start a task; None if the scheduler does not answer. arrived: called once with its key and outcome, on the
         client's event loop. options: of `Client.submit`."""
+        self._started += 1
+        if self._started % _REMEMBERED_KEYS == 0:
+            key_split.cache_clear()  # of 100,000 keys, each of which is used for a second
         future = self.connection.submit(function, *arguments, key=key, **options)
         if future is None:
             return None

@@ -12,7 +12,9 @@ import importlib
 import logging
 from typing import Any
 
+import dask
 from distributed import Nanny, Scheduler, Security, SpecCluster, Worker
+from distributed.scheduler import DEFAULT_EXTENSIONS
 
 from feedline.errors import ClusterError
 from feedline.spec.sections import ClusterSpec
@@ -65,13 +67,13 @@ def start_local(spec: ClusterSpec, *, threads: int, dashboard_port: int) -> Spec
         "dashboard": False,  # the scheduler's is loaded later (`load_dashboard`); workers' would load bokeh for nothing
         "dashboard_address": f"{_LOOPBACK}:0",
     }
-    worker = {**node, "nthreads": threads, "memory_limit": 0, "silence_logs": logging.ERROR}
+    worker = {**node, "nthreads": threads, "memory_limit": 0, "silence_logs": logging.ERROR, "extensions": {}}
     worker_class: type[Worker] = Worker if spec.dashboard else QuietWorker
     if processes:
         worker["worker_class"] = worker_class
     else:
         worker_class = BesideWorker if spec.dashboard else QuietBesideWorker
-    options = {**node, "port": 0, "dashboard_address": f"{_LOOPBACK}:{dashboard_port}"}
+    options = {**node, "port": 0, "dashboard_address": f"{_LOOPBACK}:{dashboard_port}", "extensions": _extensions()}
     cluster = SpecCluster(
         scheduler={"cls": Scheduler if spec.dashboard else QuietScheduler, "options": options},
         worker={"cls": Nanny if processes else worker_class, "options": worker},
@@ -80,6 +82,12 @@ def start_local(spec: ClusterSpec, *, threads: int, dashboard_port: int) -> Spec
     )
     cluster.scale(spec.workers or 1)
     return cluster
+
+
+def _extensions() -> dict[str, Any]:
+    """The scheduler's extensions: Dask's own, without spans, which keep all groups of tasks that there were."""
+    left_out = {"spans"} if dask.config.get("distributed.scheduler.work-stealing") else {"spans", "stealing"}
+    return {name: extension for name, extension in DEFAULT_EXTENSIONS.items() if name not in left_out}
 
 
 def _temporary() -> Security:

@@ -59,7 +59,7 @@ def survey(snapshot: Snapshot, maps: Sequence[str], *, map: Map, keep_nullable: 
         if keep_nullable or not _is_simple(field.type):
             nulls |= set(_paths(field.name, field.type))
             continue
-        counts = snapshot.column_facts(field.name).field("nulls").to_numpy()
+        counts = snapshot.column_part(field.name, "nulls")
         if (counts < 0).any():
             uncounted.append(field.name)
         elif counts.any():

@@ -139,7 +139,7 @@ def load_uses(work_dir: str, table: str) -> list[Use]:
 
 def popularity(uses: Sequence[Use], snapshot: Snapshot) -> Popularity:
     """Compute the popularity of the table's current columns in the recorded runs."""
-    stored = {name: int(snapshot.column_facts(name).field("bytes").to_numpy().sum()) for name in snapshot.file_columns}
+    stored = {name: int(snapshot.column_part(name, "bytes").sum()) for name in snapshot.file_columns}
     runs, read = Counter(name for use in uses for name in use.columns), Counter[str]()
     for use in uses:
         read.update(use.columns)

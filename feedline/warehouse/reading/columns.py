@@ -213,8 +213,7 @@ def column_bytes(snapshot: Snapshot, names: Iterable[str]) -> Iterator[tuple[str
 def _bytes(snapshot: Snapshot, name: str) -> npt.NDArray[np.int64]:
     if name in snapshot.partition_columns:
         return np.zeros(len(snapshot.rows_per_row_group), np.int64)
-    sizes: npt.NDArray[np.int64] = snapshot.column_facts(name).field("bytes").to_numpy()
-    return sizes
+    return snapshot.column_part(name, "bytes")
 
 
 def _source(

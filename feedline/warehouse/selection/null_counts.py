@@ -127,8 +127,7 @@ def _nulls(snapshot: Snapshot, name: str) -> Int64s | None:
         return np.where(valid, 0, snapshot.rows_per_row_group)
     if pat.is_nested(field.type) or not field.nullable:
         return None
-    nulls: Int64s = snapshot.column_facts(name).field("nulls").to_numpy()
-    return nulls
+    return snapshot.column_part(name, "nulls")
 
 
 def _drops_nulls(where: BoundExpression, name: str) -> bool:

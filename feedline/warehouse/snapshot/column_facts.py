@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,14 +24,24 @@ import pyarrow.types as pat
 
 from feedline.warehouse.parquet.bounds import has_bounds, is_binary_like
 
+Part: TypeAlias = Literal["bytes", "nulls"]  # the facts that every column has
+
 _CACHE_BYTES = 64 << 20  # a filter's and a projection's columns of 20,000 files
 
 
 class Facts:
-    """Facts of columns, from a function that fetches them; `column` caches the recent ones. Thread-safe."""
+    """Facts of columns, from a function that fetches them; `column` caches the recent ones. Thread-safe.
 
-    def __init__(self, fetch: Callable[[pa.Field], pa.StructArray]) -> None:
+    `fetch_part`: fetches bytes or nulls alone, if that costs less than all facts.
+    """
+
+    def __init__(
+        self,
+        fetch: Callable[[pa.Field], pa.StructArray],
+        fetch_part: Callable[[pa.Field, Part], pa.Array] | None = None,
+    ) -> None:
         self.fetch = fetch
+        self._fetch_part = fetch_part
         self._lock = threading.Lock()
         self._cache: OrderedDict[tuple[str, pa.DataType], pa.StructArray] = OrderedDict()
         self._bytes = 0
@@ -50,6 +61,17 @@ class Facts:
             while self._bytes > _CACHE_BYTES and len(self._cache) > 1:
                 self._bytes -= self._cache.popitem(last=False)[1].nbytes
         return facts
+
+    def part(self, field: pa.Field, name: Part) -> npt.NDArray[np.int64]:
+        """int64 [row groups]: the column's bytes or nulls, not cached."""
+        with self._lock:
+            known = self._cache.get((field.name, field.type))
+        if known is None and self._fetch_part is not None:
+            part = self._fetch_part(field, name)
+        else:
+            part = (known if known is not None else self.column(field)).field(name)
+        values: npt.NDArray[np.int64] = part.to_numpy()
+        return values
 
     def take(self, row_groups: npt.NDArray[np.int64]) -> Facts:
         """The facts of some row groups."""

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from feedline.errors import CorruptFileError, TableError, TableNotFoundError
-from feedline.warehouse.snapshot.column_facts import Facts, arrange_facts, contiguous
+from feedline.warehouse.snapshot.column_facts import Facts, Part, arrange_facts, contiguous
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.content_store import StoredFile
 from feedline.warehouse.storage.locations import absolute, join, redact
@@ -122,6 +122,10 @@ class Snapshot:
         facts = self.facts.take(groups)
         return dataclasses.replace(self, id=id, files=files, row_groups=row_groups, facts=facts, home=None)
 
+    def column_part(self, name: str, part: Part) -> npt.NDArray[np.int64]:
+        """int64 [row groups]: a file column's bytes or nulls (-1: unknown). Reads less than `column_facts`."""
+        return self.facts.part(self.schema.field(name), part)
+
     def save(self, work_dir: str) -> str:
         """Write the snapshot below `work_dir`, unless an undamaged one is there; returns its id, for `load`."""
         if self.home != absolute(work_dir) and not _is_whole(work_dir, _name(self.id), self.uri):
@@ -208,10 +212,16 @@ def _stored_facts(file: StoredFile, schema: pa.Schema, rows: pa.Array) -> Facts:
         part = parts.get(field.name)
         if part is None:
             return arrange_facts(None, rows, field)
-        table = file.table(part).combine_chunks()
+        table = file.table(part)
         return arrange_facts({name: contiguous(table[name]) for name in table.schema.names}, rows, field)
 
-    return Facts(fetch)
+    def fetch_part(field: pa.Field, name: Part) -> pa.Array:
+        part = parts.get(field.name)
+        if part is None:
+            return arrange_facts(None, rows, field).field(name)
+        return contiguous(file.table(part, [name])[name])
+
+    return Facts(fetch, fetch_part)
 
 
 def _is_whole(work_dir: str, name: str, uri: str) -> bool:

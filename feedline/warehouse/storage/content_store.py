@@ -17,7 +17,7 @@ import hashlib
 import os
 import secrets
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,12 +51,16 @@ class StoredFile:
     def __len__(self) -> int:
         return len(self.digests)
 
-    def table(self, part: int) -> pa.Table:
-        """Read one of its tables. Raises as `load`."""
+    def table(self, part: int, columns: Collection[str] | None = None) -> pa.Table:
+        """Read one of its tables; only `columns`, if given, are decompressed. Raises as `load`."""
         source, path = _open(self.folder, self.name)
         with source:
-            content = source.read_buffer_at(self.starts[part], self.starts[part + 1])
-        return pa.ipc.open_stream(self._verify(part, content, path)).read_all()
+            content = self._verify(part, source.read_buffer_at(self.starts[part], self.starts[part + 1]), path)
+        options = None
+        if columns is not None:
+            names = pa.ipc.open_stream(content).schema.names
+            options = pa.ipc.IpcReadOptions(included_fields=[i for i, name in enumerate(names) if name in columns])
+        return pa.ipc.open_stream(content, options=options).read_all()
 
     def tables(self, count: int | None = None) -> list[pa.Table]:
         """Read the first `count` tables (default: all). Raises as `load`."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -55,6 +56,35 @@ def test_row_groups_and_statistics_are_those_of_the_data(tmp_path: Path) -> None
     assert "min" not in facts(snapshot, "ids")[0]
     assert {fact["nulls"] for fact in facts(snapshot, "ids")} == {-1}
     assert "min" not in facts(snapshot, "half")[0]
+
+
+@pytest.mark.parametrize("state", ["loaded", "cut", "joined", "cached"])
+def test_bytes_and_nulls_alone_are_those_among_all_facts(tmp_path: Path, state: str) -> None:
+    tables = {"k=1/a.parquet": sample(25, 1), "k=2/b.parquet": sample(7, 2).drop_columns(["f64", "ids"])}
+    write(tmp_path / "t", tables, row_group_size=10)
+    snapshot = take_snapshot(str(tmp_path / "t"), work_dir=None if state == "joined" else str(tmp_path / "work"))
+    if state == "cut":
+        snapshot = snapshot.without(["k=1/a.parquet"])
+    for name in snapshot.file_columns:
+        if state == "cached":
+            snapshot.column_facts(name)
+        expected = snapshot.facts.fetch(snapshot.schema.field(name))
+        for part in ("bytes", "nulls"):
+            found = snapshot.column_part(name, part)
+            assert found.dtype == np.int64
+            assert found.tolist() == expected.field(part).to_pylist(), (name, part)
+
+
+def test_bytes_and_nulls_alone_of_a_damaged_file_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "t", {"a.parquet": sample(25, 1)}, row_group_size=10)
+    snapshot = take_snapshot(str(tmp_path / "t"), work_dir=str(tmp_path / "work"))
+    path = tmp_path / "work" / "snapshots" / f"{snapshot.id}.arrow"
+    file = content_store.find(str(tmp_path / "work"), f"snapshots/{snapshot.id}.arrow")
+    content = bytearray(path.read_bytes())
+    content[file.starts[5] - 20] ^= 1  # in the facts of the first column
+    path.write_bytes(content)
+    with pytest.raises(CorruptFileError, match="altered"):
+        snapshot.column_part(snapshot.file_columns[0], "nulls")
 
 
 def test_bytes_are_those_that_duckdb_reads_in_the_footers(tmp_path: Path) -> None:
