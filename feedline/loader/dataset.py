@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Literal, NamedTuple, NoReturn, Self
 
 import torch
@@ -23,6 +23,7 @@ import torch.distributed
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
+from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 
 from feedline.errors import FeedlineError, PlanError, SpecError, StateError
 from feedline.loader.batch import Batch, digest_of
@@ -87,7 +88,8 @@ class FeedlineDataset(IterableDataset[Batch]):
     several ranks must see the same batch: `mesh` is the data-parallel part of the `DeviceMesh` (`mesh["dp"]`);
     `data_rank` and `data_world_size` are the same as numbers.
 
-    `timeout` is how many seconds a batch may take (default: any number, with a warning every half minute).
+    `timeout` is how many seconds a batch may take, and the plan before the first one (default: any number, with a
+    warning every half minute).
 
     Raises SpecError for an invalid pipeline.yaml, PlanError if planning fails, and on iteration DataError,
     TableChangedError, CorruptFileError, RingError, FeederError, or BatchTimeoutError, which says what is late and why.
@@ -136,6 +138,7 @@ class FeedlineDataset(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         self._refuse_workers()
+        _refuse_batching(sys._getframe(1))
         self._open()
         progress = self._progress
         assert progress.answer is not None
@@ -417,8 +420,20 @@ def _receipt(facts: PlanFacts, ranks: RankInfo, batch: Batch) -> dict[str, Any]:
     return {**state_of(facts, batch.epoch, batch.step), **numbers, "digest": digest_of(batch)}
 
 
+def _refuse_batching(caller: FrameType) -> None:
+    """Refuse a DataLoader with a batch size, whatever its collate_fn. caller: of `iter(dataset)`, which is all that a
+    dataset learns of its DataLoader."""
+    if caller.f_code is not _IterableDatasetFetcher.__init__.__code__:
+        return  # reading another frame's `f_locals` would keep its variables alive
+    if caller.f_locals["auto_collation"]:
+        raise FeedlineError(
+            "a DataLoader must not join batches: got one with a batch_size, expected None. Use "
+            "DataLoader(dataset, batch_size=None), and set the rows of a batch in pipeline.yaml (batch.size)"
+        )
+
+
 def _refuse_to_collate(batches: Sequence[Batch], *, collate_fn_map: object = None) -> NoReturn:
-    """Called by `default_collate`, which a DataLoader with a batch size uses."""
+    """Called by `default_collate`, which a DataLoader with a batch size uses, also over a dataset that wraps this."""
     raise FeedlineError(
         f"a Batch cannot be batched again: got {len(batches)} of them to join, expected one. Use "
         f"DataLoader(dataset, batch_size=None), and set the rows of a batch in pipeline.yaml (batch.size)"

@@ -54,6 +54,7 @@ class _Work:
     rows: tuple[Rows, ...] | None = None
     quality: Quality | None = None
     error: Exception | None = None  # why all attempts failed; raised for the step that needs the block
+    held: BlockTask | None = None  # the task of `rows`, which trainers of the same lanes share until it is dropped
 
     def late_s(self, now_s: float) -> float:
         """Seconds that its only attempt has taken so far; 0 if it was hedged."""
@@ -169,6 +170,8 @@ class Delivery:
         """Forget the blocks that no step after `step` needs; returns them with their quality counts."""
         keys = [key for key, work in self._work.items() if work.block.last_step <= step]
         works = [self._work.pop(key) for key in keys]
+        for work in works:
+            self._forget(work)
         return [(work.block, work.quality) for work in works if work.quality is not None]
 
     def look(self, *, starved: bool = False) -> None:
@@ -327,7 +330,11 @@ class Delivery:
                 self._cluster.exclude(failure.worker, f"another worker computed the block that failed there: {failure}")
         if attempt.slow:
             self._cluster.exclude(attempt.slow, "another worker was much faster")
+        if not self._cluster.packed:  # then keeping the task costs nothing
+            work.attempts.remove(attempt)
+            del self._running[attempt.key]
         self._forget(work)
+        work.held = None if self._cluster.packed else attempt.task
         work.rows = unpack(self._layout, result)
         work.quality = result.quality
         self._window.record(result.read_s + result.transform_s + result.encode_s, result.nbytes)
@@ -336,6 +343,9 @@ class Delivery:
     def _forget(self, work: _Work) -> None:
         for attempt in list(work.attempts):
             self._cancel(work, attempt)
+        if work.held is not None:
+            work.held.cancel()
+            work.held = None
 
     def _cancel(self, work: _Work, attempt: _Attempt) -> None:
         work.attempts.remove(attempt)
