@@ -88,8 +88,7 @@ class FeedlineDataset(IterableDataset[Batch]):
     several ranks must see the same batch: `mesh` is the data-parallel part of the `DeviceMesh` (`mesh["dp"]`);
     `data_rank` and `data_world_size` are the same as numbers.
 
-    `timeout` is how many seconds a batch may take, and the plan before the first one (default: any number, with a
-    warning every half minute).
+    `timeout`: seconds that a batch, or the plan, may take (default: any number, with a warning every half minute).
 
     Raises SpecError for an invalid pipeline.yaml, PlanError if planning fails, and on iteration DataError,
     TableChangedError, CorruptFileError, RingError, FeederError, or BatchTimeoutError, which says what is late and why.
