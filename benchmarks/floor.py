@@ -8,7 +8,7 @@
 One generated click table (13 dense, 26 ids, 6 histories), read by each contender in rounds, so that a slow minute of
 the machine affects all alike; the order rotates from round to round. Each run is a fresh process (Feedline: two) with
 a fresh work_dir, so that all pay for the memory that they touch first; batches stay valid as long as the trainer keeps
-them. All processes have the allocator settings that Feedline gives its feeder (`ALLOCATOR_ENVIRONMENT`), which make
+them. All processes have the allocator settings that Feedline gives its feeder (`allocator_environment`), which make
 the other loaders 10 to 15 % faster, too.
 
 Per contender: rows per second after the first batch, between 20 % and 80 % of the steps, and over the whole run
@@ -43,7 +43,7 @@ from measure import measure
 from rich.console import Console
 from rich.table import Table
 
-from feedline.resources import ALLOCATOR_ENVIRONMENT
+from feedline.resources import allocator_environment
 from feedline.warehouse.synthetic.clicks import ClickRecipe
 from feedline.warehouse.synthetic.generate import clicks_pipeline, generate_clicks
 
@@ -166,7 +166,7 @@ def run(name: str, files: Sequence[str], table: Path, options: argparse.Namespac
             repr(time.monotonic()),
             str(units),
         ]
-        cost = measure(command, env=ALLOCATOR_ENVIRONMENT | os.environ)
+        cost = measure(command, env=allocator_environment(options.threads) | os.environ)
     if cost.code != 0:
         raise BenchmarkError(f"{name} ended with exit code {cost.code}:\n{cost.stderr[-4000:]}")
     result = json.loads(cost.stdout.splitlines()[-1])

@@ -27,7 +27,7 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
-from feedline.resources import ALLOCATOR_ENVIRONMENT
+from feedline.resources import allocator_environment
 from feedline.serving.encoder import Serving
 from feedline.spec import load_spec
 
@@ -134,7 +134,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def reborn() -> None:
     """Start again with the environment that libraries read when they are loaded."""
-    wanted = {**ALLOCATOR_ENVIRONMENT, "POLARS_MAX_THREADS": "1"}
+    wanted = {**allocator_environment(1), "POLARS_MAX_THREADS": "1"}
     if any(os.environ.get(name) != value for name, value in wanted.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **wanted})
 

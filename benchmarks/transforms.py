@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 from transform_cases import Case, cases
 
-from feedline.resources import ALLOCATOR_ENVIRONMENT
+from feedline.resources import allocator_environment
 from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import Artifact, FitRequest, Reading
@@ -212,7 +212,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def reborn() -> None:
     """Start again with the environment that libraries read when they are loaded."""
-    wanted = {**ALLOCATOR_ENVIRONMENT, "POLARS_MAX_THREADS": "1"}
+    wanted = {**allocator_environment(1), "POLARS_MAX_THREADS": "1"}
     if any(os.environ.get(name) != value for name, value in wanted.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **wanted})
 

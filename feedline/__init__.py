@@ -17,8 +17,9 @@ from feedline import errors
 from feedline.version import VERSION
 
 if TYPE_CHECKING:
-    from feedline.loader.batch import Batch, Sparse
+    from feedline.loader.batch import Batch
     from feedline.loader.dataset import FeedlineDataset
+    from feedline.loader.slot_tensors import Sparse
     from feedline.pipeline import Pipeline
     from feedline.transforms.registry.user_op import user_op
     from feedline.warehouse.table import Table
@@ -31,7 +32,7 @@ _MODULES = {
     "Batch": "feedline.loader.batch",
     "FeedlineDataset": "feedline.loader.dataset",
     "Pipeline": "feedline.pipeline",
-    "Sparse": "feedline.loader.batch",
+    "Sparse": "feedline.loader.slot_tensors",
     "Table": "feedline.warehouse.table",
     "user_op": "feedline.transforms.registry.user_op",
 }

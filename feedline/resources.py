@@ -43,14 +43,20 @@ SCRATCH_VARIABLE = "DASK_TEMPORARY_DIRECTORY"
 # once pay for it again page by page; one that never does keeps its peak and what lies between the pieces. See
 # docs/decisions/0003-keep-freed-memory.md and 0019. They are read when a process starts, so they are set in its
 # environment, where the user's own settings win.
-ALLOCATOR_ENVIRONMENT = {
-    "ARROW_DEFAULT_MEMORY_POOL": "jemalloc",
-    "JE_ARROW_MALLOC_CONF": "dirty_decay_ms:10000",  # Arrow's pool: keep what was used in the last 10 s
-    "MIMALLOC_PURGE_DELAY": "-1",  # Arrow's pool where pyarrow was built without jemalloc: never purge
-    "MALLOC_TRIM_THRESHOLD_": str(2**30),  # numpy's memory, by glibc: keep up to 1 GiB of free heap,
-    "MALLOC_MMAP_THRESHOLD_": str(2**25),  # take arrays up to 32 MiB (the most glibc allows) from the heap,
-    "MALLOC_TOP_PAD_": str(2**26),  # which grows in steps of 64 MiB
-}
+
+
+def allocator_environment(threads: int) -> dict[str, str]:
+    """The variables by which the allocators of Arrow and numpy keep what a process of so many block threads frees."""
+    return {
+        "ARROW_DEFAULT_MEMORY_POOL": "jemalloc",
+        # Keep what was used in the last 10 s; other threads, which need little, use the memory of the block threads.
+        "JE_ARROW_MALLOC_CONF": f"dirty_decay_ms:10000,narenas:{threads}",
+        "MIMALLOC_PURGE_DELAY": "-1",  # Arrow's pool where pyarrow was built without jemalloc: never purge
+        "MALLOC_ARENA_MAX": str(threads),  # numpy's memory, by glibc: as above,
+        "MALLOC_TRIM_THRESHOLD_": str(2**30),  # keep up to 1 GiB of free heap,
+        "MALLOC_MMAP_THRESHOLD_": str(2**25),  # take arrays up to 32 MiB (the most glibc allows) from the heap,
+        "MALLOC_TOP_PAD_": str(2**26),  # which grows in steps of 64 MiB
+    }
 
 
 def available_cores() -> int:

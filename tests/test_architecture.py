@@ -62,7 +62,8 @@ INSIDE = {
         {"encoding", "ranks"},
         {"facts"},
         {"state", "ring"},
-        {"batch", "rank_agreement", "dataset_stats"},
+        {"slot_tensors", "rank_agreement", "dataset_stats"},
+        {"batch"},
         {"device_copies", "row_arrays"},
         {"dataset"},
     ],
@@ -98,7 +99,7 @@ INSIDE_FUNCTIONS = {
 
 # Libraries that only some packages or modules may import.
 FENCES = {
-    "torch": ("loader.batch", "loader.dataset", "loader.device_copies", "loader.ring.pinning"),
+    "torch": ("loader.batch", "loader.dataset", "loader.device_copies", "loader.ring.pinning", "loader.slot_tensors"),
     "dask": ("service", "warehouse.dask_frame", "warehouse.synthetic"),
     "distributed": ("service", "warehouse.dask_frame", "warehouse.synthetic"),
     "typer": ("cli", "commands"),

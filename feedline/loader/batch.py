@@ -6,7 +6,7 @@ a reference to the slot's bytes, so a slot is written again only after its batch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,105 +14,12 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from feedline.loader.encoding.layout import BatchSchema, MatrixOffsets, Placement, SlotColumn, SlotHeader, SlotLayout
+from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotLayout
 from feedline.loader.encoding.row_digests import batch_digest, row_digests
 from feedline.loader.encoding.slot import SlotArrays, encoded_rows, read_extras, read_header
-from feedline.loader.ring.pinning import event_on, events_on_all
-from feedline.loader.ring.slots import Lease, Ready
-
-_TORCH = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "int8": torch.int8,
-    "int16": torch.int16,
-    "int32": torch.int32,
-    "int64": torch.int64,
-    "uint8": torch.uint8,
-    "uint16": torch.uint16,
-    "uint32": torch.uint32,
-    "uint64": torch.uint64,
-    "bool": torch.bool,
-}
-
-
-class _Slot:
-    """Position and size of a batch, and the offsets of its tensors, which are read and computed when they are needed.
-
-    The announcement of a slot has the first four. `root`: the slot's bytes, with a header to read.
-    """
-
-    __slots__ = ("_header", "_placement", "_root", "epoch", "layout", "nbytes", "rows", "step")
-
-    def __init__(
-        self, layout: SlotLayout, epoch: int, step: int, rows: int, nbytes: int, root: NDArray[np.uint8] | None
-    ) -> None:
-        self.layout = layout
-        self.epoch, self.step, self.rows, self.nbytes = epoch, step, rows, nbytes
-        self._root = root
-        self._header: SlotHeader | None = None
-        self._placement: Placement | None = None
-
-    @classmethod
-    def of(cls, layout: SlotLayout, header: SlotHeader) -> _Slot:
-        slot = cls(layout, header.epoch, header.step, header.rows, header.nbytes, None)
-        slot._header = header
-        return slot
-
-    @property
-    def header(self) -> SlotHeader:
-        header = self._header
-        if header is None:
-            self._header = header = read_header(self.layout, self._root)
-        return header
-
-    @property
-    def placement(self) -> Placement:
-        placement = self._placement
-        if placement is None:
-            self._placement = placement = self.layout.place_header(self.header)
-        return placement
-
-    @property
-    def matrices(self) -> MatrixOffsets:
-        return self.layout.place_matrices(self.rows)
-
-
-class Sparse:
-    """One ragged feature of a batch: `values` [V], `lengths` int32 [B], `offsets` int64 [B + 1] from 0.
-
-    Row i holds `values[offsets[i]:offsets[i + 1]]`, as `torch.nn.EmbeddingBag(values, offsets[:-1])` expects.
-    `weights` float32 [V] of a weighted feature are its `per_sample_weights`; None for other features.
-    """
-
-    __slots__ = ("lengths", "offsets", "values", "weights")
-
-    def __init__(
-        self,
-        values: torch.Tensor,
-        lengths: torch.Tensor,
-        offsets: torch.Tensor,
-        weights: torch.Tensor | None = None,
-    ) -> None:
-        self.values = values
-        self.lengths = lengths
-        self.offsets = offsets
-        self.weights = weights
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __repr__(self) -> str:
-        weighted = ", weighted" if self.weights is not None else ""
-        return f"Sparse(rows={len(self.lengths)}, values={tuple(self.values.shape)} {self.values.dtype}{weighted})"
-
-
-class _Features(dict[str, Sparse]):
-    """The ragged features of a batch by name; a name that is missing raises KeyError with the names there are."""
-
-    __slots__ = ()
-
-    def __missing__(self, name: str) -> Sparse:
-        raise _missing_feature(name, self)
+from feedline.loader.ring.pinning import event_on
+from feedline.loader.ring.slots import Lease
+from feedline.loader.slot_tensors import FLOAT32, INT32, SlotTensors, missing_feature
 
 
 class _Extras(Mapping[str, Any]):
@@ -131,7 +38,7 @@ class _Extras(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._names:
-            raise _missing_feature(name, self._names)
+            raise missing_feature(name, self._names)
         if name not in self._cache:
             self._cache[name] = self._make(name)
         return self._cache[name]
@@ -143,11 +50,7 @@ class _Extras(Mapping[str, Any]):
         return len(self._names)
 
 
-def _missing_feature(name: str, names: Iterable[str]) -> KeyError:
-    return KeyError(f"there is no feature {name!r} here: expected one of {', '.join(names) or '(none)'}")
-
-
-class Batch:
+class Batch(SlotTensors):
     """B rows of every feature.
 
     dense: float32 [B, D], row-major. categorical: int64 [B, K], feature-major in memory: a column is contiguous, the
@@ -159,75 +62,24 @@ class Batch:
     steps, keep `batch.clone()`.
     """
 
-    def __init__(
-        self,
-        slot: _Slot,
-        *,
-        root: NDArray[np.uint8] | None = None,
-        device_bytes: torch.Tensor | None = None,
-        lease: Lease | None = None,
-        arrow_extras: dict[str, pa.Array] | None = None,
-    ) -> None:
-        self._layout = slot.layout
-        self._slot = slot
-        self._root = root
-        self._device_bytes = device_bytes
-        self._lease = lease
-        self._extras_cache = arrow_extras
-        self._cache: dict[str, Any] = {}  # the matrices
-        self._sparse: _Features | None = None
-        self._extra_cache: dict[str, Any] = {}
-        self._exposed = False
+    # Created on first use.
+    _fixed_extras: dict[str, torch.Tensor] | None = None
+    _arrow_extras: dict[str, pa.Array] | None = None
 
     @classmethod
     def over(cls, layout: SlotLayout, root: NDArray[np.uint8], lease: Lease | None = None) -> Batch:
         """The batch whose slot's bytes are `root`."""
-        return cls(_Slot.of(layout, read_header(layout, root)), root=root, lease=lease)
-
-    @classmethod
-    def leased(cls, layout: SlotLayout, ready: Ready, lease: Lease) -> Batch:
-        """The batch of an announced slot; its header is read with the first tensor that depends on more than rows."""
-        root = lease.root
-        return cls(_Slot(layout, ready.epoch, ready.step, ready.rows, ready.nbytes, root), root=root, lease=lease)
-
-    # -- tensors --------------------------------------------------------------------------------------------------
-
-    @property
-    def dense(self) -> torch.Tensor:
-        """float32 [B, D]."""
-        return self._matrix("dense", torch.float32, self._slot.matrices.dense, self._layout.width["dense"])
-
-    @property
-    def labels(self) -> torch.Tensor:
-        """float32 [B, L]."""
-        return self._matrix("labels", torch.float32, self._slot.matrices.labels, self._layout.width["label"])
-
-    @property
-    def categorical(self) -> torch.Tensor:
-        """int64 [B, K]; each column is contiguous."""
-        if "categorical" not in self._cache:
-            width = self._layout.width["categorical"]
-            flat = self._section(torch.int64, self._slot.matrices.categorical, width * self.rows)
-            self._cache["categorical"] = flat.view(width, self.rows).t()
-        tensor: torch.Tensor = self._cache["categorical"]
-        return tensor
-
-    @property
-    def valid(self) -> torch.Tensor:
-        """bool [B]: False for padding."""
-        return self._matrix("valid", torch.bool, self._slot.matrices.valid, 1).view(self.rows)
-
-    @property
-    def sparse(self) -> Mapping[str, Sparse]:
-        """The ragged features by name, in the order of pipeline.yaml."""
-        if self._sparse is None:
-            self._sparse = _sparse_features(self._layout, self._slot, self._section)
-        return self._sparse
+        header = read_header(layout, root)
+        batch = cls(layout, header.epoch, header.step, header.rows, header.nbytes, root, lease)
+        batch._header = header
+        return batch
 
     @property
     def extra(self) -> Mapping[str, Any]:
         """Columns passed through: tensors or pyarrow.Arrays."""
-        return _Extras(self._layout.extra_index, self._extra, self._extra_cache)
+        if self._fixed_extras is None:
+            self._fixed_extras = {}
+        return _Extras(self._layout.extra_index, self._extra, self._fixed_extras)
 
     def keyed_jagged(self, dtype: str = "int64") -> tuple[list[str], torch.Tensor, torch.Tensor]:
         """(keys, values, lengths) of the sparse features of one dtype, without a copy and without weights.
@@ -240,16 +92,18 @@ class Batch:
         """(keys, values, weights, lengths) of the weighted sparse features, without a copy, for torchrec."""
         indices = [index for index, column in enumerate(self._layout.sparse) if column.weighted]
         keys, values, lengths = self._key_by(indices, "int64")
-        start = self._slot.placement.weights[indices[0]] if indices else 0
-        return keys, values, self._section(torch.float32, start or 0, len(values)), lengths
+        start = self._place().weights[indices[0]] if indices else 0
+        return keys, values, self._tensor(FLOAT32, start or 0, (len(values),)), lengths
 
     def _key_by(self, indices: list[int], dtype: str) -> tuple[list[str], torch.Tensor, torch.Tensor]:
         """(keys, values, lengths) of sparse features that are neighbours in memory."""
         first = indices[0] if indices else 0
-        count = sum(self._slot.header.values[index] for index in indices)
-        values = self._section(_TORCH[dtype], self._slot.placement.values[first] if indices else 0, count)
-        start = self._slot.matrices.lengths + 4 * self.rows * first
-        lengths = self._section(torch.int32, start, self.rows * len(indices))
+        placement = self._place()
+        counts = self._read_header().values
+        count = sum(counts[index] for index in indices)
+        values = self._tensor(np.dtype(dtype), placement.values[first] if indices else 0, (count,))
+        start = placement.matrices.lengths + 4 * self.rows * first
+        lengths = self._tensor(INT32, start, (self.rows * len(indices),))
         return [self._layout.sparse[index].name for index in indices], values, lengths
 
     def __getitem__(self, name: str) -> Any:
@@ -274,27 +128,6 @@ class Batch:
     @property
     def schema(self) -> BatchSchema:
         return self._layout.schema
-
-    @property
-    def rows(self) -> int:
-        return self._slot.rows
-
-    @property
-    def epoch(self) -> int:
-        return self._slot.epoch
-
-    @property
-    def step(self) -> int:
-        return self._slot.step
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the slot, including padding between sections."""
-        return self._slot.nbytes
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cpu") if self._device_bytes is None else self._device_bytes.device
 
     def is_pinned(self) -> bool:
         """Whether the memory is pinned, so that copies to a GPU can be asynchronous."""
@@ -343,48 +176,29 @@ class Batch:
             self._lease.fences.append(lambda: [stream.record_event()])
 
     def _over(self, tensor: torch.Tensor) -> Batch:
-        arrow_extras = {name: _copy_array(array) for name, array in self._arrow_extras().items()}
-        slot = _Slot.of(self._layout, self._slot.header)
-        if tensor.device.type == "cpu":
-            return Batch(slot, root=tensor.numpy(), arrow_extras=arrow_extras)
-        return Batch(slot, device_bytes=tensor, arrow_extras=arrow_extras)
+        header = self._read_header()
+        on_cpu = tensor.device.type == "cpu"
+        batch = Batch(self._layout, self.epoch, self.step, self.rows, self.nbytes, tensor.numpy() if on_cpu else None)
+        batch._header = header
+        batch._device_bytes = None if on_cpu else tensor
+        batch._arrow_extras = {name: _copy_array(array) for name, array in self._read_arrow_extras().items()}
+        return batch
 
     def _bytes(self) -> torch.Tensor:
         if self._device_bytes is not None:
             return self._device_bytes
         return torch.frombuffer(self._root, dtype=torch.uint8, count=self.nbytes)
 
-    # -- making tensors -------------------------------------------------------------------------------------------
-
-    def _section(self, dtype: torch.dtype, start: int, count: int) -> torch.Tensor:
-        if count == 0:
-            return torch.empty(0, dtype=dtype, device=self.device)
-        if self._device_bytes is not None:
-            return (
-                self._device_bytes[start : start + count * dtype.itemsize].view(dtype).data
-            )  # its own version counter
-        if not self._exposed:  # fence the slot: the user may copy host tensors to any GPU without our knowledge
-            self._exposed = True
-            if self._lease is not None and self._lease.pinned:
-                self._lease.fences.append(events_on_all)
-        return torch.frombuffer(self._root, dtype=dtype, count=count, offset=start)
-
-    def _matrix(self, name: str, dtype: torch.dtype, start: int, width: int) -> torch.Tensor:
-        if name not in self._cache:
-            self._cache[name] = self._section(dtype, start, self.rows * width).view(self.rows, width)
-        tensor: torch.Tensor = self._cache[name]
-        return tensor
-
     def _extra(self, name: str) -> Any:
-        start = self._slot.placement.extra[self._layout.extra_index[name]]
+        start = self._place().extra[self._layout.extra_index[name]]
         if start is None:
-            return self._arrow_extras()[name]
-        return self._section(_TORCH[self.schema[name].dtype], start, self.rows)
+            return self._read_arrow_extras()[name]
+        return self._tensor(np.dtype(self.schema[name].dtype), start, (self.rows,))
 
-    def _arrow_extras(self) -> dict[str, pa.Array]:
-        if self._extras_cache is None:
-            self._extras_cache = read_extras(self._layout, self._slot.header, pa.py_buffer(self._root))
-        return self._extras_cache
+    def _read_arrow_extras(self) -> dict[str, pa.Array]:
+        if self._arrow_extras is None:
+            self._arrow_extras = read_extras(self._layout, self._read_header(), pa.py_buffer(self._root))
+        return self._arrow_extras
 
 
 def _columns(matrix: torch.Tensor, column: SlotColumn) -> torch.Tensor:
@@ -407,34 +221,5 @@ def digest_of(batch: Batch) -> str:
     here = batch.to("cpu")
     root, layout = here._root, here._layout
     assert root is not None
-    slot = SlotArrays(layout, here._slot.header, root)
+    slot = SlotArrays(layout, here._read_header(), root)
     return batch_digest(row_digests(encoded_rows(layout, pa.py_buffer(root))), slot.valid.astype(np.bool_))
-
-
-def _sparse_features(layout: SlotLayout, slot: _Slot, section: Callable[..., torch.Tensor]) -> _Features:
-    """All ragged features at once: their sections are split by one call each, which costs a third of as many views.
-
-    An unsafe split's tensors do not share a version counter, unlike views: a change of one in place is no change of
-    another, which autograd would refuse. section: (dtype, first byte, number of elements) -> tensor.
-    """
-
-    def pieces(dtype: torch.dtype, start: int, sizes: Sequence[int]) -> Sequence[torch.Tensor]:
-        split: Sequence[torch.Tensor] = torch.unsafe_split_with_sizes(section(dtype, start, sum(sizes)), sizes)
-        return split
-
-    count = len(layout.sparse)
-    if not count:
-        return _Features()
-    rows, sizes, placement = slot.rows, slot.header.values, slot.placement
-    lengths = pieces(torch.int32, slot.matrices.lengths, [rows] * count)
-    offsets = pieces(torch.int64, slot.matrices.offsets, [rows + 1] * count)
-    values: list[torch.Tensor] = []
-    for dtype, run in layout.sparse_runs:
-        values += pieces(_TORCH[dtype], placement.values[run.start], sizes[run])
-    weights: list[torch.Tensor | None] = [None] * count
-    if layout.weighted:
-        start = placement.weights[layout.weighted[0]] or 0
-        parts = pieces(torch.float32, start, [sizes[index] for index in layout.weighted])
-        for index, part in zip(layout.weighted, parts, strict=True):
-            weights[index] = part
-    return _Features({name: Sparse(values[i], lengths[i], offsets[i], weights[i]) for name, i in layout.sparse_names})

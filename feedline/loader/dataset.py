@@ -13,7 +13,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Literal, NamedTuple, NoReturn, Self
@@ -55,22 +55,44 @@ from feedline.loader.state import (
 from feedline.spec import PipelineSpec, load_spec
 
 _printed_ranks: set[RankInfo] = set()
+_new_positions = tuple.__new__  # without the Python function that a named tuple calls
 # MPI connects its ranks by its own runtime; "fake" is PyTorch's stand-in for tests, without other ranks.
 _BACKENDS_WITHOUT_STORE = ("mpi", "fake")
 
 
-class _Progress(NamedTuple):
-    """The plan and the positions in it as one value, so that an interrupt leaves either the old or the new one.
+# `os.getpid()` without a system call per batch: it changes in a forked child.
+_process_id = os.getpid()
 
-    start: where the next iter() starts. at: the position in state_dict(), of the first batch not handed out yet.
-    reading: the next batch of the running iterator, which set_epoch() does not change.
+
+def _update_process_id() -> None:
+    global _process_id
+    _process_id = os.getpid()
+
+
+os.register_at_fork(after_in_child=_update_process_id)
+
+
+class _Positions(NamedTuple):
+    """Positions in a plan. at: that of state_dict(), of the first batch not handed out yet.
+
+    reading: that of the running iterator's next batch, which set_epoch() does not change.
+    """
+
+    at: tuple[int, int]
+    reading: tuple[int, int]
+
+
+@dataclass(slots=True)
+class _Progress:
+    """The plan and the positions in it. Each change is one assignment, so that an interrupt leaves the old or the new.
+
+    start: where the next iter() starts.
     """
 
     answer: Answer | None
     layout: SlotLayout | None
     start: tuple[int, int]
-    at: tuple[int, int]
-    reading: tuple[int, int]
+    positions: _Positions
 
 
 class FeedlineDataset(IterableDataset[Batch]):
@@ -120,7 +142,7 @@ class FeedlineDataset(IterableDataset[Batch]):
             *data_rank_of(data_rank, data_world_size, mesh),
         )
         _print_ranks(self._ranks)
-        self._pid = os.getpid()
+        self._pid = _process_id
         path = Path(pipeline).absolute()
         access = _feeder_access(path, self._spec, overrides_text(overrides), self._ranks)
         self._pinning = Pinning(self._ranks.local_rank)
@@ -128,8 +150,8 @@ class FeedlineDataset(IterableDataset[Batch]):
         self._feed.timeout_s = timeout
         self._feed.start()
         self._closer = weakref.finalize(self, self._feed.close)
-        self._progress = _Progress(None, None, (0, 0), (0, 0), (0, 0))
-        self._current: weakref.ref[_Epoch | _DeviceEpoch] | None = None
+        self._progress = _Progress(None, None, (0, 0), _Positions((0, 0), (0, 0)))
+        self._iterators = 0  # how many there were: the last one, if none has been dismissed since, is the current one
         self._rows = 0
         self._start_s: float | None = None
 
@@ -147,17 +169,16 @@ class FeedlineDataset(IterableDataset[Batch]):
             epoch, step = epoch + 1, 0
         step = max(step, facts.first_step_of(epoch))
         self._pinning.choose()
-        self._current = None  # an older iterator would get the new one's batches
+        self._iterators += 1  # an older iterator would get the new one's batches
         self._feed.begin(progress.answer, epoch, step, node=self._pinning.numa_node())
-        iterator = _Epoch(self) if self._copies is None else _DeviceEpoch(self, self._copies, (epoch, step))
-        self._progress = _Progress(progress.answer, progress.layout, (epoch + 1, 0), (epoch, step), (epoch, step))
-        self._current = weakref.ref(iterator)
-        return iterator
+        here, number = (epoch, step), self._iterators
+        self._progress = _Progress(progress.answer, progress.layout, (epoch + 1, 0), _Positions(here, here))
+        return _Epoch(self, number) if self._copies is None else _DeviceEpoch(self, number, self._copies, here)
 
     def __len__(self) -> int:
         """Steps of the next batch's epoch, the same on every rank."""
         facts = self._open().facts
-        epoch, step = self._progress.at
+        epoch, step = self._progress.positions.at
         return facts.steps_of(epoch if step < facts.steps_of(epoch) else epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
@@ -165,37 +186,35 @@ class FeedlineDataset(IterableDataset[Batch]):
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise PlanError(f"epoch must be a non-negative integer: got {epoch!r}")
         progress = self._progress
-        self._progress = _Progress(progress.answer, progress.layout, (epoch, 0), (epoch, 0), progress.reading)
+        positions = _Positions((epoch, 0), progress.positions.reading)
+        self._progress = _Progress(progress.answer, progress.layout, (epoch, 0), positions)
 
-    def _refuse_replaced(self, iterator: _Epoch | _DeviceEpoch) -> None:
+    def _refuse_replaced(self, iterator: int) -> None:
         self._refuse_other_processes()  # a worker of a DataLoader has called `iter`, or is a forked child
-        if self._current is None or self._current() is not iterator:
-            raise FeedlineError(
-                "this iterator was replaced: got next() on an older iter(dataset), expected the newest. A dataset has "
-                "one stream; make a second dataset to read twice at once"
-            )
+        if self._iterators != iterator:
+            raise FeedlineError(_REPLACED)
 
-    def _next(self, iterator: _Epoch | _DeviceEpoch, *, ahead: bool = False) -> Batch | None:
+    def _next(self, iterator: int, ahead: bool = False) -> Batch | None:
         """The next batch of the stream, and None at the end. ahead: it is not handed out yet."""
-        self._refuse_replaced(iterator)
+        if self._iterators != iterator or self._pid != _process_id:
+            self._refuse_replaced(iterator)
         if self._start_s is None:
             self._start_s = time.perf_counter()
         progress = self._progress
-        item = self._feed.next(progress.reading)
-        for warning in self._feed.reports.take_warnings():
+        at, reading = progress.positions
+        feed = self._feed
+        item = feed.next(reading)
+        for warning in feed.reports.take_warnings() if feed.reports.warnings else ():
             warnings.warn(warning, UserWarning, stacklevel=3)
         if item is None:
-            position = (progress.reading[0] + 1, 0)
-            at = progress.at if ahead else position
-            self._progress = _Progress(progress.answer, progress.layout, progress.start, at, position)
-            return None
-        ready, lease = item
-        assert progress.layout is not None
-        batch = Batch.leased(progress.layout, ready, lease)
-        position = (ready.epoch, ready.step + 1)
-        at = progress.at if ahead else position
-        self._progress = _Progress(progress.answer, progress.layout, progress.start, at, position)
-        self._rows += ready.rows
+            batch, reading = None, (reading[0] + 1, 0)
+        else:
+            epoch, step, rows, nbytes, root, lease = item
+            assert progress.layout is not None
+            batch = Batch(progress.layout, epoch, step, rows, nbytes, root, lease)
+            reading = epoch, step + 1
+            self._rows += rows
+        progress.positions = _new_positions(_Positions, (at if ahead else reading, reading))
         return batch
 
     # -- state ----------------------------------------------------------------------------------------------------
@@ -206,7 +225,9 @@ class FeedlineDataset(IterableDataset[Batch]):
         Counts the batches handed out; with `after`, the batches up to that one, which is right even if something
         between the dataset and the training step prefetches.
         """
-        return state_of(self._open().facts, *(self._progress.at if after is None else (after.epoch, after.step + 1)))
+        return state_of(
+            self._open().facts, *(self._progress.positions.at if after is None else (after.epoch, after.step + 1))
+        )
 
     def load_state_dict(
         self,
@@ -235,8 +256,9 @@ class FeedlineDataset(IterableDataset[Batch]):
         if rebase is not None:
             _print_rebase(self._ranks, answer.facts, resume)
             resume = rebased_state(answer.facts, resume)
-        self._current = None
-        self._progress = _Progress(answer, layout, *[(resume["epoch"], resume["step"])] * 3)
+        self._iterators += 1
+        here = resume["epoch"], resume["step"]
+        self._progress = _Progress(answer, layout, here, _Positions(here, here))
 
     def receipt(self, batch: Batch) -> dict[str, Any]:
         """Which rows this rank received: the state before the batch, the rank, and a digest of the batch.
@@ -275,6 +297,7 @@ class FeedlineDataset(IterableDataset[Batch]):
 
     def close(self) -> None:
         """End the feeder that this dataset started, or detach from it. Batches still held stay readable."""
+        self._iterators += 1
         self._closer()
 
     def __enter__(self) -> Self:
@@ -303,7 +326,7 @@ class FeedlineDataset(IterableDataset[Batch]):
         """The answer to the last hello; the first call sends one."""
         if self._progress.answer is None:
             answer, layout = self._ask(None)
-            self._progress = _Progress(answer, layout, self._progress.start, self._progress.at, self._progress.reading)
+            self._progress = replace(self._progress, answer=answer, layout=layout)
             return answer
         return self._progress.answer
 
@@ -328,11 +351,12 @@ class FeedlineDataset(IterableDataset[Batch]):
 class _Epoch(Iterator[Batch]):
     """The batches of one epoch from a step on; once exhausted, it stays exhausted."""
 
-    def __init__(self, dataset: FeedlineDataset) -> None:
+    def __init__(self, dataset: FeedlineDataset, number: int) -> None:
         self._dataset: FeedlineDataset | None = dataset
+        self._number = number
 
     def __next__(self) -> Batch:
-        batch = self._dataset._next(self) if self._dataset is not None else None
+        batch = self._dataset._next(self._number) if self._dataset is not None else None
         if batch is None:
             self._dataset = None
             raise StopIteration
@@ -342,8 +366,9 @@ class _Epoch(Iterator[Batch]):
 class _DeviceEpoch(Iterator[Batch]):
     """The same, copied to a device ahead of the training step. The dataset's position counts batches handed out."""
 
-    def __init__(self, dataset: FeedlineDataset, copies: Copies, position: tuple[int, int]) -> None:
+    def __init__(self, dataset: FeedlineDataset, number: int, copies: Copies, position: tuple[int, int]) -> None:
         self._dataset: FeedlineDataset | None = dataset
+        self._number = number
         self._copies = copies
         self._prefetcher = Prefetcher(copies)
         self._position = position  # of the next batch to hand out
@@ -352,15 +377,16 @@ class _DeviceEpoch(Iterator[Batch]):
         dataset = self._dataset
         if dataset is None:
             raise StopIteration
-        dataset._refuse_replaced(self)
+        dataset._refuse_replaced(self._number)
         try:
-            batch = self._prefetcher.next(lambda: dataset._next(self, ahead=True), self._has_waiting)
+            batch = self._prefetcher.next(lambda: dataset._next(self._number, ahead=True), self._has_waiting)
         except BaseException:  # a failed copy or an interrupt: batches read ahead may be lost, and are read again
             self._prefetcher = Prefetcher(self._copies)
-            dataset._progress = dataset._progress._replace(reading=self._position)
+            progress = dataset._progress
+            progress.positions = progress.positions._replace(reading=self._position)
             raise
         self._position = (self._position[0] + 1, 0) if batch is None else (batch.epoch, batch.step + 1)
-        dataset._progress = dataset._progress._replace(at=self._position)
+        dataset._progress.positions = dataset._progress.positions._replace(at=self._position)
         if batch is None:
             self._dataset = None
             raise StopIteration
@@ -373,6 +399,10 @@ class _DeviceEpoch(Iterator[Batch]):
         return self._dataset._feed.ring_fill > 0
 
 
+_REPLACED = (
+    "this iterator was replaced: got next() on an older iter(dataset), expected the newest. A dataset has one stream; "
+    "make a second dataset to read twice at once"
+)
 _NO_WORKERS = (
     "a FeedlineDataset cannot be used in another process: got a DataLoader worker or a forked child, expected the "
     "process that made it. Use DataLoader(dataset, batch_size=None) with num_workers=0: the feeder and its Dask "

@@ -58,14 +58,14 @@ def drain(feed: FeederClient, hello: Hello, progress: DrainProgress, *, epochs: 
                 progress.warnings += feed.reports.take_warnings()
                 if item is None:
                     break
-                ready, lease = item
-                progress.rows += ready.rows
+                _, step, rows, _, _, _ = item
+                progress.rows += rows
                 progress.batches, progress.nbytes = feed.stats.batches, feed.stats.nbytes
-                progress.step = ready.step + 1
+                progress.step = step + 1
                 progress.wait_s, progress.seconds = feed.stats.wait_s, time.perf_counter() - start_s
                 feed.refresh()
                 progress.ring_fill = feed.ring_fill
-                del lease, item
+                del item, _
         progress.reports = feed.reports
         progress.quality = feed.reports.quality
     except BaseException as error:  # the command raises it: this thread has no caller

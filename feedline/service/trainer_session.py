@@ -20,7 +20,7 @@ from feedline.errors import StateError
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.slot import Draft
 from feedline.loader.facts import FeederFacts, FeederStats, Hello
-from feedline.loader.ring.channel import FREE, Channel, ChannelClosedError
+from feedline.loader.ring.channel import Channel, ChannelClosedError
 from feedline.loader.ring.feeder_connection import PROTOCOL
 from feedline.loader.ring.messages import BeginStream, FeederFailure
 from feedline.loader.ring.reports import report_packet
@@ -194,11 +194,11 @@ class TrainerSession:
         """Handle the trainer's messages. Raises ChannelClosedError if it has left."""
         self.runnable = True
         while (arrival := self.channel.receive(wait=False)) is not None:
-            packet, message, _ = arrival
-            if packet[:1] == b"F":
-                _, generation, slot = FREE.unpack(packet)
-                self._ring.release(generation, slot)
-            elif message["type"] == "hello":
+            if arrival[0] == b"F":
+                self._ring.release(*arrival[1:])
+                continue
+            message = arrival[1]
+            if message["type"] == "hello":
                 self._on_hello(message)
             elif message["type"] == "begin":
                 self._on_begin(BeginStream.from_json(message))

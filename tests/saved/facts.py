@@ -21,7 +21,8 @@ from typer.testing import CliRunner
 
 from feedline import Pipeline
 from feedline.cli import app
-from feedline.loader.batch import Batch, Sparse
+from feedline.loader.batch import Batch
+from feedline.loader.slot_tensors import Sparse
 from feedline.planning.plan import Plan
 from feedline.serving.golden_store import features_id
 from feedline.transforms.compile.compiled import compile_features

@@ -74,7 +74,7 @@ def test_batches_copied_ahead_are_those_of_the_plan_and_the_state_counts_those_h
         assert dataset._feed._connection.reader.slots == _FIRST_SLOTS
         monkeypatch.setattr(stream, "_has_waiting", lambda: True)
         held += [next(stream) for _ in range(3)]
-        assert dataset._progress.reading > dataset._progress.at
+        assert dataset._progress.positions.reading > dataset._progress.positions.at
         state = dataset.state_dict()
         assert (state["epoch"], state["step"]) == (0, len(held))
 
@@ -436,7 +436,7 @@ def test_more_messages_than_a_socket_holds_stop_nothing(place: Place):
         assert eventually(lambda: _is_idle(feeder))
         held.clear()
         gc.collect()
-        assert len(dataset._feed._connection._channel._unsent) > 100
+        assert len(dataset._feed._connection._channel.unsent) > 100
         iterator = iter(dataset)
         assert sum(batch.rows for batch in iterator) == 20_000
 

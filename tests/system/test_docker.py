@@ -24,7 +24,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from feedline import resources
-from feedline.resources import ALLOCATOR_ENVIRONMENT, choose_cpu
+from feedline.resources import allocator_environment, choose_cpu
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "docker" / "compose.yaml"
@@ -188,7 +188,7 @@ def test_pools_of_a_worker_do_not_multiply():
     threads = worker["command"][worker["command"].index("--nthreads") + 1]
     environment = dict(worker["environment"])
     del environment["NPY_DISABLE_CPU_FEATURES"]
-    assert environment == {"POLARS_MAX_THREADS": threads, "OMP_NUM_THREADS": "1", **ALLOCATOR_ENVIRONMENT}
+    assert environment == {"POLARS_MAX_THREADS": threads, "OMP_NUM_THREADS": "1", **allocator_environment(int(threads))}
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the names are those of numpy on x86")

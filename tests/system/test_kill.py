@@ -79,7 +79,8 @@ def test_three_deaths_without_a_batch_raise_with_the_last_words(
 
 
 def _feeder(dataset: FeedlineDataset) -> int:
-    return dataset._feed._connection.feeder_pid
+    feeder = dataset._feed._connection._feeder
+    return 0 if feeder is None else feeder.pid
 
 
 # -- the worker, the scheduler ------------------------------------------------------------------------------------

@@ -16,11 +16,12 @@ KeyedJaggedTensor is a view.
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -95,8 +96,7 @@ class BatchSchema:
         return cls(tuple(SlotColumn(**column) for column in json.loads(content)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotHeader:
+class SlotHeader(NamedTuple):
     """The integers at a slot's start."""
 
     epoch: int
@@ -122,8 +122,7 @@ class MatrixOffsets(NamedTuple):
     gaps: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class Placement(NamedTuple):
     """Byte offsets of each section from the slot's start; in `extra`, None for columns in the IPC stream."""
 
     matrices: MatrixOffsets
@@ -150,7 +149,7 @@ class SlotLayout:
         self.weighted = tuple(index for index, column in enumerate(self.sparse) if column.weighted)
         self.extra_index = {column.name: index for index, column in enumerate(self.extra)}
         self.header_words = len(_HEADER) + len(self.sparse) + len(self.extra)
-        self._value_bytes = tuple(np.dtype(column.dtype).itemsize for column in self.sparse)
+        self.header_struct = struct.Struct(f"<{self.header_words}q")
         self._extra_bytes = tuple(np.dtype(column.dtype).itemsize if column.dtype else 0 for column in self.extra)
         self._matrices = self._place_matrices(0)  # of the last number of rows: nearly always that of the next batch
 
@@ -180,32 +179,26 @@ class SlotLayout:
         matrices = self.place_matrices(rows)
         sections = _Sections(matrices.end, matrices.gaps)
         starts: list[int] = []
-        for index, (count, size) in enumerate(zip(values, self._value_bytes, strict=True)):
-            together = index > 0 and self.sparse[index].dtype == self.sparse[index - 1].dtype
-            starts.append(sections.end if together else sections.add(0))
-            sections.end = starts[-1] + count * size
-        weights: list[int | None] = []
-        for column, count in zip(self.sparse, values, strict=True):
-            if column.weighted:
-                weights.append(sections.add(0) if not any(weights) else sections.end)
-                sections.end += 4 * count
-            else:
-                weights.append(None)
-        extra = tuple(
-            sections.add(rows * size) if is_fixed else None
-            for size, is_fixed in zip(self._extra_bytes, fixed, strict=True)
-        )
+        for dtype, run in self.sparse_runs:
+            end, size = sections.add(0), dtype.itemsize
+            for count in values[run]:
+                starts.append(end)
+                end += count * size
+            sections.end = end
+        weights: list[int | None] = [None] * len(self.sparse)
+        if self.weighted:
+            end = sections.add(0)
+            for index in self.weighted:
+                weights[index] = end
+                end += 4 * values[index]
+            sections.end = end
+        extra: tuple[int | None, ...] = ()
+        if self.extra:
+            sizes = zip(self._extra_bytes, fixed, strict=True)
+            extra = tuple(sections.add(rows * size) if is_fixed else None for size, is_fixed in sizes)
         ipc = sections.add(ipc_bytes)
         sections.add(0)
-        return Placement(
-            matrices=matrices,
-            values=tuple(starts),
-            weights=tuple(weights),
-            extra=extra,
-            ipc=ipc,
-            nbytes=sections.end,
-            gaps=tuple(sections.gaps),
-        )
+        return Placement(matrices, tuple(starts), tuple(weights), extra, ipc, sections.end, tuple(sections.gaps))
 
     def place_header(self, header: SlotHeader) -> Placement:
         return self.place(header.rows, header.values, header.fixed, header.ipc_bytes)
@@ -217,22 +210,16 @@ class SlotLayout:
     def header_from_words(self, words: Sequence[int]) -> SlotHeader:
         if words[0] != MAGIC:
             raise AssertionError(f"not a slot of this layout: got {words[0]:#x}, expected {MAGIC:#x}")
+        _, epoch, step, rows, nbytes, ipc_bytes = words[: len(_HEADER)]
         features = len(_HEADER) + len(self.sparse)
-        return SlotHeader(
-            epoch=words[1],
-            step=words[2],
-            rows=words[3],
-            nbytes=words[4],
-            ipc_bytes=words[5],
-            values=tuple(words[len(_HEADER) : features]),
-            fixed=tuple(bool(word) for word in words[features : self.header_words]),
-        )
+        fixed = tuple(map(bool, words[features : self.header_words]))
+        return SlotHeader(epoch, step, rows, nbytes, ipc_bytes, tuple(words[len(_HEADER) : features]), fixed)
 
 
-def _runs(dtypes: Sequence[str]) -> tuple[tuple[str, slice], ...]:
+def _runs(dtypes: Sequence[str]) -> tuple[tuple[np.dtype[Any], slice], ...]:
     """Runs of equal neighbours: the sparse features whose values lie back to back."""
     starts = [index for index, dtype in enumerate(dtypes) if index == 0 or dtype != dtypes[index - 1]]
-    return tuple((dtypes[first], slice(first, stop)) for first, stop in pairwise([*starts, len(dtypes)]))
+    return tuple((np.dtype(dtypes[first]), slice(first, stop)) for first, stop in pairwise([*starts, len(dtypes)]))
 
 
 class _Sections:

@@ -20,6 +20,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn
+from feedline.native import rows as native
 
 Counts = NDArray[np.int64]
 
@@ -146,7 +147,7 @@ class Observer:
             return
         index = self._index[column.name]
         self._counts["values"][index] += len(values)
-        self._stretch(self._integers, index, int(np.minimum.reduce(values)), int(np.maximum.reduce(values)))
+        self._stretch(self._integers, index, *_extremes(values))
 
     def count_floats(self, column: SlotColumn, values: int, extremes: tuple[float, float]) -> None:
         """Count finished floats. extremes: minimum and maximum of the finite ones."""
@@ -186,6 +187,12 @@ class Observer:
             bounds[0][index] = low
         if high > bounds[1][index]:
             bounds[1][index] = high
+
+
+def _extremes(values: Counts) -> tuple[int, int]:
+    if native.COMPILED and values.flags.c_contiguous:
+        return native.extremes(values)  # in one pass
+    return int(np.minimum.reduce(values)), int(np.maximum.reduce(values))
 
 
 def _null_rows(frame: pl.DataFrame, columns: tuple[str, ...]) -> int:

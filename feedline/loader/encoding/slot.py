@@ -172,7 +172,7 @@ class SlotArrays:
 
 def read_header(layout: SlotLayout, buffer: Buffer) -> SlotHeader:
     """The header at the start of a slot's bytes."""
-    return layout.header_from_words(np.frombuffer(buffer, dtype=np.int64, count=layout.header_words).tolist())
+    return layout.header_from_words(layout.header_struct.unpack_from(buffer))
 
 
 def read_extras(layout: SlotLayout, header: SlotHeader, buffer: pa.Buffer) -> dict[str, pa.Array]:

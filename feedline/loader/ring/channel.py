@@ -6,6 +6,8 @@ JSON. A message too long for a packet travels as a sealed memfd. The death of ei
     trainer -> feeder   json hello, begin, grow, epoch_done;  FREE generation slot
     feeder -> trainer   json welcome, facts, map (with the memfd), retire, full, warnings, error;  READY ...;  END ...;
                         REPORT ..., the JSON of the feeder's stats, and that of its quality counts
+
+A packet with a descriptor follows one that says so, since receiving without room for descriptors is cheaper.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import struct
 import sys
 import weakref
 from collections import deque
-from typing import Any
+from typing import Any, TypeAlias
 
 FREE = struct.Struct("<cII")  # kind, generation, slot
 READY = struct.Struct("<cIIIIQQQ")  # kind, stream, generation, slot, rows, epoch, step, bytes of the batch
@@ -32,9 +34,14 @@ REPORT = struct.Struct("<cII")  # kind, stream, bytes of the first of the two JS
 _PACKET_BYTES = 64 * 1024
 _INLINE_BYTES = 32 * 1024
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4)  # one descriptor
+_DESCRIPTOR_FOLLOWS = b"D"
 # Combined once: arithmetic on enumerations takes microseconds, and a batch needs three packets.
 _SEND, _SEND_NOW = int(socket.MSG_NOSIGNAL), int(socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
-_RECEIVE, _RECEIVE_NOW = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
+_NOW, _CLOSE_ON_EXEC = int(socket.MSG_DONTWAIT), int(socket.MSG_CMSG_CLOEXEC)
+_READY_KIND = ord("R")
+# A packet received: its kind, then the other fields of READY, END or FREE, the bytes of REPORT, or of JSON a dict and
+# a `Descriptor` or None.
+Arrival: TypeAlias = tuple[Any, ...]
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE if hasattr(fcntl, "F_SEAL_SHRINK") else 0
 
 
@@ -74,8 +81,10 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        self._unsent: deque[bytes] = deque()
-        self._packet = memoryview(bytearray(_PACKET_BYTES))  # the one received last
+        self.unsent: deque[bytes] = deque()  # reports of free slots that found no room
+        self._packet = bytearray(_PACKET_BYTES)  # the one received last
+        self._descriptor_follows = False  # one of the next packets received has a descriptor
+        self._announced_descriptor = False  # the same of the next ones sent
         _open_channels.add(self)
 
     def fileno(self) -> int:
@@ -115,8 +124,12 @@ class Channel:
             if fd is None:
                 self._socket.send(packet, flags)
             else:
+                if not self._announced_descriptor:
+                    self._socket.send(_DESCRIPTOR_FOLLOWS, flags)
+                    self._announced_descriptor = True
                 ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
                 self._socket.sendmsg([packet], ancillary, flags)
+                self._announced_descriptor = False
         except BlockingIOError:
             return False
         except OSError as error:
@@ -144,20 +157,20 @@ class Channel:
 
     def free(self, generation: int, slot: int) -> None:
         """Report a free slot without waiting; if the buffer is full, the next call or `flush` sends it."""
-        self._unsent.append(FREE.pack(b"F", generation, slot))
+        self.unsent.append(FREE.pack(b"F", generation, slot))
         self.flush()
 
     def flush(self) -> None:
         """Send reports of free slots that found no room, as far as there is room now."""
-        while self._unsent:
+        while self.unsent:
             try:
-                packet = self._unsent.popleft()
+                packet = self.unsent.popleft()
             except IndexError:
                 return  # another thread took the last one
             try:
                 self._socket.send(packet, _SEND_NOW)
             except BlockingIOError:
-                self._unsent.appendleft(packet)
+                self.unsent.appendleft(packet)
                 return
             except OSError:
                 return  # the other side is gone
@@ -168,35 +181,55 @@ class Channel:
         poll.register(self._socket.fileno(), select.POLLIN | select.POLLOUT)
         poll.poll()
 
-    def receive(self, *, wait: bool = True) -> tuple[bytes, dict[str, Any], Descriptor | None] | None:
-        """The next packet as (packet, JSON or {}, descriptor); without `wait`, None if there is none.
+    def receive(self, *, wait: bool = True) -> Arrival | None:
+        """The next packet; without `wait`, None if there is none.
 
         Raises ChannelClosedError at the end of the connection.
         """
-        try:
-            count, ancillary, _, _ = self._receive(_RECEIVE if wait else _RECEIVE_NOW)
-        except BlockingIOError:
-            return None
-        except OSError as error:
-            raise ChannelClosedError(str(error)) from error
-        if not count:
-            raise ChannelClosedError("end of the connection")
-        packet = bytes(self._packet[:count])
-        fd = Descriptor.from_ancillary(ancillary) if ancillary else None
-        if packet[:1] == b"L":
-            assert fd is not None
-            with open(fd.number, "rb", closefd=False) as blob:
-                blob.seek(0)
-                packet, fd = blob.read(), None
-        if packet[:1] == b"J":
-            return packet[:1], json.loads(packet[1:]), fd
-        return packet, {}, fd
+        packet, fd = self._packet, None
+        while True:
+            try:
+                if self._descriptor_follows:
+                    count, fd = self._receive_descriptor(wait)
+                else:
+                    count = self._socket.recv_into(packet, 0, 0 if wait else _NOW)
+            except BlockingIOError:
+                return None
+            except ConnectionResetError:  # it ended with packets unread: raised once, before its own last packets
+                continue
+            except OSError as error:
+                raise ChannelClosedError(str(error)) from error
+            if not count:
+                raise ChannelClosedError("end of the connection")
+            kind = packet[0]
+            if kind == _READY_KIND:
+                return READY.unpack_from(packet)
+            if kind != _DESCRIPTOR_FOLLOWS[0]:
+                return _parse(bytes(packet[:count]), fd)
+            self._descriptor_follows = True
 
-    def _receive(self, flags: int) -> tuple[int, list[tuple[int, int, bytes]], int, Any]:
-        try:
-            return self._socket.recvmsg_into([self._packet], _ANCILLARY_BYTES, flags)
-        except ConnectionResetError:  # it ended with packets unread: raised once, before its own last packets
-            return self._socket.recvmsg_into([self._packet], _ANCILLARY_BYTES, flags)
+    def _receive_descriptor(self, wait: bool) -> tuple[int, Descriptor | None]:
+        """The size of the next packet, and its descriptor."""
+        flags = _CLOSE_ON_EXEC if wait else _CLOSE_ON_EXEC | _NOW
+        count, ancillary, _, _ = self._socket.recvmsg_into([self._packet], _ANCILLARY_BYTES, flags)
+        if not ancillary:
+            return count, None  # sent by a finalizer between the two
+        self._descriptor_follows = False
+        return count, Descriptor.from_ancillary(ancillary)
+
+
+def _parse(packet: bytes, fd: Descriptor | None) -> Arrival:
+    if packet[:1] == b"L":
+        assert fd is not None
+        with open(fd.number, "rb", closefd=False) as blob:
+            blob.seek(0)
+            packet, fd = blob.read(), None
+    kind = packet[:1]
+    if kind == b"J":
+        return kind, json.loads(packet[1:]), fd
+    if kind == b"E":
+        return END.unpack(packet)
+    return FREE.unpack(packet) if kind == b"F" else (kind, packet)
 
 
 def pair() -> tuple[Channel, socket.socket]:

@@ -19,16 +19,22 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import NoReturn, TypeAlias
 
-from feedline.errors import BatchTimeoutError
-from feedline.loader.facts import Hello, PlanFacts
-from feedline.loader.ring.channel import ChannelClosedError
-from feedline.loader.ring.feeder_connection import Answer, FeederConnection, StreamEnd
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.errors import BatchTimeoutError, FeedlineError
+from feedline.loader.facts import Hello
+from feedline.loader.ring.channel import Arrival, ChannelClosedError
+from feedline.loader.ring.feeder_connection import Answer, FeederConnection
 from feedline.loader.ring.launch import FeederAccess
 from feedline.loader.ring.messages import BeginStream
 from feedline.loader.ring.reports import FeederReports
-from feedline.loader.ring.slots import Lease, Ready
+from feedline.loader.ring.slots import Lease, RingReader
+
+# A batch in its slot: epoch, step, rows, bytes, the slot's bytes, their lease.
+Slot: TypeAlias = tuple[int, int, int, int, NDArray[np.uint8], Lease]
 
 
 @dataclass(slots=True)
@@ -60,9 +66,11 @@ class FeederClient:
         unpin: Callable[[int], None] = lambda _address: None,
     ) -> None:
         self._connection = FeederConnection(access, pin=pin, unpin=unpin)
+        self.reports = self._connection.reports  # the feeders', on their work
         self._pid = os.getpid()
         self._answer: Answer | None = None  # the plan of the stream
         self._stream = 0
+        self._steps = 0  # of the stream's epoch
         self._begin_sent = False
         self._resuming = False  # the stream continues one of another feeder, with its counts
         self._last_epoch = False
@@ -99,27 +107,56 @@ class FeederClient:
         """
         self._begin_sent = self._resuming = False
         if self._answer is not None and self._answer.facts.schema != answer.facts.schema:
-            self._connection.reports = FeederReports()  # counts of other features cannot be added
+            # Counts of other features cannot be added.
+            self.reports = self._connection.reports = FeederReports()
         self._answer, self._position, self._last_epoch, self._node = answer, (epoch, step), last, node
         with contextlib.suppress(ChannelClosedError):  # `next` recovers
             self._connection.connect()
             self._begin()
 
-    def next(self, at: tuple[int, int] | None = None) -> tuple[Ready, Lease] | None:
+    def next(self, at: tuple[int, int] | None = None) -> Slot | None:
         """The next slot of the stream, or None at the end of its epoch.
 
         at: epoch and step of the batch that the trainer needs; an interrupt may have dropped one handed out before.
         """
-        assert self._answer is not None, "begin() comes before next()"
         if at is not None and at != self._position:
             self._begin_sent = False
             self._position = at
+        connection = self._connection
+        transaction = connection.transaction
         while True:
+            # A training step has evicted this code from the caches, and pays for each function: what it needs is flat.
             try:
-                self._connection.refuse_torn()
                 if not self._begin_sent:
+                    connection.refuse_torn()
                     self._begin()
-                return self._next()
+                reader = connection.reader
+                if transaction.torn or reader is None or reader.torn:
+                    _raise_closed("interrupted, or not connected")
+                transaction.torn = True  # until the slot is taken: see `Transaction`
+                try:
+                    arrival = connection.next_slot()
+                    if arrival is not None and arrival[1] == self._stream and arrival[0] == b"R":
+                        _, _, _, _, rows, epoch, step, nbytes = arrival
+                        if (epoch, step) != self._position:
+                            _raise_closed("a message was lost")
+                        root, lease = reader.lease(arrival)
+                        self._position = (epoch, step + 1)
+                        self.stats.batches += 1
+                        self.stats.nbytes += nbytes
+                        if step + 1 == self._steps or not connection.has_delivered:
+                            self._record_progress(epoch, step)
+                        transaction.torn = False
+                        return epoch, step, rows, nbytes, root, lease
+                    ended = self._is_end(arrival, reader)
+                except (FeedlineError, ChannelClosedError):
+                    transaction.torn = False
+                    raise
+                transaction.torn = False
+                if ended:
+                    return None
+                if arrival is None:
+                    self._await_slot(reader)
             except ChannelClosedError:
                 self._recover()
 
@@ -150,11 +187,6 @@ class FeederClient:
         return self._connection.feeders
 
     @property
-    def reports(self) -> FeederReports:
-        """The feeders' reports on their work."""
-        return self._connection.reports
-
-    @property
     def ring_fill(self) -> float:
         """Share of the slots that hold a batch for the trainer."""
         reader = self._connection.reader
@@ -168,31 +200,44 @@ class FeederClient:
 
     # -- receiving ------------------------------------------------------------------------------------------------
 
-    def _next(self) -> tuple[Ready, Lease] | None:
-        while True:
-            with self._connection.transaction:
-                item = self._take()
-            if item == "end":
-                return None
-            if item is not None:
-                return item
-            reader = self._connection.reader
-            assert reader is not None
-            if reader.fenced_slots:
-                with self.stats.waiting():
-                    reader.wait()
-                continue
-            with self._connection.transaction:
-                exhausted = self._connection.room.is_exhausted(reader)
-            if not exhausted:
-                assert self._position is not None
-                with self.stats.waiting():
-                    self._wait()
-                continue
+    def _is_end(self, arrival: Arrival | None, reader: RingReader) -> bool:
+        """Whether it is the end of the stream; frees a slot of an earlier stream. Settles what is due."""
+        reader.settle()
+        if arrival is None:
+            return False
+        if arrival[0] == b"R":
+            reader.discard(arrival)
+            return False
+        _, stream, epoch = arrival
+        if stream != self._stream:
+            return False
+        if (epoch, self._steps) != self._position:
+            _raise_closed("a message was lost")
+        self._begin_sent = False  # another call begins the stream again, to get its end again
+        return True
+
+    def _record_progress(self, epoch: int, step: int) -> None:
+        """Note a feeder's first batch; report an epoch's last one."""
+        self._connection.record_progress()
+        if step + 1 == self._steps:
+            with contextlib.suppress(ChannelClosedError):  # the batch is here anyway
+                self._connection.send({"type": "epoch_done", "epoch": epoch})
+
+    def _await_slot(self, reader: RingReader) -> None:
+        """Wait for a message, or for the events of a slot; make room if the trainer holds every slot."""
+        if reader.fenced_slots:
             with self.stats.waiting():
-                gc.collect()
-                with self._connection.transaction:
-                    self._connection.room.request_slots(reader, self._connection.send)
+                reader.wait()
+            return
+        with self._connection.transaction:
+            exhausted = self._connection.room.is_exhausted(reader)
+        with self.stats.waiting():
+            if not exhausted:
+                self._wait()
+                return
+            gc.collect()
+            with self._connection.transaction:
+                self._connection.room.request_slots(reader, self._connection.send)
 
     def _wait(self) -> None:
         """Wait for a message; raises BatchTimeoutError if the step has not come within the timeout."""
@@ -207,46 +252,6 @@ class FeederClient:
         except BatchTimeoutError:
             self._waiting_for = None  # the next call waits again
             raise
-
-    def _take(self) -> tuple[Ready, Lease] | Literal["end"] | None:
-        """The next slot of the stream, "end" at its end, None if neither has arrived."""
-        reader = self._connection.receive(until_slot=True)
-        reader.settle()
-        queue = self._connection.queue
-        while queue:
-            item = queue.popleft()
-            if isinstance(item, StreamEnd):
-                if item.stream == self._stream:
-                    self._refuse_gap(item.epoch, self._facts.steps_of(item.epoch))
-                    self._begin_sent = False  # another call begins the stream again, to get its end again
-                    return "end"
-            elif item.stream != self._stream:
-                reader.discard(item)
-            else:
-                lease = reader.lease(item)
-                self._count(item)
-                return item, lease
-        self._connection.raise_failure()
-        return None
-
-    @property
-    def _facts(self) -> PlanFacts:
-        assert self._answer is not None
-        return self._answer.facts
-
-    def _count(self, ready: Ready) -> None:
-        self._refuse_gap(ready.epoch, ready.step)
-        self._position = (ready.epoch, ready.step + 1)
-        self._connection.record_progress()
-        self.stats.batches += 1
-        self.stats.nbytes += ready.nbytes
-        if ready.step + 1 == self._facts.steps_of(ready.epoch):
-            with contextlib.suppress(ChannelClosedError):  # the batch is here anyway
-                self._connection.send({"type": "epoch_done", "epoch": ready.epoch})
-
-    def _refuse_gap(self, epoch: int, step: int) -> None:
-        if (epoch, step) != self._position:
-            raise ChannelClosedError("a message was lost")
 
     # -- starting and recovering ----------------------------------------------------------------------------------
 
@@ -263,6 +268,7 @@ class FeederClient:
             self._stream = stream
             self._connection.room.reset()
             epoch, step = self._position
+            self._steps = self._answer.facts.steps_of(epoch)
             begin = BeginStream(
                 stream=stream, epoch=epoch, step=step, last=self._last_epoch, seen=seen, node=self._node
             )
@@ -280,3 +286,8 @@ class FeederClient:
                 except ChannelClosedError:
                     continue
                 return
+
+
+def _raise_closed(reason: str) -> NoReturn:
+    """Another feeder continues, at the position of the trainer."""
+    raise ChannelClosedError(reason)

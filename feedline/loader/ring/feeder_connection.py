@@ -17,23 +17,23 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 from feedline.errors import BatchTimeoutError, FeederError, FeedlineError, from_wire
 from feedline.loader.facts import FeederFacts, Hello, PlanFacts
-from feedline.loader.ring.channel import END, Channel, ChannelClosedError, Descriptor
+from feedline.loader.ring.channel import Arrival, Channel, ChannelClosedError
 from feedline.loader.ring.feeder_source import Feeder, FeederSource, RunFeeder
 from feedline.loader.ring.host_feeder import HostFeeder
 from feedline.loader.ring.launch import FeederAccess
 from feedline.loader.ring.messages import FeederFailure, NewGeneration, RingFull
 from feedline.loader.ring.reports import FeederReports
 from feedline.loader.ring.room import Room
-from feedline.loader.ring.slots import Ready, RingReader
+from feedline.loader.ring.slots import RingReader
 from feedline.version import VERSION
 
 logger = logging.getLogger(__name__)
 
-PROTOCOL = 5
+PROTOCOL = 6
 _QUIET_S = 30.0
 # A busy feeder answers a question after this long at most.
 _ANSWER_S = 12.0
@@ -55,13 +55,6 @@ class Answer:
             hello, rebase=None, snapshot=plan.snapshot, lanes=plan.lanes, plan=plan.plan, features=plan.features
         )
         return cls(hello=repeatable, facts=plan, feeder=FeederFacts.from_json(facts))
-
-
-class StreamEnd(NamedTuple):
-    """Every slot of a stream's epoch was announced."""
-
-    stream: int
-    epoch: int
 
 
 class Transaction:
@@ -124,9 +117,10 @@ class FeederConnection:
         self._failure: FeederFailure | None = None  # the feeder's last message: the error that ended it
         self.current: Answer | None = None  # the plan that the feeder works on; set by the caller of `ask`
         self.reader: RingReader | None = None
-        self.queue: deque[Ready | StreamEnd] = deque()
+        self.queue: deque[Arrival] = deque()  # READY and END packets
         self._receiving_thread = 0
         self.transaction = Transaction()
+        self.has_delivered = False  # whether a batch has come from this feeder
         self.feeders = 0
         self.room = Room()
         self.reports = FeederReports()
@@ -136,7 +130,7 @@ class FeederConnection:
         self._refuse_closed()
         with self.transaction:
             self.current = None
-            self._is_dismissed = False
+            self._is_dismissed = self.has_delivered = False
             self._feeder = feeder = self._source.find()
             self._channel = feeder.channel
             self.attached = isinstance(feeder, RunFeeder)
@@ -144,11 +138,6 @@ class FeederConnection:
             self._watch = Watch(self._channel, feeder.pid)
             self.feeders += 1
         self._refuse_closed()  # `interrupt` may have been called before there was this channel
-
-    @property
-    def feeder_pid(self) -> int:
-        """The feeder's process id; 0 if there is none, or it has not greeted yet."""
-        return 0 if self._feeder is None else self._feeder.pid
 
     def connect(self) -> None:
         """Attach to a feeder or start one, if there is none. Raises ChannelClosedError if the connection is torn."""
@@ -202,17 +191,33 @@ class FeederConnection:
             self.receive()
             self._channel.await_readiness()
 
-    def receive(self, *, until_slot: bool = False) -> RingReader:
-        """File what the feeder sent, with `until_slot` no more than the next slot; returns the ring that it fills.
+    def next_slot(self) -> Arrival | None:
+        """The next READY or END packet; None if none has arrived.
 
-        A feeder's error is raised once the queue is empty: the batches before it come first.
+        Files messages on the way, and reads none after it. A feeder's error is raised after the slots before it.
         """
+        if self.queue:
+            return self.queue.popleft()
+        channel, reader = self._channel, self.reader
+        if channel is None or reader is None:
+            raise ChannelClosedError("not connected")
+        self._receiving_thread = threading.get_ident()
+        while self._failure is None:
+            arrival = channel.receive(wait=False)
+            if arrival is None or arrival[0] == b"R" or arrival[0] == b"E":
+                return arrival
+            self._file(arrival, reader)
+        self.raise_failure()
+        return None
+
+    def receive(self) -> RingReader:
+        """File what the feeder sent; returns the ring. Raises its error once the queue is empty: batches come first."""
         channel, reader = self._channel, self.reader
         if channel is None or reader is None:
             raise ChannelClosedError("not connected")
         self._receiving_thread = threading.get_ident()
         self._last_message_s = time.perf_counter()
-        self._file_messages(channel, reader, until_slot=until_slot)
+        self._file_messages(channel, reader)
         if not self.queue:
             self.raise_failure()
         return reader
@@ -225,23 +230,14 @@ class FeederConnection:
         with contextlib.suppress(ChannelClosedError), self.transaction:  # `receive` will raise it again
             self._file_messages(channel, reader)
 
-    def _file_messages(self, channel: Channel, reader: RingReader, *, until_slot: bool = False) -> None:
-        queue = self.queue
-        while self._failure is None and not (until_slot and queue):
-            arrival = channel.receive(wait=False)
-            if arrival is None:
-                return
-            packet, message, fd = arrival
-            kind = packet[:1]
-            if kind == b"R":
-                reader.expect(ready := Ready.unpack(packet))
-                queue.append(ready)
-            elif kind == b"E":
-                queue.append(StreamEnd(*END.unpack(packet)[1:]))
-            elif kind == b"S":
-                self.reports.receive(packet)
+    def _file_messages(self, channel: Channel, reader: RingReader) -> None:
+        while self._failure is None and (arrival := channel.receive(wait=False)) is not None:
+            if arrival[0] == b"R":
+                reader.expect(arrival)
+            if arrival[0] == b"R" or arrival[0] == b"E":
+                self.queue.append(arrival)
             else:
-                self._handle(message, fd, reader)
+                self._file(arrival, reader)
 
     def raise_failure(self) -> None:
         """Raise the error that ended the feeder, if any; ChannelClosedError if it belongs to an earlier hello.
@@ -256,7 +252,12 @@ class FeederConnection:
             raise ChannelClosedError("the error belongs to an earlier hello")
         raise from_wire(failure.name, failure.message)
 
-    def _handle(self, message: dict[str, Any], fd: Descriptor | None, reader: RingReader) -> None:
+    def _file(self, arrival: Arrival, reader: RingReader) -> None:
+        """Handle a report or a JSON message."""
+        if arrival[0] == b"S":
+            self.reports.receive(arrival[1])
+            return
+        _, message, fd = arrival
         kind = message["type"]
         if kind == "map":
             assert fd is not None
@@ -289,28 +290,19 @@ class FeederConnection:
         Raises BatchTimeoutError with the same diagnosis `timeout_s` after `since_s` (default: the call).
         """
         assert self._watch is not None
-        start_s = time.perf_counter() if since_s is None else since_s
+        self._last_message_s = time.perf_counter()  # none is left unread
+        start_s = self._last_message_s if since_s is None else since_s
         while True:
             left_s = math.inf if timeout_s is None else start_s + timeout_s - time.perf_counter()
             if self._watch.wait(min(_QUIET_S, left_s)):
                 return
-            diagnosis = self._diagnose(self._watch)
+            diagnosis = _diagnose(self, self._watch)
             if self.queue or (self.current is None and self._facts is not None):
                 return
             text = f"waited {time.perf_counter() - start_s:.0f} s for {what}: {diagnosis}"
             if left_s <= _QUIET_S:
                 raise BatchTimeoutError(f"{text}\nRaise `timeout`, or see what keeps the feeder from delivering")
             logger.warning("%s", text)
-
-    def _diagnose(self, watch: Watch) -> str:
-        """What the feeder says that the trainer waits for; that it does not answer, if it does not."""
-        self._diagnosis = None
-        if self._channel is not None and self._channel.send_json({"type": "diagnose"}, wait=False):
-            deadline_s = time.perf_counter() + _ANSWER_S
-            while self._diagnosis is None and not self.queue and watch.wait(deadline_s - time.perf_counter()):
-                with self.transaction:
-                    self.receive()
-        return _describe_feeder(self._feeder, self._diagnosis, time.perf_counter() - self._last_message_s)
 
     def ask(self, hello: Hello, *, since_s: float | None = None, timeout_s: float | None = None) -> Answer:
         """Send a hello and wait for its answer, as `wait`; the answer to an earlier, interrupted hello is skipped."""
@@ -352,8 +344,23 @@ class FeederConnection:
             self._source.record_death(feeder, words)
 
     def record_progress(self) -> None:
-        """Note a batch, so that earlier deaths do not count."""
+        """Note the feeder's first batch, so that earlier deaths do not count."""
+        self.has_delivered = True
         self._source.record_progress(self._feeder)
+
+
+def _diagnose(connection: FeederConnection, watch: Watch) -> str:
+    """What the feeder says that the trainer waits for; that it does not answer, if it does not."""
+    connection._diagnosis = None
+    if connection._channel is not None and connection._channel.send_json({"type": "diagnose"}, wait=False):
+        deadline_s = time.perf_counter() + _ANSWER_S
+        while connection._diagnosis is None and not connection.queue:
+            if not watch.wait(deadline_s - time.perf_counter()):
+                break
+            with connection.transaction:
+                connection.receive()
+    silent_s = time.perf_counter() - connection._last_message_s
+    return _describe_feeder(connection._feeder, connection._diagnosis, silent_s)
 
 
 def _describe_feeder(feeder: Feeder | None, diagnosis: str | None, silent_s: float) -> str:

@@ -25,8 +25,8 @@ from typing import IO, Any
 from feedline.errors import FeederError
 from feedline.loader.ring.channel import pair
 from feedline.resources import (
-    ALLOCATOR_ENVIRONMENT,
     SCRATCH_VARIABLE,
+    allocator_environment,
     available_cores,
     available_memory_bytes,
     choose_cpu,
@@ -266,7 +266,8 @@ def feeder_environment(spec: PipelineSpec, *, feeders: int) -> dict[str, str]:
 
     Raises ClusterError if this machine lacks the instructions of `cluster.cpu`.
     """
-    threads = {"POLARS_MAX_THREADS": str(feeder_threads(spec, feeders=feeders)), "OPENBLAS_NUM_THREADS": "1"}
-    defaults = {**threads, **ALLOCATOR_ENVIRONMENT}
+    threads = feeder_threads(spec, feeders=feeders)
+    pools = {"POLARS_MAX_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1"}
+    defaults = {**pools, **allocator_environment(threads)}
     variables = {name: os.environ.get(name, value) for name, value in defaults.items()}
     return {**variables, **cpu_environment(choose_cpu(spec.cluster.cpu, shared=spec.cluster.scheduler is not None))}

@@ -25,7 +25,7 @@ class FeederReports:
         # Counts of the streams that ended, and the last report on each stream that may go on; set at once.
         self._quality: tuple[Quality | None, dict[int, bytes]] = (None, {})
         self._first_stream = 0  # late reports on earlier streams are dropped: this one includes their counts
-        self._warnings: list[str] = []
+        self.warnings: list[str] = []  # not taken yet
 
     def receive(self, packet: bytes) -> None:
         """Take a report (see `report_packet`). Other streams have ended, so their counts are summed."""
@@ -40,7 +40,7 @@ class FeederReports:
 
     def add_warnings(self, warnings: Sequence[str]) -> None:
         """Keep the warnings of a message until they are taken."""
-        self._warnings += warnings
+        self.warnings += warnings
 
     def hand_over(self, stream: int, successor: int) -> dict[str, Any] | None:
         """The counts of a stream that continues as `successor`, kept until the first report on that."""
@@ -55,7 +55,7 @@ class FeederReports:
 
     def take_warnings(self) -> list[str]:
         """Warnings about the data since the last call."""
-        warnings, self._warnings = self._warnings, []
+        warnings, self.warnings = self.warnings, []
         return warnings
 
     @property

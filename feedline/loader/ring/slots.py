@@ -23,14 +23,14 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feedline.errors import RingError
 from feedline.loader.encoding.layout import SlotHeader
-from feedline.loader.ring.channel import END, READY, Channel, Descriptor
+from feedline.loader.ring.channel import END, READY, Arrival, Channel, Descriptor
 from feedline.loader.ring.messages import NewGeneration, RingFull
 from feedline.loader.ring.numa import preferred_node
 from feedline.resources import available_memory_bytes
@@ -45,6 +45,7 @@ _SLACK = 1.125
 _FIRST_SLOTS = 4
 # A ring gets more slots for a smooth run only as long as it is smaller than this.
 _SMALL_RING_BYTES = 64 * 2**20
+_BYTE = np.dtype(np.uint8)
 # Memory left free for other processes when a generation is allocated.
 _RESERVE_BYTES = 64 * 1024 * 1024
 
@@ -121,7 +122,7 @@ class RingMemory:
     def slot(self, index: int, nbytes: int | None = None) -> NDArray[np.uint8]:
         """The bytes of one slot, as an array over the mapping, which therefore lives as long as any view."""
         count = self.slot_bytes if nbytes is None else nbytes
-        return np.frombuffer(self.map, dtype=np.uint8, count=count, offset=index * self.slot_bytes)
+        return np.ndarray((count,), _BYTE, self.map, index * self.slot_bytes)
 
     def close_fd(self) -> None:
         """Close the descriptor; the mapping stays until its last view is gone."""
@@ -244,41 +245,35 @@ class RingWriter:
             del self._generations[generation]
 
 
-class Ready(NamedTuple):
-    """A slot that holds a batch, in the order of the message."""
-
-    stream: int
-    generation: int
-    slot: int
-    rows: int
-    epoch: int
-    step: int
-    nbytes: int
-
-    @classmethod
-    def unpack(cls, packet: bytes) -> Ready:
-        return cls._make(READY.unpack(packet)[1:])
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _ReaderGeneration:
+    number: int
     memory: RingMemory
     pinned: bool
     waiting: set[int] = field(default_factory=set)  # slots announced, not yet leased
-    leases: int = 0
+    leased: set[int] = field(default_factory=set)  # changed by finalizers, in any thread: both changes are atomic
     retired: bool = False
+    closed: bool = False
 
 
-@dataclass(slots=True)
-class Lease:
-    """Read access to one slot: `root` holds its bytes, and the slot is freed when its last view is gone.
+class Lease(weakref.ref[NDArray[np.uint8]]):
+    """A reference to a slot's bytes, which frees the slot when their last view is gone.
 
-    `fences` are called then, and return the events to wait for before the slot is written again.
+    `fences` are called then, and return the events to wait for before the slot is written again. Has no constructor of
+    its own: the batch pays for every Python function that is called.
     """
 
-    root: NDArray[np.uint8]
-    pinned: bool
-    fences: list[Callable[[], Sequence[Event]]] = field(default_factory=list)
+    __slots__ = ("fences", "generation", "reader", "slot")
+
+    reader: weakref.ref[RingReader]
+    generation: _ReaderGeneration
+    slot: int
+    fences: list[Callable[[], Sequence[Event]]]
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the slot's memory is pinned."""
+        return self.generation.pinned
 
 
 class RingReader:
@@ -296,8 +291,7 @@ class RingReader:
         self._retired: list[int] = []  # generations to unmap after their last lease
         self.torn = False
         # Filled by finalizers (any thread, no locks: deque.append is atomic), emptied by `settle`.
-        self._freed: deque[tuple[int, int]] = deque()
-        self._fenced: deque[tuple[int, int, Sequence[Event]]] = deque()
+        self._fenced: deque[tuple[_ReaderGeneration, int, Sequence[Event]]] = deque()
 
     @property
     def slots(self) -> int:
@@ -314,7 +308,7 @@ class RingReader:
     def held_slots(self) -> int:
         """Slots of generations that are not retired that views keep from being filled again."""
         self.settle()
-        return sum(each.leases for each in self._generations.values() if not each.retired)
+        return sum(len(each.leased) for each in self._generations.values() if not each.retired)
 
     @property
     def nbytes(self) -> int:
@@ -329,43 +323,45 @@ class RingReader:
         pinned = self._pin(address, memory.nbytes)
         if not pinned:
             memory.map.before_unmapping = None
-        self._generations[memory.generation] = _ReaderGeneration(memory, pinned)
+        self._generations[memory.generation] = _ReaderGeneration(memory.generation, memory, pinned)
 
     def on_retire(self, generation: int) -> None:
         self._generations[generation].retired = True
         self._retired.append(generation)
         self.settle()
 
-    def expect(self, ready: Ready) -> None:
+    def expect(self, ready: Arrival) -> None:
         """Keep the generation of an announced slot, even if it is retired, until the slot is leased or discarded."""
-        self._generations[ready.generation].waiting.add(ready.slot)
+        _, _, number, slot, *_ = ready
+        self._generations[number].waiting.add(slot)
 
-    def lease(self, ready: Ready) -> Lease:
-        """The slot's bytes, with a finalizer that frees the slot."""
-        generation = self._generations[ready.generation]
-        generation.waiting.discard(ready.slot)
-        generation.leases += 1
-        lease = Lease(generation.memory.slot(ready.slot, ready.nbytes), generation.pinned)
-        reference = _LeasedSlot(lease.root, _free_leased)
-        reference.reader, reference.pid, reference.fences = self._reference, os.getpid(), lease.fences
-        reference.generation, reference.slot = ready.generation, ready.slot
-        _leased_slots[id(reference)] = reference
-        return lease
+    def lease(self, ready: Arrival) -> tuple[NDArray[np.uint8], Lease]:
+        """The slot's bytes, whose last view frees the slot, and their lease. Settles what is due."""
+        if self._fenced or self._retired or self._channel.unsent:
+            self.settle()
+        _, _, number, slot, _, _, _, nbytes = ready
+        generation = self._generations[number]
+        if generation.waiting:
+            generation.waiting.discard(slot)
+        generation.leased.add(slot)
+        memory = generation.memory
+        root: NDArray[np.uint8] = np.ndarray((nbytes,), _BYTE, memory.map, slot * memory.slot_bytes)
+        lease = Lease(root, _free_leased)
+        lease.reader, lease.generation, lease.slot, lease.fences = self._reference, generation, slot, []
+        _leases[id(lease)] = lease
+        return root, lease
 
-    def discard(self, ready: Ready) -> None:
+    def discard(self, ready: Arrival) -> None:
         """Free a slot unread."""
-        self._generations[ready.generation].waiting.discard(ready.slot)
-        self._channel.free(ready.generation, ready.slot)
+        _, _, number, slot, *_ = ready
+        self._generations[number].waiting.discard(slot)
+        self._channel.free(number, slot)
 
     def settle(self) -> None:
         """Free the slots whose events have completed; unmap spent generations."""
         while self._fenced and all(event.query() for event in self._fenced[0][2]):
             generation, slot, _ = self._fenced.popleft()
             self._free(generation, slot)
-        while self._freed:
-            generation, _ = self._freed.popleft()
-            if generation in self._generations:
-                self._generations[generation].leases -= 1
         if self._retired:
             self._unmap_spent()
         self._channel.flush()
@@ -373,9 +369,15 @@ class RingReader:
     def _unmap_spent(self) -> None:
         for number in tuple(self._retired):
             generation = self._generations[number]
-            if not generation.leases and not generation.waiting:
+            if not generation.leased and not generation.waiting:
                 self._retired.remove(number)
-                del self._generations[number]
+                self._drop(number)
+
+    def _drop(self, number: int) -> None:
+        """Forget a generation, whose mapping lives as long as its views."""
+        generation = self._generations.pop(number)
+        generation.closed = True
+        del generation.memory  # a lease whose finalizer was interrupted must not keep it
 
     def wait(self) -> None:
         """Wait for the events of the oldest fenced slot, which the next `settle` frees."""
@@ -392,49 +394,38 @@ class RingReader:
         while self._fenced:
             _, _, events = self._fenced.popleft()
             _await(events)
-        self._generations.clear()
+        for number in tuple(self._generations):
+            self._drop(number)
         self._retired.clear()
 
-    def _free(self, generation: int, slot: int) -> None:
-        self._freed.append((generation, slot))
-        self._channel.free(generation, slot)
+    def _free(self, generation: _ReaderGeneration, slot: int) -> None:
+        generation.leased.discard(slot)
+        self._channel.free(generation.number, slot)
 
 
-class _LeasedSlot(weakref.ref[NDArray[np.uint8]]):
-    """A reference to a leased slot's bytes. `weakref.finalize` does the same at twice the cost per batch."""
-
-    __slots__ = ("fences", "generation", "pid", "reader", "slot")
-
-    reader: weakref.ref[RingReader]
-    pid: int
-    generation: int
-    slot: int
-    fences: Sequence[Callable[[], Sequence[Event]]]
+# A weak reference calls back only as long as it lives itself. A forked child owns no slot, and after the end of the
+# program none is freed.
+_leases: dict[int, Lease] = {}
+os.register_at_fork(after_in_child=_leases.clear)
+atexit.register(_leases.clear)
 
 
-# A weak reference calls back only as long as it lives itself. After the end of the program no slot is freed.
-_leased_slots: dict[int, _LeasedSlot] = {}
-atexit.register(_leased_slots.clear)
-
-
-def _free_leased(leased: weakref.ref[NDArray[np.uint8]]) -> None:
-    """Free a slot after its last view. A callback: runs in any thread, also in a forked child, which owns no slot."""
-    assert isinstance(leased, _LeasedSlot)
-    if os.getpid() != leased.pid:
-        return
-    owner, generation, slot = leased.reader(), leased.generation, leased.slot
+def _free_leased(lease: weakref.ref[NDArray[np.uint8]]) -> None:
+    """Free a slot after its last view. A callback: runs in any thread."""
+    assert isinstance(lease, Lease)
+    owner, generation = lease.reader(), lease.generation
     try:
-        _leased_slots.pop(id(leased), None)
+        _leases.pop(id(lease), None)
         try:
-            events = [event for fence in leased.fences for event in fence()]
+            events = [event for fence in lease.fences for event in fence()]
         except Exception as error:  # CUDA's; the next `settle` raises it
             events = [_FailedEvent(error)]
-        if owner is None or generation not in owner._generations:
+        if owner is None or generation.closed:
             _await(events)  # the mapping may be unmapped next, while a GPU still reads it
         elif events:
-            owner._fenced.append((generation, slot, events))
+            owner._fenced.append((generation, lease.slot, events))
         else:
-            owner._free(generation, slot)
+            owner._free(generation, lease.slot)
     except BaseException:
         if owner is not None:
             owner.torn = True

@@ -22,7 +22,7 @@ from distributed import Client, Future, Security, SpecCluster
 from distributed.client import ClosedClientError
 
 from feedline.errors import ClusterError
-from feedline.resources import ALLOCATOR_ENVIRONMENT, Cpu, cpu_environment
+from feedline.resources import Cpu, allocator_environment, cpu_environment
 from feedline.service.cluster.local_cluster import start_local
 from feedline.service.cluster.result_fetcher import ResultFetcher
 from feedline.service.cluster.scheduler_connection import SchedulerConnection
@@ -104,7 +104,7 @@ class DaskCluster:
         config: dict[str, Any] = {**_CONFIG, **(_CONFIG_OF_THREADS if self._in_process else {})}
         if scratch is not None:  # else as in Dask's configuration
             config["temporary-directory"] = scratch
-        environment = {**ALLOCATOR_ENVIRONMENT, "POLARS_MAX_THREADS": threads, **cpu_environment(cpu)}
+        environment = {**allocator_environment(threads), "POLARS_MAX_THREADS": threads, **cpu_environment(cpu)}
         for name, value in environment.items():
             config[f"distributed.nanny.pre-spawn-environ.{name}"] = value
         self._config.enter_context(dask.config.set(config))

@@ -64,12 +64,11 @@ def _compare(findings: VerifyFindings, expected: ExpectedRows, feed: FeederClien
     if item is None:
         findings.add(BatchDifference(at=at, problem="the epoch has ended, expected a batch"))
         return
-    ready, lease = item
+    epoch, step, _, _, root, _ = item
     layout = expected.plan.layout
-    if (ready.epoch, ready.step) != (at.epoch, at.step):
-        findings.add(BatchDifference(at=at, problem=f"the batch is that of epoch {ready.epoch}, step {ready.step:,}"))
+    if (epoch, step) != (at.epoch, at.step):
+        findings.add(BatchDifference(at=at, problem=f"the batch is that of epoch {epoch}, step {step:,}"))
         return
-    root = lease.root
     digests = row_digests(encoded_rows(layout, pa.py_buffer(root)))
     valid = SlotArrays(layout, read_header(layout, root), root).valid.astype(np.bool_)
     of_rank = expected.of_rank(at.step, at.rank, at.world_size)

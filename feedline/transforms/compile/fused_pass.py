@@ -1,8 +1,8 @@
-"""Split a pass over a frame into expressions for Polars and kernels over existing columns.
+"""Split a pass over a frame into expressions for Polars, and kernels and slices over existing columns.
 
 Runs in: every process that transforms. A kernel costs about 10 us per 32,768 values, a call of it from inside Polars at
-least as much again (clip: 45 us instead of 24). So kernels at the end of a feature run outside of Polars, which only
-computes their inputs, unless those are columns of the frame. The results are the same.
+least as much again (clip: 45 us instead of 24). So kernels at the end of a feature, and slices of lists, run outside of
+Polars, which only computes their inputs, unless those are columns of the frame. The results are the same.
 """
 
 from __future__ import annotations
@@ -12,16 +12,24 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from feedline.transforms.values.arrays import FusedKernels
 from feedline.transforms.values.kinds import Value
+from feedline.transforms.values.ragged import slice_numbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Ending:
+    """What is left of a feature's value after the expression that Polars computes."""
+
+    expr: pl.Expr
+    run: Callable[[pl.Series], pl.Series]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _OutputColumn:
-    """A feature: its final kernels, if any, and the column they start from, in the frame or computed by Polars."""
+    """A feature: its ending, if any, and the column that it starts from, in the frame or computed by Polars."""
 
     name: str
-    fused: FusedKernels | None
+    ending: _Ending | None
     source: str
     computed: bool
 
@@ -32,22 +40,23 @@ class FusedPass:
     def __init__(self, names: Sequence[str], values: Sequence[Value], columns: Collection[str]) -> None:
         self._columns: list[_OutputColumn] = []
         self._native: list[pl.Expr] = []
-        sources: dict[int, tuple[str, bool]] = {}  # by kernels, which several features may share
+        shared: dict[int, _OutputColumn] = {}  # by kernels or slice, which several features may share
         for name, value in zip(names, values, strict=True):
-            fused = value.kernels if value.kernels is not None and value.kernels.has_kernels else None
-            if fused is None:
-                source, computed = name, True
+            same = value.kernels if value.kernels is not None else value.slice
+            if id(same) in shared:
+                first = shared[id(same)]
+                column = _OutputColumn(name=name, ending=first.ending, source=first.source, computed=first.computed)
+            elif (ending := _ending(value)) is None:
+                column = _OutputColumn(name=name, ending=None, source=name, computed=True)
                 self._native.append(value.expr.alias(name))
-            elif id(fused) in sources:
-                source, computed = sources[id(fused)]
             else:
-                root = fused.values.meta.output_name() if fused.values.meta.is_column() else ""
+                root = ending.expr.meta.output_name() if ending.expr.meta.is_column() else ""
                 computed = root not in columns
-                source = name if computed else root
-                sources[id(fused)] = source, computed
+                column = _OutputColumn(name=name, ending=ending, source=name if computed else root, computed=computed)
+                shared[id(same)] = column
                 if computed:
-                    self._native.append(fused.values.alias(name))
-            self._columns.append(_OutputColumn(name=name, fused=fused, source=source, computed=computed))
+                    self._native.append(ending.expr.alias(name))
+            self._columns.append(column)
 
     def run(self, frame: pl.DataFrame, select: Callable[[Sequence[pl.Expr]], pl.DataFrame]) -> pl.DataFrame:
         """The features of an unchunked frame; `select` computes expressions over it."""
@@ -56,9 +65,19 @@ class FusedPass:
         columns = []
         for column in self._columns:
             series = (computed if column.computed else frame).get_column(column.source)
-            if column.fused is not None:
-                if id(column.fused) not in done:
-                    done[id(column.fused)] = column.fused.run(series)
-                series = done[id(column.fused)]
+            ending = column.ending
+            if ending is not None:
+                if id(ending) not in done:
+                    done[id(ending)] = ending.run(series)
+                series = done[id(ending)]
             columns.append(series.alias(column.name))
         return pl.DataFrame(columns) if done else computed
+
+
+def _ending(value: Value) -> _Ending | None:
+    kernels, tail = value.kernels, value.slice
+    if kernels is not None and kernels.has_kernels:
+        return _Ending(expr=kernels.values, run=kernels.run)
+    if tail is not None:
+        return _Ending(expr=tail.lists, run=lambda lists: slice_numbers(lists, tail.start, tail.stop))
+    return None

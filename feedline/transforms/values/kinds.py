@@ -69,8 +69,8 @@ class Value:
 
     weights: an expression of `WEIGHTS` with the lengths of the list `expr`; only with a list. fused_kernels: the
     kernels that `expr` ends with, so that more can be appended; valid only while its expression is `expr`. elements:
-    the same for a list whose elements `expr` computes one by one. unknown: the ids that an op gives to values it does
-    not know. lookup: the counter of those, in `expr`.
+    the same for a list whose elements `expr` computes one by one. tail: the same for a slice of lists. unknown: the ids
+    that an op gives to values it does not know. lookup: the counter of those, in `expr`.
     """
 
     expr: pl.Expr
@@ -78,6 +78,7 @@ class Value:
     weights: pl.Expr | None = None
     fused_kernels: FusedKernels | None = field(default=None, repr=False, compare=False)
     elements: Elements | None = field(default=None, repr=False, compare=False)
+    tail: TailSlice | None = field(default=None, repr=False, compare=False)
     unknown: range | None = None
     lookup: Lookup | None = None
 
@@ -128,6 +129,11 @@ class Value:
         """The kernels that compute this value."""
         return self.fused_kernels if self.fused_kernels is not None and self.fused_kernels.expr is self.expr else None
 
+    @property
+    def slice(self) -> TailSlice | None:
+        """The slice of lists that this value is."""
+        return self.tail if self.tail is not None and self.tail.expr is self.expr else None
+
     def convert(self, dtype: pl.DataType) -> Value:
         """Cast to another type, strictly."""
         if dtype == self.dtype:
@@ -160,6 +166,16 @@ class Elements:
 
     lists: pl.Expr
     element: Value
+    expr: pl.Expr
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TailSlice:
+    """How `expr` is `list[start:stop]` of each of `lists`."""
+
+    lists: pl.Expr
+    start: int
+    stop: int | None
     expr: pl.Expr
 
 

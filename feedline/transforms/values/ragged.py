@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from feedline.errors import DataError
 from feedline.native import rows
 from feedline.transforms.values.arrays import NUMPY_TYPES, Values, map_series
-from feedline.transforms.values.kinds import WEIGHTS, Value, element_type
+from feedline.transforms.values.kinds import WEIGHTS, TailSlice, Value, element_type
 
 Mask = npt.NDArray[np.bool_]
 Offsets = npt.NDArray[np.int64]
@@ -145,16 +145,18 @@ def list_slices(lists: pl.Expr, start: int, stop: int | None, result: pl.DataTyp
         if stop is None:
             return lists.list.tail(min(-start, _INT32_LIMIT))
 
-    def run(series: pl.Series) -> pl.Series:
-        series = series.rechunk()
-        cut = _byte_slices(series.to_arrow(), start, stop)
-        if cut is not None:
-            return cut
-        if start == 0 and stop is not None and stop > 0:
-            return series.list.head(stop)
-        return _gathered_slices(series, start, stop)
+    return map_series(lists, lambda series: slice_numbers(series, start, stop), result)
 
-    return map_series(lists, run, result)
+
+def slice_numbers(lists: pl.Series, start: int, stop: int | None) -> pl.Series:
+    """`list[start:stop]` of each list of numbers."""
+    lists = lists.rechunk()
+    cut = _byte_slices(lists.to_arrow(), start, stop)
+    if cut is not None:
+        return cut
+    if start == 0 and stop is not None and stop > 0:
+        return lists.list.head(stop)
+    return _gathered_slices(lists, start, stop)
 
 
 def _byte_slices(array: pa.Array, start: int, stop: int | None) -> pl.Series | None:
@@ -265,8 +267,12 @@ def align_weights(ids: Value, weights: Value, fill: float | None) -> Value:
 
 def slice_elements(x: Value, start: int, stop: int | None) -> Value:
     """`list[start:stop]` of each list and of its weights."""
-    weights = None if x.weights is None else list_slices(x.weights, start, stop, WEIGHTS)
-    return Value(expr=list_slices(x.expr, start, stop, x.dtype), dtype=x.dtype, weights=weights)
+    expr = list_slices(x.expr, start, stop, x.dtype)
+    if x.weights is not None:
+        return Value(expr=expr, dtype=x.dtype, weights=list_slices(x.weights, start, stop, WEIGHTS))
+    if not element_type(x.dtype).is_numeric():
+        return Value(expr=expr, dtype=x.dtype)
+    return Value(expr=expr, dtype=x.dtype, tail=TailSlice(lists=x.expr, start=start, stop=stop, expr=expr))
 
 
 def filter_elements(x: Value, keep: Callable[..., Mask], *others: pl.Expr) -> Value:

@@ -11,13 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline.errors import DataError
-from feedline.loader import batch as batch_module
+from feedline.loader import slot_tensors
 from feedline.loader.batch import Batch
 from feedline.loader.encoding.encode import encode, join, slice_rows, take
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotLayout
 from feedline.loader.encoding.shuffled_rows import ShuffledRows, shuffle
 from feedline.loader.encoding.slot import RowSlice, draft, encoded_rows, read_header, write
-from feedline.loader.ring.slots import Lease, Ready
 from feedline.native import rows as native
 
 SCHEMA = BatchSchema(
@@ -280,7 +279,7 @@ def test_sliced_frames_and_empty_batches():
 
 def test_sections_are_aligned_and_the_schema_survives_json():
     batch = batch_of([RowSlice(encoded=encode(frame_of([record()]), SCHEMA), start=0, stop=1)])
-    place = batch._slot.placement
+    place = batch._place()
     matrices = place.matrices
     starts = [matrices.dense, matrices.categorical, matrices.labels, matrices.valid]
     starts += [matrices.lengths, matrices.offsets, place.ipc]
@@ -295,9 +294,8 @@ def test_an_announced_slot_is_read_when_a_tensor_needs_more_than_its_rows(monkey
     rows = [record(), record()]
     whole = batch_of([RowSlice(encoded=encode(frame_of(rows), SCHEMA), start=0, stop=2)])
     reads = []
-    monkeypatch.setattr(batch_module, "read_header", lambda *found: reads.append(1) or read_header(*found))
-    ready = Ready(stream=1, generation=0, slot=0, rows=2, epoch=3, step=5, nbytes=whole.nbytes)
-    batch = Batch.leased(LAYOUT, ready, Lease(whole._root, pinned=False))
+    monkeypatch.setattr(slot_tensors, "read_header", lambda *found: reads.append(1) or read_header(*found))
+    batch = Batch(LAYOUT, 3, 5, 2, whole.nbytes, whole._root)
     assert (batch.rows, batch.epoch, batch.step, batch.nbytes) == (2, 3, 5, whole.nbytes)
     for name in ("dense", "categorical", "labels", "valid"):
         assert torch.equal(getattr(batch, name), getattr(whole, name)), name

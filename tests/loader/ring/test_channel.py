@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 
@@ -71,7 +72,7 @@ def test_free_slots_that_find_no_room_are_reported_later(ends: tuple[Channel, Ch
     while len(freed) < 1000:
         ours.flush()
         while (received := other.receive(wait=False)) is not None:
-            freed.append(received[0])
+            freed.append(received[1:])
     assert len(set(freed)) == 1000
     other.close()
     ours.free(7, 0)  # nobody needs to know any more
@@ -95,3 +96,24 @@ def test_shutting_down_wakes_a_waiting_thread(ends: tuple[Channel, Channel]):
     with pytest.raises(ChannelClosedError):
         other.receive()
     ours.shut_down()
+
+
+def test_a_report_of_a_free_slot_may_come_between_a_descriptor_and_its_announcement(ends: tuple[Channel, Channel]):
+    """A finalizer sends it, in any thread; and there may be no room for the packet with the descriptor."""
+    ours, other = ends
+    read, write = os.pipe()
+    ours._socket.send(b"D")
+    ours._announced_descriptor = True
+    ours.free(3, 5)
+    assert other.receive(wait=False) == (b"F", 3, 5)
+    assert other.receive(wait=False) is None
+    ours.send_json({"type": "map"}, read)
+    os.close(read)
+    kind, message, descriptor = other.receive()
+    assert (kind, message) == (b"J", {"type": "map"})
+    os.write(write, b"x")
+    os.close(write)
+    with open(descriptor.number, "rb", closefd=False) as pipe:
+        assert pipe.read() == b"x"
+    ours.free(3, 6)
+    assert other.receive(wait=False) == (b"F", 3, 6)

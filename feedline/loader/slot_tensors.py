@@ -1,0 +1,247 @@
+"""The tensors of a slot's sections: views of its bytes, created on first use.
+
+Runs in: the trainer, and wherever `Pipeline.batches` is iterated. A model's step evicts this code from the caches: each
+function called and each view made by torch costs microseconds, so tensors are made from arrays over the slot.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from feedline.loader.encoding.layout import Placement, SlotHeader, SlotLayout
+from feedline.loader.encoding.slot import read_header
+from feedline.loader.ring.pinning import events_on_all
+from feedline.loader.ring.slots import Lease
+
+_TORCH = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "int8": torch.int8,
+    "int16": torch.int16,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "uint8": torch.uint8,
+    "uint16": torch.uint16,
+    "uint32": torch.uint32,
+    "uint64": torch.uint64,
+    "bool": torch.bool,
+}
+FLOAT32, INT32, INT64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
+
+
+class Sparse:
+    """One ragged feature of a batch: `values` [V], `lengths` int32 [B], `offsets` int64 [B + 1] from 0.
+
+    Row i holds `values[offsets[i]:offsets[i + 1]]`, as `torch.nn.EmbeddingBag(values, offsets[:-1])` expects.
+    `weights` float32 [V] of a weighted feature are its `per_sample_weights`; None for other features.
+    """
+
+    __slots__ = ("lengths", "offsets", "values", "weights")
+
+    def __init__(
+        self,
+        values: torch.Tensor,
+        lengths: torch.Tensor,
+        offsets: torch.Tensor,
+        weights: torch.Tensor | None = None,
+    ) -> None:
+        self.values = values
+        self.lengths = lengths
+        self.offsets = offsets
+        self.weights = weights
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __repr__(self) -> str:
+        weighted = ", weighted" if self.weights is not None else ""
+        return f"Sparse(rows={len(self.lengths)}, values={tuple(self.values.shape)} {self.values.dtype}{weighted})"
+
+
+class _Features(dict[str, Sparse]):
+    """The ragged features of a batch by name; a name that is missing raises KeyError with the names there are."""
+
+    __slots__ = ()
+
+    def __missing__(self, name: str) -> Sparse:
+        raise missing_feature(name, self)
+
+
+class SlotTensors:
+    """The matrices and ragged features of a batch, over a slot's bytes in this process or a copy on another device."""
+
+    # Created on first use.
+    _header: SlotHeader | None = None
+    _placement: Placement | None = None
+    _dense: torch.Tensor | None = None
+    _categorical: torch.Tensor | None = None
+    _labels: torch.Tensor | None = None
+    _valid: torch.Tensor | None = None
+    _sparse: _Features | None = None
+    _exposed = False  # whether there are tensors over the slot
+    # Of a batch on another device, without a root.
+    _device_bytes: torch.Tensor | None = None
+
+    def __init__(
+        self,
+        layout: SlotLayout,
+        epoch: int,
+        step: int,
+        rows: int,
+        nbytes: int,
+        root: NDArray[np.uint8] | None = None,
+        lease: Lease | None = None,
+    ) -> None:
+        """The batch in the slot with these bytes, whose header is read when it is needed.
+
+        nbytes: bytes of the slot, including padding between sections.
+        """
+        self._layout = layout
+        self.epoch = epoch
+        self.step = step
+        self.rows = rows
+        self.nbytes = nbytes
+        self._root = root
+        self._lease = lease
+
+    @property
+    def dense(self) -> torch.Tensor:
+        """float32 [B, D]."""
+        tensor = self._dense
+        if tensor is None:
+            layout, rows = self._layout, self.rows
+            start = layout.place_matrices(rows).dense
+            self._dense = tensor = self._tensor(FLOAT32, start, (rows, layout.width["dense"]))
+        return tensor
+
+    @property
+    def labels(self) -> torch.Tensor:
+        """float32 [B, L]."""
+        tensor = self._labels
+        if tensor is None:
+            layout, rows = self._layout, self.rows
+            start = layout.place_matrices(rows).labels
+            self._labels = tensor = self._tensor(FLOAT32, start, (rows, layout.width["label"]))
+        return tensor
+
+    @property
+    def categorical(self) -> torch.Tensor:
+        """int64 [B, K]; each column is contiguous."""
+        tensor = self._categorical
+        if tensor is None:
+            layout, rows = self._layout, self.rows
+            start = layout.place_matrices(rows).categorical
+            shape = rows, layout.width["categorical"]
+            self._categorical = tensor = self._tensor(INT64, start, shape, (8, 8 * rows))
+        return tensor
+
+    @property
+    def valid(self) -> torch.Tensor:
+        """bool [B]: False for padding."""
+        tensor = self._valid
+        if tensor is None:
+            start = self._layout.place_matrices(self.rows).valid
+            self._valid = tensor = self._tensor(np.dtype(np.bool_), start, (self.rows,))
+        return tensor
+
+    @property
+    def sparse(self) -> Mapping[str, Sparse]:
+        """The ragged features by name, in the order of pipeline.yaml."""
+        if self._sparse is None:
+            self._sparse = self._sparse_features()
+        return self._sparse
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu") if self._device_bytes is None else self._device_bytes.device
+
+    # -- making tensors -------------------------------------------------------------------------------------------
+
+    def _read_header(self) -> SlotHeader:
+        if self._header is None:
+            self._header = read_header(self._layout, self._root)
+        return self._header
+
+    def _place(self) -> Placement:
+        """The offsets of all sections."""
+        if self._placement is None:
+            self._placement = self._layout.place_header(self._read_header())
+        return self._placement
+
+    def _tensor(
+        self, dtype: np.dtype[Any], start: int, shape: tuple[int, ...], strides: tuple[int, ...] | None = None
+    ) -> torch.Tensor:
+        """A tensor over the slot's bytes, with its own version counter: no view of another tensor.
+
+        strides: in bytes. Made from an array, whose base is the root: a view made by torch costs several times as much.
+        """
+        if self._root is None:
+            return self._tensor_on_device(dtype, start, shape, strides)
+        if not self._exposed:
+            self._expose()
+        return torch.from_numpy(np.ndarray(shape, dtype, self._root, start, strides))
+
+    def _tensor_on_device(
+        self, dtype: np.dtype[Any], start: int, shape: tuple[int, ...], strides: tuple[int, ...] | None
+    ) -> torch.Tensor:
+        assert self._device_bytes is not None
+        count, kind = math.prod(shape), _TORCH[dtype.name]
+        if not count:
+            return torch.empty(shape, dtype=kind, device=self.device)
+        flat = self._device_bytes[start : start + count * dtype.itemsize].view(kind)
+        tensor = flat.view(shape) if strides is None else flat.view(shape[::-1]).t()
+        return tensor.data  # its own version counter
+
+    def _expose(self) -> None:
+        """Fence the slot: the user may copy host tensors to any GPU without our knowledge."""
+        self._exposed = True
+        if self._lease is not None and self._lease.pinned:
+            self._lease.fences.append(events_on_all)
+
+    def _split(self, dtype: np.dtype[Any], start: int, sizes: Sequence[int]) -> Sequence[torch.Tensor]:
+        """1-D tensors of these sizes that lie back to back."""
+        root = self._root
+        if root is None:  # one call costs a third of as many views; version counters are not shared either
+            split: Sequence[torch.Tensor]
+            split = torch.unsafe_split_with_sizes(self._tensor(dtype, start, (sum(sizes),)), list(sizes))
+            return split
+        if not self._exposed:
+            self._expose()
+        tensors, array, of_array, itemsize = [], np.ndarray, torch.from_numpy, dtype.itemsize
+        for size in sizes:
+            tensors.append(of_array(array(size, dtype, root, start)))
+            start += size * itemsize
+        return tensors
+
+    def _sparse_features(self) -> _Features:
+        """All ragged features."""
+        layout, rows = self._layout, self.rows
+        count = len(layout.sparse)
+        if not count:
+            return _Features()
+        placement, sizes = self._place(), self._read_header().values
+        lengths = self._split(INT32, placement.matrices.lengths, (rows,) * count)
+        offsets = self._split(INT64, placement.matrices.offsets, (rows + 1,) * count)
+        values: list[torch.Tensor] = []
+        for dtype, run in layout.sparse_runs:
+            values += self._split(dtype, placement.values[run.start], sizes[run])
+        weights: list[torch.Tensor | None] = [None] * count
+        if layout.weighted:
+            start = placement.weights[layout.weighted[0]] or 0
+            parts = self._split(FLOAT32, start, [sizes[index] for index in layout.weighted])
+            for index, part in zip(layout.weighted, parts, strict=True):
+                weights[index] = part
+        return _Features(
+            {name: Sparse(values[i], lengths[i], offsets[i], weights[i]) for name, i in layout.sparse_names}
+        )
+
+
+def missing_feature(name: str, names: Iterable[str]) -> KeyError:
+    """The error for a name that is none of these."""
+    return KeyError(f"there is no feature {name!r} here: expected one of {', '.join(names) or '(none)'}")
