@@ -17,10 +17,9 @@ from pipelines import eventually
 
 from feedline.commands.feed import FeedRequest, _sessions
 from feedline.loader.facts import Hello
-from feedline.loader.ring.channel import FREE, Channel, pair
+from feedline.loader.ring.channel import FREE, Arrival, Channel, pair
 from feedline.loader.ring.feeder_connection import PROTOCOL
 from feedline.loader.ring.messages import BeginStream
-from feedline.loader.ring.slots import Ready
 from feedline.service.feeder import Feeder
 from feedline.version import VERSION
 
@@ -64,23 +63,24 @@ class Trainer:
         begin = BeginStream(stream=self._epoch + 1, epoch=self._epoch, step=0, last=last, seen=None)
         self._channel.send_json(begin.to_json())
         steps = 0
-        while (packet := self._receive()[0])[:1] != b"E":
-            if packet[:1] == b"R":
-                ready = Ready.unpack(packet)
-                self._channel.send(FREE.pack(b"F", ready.generation, ready.slot))
+        while (arrival := self._receive())[0] != b"E":
+            if arrival[0] == b"R":
+                _, _, generation, slot, *_ = arrival
+                self._channel.send(FREE.pack(b"F", generation, slot))
                 steps += 1
         self._channel.send_json({"type": "epoch_done", "epoch": self._epoch})
         self._epoch += 1
         return steps
 
-    def _receive(self) -> tuple[bytes, dict]:
+    def _receive(self) -> Arrival:
         arrival = self._channel.receive()
         assert arrival is not None
-        packet, message, descriptor = arrival
-        assert message.get("type") != "error", message
-        if descriptor is not None:
-            descriptor.close()
-        return packet, message
+        if arrival[0] == b"J":
+            _, message, descriptor = arrival
+            assert message["type"] != "error", message
+            if descriptor is not None:
+                descriptor.close()
+        return arrival
 
 
 @contextmanager
