@@ -54,7 +54,7 @@ class FeedRequest:
     """The pipeline, the ranks to serve, the number of ranks in all and on this host.
 
     ranks: empty if their trainers name them. parent: the process that started the feeder. scratch: its folder for
-    Dask's workers, removed at the end. dashboard: load the dashboard's pages before the first batch.
+    Dask's workers, removed at the end.
     """
 
     path: str
@@ -64,7 +64,6 @@ class FeedRequest:
     local_ranks: int
     parent: int | None = None
     scratch: str | None = None
-    dashboard: bool = False
 
     @property
     def feeders(self) -> int:
@@ -91,8 +90,7 @@ def _feed(arguments: Sequence[str]) -> NoReturn:
         parser.add_argument(name, type=int)
     parser.add_argument("--host", type=Path)
     parser.add_argument("--scratch")
-    for name in ("--listen", "--dashboard"):
-        parser.add_argument(name, action="store_true")
+    parser.add_argument("--listen", action="store_true")
     options = parser.parse_args(arguments)
     request = FeedRequest(
         path=options.path,
@@ -100,7 +98,6 @@ def _feed(arguments: Sequence[str]) -> NoReturn:
         ranks=[int(rank) for rank in options.ranks.split(",") if rank],
         world_size=options.world_size,
         local_ranks=options.local_ranks,
-        dashboard=options.dashboard,
         parent=options.parent,
         scratch=options.scratch,
     )
@@ -356,8 +353,6 @@ def _sessions(request: FeedRequest, *, early: bool = False) -> Iterator[_Session
     try:
         if not early:
             cluster.check_workers(code)
-        if request.dashboard:
-            cluster.load_dashboard()
         planner = Planner(partial(_resolve, spec, cluster))
         yield _Sessions(request, spec, cluster, planner)
     finally:

@@ -188,7 +188,7 @@ def _feeder_command(request: RunRequest, ranks: Sequence[int]) -> FeederCommand:
     local_ranks = len(request.ranks)
     arguments = feeder_arguments(request.path, ranks=ranks, world_size=request.world_size, local_ranks=local_ranks)
     return FeederCommand(
-        arguments=[*arguments, "--dashboard"],
+        arguments=arguments,
         environment=feeder_environment(request.spec, feeders=local_ranks if len(ranks) == 1 else 1),
         overrides=overrides_text(request.overrides),
     )

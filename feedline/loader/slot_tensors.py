@@ -73,6 +73,11 @@ class _Features(dict[str, Sparse]):
         raise missing_feature(name, self)
 
 
+# More ragged features than these are split off one tensor per section: for 46, `next()` and all tensors take 0.54 ms
+# instead of 0.64. For 6, loading the code that splits costs more than it saves: 0.13 ms instead of 0.09 for them alone.
+_FEW = 16
+
+
 class SlotTensors:
     """The matrices and ragged features of a batch, over a slot's bytes in this process or a copy on another device."""
 
@@ -207,7 +212,7 @@ class SlotTensors:
     def _split(self, dtype: np.dtype[Any], start: int, sizes: Sequence[int]) -> Sequence[torch.Tensor]:
         """1-D tensors of these sizes that lie back to back."""
         root = self._root
-        if root is None:  # one call costs a third of as many views; version counters are not shared either
+        if root is None or len(sizes) > _FEW:  # one call for all; their version counters are not shared either
             split: Sequence[torch.Tensor]
             split = torch.unsafe_split_with_sizes(self._tensor(dtype, start, (sum(sizes),)), list(sizes))
             return split

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import select
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -24,8 +23,6 @@ from feedline.service.trainer_session import TrainerSession
 
 logger = logging.getLogger(__name__)
 
-# Dask's dashboard takes 0.3 s of imports: it is loaded when trainers are behind, or this long after one first waited.
-_DASHBOARD_S = 5.0
 # How often a feeder checks its cluster.
 _TICK_S = 1.0
 
@@ -54,8 +51,7 @@ class Feeder:
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll: select.poll | None = None  # made again when sessions come or go
         self._sources: dict[int, TrainerSession | Door | None] = {}  # by descriptor
-        self._look_due_s = self._dashboard_due_s = 0.0
-        self._dashboard_requested = False
+        self._look_due_s = 0.0
         self._started = False  # the first batch is out
         self.sessions: list[TrainerSession] = []
 
@@ -99,9 +95,6 @@ class Feeder:
             waited_s = time.perf_counter() - start_s
             for session in self.sessions:
                 session.count_wait(waited_s)
-            starved = any(session.starved for session in self.sessions)
-            if not (events or starved) or any(session.awaits_slot for session in self.sessions):
-                self._load_dashboard()  # there is time now
         arrivals: list[Door] = []
         for descriptor, _ in events:
             source = self._sources[descriptor]
@@ -144,15 +137,6 @@ class Feeder:
                 self._fail(session, error)
         for session in tuple(self.sessions):
             self._guard(session, session.look)
-        if any(session.counters.batches or session.starved for session in self.sessions):
-            self._dashboard_due_s = self._dashboard_due_s or now_s + _DASHBOARD_S
-            if now_s > self._dashboard_due_s:
-                self._load_dashboard()
-
-    def _load_dashboard(self) -> None:
-        if not self._dashboard_requested:
-            self._dashboard_requested = True
-            threading.Thread(target=self._cluster.load_dashboard, name="feedline-dashboard", daemon=True).start()
 
     # -- ending ---------------------------------------------------------------------------------------------------
 

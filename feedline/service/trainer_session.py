@@ -141,11 +141,6 @@ class TrainerSession:
         with contextlib.suppress(OSError):  # already dead, or in another container: then the connection ends
             self.trainer = os.pidfd_open(channel.peer_pid())
 
-    @property
-    def awaits_slot(self) -> bool:
-        """Whether a batch is ready and the trainer holds all slots."""
-        return self._stream is not None and not self._stream.ended and self._stream.draft is not None
-
     def count_wait(self, waited_s: float) -> None:
         """Count time in which the loop slept as waiting for blocks or for slots."""
         if self._stream is not None and not self._stream.ended:

@@ -25,9 +25,9 @@ from feedline.version import VERSION
 
 STEPS = 3
 WARM, MEASURED = 120, 60  # epochs; Dask's logs of its last 100 messages fill up meanwhile
-# In all of them. A group of tasks that is kept, with all that it refers to, is 10 objects and 2 KB.
-OBJECTS = MEASURED
-BYTES = 1500 * MEASURED  # 400 of them in Dask's cache of parsed keys, which is cleared every 1,000 tasks
+# In all of them. A group of tasks that is kept, with all that it refers to, is 10 objects and 14 KB.
+OBJECTS = 4 * MEASURED  # the logged messages hold more or fewer tasks
+BYTES = 3000 * MEASURED  # 400 of them in Dask's cache of parsed keys, which is cleared every 1,000 tasks
 
 PIPELINE = """
 version: 1

@@ -149,10 +149,6 @@ class Cluster:
             return f"http://127.0.0.1:{self._port.number}/status"
         return self._connected().dashboard
 
-    def load_dashboard(self) -> None:
-        """Load the pages of the dashboard, when the cluster is up."""
-        self._connected().load_dashboard()
-
     def workers(self) -> int:
         """The number of workers, as of a few seconds ago."""
         return self.connection.workers()

@@ -8,7 +8,6 @@ spilling, which would slow the feeder down, are off.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from distributed.client import ClosedClientError
 
 from feedline.errors import ClusterError
 from feedline.resources import Cpu, allocator_environment, cpu_environment
+from feedline.service.cluster.dashboard import DashboardOnDemand
 from feedline.service.cluster.local_cluster import start_local
 from feedline.service.cluster.result_fetcher import ResultFetcher
 from feedline.service.cluster.scheduler_connection import SchedulerConnection
@@ -96,7 +96,6 @@ class DaskCluster:
         self._threads = threads
         self._dashboard_port = dashboard_port
         self._cluster: SpecCluster | None = None
-        self._dashboard_loaded = False
         self._started = 0
         self._in_process = spec.scheduler is None and spec.workers is None
         self._fetcher = ResultFetcher()
@@ -122,21 +121,6 @@ class DaskCluster:
         """The address of the dashboard of a scheduler that was not started here, or None."""
         link = self.connection.client.dashboard_link if self._spec.dashboard else None
         return str(link) if link else None
-
-    def load_dashboard(self) -> None:
-        """Load the pages of the dashboard. Its 0.3 s of imports must not delay the first batch."""
-        if self._cluster is None or self._dashboard_loaded or not self._spec.dashboard:
-            return
-        self._dashboard_loaded = True
-        scheduler: Any = self._cluster.scheduler
-
-        async def connect() -> None:
-            dashboard.connect(scheduler.http_application, scheduler.http_server, scheduler, prefix="")
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            dashboard = importlib.import_module("distributed.dashboard.scheduler")
-            self._cluster.sync(connect)
 
     def start(
         self, function: Callable[..., Any], *arguments: Any, key: str, arrived: Arrived, **options: Any
@@ -204,6 +188,9 @@ class DaskCluster:
             warnings.simplefilter("ignore")
             if self._cluster is None:
                 self._cluster = start_local(self._spec, threads=self._threads, dashboard_port=self._dashboard_port)
+                if self._spec.dashboard:
+                    scheduler: Any = self._cluster.scheduler
+                    scheduler.http_application.add_application(DashboardOnDemand(scheduler))
             return Client(self._cluster, direct_to_workers=True, set_as_default=False)
 
     def _connect_to_scheduler(self, address: str) -> Client:

@@ -64,7 +64,7 @@ def start_local(spec: ClusterSpec, *, threads: int, dashboard_port: int) -> Spec
         "protocol": "inproc://" if not processes else "tcp://" if spec.tls is None else "tls://",
         "host": _LOOPBACK if processes else None,
         "security": security,
-        "dashboard": False,  # the scheduler's is loaded later (`load_dashboard`); workers' would load bokeh for nothing
+        "dashboard": False,  # the scheduler's is loaded on demand; workers' would load bokeh for nothing
         "dashboard_address": f"{_LOOPBACK}:0",
     }
     worker = {**node, "nthreads": threads, "memory_limit": 0, "silence_logs": logging.ERROR, "extensions": {}}

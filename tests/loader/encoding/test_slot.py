@@ -305,6 +305,19 @@ def test_an_announced_slot_is_read_when_a_tensor_needs_more_than_its_rows(monkey
     assert reads == [1]
 
 
+def test_tensors_split_off_one_are_those_made_one_by_one(monkeypatch: pytest.MonkeyPatch):
+    rows = [record(), record(s0=[3, 4], s1=[]), record(w0=None, p0=[], p1=[(7, 0.5)])]
+    piece = RowSlice(encoded=encode(frame_of(rows), SCHEMA), start=0, stop=3)
+    check(batch_of([piece]), rows)
+    monkeypatch.setattr(slot_tensors, "_FEW", 0)
+    batch = batch_of([piece])
+    check(batch, rows)
+    batch.sparse["s0"].lengths.add_(1)
+    assert batch.sparse["s1"].lengths._version == 0, "a change in place is no change of another feature"
+    batch.sparse["s0"].lengths.sub_(1)
+    check(batch, rows)
+
+
 def test_offsets_are_those_of_the_rows_asked_for():
     sizes = [3, 0, 3, 7]
     found = [LAYOUT.place(rows, [1] * len(LAYOUT.sparse), [True] * len(LAYOUT.extra), 0) for rows in sizes]

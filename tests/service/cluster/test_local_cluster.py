@@ -6,8 +6,11 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import psutil
 import pytest
@@ -46,7 +49,6 @@ def test_threads_without_a_dashboard_listen_on_no_port():
     before = listening()
     with cluster_of(dashboard=False) as cluster:
         assert cluster.dashboard is None
-        cluster.load_dashboard()
         assert cluster.client.submit(sum, [1, 2]).result() == 3
         assert listening() == before
     with cluster_of() as cluster:
@@ -54,6 +56,22 @@ def test_threads_without_a_dashboard_listen_on_no_port():
         assert {host for host, _ in opened} == {"127.0.0.1"}
         assert f"http://127.0.0.1:{urlsplit(cluster.dashboard).port}/status" == cluster.dashboard
         assert all(speaks_http(address) for address in opened)
+
+
+def test_the_pages_of_the_dashboard_are_loaded_when_one_is_opened():
+    """Several requests at once load them once; metrics and unknown pages have their usual answers."""
+    with cluster_of() as cluster:
+        applications = cluster._connected()._cluster.scheduler.http_application.applications
+        root = cluster.dashboard.removesuffix("/status")
+        with urlopen(f"{root}/health", timeout=30) as answer:
+            assert answer.read() == b"ok"
+        assert [type(each).__name__ for each in applications] == ["DashboardOnDemand"]
+        with ThreadPoolExecutor(3) as threads:
+            pages = threads.map(urlopen, [f"{root}/status", f"{root}/", f"{root}/workers"])
+            assert [b"bokeh" in page.read().lower() for page in pages] == [True] * 3
+        assert [type(each).__name__ for each in applications] == ["DaskBokehTornado"]
+        with pytest.raises(HTTPError, match="404"):
+            urlopen(f"{root}/there-is-no-such-page", timeout=30)
 
 
 def test_worker_processes_with_a_temporary_key():
