@@ -64,7 +64,7 @@ INSIDE = {
         {"state", "ring"},
         {"slot_tensors", "rank_agreement", "dataset_stats"},
         {"batch"},
-        {"device_copies", "row_arrays"},
+        {"device_copies", "row_arrays", "data_loaders"},
         {"dataset"},
     ],
 }
@@ -99,7 +99,14 @@ INSIDE_FUNCTIONS = {
 
 # Libraries that only some packages or modules may import.
 FENCES = {
-    "torch": ("loader.batch", "loader.dataset", "loader.device_copies", "loader.ring.pinning", "loader.slot_tensors"),
+    "torch": (
+        "loader.batch",
+        "loader.data_loaders",
+        "loader.dataset",
+        "loader.device_copies",
+        "loader.ring.pinning",
+        "loader.slot_tensors",
+    ),
     "dask": ("service", "warehouse.dask_frame", "warehouse.synthetic"),
     "distributed": ("service", "warehouse.dask_frame", "warehouse.synthetic"),
     "typer": ("cli", "commands"),

@@ -31,8 +31,9 @@ from saved.facts import (
     schema_digests,
     served_facts,
     short_digest,
+    stream_digest,
 )
-from saved.generate import FIRST, SECOND, STEP, Edition, rewrite_table, set_times
+from saved.generate import FIRST, SECOND, STEP, THIRD, Edition, rewrite_table, set_times
 
 from feedline import FeedlineDataset, Pipeline
 from feedline.artifacts.artifact_sets import load_old_set
@@ -48,6 +49,7 @@ from feedline.warehouse.snapshot.take import take_snapshot
 COUNTED_BY = "2.1.0"  # counts are those of a Polars version
 OLD: dict[str, Any] = json.loads((FIRST.files / "expected.json").read_text())
 NEW: dict[str, Any] = json.loads((SECOND.files / "expected.json").read_text())
+MIXED: dict[str, Any] = json.loads((THIRD.files / "expected.json").read_text())["mixed"]
 
 
 @contextmanager
@@ -71,6 +73,12 @@ def first() -> Iterator[Path]:
 @pytest.fixture
 def second() -> Iterator[Path]:
     with copied(SECOND) as place:
+        yield place
+
+
+@pytest.fixture
+def third() -> Iterator[Path]:
+    with copied(THIRD) as place:
         yield place
 
 
@@ -263,3 +271,15 @@ def test_the_json_schema_keeps_its_parts():
     }
     same = NEW["schema"].keys() - changed
     assert {name: found.get(name) for name in same} == {name: NEW["schema"][name] for name in same}
+
+
+# -- the third edition ------------------------------------------------------------------------------------------------
+
+
+def test_a_state_of_plan_version_2_continues_on_the_same_streams(third: Path):
+    path, state = third / "mixed.yaml", MIXED["state"]
+    goes_on(path, MIXED)
+    pipeline = Pipeline.from_yaml(path)
+    plan = pipeline.plan_for(state)
+    assert plan.version == MIXED["version"] == 2
+    assert [stream_digest(pipeline, plan, epoch) for epoch in (0, 1)] == MIXED["streams"]

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from feedline.commands.exit_status import end_with
-from feedline.errors import FeedlineError, SpecError
+from feedline.errors import FeederError, FeedlineError, SpecError
 from feedline.loader.facts import FeederFacts, Hello
 from feedline.loader.ring.channel import Channel, ChannelClosedError, adopt
 from feedline.loader.ring.host_feeder import HostListener
@@ -127,7 +127,7 @@ def feed_over(fd: int, request: FeedRequest) -> int:
             with _sessions(request, early=True) as sessions:
                 feeder = Feeder(sessions.cluster, on_end=ended)
                 feeder.add(sessions.open(channel, rank=request.ranks[0], wake=feeder.wake))
-                feeder.serve(until=lambda: not feeder.sessions)
+                feeder.serve(until=lambda: ownership.is_ending or not feeder.sessions)
         except FeedlineError as error:
             _refuse(channel, error)
             failures.append(error)
@@ -150,7 +150,11 @@ def feed_host(listener: HostListener, request: FeedRequest) -> int:
                 feeders.append(feeder)
                 door.feeder = feeder
                 deadline_s = time.monotonic() + _FIRST_RANK_S
-                feeder.serve(until=lambda: not feeder.sessions and (door.has_served or time.monotonic() > deadline_s))
+
+                def is_idle() -> bool:
+                    return not feeder.sessions and (door.has_served or time.monotonic() > deadline_s)
+
+                feeder.serve(until=lambda: ownership.is_ending or is_idle())
                 listener.stop()
         except FeedlineError as error:
             while (channel := listener.accept()) is not None:
@@ -215,7 +219,11 @@ def feed_listening(request: FeedRequest) -> int:
         doors = {}
         events = threading.Lock()  # a session's "left" comes after its "stats"
         for rank in request.ranks:
-            listener = Listener(socket_path(job, rank, request.world_size))
+            try:
+                listener = Listener(socket_path(job, rank, request.world_size))
+            except FeederError as error:  # starting again would not help
+                _print(FeederEvent(type="refused", rank=rank, error=str(error)))
+                return 1
             stack.callback(listener.close)
             doors[rank] = _RankDoor(listener, sessions, rank)
 
@@ -229,7 +237,7 @@ def feed_listening(request: FeedRequest) -> int:
             door.open(feeder)
             _print(FeederEvent(type="ready", rank=rank, dashboard=sessions.cluster.dashboard, pid=os.getpid()))
         threading.Thread(target=_report, args=(feeder, events), name="feedline-report", daemon=True).start()
-        feeder.serve(until=lambda: False)
+        feeder.serve(until=lambda: ownership.is_ending)
     return 0
 
 
@@ -345,7 +353,7 @@ def _sessions(request: FeedRequest, *, early: bool = False) -> Iterator[_Session
     try:
         if not early:
             cluster.check_workers(code)
-        planner = Planner(partial(_resolve, spec, cluster), in_thread=len(request.ranks) != 1)
+        planner = Planner(partial(_resolve, spec, cluster))
         yield _Sessions(request, spec, cluster, planner)
     finally:
         ignore_sigterm()

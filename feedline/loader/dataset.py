@@ -16,16 +16,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, NoReturn, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 import torch.distributed
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils.data import IterableDataset, get_worker_info
-from torch.utils.data._utils.collate import default_collate_fn_map
+from torch.utils.data import IterableDataset
 
 from feedline.errors import FeedlineError, PlanError, SpecError, StateError
 from feedline.loader.batch import Batch, digest_of
+from feedline.loader.data_loaders import NO_WORKERS, refuse_batching, refuse_workers
 from feedline.loader.dataset_stats import DatasetStats
 from feedline.loader.device_copies import Copies, Prefetcher, copies_to
 from feedline.loader.encoding.layout import BatchSchema, SlotLayout
@@ -109,7 +109,7 @@ class FeedlineDataset(IterableDataset[Batch]):
     several ranks must see the same batch: `mesh` is the data-parallel part of the `DeviceMesh` (`mesh["dp"]`);
     `data_rank` and `data_world_size` are the same as numbers.
 
-    `timeout` is how many seconds a batch may take (default: any number, with a warning every half minute).
+    `timeout`: seconds that a batch, or the plan, may take (default: any number, with a warning every half minute).
 
     Raises SpecError for an invalid pipeline.yaml, PlanError if planning fails, and on iteration DataError,
     TableChangedError, CorruptFileError, RingError, FeederError, or BatchTimeoutError, which says what is late and why.
@@ -157,7 +157,9 @@ class FeedlineDataset(IterableDataset[Batch]):
     # -- iterating ------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Batch]:
-        self._refuse_workers()
+        refuse_workers()
+        refuse_batching(sys._getframe(1))
+        self._refuse_other_processes()
         self._open()
         progress = self._progress
         assert progress.answer is not None
@@ -307,16 +309,11 @@ class FeedlineDataset(IterableDataset[Batch]):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        raise TypeError(_NO_WORKERS)
-
-    def _refuse_workers(self) -> None:
-        if get_worker_info() is not None:
-            raise FeedlineError(_NO_WORKERS)
-        self._refuse_other_processes()
+        raise TypeError(NO_WORKERS)
 
     def _refuse_other_processes(self) -> None:
         if os.getpid() != self._pid:
-            raise FeedlineError(_NO_WORKERS)
+            raise FeedlineError(NO_WORKERS)
         if not self._closer.alive:
             raise FeedlineError("the dataset is closed: make a new FeedlineDataset")
 
@@ -336,7 +333,8 @@ class FeedlineDataset(IterableDataset[Batch]):
         rebase: RebaseRequest | None = None,
     ) -> tuple[Answer, SlotLayout]:
         """Request a plan, or a state's, and its facts. Changes nothing here."""
-        self._refuse_workers()
+        refuse_workers()
+        self._refuse_other_processes()
         hello = replace(_hello(self._ranks), rebase=rebase)
         if resume is not None:
             names = {key: resume[key] for key in ("snapshot", "lanes", "plan", "seed", "batch_size")}
@@ -401,11 +399,6 @@ _REPLACED = (
     "this iterator was replaced: got next() on an older iter(dataset), expected the newest. A dataset has one stream; "
     "make a second dataset to read twice at once"
 )
-_NO_WORKERS = (
-    "a FeedlineDataset cannot be used in another process: got a DataLoader worker or a forked child, expected the "
-    "process that made it. Use DataLoader(dataset, batch_size=None) with num_workers=0: the feeder and its Dask "
-    "cluster read and transform"
-)
 
 
 def _feeder_access(path: Path, spec: PipelineSpec, overrides: str, ranks: RankInfo) -> FeederAccess:
@@ -445,17 +438,6 @@ def _hello(ranks: RankInfo) -> Hello:
 def _receipt(facts: PlanFacts, ranks: RankInfo, batch: Batch) -> dict[str, Any]:
     numbers = {"rank": ranks.rank, "world_size": ranks.world_size, "trainer": ranks.global_rank, "rows": batch.rows}
     return {**state_of(facts, batch.epoch, batch.step), **numbers, "digest": digest_of(batch)}
-
-
-def _refuse_to_collate(batches: Sequence[Batch], *, collate_fn_map: object = None) -> NoReturn:
-    """Called by `default_collate`, which a DataLoader with a batch size uses."""
-    raise FeedlineError(
-        f"a Batch cannot be batched again: got {len(batches)} of them to join, expected one. Use "
-        f"DataLoader(dataset, batch_size=None), and set the rows of a batch in pipeline.yaml (batch.size)"
-    )
-
-
-default_collate_fn_map[Batch] = _refuse_to_collate
 
 
 def _agree(feed: FeederClient, ranks: RankInfo, hello: Hello) -> Answer:

@@ -44,6 +44,8 @@ class Ownership:
         self._orphaned = threading.Event()
         self._lock = threading.Lock()
         self._owners: set[int] = set()
+        # Set by the signal that ends the feeder, whose exception is lost where a finalizer runs when the signal comes.
+        self.is_ending = False
 
     def add(self, pid: int) -> None:
         """End the feeder when this process and all others that were added have ended."""
@@ -82,6 +84,7 @@ class Ownership:
         def end(signum: int, _frame: object) -> None:
             if self._is_owned is None or self._orphaned.is_set() or not self._is_owned():
                 ignore_sigterm()
+                self.is_ending = True
                 raise SystemExit(128 + signum)
 
         signal.signal(signal.SIGINT, signal.SIG_IGN)

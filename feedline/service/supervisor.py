@@ -25,7 +25,7 @@ from feedline.resources import SCRATCH_VARIABLE, make_scratch
 
 _EXIT_S = 5.0
 
-EventType = Literal["ready", "trainer", "plan", "stats", "left", "died"]
+EventType = Literal["ready", "refused", "trainer", "plan", "stats", "left", "died"]
 
 
 @dataclass(slots=True)
@@ -61,8 +61,9 @@ class SupervisedFeeder:
 class FeederEvent:
     """A line of JSON about a rank from a feeder of `feedline run`, or its death, which the supervisor detects.
 
-    ready: it waits for a trainer (dashboard, pid). trainer: one attached (pid). plan: the plan is ready. stats:
-    progress. left: the trainer left (error, stats, quality). died: the feeder of these ranks died (status).
+    ready: it waits for a trainer (dashboard, pid). refused: another feeder serves the rank (error). trainer: one
+    attached (pid). plan: the plan is ready. stats: progress. left: the trainer left (error, stats, quality). died: the
+    feeder of these ranks died (status).
     """
 
     type: EventType
@@ -126,7 +127,7 @@ class Supervisor:
         """The events since the last call, each with the ranks that it is about, waiting up to `timeout_s` for the
         first; restarts dead feeders.
 
-        Raises FeederError if a feeder dies three times without delivering a batch.
+        Raises FeederError if a feeder dies three times without delivering a batch, or another run serves its rank.
         """
         events: list[tuple[str, FeederEvent]] = []
         with contextlib.suppress(queue.Empty):
@@ -191,6 +192,8 @@ class Supervisor:
         match event.type:
             case "ready":
                 rank.dashboard = event.dashboard
+            case "refused":
+                raise FeederError(str(event.error))
             case "trainer":
                 rank.trainer = event.pid
             case "plan":

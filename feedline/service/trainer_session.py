@@ -207,7 +207,7 @@ class TrainerSession:
     def _diagnose(self) -> str:
         """What the trainer's next batch waits for."""
         if self._planning is not None:
-            return "the feeder is still planning"
+            return self._planner.describe()
         if self._stream is None or self._stream.ended:
             return "the feeder has nothing to deliver"
         return self._stream.diagnose(self._ring.slots)

@@ -59,6 +59,18 @@ def first_batches(pipeline: Pipeline, plan: Plan, step: int) -> list[dict[str, l
     return [digests(batch) for batch in islice(pipeline.batches(step=step, plan=plan), FEW)]
 
 
+def stream_digest(pipeline: Pipeline, plan: Plan, epoch: int) -> list[Any]:
+    """The steps of an epoch, and a digest of the requests that each rank of two gets in each, in order."""
+    streams = [
+        [
+            batch.extra["request"].to_pylist()
+            for batch in pipeline.batches(epoch=epoch, plan=plan, rank=rank, world_size=2)
+        ]
+        for rank in (0, 1)
+    ]
+    return [len(streams[0]), short_digest(json.dumps(streams))]
+
+
 def remaining_requests(pipeline: Pipeline, plan: Plan, step: int) -> list[str]:
     """The requests of all rows that the first epoch delivers from a step on, sorted: no matter in which order."""
     return sorted(

@@ -8,8 +8,9 @@ it as it is:
 - `0.1.0` (this directory): commit d4b59f9, before the release of 0.1.0.
 - `2026-11-22`: commit d8d5505. States name their environment, artifact sets belong to pipelines, fits know which rows
   they have seen, usage is recorded, blocks record row identities with and without `source.row_key`.
+- `plan-2`: commit ab67ca3. Plans of version 2: a lane draws its rows from several blocks in turn.
 
-Both with Polars 2.1.0, pyarrow 26.0.1, numpy 2.4.6. Editions are not written again to please a change: a state or fit
+All with Polars 2.1.0, pyarrow 26.0.1, numpy 2.4.6. Editions are not written again to please a change: a state or fit
 that a change makes the package refuse is what the tests are for. Where a change has to refuse some of them, take those
 out and say so in the changelog. What changes in the format later becomes another edition.
 
@@ -44,6 +45,7 @@ from saved.facts import (
     schema_digests,
     served_facts,
     short_digest,
+    stream_digest,
 )
 
 from feedline import FeedlineDataset, Pipeline
@@ -65,6 +67,7 @@ class Edition:
 
 FIRST = Edition(files=HERE, place=Path("/tmp/feedline-saved-0.1.0"))
 SECOND = Edition(files=HERE / "2026-11-22", place=Path("/tmp/feedline-saved-2026-11-22"))
+THIRD = Edition(files=HERE / "plan-2", place=Path("/tmp/feedline-saved-plan-2"))
 LATER = "ds=2026-01-03"  # the day that came after the states of the first edition's first two
 BEFORE, STEP = 3, 5  # steps that were delivered before the first edition's rebase, and before all other states
 DAYS = (("2026-01-01", 2), ("2026-01-02", 2), ("2026-01-03", 1))  # and their files
@@ -179,6 +182,14 @@ SKIPPING: dict[str, Any] = {
     "batch": {"size": 16},
     "shuffle": {"seed": 2, "window_rows": 64},
     "cluster": {"threads": 1},
+}
+# The third edition.
+MIXED: dict[str, Any] = PLAIN | {
+    "name": "mixed",
+    "work_dir": "mixed",
+    "batch": {"size": 16, "tail": "pad"},
+    "shuffle": {"seed": 21, "window_rows": 96},
+    "lanes": 2,
 }
 
 
@@ -366,6 +377,23 @@ def write_second() -> None:
     shutil.rmtree(place)
 
 
+def write_third() -> None:
+    """Write the third edition."""
+    place = _begin(THIRD, MIXED)
+    _table(place, (*DAYS, ("2026-01-04", 3)))
+    set_times(place)
+    path = place / "mixed.yaml"
+    state = _train(path)
+    _keep(THIRD)
+    expected = _run(path, state)
+    pipeline = Pipeline.from_yaml(path)
+    plan = pipeline.plan_for(state)
+    expected["version"] = plan.version
+    expected["streams"] = [stream_digest(pipeline, plan, epoch) for epoch in (0, 1)]
+    _write_expected(THIRD, {"mixed": expected})
+    shutil.rmtree(place)
+
+
 def _delivered(path: Path, state: dict[str, Any]) -> set[str]:
     pipeline = Pipeline.from_yaml(path)
     whole, rest = (remaining_requests(pipeline, pipeline.plan_for(state), step) for step in (0, state["step"]))
@@ -417,4 +445,4 @@ def _write_damaged(place: Path) -> None:
 
 
 if __name__ == "__main__":
-    {"0.1.0": write_first, "2026-11-22": write_second}[sys.argv[1]]()
+    {"0.1.0": write_first, "2026-11-22": write_second, "plan-2": write_third}[sys.argv[1]]()

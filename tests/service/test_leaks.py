@@ -17,18 +17,17 @@ from pipelines import eventually
 
 from feedline.commands.feed import FeedRequest, _sessions
 from feedline.loader.facts import Hello
-from feedline.loader.ring.channel import FREE, Channel, pair
+from feedline.loader.ring.channel import FREE, Arrival, Channel, pair
 from feedline.loader.ring.feeder_connection import PROTOCOL
 from feedline.loader.ring.messages import BeginStream
-from feedline.loader.ring.slots import Ready
 from feedline.service.feeder import Feeder
 from feedline.version import VERSION
 
 STEPS = 3
 WARM, MEASURED = 120, 60  # epochs; Dask's logs of its last 100 messages fill up meanwhile
-# In all of them. A group of tasks that is kept, with all that it refers to, is 10 objects and 2 KB.
-OBJECTS = MEASURED
-BYTES = 1500 * MEASURED  # 400 of them in Dask's cache of parsed keys, which is cleared every 1,000 tasks
+# In all of them. A group of tasks that is kept, with all that it refers to, is 10 objects and 14 KB.
+OBJECTS = 4 * MEASURED  # the logged messages hold more or fewer tasks
+BYTES = 3000 * MEASURED  # 400 of them in Dask's cache of parsed keys, which is cleared every 1,000 tasks
 
 PIPELINE = """
 version: 1
@@ -64,23 +63,24 @@ class Trainer:
         begin = BeginStream(stream=self._epoch + 1, epoch=self._epoch, step=0, last=last, seen=None)
         self._channel.send_json(begin.to_json())
         steps = 0
-        while (packet := self._receive()[0])[:1] != b"E":
-            if packet[:1] == b"R":
-                ready = Ready.unpack(packet)
-                self._channel.send(FREE.pack(b"F", ready.generation, ready.slot))
+        while (arrival := self._receive())[0] != b"E":
+            if arrival[0] == b"R":
+                _, _, generation, slot, *_ = arrival
+                self._channel.send(FREE.pack(b"F", generation, slot))
                 steps += 1
         self._channel.send_json({"type": "epoch_done", "epoch": self._epoch})
         self._epoch += 1
         return steps
 
-    def _receive(self) -> tuple[bytes, dict]:
+    def _receive(self) -> Arrival:
         arrival = self._channel.receive()
         assert arrival is not None
-        packet, message, descriptor = arrival
-        assert message.get("type") != "error", message
-        if descriptor is not None:
-            descriptor.close()
-        return packet, message
+        if arrival[0] == b"J":
+            _, message, descriptor = arrival
+            assert message["type"] != "error", message
+            if descriptor is not None:
+                descriptor.close()
+        return arrival
 
 
 @contextmanager

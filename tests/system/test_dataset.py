@@ -16,7 +16,7 @@ import psutil
 import pytest
 import torch
 from pipelines import Place, eventually, furnished, image, oracle
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from feedline import FeedlineDataset
 from feedline.errors import FeedlineError, PlanError, RingError
@@ -179,10 +179,16 @@ def test_workers_of_a_loader_are_refused_with_the_remedy(shared: FeedlineDataset
 
 
 def test_a_loader_that_would_batch_again_fails_rather_than_delivers(shared: FeedlineDataset):
+    for options in ({}, {"batch_size": 4}, {"batch_size": 4, "collate_fn": list}):
+        with pytest.raises(FeedlineError, match=r"must not join batches: .*batch_size=None.*batch\.size"):
+            next(iter(DataLoader(shared, **options)))
+
+    class Wrapper(IterableDataset):
+        def __iter__(self) -> Iterator[Batch]:
+            return iter(shared)
+
     with pytest.raises(FeedlineError, match=r"cannot be batched again: got 4 .*batch_size=None"):
-        next(iter(DataLoader(shared, batch_size=4)))
-    with pytest.raises(FeedlineError, match=r"batch\.size"):
-        next(iter(DataLoader(shared)))
+        next(iter(DataLoader(Wrapper(), batch_size=4)))
 
 
 def test_a_forked_child_is_refused_and_harms_nothing(shared: FeedlineDataset, epochs: list[list[bytes]]):

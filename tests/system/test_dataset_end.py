@@ -36,12 +36,14 @@ def epochs(path: Path) -> list[list[bytes]]:
 def test_a_late_batch_is_an_error_with_a_diagnosis(
     path: Path, epochs: list[list[bytes]], monkeypatch: pytest.MonkeyPatch
 ):
-    """A stopped feeder does not answer; once it goes on, so does the epoch. Held batches are named as the reason."""
+    """A stopped feeder does not answer; once it goes on, so does the epoch. Neither does one that is starting."""
     monkeypatch.setattr(feeder_connection, "_ANSWER_S", 0.2)
-    with FeedlineDataset(path, timeout=0.3) as dataset:
+    with FeedlineDataset(path, timeout=0.01) as dataset:
+        with pytest.raises(BatchTimeoutError, match=r"waited 0 s for the plan: the feeder \(process"):
+            len(dataset)
+        dataset._feed.timeout_s = None  # the plan and a first batch take as long as they take
         feeder = dataset.facts["feeder"]
         iterator = iter(dataset)
-        dataset._feed.timeout_s = None  # a first batch takes as long as it takes
         seen = [image(next(iterator))]
         dataset._feed.timeout_s = 0.3
         os.kill(feeder, signal.SIGSTOP)

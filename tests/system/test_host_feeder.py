@@ -47,7 +47,7 @@ def both(path: Path) -> ExitStack:
 
 
 def feeder_of(dataset: FeedlineDataset) -> psutil.Process:
-    return psutil.Process(dataset._feed._connection.feeder_pid)
+    return psutil.Process(dataset._feed._connection._feeder.pid)
 
 
 def expected(path: Path, epoch: int = 0) -> list[list[bytes]]:

@@ -77,7 +77,7 @@ class FeederClient:
         self._node: int | None = None
         self._position: tuple[int, int] | None = None  # epoch and step of the next batch
         self._waiting_for: tuple[tuple[int, int], float] | None = None  # a position, and since when
-        self.timeout_s: float | None = None  # for a batch
+        self.timeout_s: float | None = None  # for a batch, and for a plan
         self.stats = ClientStats()
 
     # -- life -----------------------------------------------------------------------------------------------------
@@ -87,11 +87,13 @@ class FeederClient:
         self._connection.start()
 
     def open(self, hello: Hello) -> Answer:
-        """Request a plan and wait for the answer. Raises the feeder's error; the stream keeps its plan."""
+        """Request a plan and wait for the answer. Raises the feeder's error, or BatchTimeoutError if it takes longer
+        than a batch may; the stream keeps its plan."""
+        start_s = time.perf_counter()
         while True:
             try:
                 self._connection.connect()
-                answer = self._connection.ask(hello)
+                answer = self._connection.ask(hello, since_s=start_s, timeout_s=self.timeout_s)
             except ChannelClosedError:
                 self._connection.abandon()
             else:
@@ -258,7 +260,7 @@ class FeederClient:
         assert self._answer is not None
         assert self._position is not None
         if self._connection.current is not self._answer:
-            self._connection.ask(self._answer.hello)
+            self._connection.ask(self._answer.hello, timeout_s=self.timeout_s)
             self._connection.current = self._answer
         with self._connection.transaction:
             stream = self._stream + 1

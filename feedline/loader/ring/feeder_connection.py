@@ -297,15 +297,15 @@ class FeederConnection:
             if self._watch.wait(min(_QUIET_S, left_s)):
                 return
             diagnosis = _diagnose(self, self._watch)
-            if self.queue:
+            if self.queue or (self.current is None and self._facts is not None):
                 return
             text = f"waited {time.perf_counter() - start_s:.0f} s for {what}: {diagnosis}"
             if left_s <= _QUIET_S:
                 raise BatchTimeoutError(f"{text}\nRaise `timeout`, or see what keeps the feeder from delivering")
             logger.warning("%s", text)
 
-    def ask(self, hello: Hello) -> Answer:
-        """Send a hello and wait for its answer; the answer to an earlier, interrupted hello is skipped."""
+    def ask(self, hello: Hello, *, since_s: float | None = None, timeout_s: float | None = None) -> Answer:
+        """Send a hello and wait for its answer, as `wait`; the answer to an earlier, interrupted hello is skipped."""
         with self.transaction:
             self.current = self._facts = None
             self._hello_number += 1
@@ -318,7 +318,7 @@ class FeederConnection:
                 self.raise_failure()
             if self._facts is not None:
                 return Answer.of(hello, self._facts)
-            self.wait("the plan")
+            self.wait("the plan", since_s=since_s, timeout_s=timeout_s)
 
     def abandon(self) -> None:
         """Close a torn connection or one to a dead feeder; wait for `feedline run` to restart a feeder it had."""

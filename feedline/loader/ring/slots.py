@@ -337,13 +337,13 @@ class RingReader:
 
     def lease(self, ready: Arrival) -> tuple[NDArray[np.uint8], Lease]:
         """The slot's bytes, whose last view frees the slot, and their lease. Settles what is due."""
-        if self._fenced or self._retired or self._channel.unsent:
-            self.settle()
         _, _, number, slot, _, _, _, nbytes = ready
         generation = self._generations[number]
         if generation.waiting:
             generation.waiting.discard(slot)
         generation.leased.add(slot)
+        if self._fenced or self._retired or self._channel.unsent:
+            self.settle()
         memory = generation.memory
         root: NDArray[np.uint8] = np.ndarray((nbytes,), _BYTE, memory.map, slot * memory.slot_bytes)
         lease = Lease(root, _free_leased)

@@ -54,10 +54,22 @@ class _Work:
     rows: tuple[Rows, ...] | None = None
     quality: Quality | None = None
     error: Exception | None = None  # why all attempts failed; raised for the step that needs the block
+    held: BlockTask | None = None  # the task of `rows`, which trainers of the same lanes share until it is dropped
 
     def late_s(self, now_s: float) -> float:
         """Seconds that its only attempt has taken so far; 0 if it was hedged."""
         return 0.0 if self.hedged or len(self.attempts) != 1 else now_s - self.attempts[0].submitted_s
+
+    def hold(self, attempt: _Attempt) -> None:
+        """Keep a finished attempt's task."""
+        self.attempts.remove(attempt)
+        self.held = attempt.task
+
+    def release(self) -> None:
+        """Release the task that is held, if any."""
+        held, self.held = self.held, None
+        if held is not None:
+            held.cancel()
 
     def missing(self, now_s: float) -> MissingBlock:
         """What a diagnosis says of it."""
@@ -169,6 +181,8 @@ class Delivery:
         """Forget the blocks that no step after `step` needs; returns them with their quality counts."""
         keys = [key for key, work in self._work.items() if work.block.last_step <= step]
         works = [self._work.pop(key) for key in keys]
+        for work in works:
+            work.release()
         return [(work.block, work.quality) for work in works if work.quality is not None]
 
     def look(self, *, starved: bool = False) -> None:
@@ -197,6 +211,7 @@ class Delivery:
             self._closed = True
         for work in self._work.values():
             self._forget(work)
+            work.release()
         self._work.clear()
 
     # -- submitting -----------------------------------------------------------------------------------------------
@@ -209,11 +224,9 @@ class Delivery:
         # Workers hold the job since `check_job`. One that joined later or has evicted it gets it with the next attempt.
         job = self._job if work.submissions else self._job.digest
         work.submissions += 1
-        options = {"workers": sorted(workers)} if workers is not None else {}
+        options = {"priority": priority, **({"workers": sorted(workers)} if workers is not None else {})}
         arguments = job, work.request, key, self._cluster.packed
-        task = self._cluster.start(
-            attempt_block, *arguments, key=key, arrived=self._queue, priority=priority, **options
-        )
+        task = self._cluster.start(attempt_block, *arguments, key=key, arrived=self._queue, **options)
         if task is None:
             self._unsubmitted.append(work)
             return
@@ -316,17 +329,16 @@ class Delivery:
         self._submit_again(work, among(decision.workers, self._cluster.eligible_workers()))
 
     def _keep(self, work: _Work, attempt: _Attempt, result: BlockResult, now_s: float) -> None:
-        if result.key != attempt.key or result.rows != work.request.rows:
-            raise ClusterError(
-                f"a block has another identity: got {result.key} with {result.rows} rows, expected {attempt.key} "
-                f"with {work.request.rows}"
-            )
+        _refuse_other_block(result, attempt.key, work.request.rows)
         self._durations_s.add(now_s - attempt.submitted_s)
         for failure in work.failures:
             if failure.worker:
                 self._cluster.exclude(failure.worker, f"another worker computed the block that failed there: {failure}")
         if attempt.slow:
             self._cluster.exclude(attempt.slow, "another worker was much faster")
+        if not self._cluster.packed:  # its result is what `rows` refers to
+            del self._running[attempt.key]
+            work.hold(attempt)
         self._forget(work)
         work.rows = unpack(self._layout, result)
         work.quality = result.quality
@@ -341,3 +353,10 @@ class Delivery:
         work.attempts.remove(attempt)
         self._running.pop(attempt.key, None)
         attempt.task.cancel()
+
+
+def _refuse_other_block(result: BlockResult, key: str, rows: int) -> None:
+    if (result.key, result.rows) != (key, rows):
+        raise ClusterError(
+            f"a block has another identity: got {result.key} with {result.rows} rows, expected {key} with {rows}"
+        )
