@@ -63,6 +63,10 @@ class Feeder:
     def add(self, session: TrainerSession) -> None:
         """Serve another trainer."""
         self.sessions.append(session)
+        self._count_trainers()
+
+    def _count_trainers(self) -> None:
+        self._cluster.trainers = max(1, len(self.sessions))
         self._poll = None
 
     def serve(self, *, until: Callable[[], bool]) -> None:
@@ -161,6 +165,6 @@ class Feeder:
     def _end(self, session: TrainerSession, error: Exception | None) -> None:
         if session in self.sessions:
             self.sessions.remove(session)
-            self._poll = None
+            self._count_trainers()
             session.close()
             self._on_end(session, error)

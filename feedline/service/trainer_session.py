@@ -156,7 +156,9 @@ class TrainerSession:
 
     def _adjust_window(self, stream: TrainerStream) -> None:
         """Adjust how many blocks are in flight, and how many slots the ring has."""
-        decision = stream.observe(self._cluster.threads(), self._pace.known_step_s, available_memory_bytes())
+        decision = stream.observe(
+            self._cluster.threads_per_trainer(), self._pace.known_step_s, available_memory_bytes()
+        )
         if decision is not None:
             _window_logger.info("rank %s: %s", self.rank, decision.describe(self._ring.provide(decision.slots)))
             self.counters.window, self.counters.window_reason = decision.blocks, decision.reason

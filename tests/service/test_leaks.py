@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from pipelines import eventually
 
-from feedline.commands.feed import FeedRequest, _sessions
+from feedline.commands import feed
 from feedline.loader.facts import Hello
 from feedline.loader.ring.channel import FREE, Arrival, Channel, pair
 from feedline.loader.ring.feeder_connection import PROTOCOL
@@ -87,8 +88,8 @@ class Trainer:
 def trainer_of(path: Path) -> Iterator[Trainer]:
     """A trainer whose feeder is a thread of this process, with its Dask cluster."""
     ours, theirs = pair()
-    request = FeedRequest(path=str(path), overrides={}, ranks=[0], world_size=1, local_ranks=1)
-    with _sessions(request) as sessions:
+    request = feed.FeedRequest(path=str(path), overrides={}, ranks=[0], world_size=1, local_ranks=1)
+    with feed._sessions(request) as sessions:
         feeder = Feeder(sessions.cluster)
         feeder.add(sessions.open(Channel(theirs), rank=0, wake=feeder.wake))
         thread = threading.Thread(target=lambda: feeder.serve(until=lambda: not feeder.sessions))
@@ -103,6 +104,13 @@ def trainer_of(path: Path) -> Iterator[Trainer]:
 def objects() -> Counter[str]:
     gc.collect()
     return Counter(type(each).__name__ for each in gc.get_objects())
+
+
+@pytest.fixture(autouse=True)
+def _process_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the end of a feeder does to its process is not done to this one."""
+    monkeypatch.setattr(feed, "stop_waiting", lambda: None)
+    monkeypatch.setattr(feed, "ignore_sigterm", lambda: None)
 
 
 def test_epochs_leave_no_objects_behind(tmp_path: Path):

@@ -58,6 +58,7 @@ class Cluster:
         early: bool = False,
         code: Sequence[RequiredFunction] = (),
     ) -> None:
+        self.trainers = 1  # that the feeder serves
         self._spec = spec
         self._threads = threads
         self._scratch = scratch
@@ -156,6 +157,10 @@ class Cluster:
     def threads(self) -> int:
         """The threads of all workers, as of a few seconds ago; at least 1, also before workers have started."""
         return self._threads if self.kind == "threads" else self.connection.threads()
+
+    def threads_per_trainer(self) -> int:
+        """The threads that each of the feeder's trainers can count on: their equal share, rounded up."""
+        return -(-self.threads() // self.trainers)
 
     @property
     def fixed_window(self) -> int | None:

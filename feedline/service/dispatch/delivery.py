@@ -160,7 +160,7 @@ class Delivery:
         """
         self._priorities.begin(step, step_s, delay_s)
         self._resubmit()
-        threads = self._cluster.threads()
+        threads = self._cluster.threads_per_trainer()
         while self._next is not None and (
             self._window.has_room(len(self._work), threads=threads) or self._next.first_step <= step
         ):
