@@ -36,6 +36,7 @@ import contenders  # noqa: E402
 import floor  # noqa: E402
 import pipeline as pipeline_benchmark  # noqa: E402
 import polars_workload  # noqa: E402
+import slot_writing  # noqa: E402
 import snapshots  # noqa: E402
 import targets  # noqa: E402
 import trainer  # noqa: E402
@@ -410,6 +411,15 @@ def test_the_targets_are_read_from_what_the_benchmarks_print(
     assert printed.err == "missing: ranks.py ended with exit code 1\n"
     words = "two ranks, of one: 0.97 (median of 3)\nmemory of a feeder with eight ranks, of one: 1.31\n"
     assert [row.figure for row in targets.ranks_rows(words)] == ["0.97", "1.31"]
+
+
+def test_the_writing_of_slots_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["slot_writing.py", "--tiny"])
+    assert slot_writing.main() == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [re.sub(r": [0-9.]+ M rows/s", "", line) for line in lines] == [
+        f"shuffle: {shuffle}, {threads} threads" for shuffle in ("off", "on") for threads in (1, 2)
+    ]
 
 
 def test_snapshots_of_many_files_are_measured(tmp_path: Path) -> None:
