@@ -81,7 +81,7 @@ def test_a_task_names_its_job(tmp_path: Path):
 
     cluster: Any = SimpleNamespace(
         packed=True,
-        threads=lambda: 8,
+        threads_per_trainer=lambda: 8,
         eligible_workers=lambda: None,
         alive=lambda: False,
         number=0,
