@@ -7,7 +7,6 @@ import io
 import json
 import math
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -23,8 +22,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from feedline import Pipeline
-from feedline.transforms.ops import OPS
 from feedline.warehouse.synthetic.clicks import ClickRecipe
 from feedline.warehouse.synthetic.generate import clicks_pipeline, generate_clicks
 
@@ -34,13 +31,9 @@ sys.path.insert(0, str(BENCHMARKS))
 import checksums  # noqa: E402
 import contenders  # noqa: E402
 import floor  # noqa: E402
-import pipeline as pipeline_benchmark  # noqa: E402
 import polars_workload  # noqa: E402
-import slot_writing  # noqa: E402
-import snapshots  # noqa: E402
 import targets  # noqa: E402
 import trainer  # noqa: E402
-import vocabulary as vocabulary_benchmark  # noqa: E402
 import workload  # noqa: E402
 
 ROWS, SIZE = 3_000, 256
@@ -411,100 +404,3 @@ def test_the_targets_are_read_from_what_the_benchmarks_print(
     assert printed.err == "missing: ranks.py ended with exit code 1\n"
     words = "two ranks, of one: 0.97 (median of 3)\nmemory of a feeder with eight ranks, of one: 1.31\n"
     assert [row.figure for row in targets.ranks_rows(words)] == ["0.97", "1.31"]
-
-
-def test_the_writing_of_slots_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["slot_writing.py", "--tiny"])
-    assert slot_writing.main() == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [re.sub(r": [0-9.]+ M rows/s", "", line) for line in lines] == [
-        f"shuffle: {shuffle}, {threads} threads" for shuffle in ("off", "on") for threads in (1, 2)
-    ]
-
-
-def test_snapshots_of_many_files_are_measured(tmp_path: Path) -> None:
-    command = [sys.executable, str(BENCHMARKS / "snapshots.py"), "--tiny", "--folder", str(tmp_path)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert run.returncode == 0, run.stderr
-    for heading in ("listing", "cold", "2 processes", "warm", "plan", "512"):
-        assert heading in run.stdout
-    assert not list(tmp_path.iterdir())
-
-
-def test_ranks_that_share_a_feeder_are_measured() -> None:
-    command = [sys.executable, str(BENCHMARKS / "ranks.py"), "--tiny"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert run.returncode == 0, run.stderr
-    assert float(re.search(r"two ranks, of one: ([\d.]+)", run.stdout)[1]) > 0
-    assert float(re.search(r"eight ranks, of one: ([\d.]+)", run.stdout)[1]) < 1.5
-
-
-def test_the_table_of_many_files_is_what_it_says(tmp_path: Path) -> None:
-    snapshots.write_table(tmp_path / "table", 250)
-    snapshots.write_pipeline(tmp_path, 250)
-    plan = Pipeline.from_yaml(tmp_path / "pipeline.yaml").plan()
-    assert len(plan.snapshot.files) == 250
-    assert len(plan.snapshot.file_columns) == 45
-    assert plan.snapshot.files["row_groups"].to_pylist() == [3] * 250
-    assert int((plan.split_rows > 0).sum()) == 150  # the first of three days is pruned
-    assert plan.selection.report.counted.rows == 0
-    made = snapshots._MadeTable(tmp_path, 250).listing()
-    assert made.files["path"].to_pylist() == plan.snapshot.files["path"].to_pylist()
-    assert made.partition["ds"].equals(plan.snapshot.files["partition"].combine_chunks().field("ds"))
-
-
-def test_every_op_is_measured_and_agrees_with_the_bare_formulations(tmp_path: Path) -> None:
-    command = [sys.executable, str(BENCHMARKS / "transforms.py"), "--tiny", "--json", str(tmp_path / "t.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = json.loads((tmp_path / "t.json").read_text())["rows"]
-    measured = {row["op"].replace(",", " ").split()[0] for row in rows}  # "vocabulary of strings", "first_x, lists"
-    assert measured == {*OPS} - {"ids", "weights"}, "those two take nothing but a name"
-    assert all(row["feedline"] > 0 and (row["ratio"] is None or row["ratio"] > 0) for row in rows)
-
-
-def test_a_large_vocabulary_is_measured_and_right(tmp_path: Path) -> None:
-    arguments = ["--tiny", "--max-size", "15000", "--scratch", str(tmp_path), "--json", str(tmp_path / "v.json")]
-    assert vocabulary_benchmark.main(arguments) == 0
-    measured = json.loads((tmp_path / "v.json").read_text())
-    assert (measured["distinct"], measured["values"]) == (20_000, 15_000)
-    assert measured["spilled_mb"] > 0
-    assert [path.name for path in tmp_path.iterdir()] == ["v.json"]
-
-
-def test_a_large_pipeline_is_measured_and_equals_the_script_by_hand(tmp_path: Path) -> None:
-    command = [sys.executable, str(BENCHMARKS / "pipeline.py"), "--tiny", "--json", str(tmp_path / "p.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    facts = json.loads((tmp_path / "p.json").read_text())
-    assert facts["wrong"] == []
-    assert facts["ratio"] > 0
-    assert facts["rows_per_s"]["feedline"] > 0
-    assert [name for name in facts["ops_s"] if "sparse" in name] == [
-        "no ops (sparse)", "first_x (sparse)", "sigrid_hash (sparse)", "hash_bucket (sparse)",
-    ]  # fmt: skip
-
-
-def test_the_script_by_hand_is_compared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(pipeline_benchmark, "TABLE_ROWS", 499_999)  # the script's alone: features are made before
-    made = pipeline_benchmark.make_features
-    monkeypatch.setattr(pipeline_benchmark, "make_features", lambda *given: _with_table_rows(made, *given))
-    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
-    assert pipeline_benchmark.main(["--tiny"]) == 1
-    assert "values: the script computes other numbers" in capsys.readouterr().out
-
-
-def _with_table_rows(made: Any, *given: Any) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline_benchmark, "TABLE_ROWS", 500_000)
-        return made(*given)
-
-
-def test_the_first_batch_benchmark_reports_every_phase():
-    command = [sys.executable, str(BENCHMARKS / "first_batch.py"), "--tiny", "--json"]
-    [round_] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    assert all(round_[phase] > 0 for phase in ("trainer imports", "imports", "plan", "first block"))
-    assert round_["all but trainer imports"] == pytest.approx(
-        round_["imports"] + round_["plan"] + round_["first block"]
-    )
-    assert round_["memory"] > 100e6
