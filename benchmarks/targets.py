@@ -1,12 +1,12 @@
 """Measure Feedline's speed targets that need no GPU, and print them as the Markdown table of docs/performance.md.
 
     python benchmarks/targets.py                       everything, about 20 minutes on two cores
-    python benchmarks/targets.py --only floor,start    some of: floor, start, waiting, commands, ranks
+    python benchmarks/targets.py --only floor,start    some of: floor, start, waiting, writing, commands, ranks
     python benchmarks/targets.py --rows 20000 --rounds 1 --only floor    that it works, not a measurement
 
-Each part is a benchmark of its own (`floor.py`, `first_batch.py`, `waiting_batch.py`, `ranks.py`), which is run as a
-program and interleaves what it compares; its output goes to stderr. Run it on a quiet machine. Exit code 1 if a part
-fails; the rows of the others are printed all the same.
+Each part is a benchmark of its own (`floor.py`, `first_batch.py`, `waiting_batch.py`, `slot_writing.py`, `ranks.py`),
+which is run as a program and interleaves what it compares; its output goes to stderr. Run it on a quiet machine. Exit
+code 1 if a part fails; the rows of the others are printed all the same.
 """
 
 from __future__ import annotations
@@ -122,6 +122,19 @@ def waiting(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
+def writing(options: argparse.Namespace) -> list[Row]:
+    """Slots whose blocks are ready."""
+    return writing_rows(program("slot_writing.py", "--rounds", options.rounds))
+
+
+def writing_rows(output: str) -> list[Row]:
+    """The table's line from the output of slot_writing.py."""
+    found = dict(re.findall(r"^shuffle: (\w+), 2 threads: ([0-9.]+)", output, re.MULTILINE))
+    figure = f"{found.get('off', '-')} M; {found.get('on', '-')} M rows/s"
+    about = "writing slots when blocks are ready, two threads: `shuffle: off`; default"
+    return [Row(about, figure, "8 M rows/s", "slot_writing.py")]
+
+
 def commands(options: argparse.Namespace) -> list[Row]:
     """Commands that a person waits for."""
     with tempfile.TemporaryDirectory(prefix="feedline-bench-") as scratch:
@@ -173,6 +186,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], list[Row]]] = {
     "floor": floor,
     "start": start,
     "waiting": waiting,
+    "writing": writing,
     "commands": commands,
     "ranks": ranks,
 }

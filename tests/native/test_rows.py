@@ -76,6 +76,14 @@ def test_slices_of_lists_are_those_of_python_with_and_without_the_kernel(lists, 
 
 
 @compiled
+@given(values=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=40), skip=st.integers(0, 39))
+def test_extremes_are_those_of_python(values, skip):
+    """Also of numbers that are not aligned to a register, or fewer than it holds."""
+    rest = np.array(values, dtype=np.int64)[min(skip, len(values) - 1) :]
+    assert rows.extremes(rest) == (min(rest.tolist()), max(rest.tolist()))
+
+
+@compiled
 def test_buffers_of_wrong_sizes_are_refused_before_anything_is_written():
     target, source = np.zeros(3, np.int64), np.ones(2, np.int64)
     index, starts = np.zeros(3, np.int64), np.zeros(1, np.int64)

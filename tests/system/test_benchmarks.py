@@ -402,5 +402,7 @@ def test_the_targets_are_read_from_what_the_benchmarks_print(
     assert figures[:6] == ["0.50 (0.25-1.00)"] * 6, "the names of the floor benchmark's ratios"
     assert figures[6:] == ["1.25 s", "88 µs", "240 µs", "88 µs", "240 µs"]
     assert printed.err == "missing: ranks.py ended with exit code 1\n"
+    words = "shuffle: off, 1 threads: 4.1 M rows/s\nshuffle: off, 2 threads: 9.8 M rows/s\n"
+    assert [row.figure for row in targets.writing_rows(words)] == ["9.8 M; - M rows/s"]
     words = "two ranks, of one: 0.97 (median of 3)\nmemory of a feeder with eight ranks, of one: 1.31\n"
     assert [row.figure for row in targets.ranks_rows(words)] == ["0.97", "1.31"]

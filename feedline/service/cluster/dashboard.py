@@ -1,6 +1,6 @@
 """Dask's dashboard, whose pages are loaded when one of them is opened.
 
-Runs in: the feeder, on its Dask event loop. Loading the pages takes 0.7 s of CPU time and 150 MB, which most feeders
+Runs in: the feeder, on its Dask event loop. Loading the pages takes 0.8 s of CPU time and 150 MB, which most feeders
 need not spend: nobody looks at them. See docs/decisions/0005-dashboard-when-it-is-opened.md.
 """
 

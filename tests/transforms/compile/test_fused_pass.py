@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -145,3 +146,28 @@ def test_one_call_for_a_whole_chain():
     frame = pl.DataFrame({"x": [1.0, None]})
     assert frame.select(cut.expr).to_series().to_list() == [4.0, 1.0]
     assert calls == [2, 2, 2]
+
+
+@settings(max_examples=40)
+@given(
+    lists=st.lists(st.none() | st.lists(st.none() | st.integers(0, 99), max_size=6), min_size=1, max_size=9),
+    op=st.one_of(
+        st.integers(1, 5).map(lambda count: ("first_x", count)),
+        st.tuples(st.integers(-4, 4), st.integers(-4, 4)).map(
+            lambda ends: ("list_slice", {"start": ends[0], "stop": ends[1]})
+        ),
+    ),
+    before=st.sampled_from([[], [("modulo", 7)]]),
+    dtype=st.sampled_from([pl.Int64(), pl.Int32()]),
+)
+def test_slices_at_the_end_of_a_feature(lists: Any, op: Any, before: Any, dtype: pl.DataType):
+    """Two features of one slice, of a column or of what Polars computes, equal the slice inside Polars."""
+    frame = pl.DataFrame({"x": pl.Series(lists, dtype=pl.List(dtype))})
+    one = feature([*before, op], "sparse")
+    compiled = compile_features([one, replace(one, name="again")], frame.to_arrow().schema)
+    inside_polars = compiled.lazy(frame).collect(engine="in-memory")
+    assert compiled.apply(frame).to_dict(as_series=False) == inside_polars.to_dict(as_series=False)
+    start, stop = (0, op[1]) if op[0] == "first_x" else (op[1]["start"], op[1]["stop"])
+    expected = [None if each is None else each[start:stop] for each in lists]
+    expected = [[None if v is None else v % 7 for v in each] if before and each else each for each in expected]
+    assert compiled.apply(frame)["x"].to_list() == expected
