@@ -18,7 +18,9 @@ import warehouse  # noqa: E402
 
 def answers(folder: Path, questions: str) -> dict[str, Any]:
     command = [sys.executable, str(BENCHMARK), "--tiny", "--threads", "1", "--json", str(folder / "found.json")]
-    done = subprocess.run([*command, "--questions", questions], capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(
+        [*command, "--questions", questions], capture_output=True, text=True, timeout=600, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, Any] = json.loads((folder / "found.json").read_text())
     assert json.loads(done.stdout) == found
