@@ -1,1 +1,1 @@
-"""The commands of a cluster that several jobs share: its processes, its jobs, its certificates."""
+"""The commands of a cluster that many jobs share."""

@@ -22,7 +22,9 @@ from feedline.spec.sections import ClusterSpec, TlsSpec
 
 
 def worker(
-    address: Annotated[str, typer.Argument(metavar="ADDRESS", help="The scheduler: tls://host:port or tcp://host:port.")],
+    address: Annotated[
+        str, typer.Argument(metavar="ADDRESS", help="The scheduler: tls://host:port or tcp://host:port.")
+    ],
     threads: Annotated[int | None, typer.Option(min=1, help="Threads (default: the cores it may use).")] = None,
     name: Annotated[str | None, typer.Option(help="Its name among the workers (default: its address).")] = None,
     tls_ca: Annotated[str | None, typer.Option(metavar="FILE", help="Certificate of the authority (PEM).")] = None,

@@ -19,7 +19,7 @@ from distributed import Status, Worker
 
 logger = logging.getLogger("feedline.worker")
 
-# How long a departure may wait for running tasks, and for feeders: less than the 30 s that Kubernetes gives a pod, and Slurm a job.
+# How long a departure may wait for running tasks, and for feeders: less than the 30 s that Kubernetes and Slurm give.
 DRAIN_S = 25.0
 # Time for feeders to fetch finished blocks, which takes milliseconds unless their host is stopped.
 _FETCH_S = 2.0

@@ -4,8 +4,8 @@ Runs in: Dask workers and nannies. SIGTERM (scale-in, spot warning) lets the wor
 with status 0; a second SIGTERM gives up what runs. The time for running tasks is `feedline.worker.drain` in Dask's
 configuration: in the environment, DASK_FEEDLINE__WORKER__DRAIN=25s (the default).
 
-A nanny gets the signals of its deployment, so it needs the module, too: `--preload-nanny feedline.service.worker.preload`.
-Workers of nannies ignore SIGTERM themselves: those of a feeder end with it.
+A nanny gets the signals of its deployment, so it needs the module, too: `--preload-nanny` with the same name. Workers
+of nannies have no handler of their own: those of a feeder end with it.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import dask
 from distributed import Security, Worker

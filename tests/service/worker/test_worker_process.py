@@ -65,7 +65,9 @@ def test_workers_end_their_blocks_on_sigterm_and_one_outlives_its_scheduler(tmp_
         ours.line("is gone")
         with a_scheduler(int(address.rpartition(":")[2])) as second, Client(second) as client:
             dask = (sys.executable, "-m", "dask", "worker", address, "--nthreads", 1, "--no-dashboard")
-            other = programs.enter_context(running(*dask, "--preload", PRELOAD, "--preload-nanny", PRELOAD, cwd=tmp_path))
+            other = programs.enter_context(
+                running(*dask, "--preload", PRELOAD, "--preload-nanny", PRELOAD, cwd=tmp_path)
+            )
             ours.line(f"serves {address}")
             client.wait_for_workers(2, timeout=60)
             tasks = [client.submit(work, 0.5, pure=False) for _ in range(2)]
