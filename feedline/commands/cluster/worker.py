@@ -77,7 +77,7 @@ def _connection(address: str, ca: str | None, cert: str | None, key: str | None,
         missing = ", ".join(f"--tls-{name}" for name in files if name not in given)
         raise SpecError(f"tls:// needs three files: {missing} missing. Give --tls-ca, --tls-cert and --tls-key")
     try:
-        return ClusterSpec(scheduler=address, tls=given or None, insecure=insecure).tls
+        return ClusterSpec.model_validate({"scheduler": address, "tls": given or None, "insecure": insecure}).tls
     except ValidationError as error:
         details = error.errors()[0]
         message = str(details.get("ctx", {}).get("message") or details["msg"])

@@ -17,11 +17,13 @@ from dataclasses import dataclass
 
 import dask
 from distributed import Security, Worker
-from distributed.comm import connect
+from distributed.comm.core import connect
 from distributed.utils import get_ip
 
 from feedline.errors import ClusterError
 from feedline.resources import Cpu, allocator_environment, cpu_environment
+from feedline.service.tls.certificate_files import check_certificate_files
+from feedline.service.tls.refused_connection import explain_refusal
 from feedline.service.worker.departure import DRAIN_S, Departure
 from feedline.spec.sections import TlsSpec, is_loopback, scheduler_address
 
@@ -85,7 +87,10 @@ class WorkerProcess:
         self._serving: asyncio.Task[None] | None = None
 
     def run(self) -> None:
-        """Serve until SIGTERM or Ctrl-C. Raises ClusterError if no scheduler answers for `wait_s`."""
+        """Serve until SIGTERM or Ctrl-C. Raises ClusterError if no scheduler answers for `wait_s`, and for certificates
+        that cannot be used."""
+        if self._options.tls is not None:
+            check_certificate_files(self._options.tls, listens=True)
         with dask.config.set(_CONFIG):
             asyncio.run(self._run())
 
@@ -153,7 +158,7 @@ class WorkerProcess:
             try:
                 comm = await connect(address, timeout=timeout_s, **security.get_connection_args("worker"))
             except (OSError, TimeoutError, RuntimeError) as error:
-                reason = str(error.__cause__ or error)
+                reason = await asyncio.to_thread(explain_refusal, address, self._options.tls) or str(error)
             else:
                 await comm.close()
                 return
