@@ -49,6 +49,10 @@ _ELSEWHERE = {
         "feedline.commands.transform",
         "Turn rows of a file into features, exactly as training does. Needs only pipeline.yaml and its artifacts.",
     ),
+    "certs": (
+        "feedline.commands.cluster.certs",
+        "Make a certificate authority, and certificates for a cluster's scheduler, workers and clients.",
+    ),
 }
 
 

@@ -79,6 +79,7 @@ MODULES_OF_THE_ROOT, MODULES_OF_A_FOLDER = 8, 15  # __init__ counts at the root 
 INSIDE_FUNCTIONS = {
     ("feedline.__main__", "feedline.cli"),
     ("feedline.__main__", "feedline.commands.feed"),
+    ("feedline.commands.cluster.certs", "feedline.service.tls.authority"),
     ("feedline.commands.exit_status", "rich.console"),
     ("feedline.commands.feed", "feedline.pipeline"),
     ("feedline.commands.feed", "feedline.service.fit_workers"),

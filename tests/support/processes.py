@@ -160,8 +160,16 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
+def role_files(folder: Path, role: str) -> dict[str, str]:
+    """`cluster.tls` with the files that `feedline certs` made for a role."""
+    return {"ca": str(folder / "ca.pem"), "cert": str(folder / f"{role}.pem"), "key": str(folder / f"{role}.key")}
+
+
 class DaskCluster:
-    """A `dask scheduler` and `dask worker` processes, as in a deployment, at a fixed address."""
+    """A `dask scheduler` and `dask worker` processes, as in a deployment, at a fixed address.
+
+    certs: a folder of `feedline certs`, for a cluster with mutual TLS.
+    """
 
     def __init__(
         self,
@@ -169,12 +177,11 @@ class DaskCluster:
         *,
         workers: int = 1,
         environment: dict[str, str] | None = None,
-        tls: dict[str, str] | None = None,
+        certs: Path | None = None,
     ) -> None:
         self.port = free_port()
-        self.address = f"{'tls' if tls else 'tcp'}://127.0.0.1:{self.port}"
-        keys = {"ca": "--tls-ca-file", "cert": "--tls-cert", "key": "--tls-key"}
-        self._tls = [word for key, file in (tls or {}).items() for word in (keys[key], file)]
+        self.address = f"{'tls' if certs else 'tcp'}://127.0.0.1:{self.port}"
+        self._certs = certs
         self._workers = workers
         folder.mkdir()
         own = {"PYTHONWARNINGS": "ignore", "TMPDIR": str(folder)}  # what killed processes leave behind is not checked
@@ -218,7 +225,10 @@ class DaskCluster:
         self._programs.clear()
 
     def _start(self, role: str, *options: object, environment: dict[str, str] | None = None) -> Program:
-        words = (str(option) for option in (*options, *self._tls))
+        words = [str(option) for option in options]
+        if self._certs is not None:
+            flags = {"ca": "--tls-ca-file", "cert": "--tls-cert", "key": "--tls-key"}
+            words += [word for key, file in role_files(self._certs, role).items() for word in (flags[key], file)]
         command = [str(Path(sys.executable).with_name("dask")), role, *words]
         program = Program(command, env={**self._environment, **(environment or {})})
         self._programs.append(program)

@@ -7,7 +7,6 @@ import importlib.metadata
 import os
 import re
 import select
-import shutil
 import signal
 import socket
 import threading
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from pipelines import Place, eventually, furnished, image, oracle
-from processes import DaskCluster, feedline, finished
+from processes import DaskCluster, ended_here, feedline, role_files
 
 from feedline import FeedlineDataset
 from feedline.errors import ClusterError
@@ -186,33 +185,23 @@ class Proxy:
             each.close()
 
 
-def certificates(folder: Path) -> dict[str, str]:
-    """A certificate authority, and a key and certificate that it vouches for."""
-    folder.mkdir()
-    new = ("openssl", "req", "-newkey", "rsa:2048", "-nodes", "-subj")
-    ca = {"key": str(folder / "ca.key"), "cert": str(folder / "ca.pem")}
-    own = {"ca": ca["cert"], "cert": str(folder / "own.pem"), "key": str(folder / "own.key")}
-    request = str(folder / "own.csr")
-    for command in (
-        (*new, "/CN=authority", "-x509", "-days", "2", "-keyout", ca["key"], "-out", ca["cert"]),
-        (*new, "/CN=127.0.0.1", "-keyout", own["key"], "-out", request),
-        ("openssl", "x509", "-req", "-days", "2", "-in", request, "-CA", ca["cert"], "-CAkey", ca["key"],
-         "-CAcreateserial", "-out", own["cert"]),
-    ):  # fmt: skip
-        done = finished(*command)
-        assert done.returncode == 0, done.stderr
-    return own
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the program openssl to make certificates")
 def test_a_cluster_that_wants_certificates(place: Place, tmp_path: Path, expected: list[list[bytes]]):
-    tls = certificates(tmp_path / "tls")
-    with DaskCluster(tmp_path / "dask", tls=tls) as dask:
-        assert delivered(place, "tls", {"scheduler": dask.address, "tls": tls}) == expected
-        strangers = certificates(tmp_path / "strangers")
-        path = place.write("no.yaml", cluster={"scheduler": dask.address, "tls": strangers, "wait_s": 2})
-        with FeedlineDataset(path) as dataset, pytest.raises(ClusterError, match="no Dask scheduler answers at tls://"):
-            len(dataset)
+    """Each side has those of its role. Strangers are refused, and so is another host's name."""
+    made, others = tmp_path / "certs", tmp_path / "others"
+    for folder in (made, others):
+        assert ended_here("certs", folder, "--host", "127.0.0.1").returncode == 0
+    with DaskCluster(tmp_path / "dask", certs=made) as dask:
+        assert delivered(place, "tls", {"scheduler": dask.address, "tls": role_files(made, "client")}) == expected
+        for files, why in (
+            (role_files(others, "client"), "certificate of the scheduler at tls://.* is not of the authority .*others"),
+            (
+                role_files(made, "worker") | {"ca": str(others / "ca.pem")},
+                "worker.pem is not of the authority .*others",
+            ),
+        ):
+            path = place.write("no.yaml", cluster={"scheduler": dask.address, "tls": files, "wait_s": 2})
+            with FeedlineDataset(path) as dataset, pytest.raises(ClusterError, match=why):
+                len(dataset)
 
 
 # -- what does not fit --------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from feedline.service.cluster.dask_cluster import DaskCluster, DaskTask
     from feedline.service.cluster.scheduler_connection import SchedulerConnection
-    from feedline.service.scheduler.reports import JobAnswer, JobReport
+    from feedline.service.scheduler.job_reports import JobAnswer, JobReport
 
 logger = logging.getLogger(__name__)
 

@@ -26,10 +26,13 @@ from feedline.service.cluster.dashboard import DashboardOnDemand
 from feedline.service.cluster.local_cluster import start_local
 from feedline.service.cluster.reporting import Reporter
 from feedline.service.cluster.result_fetcher import ResultFetcher
+from feedline.service.cluster.scheduler_check import check_scheduler
 from feedline.service.cluster.scheduler_connection import SchedulerConnection
 from feedline.service.dispatch.attempts import Arrived
 from feedline.service.scheduler.extension import install
-from feedline.service.scheduler.reports import JobAnswer, JobReport
+from feedline.service.scheduler.job_reports import JobAnswer, JobReport
+from feedline.service.tls.certificate_files import check_certificate_files
+from feedline.service.tls.refused_connection import explain_refusal
 from feedline.spec.cluster_section import ClusterSpec
 
 _CONFIG = {
@@ -212,13 +215,14 @@ class DaskCluster:
 
     def _connect_to_scheduler(self, address: str) -> Client:
         security = None
-        if self._spec.tls is not None:
-            tls = self._spec.tls
+        tls = self._spec.tls
+        if tls is not None:
+            check_certificate_files(tls, listens=False)
             security = Security(
                 tls_ca_file=tls.ca, tls_client_cert=tls.cert, tls_client_key=tls.key, require_encryption=True
             )
         try:
-            return Client(
+            client = Client(
                 address,
                 security=security,
                 direct_to_workers=True,
@@ -226,7 +230,15 @@ class DaskCluster:
                 timeout=min(10.0, self._spec.wait_s),
             )
         except (OSError, TimeoutError, ValueError, RuntimeError) as error:
+            refusal = explain_refusal(address, tls)
             raise ClusterError(
-                f"no Dask scheduler answers at {address}: {error}. Start one (dask scheduler), or correct "
+                refusal
+                or f"no Dask scheduler answers at {address}: {error}. Start one (dask scheduler), or correct "
                 f"cluster.scheduler"
             ) from error
+        try:
+            check_scheduler(client, address)
+        except ClusterError:
+            client.close()
+            raise
+        return client

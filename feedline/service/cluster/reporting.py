@@ -15,7 +15,7 @@ from typing import Any
 from distributed import Client
 
 from feedline.service.scheduler.extension import METADATA_KEY
-from feedline.service.scheduler.reports import JobAnswer, JobReport
+from feedline.service.scheduler.job_reports import JobAnswer, JobReport
 
 logger = logging.getLogger(__name__)
 

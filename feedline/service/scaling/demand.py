@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Mapping
 
 from feedline.service.scaling.load import FeederLoad, LoadMeter, TrainerLoad
-from feedline.service.scheduler.reports import JobReport
+from feedline.service.scheduler.job_reports import JobReport
 from feedline.spec.cluster_section import ClusterSpec
 
 

@@ -18,7 +18,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from tornado.web import RequestHandler
 
 from feedline.service.scheduler.job_book import ClusterSize, JobBook
-from feedline.service.scheduler.reports import JobReport
+from feedline.service.scheduler.job_reports import JobReport
 
 # Key of the scheduler's metadata that says that it has this extension.
 METADATA_KEY = "feedline"

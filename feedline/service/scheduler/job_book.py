@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from feedline.service.scheduler.reports import JobAnswer, JobReport
+from feedline.service.scheduler.job_reports import JobAnswer, JobReport
 
 # A feeder reports every two seconds; one that has been silent for so long has died.
 SILENT_S = 10.0

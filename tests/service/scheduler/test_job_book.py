@@ -7,7 +7,7 @@ from dataclasses import replace
 from job_reports import REPORT
 
 from feedline.service.scheduler.job_book import SILENT_S, ClusterSize, JobBook
-from feedline.service.scheduler.reports import JobAnswer, JobReport
+from feedline.service.scheduler.job_reports import JobAnswer, JobReport
 
 SIZE = ClusterSize(workers=4, threads=8)
 
