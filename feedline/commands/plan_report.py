@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow.types as pat
+from numpy.typing import NDArray
 from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
@@ -24,6 +25,8 @@ from feedline.service.dispatch.window import window_bounds
 from feedline.warehouse.reading.columns import part_bytes
 from feedline.warehouse.reading.read import bytes_of
 from feedline.warehouse.selection.pruning_report import SelectionReport, Share, stages_of
+from feedline.warehouse.snapshot.column_facts import contiguous
+from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.locations import absolute, join, redact
 
 # Estimate of a list's decoded bytes per row, unknown before reading: 20 ids.
@@ -36,13 +39,13 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
     snapshot, selection = plan.snapshot, plan.selection
     schedule = plan.schedule(0)
     row_groups = np.flatnonzero(selection.rows > 0)
-    table_bytes = bytes_of(snapshot, None, snapshot.file_columns)
+    table_bytes = _table_bytes(snapshot)
     lanes_per_rank = plan.lanes // world_size
     cluster = plan.spec.cluster
     threads = feeder_threads(plan.spec, feeders=1) * (cluster.workers or 1)
     fewest, most = window_bounds(schedule.open_blocks(range(lanes_per_rank)), threads, cluster.window)
     width = row_bytes(plan)
-    block_rows = max(block.rows for block in schedule.blocks(0, everything=True))
+    block_rows = int(np.diff(schedule.lane(0).borders).max())
     twice = _read_twice(plan, schedule)
     read_bytes = int(plan.row_group_bytes[row_groups].sum()) + twice
     return {
@@ -54,7 +57,7 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
         "files_ignored": snapshot.ignored,
         "bad_files": [bad.to_json() for bad in plan.bad_files()],
         **plan.gaps.facts(),
-        "stages": stages(plan),
+        "stages": stages(plan, table_bytes),
         **_pruning_facts(selection.report),
         "sample": asdict(plan.sample.sample) if plan.sample is not None else None,
         "columns": {
@@ -79,7 +82,7 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
         "lanes": plan.lanes,
         "world_size": world_size,
         "splits": int(np.count_nonzero(plan.split_rows)),
-        "blocks_per_lane": sum(1 for _ in schedule.blocks(0)),
+        "blocks_per_lane": len(schedule.block_indices(0)),
         "blocks_mixed": len(schedule.lane(0).strands),
         "read_twice_share": twice / (read_bytes - twice) if read_bytes > twice else 0.0,
         "memory": {
@@ -122,7 +125,14 @@ def _pruning_facts(report: SelectionReport) -> dict[str, Any]:
     }
 
 
-def stages(plan: Plan) -> list[dict[str, Any]]:
+def _table_bytes(snapshot: Snapshot) -> int:
+    """Compressed bytes of all columns of the table. Row groups hold their sum, but also what files have besides."""
+    if all(set(schema.names).issubset(snapshot.file_columns) for schema in snapshot.file_schemas):
+        return int(contiguous(snapshot.row_groups["bytes"]).to_numpy().sum())
+    return bytes_of(snapshot, None, snapshot.file_columns)
+
+
+def stages(plan: Plan, table_bytes: int) -> list[dict[str, Any]]:
     """What remains of the table after each stage: files, row groups, rows, and bytes of the columns to read.
 
     `table` has the bytes of all columns; `columns` is the projection, including columns of filter and sample.
@@ -132,15 +142,21 @@ def stages(plan: Plan) -> list[dict[str, Any]]:
     facts: list[dict[str, Any]] = []
     for stage in stages_of(snapshot, selection.verdicts, rows=selection.rows, matched=selection.matched):
         remaining = {
-            "files": len(np.unique(snapshot.file_of_row_group[stage.row_groups])) if facts else len(snapshot.files),
+            "files": _file_count(snapshot, stage.row_groups) if facts else len(snapshot.files),
             "row_groups": int(stage.row_groups.sum()),
             "rows": stage.rows,
         }
         if not facts:
-            facts.append({"stage": stage.name, **remaining, "bytes": bytes_of(snapshot, None, snapshot.file_columns)})
+            facts.append({"stage": stage.name, **remaining, "bytes": table_bytes})
         name = stage.name if len(facts) > 1 else "columns"
         facts.append({"stage": name, **remaining, "bytes": int(projection[stage.row_groups].sum())})
     return facts
+
+
+def _file_count(snapshot: Snapshot, row_groups: NDArray[np.bool_]) -> int:
+    """The number of files that have one of these row groups, which are in the files' order."""
+    files = snapshot.file_of_row_group[row_groups]
+    return int(np.count_nonzero(np.diff(files))) + 1 if len(files) else 0
 
 
 def plan_table(facts: dict[str, Any]) -> Group:

@@ -222,10 +222,21 @@ class Schedule:
         """The blocks that hold the lane's rows of steps >= first_step, in order; with `everything`, all its blocks."""
         if not self.rows:
             return  # a rebased epoch may have no rows left
-        for index in range(len(self.lane(lane).borders) - 1):
-            begins, ends = self._steps_of(lane, index)
-            if everything or (ends >= first_step and begins < self.steps):
-                yield self.block(lane, index)
+        every = range(len(self.lane(lane).borders) - 1)
+        for index in every if everything else self.block_indices(lane, first_step=first_step):
+            yield self.block(lane, index)
+
+    def block_indices(self, lane: int, *, first_step: int = 0) -> list[int]:
+        """The indices of the blocks that `blocks` yields."""
+        if not self.rows:
+            return []
+        place = self.lane(lane)
+        begins = self.first_step + place.first_rows // self.batch_size
+        ends = self.first_step + place.last_rows // self.batch_size
+        if self.tail != "drop":
+            begins[place.last_block], ends[place.last_block] = self._steps_of(lane, place.last_block)
+        needed: list[int] = np.flatnonzero((ends >= first_step) & (begins < self.steps)).tolist()
+        return needed
 
     def block(self, lane: int, index: int) -> Block:
         """A block of a lane."""

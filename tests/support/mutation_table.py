@@ -289,8 +289,8 @@ MUTATIONS = (
     Mutation(
         "loader/encoding",
         "aligned-sections",
-        "-(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES",
-        "end",
+        "-(-self.end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES",
+        "self.end",
         "sections of a slot begin anywhere, not at multiples of the alignment",
     ),
     Mutation(
@@ -347,15 +347,15 @@ MUTATIONS = (
     Mutation(
         "planning",
         "last-step-of-a-block",
-        "max(end - 1 - start, 0) // self.batch_size",
-        "max(end - start, 0) // self.batch_size",
+        "int(place.last_rows[index]) // self.batch_size",
+        "(int(place.last_rows[index]) + 1) // self.batch_size",
         "a block is held for a step that no longer needs it",
     ),
     Mutation(
         "planning",
         "lane-without-rows",
-        'self.batch_size - rows if self.tail == "pad" else int(rows == 0)',
-        'self.batch_size - rows if self.tail == "pad" else 0',
+        'self.batch_size - (stop - first) if self.tail == "pad" else int(first == stop)',
+        'self.batch_size - (stop - first) if self.tail == "pad" else 0',
         "a lane without rows gives nothing to a step, not even padding",
     ),
     Mutation(
@@ -390,8 +390,8 @@ MUTATIONS = (
     Mutation(
         "service",
         "window-one-block-over",
-        "(blocks + 1) * largest_bytes <= self.memory_bytes",
-        "blocks * largest_bytes <= self.memory_bytes",
+        "(blocks + 1) * self._largest_bytes <= self.limits.memory_bytes",
+        "blocks * self._largest_bytes <= self.limits.memory_bytes",
         "blocks in flight take a block more than the memory allows",
     ),
     Mutation(

@@ -206,8 +206,9 @@ def column_bytes(snapshot: Snapshot, names: Iterable[str]) -> Iterator[tuple[str
             if flat not in whole:
                 yield flat, stored
         yield column, np.where(unmapped, 0, _bytes(snapshot, column))
-    for name in whole:
+    for name in whole.intersection(snapshot.partition_columns):
         yield name, _bytes(snapshot, name)
+    yield from snapshot.column_parts(sorted(whole.difference(snapshot.partition_columns)), "bytes")
 
 
 def _bytes(snapshot: Snapshot, name: str) -> npt.NDArray[np.int64]:

@@ -8,7 +8,7 @@ and maps are skipped: their footers count empty lists as nulls, too.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,9 +62,8 @@ def null_counts(
     stored, found = snapshot.rows_per_row_group, {}
     kept = np.where(rows < 0, stored, rows)
     read = int(np.count_nonzero(_files(snapshot, kept > 0)))
-    for name in columns:
-        nulls = _nulls(snapshot, name)
-        if nulls is None or not (nulls > 0).any() or (where is not None and _drops_nulls(where, name)):
+    for name, nulls in _nulls(snapshot, columns):
+        if not (nulls > 0).any() or (where is not None and _drops_nulls(where, name)):
             continue
         most = np.minimum(np.maximum(nulls, 0), kept)
         if not most.any():
@@ -79,7 +78,7 @@ def null_counts(
             read=read,
             file=_path(snapshot, files),
         )
-    return found
+    return {name: found[name] for name in columns if name in found}
 
 
 def absent_columns(snapshot: Snapshot, columns: Collection[str], rows: Int64s) -> list[AbsentColumn]:
@@ -116,18 +115,20 @@ def _path(snapshot: Snapshot, files: npt.NDArray[Any]) -> str:
     return str(snapshot.files["path"][int(files[0])].as_py())
 
 
-def _nulls(snapshot: Snapshot, name: str) -> Int64s | None:
-    """Return nulls per row group, negative if unknown; None for a nested or non-nullable column."""
-    if not has_column(snapshot.schema, name):
-        return None
-    field = snapshot.schema.field(name)
-    if name in snapshot.partition_columns:
-        keys = pc.struct_field(snapshot.files["partition"], name).combine_chunks()
-        valid = keys.is_valid().to_numpy(zero_copy_only=False)[snapshot.file_of_row_group]
-        return np.where(valid, 0, snapshot.rows_per_row_group)
-    if pat.is_nested(field.type) or not field.nullable:
-        return None
-    return snapshot.column_part(name, "nulls")
+def _nulls(snapshot: Snapshot, columns: Iterable[str]) -> Iterator[tuple[str, Int64s]]:
+    """Yield nulls per row group, negative if unknown, of each column that is nullable and not nested."""
+    stored = []
+    for name in columns:
+        if not has_column(snapshot.schema, name):
+            continue
+        field = snapshot.schema.field(name)
+        if name in snapshot.partition_columns:
+            keys = pc.struct_field(snapshot.files["partition"], name).combine_chunks()
+            valid = keys.is_valid().to_numpy(zero_copy_only=False)[snapshot.file_of_row_group]
+            yield name, np.where(valid, 0, snapshot.rows_per_row_group)
+        elif field.nullable and not pat.is_nested(field.type):
+            stored.append(name)
+    yield from snapshot.column_parts(stored, "nulls")
 
 
 def _drops_nulls(where: BoundExpression, name: str) -> bool:

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline.expressions import BoundExpression
-from feedline.warehouse.reading.columns import part_bytes
+from feedline.expressions.column_parts import has_column
+from feedline.warehouse.reading.columns import column_bytes, part_bytes
 from feedline.warehouse.reading.row_filter import SAMPLED, UNSAMPLED, WHERE_TRUE
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -158,7 +159,16 @@ def needed_bytes(snapshot: Snapshot, needs: Sequence[Need]) -> Int64s:
     priced = [
         (names - {SAMPLE_WEIGHT} if SAMPLE_WEIGHT not in snapshot.schema.names else names, at) for names, at in needs
     ]
-    priced = [(names, at) for names, at in priced if names]
+    priced = [(names, at) for names, at in priced if names and at.any()]
+    every = frozenset[str]().union(*(names for names, _ in priced))
+    if all(has_column(snapshot.schema, name) for name in every):  # no parts, so that columns just add up
+        for name, sizes in column_bytes(snapshot, every):
+            places = [at for names, at in priced if name in names]
+            if any(at.all() for at in places):
+                total += sizes
+            else:
+                total += np.where(np.logical_or.reduce(places, axis=0), sizes, 0)
+        return total
     for present in product((False, True), repeat=len(priced)):
         at_these = np.logical_and.reduce([at == flag for (_, at), flag in zip(priced, present, strict=True)], axis=0)
         names = frozenset[str]().union(*(names for (names, _), flag in zip(priced, present, strict=True) if flag))

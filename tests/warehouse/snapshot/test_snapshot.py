@@ -73,6 +73,11 @@ def test_bytes_and_nulls_alone_are_those_among_all_facts(tmp_path: Path, state: 
             found = snapshot.column_part(name, part)
             assert found.dtype == np.int64
             assert found.tolist() == expected.field(part).to_pylist(), (name, part)
+    for threads in (1, 2, 3):
+        for part in ("bytes", "nulls"):
+            read = list(snapshot.column_parts(snapshot.file_columns, part, threads=threads))
+            assert [name for name, _ in read] == list(snapshot.file_columns)
+            assert all((sizes == snapshot.column_part(name, part)).all() for name, sizes in read)
 
 
 def test_bytes_and_nulls_alone_of_a_damaged_file_are_refused(tmp_path: Path) -> None:
