@@ -22,6 +22,7 @@ from feedline.errors import PlanError, SpecError
 from feedline.version import VERSION
 
 if TYPE_CHECKING:
+    from feedline.spec import PipelineSpec
     from feedline.warehouse.selection.waves import CountProgress
 
 _HELP = """Feed PyTorch trainers from a Parquet warehouse, and look after the tables that feed them.
@@ -184,6 +185,9 @@ def plan(
     state: Annotated[
         Path | None, typer.Option(help="With --step: the plan of a state, the JSON of a dataset's state_dict.")
     ] = None,
+    save: Annotated[
+        bool, typer.Option("--save", help="Also save snapshot and counts in work_dir, and fit for `fit: auto`.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what a run would do: what is pruned and why, what is read, rows, steps, memory."""
@@ -203,6 +207,11 @@ def plan(
     keep_pandas_out(code_of(spec))
     if step is None and (rank is not None or epoch or state is not None):
         raise SpecError("--rank, --epoch and --state describe a step: got no --step. Name one")
+    if save and (step is not None or ops or shuffle):
+        raise SpecError("--save shows the plan: got --step, --ops or --shuffle beside it. Leave out one of the two")
+    if save:
+        _print_saved_plan(spec, world_size, as_json=as_json)
+        return
     with on_count_progress(_print_count_progress):
         own = Pipeline(spec)
         resolved = own.plan(world_size=world_size) if state is None else own.plan_for(read_state(state))
@@ -223,6 +232,20 @@ def plan(
         print(json.dumps(facts))
     else:
         Console().print(render(facts))
+
+
+def _print_saved_plan(spec: PipelineSpec, world_size: int, *, as_json: bool) -> None:
+    from feedline.commands.plan_report import describe, plan_table
+    from feedline.commands.plan_save import save_plan
+
+    resolved, saved = save_plan(spec, world_size=world_size)
+    facts = describe(resolved, world_size=world_size)
+    if as_json:
+        print(json.dumps({**facts, "saved": dataclasses.asdict(saved)}))
+        return
+    console = Console()
+    console.print(plan_table(facts))
+    console.print(saved.text(), highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command()

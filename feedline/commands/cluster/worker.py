@@ -18,7 +18,7 @@ from feedline.errors import SpecError
 from feedline.resources import available_cores, choose_cpu
 from feedline.service.worker.departure import DRAIN_S
 from feedline.service.worker.worker_process import WorkerOptions, WorkerProcess, replace_process, worker_environment
-from feedline.spec.sections import ClusterSpec, TlsSpec
+from feedline.spec.cluster_section import ClusterSpec, TlsSpec
 
 
 def worker(

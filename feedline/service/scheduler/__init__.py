@@ -1,1 +1,1 @@
-"""What runs in the process of a scheduler that jobs share: reports, jobs, demand, departures."""
+"""What runs in the scheduler of a cluster that several jobs share: reports of feeders, and the answers to them."""

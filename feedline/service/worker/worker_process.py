@@ -25,7 +25,7 @@ from feedline.resources import Cpu, allocator_environment, cpu_environment
 from feedline.service.tls.certificate_files import check_certificate_files
 from feedline.service.tls.refused_connection import explain_refusal
 from feedline.service.worker.departure import DRAIN_S, Departure
-from feedline.spec.sections import TlsSpec, is_loopback, scheduler_address
+from feedline.spec.cluster_section import TlsSpec, is_loopback, scheduler_address
 
 logger = logging.getLogger("feedline.worker")
 

@@ -20,7 +20,7 @@ from feedline.service.cluster.cluster import Cluster
 from feedline.service.scheduler.retirement import finish_before_retirement
 from feedline.service.worker.departure import Departure
 from feedline.service.worker.preload import dask_setup
-from feedline.spec.sections import ClusterSpec
+from feedline.spec.cluster_section import ClusterSpec
 
 
 @pytest.fixture
