@@ -378,6 +378,7 @@ def test_forbidden_calls():
         ("feedline.commands.run", {"torch", "distributed", "dask", "zarr"}),  # `--sink null` drains as a trainer
         ("feedline.commands.feed", {"torch", "zarr", "rich", "typer", "distributed", "dask", "pandas", "asyncio"}),
         ("feedline.commands.transform", {"torch", "distributed", "dask", "zarr"}),
+        ("feedline.service.scheduler.preload", {"torch", "polars", "pyarrow", "numba", "pydantic"}),
         ("feedline.loader.dataset", {"distributed", "dask", "bokeh"}),
     ],
 )

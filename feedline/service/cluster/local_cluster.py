@@ -17,7 +17,7 @@ from distributed import Nanny, Scheduler, Security, SpecCluster, Worker
 from distributed.scheduler import DEFAULT_EXTENSIONS
 
 from feedline.errors import ClusterError
-from feedline.spec.sections import ClusterSpec
+from feedline.spec.cluster_section import ClusterSpec
 
 _LOOPBACK = "127.0.0.1"
 _HEARTBEAT_MS = 10_000
