@@ -210,9 +210,10 @@ def plan(
     if save:
         if step is not None or ops or shuffle:
             raise SpecError("--save shows the plan: got --step, --ops or --shuffle beside it. Leave out one of the two")
-        return _print_saved_plan(spec, world_size, as_json=as_json)
+        _print_saved_plan(spec, world_size, as_json=as_json)
+        return
+    own = Pipeline(spec)
     with on_count_progress(_print_count_progress):
-        own = Pipeline(spec)
         resolved = own.plan(world_size=world_size) if state is None else own.plan_for(read_state(state))
     if step is not None:
         rows = describe_step(resolved, epoch=epoch, step=step, rank=rank, world_size=world_size)
