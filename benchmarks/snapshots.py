@@ -38,7 +38,7 @@ from rich.table import Table
 from feedline.pipeline import Pipeline
 from feedline.planning.table_snapshot import listing_of_source
 from feedline.service.cluster.cluster import Cluster
-from feedline.spec.sections import ClusterSpec
+from feedline.spec.cluster_section import ClusterSpec
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.parquet.footer import FileFacts, file_facts
 from feedline.warehouse.snapshot.footer_tasks import FooterResult, FooterTask, footer_task

@@ -77,6 +77,26 @@ class Pipeline:
         lanes = lanes_for(self.spec, world_size)
         return preview_plan(self.spec, snapshot or self.snapshot(map=map), lanes=lanes, map=map)
 
+    def complete_plan(
+        self,
+        world_size: int = 1,
+        snapshot: Snapshot | None = None,
+        *,
+        map: Map | None = None,
+        workers: Workers | None = None,
+        say: FitCallback = lambda progress: None,
+    ) -> Plan:
+        """The plan of a new run with every artifact, on a new snapshot unless one is given; snapshot, counts and
+        artifacts are kept in work_dir.
+
+        With `fit: auto`, `workers` fit what is missing (default: threads of this process), and `say` is called after
+        every task. Raises SpecError where an artifact is missing, DataError for nulls that the run is certain to
+        contain.
+        """
+        lanes, fit = lanes_for(self.spec, world_size), self._fit_with(workers, say)
+        snapshot = snapshot or self.snapshot(map=map)
+        return resolve_snapshot(self.spec, snapshot, lanes=lanes, fit=fit, map=map).without_gaps()
+
     def resolve(
         self,
         hello: Hello,
@@ -136,9 +156,9 @@ class Pipeline:
         finally:  # not earlier: rows transformed meanwhile would keep the set that is being replaced
             self._serving = Serving(self.spec)
 
-    def _fit_with(self, workers: Workers | None) -> Fit:
+    def _fit_with(self, workers: Workers | None, say: FitCallback = lambda progress: None) -> Fit:
         """Fits missing artifacts, for `fit: auto`."""
-        return lambda snapshot: self.fit(missing=True, snapshot=snapshot, workers=workers).manifest
+        return lambda snapshot: self.fit(missing=True, snapshot=snapshot, workers=workers, say=say).manifest
 
     # -- using ----------------------------------------------------------------------------------------------------
 
@@ -174,7 +194,7 @@ class Pipeline:
         For tests, for debugging with pdb, and for machines without Linux. `plan`: the plan of a state (`plan_for`) or
         of a rebase (default: a new one).
         """
-        plan = plan or self._complete_plan(world_size, snapshot)
+        plan = plan or self.complete_plan(world_size, snapshot)
         plan.require_fitted()
         _warn(plan)
         monitor = QualityMonitor(plan.layout.schema, plan.job.features, plan.on_expect)
@@ -186,12 +206,6 @@ class Pipeline:
         totals = [(monitor.schema, total) for monitor in self._monitors if (total := monitor.total) is not None]
         return measures(merge([total for _, total in totals]), totals[0][0]) if totals else {}
 
-    def _complete_plan(self, world_size: int, snapshot: Snapshot | None = None) -> Plan:
-        """A new plan with every artifact. Raises DataError for nulls that the run is certain to contain."""
-        lanes = lanes_for(self.spec, world_size)
-        fit = self._fit_with(None)
-        return resolve_snapshot(self.spec, snapshot or self.snapshot(), lanes=lanes, fit=fit).without_gaps()
-
     def to_dask(self, epoch: int = 0, *, world_size: int = 1) -> Any:
         """A Dask DataFrame of Arrow-typed feature columns; its partitions are the epoch's blocks, lane after lane.
 
@@ -199,7 +213,7 @@ class Pipeline:
         """
         from feedline.service.plan_frame import plan_to_dask  # noqa: PLC0415 -- 0.35 s of pandas that feeders do not need
 
-        plan = self._complete_plan(world_size)
+        plan = self.complete_plan(world_size)
         _warn(plan)
         return plan_to_dask(plan, epoch)
 

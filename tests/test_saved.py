@@ -42,7 +42,7 @@ from feedline.loader.state import state_of
 from feedline.serving.golden_check import check
 from feedline.spec import load_spec
 from feedline.warehouse.optimize.usage import load_uses
-from feedline.warehouse.snapshot import take
+from feedline.warehouse.snapshot import footer_waves
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot
 
@@ -108,7 +108,7 @@ def goes_on_rebased(path: Path, expected: dict[str, Any]) -> None:
 def snapshot_is_found(monkeypatch: pytest.MonkeyPatch, place: Path, work_dirs: tuple[str, ...], id: str) -> None:
     """By the table, without reading a footer, and by its name."""
     fresh = take_snapshot(str(place / "table"))
-    monkeypatch.setattr(take, "read_footers", lambda uri, files, map: refuse() if files else ())
+    monkeypatch.setattr(footer_waves, "read_footers", lambda uri, files, map: refuse() if files else ())
     for work_dir in work_dirs:
         found = take_snapshot(str(place / "table"), work_dir=str(place / work_dir))
         assert found.id == id == fresh.id

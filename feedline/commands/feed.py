@@ -36,6 +36,7 @@ from feedline.service.cluster.cluster import Cluster
 from feedline.service.feeder import Feeder
 from feedline.service.feeder_process import Ownership, ignore_sigterm, keep_log_short, startup_seconds
 from feedline.service.planner import Planner
+from feedline.service.scaling.demand import Demand
 from feedline.service.supervisor import FeederEvent
 from feedline.service.trainer_session import TrainerSession, show_window_changes
 from feedline.spec import PipelineSpec, load_spec
@@ -125,7 +126,7 @@ def feed_over(fd: int, request: FeedRequest) -> int:
         ownership.add(request.parent or os.getppid())
         try:
             with _sessions(request, early=True) as sessions:
-                feeder = Feeder(sessions.cluster, on_end=ended)
+                feeder = Feeder(sessions.cluster, on_end=ended, demand=sessions.demand)
                 feeder.add(sessions.open(channel, rank=request.ranks[0], wake=feeder.wake))
                 feeder.serve(until=lambda: ownership.is_ending or not feeder.sessions)
         except FeedlineError as error:
@@ -146,7 +147,7 @@ def feed_host(listener: HostListener, request: FeedRequest) -> int:
         try:
             with _sessions(request, early=True) as sessions:
                 door = _HostDoor(listener, sessions, ownership)
-                feeder = Feeder(sessions.cluster, doors=[door])
+                feeder = Feeder(sessions.cluster, doors=[door], demand=sessions.demand)
                 feeders.append(feeder)
                 door.feeder = feeder
                 deadline_s = time.monotonic() + _FIRST_RANK_S
@@ -232,7 +233,7 @@ def feed_listening(request: FeedRequest) -> int:
             with events:
                 doors[session.rank].on_end(session, error)
 
-        feeder = Feeder(sessions.cluster, doors=list(doors.values()), on_end=ended)
+        feeder = Feeder(sessions.cluster, doors=list(doors.values()), on_end=ended, demand=sessions.demand)
         for rank, door in doors.items():
             door.open(feeder)
             _print(FeederEvent(type="ready", rank=rank, dashboard=sessions.cluster.dashboard, pid=os.getpid()))
@@ -309,6 +310,7 @@ class _Sessions:
         self._planner = planner
         self.spec = spec
         self.cluster = cluster
+        self.demand = None if cluster.kind == "threads" else Demand(spec.name, job_fingerprint(spec), spec.cluster)
 
     def open(
         self,

@@ -7,11 +7,8 @@ Ctrl-C and SIGTERM end it in order: the previous artifact set is still current.
 from __future__ import annotations
 
 import json
-import shutil
-import signal
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -21,16 +18,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from feedline.commands.cluster.connect import pipeline_cluster
 from feedline.commands.display.progress_line import ProgressLine
 from feedline.commands.exit_status import exit_on_sigterm
 from feedline.errors import SpecError
 from feedline.fitting.fit_report import FitFacts, FitReport, load_fit_facts
 from feedline.fitting.passes import FitProgress
-from feedline.loader.ring.launch import feeder_threads
 from feedline.pipeline import Pipeline
-from feedline.planning.plan import code_of
-from feedline.resources import make_scratch
-from feedline.service.cluster.cluster import Cluster
 from feedline.service.fit_workers import DaskWorkers
 from feedline.spec import PipelineSpec, load_spec
 from feedline.spec.overrides import parse_overrides
@@ -69,35 +63,15 @@ def _run_fit(spec: PipelineSpec, *, missing: bool, out: TextIO) -> FitReport:
     pipeline, line = Pipeline(spec), ProgressLine(out)
     say = partial(_show_progress, line)
     try:
-        with exit_on_sigterm():
-            if spec.cluster.workers is None and spec.cluster.scheduler is None:
+        with exit_on_sigterm(), pipeline_cluster(spec) as cluster:
+            if cluster is None:
                 return pipeline.fit(missing=missing, say=say)
-            with _cluster(spec) as cluster:
-                return pipeline.fit(missing=missing, say=say, workers=DaskWorkers(cluster), map=cluster.map)
+            return pipeline.fit(missing=missing, say=say, workers=DaskWorkers(cluster), map=cluster.map)
     except KeyboardInterrupt:
         line.note("stopped: the previous artifact set is still current")
         raise typer.Exit(130) from None
     finally:
         line.close()
-
-
-@contextmanager
-def _cluster(spec: PipelineSpec) -> Iterator[Cluster]:
-    scratch = make_scratch()
-    try:
-        # workers inherit it: a terminal sends Ctrl-C to them, too, but this process ends them in order
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        try:
-            cluster = Cluster(spec.cluster, threads=feeder_threads(spec, feeders=1), scratch=scratch)
-        finally:
-            signal.signal(signal.SIGINT, before)
-        try:
-            cluster.check_workers(code_of(spec))
-            yield cluster
-        finally:
-            cluster.close()
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _show_progress(line: ProgressLine, progress: FitProgress) -> None:

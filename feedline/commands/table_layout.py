@@ -27,7 +27,8 @@ from feedline.planning.plan import read_columns_of
 from feedline.resources import available_cores, make_scratch
 from feedline.service.cluster.cluster import Cluster
 from feedline.spec import load_spec
-from feedline.spec.sections import ClusterSpec, parse_bytes
+from feedline.spec.cluster_section import ClusterSpec
+from feedline.spec.sections import parse_bytes
 from feedline.warehouse.optimize.footprint import Footprint
 from feedline.warehouse.optimize.optimize import OptimizeReport
 from feedline.warehouse.optimize.recipe import Settings

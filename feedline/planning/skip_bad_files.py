@@ -67,7 +67,8 @@ def good_snapshot(
     record_findings(spec.work_dir, files)
     source = spec.source
     refuse_too_many(redact(snapshot.uri), files, max_files=source.max_bad_files, max_rows=source.max_bad_rows)
-    save_skipped(spec.work_dir, snapshot.id, files)
+    if files or skipped.has_listing:  # a saved snapshot without bad files keeps the record of those it was made without
+        save_skipped(spec.work_dir, snapshot.id, files)
     return snapshot
 
 

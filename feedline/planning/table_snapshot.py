@@ -18,7 +18,7 @@ from feedline.warehouse.parquet.schemas import SchemaRules, extra_column_message
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import OnBad, snapshot_of
 from feedline.warehouse.storage import content_store
-from feedline.warehouse.storage.locations import absolute, ancestor, redact
+from feedline.warehouse.storage.locations import absolute, ancestor, below, redact
 from feedline.warehouse.storage.parallel import Map
 
 
@@ -89,6 +89,18 @@ def freeze(spec: PipelineSpec, file: str) -> Snapshot:
     except OSError as error:
         raise TableError(f"{redact(file)} cannot be written: {error}. Name another file") from error
     return snapshot
+
+
+def save_for_runs(spec: PipelineSpec, snapshot: Snapshot) -> str:
+    """Write a snapshot of the pipeline's table to a file in `work_dir`, for `source.snapshot`; returns its path."""
+    name = f"planned/{snapshot.id}.arrow"
+    try:
+        snapshot.write(spec.work_dir, name, _origin(spec))
+    except FeedlineError:
+        raise
+    except OSError as error:
+        raise spec.error(("work_dir",), f"cannot be written: {error}. Name a writable folder") from error
+    return below(absolute(spec.work_dir), name)
 
 
 def _read_saved(spec: PipelineSpec, file: str) -> Snapshot:

@@ -19,6 +19,7 @@ from feedline.errors import FeedlineError
 from feedline.loader.ring.channel import ChannelClosedError
 from feedline.resources import use_huge_pages
 from feedline.service.cluster.cluster import Cluster
+from feedline.service.scaling.demand import Demand
 from feedline.service.trainer_session import TrainerSession
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ class Door(Protocol):
 
 class Feeder:
     """Serves sessions. doors: where further trainers connect. on_end: called with a session that ended, and why (None:
-    its trainer left)."""
+    its trainer left). demand: decides how many workers they need (None: the cluster does not scale)."""
 
     def __init__(
         self,
@@ -44,10 +45,12 @@ class Feeder:
         *,
         doors: Sequence[Door] = (),
         on_end: Callable[[TrainerSession, Exception | None], None] = lambda session, error: None,
+        demand: Demand | None = None,
     ) -> None:
         self._cluster = cluster
         self._doors = list(doors)
         self._on_end = on_end
+        self._demand = demand
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll: select.poll | None = None  # made again when sessions come or go
         self._sources: dict[int, TrainerSession | Door | None] = {}  # by descriptor
@@ -141,6 +144,8 @@ class Feeder:
                 self._fail(session, error)
         for session in tuple(self.sessions):
             self._guard(session, session.look)
+        if self._demand is not None:
+            self._cluster.report(self._demand.look({id(each): each.load() for each in self.sessions}, now_s))
 
     # -- ending ---------------------------------------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ from feedline.service.dispatch.timing import HORIZON_S, TrainerPace
 from feedline.service.dispatch.window import Window, WindowLimits
 from feedline.service.planner import Planner
 from feedline.service.quality_monitor import QualityMonitor
+from feedline.service.scaling.load import TrainerLoad
 from feedline.service.slot_writers import SlotWriters
 from feedline.service.trainer_stream import TrainerStream
 from feedline.version import VERSION
@@ -65,21 +66,40 @@ class FeederCounters:
     window: int = 0
     window_reason: str = ""
     delivery: DeliveryStats = field(default_factory=DeliveryStats)
+    _stalled_s: float = 0.0  # waiting for blocks while the trainer had at most the batch that it uses
 
     def stats(self) -> FeederStats:
         """The counts so far."""
-        return FeederStats.from_json(asdict(self))
+        return FeederStats.from_json({name: value for name, value in asdict(self).items() if name[0] != "_"})
+
+    def load(self, stream: TrainerStream | None, step_s: float, *, starved: bool) -> TrainerLoad:
+        """What the trainer uses and waits for. step_s: its own seconds per step (0: unknown)."""
+        delivery = self.delivery
+        return TrainerLoad(
+            steps=self.batches,
+            blocks=delivery.blocks,
+            busy_s=delivery.read_s + delivery.transform_s + delivery.encode_s,
+            stalled_s=self._stalled_s,
+            starved=starved,
+            step_s=step_s,
+            blocks_per_step=0.0 if stream is None else stream.blocks_per_step,
+            block_s=0.0 if stream is None else stream.window.block_s,
+            ready=max(0, self.ring_slots - self.ring_free),
+            in_flight=0 if stream is None or stream.ended else stream.delivery.in_flight,
+        )
 
     def begin(self, stream: BeginStream, steps: int) -> None:
         """Count the steps of a stream from here on."""
         self.epoch, self.step, self.steps = stream.epoch, stream.step, steps
 
-    def count_wait(self, seconds: float, *, for_slot: bool) -> None:
-        """Count time in which the feeder waited for a slot or for blocks."""
+    def count_wait(self, seconds: float, *, for_slot: bool, ready: int) -> None:
+        """Count time in which the feeder waited for a slot or for blocks. ready: batches in the ring."""
         if for_slot:
             self.wait_slots_s += seconds
-        else:
-            self.wait_blocks_s += seconds
+            return
+        self.wait_blocks_s += seconds
+        if ready <= 1:
+            self._stalled_s += seconds
 
     def add(self, batch: Draft, ring: RingWriter) -> None:
         """Count a batch that was announced."""
@@ -137,14 +157,17 @@ class TrainerSession:
         self.counters = FeederCounters()
         self.monitor = QualityMonitor(BatchSchema(()), (), "warn")
         self._about = about
-        self.trainer: int | None = None  # its pidfd
-        with contextlib.suppress(OSError):  # already dead, or in another container: then the connection ends
-            self.trainer = os.pidfd_open(channel.peer_pid())
+        self.trainer = _pidfd(channel)
 
     def count_wait(self, waited_s: float) -> None:
         """Count time in which the loop slept as waiting for blocks or for slots."""
         if self._stream is not None and not self._stream.ended:
-            self.counters.count_wait(waited_s, for_slot=self._stream.draft is not None)
+            ready = self._ring.slots - self._ring.free_slots
+            self.counters.count_wait(waited_s, for_slot=self._stream.draft is not None, ready=ready)
+
+    def load(self) -> TrainerLoad:
+        """What the trainer uses and waits for."""
+        return self.counters.load(self._stream, self._pace.known_step_s, starved=self.starved)
 
     def look(self) -> None:
         """Check the blocks in flight. Called about once a second."""
@@ -337,6 +360,14 @@ class TrainerSession:
         self.channel.send_long(report_packet(self._stream.number, self.counters.stats(), self.monitor.epoch_counts()))
         if warnings:
             self.channel.send_json({"type": "warnings", "texts": list(warnings)})
+
+
+def _pidfd(channel: Channel) -> int | None:
+    """A descriptor of the process at the other end."""
+    try:
+        return os.pidfd_open(channel.peer_pid())
+    except OSError:  # already dead, or in another container: then the connection ends
+        return None
 
 
 def show_window_changes() -> None:

@@ -64,13 +64,17 @@ class TrainerStream:
         )
         return cls(number, epoch, step, schedule, delivery, lanes, window)
 
+    @property
+    def blocks_per_step(self) -> float:
+        """The blocks that a step uses up, on average."""
+        return sum(len(self.schedule.lane(lane).borders) - 1 for lane in self.lanes) / max(1, self.schedule.steps)
+
     def observe(self, threads: int, step_s: float, available_bytes: int) -> Decision | None:
         """Measure the load; see `Window.observe`."""
-        blocks = sum(len(self.schedule.lane(lane).borders) - 1 for lane in self.lanes) / max(1, self.schedule.steps)
         return self.window.observe(
             threads=threads,
             step_s=step_s,
-            blocks_per_step=blocks,
+            blocks_per_step=self.blocks_per_step,
             held_bytes=self.delivery.held_bytes,
             available_bytes=available_bytes,
         )

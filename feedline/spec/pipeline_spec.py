@@ -23,6 +23,7 @@ from pydantic import BaseModel, Field, PrivateAttr, SkipValidation, ValidationEr
 from pydantic_core import ErrorDetails
 
 from feedline.errors import SpecError
+from feedline.spec.cluster_section import ClusterSpec, TlsSpec
 from feedline.spec.expectations import OnExpect
 from feedline.spec.features import FeatureSpec, OnNonfinite, OpCall, canonical_json, read_features
 from feedline.spec.json_schema import describe
@@ -33,7 +34,6 @@ from feedline.spec.sections import (
     ArtifactsSpec,
     BatchSpec,
     Bytes,
-    ClusterSpec,
     Count,
     Fit,
     FitSpec,
@@ -42,7 +42,6 @@ from feedline.spec.sections import (
     Section,
     Shuffle,
     ShuffleSpec,
-    TlsSpec,
     Version,
     keys_of,
     section_at,

@@ -27,7 +27,7 @@ from feedline.planning.plan import Plan
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.dispatch.delivery import Delivery, DeliveryStats
 from feedline.service.dispatch.window import Window, WindowLimits
-from feedline.spec.sections import ClusterSpec
+from feedline.spec.cluster_section import ClusterSpec
 
 ROWS = 64
 

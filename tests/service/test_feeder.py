@@ -8,7 +8,7 @@ from typing import Any, cast
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.feeder import Feeder
 from feedline.service.trainer_session import TrainerSession
-from feedline.spec.sections import ClusterSpec
+from feedline.spec.cluster_section import ClusterSpec
 
 
 class Session:

@@ -7,16 +7,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from feedline.spec import PipelineSpec
-from feedline.spec.sections import (
-    ClusterSpec,
-    ShuffleSpec,
-    TlsSpec,
-    is_loopback,
-    parse_bytes,
-    resolve_path,
-    scheduler_address,
-    section_at,
-)
+from feedline.spec.cluster_section import ClusterSpec, TlsSpec, is_loopback, scheduler_address
+from feedline.spec.sections import ShuffleSpec, parse_bytes, resolve_path, section_at
 from feedline.spec.source_section import SourceSpec
 
 TLS = {"ca": "/ca", "cert": "/cert", "key": "/key"}

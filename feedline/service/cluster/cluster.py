@@ -23,7 +23,7 @@ from feedline.service.cluster.early_threads import EarlyTask, EarlyThreads
 from feedline.service.dispatch.attempts import Arrived
 from feedline.service.dispatch.blame import EXCLUDED_S, Exclusions
 from feedline.service.dispatch.timing import priority
-from feedline.spec.sections import ClusterSpec
+from feedline.spec.cluster_section import ClusterSpec
 from feedline.transforms.registry.user_functions import RequiredFunction, check_functions
 from feedline.warehouse.storage.parallel import in_threads
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from feedline.service.cluster.dask_cluster import DaskCluster, DaskTask
     from feedline.service.cluster.scheduler_connection import SchedulerConnection
+    from feedline.service.scheduler.job_reports import JobAnswer, JobReport
 
 logger = logging.getLogger(__name__)
 
@@ -201,6 +202,16 @@ class Cluster:
         """Check scheduler and workers; see `SchedulerConnection.look`."""
         if not self._only_threads:
             self.connection.look(waiting=waiting)
+
+    def report(self, report: JobReport) -> None:
+        """Send a report to the scheduler; never blocks. Called about once a second, and not for threads."""
+        if self._dask.done():
+            self._connected().report(report)
+
+    @property
+    def answer(self) -> JobAnswer | None:
+        """The scheduler's last answer to a report; None before the first, and from a scheduler that gives none."""
+        return self._connected().answer if self._dask.done() else None
 
     def alive(self) -> bool:
         """Whether the scheduler answers."""

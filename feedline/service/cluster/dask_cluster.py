@@ -24,13 +24,16 @@ from feedline.errors import ClusterError
 from feedline.resources import Cpu, allocator_environment, cpu_environment
 from feedline.service.cluster.dashboard import DashboardOnDemand
 from feedline.service.cluster.local_cluster import start_local
+from feedline.service.cluster.reporting import Reporter
 from feedline.service.cluster.result_fetcher import ResultFetcher
 from feedline.service.cluster.scheduler_check import check_scheduler
 from feedline.service.cluster.scheduler_connection import SchedulerConnection
 from feedline.service.dispatch.attempts import Arrived
+from feedline.service.scheduler.extension import install
+from feedline.service.scheduler.job_reports import JobAnswer, JobReport
 from feedline.service.tls.certificate_files import check_certificate_files
 from feedline.service.tls.refused_connection import explain_refusal
-from feedline.spec.sections import ClusterSpec
+from feedline.spec.cluster_section import ClusterSpec
 
 _CONFIG = {
     "distributed.worker.profile.enabled": False,
@@ -102,6 +105,7 @@ class DaskCluster:
         self._started = 0
         self._in_process = spec.scheduler is None and spec.workers is None
         self._fetcher = ResultFetcher()
+        self._reporter = Reporter()
         self._config = contextlib.ExitStack()
         config: dict[str, Any] = {**_CONFIG, **(_CONFIG_OF_THREADS if self._in_process else {})}
         if scratch is not None:  # else as in Dask's configuration
@@ -137,6 +141,16 @@ class DaskCluster:
         if future is None:
             return None
         return DaskTask(future, self._fetcher.watch(future.client, future, self._local_results, arrived))
+
+    def report(self, report: JobReport) -> None:
+        """Send a report to the scheduler, unless one was sent less than two seconds ago."""
+        if self.connection.alive():
+            self._reporter.send(self.connection.client, report)
+
+    @property
+    def answer(self) -> JobAnswer | None:
+        """The scheduler's last answer to a report; None without one."""
+        return self._reporter.answer
 
     def map(
         self,
@@ -191,9 +205,12 @@ class DaskCluster:
             warnings.simplefilter("ignore")
             if self._cluster is None:
                 self._cluster = start_local(self._spec, threads=self._threads, dashboard_port=self._dashboard_port)
+                scheduler: Any = self._cluster.scheduler
                 if self._spec.dashboard:
-                    scheduler: Any = self._cluster.scheduler
                     scheduler.http_application.add_application(DashboardOnDemand(scheduler))
+                if not self._in_process:
+                    loop: Any = self._cluster.loop
+                    loop.add_callback(install, scheduler)
             return Client(self._cluster, direct_to_workers=True, set_as_default=False)
 
     def _connect_to_scheduler(self, address: str) -> Client:

@@ -17,7 +17,7 @@ from distributed import Nanny, Scheduler, Security, SpecCluster, Worker
 from distributed.scheduler import DEFAULT_EXTENSIONS
 
 from feedline.errors import ClusterError
-from feedline.spec.sections import ClusterSpec
+from feedline.spec.cluster_section import ClusterSpec
 
 _LOOPBACK = "127.0.0.1"
 _HEARTBEAT_MS = 10_000
@@ -71,6 +71,7 @@ def start_local(spec: ClusterSpec, *, threads: int, dashboard_port: int) -> Spec
     worker_class: type[Worker] = Worker if spec.dashboard else QuietWorker
     if processes:
         worker["worker_class"] = worker_class
+        worker["preload"] = ["feedline.service.worker.preload"]  # workers that are retired end their blocks first
     else:
         worker_class = BesideWorker if spec.dashboard else QuietBesideWorker
     options = {**node, "port": 0, "dashboard_address": f"{_LOOPBACK}:{dashboard_port}", "extensions": _extensions()}

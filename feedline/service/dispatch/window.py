@@ -163,6 +163,11 @@ class Window:
         self._block_s.add(block_s)
         self._largest_bytes = max(self._largest_bytes, nbytes)
 
+    @property
+    def block_s(self) -> float:
+        """Median computing time of the recent blocks; 0 before the first."""
+        return self._block_s.median
+
     def observe(
         self, *, threads: int, step_s: float, blocks_per_step: float, held_bytes: int, available_bytes: int
     ) -> Decision | None:

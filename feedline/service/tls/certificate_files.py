@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from feedline.errors import ClusterError
-from feedline.spec.sections import TlsSpec
+from feedline.spec.cluster_section import TlsSpec
 
 # OpenSSL's X509_V_FLAG_NO_CHECK_TIME, for which `ssl` has no name.
 _NO_CHECK_TIME = 0x200000

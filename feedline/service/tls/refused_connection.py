@@ -15,7 +15,7 @@ from typing import Any
 
 from feedline.errors import ClusterError
 from feedline.service.tls.certificate_files import authority_context, certificate_date, load_pair
-from feedline.spec.sections import TlsSpec, scheduler_address
+from feedline.spec.cluster_section import TlsSpec, scheduler_address
 
 _WAIT_S = 3.0
 # OpenSSL's verdicts on a chain.

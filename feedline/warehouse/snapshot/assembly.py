@@ -18,7 +18,7 @@ from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.snapshot.column_facts import Facts, contiguous, join_facts
 
 Int64s = npt.NDArray[np.int64]
-_CLOCK_GRAIN_NS = 2 * 10**9  # the coarsest time resolution of file systems in use
+CLOCK_GRAIN_NS = 2 * 10**9  # the coarsest time resolution of file systems in use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -96,7 +96,7 @@ def unchanged_files(listing: Listing, last: SnapshotPart, *, kept: set[str], tak
         same &= pc.fill_null(pc.equal(*tags), False).to_numpy(zero_copy_only=False)
     else:
         mtime_ns = contiguous(files["mtime_ns"]).to_numpy()
-        same &= (mtime_ns >= 0) & (mtime_ns + _CLOCK_GRAIN_NS < taken_ns)
+        same &= (mtime_ns >= 0) & (mtime_ns + CLOCK_GRAIN_NS < taken_ns)
     whole = np.array([kept.issuperset(_columns_of(schema, listing.schema)) for schema in last.schemas], np.bool_)
     same &= whole[contiguous(last.files["schema"]).to_numpy()[index]]
     return np.where(same, index, -1)

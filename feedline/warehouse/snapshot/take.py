@@ -26,7 +26,7 @@ from feedline.warehouse.discovery.table_log import unite_schemas
 from feedline.warehouse.parquet.schemas import SchemaRules
 from feedline.warehouse.snapshot.assembly import Assembly, SnapshotPart, assemble, carry_over, unchanged_files
 from feedline.warehouse.snapshot.column_facts import contiguous
-from feedline.warehouse.snapshot.footer_tasks import read_footers
+from feedline.warehouse.snapshot.footer_waves import FooterWaves
 from feedline.warehouse.snapshot.overflow import Overflow, overflow_folder
 from feedline.warehouse.snapshot.snapshot import Snapshot, identity
 from feedline.warehouse.storage import content_store
@@ -74,7 +74,8 @@ def snapshot_of(
     parts, unread = ([], np.arange(len(listing.files))) if last is None else _reuse_facts(listing, *last)
     corrupt: dict[int, str] = {}
     overflow = Overflow(overflow_folder(work_dir))
-    for result in read_footers(listing.uri, _footer_files(listing, unread), map):
+    waves = FooterWaves(listing, unread, work_dir=work_dir, now_ns=now_ns, map=map)
+    for result in waves.read():
         overflow.add(result.blocks)
         corrupt |= dict(result.corrupt)
         if corrupt and on_bad is None:
@@ -92,6 +93,7 @@ def snapshot_of(
         snapshot.save(work_dir)
     if changed or len(unread):
         _save_last(work_dir, listing, snapshot.id, now_ns)
+    waves.forget()
     loaded = Snapshot.load(work_dir, snapshot.id) if changed or last is None else last[0]
     return dataclasses.replace(loaded, ignored=listing.ignored)
 
@@ -171,11 +173,6 @@ def _without_keys(schema: pa.Schema, listing: Listing, both: Sequence[str]) -> p
     if not kept:
         raise TableError(f"{redact(listing.uri)} has no column in its files: expected at least one besides its keys")
     return pa.schema(kept)
-
-
-def _footer_files(listing: Listing, indices: npt.NDArray[np.int64]) -> list[tuple[int, str, int]]:
-    files = listing.files.select(["path", "bytes"]).take(pa.array(indices))
-    return list(zip(indices.tolist(), files["path"].to_pylist(), files["bytes"].to_pylist(), strict=True))
 
 
 def _leave_out(

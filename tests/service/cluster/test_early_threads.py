@@ -23,7 +23,7 @@ from feedline.service.cluster.early_threads import EarlyThreads
 from feedline.service.dispatch import attempts
 from feedline.service.dispatch.delivery import Delivery, DeliveryStats
 from feedline.service.dispatch.window import Window, WindowLimits
-from feedline.spec.sections import ClusterSpec
+from feedline.spec.cluster_section import ClusterSpec
 from feedline.warehouse.synthetic.generate import clicks_pipeline
 
 

@@ -19,7 +19,7 @@ from pipelines import descendants
 
 from feedline.errors import ClusterError
 from feedline.service.cluster.cluster import Cluster
-from feedline.spec.sections import ClusterSpec
+from feedline.spec.cluster_section import ClusterSpec
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from feedline.errors import ClusterError, DataError, FeedlineError, StoreError
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.dispatch import attempts
 from feedline.service.dispatch.delivery import Delivery
-from feedline.spec.sections import ClusterSpec
+from feedline.spec.cluster_section import ClusterSpec
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from feedline.service.cluster.scheduler_check import check_scheduler
 from feedline.service.tls.authority import make_certificates
 from feedline.service.tls.certificate_files import check_certificate_files
 from feedline.service.tls.refused_connection import check_scheduler_host, explain_refusal
-from feedline.spec.sections import TlsSpec
+from feedline.spec.cluster_section import TlsSpec
 
 NOW = datetime.datetime.now(tz=datetime.UTC)
 DAY = datetime.timedelta(days=1)

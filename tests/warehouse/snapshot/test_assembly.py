@@ -20,7 +20,7 @@ from warehouse_samples import sample, write
 
 from feedline.errors import CorruptFileError, TableError
 from feedline.service.cluster.cluster import Cluster
-from feedline.spec.sections import ClusterSpec
+from feedline.spec.cluster_section import ClusterSpec
 from feedline.warehouse.discovery.hive import discover
 from feedline.warehouse.parquet.schemas import SchemaRules
 from feedline.warehouse.snapshot import footer_tasks

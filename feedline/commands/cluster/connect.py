@@ -1,0 +1,40 @@
+"""Connect a command to its pipeline's cluster.
+
+Runs in: the process of the command.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from feedline.loader.ring.launch import feeder_threads
+from feedline.planning.plan import code_of
+from feedline.resources import make_scratch
+from feedline.service.cluster.cluster import Cluster
+from feedline.spec import PipelineSpec
+
+
+@contextmanager
+def pipeline_cluster(spec: PipelineSpec) -> Iterator[Cluster | None]:
+    """The pipeline's cluster, its workers checked; None if its blocks are computed by threads."""
+    if spec.cluster.workers is None and spec.cluster.scheduler is None:
+        yield None
+        return
+    scratch = make_scratch()
+    try:
+        # workers inherit it: a terminal sends Ctrl-C to them, too, but this process ends them in order
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            cluster = Cluster(spec.cluster, threads=feeder_threads(spec, feeders=1), scratch=scratch)
+        finally:
+            signal.signal(signal.SIGINT, before)
+        try:
+            cluster.check_workers(code_of(spec))
+            yield cluster
+        finally:
+            cluster.close()
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

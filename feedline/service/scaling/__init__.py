@@ -1,0 +1,1 @@
+"""How many workers a feeder's trainers need, and what gives them as many."""

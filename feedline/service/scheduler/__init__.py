@@ -1,0 +1,1 @@
+"""What runs in the scheduler of a cluster that several jobs share: reports of feeders, and the answers to them."""

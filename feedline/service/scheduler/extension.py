@@ -1,0 +1,87 @@
+"""A Dask scheduler's extension: it answers feeders' reports, and Dask's question how many workers there should be.
+
+Runs in: the scheduler, on its event loop. Dask's own answer to `adaptive_target` is about the tasks that it holds,
+which a feeder limits to a window. Adaptive clusters ask it directly; the Kubernetes operator asks `GET
+/api/v1/adaptive_target`, which is all that is served here: Dask's module for that path would serve an unauthenticated
+`retire_workers` as well.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from distributed import Scheduler
+from distributed.diagnostics.plugin import SchedulerPlugin
+from tornado.web import RequestHandler
+
+from feedline.service.scheduler.job_book import ClusterSize, JobBook
+from feedline.service.scheduler.job_reports import JobReport
+from feedline.service.scheduler.retirement import finish_before_retirement
+
+# Key of the scheduler's metadata that says that it has this extension.
+METADATA_KEY = "feedline"
+
+
+class JobExtension(SchedulerPlugin):
+    """The jobs of a scheduler. Once per scheduler: see `install`."""
+
+    name = "feedline-jobs"
+    idempotent = True
+
+    def __init__(self, scheduler: Scheduler, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._scheduler = scheduler
+        self._clock = clock
+        self.book = JobBook()
+
+    def feedline_report(self, report: Mapping[str, Any]) -> dict[str, Any]:
+        """Keep a feeder's report (`JobReport`); returns a `JobAnswer`."""
+        return self.book.record(JobReport.from_json(report), self._clock(), self._size()).to_json()
+
+    def feedline_jobs(self) -> list[dict[str, Any]]:
+        """The last report of each feeder."""
+        return [report.to_json() for report in self.book.reports(self._clock())]
+
+    def adaptive_target(self, target_duration: object = None) -> int:
+        """The workers that all jobs together need. target_duration: of Dask's interface; of no use here."""
+        return self.book.demand_workers(self._clock(), self._size())
+
+    def restart(self, scheduler: Scheduler) -> None:
+        """Say again that there is an extension. Dask calls this when a client has cleared the scheduler."""
+        scheduler.task_metadata[METADATA_KEY] = {"report": 1}
+
+    def _size(self) -> ClusterSize:
+        scheduler: Any = self._scheduler
+        return ClusterSize(workers=len(scheduler.workers), threads=int(scheduler.total_nthreads))
+
+
+class _TargetHandler(RequestHandler):
+    """Answers the Kubernetes operator's question how many workers there should be."""
+
+    def initialize(self, extension: JobExtension) -> None:
+        self._extension = extension
+
+    def get(self) -> None:
+        self.set_header("Content-Type", "application/json")
+        self.write(json.dumps({"workers": self._extension.adaptive_target()}))
+
+
+def install(scheduler: Scheduler) -> JobExtension:
+    """Extend a scheduler that has started, or return the extension that it has."""
+    existing: Any = scheduler.plugins.get(JobExtension.name)
+    if existing is not None:
+        assert isinstance(existing, JobExtension)
+        return existing
+    extension = JobExtension(scheduler)
+    scheduler.add_plugin(extension)
+    for handler in (extension.feedline_report, extension.feedline_jobs, extension.adaptive_target):
+        scheduler.handlers[handler.__name__] = handler
+    setattr(scheduler, "adaptive_target", extension.adaptive_target)  # noqa: B010 -- Dask's own, replaced
+    extension.restart(scheduler)
+    finish_before_retirement(scheduler)
+    application: Any = getattr(scheduler, "http_application", None)  # None: without an HTTP server
+    if application is not None:
+        application.add_handlers(r".*", [(r"/api/v1/adaptive_target", _TargetHandler, {"extension": extension})])
+    return extension

@@ -1,0 +1,68 @@
+"""Keep the last report of each feeder of a scheduler, and sum their demands.
+
+Runs in: the scheduler. Pure: time and the cluster's size are arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from feedline.service.scheduler.job_reports import JobAnswer, JobReport
+
+# A feeder reports every two seconds; one that has been silent for so long has died.
+SILENT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSize:
+    """The workers of a cluster, and the threads of all of them."""
+
+    workers: int
+    threads: int
+
+    @property
+    def threads_per_worker(self) -> float:
+        """At least 1, also without workers."""
+        return max(1.0, self.threads / self.workers) if self.workers else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    report: JobReport
+    reported_s: float
+
+
+@dataclass(slots=True)
+class JobBook:
+    """The feeders that report to a scheduler."""
+
+    _entries: dict[str, _Entry] = field(default_factory=dict)  # by feeder
+    _threads_per_worker: float = 1.0  # of the last workers that there were
+
+    def record(self, report: JobReport, now_s: float, size: ClusterSize) -> JobAnswer:
+        """Keep a report, and answer it."""
+        self._entries[report.feeder] = _Entry(report=report, reported_s=now_s)
+        self._drop_silent(now_s)
+        jobs = len({entry.report.job for entry in self._entries.values()})
+        return JobAnswer(now_s=now_s, virtual_start_s=now_s, threads=size.threads, workers=size.workers, jobs=jobs)
+
+    def reports(self, now_s: float) -> list[JobReport]:
+        """The last reports of all feeders that are alive, by job and feeder."""
+        self._drop_silent(now_s)
+        reports = [entry.report for entry in self._entries.values()]
+        return sorted(reports, key=lambda report: (report.job, report.feeder))
+
+    def demand_workers(self, now_s: float, size: ClusterSize) -> int:
+        """The workers that all feeders together need. The scheduler's own workers say how many threads one has."""
+        if size.workers:
+            self._threads_per_worker = size.threads_per_worker
+        reports = self.reports(now_s)
+        threads = sum(report.demand_threads for report in reports)
+        least = max((report.least_workers for report in reports), default=0)
+        return max(least, math.ceil(threads / self._threads_per_worker - 1e-6))
+
+    def _drop_silent(self, now_s: float) -> None:
+        self._entries = {
+            feeder: entry for feeder, entry in self._entries.items() if now_s - entry.reported_s < SILENT_S
+        }
