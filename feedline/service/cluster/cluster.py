@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from feedline.blocks.environment import Environment, check_environment, environment_at
 from feedline.blocks.jobs import check_job
-from feedline.blocks.reach import Reach, check_table, check_work_dir, unreadable
+from feedline.blocks.reach import Reach
 from feedline.blocks.request import Job
 from feedline.resources import choose_cpu
 from feedline.service.cluster.early_threads import EarlyTask, EarlyThreads
-from feedline.service.cluster.worker_checks import WorkerRead, failures_on_workers, read_again
+from feedline.service.cluster.worker_checks import WorkerRead, check_reach, check_workers, read_again
 from feedline.service.dispatch.attempts import Arrived
 from feedline.service.dispatch.blame import EXCLUDED_S, Exclusions
 from feedline.service.dispatch.timing import priority
@@ -237,9 +237,9 @@ class Cluster:
             check_environment(self.environment)
             return
         self.connection.await_workers()
-        self._examine(check_environment, self.environment)
+        check_workers(self.client, check_environment, self.environment, self.exclude)
         if code:
-            self._examine(check_functions, tuple(code))
+            check_workers(self.client, check_functions, tuple(code), self.exclude)
 
     def check_job(self, job: Job, reach: Reach | None = None) -> None:
         """Send a job to all workers, which check that they can compute it. Raises ClusterError if none can.
@@ -250,11 +250,9 @@ class Cluster:
         if self.kind == "threads":
             return
         self.connection.await_scheduler()
-        if reach is not None and self._elsewhere and unreadable(reach.fragment) is None:
-            self._examine(check_table, reach)
-            for worker, error in failures_on_workers(self.client, check_work_dir, reach)[0].items():
-                logger.warning("worker %s: %s", worker, error)
-        self._examine(check_job, job)
+        if reach is not None and self._elsewhere:
+            check_reach(self.client, reach, self.exclude)
+        check_workers(self.client, check_job, job, self.exclude)
 
     @property
     def _elsewhere(self) -> bool:
@@ -264,14 +262,6 @@ class Cluster:
     def _check_once(self) -> None:
         if self._unchecked:
             self.check_workers(self._code)
-
-    def _examine(self, check: Callable[[Any], None], argument: Any) -> None:
-        """Run a check on all workers; those that fail it get no blocks. Raises an error of the check if all fail."""
-        unfit, all_failed = failures_on_workers(self.client, check, argument)
-        if unfit and all_failed:
-            raise next(iter(unfit.values()))
-        for worker, error in unfit.items():
-            self.exclude(worker, str(error))
 
     def map(self, function: Callable[[Any], Any], arguments: Sequence[Any]) -> Iterator[Any]:
         """function(argument) for each argument, in order, on the cluster; repeated if the scheduler is lost."""

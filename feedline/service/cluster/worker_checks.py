@@ -5,24 +5,46 @@ Runs in: the process that computes on a cluster; `WorkerRead` in Dask workers.
 
 from __future__ import annotations
 
+import logging
 import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from feedline.blocks.reach import unreadable_error
+from feedline.blocks.reach import Reach, check_table, check_work_dir, unreadable, unreadable_error
 from feedline.errors import CorruptFileError, StoreError, TableError
 from feedline.service.dispatch.attempts import worker_address
 
 if TYPE_CHECKING:
     from distributed import Client
 
+logger = logging.getLogger(__name__)
+
 _CHECK_S = 30.0  # time for all workers to answer a check
 
 
-def failures_on_workers(
-    client: Client, check: Callable[[Any], None], argument: Any
-) -> tuple[dict[str, Exception], bool]:
+def check_workers(
+    client: Client, check: Callable[[Any], None], argument: Any, exclude: Callable[[str, str], None]
+) -> None:
+    """Run a check on all workers; those that fail it are excluded. Raises an error of the check if all fail."""
+    unfit, all_failed = _failures(client, check, argument)
+    if unfit and all_failed:
+        raise next(iter(unfit.values()))
+    for worker, error in unfit.items():
+        exclude(worker, str(error))
+
+
+def check_reach(client: Client, reach: Reach, exclude: Callable[[str, str], None]) -> None:
+    """Check that workers can read the table, unless this process cannot read it either. Raises ClusterError if none
+    can; logs a warning for workers that lack `work_dir` only."""
+    if unreadable(reach.fragment) is not None:
+        return
+    check_workers(client, check_table, reach, exclude)
+    for worker, error in _failures(client, check_work_dir, reach)[0].items():
+        logger.warning("worker %s: %s", worker, error)
+
+
+def _failures(client: Client, check: Callable[[Any], None], argument: Any) -> tuple[dict[str, Exception], bool]:
     """Run a check on all workers; its errors by worker, and whether no worker has passed it.
 
     A worker that does not answer is not among the errors: it is about to leave.
