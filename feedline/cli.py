@@ -50,6 +50,10 @@ _ELSEWHERE = {
         "feedline.commands.verify",
         "Compare what trainers get, or got, with the plan, row by row. Exit status 1 if anything differs.",
     ),
+    "worker": (
+        "feedline.commands.cluster.worker",
+        "Compute blocks for the jobs of a scheduler.",
+    ),
     "transform": (
         "feedline.commands.transform",
         "Turn rows of a file into features, exactly as training does. Needs only pipeline.yaml and its artifacts.",

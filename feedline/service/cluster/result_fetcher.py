@@ -31,6 +31,9 @@ _PER_WORKER = 2  # one is transferred while the next is requested
 # Seconds until a fetch is repeated: a second connection that hangs, too, is given up after 24 s in all. Where recent
 # fetches took longer, a multiple of the longest.
 _FETCH_S, _TIMES = 8.0, 4
+# A worker that leaves moves its results to others: between the question who holds one and the request for it, it may
+# have moved.
+_TRIES, _MOVED_S = 4, 0.1
 
 
 class ResultFetcher:
@@ -70,13 +73,20 @@ class ResultFetcher:
         if key in local:
             return local[key]
         limit_s = max(_FETCH_S, _TIMES * self._durations_s.largest)
-        while True:
+        tries = 0
+        while tries < _TRIES:
             addresses = (await scheduler.who_has(keys=[key])).get(key, ())
             try:
-                return await self._fetch(client, key, addresses, limit_s)
+                fetched = await self._fetch(client, key, addresses, limit_s)
             except TimeoutError:
                 logger.warning("fetching a block took more than %.0f s: trying another connection", limit_s)
                 limit_s *= 2
+                continue
+            if fetched is not None or future.status != "finished":  # lost with its worker
+                return fetched
+            await asyncio.sleep(_MOVED_S)
+            tries += 1
+        return None
 
     async def _fetch(self, client: Client, key: str, addresses: Sequence[str], limit_s: float) -> Outcome:
         """The result of a task from one of its workers; None if none has it. Raises TimeoutError."""
@@ -87,8 +97,8 @@ class ResultFetcher:
                 data: dict[Any, Any] = (await gather_from_workers({key: [address]}, rpc=client.rpc))[0]
             if key in data:
                 self._durations_s.add(time.monotonic() - start_s)
-                fetched: Outcome = data[key]
-                return fetched
+                outcome: Outcome = data[key]
+                return outcome
         return None
 
 

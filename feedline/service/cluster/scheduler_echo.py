@@ -51,7 +51,7 @@ class SchedulerEcho:
             logger.warning(
                 "the Dask scheduler at %s has not answered for %.0f s, although its connection is open: connecting "
                 "again",
-                client.scheduler.address,
+                _address_of(client),
                 _ROUND_S * _ROUNDS,
             )
             sever(client)
@@ -87,7 +87,13 @@ class SchedulerEcho:
 
 def sever(client: Client) -> None:
     """Break all connections to the scheduler, on the client's event loop."""
-    client.rpc.remove(client.scheduler.address)
+    client.rpc.remove(_address_of(client))
     stream = client.scheduler_comm
     if stream is not None:
         stream.comm.abort()
+
+
+def _address_of(client: Client) -> str:
+    """The address of a client's scheduler."""
+    scheduler: Any = client.scheduler
+    return str(scheduler.address)
