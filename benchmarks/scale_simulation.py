@@ -27,13 +27,15 @@ REPORT_S = 2.0
 class Costs:
     """Measured on one machine; see `scale_cluster.measure`.
 
-    task_s: the scheduler's CPU time per task, with all of its messages. wire_bytes: of these messages, without the
-    block. messages: their number. collect_s: for which a client, and worker_collect_s, for which a worker or the
-    scheduler collects messages before they are sent. fetch_s: from the news of a finished block to its bytes, at
-    bytes_per_s. report_s: the scheduler's CPU time per report.
+    task_s: the scheduler's CPU time per task, with all of its messages. worker_s: the same per worker and second, for
+    heartbeats; of more than 100 workers as of 100, since Dask asks for fewer of each then. wire_bytes: of a task's
+    messages, without the block; messages: their number. collect_s: for which a client, and worker_collect_s, for which
+    a worker or the scheduler collects messages before they are sent. fetch_s: from the news of a finished block to its
+    bytes, at bytes_per_s. report_s: the scheduler's CPU time per report.
     """
 
     task_s: float
+    worker_s: float = 0.0
     wire_bytes: float = 6_000.0
     messages: float = 8.0
     collect_s: float = 0.010
@@ -164,6 +166,11 @@ class SimulatedScheduler:
         self._loads = [(0.0, next(self._numbers), worker) for worker in self.members.values()]
         for worker in self.members.values():
             worker.on_change = self._note
+        loop.after(1.0, self._beat)
+
+    def _beat(self) -> None:
+        self.serve(self.costs.worker_s * min(100, len(self.members)), lambda: None)
+        self.loop.after(1.0, self._beat)
 
     def _note(self, worker: SimulatedWorker) -> None:
         """Keep a worker's load, for the choice of the least loaded one."""
