@@ -26,7 +26,7 @@ from scale_simulation import Costs, Loop, SimulatedCluster, SimulatedRank, Simul
 
 MEASURED = Costs(task_s=0.0025, worker_s=0.0005, messages=9.6, wire_bytes=4_100.0)
 WARM_S, MEASURED_S = 20.0, 20.0
-_LOST_SHARE = 0.1
+LOST_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ def simulate(scenario: Scenario, costs: Costs) -> Outcome:
     in_flight = sum(rank.feeder.delivery.in_flight for rank in ranks)
     connections = [len(rank.cluster.connections) for rank in ranks]
     clients = [len(worker.clients) for worker in scheduler.members.values()]
-    scheduler.lose(list(scheduler.members)[: max(1, round(scenario.workers * _LOST_SHARE))])
+    scheduler.lose(list(scheduler.members)[: max(1, round(scenario.workers * LOST_SHARE))])
     loop.run(WARM_S + 2 * MEASURED_S)
     recovery_s = recovery([rank.feeder for rank in ranks], WARM_S + MEASURED_S, loop.now_s)
     for rank in ranks:
