@@ -22,6 +22,10 @@ from feedline.errors import PlanError, SpecError
 from feedline.version import VERSION
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import RenderableType
+
     from feedline.spec import PipelineSpec
     from feedline.warehouse.selection.waves import CountProgress
 
@@ -45,6 +49,10 @@ _ELSEWHERE = {
     "verify": (
         "feedline.commands.verify",
         "Compare what trainers get, or got, with the plan, row by row. Exit status 1 if anything differs.",
+    ),
+    "worker": (
+        "feedline.commands.cluster.worker",
+        "Compute blocks for the jobs of a scheduler.",
     ),
     "transform": (
         "feedline.commands.transform",
@@ -203,13 +211,13 @@ def plan(
     keep_pandas_out(code_of(spec))
     if step is None and (rank is not None or epoch or state is not None):
         raise SpecError("--rank, --epoch and --state describe a step: got no --step. Name one")
-    if save and (step is not None or ops or shuffle):
-        raise SpecError("--save shows the plan: got --step, --ops or --shuffle beside it. Leave out one of the two")
     if save:
+        if step is not None or ops or shuffle:
+            raise SpecError("--save shows the plan: got --step, --ops or --shuffle beside it. Leave out one of the two")
         _print_saved_plan(spec, world_size, as_json=as_json)
         return
+    own = Pipeline(spec)
     with on_count_progress(_print_count_progress):
-        own = Pipeline(spec)
         resolved = own.plan(world_size=world_size) if state is None else own.plan_for(read_state(state))
     if step is not None:
         rows = describe_step(resolved, epoch=epoch, step=step, rank=rank, world_size=world_size)
@@ -217,13 +225,15 @@ def plan(
             print(json.dumps(rows))
         else:
             Console().print(step_table(rows), highlight=False)
-        return
-    if shuffle:
-        facts, render = describe_shuffle(resolved, world_size=world_size), shuffle_table
+    elif shuffle:
+        _print_facts(describe_shuffle(resolved, world_size=world_size), shuffle_table, as_json=as_json)
     elif ops:
-        facts, render = describe_ops(resolved), ops_table
+        _print_facts(describe_ops(resolved), ops_table, as_json=as_json)
     else:
-        facts, render = describe(resolved, world_size=world_size), plan_table
+        _print_facts(describe(resolved, world_size=world_size), plan_table, as_json=as_json)
+
+
+def _print_facts(facts: dict[str, Any], render: Callable[[dict[str, Any]], RenderableType], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(facts))
     else:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 
 from feedline.artifacts.store import ArtifactSetRef
 from feedline.blocks.environment import Environment
+from feedline.blocks.packed_pieces import Packed, pack_pieces, unpack_pieces
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.encoding.shuffled_rows import Rows
 from feedline.spec.features import FeatureSpec
@@ -19,6 +21,9 @@ from feedline.transforms.registry.user_functions import RequiredFunction
 from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.reading.sample import Sample
 from feedline.warehouse.rebase.recorded_rows import Recording
+
+# Pieces of a block from which on they are packed.
+_PACKED_PIECES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +74,29 @@ class BlockRequest:
     rows: int
     permutation: tuple[int | str, ...] | None
     nbytes: int  # compressed bytes of the column chunks it reads
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled, many pieces are packed: every task in flight is held by the scheduler. One or two are not worth the
+        time."""
+        if len(self.pieces) < _PACKED_PIECES:
+            return _request, (self.pieces, self.rows, self.permutation, self.nbytes)
+        packed = pack_pieces([(piece.fragment, piece.skip, piece.rows) for piece in self.pieces])
+        return _unpacked_request, (packed, self.rows, self.permutation, self.nbytes)
+
+
+def _request(
+    pieces: tuple[PieceRequest, ...], rows: int, permutation: tuple[int | str, ...] | None, nbytes: int
+) -> BlockRequest:
+    return BlockRequest(pieces=pieces, rows=rows, permutation=permutation, nbytes=nbytes)
+
+
+def _unpacked_request(
+    packed: Packed, rows: int, permutation: tuple[int | str, ...] | None, nbytes: int
+) -> BlockRequest:
+    pieces = tuple(
+        PieceRequest(fragment=fragment, skip=skip, rows=own) for fragment, skip, own in unpack_pieces(packed)
+    )
+    return _request(pieces, rows, permutation, nbytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

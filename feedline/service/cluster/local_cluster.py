@@ -71,6 +71,7 @@ def start_local(spec: ClusterSpec, *, threads: int, dashboard_port: int) -> Spec
     worker_class: type[Worker] = Worker if spec.dashboard else QuietWorker
     if processes:
         worker["worker_class"] = worker_class
+        worker["preload"] = ["feedline.service.worker.preload"]  # workers that are retired end their blocks first
     else:
         worker_class = BesideWorker if spec.dashboard else QuietBesideWorker
     options = {**node, "port": 0, "dashboard_address": f"{_LOOPBACK}:{dashboard_port}", "extensions": _extensions()}

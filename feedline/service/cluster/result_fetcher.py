@@ -21,6 +21,9 @@ from feedline.service.dispatch.attempts import Arrived, Outcome, failure_of
 from feedline.service.dispatch.blame import BlockFailure, host_of
 
 _PER_WORKER = 2  # one is transferred while the next is requested
+# A worker that leaves moves its results to others: between the question who holds one and the request for it, it may
+# have moved.
+_TRIES, _MOVED_S = 4, 0.1
 
 
 class ResultFetcher:
@@ -58,14 +61,17 @@ class ResultFetcher:
         key = str(future.key)
         if key in local:
             return local[key]
-        addresses = (await scheduler.who_has(keys=[key])).get(key, ())
-        for address in addresses:
-            room = self._room.setdefault((id(client), address), asyncio.Semaphore(_PER_WORKER))
-            async with room:
-                data: dict[Any, Any] = (await gather_from_workers({key: [address]}, rpc=client.rpc))[0]
-            if key in data:
-                fetched: Outcome = data[key]
-                return fetched
+        for _ in range(_TRIES):
+            for address in (await scheduler.who_has(keys=[key])).get(key, ()):
+                room = self._room.setdefault((id(client), address), asyncio.Semaphore(_PER_WORKER))
+                async with room:
+                    data: dict[Any, Any] = (await gather_from_workers({key: [address]}, rpc=client.rpc))[0]
+                if key in data:
+                    fetched: Outcome = data[key]
+                    return fetched
+            if future.status != "finished":  # lost with its worker
+                return None
+            await asyncio.sleep(_MOVED_S)
         return None
 
 

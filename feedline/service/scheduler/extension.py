@@ -19,6 +19,7 @@ from tornado.web import RequestHandler
 
 from feedline.service.scheduler.job_book import ClusterSize, JobBook
 from feedline.service.scheduler.job_reports import JobReport
+from feedline.service.scheduler.retirement import finish_before_retirement
 
 # Key of the scheduler's metadata that says that it has this extension.
 METADATA_KEY = "feedline"
@@ -79,6 +80,7 @@ def install(scheduler: Scheduler) -> JobExtension:
         scheduler.handlers[handler.__name__] = handler
     setattr(scheduler, "adaptive_target", extension.adaptive_target)  # noqa: B010 -- Dask's own, replaced
     extension.restart(scheduler)
+    finish_before_retirement(scheduler)
     application: Any = getattr(scheduler, "http_application", None)  # None: without an HTTP server
     if application is not None:
         application.add_handlers(r".*", [(r"/api/v1/adaptive_target", _TargetHandler, {"extension": extension})])

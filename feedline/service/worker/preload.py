@@ -1,0 +1,66 @@
+"""Let the workers of a deployment leave gracefully: `dask worker --preload feedline.service.worker.preload`.
+
+Runs in: Dask workers and nannies. SIGTERM (scale-in, spot warning) lets the worker leave as in `departure.py`, and end
+with status 0; a second SIGTERM gives up what runs. The time for running tasks is `feedline.worker.drain` in Dask's
+configuration: in the environment, DASK_FEEDLINE__WORKER__DRAIN=25s (the default).
+
+A nanny gets the signals of its deployment, so it needs the module, too: `--preload-nanny` with the same name. Workers
+of nannies have no handler of their own: those of a feeder end with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import dask
+from dask.utils import parse_timedelta
+from distributed import Nanny, Worker
+
+from feedline.service.worker.departure import DRAIN_S, Departure
+
+
+async def dask_setup(node: Worker | Nanny) -> None:
+    """Let this worker, or the worker of this nanny, leave gracefully on SIGTERM, or when its scheduler retires it."""
+    if isinstance(node, Nanny):
+        _on_signal(lambda: _ask_to_leave(node))
+        return
+    limit_s = float(parse_timedelta(dask.config.get("feedline.worker.drain", DRAIN_S)))
+    departure = Departure(node, limit_s=limit_s)
+    if not node.nanny:
+        _on_signal(departure.leave, departure.hurry)
+
+
+def _on_signal(leave: Callable[[], Any], hurry: Callable[[], None] | None = None) -> None:
+    """Call `leave` on this loop at the first SIGTERM, and `hurry` (None: the former handler) at the next ones."""
+    if threading.current_thread() is not threading.main_thread():  # a worker in somebody else's process
+        return
+    loop = asyncio.get_running_loop()
+    before: Any = signal.getsignal(signal.SIGTERM)
+    leaving: list[asyncio.Task[Any]] = []
+
+    def begin() -> None:
+        leaving.append(asyncio.ensure_future(leave()))
+
+    def end(number: int, frame: Any) -> None:
+        if not leaving:
+            loop.call_soon_threadsafe(begin)
+        elif hurry is not None:
+            loop.call_soon_threadsafe(hurry)
+        elif callable(before):
+            before(number, frame)
+
+    signal.signal(signal.SIGTERM, end)
+
+
+async def _ask_to_leave(nanny: Any) -> None:
+    address = nanny.worker_address
+    with contextlib.suppress(OSError):
+        if address is not None:
+            await nanny.rpc(address).feedline_leave()
+            return
+    await nanny.close(reason="feedline-leave")

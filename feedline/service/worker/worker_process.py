@@ -1,0 +1,192 @@
+"""Serve a scheduler with one worker, over and over: a worker that has lost its scheduler is replaced by another.
+
+Runs in: the process of `feedline worker`, whose environment was set before it started (`worker_environment`). Spilling
+and Dask's memory limits are off: feeders limit the blocks in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import dask
+from distributed import Security, Worker
+from distributed.comm.core import connect
+from distributed.utils import get_ip
+
+from feedline.errors import ClusterError
+from feedline.resources import Cpu, allocator_environment, cpu_environment
+from feedline.service.tls.certificate_files import check_certificate_files
+from feedline.service.tls.refused_connection import explain_refusal
+from feedline.service.worker.departure import DRAIN_S, Departure
+from feedline.spec.cluster_section import TlsSpec, is_loopback, scheduler_address
+
+logger = logging.getLogger("feedline.worker")
+
+_CONFIG = {
+    "distributed.worker.profile.enabled": False,
+    "distributed.admin.system-monitor.gil.enabled": False,
+    "distributed.admin.system-monitor.interval": "2s",
+    "distributed.worker.memory.target": False,
+    "distributed.worker.memory.spill": False,
+    "distributed.worker.memory.pause": False,
+    "distributed.worker.memory.terminate": False,
+    "distributed.admin.low-level-log-length": 100,
+}
+_CONNECT_S = 5.0
+_PAUSE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """A worker of `threads` threads for a scheduler. tls: of the connection. host: on which it listens (None: on the
+    address from which it reaches the scheduler). http: "host:port" of its health and metrics (None: no HTTP server).
+    scratch: its folder (None: Dask's default). drain_s: for running blocks to end when it leaves. wait_s: to search a
+    scheduler (None: forever)."""
+
+    scheduler: str
+    threads: int
+    tls: TlsSpec | None = None
+    name: str | None = None
+    host: str | None = None
+    http: str | None = None
+    scratch: str | None = None
+    drain_s: float = DRAIN_S
+    wait_s: float | None = None
+
+
+def worker_environment(threads: int, cpu: Cpu, environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment with which a worker must start: the given one, with what its libraries read when they load.
+
+    What is set already stays, but for numpy's instructions: a worker with others is refused by every feeder.
+    """
+    own = {"POLARS_MAX_THREADS": str(threads), "OMP_NUM_THREADS": "1", **allocator_environment(threads)}
+    return {**own, **environment, **cpu_environment(cpu)}
+
+
+class _WithoutServer(Worker):
+    """A worker without an HTTP server."""
+
+    def start_http_server(self, *_: object, **__: object) -> None:
+        pass
+
+
+class WorkerProcess:
+    """Runs workers until a signal, or until no scheduler answers for `wait_s`."""
+
+    def __init__(self, options: WorkerOptions) -> None:
+        self._options = options
+        self._departure: Departure | None = None
+        self._stop = False
+        self._serving: asyncio.Task[None] | None = None
+
+    def run(self) -> None:
+        """Serve until SIGTERM or Ctrl-C. Raises ClusterError if no scheduler answers for `wait_s`, and for certificates
+        that cannot be used."""
+        if self._options.tls is not None:
+            check_certificate_files(self._options.tls, listens=True)
+        with dask.config.set(_CONFIG):
+            asyncio.run(self._run())
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._end)
+        self._serving = asyncio.create_task(self._serve())
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._serving
+
+    def _end(self) -> None:
+        """Let the worker leave; at once, if it was asked before."""
+        departure, self._stop = self._departure, True
+        if departure is None:
+            assert self._serving is not None
+            self._serving.cancel()
+        elif departure.begun:
+            departure.hurry()
+        else:
+            self._leaving = asyncio.create_task(departure.leave())
+
+    async def _serve(self) -> None:
+        options = self._options
+        security = _security(options.tls)
+        while not self._stop:
+            await self._await_scheduler(security)
+            worker = self._worker(security)
+            try:
+                await worker
+            except (OSError, TimeoutError, ValueError) as error:  # lost again, or it refuses the worker
+                logger.warning("the scheduler at %s did not take the worker: %s", options.scheduler, error)
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            self._departure = Departure(worker, limit_s=options.drain_s)
+            logger.info("worker %s serves %s with %d threads", worker.address, options.scheduler, options.threads)
+            await worker.finished()
+            self._departure = None
+            if not self._stop:
+                logger.warning("the scheduler at %s is gone, or has closed the worker", options.scheduler)
+
+    def _worker(self, security: Security) -> Worker:
+        options = self._options
+        _, host, port = scheduler_address(options.scheduler)
+        own = options.host or ("127.0.0.1" if is_loopback(host) else get_ip(host, port))
+        return (Worker if options.http else _WithoutServer)(
+            options.scheduler,
+            nthreads=options.threads,
+            name=options.name,
+            host=own,
+            security=security,
+            local_directory=options.scratch,
+            memory_limit=0,
+            dashboard=False,
+            dashboard_address=options.http or "127.0.0.1:0",
+            death_timeout=30,
+        )
+
+    async def _await_scheduler(self, security: Security) -> None:
+        """Wait until the scheduler accepts connections. Raises ClusterError after `wait_s`."""
+        address, wait_s = self._options.scheduler, self._options.wait_s
+        begin_s, complaint = time.monotonic(), ""
+        timeout_s = _CONNECT_S if wait_s is None else min(_CONNECT_S, max(_PAUSE_S, wait_s))
+        while True:
+            try:
+                comm = await connect(address, timeout=timeout_s, **security.get_connection_args("worker"))
+            except (OSError, TimeoutError, RuntimeError) as error:
+                reason = await asyncio.to_thread(explain_refusal, address, self._options.tls) or str(error)
+            else:
+                await comm.close()
+                return
+            if reason != complaint:
+                logger.warning("no scheduler answers at %s; waiting for it: %s", address, reason)
+            complaint = reason
+            if wait_s is not None and time.monotonic() - begin_s > wait_s:
+                raise ClusterError(
+                    f"no Dask scheduler answers at {address}: got none in {wait_s:g} s, the last time {reason}. Start "
+                    f"one (feedline scheduler), or raise --wait-s"
+                )
+            await asyncio.sleep(_PAUSE_S)
+
+
+def _security(tls: TlsSpec | None) -> Security:
+    if tls is None:
+        return Security()
+    return Security(
+        tls_ca_file=tls.ca,
+        tls_client_cert=tls.cert,
+        tls_client_key=tls.key,
+        tls_worker_cert=tls.cert,
+        tls_worker_key=tls.key,
+        require_encryption=True,
+    )
+
+
+def replace_process(environment: dict[str, str], arguments: list[str]) -> None:
+    """Start this program anew in the same process, with another environment. Returns only if there is no need."""
+    if any(os.environ.get(name) != value for name, value in environment.items()):
+        os.execve(arguments[0], arguments, environment)

@@ -1,0 +1,68 @@
+"""A block's pieces come back from their packed form, which is small."""
+
+from __future__ import annotations
+
+import datetime
+import pickle
+from decimal import Decimal
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedline.blocks.request import BlockRequest, PieceRequest
+from feedline.warehouse.reading.fragment import Fragment
+
+whole = st.integers(0, 2**63 - 1)
+values = st.none() | st.text() | st.integers() | st.dates() | st.decimals(allow_nan=False) | st.booleans()
+
+
+@st.composite
+def pieces(draw: st.DrawFn) -> PieceRequest:
+    groups = draw(st.integers(0, 4))
+    fragment = Fragment(
+        table=draw(st.sampled_from(["s3://a/t", "/b"])),
+        path=draw(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12)),
+        bytes=draw(whole),
+        mtime_ns=draw(st.integers(-1, 2**63 - 1)),
+        footer_digest=draw(st.binary(max_size=32)),
+        footer_bytes=draw(whole),
+        row_groups=tuple(draw(st.lists(st.integers(0, 2**31), min_size=groups, max_size=groups))),
+        expected=tuple(draw(st.lists(st.integers(-1, 2**40), min_size=groups, max_size=groups))),
+        partition=tuple(draw(st.lists(st.tuples(st.text(max_size=3), values), max_size=2))),
+        proofs=tuple(draw(st.lists(st.integers(0, 255), max_size=groups))),
+        excluded=tuple(draw(st.lists(st.none() | st.binary(max_size=3), max_size=groups))),
+    )
+    return PieceRequest(fragment=fragment, skip=draw(whole), rows=draw(whole))
+
+
+@given(st.lists(pieces(), max_size=8), st.none() | st.tuples(st.just("rows"), st.integers(), st.text(max_size=4)))
+def test_a_pickled_request_comes_back(parts: list[PieceRequest], permutation: tuple[int | str, ...] | None) -> None:
+    request = BlockRequest(pieces=tuple(parts), rows=7, permutation=permutation, nbytes=9)
+    back = pickle.loads(pickle.dumps(request))
+    assert back == request
+    assert repr(back) == repr(request), "keys of tasks are made of it"
+
+
+def test_partition_values_that_compare_equal_stay_apart() -> None:
+    """True == 1 == Decimal(1): a value of one type must not come back as another's."""
+    same = (True, 1, Decimal(1), 1.0, datetime.date(2026, 1, 1))
+    parts = tuple(
+        PieceRequest(
+            fragment=Fragment(
+                table="/t",
+                path=f"{index}",
+                bytes=1,
+                mtime_ns=1,
+                footer_digest=b"",
+                footer_bytes=1,
+                row_groups=(0,),
+                expected=(1,),
+                partition=(("k", value),),
+            ),
+            skip=0,
+            rows=1,
+        )
+        for index, value in enumerate(same)
+    )
+    request = BlockRequest(pieces=parts, rows=5, permutation=None, nbytes=1)
+    assert repr(pickle.loads(pickle.dumps(request))) == repr(request)
