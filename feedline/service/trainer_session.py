@@ -369,9 +369,10 @@ def _pidfd(channel: Channel) -> int | None:
 
 
 def show_window_changes() -> None:
-    """Write a line to standard error (or the feeder's log) whenever a window changes."""
-    _window_logger.setLevel(logging.INFO)
-    _window_logger.addHandler(logging.StreamHandler())
+    """Write a line to standard error (or the feeder's log) whenever a window, or the demand for workers, changes."""
+    for decisions in (_window_logger, logging.getLogger("feedline.scaling")):
+        decisions.setLevel(logging.INFO)
+        decisions.addHandler(logging.StreamHandler())
 
 
 def _refuse_other_installations(message: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from feedline.service.scaling.load import FeederLoad
@@ -29,6 +29,11 @@ _ENOUGH_ROUNDS = 2
 _LEAST_EFFICIENCY = 0.3
 # After growth that did not help.
 _RETRY_S = 600.0
+# Waiting that lasts this many times `grow_after_s` says that the estimate is too low; less may be left of the change
+# that made it high enough. The policy `cost` compares after as long.
+_PERSISTENT = 4
+# The part of `shrink_after_s` whose most is kept: rates at its beginning are means over what was before.
+_KEPT = 0.75
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +94,7 @@ class _Growth:
 
     before: int
     blocks_per_s: float
+    has_failed: bool = False  # at a first try
 
 
 @dataclass(slots=True)
@@ -97,7 +103,8 @@ class StallPolicy:
 
     rules: ScalingRules
     wanted: int = field(init=False)
-    _calm_since_s: float | None = None
+    _waiting_since_s: float | None = None
+    _idle_since_s: float | None = None
     _needs: deque[tuple[float, float]] = field(default_factory=deque)  # while calm: time, workers in use
     _too_few: tuple[int, float] | None = None  # workers with which a trainer waited, those that it needed by estimate
     _growth: _Growth | None = None
@@ -113,67 +120,92 @@ class StallPolicy:
             return self._change(1, "a trainer has come")
         if is_calm(load, rules.wait):
             return self._shrink(sample)
-        self._calm_since_s = None
+        self._idle_since_s = None
         self._needs.clear()
         threads = max(1.0, sample.workers) * sample.threads_per_worker
+        if load.wait_fraction <= rules.wait:
+            self._waiting_since_s = None
+            return self._same
+        if self._waiting_since_s is None:
+            self._waiting_since_s = sample.now_s
         if load.seconds < rules.grow_after_s or load.blocks < _ENOUGH_ROUNDS * threads:
-            return ScalingDecision(workers=self.wanted)
+            return self._same
         if sample.workers < self.wanted - 0.5:  # those that were asked for have not come
-            return ScalingDecision(workers=self.wanted)
-        return self._judge(sample) or self._grow(sample)
+            self._waiting_since_s = sample.now_s
+            return self._same
+        need = load.pace_blocks_per_s * load.block_s / sample.threads_per_worker
+        waited_s = sample.now_s - self._waiting_since_s
+        if _workers(need) <= self.wanted and waited_s < _PERSISTENT * rules.grow_after_s:
+            return self._same
+        target = self._target(sample, need)
+        return self._judge(sample, target) or self._grow(sample, target, need)
 
-    def _judge(self, sample: ScalingSample) -> ScalingDecision | None:
-        """Take back a growth that did not help; None if it did."""
-        growth, self._growth = self._growth, None
+    @property
+    def _same(self) -> ScalingDecision:
+        return ScalingDecision(workers=self.wanted)
+
+    def _judge(self, sample: ScalingSample, target: int) -> ScalingDecision | None:
+        """Take back growth that did not help at two numbers of workers, of which one may have been bad; else None."""
+        growth, rate = self._growth, sample.load.blocks_per_s
         if growth is None:
             return None
         expected = self.wanted / growth.before - 1
-        rate = sample.load.blocks_per_s
         if rate >= growth.blocks_per_s * (1 + _LEAST_EFFICIENCY * expected):
+            self._growth = None
             return None
-        self._ceiling = growth.before, sample.now_s + _RETRY_S
+        if target > self.wanted and not growth.has_failed:
+            self._growth = replace(growth, has_failed=True)
+            return None
+        self._growth, self._ceiling = None, (growth.before, sample.now_s + _RETRY_S)
         return self._change(
             growth.before, f"more workers did not help ({growth.blocks_per_s:.2g} blocks/s before, {rate:.2g} after)"
         )
 
-    def _grow(self, sample: ScalingSample) -> ScalingDecision:
-        load = sample.load
-        need = load.pace_blocks_per_s * load.block_s / sample.threads_per_worker
+    def _target(self, sample: ScalingSample, need: float) -> int:
+        """The number to which waiting trainers let it grow; at least the present one."""
         least = max(self.wanted + 1, math.floor(self.wanted * _LEAST_GROWTH))
         target = self.rules.clamp(max(least, min(_workers(need), _FASTEST_GROWTH * self.wanted)))
         if sample.most_useful is not None:
-            target = min(target, max(sample.most_useful, self.wanted))
+            target = min(target, sample.most_useful)
         if self._ceiling is not None:
             if sample.now_s < self._ceiling[1]:
-                target = min(target, max(self._ceiling[0], self.wanted))
+                target = min(target, self._ceiling[0])
             else:
                 self._ceiling = None
-        if target <= self.wanted:
-            return ScalingDecision(workers=self.wanted)
+        return max(target, self.wanted)
+
+    def _grow(self, sample: ScalingSample, target: int, need: float) -> ScalingDecision:
+        load = sample.load
+        if target == self.wanted:
+            return self._same
         self._too_few = self.wanted, need
-        self._growth = _Growth(before=self.wanted, blocks_per_s=load.blocks_per_s)
+        if self._growth is None:
+            self._growth = _Growth(before=self.wanted, blocks_per_s=load.blocks_per_s)
         return self._change(
             target, f"trainers wait {load.wait_fraction:.0%} of the time, and need {need:.1f} workers by their own pace"
         )
 
     def _shrink(self, sample: ScalingSample) -> ScalingDecision:
         load, now_s = sample.load, sample.now_s
-        if self._calm_since_s is None:
-            self._calm_since_s = now_s
-        self._growth = None
+        self._growth = self._waiting_since_s = None
         in_use = load.use_blocks_per_s * load.block_s / sample.threads_per_worker
         self._needs.append((now_s, in_use))
-        while self._needs[0][0] < now_s - self.rules.shrink_after_s:
+        while self._needs[0][0] < now_s - _KEPT * self.rules.shrink_after_s:
             self._needs.popleft()
-        if now_s - self._calm_since_s < self.rules.shrink_after_s:
-            return ScalingDecision(workers=self.wanted)
+        if _workers(in_use) >= self.wanted:
+            self._idle_since_s = None
+            return self._same
+        if self._idle_since_s is None:
+            self._idle_since_s = now_s
+        if now_s - self._idle_since_s < self.rules.shrink_after_s:
+            return self._same
         most = max(need for _, need in self._needs)
         target = _workers(most)
         if self._too_few is not None and most >= (1 - 2 * _TOLERANCE) * self._too_few[1]:
             target = max(target, self._too_few[0] + 1)
         target = max(self.rules.clamp(target), min(1, load.ranks))
         if target >= self.wanted:
-            return ScalingDecision(workers=self.wanted)
+            return self._same
         idle = self.wanted - math.ceil(most - _TOLERANCE)
         why = "no trainer took a batch" if not most else "ring full"
         return self._change(target, f"{why} for {self.rules.shrink_after_s:.0f} s, {idle} workers idle")
@@ -181,7 +213,7 @@ class StallPolicy:
     def _change(self, target: int, why: str) -> ScalingDecision:
         reason = f"{why}: {self.wanted} → {target}"
         self.wanted = target
-        self._calm_since_s = None
+        self._idle_since_s = self._waiting_since_s = None
         self._needs.clear()
         return ScalingDecision(workers=target, reason=reason)
 
@@ -202,7 +234,10 @@ class CostPolicy:
     _direction: int = 1  # of the search: 1 up, -1 down, 0 ended
     _settled_s: float = 0.0  # the time per step with which the search ended
     _settled_at_s: float = 0.0
+    _settled_waiting: bool = False
     _idle_since_s: float | None = None
+    _steady_since_s: float = 0.0  # since when there have been as many workers as there are
+    _workers: float = -1.0
 
     def __post_init__(self) -> None:
         self.wanted = self.rules.clamp(max(1, self.rules.least_workers))
@@ -210,14 +245,21 @@ class CostPolicy:
     def decide(self, sample: ScalingSample) -> ScalingDecision:
         """The number of workers after this measurement."""
         load, rules = sample.load, self.rules
+        if sample.workers != self._workers:
+            self._workers, self._steady_since_s = sample.workers, sample.now_s
         if load.ranks and not self.wanted:
             return self._change(1, "a trainer has come")
         if not load.steps_per_s and is_calm(load, rules.wait):
             return self._rest(sample)
         self._idle_since_s = None
         threads = max(1.0, sample.workers) * sample.threads_per_worker
-        is_enough = load.seconds >= 2 * rules.grow_after_s and load.blocks >= _ENOUGH_ROUNDS * threads
-        if not is_enough or not load.steps_per_s or sample.workers < self.wanted - 0.5:
+        is_steady = sample.now_s - self._steady_since_s >= _PERSISTENT * rules.grow_after_s
+        if (
+            not is_steady
+            or load.blocks < _ENOUGH_ROUNDS * threads
+            or not load.steps_per_s
+            or sample.workers < self.wanted - 0.5
+        ):
             return ScalingDecision(workers=self.wanted)
         step_s = 1 / load.steps_per_s
         if self._direction > 0:
@@ -230,14 +272,14 @@ class CostPolicy:
         before_s, self._before_s = self._before_s, step_s
         gain = 1.0 if before_s is None else 1 - step_s / before_s
         if before_s is not None and gain < self.rules.gain:
-            self._settle(sample.now_s, before_s)
+            self._settle(sample, before_s)
             return self._change(
                 self.wanted - 1, f"the last worker took {max(0.0, gain):.0%} off the step, less than {self._gain}"
             )
         limits = [limit for limit in (self.rules.most_workers, sample.most_useful) if limit is not None]
         is_waiting = sample.load.wait_fraction > self.rules.wait
         if not is_waiting or self.wanted >= min(limits, default=self.wanted + 1):
-            self._settle(sample.now_s, step_s)
+            self._settle(sample, step_s)
             return ScalingDecision(workers=self.wanted)
         return self._change(self.wanted + 1, f"trainers wait {sample.load.wait_fraction:.0%} of the time")
 
@@ -245,27 +287,27 @@ class CostPolicy:
         assert self._before_s is not None
         loss = step_s / self._before_s - 1
         if loss >= self.rules.loss:
-            self._settle(sample.now_s, self._before_s)
+            self._settle(sample, self._before_s)
             return self._change(self.wanted + 1, f"without a worker the step takes {loss:.0%} longer")
-        return self._release(sample.now_s, "the step takes no longer with a worker less")
+        return self._release(sample, "the step takes no longer with a worker less")
 
     def _look_again(self, sample: ScalingSample, step_s: float) -> ScalingDecision:
-        """Search again when the load has changed: by half, as in Cachew's source."""
+        """Search again when the load has changed: by half, as in Cachew's source, or to one that waits."""
         is_waiting = sample.load.wait_fraction > self.rules.wait
         is_other = not self._settled_s / 1.5 <= step_s <= self._settled_s * 1.5
-        if is_other and is_waiting:
+        if is_waiting and (is_other or not self._settled_waiting):
             self._direction, self._before_s = 1, None
             return self._search_up(sample, step_s)
         if is_other and sample.now_s - self._settled_at_s >= self.rules.shrink_after_s:
             self._direction, self._before_s = -1, step_s
-            return self._release(sample.now_s, f"a step takes {step_s:.2g} s, {self._settled_s:.2g} s before")
+            return self._release(sample, f"a step takes {step_s:.2g} s, {self._settled_s:.2g} s before")
         return ScalingDecision(workers=self.wanted)
 
-    def _release(self, now_s: float, why: str) -> ScalingDecision:
+    def _release(self, sample: ScalingSample, why: str) -> ScalingDecision:
         target = self.rules.clamp(max(1, self.wanted - 1))
         if target == self.wanted:
             assert self._before_s is not None
-            self._settle(now_s, self._before_s)
+            self._settle(sample, self._before_s)
             return ScalingDecision(workers=self.wanted)
         return self._change(target, why)
 
@@ -279,9 +321,10 @@ class CostPolicy:
         self._direction, self._before_s = 1, None
         return self._change(target, f"no trainer took a batch for {self.rules.shrink_after_s:.0f} s")
 
-    def _settle(self, now_s: float, step_s: float) -> None:
+    def _settle(self, sample: ScalingSample, step_s: float) -> None:
         self._direction, self._before_s = 0, None
-        self._settled_s, self._settled_at_s = step_s, now_s
+        self._settled_s, self._settled_at_s = step_s, sample.now_s
+        self._settled_waiting = sample.load.wait_fraction > self.rules.wait
 
     @property
     def _gain(self) -> str:

@@ -10,6 +10,7 @@ import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 # Rates are means over so many seconds, and over so many times a block's.
 _SPAN_S, _SPAN_BLOCKS = 10.0, 5
@@ -127,7 +128,7 @@ class _Rates:
         if seconds <= 0:
             return cls()
         steps_per_s = (last.steps - first.steps) / seconds
-        waits = [after[1].stalled_s - before[1].stalled_s for before, after in zip(samples, list(samples)[1:])]
+        waits = [after.stalled_s - before.stalled_s for (_, before), (_, after) in pairwise(samples)]
         own_share = max(_LEAST_OWN_SHARE, 1.0 - sum(waits) / seconds)
         return cls(
             seconds=seconds,
