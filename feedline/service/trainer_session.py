@@ -87,6 +87,13 @@ class FeederCounters:
             in_flight=0 if stream is None or stream.ended else stream.delivery.in_flight,
         )
 
+    def take(self, message: Mapping[str, Any]) -> None:
+        """Take what the trainer counts itself."""
+        if message["type"] == "stalled":
+            self.stalled_s += float(message["seconds"])
+        elif message["type"] == "epoch_done":
+            self.epochs = max(self.epochs, int(message["epoch"]) + 1)
+
     def begin(self, stream: BeginStream, steps: int) -> None:
         """Count the steps of a stream from here on."""
         self.epoch, self.step, self.steps = stream.epoch, stream.step, steps
@@ -220,12 +227,10 @@ class TrainerSession:
                 self._on_begin(BeginStream.from_json(message))
             elif message["type"] == "grow":
                 self._ring.grow()
-            elif message["type"] == "stalled":
-                self.counters.stalled_s += float(message["seconds"])
             elif message["type"] == "diagnose":
                 self.channel.send_json({"type": "diagnosis", "text": self._diagnose()})
-            elif message["type"] == "epoch_done":
-                self.counters.epochs = max(self.counters.epochs, int(message["epoch"]) + 1)
+            else:
+                self.counters.take(message)
 
     def _diagnose(self) -> str:
         """What the trainer's next batch waits for."""

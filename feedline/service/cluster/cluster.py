@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from feedline.service.cluster.dask_cluster import DaskCluster, DaskTask
     from feedline.service.cluster.scheduler_connection import SchedulerConnection
-    from feedline.service.scheduler.job_book import ClusterSize
-    from feedline.service.scheduler.job_reports import JobAnswer, JobReport
 
 logger = logging.getLogger(__name__)
 
@@ -210,19 +208,10 @@ class Cluster:
         if not self._only_threads:
             self.connection.look(waiting=waiting)
 
-    def report(self, report: JobReport) -> None:
-        """Send a report to the scheduler; never blocks. Called about once a second, and not for threads."""
-        if self._dask.done():
-            self._connected().report(report)
-
-    def size(self) -> ClusterSize | None:
-        """The workers and their threads, as of a few seconds ago; None before the cluster is up."""
-        return self._connected().size() if self._dask.done() else None
-
     @property
-    def answer(self) -> JobAnswer | None:
-        """The scheduler's last answer to a report; None before the first, and from a scheduler that gives none."""
-        return self._connected().answer if self._dask.done() else None
+    def dask(self) -> DaskCluster | None:
+        """The Dask cluster, if it is up: for reports to its scheduler."""
+        return self._dask.result() if self._dask.done() and self._dask.exception() is None else None
 
     def alive(self) -> bool:
         """Whether the scheduler answers."""
