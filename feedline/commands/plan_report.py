@@ -43,7 +43,7 @@ def describe(plan: Plan, *, world_size: int, rows_per_s: float = 0.0) -> dict[st
     table_bytes = _table_bytes(snapshot)
     lanes_per_rank = plan.lanes // world_size
     cluster = plan.spec.cluster
-    threads = feeder_threads(plan.spec, feeders=1) * (cluster.workers or 1)
+    threads = feeder_threads(plan.spec, feeders=1) * cluster.most_workers
     fewest, most = window_bounds(schedule.open_blocks(range(lanes_per_rank)), threads, cluster.window)
     block_bytes = row_bytes(plan) * int(np.diff(schedule.lane(0).borders).max())
     twice = _read_twice(plan, schedule)
