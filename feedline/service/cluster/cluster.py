@@ -22,6 +22,7 @@ from feedline.resources import choose_cpu
 from feedline.service.cluster.early_threads import EarlyTask, EarlyThreads
 from feedline.service.dispatch.attempts import Arrived
 from feedline.service.dispatch.blame import EXCLUDED_S, Exclusions
+from feedline.service.dispatch.fair_share import FairShare
 from feedline.service.dispatch.timing import priority
 from feedline.spec.cluster_section import ClusterSpec
 from feedline.transforms.registry.user_functions import RequiredFunction, check_functions
@@ -60,6 +61,7 @@ class Cluster:
         code: Sequence[RequiredFunction] = (),
     ) -> None:
         self.trainers = 1  # that the feeder serves
+        self.share = FairShare()
         self._spec = spec
         self._threads = threads
         self._scratch = scratch
@@ -156,8 +158,13 @@ class Cluster:
         return self.connection.workers()
 
     def threads(self) -> int:
-        """The threads of all workers, as of a few seconds ago; at least 1, also before workers have started."""
-        return self._threads if self.kind == "threads" else self.connection.threads()
+        """The threads of all workers, as of a few seconds ago, of which other jobs have their shares; at least 1, also
+        before workers have started."""
+        return self._threads if self.kind == "threads" else self.share.threads(self.connection.threads())
+
+    def now_s(self) -> float:
+        """The scheduler's clock, which compares the blocks of all jobs; seconds since 1970."""
+        return self.share.now_s(time.monotonic(), time.time())
 
     def threads_per_trainer(self) -> int:
         """The threads that each of the feeder's trainers can count on: their equal share, rounded up."""
@@ -190,7 +197,7 @@ class Cluster:
         trainers need by now."""
         eligible = self.eligible_workers()
         workers = {} if eligible is None else {"workers": sorted(eligible), "allow_other_workers": True}
-        return {"priority": priority(time.time()), **workers}
+        return {"priority": priority(self.now_s()), **workers}
 
     def exclude(self, worker: str, why: str) -> None:
         """Give a worker's host no blocks for a while; logs the first time."""
@@ -206,7 +213,9 @@ class Cluster:
     def report(self, report: JobReport) -> None:
         """Send a report to the scheduler; never blocks. Called about once a second, and not for threads."""
         if self._dask.done():
-            self._connected().report(report)
+            dask = self._connected()
+            dask.report(report)
+            self.share.update(dask.answer, dask.answered_s)
 
     @property
     def answer(self) -> JobAnswer | None:

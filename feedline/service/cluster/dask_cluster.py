@@ -152,6 +152,11 @@ class DaskCluster:
         """The scheduler's last answer to a report; None without one."""
         return self._reporter.answer
 
+    @property
+    def answered_s(self) -> float:
+        """When that came, by `time.monotonic`."""
+        return self._reporter.answered_s
+
     def map(
         self,
         function: Callable[[Any], Any],

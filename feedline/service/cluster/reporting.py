@@ -24,7 +24,8 @@ _ANSWER_S = 10.0
 
 
 class Reporter:
-    """Sends reports. `answer`: the scheduler's last one; None before the first, and from one without our extension."""
+    """Sends reports. `answer`: the scheduler's last one; None before the first, and from one without our extension.
+    `answered_s`: when it came, by the clock."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -33,6 +34,7 @@ class Reporter:
         self._client: Client | None = None  # that was asked whether its scheduler has the extension
         self._is_extended = False
         self.answer: JobAnswer | None = None
+        self.answered_s = 0.0
 
     def send(self, client: Client, report: JobReport) -> None:
         """Send a report, unless one was sent less than two seconds ago or is under way."""
@@ -58,6 +60,7 @@ class Reporter:
                             "--preload feedline.service.scheduler.preload`"
                         )
                 if self._is_extended:
-                    self.answer = JobAnswer.from_json(await scheduler.feedline_report(report=report.to_json()))
+                    answer = await scheduler.feedline_report(report=report.to_json())
+                    self.answered_s, self.answer = self._clock(), JobAnswer.from_json(answer)
         except (OSError, TimeoutError):  # the scheduler is away, or busy: the next report follows soon
             return

@@ -119,7 +119,6 @@ class Delivery:
         wake: Callable[[], None],
         stats: DeliveryStats,
         clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._cluster = cluster
         self._job = job
@@ -131,7 +130,6 @@ class Delivery:
         self._window = window
         self._wake = wake
         self._clock = clock
-        self._wall_clock = wall_clock
         self._next: Block | None = next(blocks, None)
         self._work: dict[tuple[int, int], _Work] = {}
         self._running: dict[str, _Work] = {}  # by key, an entry per attempt
@@ -166,7 +164,7 @@ class Delivery:
         ):
             block, self._next = self._next, next(self._blocks, None)
             self._work[block.lane, block.index] = work = _Work(block, self._request(block))
-            urgency = self._priorities.next(block.first_step, self._wall_clock())
+            urgency = self._priorities.next(block.first_step, self._cluster.now_s(), self._start_s())
             self._submit(work, urgency, self._cluster.eligible_workers())
 
     def get(self, lane: int, index: int) -> tuple[Rows, ...] | None:
@@ -231,11 +229,17 @@ class Delivery:
             self._unsubmitted.append(work)
             return
         self._running[key] = work
+        self._cluster.share.in_flight += 1
         work.attempts.append(_Attempt(key, task, self._clock(), workers, slow))
 
     def _submit_again(self, work: _Work, workers: frozenset[str] | None, slow: str = "") -> None:
         self.stats.resubmitted += 1
-        self._submit(work, self._priorities.of(work.block.first_step, self._wall_clock()), workers, slow)
+        urgency = self._priorities.of(work.block.first_step, self._cluster.now_s(), self._start_s())
+        self._submit(work, urgency, workers, slow)
+
+    def _start_s(self) -> float:
+        """The virtual start of a block that is submitted now."""
+        return self._cluster.share.start_s(self._window.block_s)
 
     def _resubmit(self) -> None:
         """Resubmit blocks that were lost with the scheduler, once it is back."""
@@ -338,11 +342,14 @@ class Delivery:
             self._cluster.exclude(attempt.slow, "another worker was much faster")
         if not self._cluster.packed:  # its result is what `rows` refers to
             del self._running[attempt.key]
+            self._cluster.share.in_flight -= 1
             work.hold(attempt)
         self._forget(work)
         work.rows = unpack(self._layout, result)
         work.quality = result.quality
-        self._window.record(result.read_s + result.transform_s + result.encode_s, result.nbytes)
+        busy_s = result.read_s + result.transform_s + result.encode_s
+        self._cluster.share.computed(busy_s)
+        self._window.record(busy_s, result.nbytes)
         self.stats.add(result)
 
     def _forget(self, work: _Work) -> None:
@@ -352,6 +359,7 @@ class Delivery:
     def _cancel(self, work: _Work, attempt: _Attempt) -> None:
         work.attempts.remove(attempt)
         self._running.pop(attempt.key, None)
+        self._cluster.share.in_flight -= 1
         attempt.task.cancel()
 
 

@@ -37,7 +37,7 @@ class Demand:
             feeder=self._feeder,
             host=self._host,
             ranks=load.ranks,
-            share=1.0,
+            share=self._spec.share,
             policy="stall",
             demand_threads=demand_threads,
             least_workers=self._spec.workers or 0,

@@ -25,15 +25,21 @@ from feedline.service.scheduler.retirement import finish_before_retirement
 METADATA_KEY = "feedline"
 
 
+def _steady_clock() -> Callable[[], float]:
+    """Seconds since 1970, near what feeders without an answer count by, and never set back or forth."""
+    began_s = time.time() - time.monotonic()
+    return lambda: began_s + time.monotonic()
+
+
 class JobExtension(SchedulerPlugin):
     """The jobs of a scheduler. Once per scheduler: see `install`."""
 
     name = "feedline-jobs"
     idempotent = True
 
-    def __init__(self, scheduler: Scheduler, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, scheduler: Scheduler, *, clock: Callable[[], float] | None = None) -> None:
         self._scheduler = scheduler
-        self._clock = clock
+        self._clock = clock or _steady_clock()
         self.book = JobBook()
 
     def feedline_report(self, report: Mapping[str, Any]) -> dict[str, Any]:

@@ -432,7 +432,7 @@ def test_jobs_of_different_ages_share_a_cluster(
     new = stream.open("new", 30, window=everything)
     step = old._next.first_step
     clock = iter(range(10_000))
-    old._wall_clock = new._wall_clock = lambda: 1e9 + next(clock) * 1e-3
+    monkeypatch.setattr(cluster, "now_s", lambda: 1e9 + next(clock) * 1e-3)
     old._window.record(0.1, 1)
     new._window.record(0.1, 1)
     old.pump(step, step_s=0.1)  # a step in 0.1 s, a block each

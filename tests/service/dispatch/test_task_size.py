@@ -25,7 +25,7 @@ from feedline import Pipeline
 from feedline.planning.plan import Plan
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.dispatch.delivery import Delivery, DeliveryStats
-from feedline.spec.sections import ClusterSpec
+from feedline.spec.cluster_section import ClusterSpec
 
 MOST_BYTES = 4_096
 ROWS = 8_192  # of a block

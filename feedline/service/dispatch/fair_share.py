@@ -1,0 +1,55 @@
+"""A feeder's fair part of a cluster that several jobs share, as its scheduler answers.
+
+Runs in: the feeder. Pure: clocks' readings are arguments. A scheduler without Feedline's extension gives no answers:
+then all of the cluster counts as this feeder's, by the clock of its host.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from feedline.service.scheduler.job_reports import JobAnswer
+
+
+class FairShare:
+    """The last answer, and what was submitted and computed since.
+
+    The scheduler charges a job for what its feeders have reported; a feeder adds what it has not reported yet and what
+    is in flight, so that its blocks start one after the other at the pace of its part, as seen by the scheduler that
+    compares them with those of others.
+    """
+
+    def __init__(self) -> None:
+        self.in_flight = 0  # tasks of blocks
+        self._answer: JobAnswer | None = None
+        self._answered_s = 0.0
+        self._unreported_s = 0.0
+
+    def update(self, answer: JobAnswer | None, answered_s: float) -> None:
+        """Take the scheduler's last answer. answered_s: by a clock of this host, when it came."""
+        if answer is not self._answer:
+            self._answer, self._answered_s, self._unreported_s = answer, answered_s, 0.0
+
+    def computed(self, busy_s: float) -> None:
+        """Count a block that was computed in so many seconds."""
+        self._unreported_s += busy_s
+
+    def threads(self, all_threads: int) -> int:
+        """This feeder's part of the cluster's threads, at least one."""
+        if self._answer is None:
+            return all_threads
+        return max(1, min(all_threads, math.ceil(self._answer.threads - 1e-6)))
+
+    def now_s(self, clock_s: float, host_s: float) -> float:
+        """The scheduler's clock. clock_s: the clock of `update`; host_s: seconds since 1970, without an answer."""
+        return host_s if self._answer is None else self._answer.now_s + clock_s - self._answered_s
+
+    def start_s(self, block_s: float) -> float:
+        """The virtual start of the next block, by the scheduler's clock; -inf without an answer. block_s: that one
+        takes, as far as is known."""
+        if self._answer is None:
+            return -math.inf
+        charged_s = self._unreported_s + self.in_flight * block_s
+        return self._answer.virtual_start_s + charged_s / max(self._answer.threads, 1e-3)
