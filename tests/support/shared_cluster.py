@@ -51,12 +51,13 @@ class SimulatedJob:
 class _Feeder:
     """The decisions of a feeder with one trainer, whose steps are blocks."""
 
-    def __init__(self, job: SimulatedJob, threads: int) -> None:
-        self.job, self.all_threads = job, threads
+    def __init__(self, job: SimulatedJob, threads: int, *, offset_s: float) -> None:
+        self.job, self.all_threads, self.offset_s = job, threads, offset_s
         self.share, self.priorities = FairShare(), Priorities()
         self.window = Window(WindowLimits(open_blocks=1, memory_bytes=1 << 40))
         self.submitted, self.step, self.done = 0, 0, set[int]()
         self.asked_s: float | None = None
+        self.stopped = False
         self.busy_s = 0.0
 
     def threads(self) -> int:
@@ -68,7 +69,7 @@ class _Feeder:
         step_s = self.job.pace_s if self.step >= 12 else 0.0
         self.priorities.begin(self.step, step_s, 0.0)
         while self.window.has_room(self.submitted - self.step, threads=self.threads()):
-            clock_s = self.share.now_s(now_s, _FIRST_S + now_s + self.job.offset_s)
+            clock_s = self.share.now_s(now_s, _FIRST_S + now_s + self.offset_s)
             start_s = self.share.start_s(self.window.block_s)
             blocks.append((self.priorities.next(self.submitted, clock_s, start_s), self.submitted))
             self.share.in_flight += 1
@@ -142,7 +143,9 @@ def simulate(jobs: list[SimulatedJob], *, threads: int, until_s: float, extended
         """The trainer wants its next block."""
         job, begin_s = feeder.job, feeder.asked_s
         if job.stops[0] <= now_s < job.stops[1]:
-            at(job.stops[1], lambda later_s: ask(feeder, later_s))
+            if not feeder.stopped:
+                feeder.stopped = True
+                at(job.stops[1], lambda later_s: ask(feeder, later_s))
             return
         if feeder.step not in feeder.done:
             feeder.asked_s = now_s if begin_s is None else begin_s
@@ -165,7 +168,7 @@ def simulate(jobs: list[SimulatedJob], *, threads: int, until_s: float, extended
         at(now_s + _LOOK_S, lambda later_s: look(feeder, later_s, ticks + 1))
 
     for job in jobs:
-        feeder = _Feeder(job, threads)
+        feeder = _Feeder(job, threads, offset_s=0.0 if extended else job.offset_s)  # asked when it connects
         at(job.starts_s, lambda now_s, feeder=feeder: ask(feeder, now_s))
         at(job.starts_s, lambda now_s, feeder=feeder: look(feeder, now_s, 0))
     while events and events[0][0] < until_s:

@@ -164,7 +164,8 @@ class Cluster:
 
     def now_s(self) -> float:
         """The scheduler's clock, which compares the blocks of all jobs; seconds since 1970."""
-        return self.share.now_s(time.monotonic(), time.time())
+        offset_s = self._connected().offset_s if self._dask.done() else 0.0
+        return self.share.now_s(time.monotonic(), time.time() + offset_s)
 
     def threads_per_trainer(self) -> int:
         """The threads that each of the feeder's trainers can count on: their equal share, rounded up."""

@@ -157,6 +157,11 @@ class DaskCluster:
         """When that came, by `time.monotonic`."""
         return self._reporter.answered_s
 
+    @property
+    def offset_s(self) -> float:
+        """By how much the scheduler's clock was ahead of this host's when they met."""
+        return self._reporter.offset_s
+
     def map(
         self,
         function: Callable[[Any], Any],
@@ -246,4 +251,5 @@ class DaskCluster:
         except ClusterError:
             client.close()
             raise
+        self._reporter.greet(client)
         return client

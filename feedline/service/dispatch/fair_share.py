@@ -1,7 +1,7 @@
 """A feeder's fair part of a cluster that several jobs share, as its scheduler answers.
 
 Runs in: the feeder. Pure: clocks' readings are arguments. A scheduler without Feedline's extension gives no answers:
-then all of the cluster counts as this feeder's, by the clock of its host.
+then all of the cluster counts as this feeder's, and blocks are in the order of their deadlines alone.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class FairShare:
             return all_threads
         return max(1, min(all_threads, math.ceil(self._answer.threads - 1e-6)))
 
-    def now_s(self, clock_s: float, host_s: float) -> float:
-        """The scheduler's clock. clock_s: the clock of `update`; host_s: seconds since 1970, without an answer."""
-        return host_s if self._answer is None else self._answer.now_s + clock_s - self._answered_s
+    def now_s(self, clock_s: float, first_s: float) -> float:
+        """The scheduler's clock. clock_s: the clock of `update`; first_s: the same without an answer."""
+        return first_s if self._answer is None else self._answer.now_s + clock_s - self._answered_s
 
     def start_s(self, block_s: float) -> float:
         """The virtual start of the next block, by the scheduler's clock; -inf without an answer. block_s: that one

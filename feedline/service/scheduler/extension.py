@@ -46,6 +46,10 @@ class JobExtension(SchedulerPlugin):
         """Keep a feeder's report (`JobReport`); returns a `JobAnswer`."""
         return self.book.record(JobReport.from_json(report), self._clock(), self._size()).to_json()
 
+    def feedline_clock(self) -> float:
+        """The scheduler's clock: seconds since 1970."""
+        return self._clock()
+
     def feedline_jobs(self) -> list[dict[str, Any]]:
         """The last report of each feeder."""
         return [report.to_json() for report in self.book.reports(self._clock())]
@@ -82,7 +86,12 @@ def install(scheduler: Scheduler) -> JobExtension:
         return existing
     extension = JobExtension(scheduler)
     scheduler.add_plugin(extension)
-    for handler in (extension.feedline_report, extension.feedline_jobs, extension.adaptive_target):
+    for handler in (
+        extension.feedline_report,
+        extension.feedline_clock,
+        extension.feedline_jobs,
+        extension.adaptive_target,
+    ):
         scheduler.handlers[handler.__name__] = handler
     setattr(scheduler, "adaptive_target", extension.adaptive_target)  # noqa: B010 -- Dask's own, replaced
     extension.restart(scheduler)

@@ -89,7 +89,7 @@ def test_jobs_that_all_wait_get_their_shares(jobs: list[tuple[float, float, floa
     simulate(made, threads=threads, until_s=60)
     total = sum(job.share for job in made)
     for job in made:
-        assert job.busy(20, 60) == pytest.approx(threads * job.share / total, rel=0.1), job.name
+        assert job.busy(20, 60) == pytest.approx(threads * job.share / total, rel=0.15), job.name
 
 
 def test_without_answers_the_fastest_trainer_gets_most():
