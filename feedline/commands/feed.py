@@ -12,6 +12,7 @@ import contextlib
 import gc
 import json
 import os
+import platform
 import sys
 import threading
 import time
@@ -21,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+from feedline.blocks.reach import Reach
 from feedline.commands.exit_status import end_with
 from feedline.errors import FeederError, FeedlineError, SpecError
 from feedline.loader.facts import FeederFacts, Hello
@@ -29,7 +31,7 @@ from feedline.loader.ring.host_feeder import HostListener
 from feedline.loader.ring.launch import feeder_threads, log_path, memory_share, read_overrides
 from feedline.loader.ring.messages import FeederFailure
 from feedline.loader.ring.rendezvous import Listener, job_fingerprint, socket_path
-from feedline.planning.plan import Plan, code_of
+from feedline.planning.plan import Plan, code_of, first_fragment
 from feedline.planning.resolve import resolve_hello
 from feedline.resources import use_huge_pages
 from feedline.service.cluster.cluster import Cluster
@@ -373,10 +375,20 @@ def _resolve(spec: PipelineSpec, cluster: Cluster, hello: Hello, plans: Sequence
         plan.without_gaps()
     if not any(plan is each for each in plans):
         plan = replace(plan, job=replace(plan.job, environment=cluster.environment))
-    cluster.check_job(plan.job)
+    cluster.check_job(plan.job, _reach_of(plan))
     if hello.global_rank == 0 and hello.snapshot is None:  # else it is resumed, with its first snapshot
         record_usage(spec.work_dir, plan.snapshot, plan.parts, plan.selection.rows, job=spec.name)
     return plan
+
+
+def _reach_of(plan: Plan) -> Reach:
+    record = plan.job.record
+    return Reach(
+        host=platform.node(),
+        fragment=first_fragment(plan),
+        work_dir=None if record is None else record.work_dir,
+        snapshot=plan.snapshot.file_name,
+    )
 
 
 def _fit_on(spec: PipelineSpec, cluster: Cluster) -> Callable[[Snapshot], str | None]:

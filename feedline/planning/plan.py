@@ -52,7 +52,7 @@ from feedline.transforms.registry.user_code import functions_of
 from feedline.transforms.registry.user_functions import RequiredFunction
 from feedline.warehouse.bad_files import BadFile, load_skipped
 from feedline.warehouse.reading.columns import column_bytes
-from feedline.warehouse.reading.fragment import fragment_at
+from feedline.warehouse.reading.fragment import Fragment, fragment_at
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample
 from feedline.warehouse.rebase.recorded_rows import Recording
 from feedline.warehouse.rebase.remaining_rows import Rebase
@@ -312,6 +312,13 @@ class Plan:
         skip = piece.start - (int(ends[low - 1]) if low else 0)
         request = PieceRequest(fragment=fragment, skip=skip, rows=piece.stop - piece.start)
         return request, int(self.row_group_bytes[groups].sum())
+
+
+def first_fragment(plan: Plan) -> Fragment:
+    """The first row group that keeps rows."""
+    group = int(np.flatnonzero(plan.selection.rows > 0)[0])
+    file, groups = int(plan.snapshot.file_of_row_group[group]), np.array([group])
+    return fragment_at(plan.snapshot, file, groups, plan.selection.rows[groups], plan.selection.proofs)
 
 
 def make_plan(

@@ -201,9 +201,10 @@ class DaskCluster:
         options = ("--host", "127.0.0.1", "--port", self.port, "--no-dashboard")
         self._start("scheduler", *options).line("Scheduler at")
 
-    def start_worker(self, environment: dict[str, str] | None = None) -> None:
+    def start_worker(self, environment: dict[str, str] | None = None, *, within: Sequence[object] = ()) -> None:
+        """within: the words of a command that runs the worker's."""
         options = (self.address, "--host", "127.0.0.1", "--nthreads", 1, "--no-nanny", "--no-dashboard")
-        self._start("worker", *options, environment=environment).line("Registered to")
+        self._start("worker", *options, environment=environment, within=within).line("Registered to")
 
     def kill_worker(self) -> None:
         """Send SIGKILL to the worker that was started last."""
@@ -224,12 +225,18 @@ class DaskCluster:
             program.close()
         self._programs.clear()
 
-    def _start(self, role: str, *options: object, environment: dict[str, str] | None = None) -> Program:
+    def _start(
+        self,
+        role: str,
+        *options: object,
+        environment: dict[str, str] | None = None,
+        within: Sequence[object] = (),
+    ) -> Program:
         words = [str(option) for option in options]
         if self._certs is not None:
             flags = {"ca": "--tls-ca-file", "cert": "--tls-cert", "key": "--tls-key"}
             words += [word for key, file in role_files(self._certs, role).items() for word in (flags[key], file)]
-        command = [str(Path(sys.executable).with_name("dask")), role, *words]
+        command = [*map(str, within), str(Path(sys.executable).with_name("dask")), role, *words]
         program = Program(command, env={**self._environment, **(environment or {})})
         self._programs.append(program)
         return program

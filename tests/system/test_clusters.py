@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import os
 import re
-import select
 import signal
-import socket
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +13,7 @@ from pathlib import Path
 import pytest
 from pipelines import Place, eventually, furnished, image, oracle
 from processes import DaskCluster, ended_here, feedline, role_files
+from proxy import Proxy
 
 from feedline import FeedlineDataset
 from feedline.errors import ClusterError
@@ -126,63 +123,6 @@ def test_a_broken_connection_to_the_scheduler_is_mended(place: Place, dask: Dask
                     assert proxy.cut() > 0
             assert seen == oracle(path)
             assert dataset.stats().feeders == 1
-
-
-class Proxy:
-    """Passes connections on to a port of this machine, until they are cut."""
-
-    def __init__(self, target: int) -> None:
-        self._target = target
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.port = self._server.getsockname()[1]
-        self._pairs: list[tuple[socket.socket, socket.socket]] = []
-        self._stop, self._stopped = socket.socketpair()
-        self._thread = threading.Thread(target=self._run)
-
-    def cut(self) -> int:
-        """Break the connections there are; how many."""
-        pairs, self._pairs = self._pairs, []
-        for pair in pairs:
-            for each in pair:
-                with contextlib.suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)
-        return len(pairs)
-
-    def __enter__(self) -> Proxy:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.close()
-        self._thread.join()
-        self._server.close()
-        self._stopped.close()
-
-    def _run(self) -> None:
-        peers: dict[socket.socket, socket.socket] = {}
-        while True:
-            ready, _, _ = select.select([self._server, self._stopped, *peers], [], [])
-            if self._stopped in ready:
-                break
-            for each in ready:
-                if each is self._server:
-                    ours = each.accept()[0]
-                    theirs = socket.create_connection(("127.0.0.1", self._target))
-                    peers |= {ours: theirs, theirs: ours}
-                    self._pairs.append((ours, theirs))
-                elif each in peers:
-                    try:
-                        data = each.recv(1 << 16)
-                        peers[each].sendall(data)
-                    except OSError:
-                        data = b""
-                    if not data:
-                        other = peers.pop(each)
-                        peers.pop(other, None)
-                        each.close()
-                        other.close()
-        for each in peers:
-            each.close()
 
 
 def test_a_cluster_that_wants_certificates(place: Place, tmp_path: Path, expected: list[list[bytes]]):

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import re
 import signal
 import socket
 import subprocess
 import sys
+import tomllib
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
@@ -21,10 +21,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from pipelines import eventually
 from ruamel.yaml import YAML
 
-from feedline import resources
-from feedline.resources import allocator_environment, choose_cpu
+from feedline.resources import choose_cpu
+from feedline.service.worker.departure import DRAIN_S
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "docker" / "compose.yaml"
@@ -59,34 +60,39 @@ class Host:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.services = compose(SETTINGS)["services"]
-        self.ports = {"8786": free_port(), "8787": free_port()}
-        self.volumes = {"/warehouse": folder / "warehouse", "/work": folder / "work"}
+        self.ports = {"8786": free_port(), "8787": free_port(), "8788": free_port()}
+        self.volumes = {f"/{name}": folder / name for name in ("certs", "warehouse", "work")}
         self.running: list[subprocess.Popen] = []
         for volume in self.volumes.values():
             volume.mkdir()
         (folder / "home").mkdir()
+        (folder / "no-torch").mkdir()
+        (folder / "no-torch" / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
 
     def here(self, word: str) -> str:
         """A word of a command with this machine's names in it."""
         for name in (*self.services, "0.0.0.0"):
             word = re.sub(rf"(?<![\w.]){re.escape(name)}:(?=\d)", "127.0.0.1:", word)
-        word = "127.0.0.1" if word == "0.0.0.0" else word
-        word = re.sub(r"(?<!\d)(8786|8787)(?!\d)", lambda match: str(self.ports[match[0]]), word)
-        return re.sub(r"(?<![\w/])(/warehouse|/work)(?=/|$)", lambda match: str(self.volumes[match[0]]), word)
+        word = word.replace("=0.0.0.0", "=127.0.0.1")
+        word = re.sub(r"(?<!\d)(878[678])(?!\d)", lambda match: str(self.ports[match[0]]), word)
+        return re.sub(r"(?<![\w/])(/certs|/warehouse|/work)(?=/|$)", lambda match: str(self.volumes[match[0]]), word)
 
     def start(self, name: str) -> list[subprocess.Popen]:
-        """One process per replica, its output in a file of the service's name."""
+        """One process per replica, its output in a file of the service's name; those of the image without torch cannot
+        import it."""
         service = self.services[name]
         environment = {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "HOME": str(self.folder / "home"),
             "TMPDIR": str(self.folder),
             "PYTHONUNBUFFERED": "1",
+            **({"PYTHONPATH": str(self.folder / "no-torch")} if service["image"] == "feedline-worker" else {}),
             **{key: self.here(str(value)) for key, value in service.get("environment", {}).items()},
         }
-        command = [self.here(word) for word in service["command"]]
         started = []
         for _ in range(service.get("deploy", {}).get("replicas", 1)):
+            self.ports["8788"] = free_port()  # the replicas of compose have an address each
+            command = [self.here(word) for word in service["command"]]
             with (self.folder / f"{name}.log").open("ab") as log:
                 started.append(
                     subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True)
@@ -98,6 +104,14 @@ class Host:
         """Run a service to its end."""
         for process in self.start(name):
             assert process.wait(timeout=RUN_S) == 0, self.log(name)
+
+    def healthy(self, name: str) -> None:
+        """Wait until the service's health check passes: for the last of its replicas."""
+        _, *words = self.services[name]["healthcheck"]["test"]
+        command = [sys.executable if word == "python" else self.here(word) for word in words]
+        assert eventually(lambda: subprocess.run(command, capture_output=True, check=False).returncode == 0), self.log(
+            name
+        )
 
     def results(self) -> dict:
         """What the training wrote down."""
@@ -123,7 +137,7 @@ class Host:
             if process.pid not in sessions and _session(process) in sessions
         ]
         alive = [process for process in psutil.wait_procs(here, timeout=STOP_S)[1] if process.status() != "zombie"]
-        kept = {*self.volumes.values(), self.folder / "home"}
+        kept = {*self.volumes.values(), self.folder / "home", self.folder / "no-torch"}
         made = [path for path in self.folder.iterdir() if path not in kept and path.suffix != ".log"]
         files = [path for folder in made for path in (folder, *folder.rglob("*")) if not path.is_dir()]
         return [*map(str, alive), *(str(path) for path in files if path.parent.name != "dask-scratch-space")]
@@ -152,9 +166,13 @@ def host(tmp_path: Path) -> Iterator[Host]:
 
 @pytest.mark.parametrize("again", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_services_work_together(host: Host, again: bool):
+    for _ in range(2):  # the second time it makes certificates of the same authority
+        host.finish("certs")
     host.finish("prepare")
     host.start("scheduler")
+    host.healthy("scheduler")
     assert len(host.start("worker")) == 2
+    host.healthy("worker")
     host.finish("host")
 
     results = host.results()
@@ -169,7 +187,7 @@ def test_services_work_together(host: Host, again: bool):
     with urllib.request.urlopen(f"{page}/status", timeout=START_S) as answer:
         assert answer.status == 200
     assert "Receive client connection" in host.log("scheduler")
-    assert host.stop() == [0] * 5
+    assert host.stop() == [0] * 7
     assert host.left() == []
 
     if not again:
@@ -179,32 +197,38 @@ def test_services_work_together(host: Host, again: bool):
     local = [word for word in host.services["host"]["command"] if word not in remote]
     host.services["host"]["command"] = [*local, f"--set=cluster.cpu={choose_cpu(None, shared=True)}"]
     host.finish("host")
-    assert len(remote) == 2
+    assert len(remote) == 4
     assert {**host.results(), **SPEED} == {**results, **SPEED}
-
-
-def test_pools_of_a_worker_do_not_multiply():
-    worker = compose({})["services"]["worker"]
-    threads = worker["command"][worker["command"].index("--nthreads") + 1]
-    environment = dict(worker["environment"])
-    del environment["NPY_DISABLE_CPU_FEATURES"]
-    assert environment == {"POLARS_MAX_THREADS": threads, "OMP_NUM_THREADS": "1", **allocator_environment(int(threads))}
-
-
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="the names are those of numpy on x86")
-def test_workers_compute_at_the_level_of_a_cluster():
-    """The names are those of the numpy that constraints.txt installs, and all of them."""
-    names = compose({})["services"]["worker"]["environment"]["NPY_DISABLE_CPU_FEATURES"]
-    known = resources.__cpu_dispatch__
-    assert names.split() == [name for name in known if name not in resources.level_instructions("x86-64-v3")]
 
 
 def test_services_start_after_what_they_need():
     services = compose({})["services"]
     needs = {name: service.get("depends_on", {}) for name, service in services.items()}
     assert needs["host"]["prepare"] == needs["worker"]["prepare"] == {"condition": "service_completed_successfully"}
-    assert set(needs["host"]) == {"prepare", "scheduler", "worker"}
+    assert needs["scheduler"] == {"certs": {"condition": "service_completed_successfully"}}
+    for name, awaited in (("host", "scheduler"), ("host", "worker"), ("worker", "scheduler")):
+        assert needs[name][awaited] == {"condition": "service_healthy"}
+        assert "healthcheck" in services[awaited]
     assert services["worker"]["deploy"]["replicas"] == 2
+
+
+def test_every_long_running_service_is_limited_and_a_worker_has_time_to_drain():
+    services = compose({})["services"]
+    for name in ("scheduler", "worker", "host"):
+        assert services[name]["deploy"]["resources"]["limits"]["memory"]
+    grace_s = int(services["worker"]["stop_grace_period"].removesuffix("s"))
+    assert not any(word.startswith("--drain-s") for word in services["worker"]["command"])
+    assert grace_s >= DRAIN_S + 10
+
+
+def test_connections_are_authenticated_and_keys_are_not_written_to():
+    services = compose({})["services"]
+    for role, name in (("scheduler", "scheduler"), ("worker", "worker"), ("client", "host")):
+        words = " ".join(services[name]["command"])
+        assert all(f"/certs/{file}" in words for file in ("ca.pem", f"{role}.pem", f"{role}.key"))
+        assert "certs:/certs:ro" in services[name]["volumes"]
+        assert "insecure" not in words
+        assert "tcp://" not in words
 
 
 def test_only_loopback_is_published():
@@ -219,11 +243,15 @@ def test_workers_and_host_come_back_or_end():
     assert "restart" not in services["host"]
 
 
-def test_services_share_one_image_and_the_table():
+def test_services_are_built_from_stages_of_one_file_and_share_the_table():
     services = compose({})["services"]
-    assert {service["image"] for service in services.values()} == {"feedline"}
+    stages = [arguments.split(" AS ")[1] for word, arguments in instructions() if word == "FROM"]
+    assert stages == ["worker", "host"]
     for service in services.values():
+        assert service["image"] == f"feedline-{service['build']['target']}"
+        assert service["build"]["target"] in stages
         assert (COMPOSE.parent / service["build"]["context"] / service["build"]["dockerfile"]).resolve() == DOCKERFILE
+    assert {services[name]["image"] for name in ("scheduler", "worker")} == {"feedline-worker"}
     for name in ("worker", "host"):
         assert "warehouse:/warehouse:ro" in services[name]["volumes"]
 
@@ -234,20 +262,35 @@ def instructions() -> list[tuple[str, str]]:
     return [tuple(line.split(maxsplit=1)) for line in text.splitlines() if line.strip()]
 
 
-def test_image_is_slim_and_without_root():
+def test_images_are_slim_and_without_root():
     found = instructions()
-    assert re.fullmatch(r"python:3\.\d+-slim(-\w+)?", dict(found)["FROM"])
-    words = [word for word, _ in found]
-    assert dict(found)["USER"] != "root"
-    assert words.index("USER") < words.index("CMD")
-    assert not {"COPY", "RUN", "ADD"} & set(words[words.index("USER") :])
+    starts = [arguments for word, arguments in found if word == "FROM"]
+    assert re.fullmatch(r"python:3\.\d+-slim(-\w+)? AS worker", starts[0])
+    assert starts[1] == "worker AS host"
+    assert [arguments for word, arguments in found if word == "USER"] == ["feedline", "root", "feedline"]
+    assert found[-1] == ("USER", "feedline")
 
 
-def test_image_takes_pinned_versions_and_a_choice_of_torch():
-    installs = [arguments for word, arguments in instructions() if word == "RUN" and "pip install" in arguments]
-    assert installs
-    assert all("--constraint constraints.txt" in run and '--extra-index-url "$TORCH_INDEX"' in run for run in installs)
-    assert any(word == "ARG" and arguments.startswith("TORCH_INDEX=https://") for word, arguments in instructions())
+def test_images_take_pinned_versions_and_torch_is_only_the_hosts():
+    found = instructions()
+    second = [word for word, _ in found].index("FROM", 1)
+    stages = {"worker": found[:second], "host": found[second:]}
+    for stage, lines in stages.items():
+        installs = [arguments for word, arguments in lines if word == "RUN" and "pip install" in arguments]
+        assert len(installs) == 2
+        assert all("--constraint constraints.txt" in run for run in installs)
+        assert all(('--extra-index-url "$TORCH_INDEX"' in run) == (stage == "host") for run in installs)
+    assert any(word == "ARG" and arguments.startswith("TORCH_INDEX=https://") for word, arguments in stages["host"])
+    assert any(arguments.endswith("--no-deps .") for _, arguments in stages["worker"])
+
+
+def test_a_worker_needs_what_feedline_needs_without_torch():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = DOCKERFILE.with_name("requirements-worker.txt").read_text(encoding="utf-8").splitlines()
+    required = [line for line in lines if not line.startswith("#")]
+    left_out = [dependency for dependency in project["dependencies"] if dependency not in required]
+    assert [re.split("[>=]", dependency)[0] for dependency in left_out] == ["torch"]
+    assert set(required) < set(project["dependencies"])
 
 
 def test_image_copies_what_is_there_and_sent():

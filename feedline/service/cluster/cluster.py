@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from feedline.blocks.environment import Environment, check_environment, environment_at
 from feedline.blocks.jobs import check_job
+from feedline.blocks.reach import Reach
 from feedline.blocks.request import Job
 from feedline.resources import choose_cpu
 from feedline.service.cluster.early_threads import EarlyTask, EarlyThreads
+from feedline.service.cluster.worker_checks import WorkerRead, check_reach, check_workers, read_again
 from feedline.service.dispatch.attempts import Arrived
 from feedline.service.dispatch.blame import EXCLUDED_S, Exclusions
 from feedline.service.dispatch.fair_share import FairShare
@@ -39,7 +41,6 @@ logger = logging.getLogger(__name__)
 
 BlockTask: TypeAlias = "DaskTask | EarlyTask"
 
-_CHECK_S = 30.0  # time for all workers to answer a check
 _GIVE_UP_S = 1.0
 
 
@@ -246,41 +247,46 @@ class Cluster:
             check_environment(self.environment)
             return
         self.connection.await_workers()
-        self._examine(check_environment, self.environment)
+        check_workers(self.client, check_environment, self.environment, self.exclude)
         if code:
-            self._examine(check_functions, tuple(code))
+            check_workers(self.client, check_functions, tuple(code), self.exclude)
 
-    def check_job(self, job: Job) -> None:
-        """Send a job to all workers, which check that they can compute it. Raises ClusterError if none can."""
+    def check_job(self, job: Job, reach: Reach | None = None) -> None:
+        """Send a job to all workers, which check that they can compute it. Raises ClusterError if none can.
+
+        reach: what workers on other hosts must read; unchecked if this process cannot read it either.
+        """
         self._check_once()
-        if self.kind != "threads":
-            self.connection.await_scheduler()
-            self._examine(check_job, job)
+        if self.kind == "threads":
+            return
+        self.connection.await_scheduler()
+        if reach is not None and self._elsewhere:
+            check_reach(self.client, reach, self.exclude)
+        check_workers(self.client, check_job, job, self.exclude)
+
+    @property
+    def _elsewhere(self) -> bool:
+        """Whether workers may run on other hosts."""
+        return self.kind not in ("threads", "processes")
 
     def _check_once(self) -> None:
         if self._unchecked:
             self.check_workers(self._code)
-
-    def _examine(self, check: Callable[[Any], None], argument: Any) -> None:
-        """Run a check on all workers; those that fail it get no blocks. Raises an error of the check if all fail."""
-        try:
-            answers = self.client.sync(self.client._run, check, argument, on_error="return", callback_timeout=_CHECK_S)
-        except OSError:  # the scheduler or a worker does not answer: each task checks again
-            return
-        # An unreachable worker is about to leave.
-        errors = {worker: error for worker, error in answers.items() if isinstance(error, Exception)}
-        unfit = {worker: error for worker, error in errors.items() if not isinstance(error, OSError)}
-        if unfit and len(errors) == len(answers):
-            raise next(iter(unfit.values()))
-        for worker, error in unfit.items():
-            self.exclude(worker, str(error))
 
     def map(self, function: Callable[[Any], Any], arguments: Sequence[Any]) -> Iterator[Any]:
         """function(argument) for each argument, in order, on the cluster; repeated if the scheduler is lost."""
         self._check_once()
         if self._only_threads:
             return in_threads(function, arguments, threads=self._threads)
-        return self._connected().map(function, arguments, self.preferences)
+        if not self._elsewhere:
+            return self._connected().map(function, arguments, self.preferences)
+        results = self._connected().map(WorkerRead(function), arguments, self.preferences)
+        return read_again(function, arguments, results, self._leave_out)
+
+    def _leave_out(self, worker: str, why: str) -> bool:
+        """Exclude a worker; whether others are left."""
+        self.exclude(worker, why)
+        return self.eligible_workers() is not None
 
     def on_close(self, call: Callable[[], None]) -> None:
         """Call `call` after the cluster was closed and its own workers have ended."""

@@ -1,15 +1,19 @@
 """Fetch the results of tasks from the workers that hold them.
 
 Runs in: the feeder, on the event loop of Dask's client: a coroutine per block in flight, and no thread. Each fetches
-from its own worker, a few at a time per worker, so that an unresponsive worker delays only its own blocks. Results of
-a worker in this process are passed by reference.
+from its own worker, a few at a time per worker, so that an unresponsive worker delays only its own blocks. A fetch that
+takes long is repeated over another connection, which ends the wait for one that carries nothing any more; the limit
+doubles each time and follows the recent fetches, so that a slow network has the time it needs. Results of a worker in
+this process are passed by reference.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+import logging
+import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future as Handle
 from typing import Any
 
@@ -19,8 +23,14 @@ from distributed.utils_comm import gather_from_workers
 
 from feedline.service.dispatch.attempts import Arrived, Outcome, failure_of
 from feedline.service.dispatch.blame import BlockFailure, host_of
+from feedline.service.dispatch.timing import Recent
+
+logger = logging.getLogger(__name__)
 
 _PER_WORKER = 2  # one is transferred while the next is requested
+# Seconds until a fetch is repeated: a second connection that hangs, too, is given up after 24 s in all. Where recent
+# fetches took longer, a multiple of the longest.
+_FETCH_S, _TIMES = 8.0, 4
 # A worker that leaves moves its results to others: between the question who holds one and the request for it, it may
 # have moved.
 _TRIES, _MOVED_S = 4, 0.1
@@ -31,6 +41,7 @@ class ResultFetcher:
 
     def __init__(self) -> None:
         self._room: dict[tuple[int, str], asyncio.Semaphore] = {}
+        self._durations_s = Recent()  # of fetches that succeeded
 
     def watch(
         self, client: Client, future: Future[Any], local: Mapping[str, Outcome], arrived: Arrived
@@ -61,17 +72,33 @@ class ResultFetcher:
         key = str(future.key)
         if key in local:
             return local[key]
-        for _ in range(_TRIES):
-            for address in (await scheduler.who_has(keys=[key])).get(key, ()):
-                room = self._room.setdefault((id(client), address), asyncio.Semaphore(_PER_WORKER))
-                async with room:
-                    data: dict[Any, Any] = (await gather_from_workers({key: [address]}, rpc=client.rpc))[0]
-                if key in data:
-                    fetched: Outcome = data[key]
-                    return fetched
-            if future.status != "finished":  # lost with its worker
-                return None
+        limit_s = max(_FETCH_S, _TIMES * self._durations_s.largest)
+        tries = 0
+        while tries < _TRIES:
+            addresses = (await scheduler.who_has(keys=[key])).get(key, ())
+            try:
+                fetched = await self._fetch(client, key, addresses, limit_s)
+            except TimeoutError:
+                logger.warning("fetching a block took more than %.0f s: trying another connection", limit_s)
+                limit_s *= 2
+                continue
+            if fetched is not None or future.status != "finished":  # lost with its worker
+                return fetched
             await asyncio.sleep(_MOVED_S)
+            tries += 1
+        return None
+
+    async def _fetch(self, client: Client, key: str, addresses: Sequence[str], limit_s: float) -> Outcome:
+        """The result of a task from one of its workers; None if none has it. Raises TimeoutError."""
+        for address in addresses:
+            room = self._room.setdefault((id(client), address), asyncio.Semaphore(_PER_WORKER))
+            async with room, asyncio.timeout(limit_s):
+                start_s = time.monotonic()
+                data: dict[Any, Any] = (await gather_from_workers({key: [address]}, rpc=client.rpc))[0]
+            if key in data:
+                self._durations_s.add(time.monotonic() - start_s)
+                outcome: Outcome = data[key]
+                return outcome
         return None
 
 

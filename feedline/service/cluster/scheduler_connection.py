@@ -21,6 +21,7 @@ from distributed.client import ClosedClientError
 
 from feedline.errors import ClusterError
 from feedline.service.cluster.outage import OutageTimer
+from feedline.service.cluster.scheduler_echo import SchedulerEcho
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class SchedulerConnection:
         self._returns = returns
         self._clock = time.monotonic
         self._outage = OutageTimer(wait_s)
+        self._echo = SchedulerEcho()
         self._search: threading.Thread | None = None
         self._closed = threading.Event()
         self._members: frozenset[str] = frozenset()
@@ -79,6 +81,8 @@ class SchedulerConnection:
                 )
             self._search_scheduler()
             return
+        if self._returns:
+            self._echo.look(self.client)
         verdict = self._outage.look(self._clock(), None if self.workers() else "worker", waiting=waiting)
         if verdict == "new":
             logger.warning("the Dask cluster at %s has no worker; waiting for one", self._address())
@@ -144,6 +148,7 @@ class SchedulerConnection:
 
     def close(self) -> None:
         self._closed.set()
+        self._echo.close()
         _close(self.client)
 
     def _totals(self) -> Mapping[str, Any]:

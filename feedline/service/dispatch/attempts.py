@@ -26,7 +26,7 @@ def attempt_block(job: Job | str, request: BlockRequest, key: str, packed: bool)
     try:
         return run_block(job, request, key, packed)
     except Exception as error:
-        return failure_of(error, _address())
+        return failure_of(error, worker_address())
 
 
 def failure_of(error: BaseException, worker: str, host: str | None = None) -> BlockFailure:
@@ -42,7 +42,7 @@ def failure_of(error: BaseException, worker: str, host: str | None = None) -> Bl
     )
 
 
-def _address() -> str:
+def worker_address() -> str:
     """The address of this thread's Dask worker; "" where the thread is the feeder's own."""
     from distributed import get_worker  # noqa: PLC0415 -- a feeder computes its first blocks before it loads Dask
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import platform
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,8 +17,9 @@ from dataclasses import dataclass, field
 
 from feedline.blocks.compute import unpack
 from feedline.blocks.jobs import keep_job
+from feedline.blocks.reach import unreadable, unreadable_error
 from feedline.blocks.request import BlockRequest, BlockResult, Job
-from feedline.errors import ClusterError
+from feedline.errors import ClusterError, CorruptFileError, FeedlineError, StoreError, TableError
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.encoding.shuffled_rows import Rows
@@ -325,7 +327,7 @@ class Delivery:
             return
         decision = decide(f"{self._name}-l{work.block.lane}-b{work.block.index}", work.failures, members)
         if not isinstance(decision, Retry):
-            work.error = decision
+            work.error = _explained(work, decision) if self._cluster.packed else decision
             return
         logger.warning("a block failed on %s (%s): it is computed again", failure.host or "a worker", failure)
         if failure.kind == "unfit":
@@ -368,3 +370,13 @@ def _refuse_other_block(result: BlockResult, key: str, rows: int) -> None:
         raise ClusterError(
             f"a block has another identity: got {result.key} with {result.rows} rows, expected {key} with {rows}"
         )
+
+
+def _explained(work: _Work, error: FeedlineError) -> FeedlineError:
+    """The error of a block, or one about the workers if they cannot read files that this process reads."""
+    if not isinstance(error, TableError) or isinstance(error, CorruptFileError | StoreError):
+        return error
+    if any(unreadable(piece.fragment) is not None for piece in work.request.pieces):
+        return error
+    workers = ", ".join(f"{failure.worker} on {failure.host}" for failure in work.failures)
+    return unreadable_error(f"every worker that was tried ({workers})", platform.node(), str(error))

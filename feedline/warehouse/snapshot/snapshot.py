@@ -146,6 +146,11 @@ class Snapshot:
             read = in_threads(lambda name: self.column_part(name, part), some, threads=threads)
             yield from zip(some, read, strict=True)
 
+    @property
+    def file_name(self) -> str:
+        """The snapshot's file below a `work_dir` that it is saved in."""
+        return _name(self.id)
+
     def save(self, work_dir: str) -> str:
         """Write the snapshot below `work_dir`, unless an undamaged one is there; returns its id, for `load`."""
         if self.home != absolute(work_dir) and not _is_whole(work_dir, _name(self.id), self.uri):

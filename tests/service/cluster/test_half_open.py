@@ -1,0 +1,107 @@
+"""Connections that stay open and carry nothing are noticed, and replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from distributed import Client, Scheduler, Worker
+from pipelines import eventually
+from processes import free_port
+from proxy import Proxy
+
+from feedline.service.cluster import result_fetcher, scheduler_echo
+from feedline.service.cluster.result_fetcher import ResultFetcher
+from feedline.service.cluster.scheduler_connection import SchedulerConnection
+
+HOST = "tcp://127.0.0.1"
+
+
+class Served:
+    """A scheduler and a worker in a thread; their clients reach each through a proxy."""
+
+    def __init__(self) -> None:
+        port, worker_port = free_port(), free_port()
+        self.to_scheduler, self.to_worker = Proxy(port), Proxy(worker_port)
+        self._ports = port, worker_port
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+
+    async def start(self) -> None:
+        port, worker_port = self._ports
+        self._scheduler = await Scheduler(host="127.0.0.1", port=port, dashboard_address="127.0.0.1:0", dashboard=False)
+        self._worker = await Worker(
+            f"{HOST}:{port}",
+            host="127.0.0.1",
+            port=worker_port,
+            contact_address=f"{HOST}:{self.to_worker.port}",
+            nthreads=1,
+            dashboard_address="127.0.0.1:0",
+            dashboard=False,
+        )
+
+    async def stop(self) -> None:
+        await self._worker.close()
+        await self._scheduler.close()
+
+    def connect(self) -> Client:
+        return Client(f"{HOST}:{self.to_scheduler.port}", direct_to_workers=True, set_as_default=False, timeout=10)
+
+    def __enter__(self) -> Served:
+        self._stack = ExitStack()
+        for proxy in (self.to_scheduler, self.to_worker):
+            self._stack.enter_context(proxy)
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self.start(), self._loop).result(30)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(self.stop(), self._loop).result(30)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._stack.close()
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    monkeypatch.setattr(scheduler_echo, "_EVERY_S", 0.1)
+    monkeypatch.setattr(scheduler_echo, "_ROUND_S", 0.3)
+    monkeypatch.setattr(result_fetcher, "_FETCH_S", 0.5)
+    with Served() as served:
+        yield served
+
+
+def test_connections_that_carry_nothing_are_replaced(served: Served, caplog: pytest.LogCaptureFixture):
+    connection = SchedulerConnection(served.connect, address=lambda: "there", wait_s=30, returns=True)
+    fetcher = ResultFetcher()
+    arrived: dict[str, Any] = {}
+
+    def computed(key: str) -> Any:
+        """What arrives for a task; lost ones are submitted again, as a delivery does."""
+        connection.look(waiting=True)
+        if key not in arrived:
+            future = connection.submit(len, key, key=f"{key}-{len(arrived)}")
+            if future is None:
+                return None
+            arrived[key] = fetcher.watch(connection.client, future, {}, lambda _, outcome: results.append(outcome))
+        if results:
+            del arrived[key]
+        return results.pop() if results else None
+
+    results: list[Any] = []
+    try:
+        assert eventually(lambda: computed("block")) == 5
+        assert served.to_worker.half_open() > 0
+        assert eventually(lambda: computed("a block")) == 7
+        assert "fetching a block took more than 0 s: trying another connection" in caplog.text
+        assert "has not answered" not in caplog.text
+        assert served.to_scheduler.half_open() >= 2
+        assert eventually(lambda: computed("another block")) == 13
+        assert "although its connection is open: connecting again" in caplog.text
+    finally:
+        connection.close()
