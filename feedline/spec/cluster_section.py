@@ -144,7 +144,7 @@ class ClusterSpec(Section):
         for key, misplaced in (
             ("tls", self.tls is not None and not temporary),
             ("insecure", self.insecure),
-            ("share", "share" in self.model_fields_set),
+            ("share", self.share != 1.0),
         ):
             if misplaced:
                 raise rule_error(key, "has no meaning without `scheduler`. Remove it, or name the scheduler's address")

@@ -89,6 +89,7 @@ def test_a_task_names_its_job(tmp_path: Path):
         number=0,
         start=start,
         share=FairShare(),
+        trainers=1,
         now_s=time.time,
     )
     delivery = delivery_of(plan, cluster)

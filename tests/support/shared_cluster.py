@@ -55,7 +55,7 @@ class _Feeder:
         self.job, self.all_threads, self.offset_s = job, threads, offset_s
         self.share, self.priorities = FairShare(), Priorities()
         self.window = Window(WindowLimits(open_blocks=1, memory_bytes=1 << 40))
-        self.submitted, self.step, self.done = 0, 0, set[int]()
+        self.submitted, self.step, self.in_flight, self.done = 0, 0, 0, set[int]()
         self.asked_s: float | None = None
         self.stopped = False
         self.busy_s = 0.0
@@ -70,9 +70,9 @@ class _Feeder:
         self.priorities.begin(self.step, step_s, 0.0)
         while self.window.has_room(self.submitted - self.step, threads=self.threads()):
             clock_s = self.share.now_s(now_s, _FIRST_S + now_s + self.offset_s)
-            start_s = self.share.start_s(self.window.block_s)
+            start_s = self.share.start_s(self.window.block_s, self.in_flight)
             blocks.append((self.priorities.next(self.submitted, clock_s, start_s), self.submitted))
-            self.share.in_flight += 1
+            self.in_flight += 1
             self.submitted += 1
         return blocks
 
@@ -131,7 +131,7 @@ def simulate(jobs: list[SimulatedJob], *, threads: int, until_s: float, extended
         job = feeder.job
         job.computed.append((now_s, job.block_s))
         feeder.busy_s += job.block_s
-        feeder.share.in_flight -= 1
+        feeder.in_flight -= 1
         feeder.share.computed(job.block_s)
         feeder.window.record(job.block_s, 1)
         feeder.done.add(index)

@@ -66,10 +66,7 @@ class Cluster:
         self._spec = spec
         self._threads = threads
         self._scratch = scratch
-        kinds: dict[bool, Literal["threads", "processes", "scheduler"]] = {True: "processes", False: "threads"}
-        self.kind: Literal["threads", "processes", "scheduler"] = (
-            "scheduler" if spec.scheduler is not None else kinds[spec.workers is not None]
-        )
+        self.kind = _kind_of(spec)
         self._exclusions = Exclusions()
         self._cpu = choose_cpu(spec.cpu, shared=self.kind == "scheduler")
         self._early = EarlyThreads(threads) if early and self.kind == "threads" else None
@@ -94,9 +91,13 @@ class Cluster:
         try:
             from feedline.service.cluster import dask_cluster  # noqa: PLC0415 -- imports Dask
 
-            port = self._port.number if self._port is not None else 0
             dask = dask_cluster.DaskCluster(
-                self._spec, threads=self._threads, cpu=self._cpu, dashboard_port=port, scratch=self._scratch
+                self._spec,
+                threads=self._threads,
+                cpu=self._cpu,
+                share=self.share,
+                dashboard_port=self._port.number if self._port is not None else 0,
+                scratch=self._scratch,
             )
         except BaseException as error:
             self._dask.set_exception(error)
@@ -143,11 +144,6 @@ class Cluster:
         return self.kind != "threads"
 
     @property
-    def early_blocks(self) -> int:
-        """The number of blocks that were computed before the cluster was up."""
-        return 0 if self._early is None else self._early.started
-
-    @property
     def dashboard(self) -> str | None:
         """The address of Dask's dashboard, or None; it answers when the cluster is up."""
         if self._port is not None:
@@ -165,8 +161,7 @@ class Cluster:
 
     def now_s(self) -> float:
         """The scheduler's clock, which compares the blocks of all jobs; seconds since 1970."""
-        offset_s = self._connected().offset_s if self._dask.done() else 0.0
-        return self.share.now_s(time.monotonic(), time.time() + offset_s)
+        return self.share.now_s(time.monotonic(), time.time())
 
     def threads_per_trainer(self) -> int:
         """The threads that each of the feeder's trainers can count on: their equal share, rounded up."""
@@ -195,8 +190,7 @@ class Cluster:
         return self._exclusions.eligible_workers(self.members(), now_s) if self._exclusions.any(now_s) else None
 
     def preferences(self) -> dict[str, Any]:
-        """Dask options of tasks that are not blocks: preferably not on excluded workers, and after the blocks that
-        trainers need by now."""
+        """Dask options of tasks that are not blocks: not on excluded workers, after the blocks that are due by now."""
         eligible = self.eligible_workers()
         workers = {} if eligible is None else {"workers": sorted(eligible), "allow_other_workers": True}
         return {"priority": priority(self.now_s()), **workers}
@@ -215,14 +209,12 @@ class Cluster:
     def report(self, report: JobReport) -> None:
         """Send a report to the scheduler; never blocks. Called about once a second, and not for threads."""
         if self._dask.done():
-            dask = self._connected()
-            dask.report(report)
-            self.share.update(dask.answer, dask.answered_s)
+            self._connected().report(report)
 
     @property
     def answer(self) -> JobAnswer | None:
         """The scheduler's last answer to a report; None before the first, and from a scheduler that gives none."""
-        return self._connected().answer if self._dask.done() else None
+        return self.share.answer
 
     def alive(self) -> bool:
         """Whether the scheduler answers."""
@@ -302,6 +294,12 @@ class Cluster:
             self._dask.result().close()
         if self._port is not None:
             self._port.release()
+
+
+def _kind_of(spec: ClusterSpec) -> Literal["threads", "processes", "scheduler"]:
+    if spec.scheduler is not None:
+        return "scheduler"
+    return "processes" if spec.workers is not None else "threads"
 
 
 class _ReservedPort:

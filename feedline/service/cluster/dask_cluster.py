@@ -29,8 +29,9 @@ from feedline.service.cluster.result_fetcher import ResultFetcher
 from feedline.service.cluster.scheduler_check import check_scheduler
 from feedline.service.cluster.scheduler_connection import SchedulerConnection
 from feedline.service.dispatch.attempts import Arrived
+from feedline.service.dispatch.fair_share import FairShare
 from feedline.service.scheduler.extension import install
-from feedline.service.scheduler.job_reports import JobAnswer, JobReport
+from feedline.service.scheduler.job_reports import JobReport
 from feedline.service.tls.certificate_files import check_certificate_files
 from feedline.service.tls.refused_connection import explain_refusal
 from feedline.spec.cluster_section import ClusterSpec
@@ -95,6 +96,7 @@ class DaskCluster:
         *,
         threads: int,
         cpu: Cpu,
+        share: FairShare,
         dashboard_port: int,
         scratch: str | None = None,
     ) -> None:
@@ -105,7 +107,7 @@ class DaskCluster:
         self._started = 0
         self._in_process = spec.scheduler is None and spec.workers is None
         self._fetcher = ResultFetcher()
-        self._reporter = Reporter()
+        self._reporter = Reporter(share)
         self._config = contextlib.ExitStack()
         config: dict[str, Any] = {**_CONFIG, **(_CONFIG_OF_THREADS if self._in_process else {})}
         if scratch is not None:  # else as in Dask's configuration
@@ -146,21 +148,6 @@ class DaskCluster:
         """Send a report to the scheduler, unless one was sent less than two seconds ago."""
         if self.connection.alive():
             self._reporter.send(self.connection.client, report)
-
-    @property
-    def answer(self) -> JobAnswer | None:
-        """The scheduler's last answer to a report; None without one."""
-        return self._reporter.answer
-
-    @property
-    def answered_s(self) -> float:
-        """When that came, by `time.monotonic`."""
-        return self._reporter.answered_s
-
-    @property
-    def offset_s(self) -> float:
-        """By how much the scheduler's clock was ahead of this host's when they met."""
-        return self._reporter.offset_s
 
     def map(
         self,

@@ -15,6 +15,7 @@ from typing import Any
 
 from distributed import Client
 
+from feedline.service.dispatch.fair_share import FairShare
 from feedline.service.scheduler.extension import METADATA_KEY
 from feedline.service.scheduler.job_reports import JobAnswer, JobReport
 
@@ -26,18 +27,15 @@ _GREETING_S = 2.0
 
 
 class Reporter:
-    """Sends reports. `answer`: the scheduler's last one; None before the first, and from one without our extension.
-    `answered_s`: when it came, by the clock. `offset_s`: by which the scheduler's clock was ahead of this host's when
-    they met."""
+    """Sends reports, and hands the answers to `share`."""
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, share: FairShare, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._share = share
         self._clock = clock
         self._sent_s = float("-inf")
         self._sending: Handle[None] | None = None
         self._client: Client | None = None  # that was asked whether its scheduler has the extension
         self._is_extended = False
-        self.answer: JobAnswer | None = None
-        self.answered_s = self.offset_s = 0.0
 
     def send(self, client: Client, report: JobReport) -> None:
         """Send a report, unless one was sent less than two seconds ago or is under way."""
@@ -58,8 +56,7 @@ class Reporter:
         """Find out whether the scheduler has the extension, and by how much its clock differs."""
         scheduler: Any = client.scheduler
         self._is_extended = bool(await scheduler.get_metadata(keys=[METADATA_KEY], default=None))
-        self.offset_s = float(await scheduler.feedline_clock()) - time.time() if self._is_extended else 0.0
-        self.answer = None
+        self._share.begin(float(await scheduler.feedline_clock()) - time.time() if self._is_extended else 0.0)
         self._client = client
         if not self._is_extended:
             logger.warning(
@@ -76,6 +73,6 @@ class Reporter:
                     await self._meet(client)
                 if self._is_extended:
                     answer = await scheduler.feedline_report(report=report.to_json())
-                    self.answered_s, self.answer = self._clock(), JobAnswer.from_json(answer)
+                    self._share.update(JobAnswer.from_json(answer), self._clock())
         except (OSError, TimeoutError):  # the scheduler is away, or busy: the next report follows soon
             return

@@ -12,7 +12,7 @@ import logging
 import platform
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from feedline.blocks.compute import unpack
@@ -166,7 +166,7 @@ class Delivery:
         ):
             block, self._next = self._next, next(self._blocks, None)
             self._work[block.lane, block.index] = work = _Work(block, self._request(block))
-            urgency = self._priorities.next(block.first_step, self._cluster.now_s(), self._start_s())
+            urgency = self._priorities.next(block.first_step, *self._times_s())
             self._submit(work, urgency, self._cluster.eligible_workers())
 
     def get(self, lane: int, index: int) -> tuple[Rows, ...] | None:
@@ -201,10 +201,7 @@ class Delivery:
     def describe_missing(self, step: int) -> str:
         """Why the step is not there yet: its missing blocks, their workers, and what these do."""
         works = [work for work in self._work.values() if work.block.first_step <= step and work.rows is None]
-        keys = [attempt.key for work in works for attempt in work.attempts]
-        missing = [work.missing(self._clock()) for work in works]
-        workers = self._cluster.workers_of(keys)
-        return describe_missing(missing, workers, self._cluster.stacks_of(workers))
+        return _describe(works, self._cluster, self._clock())
 
     def close(self) -> None:
         with self._lock:
@@ -217,10 +214,7 @@ class Delivery:
     # -- submitting -----------------------------------------------------------------------------------------------
 
     def _submit(self, work: _Work, priority: int, workers: frozenset[str] | None, slow: str = "") -> None:
-        block = work.block
-        digest = hashlib.blake2b(f"{self._job.digest} {work.request!r}".encode(), digest_size=8).hexdigest()
-        name = f"{self._name}-l{block.lane}-b{block.index}"
-        key = f"feedline-block-{name}-{digest}-a{work.submissions}-{'p' if self._cluster.packed else 'r'}"
+        key = _key(self._name, self._job, work, packed=self._cluster.packed)
         # Workers hold the job since `check_job`. One that joined later or has evicted it gets it with the next attempt.
         job = self._job if work.submissions else self._job.digest
         work.submissions += 1
@@ -231,17 +225,16 @@ class Delivery:
             self._unsubmitted.append(work)
             return
         self._running[key] = work
-        self._cluster.share.in_flight += 1
         work.attempts.append(_Attempt(key, task, self._clock(), workers, slow))
 
     def _submit_again(self, work: _Work, workers: frozenset[str] | None, slow: str = "") -> None:
         self.stats.resubmitted += 1
-        urgency = self._priorities.of(work.block.first_step, self._cluster.now_s(), self._start_s())
-        self._submit(work, urgency, workers, slow)
+        self._submit(work, self._priorities.of(work.block.first_step, *self._times_s()), workers, slow)
 
-    def _start_s(self) -> float:
-        """The virtual start of a block that is submitted now."""
-        return self._cluster.share.start_s(self._window.block_s)
+    def _times_s(self) -> tuple[float, float]:
+        """The scheduler's clock, and the virtual start of a block that is submitted now."""
+        in_flight = len(self._running) * self._cluster.trainers  # whose windows are about alike
+        return self._cluster.now_s(), self._cluster.share.start_s(self._window.block_s, in_flight)
 
     def _resubmit(self) -> None:
         """Resubmit blocks that were lost with the scheduler, once it is back."""
@@ -344,7 +337,6 @@ class Delivery:
             self._cluster.exclude(attempt.slow, "another worker was much faster")
         if not self._cluster.packed:  # its result is what `rows` refers to
             del self._running[attempt.key]
-            self._cluster.share.in_flight -= 1
             work.hold(attempt)
         self._forget(work)
         work.rows = unpack(self._layout, result)
@@ -361,7 +353,6 @@ class Delivery:
     def _cancel(self, work: _Work, attempt: _Attempt) -> None:
         work.attempts.remove(attempt)
         self._running.pop(attempt.key, None)
-        self._cluster.share.in_flight -= 1
         attempt.task.cancel()
 
 
@@ -380,3 +371,16 @@ def _explained(work: _Work, error: FeedlineError) -> FeedlineError:
         return error
     workers = ", ".join(f"{failure.worker} on {failure.host}" for failure in work.failures)
     return unreadable_error(f"every worker that was tried ({workers})", platform.node(), str(error))
+
+
+def _key(name: str, job: Job, work: _Work, *, packed: bool) -> str:
+    """The key of the next attempt, which names all that its bytes depend on."""
+    digest = hashlib.blake2b(f"{job.digest} {work.request!r}".encode(), digest_size=8).hexdigest()
+    block = f"{name}-l{work.block.lane}-b{work.block.index}"
+    return f"feedline-block-{block}-{digest}-a{work.submissions}-{'p' if packed else 'r'}"
+
+
+def _describe(works: Sequence[_Work], cluster: Cluster, now_s: float) -> str:
+    keys = [attempt.key for work in works for attempt in work.attempts]
+    workers = cluster.workers_of(keys)
+    return describe_missing([work.missing(now_s) for work in works], workers, cluster.stacks_of(workers))
