@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 
@@ -75,28 +74,30 @@ class BlockRequest:
     permutation: tuple[int | str, ...] | None
     nbytes: int  # compressed bytes of the column chunks it reads
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled, many pieces are packed: every task in flight is held by the scheduler. One or two are not worth the
-        time."""
-        if len(self.pieces) < _PACKED_PIECES:
-            return _request, (self.pieces, self.rows, self.permutation, self.nbytes)
-        packed = pack_pieces([(piece.fragment, piece.skip, piece.rows) for piece in self.pieces])
-        return _unpacked_request, (packed, self.rows, self.permutation, self.nbytes)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedRequest:
+    """A request of many pieces as the scheduler gets it, which reads and writes the task's arguments as they are."""
+
+    pieces: Packed
+    rows: int
+    permutation: tuple[int | str, ...] | None
+    nbytes: int
+
+    def unpack(self) -> BlockRequest:
+        """The request."""
+        pieces = tuple(
+            PieceRequest(fragment=fragment, skip=skip, rows=rows) for fragment, skip, rows in unpack_pieces(self.pieces)
+        )
+        return BlockRequest(pieces=pieces, rows=self.rows, permutation=self.permutation, nbytes=self.nbytes)
 
 
-def _request(
-    pieces: tuple[PieceRequest, ...], rows: int, permutation: tuple[int | str, ...] | None, nbytes: int
-) -> BlockRequest:
-    return BlockRequest(pieces=pieces, rows=rows, permutation=permutation, nbytes=nbytes)
-
-
-def _unpacked_request(
-    packed: Packed, rows: int, permutation: tuple[int | str, ...] | None, nbytes: int
-) -> BlockRequest:
-    pieces = tuple(
-        PieceRequest(fragment=fragment, skip=skip, rows=own) for fragment, skip, own in unpack_pieces(packed)
-    )
-    return _request(pieces, rows, permutation, nbytes)
+def pack_request(request: BlockRequest, travels: bool = True) -> BlockRequest | PackedRequest:
+    """The request as it travels between processes: packed, if it has so many pieces that this is worth the time."""
+    if not travels or len(request.pieces) < _PACKED_PIECES:
+        return request
+    packed = pack_pieces([(piece.fragment, piece.skip, piece.rows) for piece in request.pieces])
+    return PackedRequest(pieces=packed, rows=request.rows, permutation=request.permutation, nbytes=request.nbytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from feedline.blocks.compute import run_block
 from feedline.blocks.jobs import UnknownJobError
-from feedline.blocks.request import BlockRequest, BlockResult, Job
+from feedline.blocks.request import BlockRequest, BlockResult, Job, PackedRequest
 from feedline.errors import ClusterError, CorruptFileError, DataError, FeedlineError, TableChangedError
 from feedline.service.dispatch.blame import BlockFailure, Kind
 
@@ -21,10 +21,12 @@ Outcome: TypeAlias = BlockResult | BlockFailure | None
 Arrived: TypeAlias = Callable[[str, Outcome], None]  # takes the key and the outcome, in any thread
 
 
-def attempt_block(job: Job | str, request: BlockRequest, key: str, packed: bool) -> BlockResult | BlockFailure:
+def attempt_block(
+    job: Job | str, request: BlockRequest | PackedRequest, key: str, packed: bool
+) -> BlockResult | BlockFailure:
     """The result of `run_block`, or its exception as a value."""
     try:
-        return run_block(job, request, key, packed)
+        return run_block(job, request.unpack() if isinstance(request, PackedRequest) else request, key, packed)
     except Exception as error:
         return failure_of(error, worker_address())
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from feedline.blocks.compute import unpack
 from feedline.blocks.jobs import keep_job
 from feedline.blocks.reach import unreadable, unreadable_error
-from feedline.blocks.request import BlockRequest, BlockResult, Job
+from feedline.blocks.request import BlockRequest, BlockResult, Job, pack_request
 from feedline.errors import ClusterError, CorruptFileError, FeedlineError, StoreError, TableError
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.encoding.quality import Quality
@@ -219,7 +219,7 @@ class Delivery:
         job = self._job if work.submissions else self._job.digest
         work.submissions += 1
         options = {"priority": priority, **({"workers": sorted(workers)} if workers is not None else {})}
-        arguments = job, work.request, key, self._cluster.packed
+        arguments = job, pack_request(work.request, self._cluster.packed), key, self._cluster.packed
         task = self._cluster.start(attempt_block, *arguments, key=key, arrived=self._queue, **options)
         if task is None:
             self._unsubmitted.append(work)

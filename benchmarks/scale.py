@@ -1,0 +1,260 @@
+"""How far one Dask scheduler carries: many workers and ranks simulated, a small cluster real, and both compared.
+
+    python benchmarks/scale.py             simulate 1,000 workers and 256 ranks on 1,000,000 files
+    python benchmarks/scale.py --real      the same, and 64 workers with 8 feeders, simulated and real: two minutes
+    python benchmarks/scale.py --tiny      a small simulation: a test that all works
+
+Simulated is what a feeder acts on; the feeder's decisions are the real code (`scale_feeder`, `scale_simulation`). The
+costs come from the real cluster: with `--real` from this machine, now, else as measured on a machine of two cores. Its
+workers are in one process and their blocks sleep, so that hundreds of blocks run at once on few cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+from scale_feeder import RankFeeder, Workload
+from scale_simulation import Costs, Loop, SimulatedCluster, SimulatedRank, SimulatedScheduler
+
+MEASURED = Costs(task_s=0.0025, worker_s=0.0005, messages=9.6, wire_bytes=4_100.0)
+WARM_S, MEASURED_S = 20.0, 20.0
+LOST_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """Ranks that each want a step every `step_s`; a tenth of the workers is lost in the middle."""
+
+    name: str
+    workers: int
+    threads: int
+    ranks: int
+    step_s: float
+    workload: Workload
+
+    @property
+    def blocks_per_s(self) -> float:
+        """Blocks that the trainers use up at their own pace."""
+        return self.ranks / self.step_s / self.workload.steps_per_block
+
+    @property
+    def use(self) -> float:
+        """The share of the workers' threads that this takes."""
+        return self.blocks_per_s * self.workload.block_s / (self.workers * self.threads)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of it. delivered: of the steps that trainers wanted, at their pace, in the measured time. scheduler:
+    share of its time that it worked. feeder_connections, worker_connections: the most of one. recovery_s: after the
+    loss of workers, until the last stall that it caused ended; 0 without one, None if it went on."""
+
+    blocks_per_s: float
+    delivered: float
+    scheduler: float
+    in_flight: int
+    feeder_connections: int
+    worker_connections: int
+    recovery_s: float | None
+    real_s: float = 0.0
+
+
+def simulate(scenario: Scenario, costs: Costs) -> Outcome:
+    """Run a scenario in simulated time: warm up, measure, lose workers, and watch for as long again."""
+    began_s = time.perf_counter()
+    loop, workload = Loop(), scenario.workload
+    scheduler = SimulatedScheduler(loop, costs, scenario.workers, scenario.threads)
+    schedule = workload.schedule()
+    ranks = [
+        SimulatedRank(loop, SimulatedCluster(scheduler), workload, schedule, lane=lane, step_s=scenario.step_s)
+        for lane in range(scenario.ranks)
+    ]
+    loop.run(WARM_S)
+    before = _counts([rank.feeder for rank in ranks])
+    busy_s = scheduler.busy_s
+    loop.run(WARM_S + MEASURED_S)
+    after = _counts([rank.feeder for rank in ranks])
+    load = (scheduler.busy_s - busy_s) / MEASURED_S
+    in_flight = sum(rank.feeder.delivery.in_flight for rank in ranks)
+    connections = [len(rank.cluster.connections) for rank in ranks]
+    clients = [len(worker.clients) for worker in scheduler.members.values()]
+    scheduler.lose(list(scheduler.members)[: max(1, round(scenario.workers * LOST_SHARE))])
+    loop.run(WARM_S + 2 * MEASURED_S)
+    recovery_s = recovery([rank.feeder for rank in ranks], WARM_S + MEASURED_S, loop.now_s)
+    for rank in ranks:
+        rank.close()
+    return Outcome(
+        blocks_per_s=(after[0] - before[0]) / MEASURED_S,
+        delivered=(after[1] - before[1]) * scenario.step_s / MEASURED_S / scenario.ranks,
+        scheduler=load,
+        in_flight=in_flight,
+        feeder_connections=max(connections),
+        worker_connections=max(clients),
+        recovery_s=recovery_s,
+        real_s=time.perf_counter() - began_s,
+    )
+
+
+def _counts(feeders: Sequence[RankFeeder]) -> tuple[int, int]:
+    """Blocks finished and steps taken."""
+    return sum(feeder.stats.blocks for feeder in feeders), sum(feeder.taken for feeder in feeders)
+
+
+def recovery(feeders: Sequence[RankFeeder], lost_s: float, now_s: float) -> float | None:
+    """Seconds from a loss until no trainer waited; None if one still does."""
+    if any(feeder.stalled_s(now_s - 1.0, now_s) > 0 for feeder in feeders):
+        return None
+    ends = [to for feeder in feeders for start, to in feeder.stalls if to > lost_s and to - start > LONG_S]
+    return max(0.0, max(ends, default=lost_s) - lost_s)
+
+
+LONG_S = 0.2  # a shorter wait may be the benchmark's own
+
+
+def fairness(costs: Costs, *, workers: int, seconds: float) -> Table:
+    """Three jobs of four ranks on a cluster with half of the threads that they want: one hungry, one that wants as much
+    as it gets, one that uses little."""
+    loop = Loop()
+    workload = Workload(files=200_000, lanes=4)
+    scheduler = SimulatedScheduler(loop, costs, workers, 1)
+    schedule = workload.schedule()
+    per_rank = workers / 4 / workload.block_s * workload.steps_per_block  # steps/s of all workers, for each of a job
+    jobs = {"fast": 8.0, "even": 1.2, "slow": 0.1}
+    ranks = {
+        job: [
+            SimulatedRank(
+                loop, SimulatedCluster(scheduler), workload, schedule, lane=lane, step_s=1 / (part * per_rank), job=job
+            )
+            for lane in range(4)
+        ]
+        for job, part in jobs.items()
+    }
+    loop.run(seconds)
+    before = {job: _counts([rank.feeder for rank in own]) for job, own in ranks.items()}
+    loop.run(2 * seconds)
+    table = Table("job", "wants, of the threads", "gets", "of its pace")
+    for job, own in ranks.items():
+        blocks, steps = _counts([rank.feeder for rank in own])
+        got = (blocks - before[job][0]) * workload.block_s / seconds / workers
+        pace = (steps - before[job][1]) / 4 / seconds / (jobs[job] * per_rank)
+        table.add_row(job, f"{jobs[job]:.0%}", f"{got:.0%}", f"{min(1.0, pace):.0%}")
+        for rank in own:
+            rank.close()
+    return table
+
+
+# -- the report -------------------------------------------------------------------------------------------------------
+
+
+def report(scenarios: Sequence[Scenario], costs: Costs, console: Console) -> list[Outcome]:
+    """Simulate and print."""
+    table = Table(title="simulated", title_justify="left")
+    for name in ("", "blocks/s wanted", "done", "scheduler", "trainers' pace", "in flight", "connections: feeder",
+                 "worker", "recovery s", "messages/M rows", "MB/M rows", "took s"):  # fmt: skip
+        table.add_column(name, justify="right" if name else "left")
+    outcomes = []
+    for scenario in scenarios:
+        console.print(f"simulating {scenario.name} …", style="dim")
+        outcome = simulate(scenario, costs)
+        outcomes.append(outcome)
+        per_million = 1e6 / scenario.workload.rows
+        table.add_row(
+            scenario.name,
+            f"{scenario.blocks_per_s:,.0f}",
+            f"{outcome.blocks_per_s:,.0f}",
+            f"{outcome.scheduler:.0%}",
+            f"{outcome.delivered:.0%}",
+            f"{outcome.in_flight:,}",
+            f"{outcome.feeder_connections}",
+            f"{outcome.worker_connections}",
+            "not within 20" if outcome.recovery_s is None else f"{outcome.recovery_s:.1f}",
+            f"{costs.messages * per_million:,.0f}",
+            f"{costs.wire_bytes * per_million / 1e6:,.2f}",
+            f"{outcome.real_s:.0f}",
+        )
+    console.print(table)
+    return outcomes
+
+
+def large_scenarios() -> list[Scenario]:
+    """1,000 workers of 8 threads, 256 ranks of 50,000 rows/s, 1,000,000 files: with blocks of several sizes."""
+    scenarios = []
+    for rows in (8_192, 32_768, 131_072):
+        batch = 2_048
+        workload = Workload(
+            files=1_000_000, lanes=256, rows=rows, batch_size=batch, block_s=rows / 25_000, block_bytes=rows * 300
+        )
+        name = f"256 ranks, blocks of {rows:,} rows"
+        scenarios.append(
+            Scenario(name=name, workers=1_000, threads=8, ranks=256, step_s=batch / 50_000, workload=workload)
+        )
+    return scenarios
+
+
+def small_scenario(workers: int = 64, ranks: int = 8, block_s: float = 2.0, use: float = 0.8) -> Scenario:
+    """What a real cluster is compared with: workers of one thread, of which trainers want 80 %."""
+    workload = Workload(files=20_000, lanes=ranks, block_s=block_s)
+    step_s = ranks / workload.steps_per_block * block_s / (use * workers)
+    return Scenario(
+        name=f"{ranks} ranks, {workers} workers",
+        workers=workers,
+        threads=1,
+        ranks=ranks,
+        step_s=step_s,
+        workload=workload,
+    )
+
+
+def compare(console: Console) -> Costs:
+    """Measure the costs, then run the small scenario for real and simulated. Returns the costs."""
+    import scale_real
+
+    costs, counts = scale_real.measure_costs(MEASURED)
+    console.print(counts)
+    scenario = small_scenario()
+    hungry = dataclasses.replace(scenario, step_s=scenario.step_s / 20)
+    table = Table("", "real", "simulated", "simulated / real", title="8 feeders, 64 workers", title_justify="left")
+    rows: list[tuple[str, float, float]] = []
+    for name, each in (("trainers that wait", hungry), ("trainers at their pace", scenario)):
+        console.print(f"running {name} …", style="dim")
+        real, simulated = scale_real.run(each), simulate(each, costs)
+        rows += [
+            (f"{name}: blocks/s", real.blocks_per_s, simulated.blocks_per_s),
+            (f"{name}: scheduler's CPU share", real.scheduler, simulated.scheduler),
+        ]
+        if each is scenario:
+            rows.append(("steps, of the trainers' pace", real.delivered, simulated.delivered))
+            rows.append(("recovery from losing 6 workers, s", real.recovery_s or 0.0, simulated.recovery_s or 0.0))
+    for name, left, right in rows:
+        table.add_row(name, f"{left:.2f}", f"{right:.2f}", f"{right / left:.2f}" if left else "")
+    console.print(table)
+    return costs
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--real", action="store_true", help="compare with a real cluster")
+    parser.add_argument("--only-real", action="store_true", help="only the comparison")
+    parser.add_argument("--tiny", action="store_true", help="a small simulation")
+    options = parser.parse_args(arguments)
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    costs = compare(console) if options.real or options.only_real else MEASURED
+    if options.only_real:
+        return
+    scenarios = [small_scenario(16, 4, 0.5)] if options.tiny else large_scenarios()
+    outcomes = report(scenarios, costs, console)
+    console.print("fairness: three jobs")
+    console.print(fairness(costs, workers=16 if options.tiny else 400, seconds=10 if options.tiny else 30))
+    console.print(f"median scheduler load: {statistics.median(each.scheduler for each in outcomes):.0%}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
