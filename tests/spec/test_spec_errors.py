@@ -219,7 +219,7 @@ ALTERNATIVES = {
     ("features",): "dense categorical sparse label extra",
     ("batch",): "size tail",
     ("shuffle",): "seed window_rows rows by",
-    ("cluster",): "threads workers scheduler tls insecure wait_s window cpu dashboard",
+    ("cluster",): "threads workers scheduler tls insecure wait_s share window cpu dashboard",
     ("cluster", "tls"): "ca cert key",
     ("artifacts",): "folder from",
     ("fit",): "where auto out_of_fold memory golden",
