@@ -119,7 +119,7 @@ def measure_cold(folder: Path, workers: int = 0) -> dict[str, Any]:
     pipeline = Pipeline.from_yaml(folder / "pipeline.yaml")
     if not workers:
         return _timed(pipeline.snapshot)
-    cluster = Cluster(ClusterSpec(workers=workers), threads=1)
+    cluster = Cluster(ClusterSpec.model_validate({"workers": workers}), threads=1)
     try:
         cluster.client.wait_for_workers(workers)
         return _timed(lambda: pipeline.snapshot(map=cluster.map))

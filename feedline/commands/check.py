@@ -198,7 +198,7 @@ def _remember(work_dir: str, findings: Findings, *, deep: bool) -> None:
 @contextmanager
 def _map_of(spec: PipelineSpec) -> Iterator[Map | None]:
     """Yield a `map` on the pipeline's cluster; None if pipeline.yaml has none."""
-    if spec.cluster.workers is None and spec.cluster.scheduler is None:
+    if spec.cluster.kind == "threads":
         yield None
         return
     cluster = Cluster(spec.cluster, threads=available_cores())

@@ -349,10 +349,10 @@ def _sessions(request: FeedRequest, *, early: bool = False) -> Iterator[_Session
     spec = load_spec(request.path, request.overrides)
     code = code_of(spec)
     keep_pandas_out(code)
-    if spec.cluster.workers is not None or spec.cluster.scheduler is not None:
+    if spec.cluster.kind != "threads":
         use_huge_pages(True)  # processes that are started inherit the setting
     threads = feeder_threads(spec, feeders=request.feeders)
-    cluster = Cluster(spec.cluster, threads=threads, early=early, code=code)
+    cluster = Cluster(spec.cluster, threads=threads, early=early, elastic=True, code=code)
     planner = None
     try:
         if not early:

@@ -42,7 +42,7 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
     table_bytes = _table_bytes(snapshot)
     lanes_per_rank = plan.lanes // world_size
     cluster = plan.spec.cluster
-    threads = feeder_threads(plan.spec, feeders=1) * (cluster.workers or 1)
+    threads = feeder_threads(plan.spec, feeders=1) * cluster.most_workers
     fewest, most = window_bounds(schedule.open_blocks(range(lanes_per_rank)), threads, cluster.window)
     width = row_bytes(plan)
     block_rows = int(np.diff(schedule.lane(0).borders).max())

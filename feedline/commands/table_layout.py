@@ -127,7 +127,8 @@ def _run_optimize(
 ) -> OptimizeReport:
     """Run `run` on a Dask cluster of this machine: worker processes, or threads of this one."""
     scratch = make_scratch()
-    cluster = Cluster(ClusterSpec(workers=workers), threads=1 if workers else threads, scratch=scratch)
+    spec = ClusterSpec.model_validate({"workers": workers})
+    cluster = Cluster(spec, threads=1 if workers else threads, scratch=scratch)
     try:
         cluster.check_workers()
         return run(map=cluster.map, threads=workers or threads, say=ProgressLine(console.file).note)

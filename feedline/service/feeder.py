@@ -144,8 +144,9 @@ class Feeder:
                 self._fail(session, error)
         for session in tuple(self.sessions):
             self._guard(session, session.look)
-        if self._demand is not None:
-            self._cluster.report(self._demand.look({id(each): each.load() for each in self.sessions}, now_s))
+        if self._demand is not None and (dask := self._cluster.dask) is not None:
+            loads = {id(session): session.load() for session in self.sessions}
+            dask.report(self._demand.look(loads, now_s, dask.size(), dask.answer))
 
     # -- ending ---------------------------------------------------------------------------------------------------
 

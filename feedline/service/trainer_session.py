@@ -66,40 +66,44 @@ class FeederCounters:
     window: int = 0
     window_reason: str = ""
     delivery: DeliveryStats = field(default_factory=DeliveryStats)
-    _stalled_s: float = 0.0  # waiting for blocks while the trainer had at most the batch that it uses
+    stalled_s: float = 0.0  # the trainer's own count of its waits
 
     def stats(self) -> FeederStats:
         """The counts so far."""
-        return FeederStats.from_json({name: value for name, value in asdict(self).items() if name[0] != "_"})
+        return FeederStats.from_json({name: value for name, value in asdict(self).items() if name != "stalled_s"})
 
-    def load(self, stream: TrainerStream | None, step_s: float, *, starved: bool) -> TrainerLoad:
-        """What the trainer uses and waits for. step_s: its own seconds per step (0: unknown)."""
+    def load(self, stream: TrainerStream | None, *, starved: bool) -> TrainerLoad:
+        """What the trainer uses and waits for."""
         delivery = self.delivery
         return TrainerLoad(
             steps=self.batches,
             blocks=delivery.blocks,
             busy_s=delivery.read_s + delivery.transform_s + delivery.encode_s,
-            stalled_s=self._stalled_s,
+            stalled_s=self.stalled_s,
             starved=starved,
-            step_s=step_s,
             blocks_per_step=0.0 if stream is None else stream.blocks_per_step,
             block_s=0.0 if stream is None else stream.window.block_s,
-            ready=max(0, self.ring_slots - self.ring_free),
+            ready=self.ring_slots - self.ring_free,
             in_flight=0 if stream is None or stream.ended else stream.delivery.in_flight,
         )
+
+    def take(self, message: Mapping[str, Any]) -> None:
+        """Take what the trainer counts itself."""
+        if message["type"] == "stalled":
+            self.stalled_s += float(message["seconds"])
+        elif message["type"] == "epoch_done":
+            self.epochs = max(self.epochs, int(message["epoch"]) + 1)
 
     def begin(self, stream: BeginStream, steps: int) -> None:
         """Count the steps of a stream from here on."""
         self.epoch, self.step, self.steps = stream.epoch, stream.step, steps
 
-    def count_wait(self, seconds: float, *, for_slot: bool, ready: int) -> None:
-        """Count time in which the feeder waited for a slot or for blocks. ready: batches in the ring."""
+    def count_wait(self, seconds: float, *, for_slot: bool) -> None:
+        """Count time in which the feeder waited for a slot or for blocks."""
         if for_slot:
             self.wait_slots_s += seconds
-            return
-        self.wait_blocks_s += seconds
-        if ready <= 1:
-            self._stalled_s += seconds
+        else:
+            self.wait_blocks_s += seconds
 
     def add(self, batch: Draft, ring: RingWriter) -> None:
         """Count a batch that was announced."""
@@ -162,12 +166,11 @@ class TrainerSession:
     def count_wait(self, waited_s: float) -> None:
         """Count time in which the loop slept as waiting for blocks or for slots."""
         if self._stream is not None and not self._stream.ended:
-            ready = self._ring.slots - self._ring.free_slots
-            self.counters.count_wait(waited_s, for_slot=self._stream.draft is not None, ready=ready)
+            self.counters.count_wait(waited_s, for_slot=self._stream.draft is not None)
 
     def load(self) -> TrainerLoad:
         """What the trainer uses and waits for."""
-        return self.counters.load(self._stream, self._pace.known_step_s, starved=self.starved)
+        return self.counters.load(self._stream, starved=self.starved)
 
     def look(self) -> None:
         """Check the blocks in flight. Called about once a second."""
@@ -226,8 +229,8 @@ class TrainerSession:
                 self._ring.grow()
             elif message["type"] == "diagnose":
                 self.channel.send_json({"type": "diagnosis", "text": self._diagnose()})
-            elif message["type"] == "epoch_done":
-                self.counters.epochs = max(self.counters.epochs, int(message["epoch"]) + 1)
+            else:
+                self.counters.take(message)
 
     def _diagnose(self) -> str:
         """What the trainer's next batch waits for."""
@@ -371,9 +374,10 @@ def _pidfd(channel: Channel) -> int | None:
 
 
 def show_window_changes() -> None:
-    """Write a line to standard error (or the feeder's log) whenever a window changes."""
-    _window_logger.setLevel(logging.INFO)
-    _window_logger.addHandler(logging.StreamHandler())
+    """Write a line to standard error (or the feeder's log) whenever a window, or the demand for workers, changes."""
+    for decisions in (_window_logger, logging.getLogger("feedline.scaling")):
+        decisions.setLevel(logging.INFO)
+        decisions.addHandler(logging.StreamHandler())
 
 
 def _refuse_other_installations(message: Mapping[str, Any]) -> None:

@@ -53,7 +53,9 @@ def describe(model: type[BaseModel], op_schema: Schema | None) -> Schema:
     _add_templates(definitions)
     properties = schema["properties"]
     properties["features"] = _features()
-    definitions["ClusterSpec"]["properties"]["tls"]["anyOf"].insert(0, {"const": "temporary"})
+    cluster = definitions["ClusterSpec"]["properties"]
+    cluster["tls"]["anyOf"].insert(0, {"const": "temporary"})
+    cluster["workers"]["anyOf"].insert(0, {"type": "integer", "minimum": 1})
     properties["shuffle"] = {
         "description": properties["shuffle"].get("description", ""),
         "anyOf": [{"const": "off"}, {"$ref": "#/$defs/ShuffleSpec"}, {"$ref": "#/$defs/variable"}],

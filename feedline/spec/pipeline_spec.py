@@ -125,8 +125,10 @@ class PipelineSpec(Section):
         content["shuffle"] = content["shuffle"] or "off"
         if self.artifacts.shared is None:
             content["artifacts"] = self.artifacts.folder
-        if self.cluster.scheduler is not None:
-            del content["cluster"]["threads"]  # refused beside a scheduler
+        if self.cluster.workers is not None and self.cluster.workers.is_fixed:
+            content["cluster"]["workers"] = self.cluster.workers.max
+        if self.cluster.scheduler is not None or self.cluster.provider is not None:
+            del content["cluster"]["threads"]  # refused beside them
         return canonical_json(content)
 
     @classmethod
@@ -202,6 +204,12 @@ def json_schema(op_schema: dict[str, Any] | None = None) -> dict[str, Any]:
 _KEYS = tuple(PipelineSpec.model_fields)
 
 
+_CLASS_NEEDS_CODE = (
+    "runs Python code, which needs `allow_code: true`. Write that at the top of pipeline.yaml if you trust everyone "
+    "who can write to the file"
+)
+
+
 def _validate(document: Document, base_dir: str) -> PipelineSpec:
     problems = Problems(document)
     content = document.value
@@ -214,6 +222,8 @@ def _validate(document: Document, base_dir: str) -> PipelineSpec:
     except ValidationError as error:
         for detail in error.errors(include_url=False):
             _add_problem(detail, document, problems)
+    if spec is not None and spec.cluster.provider is not None and not spec.allow_code:
+        problems.add(("cluster", "class"), _CLASS_NEEDS_CODE)
     problems.raise_all()
     if spec is None:
         raise AssertionError("pydantic refused a pipeline without saying why")
@@ -252,6 +262,7 @@ _BOUNDS = {
     "greater_than_equal": ("at least", "ge"),
     "less_than_equal": ("at most", "le"),
     "greater_than": ("greater than", "gt"),
+    "less_than": ("less than", "lt"),
 }
 _TYPES = {
     "int_type": "an integer",
@@ -279,7 +290,10 @@ def _expectation(detail: ErrorDetails, section: type[BaseModel] | None) -> tuple
         return f"a mapping with the keys {', '.join(keys_of(section))}", remedy
     if kind in _BOUNDS:
         bound, key = _BOUNDS[kind]
-        return f"{bound} {context[key]:.17g}" if kind == "greater_than" else f"{bound} {context[key]}", ""
+        return f"{bound} {context[key]:.17g}" if kind in (
+            "greater_than",
+            "less_than",
+        ) else f"{bound} {context[key]}", ""
     return _TYPES.get(kind, f"valid ({detail['msg']})"), _remedy(kind, value)
 
 

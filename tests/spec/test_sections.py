@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from feedline.spec import PipelineSpec
-from feedline.spec.cluster_section import ClusterSpec, TlsSpec, is_loopback, scheduler_address
+from feedline.spec.cluster_section import ClusterSpec, TlsSpec, WorkersSpec, is_loopback, scheduler_address
 from feedline.spec.sections import ShuffleSpec, parse_bytes, resolve_path, section_at
 from feedline.spec.source_section import SourceSpec
 
@@ -138,8 +138,7 @@ def test_wrong_addresses(address):
     [
         {},
         {"threads": 3},
-        {"workers": 2, "threads": 1},
-        {"workers": 2, "threads": "auto"},
+        {"policy": "cost"},
         {"scheduler": "tcp://127.0.0.1:8786"},
         {"scheduler": "tcp://[::1]:8786", "insecure": False},
         {"scheduler": "tcp://localhost:8786", "insecure": True},
@@ -161,8 +160,21 @@ def test_clusters(values):
         ({"threads": True}, "a number of threads of at least 1, or the word auto"),
         ({"threads": "all"}, "a number of threads of at least 1, or the word auto"),
         ({"threads": None}, "a number of threads of at least 1, or the word auto"),
-        ({"workers": 0}, "greater than or equal to 1"),
-        ({"workers": True}, "valid integer"),
+        ({"workers": 0}, "a number of workers of at least 1, or a mapping with the keys min, max"),
+        ({"workers": True}, "a number of workers of at least 1, or a mapping with the keys min, max"),
+        ({"workers": {"min": 1}}, "Field required"),
+        ({"workers": {"min": 3, "max": 2}}, "is more than `max`: got 3 and 2"),
+        ({"workers": {"min": 0, "max": 0}}, "greater than or equal to 1"),
+        ({"workers": {"min": -1, "max": 1}}, "greater than or equal to 0"),
+        ({"autoscale": {"wait": 1}}, "less than 1"),
+        ({"autoscale": {"shrink_after_s": 0}}, "greater than 0"),
+        ({"policy": "cpu"}, "'stall' or 'cost'"),
+        ({"options": {"a": 1}}, "has no meaning without `class`"),
+        ({"class": "a.B"}, "is missing beside `class`"),
+        ({"class": "a.B", "workers": 2, "threads": 1}, "contradicts `class`"),
+        ({"class": "a.B", "workers": 2, "dashboard": False}, "has no meaning with `class`"),
+        ({"class": "a.B", "workers": 2, "tls": TLS, "insecure": True}, "contradicts `tls`"),
+        ({"class": "a.B", "scheduler": "tcp://127.0.0.1:1"}, "contradicts `scheduler`"),
         ({"scheduler": "tcp://127.0.0.1:1", "threads": "auto"}, "contradicts `scheduler`"),
         ({"scheduler": "tcp://127.0.0.1:1", "workers": 2}, "contradicts `scheduler`"),
         (
@@ -188,6 +200,18 @@ def test_clusters(values):
 )
 def test_wrong_clusters(values, words):
     assert words in refused(ClusterSpec, **values)
+
+
+def test_a_number_of_workers_is_both_limits():
+    assert ClusterSpec.model_validate({"workers": 2}).workers == WorkersSpec(min=2, max=2)
+    assert ClusterSpec.model_validate({"workers": {"max": 2}}).workers == WorkersSpec(min=1, max=2)
+    for workers in (2, {"min": 1, "max": 2}):
+        spec = ClusterSpec.model_validate({"workers": workers, "threads": 1})
+        assert (spec.kind, spec.most_workers, spec.threads) == ("processes", 2, 1)
+    limits = {"scheduler": "tcp://127.0.0.1:8786", "workers": {"min": 1, "max": 2}}
+    provider = {"class": "a.B", "options": {"c": 1}, "workers": 2}
+    kinds = [ClusterSpec.model_validate(keys).kind for keys in ({}, limits, provider)]
+    assert kinds == ["threads", "scheduler", "provider"]
 
 
 @pytest.mark.parametrize("missing", ["ca", "cert", "key"])

@@ -219,8 +219,12 @@ ALTERNATIVES = {
     ("features",): "dense categorical sparse label extra",
     ("batch",): "size tail",
     ("shuffle",): "seed window_rows rows by",
-    ("cluster",): "threads workers scheduler tls insecure wait_s share window cpu dashboard",
+    (
+        "cluster",
+    ): "threads workers class options policy autoscale scheduler tls insecure wait_s share window cpu dashboard",
     ("cluster", "tls"): "ca cert key",
+    ("cluster", "workers"): "min max",
+    ("cluster", "autoscale"): "wait grow_after_s shrink_after_s gain loss",
     ("artifacts",): "folder from",
     ("fit",): "where auto out_of_fold memory golden",
 }

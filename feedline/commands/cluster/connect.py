@@ -20,7 +20,7 @@ from feedline.spec import PipelineSpec
 @contextmanager
 def pipeline_cluster(spec: PipelineSpec) -> Iterator[Cluster | None]:
     """The pipeline's cluster, its workers checked; None if its blocks are computed by threads."""
-    if spec.cluster.workers is None and spec.cluster.scheduler is None:
+    if spec.cluster.kind == "threads":
         yield None
         return
     scratch = make_scratch()

@@ -3,7 +3,7 @@
 Runs in: both. A message is one packet: a byte for its kind, then a few packed integers (the messages of each batch) or
 JSON. A message too long for a packet travels as a sealed memfd. The death of either side is an EOF for the other.
 
-    trainer -> feeder   json hello, begin, grow, epoch_done;  FREE generation slot
+    trainer -> feeder   json hello, begin, grow, stalled, epoch_done;  FREE generation slot
     feeder -> trainer   json welcome, facts, map (with the memfd), retire, full, warnings, error;  READY ...;  END ...;
                         REPORT ..., the JSON of the feeder's stats, and that of its quality counts
 

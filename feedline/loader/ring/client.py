@@ -36,6 +36,8 @@ from feedline.loader.ring.slots import Lease, RingReader
 # A batch in its slot: epoch, step, rows, bytes, the slot's bytes, their lease.
 Slot: TypeAlias = tuple[int, int, int, int, NDArray[np.uint8], Lease]
 
+_STALL_REPORT_S = 0.5
+
 
 @dataclass(slots=True)
 class ClientStats:
@@ -77,6 +79,8 @@ class FeederClient:
         self._node: int | None = None
         self._position: tuple[int, int] | None = None  # epoch and step of the next batch
         self._waiting_for: tuple[tuple[int, int], float] | None = None  # a position, and since when
+        self._first_step = 0  # of the stream
+        self._stalled_s = self._stall_sent_s = 0.0  # seconds to report, and when the last ones were
         self.timeout_s: float | None = None  # for a batch, and for a plan
         self.stats = ClientStats()
 
@@ -245,6 +249,7 @@ class FeederClient:
         epoch, step = self._position
         if self._waiting_for is None or self._waiting_for[0] != self._position:
             self._waiting_for = self._position, time.perf_counter()
+        start_s = time.perf_counter()
         try:
             self._connection.wait(
                 f"step {step} of epoch {epoch}", since_s=self._waiting_for[1], timeout_s=self.timeout_s
@@ -252,6 +257,17 @@ class FeederClient:
         except BatchTimeoutError:
             self._waiting_for = None  # the next call waits again
             raise
+        if step > self._first_step:  # a stream's first block is always waited for
+            self._report_stall(start_s, time.perf_counter())
+
+    def _report_stall(self, start_s: float, end_s: float) -> None:
+        """Count a wait for the feeder, which sums them to decide on workers; sends at most two messages a second."""
+        self._stalled_s += end_s - start_s
+        if end_s - self._stall_sent_s < _STALL_REPORT_S:
+            return
+        with self._connection.transaction:
+            self._connection.send({"type": "stalled", "seconds": self._stalled_s})
+            self._stalled_s, self._stall_sent_s = 0.0, end_s
 
     # -- starting and recovering ----------------------------------------------------------------------------------
 
@@ -268,6 +284,7 @@ class FeederClient:
             self._stream = stream
             self._connection.room.reset()
             epoch, step = self._position
+            self._first_step = step
             self._steps = self._answer.facts.steps_of(epoch)
             begin = BeginStream(
                 stream=stream, epoch=epoch, step=step, last=self._last_epoch, seen=seen, node=self._node

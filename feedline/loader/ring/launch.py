@@ -249,7 +249,7 @@ def feeder_threads(spec: PipelineSpec, *, feeders: int) -> int:
     threads = spec.cluster.threads
     if threads != "auto":
         return threads
-    return max(1, available_cores() // feeders // (spec.cluster.workers or 1))
+    return max(1, available_cores() // feeders // spec.cluster.most_workers)
 
 
 def memory_share(spec: PipelineSpec, *, local_ranks: int) -> int:

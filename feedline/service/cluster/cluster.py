@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from feedline.blocks.environment import Environment, check_environment, environment_at
 from feedline.blocks.jobs import check_job
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from feedline.service.cluster.dask_cluster import DaskCluster, DaskTask
     from feedline.service.cluster.scheduler_connection import SchedulerConnection
-    from feedline.service.scheduler.job_reports import JobAnswer, JobReport
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +48,8 @@ class Cluster:
 
     early: return before the cluster is up. Then a cluster of threads starts with `connect`, any other at once; what
     needs the cluster waits for it, and raises the ClusterError of a failed start. Workers are then checked before their
-    first task. code: the user's functions, for that check.
+    first task. elastic: the number of workers follows the reports within the limits of `cluster.workers`; else it is
+    the most of them. code: the user's functions, for that check.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class Cluster:
         threads: int,
         scratch: str | None = None,
         early: bool = False,
+        elastic: bool = False,
         code: Sequence[RequiredFunction] = (),
     ) -> None:
         self.trainers = 1  # that the feeder serves
@@ -66,11 +67,12 @@ class Cluster:
         self._spec = spec
         self._threads = threads
         self._scratch = scratch
-        self.kind = _kind_of(spec)
+        self._elastic = elastic
+        self.kind = spec.kind
         self._exclusions = Exclusions()
-        self._cpu = choose_cpu(spec.cpu, shared=self.kind == "scheduler")
+        self._cpu = choose_cpu(spec.cpu, shared=self.kind in ("scheduler", "provider"))
         self._early = EarlyThreads(threads) if early and self.kind == "threads" else None
-        self._port = _ReservedPort() if spec.dashboard and self.kind != "scheduler" else None
+        self._port = _ReservedPort() if spec.dashboard and self.kind in ("threads", "processes") else None
         self._dask: Future[DaskCluster] = Future()
         self._start: threading.Thread | None = None
         self._code = tuple(code)
@@ -98,6 +100,7 @@ class Cluster:
                 share=self.share,
                 dashboard_port=self._port.number if self._port is not None else 0,
                 scratch=self._scratch,
+                elastic=self._elastic,
             )
         except BaseException as error:
             self._dask.set_exception(error)
@@ -206,15 +209,10 @@ class Cluster:
         if not self._only_threads:
             self.connection.look(waiting=waiting)
 
-    def report(self, report: JobReport) -> None:
-        """Send a report to the scheduler; never blocks. Called about once a second, and not for threads."""
-        if self._dask.done():
-            self._connected().report(report)
-
     @property
-    def answer(self) -> JobAnswer | None:
-        """The scheduler's last answer to a report; None before the first, and from a scheduler that gives none."""
-        return self.share.answer
+    def dask(self) -> DaskCluster | None:
+        """The Dask cluster, if it is up: for reports to its scheduler."""
+        return self._dask.result() if self._dask.done() and self._dask.exception() is None else None
 
     def alive(self) -> bool:
         """Whether the scheduler answers."""
@@ -294,12 +292,6 @@ class Cluster:
             self._dask.result().close()
         if self._port is not None:
             self._port.release()
-
-
-def _kind_of(spec: ClusterSpec) -> Literal["threads", "processes", "scheduler"]:
-    if spec.scheduler is not None:
-        return "scheduler"
-    return "processes" if spec.workers is not None else "threads"
 
 
 class _ReservedPort:

@@ -31,7 +31,8 @@ from feedline.service.cluster.scheduler_connection import SchedulerConnection
 from feedline.service.dispatch.attempts import Arrived
 from feedline.service.dispatch.fair_share import FairShare
 from feedline.service.scheduler.extension import install
-from feedline.service.scheduler.job_reports import JobReport
+from feedline.service.scheduler.job_book import ClusterSize
+from feedline.service.scheduler.job_reports import JobAnswer, JobReport
 from feedline.service.tls.certificate_files import check_certificate_files
 from feedline.service.tls.refused_connection import explain_refusal
 from feedline.spec.cluster_section import ClusterSpec
@@ -99,13 +100,16 @@ class DaskCluster:
         share: FairShare,
         dashboard_port: int,
         scratch: str | None = None,
+        elastic: bool = False,
     ) -> None:
+        self._elastic = elastic
+        self._share = share
         self._spec = spec
         self._threads = threads
         self._dashboard_port = dashboard_port
         self._cluster: SpecCluster | None = None
         self._started = 0
-        self._in_process = spec.scheduler is None and spec.workers is None
+        self._in_process = spec.kind == "threads"
         self._fetcher = ResultFetcher()
         self._reporter = Reporter(share)
         self._config = contextlib.ExitStack()
@@ -148,6 +152,16 @@ class DaskCluster:
         """Send a report to the scheduler, unless one was sent less than two seconds ago."""
         if self.connection.alive():
             self._reporter.send(self.connection.client, report)
+
+    def size(self) -> ClusterSize:
+        """The workers and their threads, as of a few seconds ago."""
+        workers = self.connection.workers()
+        return ClusterSize(workers=workers, threads=self.connection.threads() if workers else 0)
+
+    @property
+    def answer(self) -> JobAnswer | None:
+        """The scheduler's last answer to a report; None without one."""
+        return self._share.answer
 
     def map(
         self,
@@ -201,7 +215,9 @@ class DaskCluster:
             # bokeh and tornado warn about what their next versions will do; not the user's concern
             warnings.simplefilter("ignore")
             if self._cluster is None:
-                self._cluster = start_local(self._spec, threads=self._threads, dashboard_port=self._dashboard_port)
+                self._cluster = start_local(
+                    self._spec, threads=self._threads, dashboard_port=self._dashboard_port, elastic=self._elastic
+                )
                 scheduler: Any = self._cluster.scheduler
                 if self._spec.dashboard:
                     scheduler.http_application.add_application(DashboardOnDemand(scheduler))

@@ -21,6 +21,9 @@ from feedline.spec.cluster_section import ClusterSpec
 
 _LOOPBACK = "127.0.0.1"
 _HEARTBEAT_MS = 10_000
+# How often Dask asks how many workers there should be, and the answers in a row after which one is closed. The
+# hysteresis is in the reports (`service/scaling/autoscale.py`).
+_ADAPT_S, _SHRINK_ANSWERS = 1.0, 2
 
 
 class _WithoutPages:
@@ -55,9 +58,10 @@ class QuietBesideWorker(_Beside, QuietWorker):
     """The same without an HTTP server."""
 
 
-def start_local(spec: ClusterSpec, *, threads: int, dashboard_port: int) -> SpecCluster:
+def start_local(spec: ClusterSpec, *, threads: int, dashboard_port: int, elastic: bool) -> SpecCluster:
     """A scheduler in this process, and the spec's workers, each of `threads` threads. Raises ClusterError if a
-    temporary TLS key cannot be created. dashboard_port: of the scheduler's HTTP server."""
+    temporary TLS key cannot be created. dashboard_port: of the scheduler's HTTP server. elastic: whether the number of
+    workers follows what feeders report to the scheduler."""
     processes = spec.workers is not None
     security = _temporary() if spec.tls is not None else Security()
     node: dict[str, Any] = {
@@ -81,7 +85,12 @@ def start_local(spec: ClusterSpec, *, threads: int, dashboard_port: int) -> Spec
         security=security,
         silence_logs=logging.ERROR,
     )
-    cluster.scale(spec.workers or 1)
+    workers = spec.workers
+    if workers is None or workers.is_fixed or not elastic:
+        cluster.scale(1 if workers is None else workers.max)
+    else:
+        cluster.scale(max(1, workers.min))
+        cluster.adapt(minimum=workers.min, maximum=workers.max, interval=_ADAPT_S, wait_count=_SHRINK_ANSWERS)
     return cluster
 
 

@@ -5,14 +5,19 @@ Runs in: the feeder, in the thread of its loop, once a second; not where blocks 
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import uuid
 from collections.abc import Mapping
 
+from feedline.service.scaling.autoscale import CostPolicy, ScalingPolicy, ScalingRules, ScalingSample, StallPolicy
 from feedline.service.scaling.load import FeederLoad, LoadMeter, TrainerLoad
-from feedline.service.scheduler.job_reports import JobReport
+from feedline.service.scheduler.job_book import ClusterSize
+from feedline.service.scheduler.job_reports import JobAnswer, JobReport
 from feedline.spec.cluster_section import ClusterSpec
+
+logger = logging.getLogger("feedline.scaling")
 
 
 class Demand:
@@ -25,23 +30,48 @@ class Demand:
         self._feeder = f"{host}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._spec = spec
         self._meter = LoadMeter()
+        self._policy = policy_of(spec)
+        self._size = ClusterSize(workers=0, threads=0)
+        self._is_heard = spec.kind != "scheduler"  # whether somebody may follow what is decided
 
-    def look(self, loads: Mapping[int, TrainerLoad], now_s: float) -> JobReport:
-        """Take the trainers' counts, by session; returns the report of the moment."""
+    def look(
+        self, loads: Mapping[int, TrainerLoad], now_s: float, size: ClusterSize, answer: JobAnswer | None
+    ) -> JobReport:
+        """Take the trainers' counts, by session; returns the report of the moment. size: of the cluster. answer: the
+        scheduler's last one."""
+        if size != self._size:
+            self._size = size
+            self._meter.restart()
+        self._is_heard |= answer is not None
         load = self._meter.observe(loads, now_s)
-        return self._report(load, load.pace_blocks_per_s * load.block_s)
+        threads = size.threads_per_worker
+        available = size.threads if answer is None else min(float(size.threads), answer.threads)
+        window = self._spec.window
+        decision = self._policy.decide(
+            ScalingSample(
+                now_s=now_s,
+                load=load,
+                workers=available / threads,
+                threads_per_worker=threads,
+                most_useful=None if window is None else max(1, round(window * max(1, load.ranks) / threads)),
+            )
+        )
+        if decision.reason is not None and self._is_heard:
+            logger.info("workers needed: %s", decision.reason)
+        return self._report(load, decision.workers * threads)
 
     def _report(self, load: FeederLoad, demand_threads: float) -> JobReport:
+        workers = self._spec.workers
         return JobReport(
             job=self._job,
             feeder=self._feeder,
             host=self._host,
             ranks=load.ranks,
             share=self._spec.share,
-            policy="stall",
+            policy=self._spec.policy,
             demand_threads=demand_threads,
-            least_workers=self._spec.workers or 0,
-            most_workers=self._spec.workers,
+            least_workers=0 if workers is None else workers.min,
+            most_workers=None if workers is None else workers.max,
             wait_fraction=load.wait_fraction,
             starved=load.starved,
             steps_ready=load.steps_ready,
@@ -50,3 +80,19 @@ class Demand:
             blocks_per_s=load.blocks_per_s,
             busy_s_total=load.busy_s_total,
         )
+
+
+def policy_of(spec: ClusterSpec) -> ScalingPolicy:
+    """The policy that `cluster.policy` names, with the limits of `cluster.workers`."""
+    limits, thresholds = spec.workers, spec.autoscale
+    rules = ScalingRules(
+        # Several feeders of a job share the limits of its scheduler, which applies them to their sum.
+        least_workers=0 if limits is None or spec.kind == "scheduler" else limits.min,
+        most_workers=None if limits is None else limits.max,
+        wait=thresholds.wait,
+        grow_after_s=thresholds.grow_after_s,
+        shrink_after_s=thresholds.shrink_after_s,
+        gain=thresholds.gain,
+        loss=thresholds.loss,
+    )
+    return StallPolicy(rules) if spec.policy == "stall" else CostPolicy(rules)

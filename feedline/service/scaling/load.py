@@ -10,19 +10,21 @@ import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-# Rates are means over so many seconds.
-_WINDOW_S = 10.0
+# Rates are means over so many seconds, and over so many times a block's.
+_SPAN_S, _SPAN_BLOCKS = 10.0, 5
+# A trainer that waits nearly always shows no pace beyond this multiple of its rate.
+_LEAST_OWN_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerLoad:
     """Counts of one trainer so far, and its present state.
 
-    steps: delivered. blocks, busy_s: finished for it, and the seconds that computing them took. stalled_s: in which no
-    batch was ready because a block was missing. step_s: its own seconds per step (0: unknown). blocks_per_step: that a
-    step uses up, on average. block_s: median computing time of recent blocks (0: unknown). ready: finished batches in
-    its ring. in_flight: blocks.
+    steps: delivered. blocks, busy_s: finished for it, and the seconds that computing them took. stalled_s: for which
+    the trainer has waited for batches. blocks_per_step: that a step uses up, on average. block_s: median computing time
+    of recent blocks (0: unknown). ready: finished batches in its ring. in_flight: blocks.
     """
 
     steps: int
@@ -30,7 +32,6 @@ class TrainerLoad:
     busy_s: float
     stalled_s: float
     starved: bool
-    step_s: float
     blocks_per_step: float
     block_s: float
     ready: int
@@ -39,18 +40,20 @@ class TrainerLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeederLoad:
-    """The load of a feeder: sums over its trainers, rates of the last ten seconds.
+    """The load of a feeder: sums over its trainers, means over the last `seconds`, in which `blocks` were finished.
 
-    used_blocks_per_s: that the trainers use up at the rate at which they get them; pace_blocks_per_s: that they would
-    at their own pace (0: unknown). wait_fraction: share of the time in which a trainer had no batch, of the one that
-    waited most.
+    use_blocks_per_s: that the trainers used up; pace_blocks_per_s: that they would without waiting, by the time that
+    each took for itself. wait_fraction: share of the time in which the trainer that waited most waited for a batch, but
+    for the worst second: a single pause says nothing about workers. busy_threads: that computed blocks.
     """
 
     ranks: int
+    seconds: float
+    blocks: int
     steps_per_s: float
     blocks_per_s: float
     busy_threads: float
-    used_blocks_per_s: float
+    use_blocks_per_s: float
     pace_blocks_per_s: float
     block_s: float
     wait_fraction: float
@@ -67,6 +70,13 @@ class LoadMeter:
         self._samples: dict[int, deque[tuple[float, TrainerLoad]]] = {}  # by session
         self._busy_s_of_gone = 0.0
 
+    def restart(self) -> None:
+        """Measure from now on: there are other workers."""
+        for samples in self._samples.values():
+            last = samples[-1]
+            samples.clear()
+            samples.append(last)
+
     def observe(self, loads: Mapping[int, TrainerLoad], now_s: float) -> FeederLoad:
         """Take the trainers' counts, by session; returns the load."""
         for session in set(self._samples) - set(loads):
@@ -74,21 +84,23 @@ class LoadMeter:
         for session, load in loads.items():
             samples = self._samples.setdefault(session, deque())
             samples.append((now_s, load))
-            while len(samples) > 2 and samples[1][0] <= now_s - _WINDOW_S:
+            span_s = max(_SPAN_S, _SPAN_BLOCKS * load.block_s)
+            while len(samples) > 2 and samples[1][0] <= now_s - span_s:
                 samples.popleft()
-        return self._sum([_Rates.of(samples) for samples in self._samples.values()], list(loads.values()))
+        return self._sum([_Rates.of(self._samples[session]) for session in loads], list(loads.values()))
 
     def _sum(self, rates: Sequence[_Rates], loads: Sequence[TrainerLoad]) -> FeederLoad:
         known = [load.block_s for load in loads if load.block_s]
+        pairs = list(zip(rates, loads, strict=True))
         return FeederLoad(
             ranks=len(loads),
+            seconds=min((rate.seconds for rate in rates), default=0.0),
+            blocks=sum(rate.blocks for rate in rates),
             steps_per_s=sum(rate.steps_per_s for rate in rates),
-            blocks_per_s=sum(rate.blocks_per_s for rate in rates),
+            blocks_per_s=sum(rate.blocks / rate.seconds for rate in rates if rate.seconds),
             busy_threads=sum(rate.busy_threads for rate in rates),
-            used_blocks_per_s=sum(
-                rate.steps_per_s * load.blocks_per_step for rate, load in zip(rates, loads, strict=True)
-            ),
-            pace_blocks_per_s=sum(load.blocks_per_step / load.step_s for load in loads if load.step_s),
+            use_blocks_per_s=sum(rate.steps_per_s * load.blocks_per_step for rate, load in pairs),
+            pace_blocks_per_s=sum(rate.pace_steps_per_s * load.blocks_per_step for rate, load in pairs),
             block_s=statistics.median(known) if known else 0.0,
             wait_fraction=max((rate.wait_fraction for rate in rates), default=0.0),
             starved=any(load.starved for load in loads),
@@ -102,25 +114,27 @@ class LoadMeter:
 class _Rates:
     """Rates of one trainer."""
 
-    steps_per_s: float
-    blocks_per_s: float
-    busy_threads: float
-    wait_fraction: float
+    seconds: float = 0.0
+    blocks: int = 0
+    steps_per_s: float = 0.0
+    pace_steps_per_s: float = 0.0
+    busy_threads: float = 0.0
+    wait_fraction: float = 0.0
 
     @classmethod
     def of(cls, samples: Sequence[tuple[float, TrainerLoad]]) -> _Rates:
         (start_s, first), (end_s, last) = samples[0], samples[-1]
-        passed_s = end_s - start_s
-        if passed_s <= 0:
-            return cls(steps_per_s=0.0, blocks_per_s=0.0, busy_threads=0.0, wait_fraction=0.0)
+        seconds = end_s - start_s
+        if seconds <= 0:
+            return cls()
+        steps_per_s = (last.steps - first.steps) / seconds
+        waits = [after.stalled_s - before.stalled_s for (_, before), (_, after) in pairwise(samples)]
+        own_share = max(_LEAST_OWN_SHARE, 1.0 - sum(waits) / seconds)
         return cls(
-            steps_per_s=(last.steps - first.steps) / passed_s,
-            blocks_per_s=(last.blocks - first.blocks) / passed_s,
-            busy_threads=(last.busy_s - first.busy_s) / passed_s,
-            wait_fraction=_wait_s(first, last) / passed_s,
+            seconds=seconds,
+            blocks=last.blocks - first.blocks,
+            steps_per_s=steps_per_s,
+            pace_steps_per_s=steps_per_s / own_share,
+            busy_threads=(last.busy_s - first.busy_s) / seconds,
+            wait_fraction=min(1.0, (sum(waits) - max(waits)) / seconds),
         )
-
-
-def _wait_s(first: TrainerLoad, last: TrainerLoad) -> float:
-    """Seconds that a trainer waited: its ring had no batch, and it was not at work on the last one."""
-    return max(0.0, last.stalled_s - first.stalled_s - (last.steps - first.steps) * last.step_s)

@@ -71,10 +71,13 @@ class JobBook:
         """The workers that all feeders together need. The scheduler's own workers say how many threads one has."""
         if size.workers:
             self._threads_per_worker = size.threads_per_worker
-        reports = self.reports(now_s)
-        threads = sum(report.demand_threads for report in reports)
-        least = max((report.least_workers for report in reports), default=0)
-        return max(least, math.ceil(threads / self._threads_per_worker - 1e-6))
+        demands: dict[str, float] = {}
+        limits: dict[str, tuple[int, float]] = {}  # equal in all reports of a job
+        for report in self.reports(now_s):
+            demands[report.job] = demands.get(report.job, 0.0) + report.demand_threads / self._threads_per_worker
+            limits[report.job] = report.least_workers, math.inf if report.most_workers is None else report.most_workers
+        workers = sum(min(max(demand, limits[job][0]), limits[job][1]) for job, demand in demands.items())
+        return math.ceil(workers - 1e-6)
 
     def _drop_silent(self, now_s: float) -> None:
         self._entries = {

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
+import dask
 import pytest
 from distributed import LocalCluster
 from job_reports import REPORT
@@ -43,11 +44,13 @@ def connected(cluster: LocalCluster) -> Iterator[Cluster]:
 def test_reports_are_answered_and_their_sum_is_what_dask_scales_to():
     """Asked by our feeders, by Dask's Adaptive (RPC), and by the Kubernetes operator (HTTP)."""
     with local_cluster("feedline.service.scheduler.preload") as local, connected(local) as cluster:
-        assert cluster.answer is None
-        cluster.report(REPORT)
-        assert eventually(lambda: cluster.answer)
-        assert cluster.answer is not None
-        assert (cluster.answer.workers, cluster.answer.jobs) == (2, 1)
+        dask = cluster.dask
+        assert dask is not None
+        assert dask.answer is None
+        dask.report(REPORT)
+        assert eventually(lambda: dask.answer)
+        assert dask.answer is not None
+        assert (dask.answer.workers, dask.answer.jobs) == (2, 1)
         client = cluster.client
         assert client.sync(client.scheduler.adaptive_target) == 3
         assert list(client.sync(client.scheduler.feedline_jobs)) == [REPORT.to_json()]
@@ -60,11 +63,21 @@ def test_reports_are_answered_and_their_sum_is_what_dask_scales_to():
 
 def test_a_scheduler_without_the_extension_is_named_once_and_everything_else_works(caplog: pytest.LogCaptureFixture):
     with local_cluster() as local, connected(local) as cluster:
-        cluster.report(REPORT)
+        dask = cluster.dask
+        assert dask is not None
+        dask.report(REPORT)
         assert eventually(lambda: "no Feedline extension" in caplog.text)
-        dask = cluster._connected()
         dask._reporter._sent_s = float("-inf")
-        cluster.report(REPORT)
+        dask.report(REPORT)
         assert eventually(lambda: dask._reporter._sending.done())
-        assert (cluster.answer, caplog.text.count("no Feedline extension")) == (None, 1)
+        assert (dask.answer, caplog.text.count("no Feedline extension")) == (None, 1)
         assert cluster.client.submit(sum, [1, 2]).result() == 3
+
+
+def test_workers_that_are_silent_are_removed_after_half_a_minute_unless_configured_otherwise():
+    preload = "feedline.service.scheduler.preload"
+    with local_cluster(preload) as cluster:
+        assert cluster.scheduler.worker_ttl == 30
+        assert cluster.scheduler.periodic_callbacks["worker-ttl"].callback_time == 5000
+    with dask.config.set({"distributed.scheduler.worker-ttl": "90s"}), local_cluster(preload) as cluster:
+        assert cluster.scheduler.worker_ttl == 90

@@ -1,0 +1,336 @@
+"""Decide how many workers a feeder's trainers need, by whether they wait for batches.
+
+Runs in: the feeder, once a second. Pure: measurements come in, a number of workers and the reason of a change go out.
+
+A trainer that waits needs more workers than it has: as many as its own pace calls for (the blocks per second that it
+would use up without waiting, times the seconds that computing one takes), at most four times as many at once, and at
+least one more. Growth that leaves the trainer waiting must have added blocks per second; else something other than
+workers is the limit, such as the store, and the workers are given back. A trainer that does not wait never gets more.
+Once it has not waited for a while it keeps as many as the most that it used meanwhile, and not the number with which it
+was seen to wait under the same load: so a constant load ends at one number, the least without waiting.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from feedline.service.scaling.load import FeederLoad
+
+# The estimate is so uncertain that a tenth of a worker too few is tried; waiting corrects it.
+_TOLERANCE = 0.1
+_FASTEST_GROWTH = 4
+_LEAST_GROWTH = 1.1
+# Blocks per thread that show what a number of workers achieves: the first ones load libraries.
+_ENOUGH_ROUNDS = 2
+# Added workers must add at least this share of what they would if nothing else were the limit.
+_LEAST_EFFICIENCY = 0.3
+# After growth that did not help.
+_RETRY_S = 600.0
+# Waiting that lasts this many times `grow_after_s` says that the estimate is too low; less may be left of the change
+# that made it high enough. The policy `cost` compares after as long.
+_PERSISTENT = 4
+# The part of `shrink_after_s` whose most is kept: rates at its beginning are means over what was before.
+_KEPT = 0.75
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingRules:
+    """Limits and thresholds. most_workers: None for no limit. wait: share of time that a trainer may wait.
+
+    grow_after_s, shrink_after_s: for which a trainer has waited, or not. gain, loss: of the policy `cost`, shares of
+    the time per step.
+    """
+
+    least_workers: int = 0
+    most_workers: int | None = None
+    wait: float = 0.03
+    grow_after_s: float = 5.0
+    shrink_after_s: float = 60.0
+    gain: float = 0.07
+    loss: float = 0.03
+
+    def clamp(self, workers: int) -> int:
+        """The nearest number within the limits."""
+        return max(self.least_workers, workers if self.most_workers is None else min(workers, self.most_workers))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingSample:
+    """A measurement. workers: that the feeder can count on now. most_useful: those beyond which the window of blocks in
+    flight leaves workers idle (None: it does not)."""
+
+    now_s: float
+    load: FeederLoad
+    workers: float
+    threads_per_worker: float
+    most_useful: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingDecision:
+    """The number of workers; the reason if it has changed."""
+
+    workers: int
+    reason: str | None = None
+
+
+class ScalingPolicy(Protocol):
+    """Decides once a second."""
+
+    def decide(self, sample: ScalingSample) -> ScalingDecision: ...
+
+
+def is_calm(load: FeederLoad, wait: float) -> bool:
+    """Whether no trainer waits: neither of late nor now."""
+    return load.wait_fraction <= wait and not (load.starved and load.steps_ready <= 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Growth:
+    """The last growth, until it is known whether it helped."""
+
+    before: int
+    blocks_per_s: float
+    has_failed: bool = False  # at a first try
+
+
+@dataclass(slots=True)
+class StallPolicy:
+    """As few workers as keep the trainers from waiting."""
+
+    rules: ScalingRules
+    wanted: int = field(init=False)
+    _waiting_since_s: float | None = None
+    _idle_since_s: float | None = None
+    _needs: deque[tuple[float, float]] = field(default_factory=deque)  # while calm: time, workers in use
+    _too_few: tuple[int, float] | None = None  # workers with which a trainer waited, those that it needed by estimate
+    _growth: _Growth | None = None
+    _ceiling: tuple[int, float] | None = None  # workers beyond which growth did not help, until when that counts
+
+    def __post_init__(self) -> None:
+        self.wanted = self.rules.clamp(max(1, self.rules.least_workers))
+
+    def decide(self, sample: ScalingSample) -> ScalingDecision:
+        """The number of workers after this measurement."""
+        load, rules = sample.load, self.rules
+        if load.ranks and not self.wanted:
+            return self._change(1, "a trainer has come")
+        if is_calm(load, rules.wait):
+            return self._shrink(sample)
+        self._idle_since_s = None
+        self._needs.clear()
+        threads = max(1.0, sample.workers) * sample.threads_per_worker
+        if load.wait_fraction <= rules.wait:
+            self._waiting_since_s = None
+            return self._same
+        if self._waiting_since_s is None:
+            self._waiting_since_s = sample.now_s
+        if load.seconds < rules.grow_after_s or load.blocks < _ENOUGH_ROUNDS * threads:
+            return self._same
+        if sample.workers < self.wanted - 0.5:  # those that were asked for have not come
+            self._waiting_since_s = sample.now_s
+            return self._same
+        need = load.pace_blocks_per_s * load.block_s / sample.threads_per_worker
+        waited_s = sample.now_s - self._waiting_since_s
+        if _workers(need) <= self.wanted and waited_s < _PERSISTENT * rules.grow_after_s:
+            return self._same
+        target = self._target(sample, need)
+        return self._judge(sample, target) or self._grow(sample, target, need)
+
+    @property
+    def _same(self) -> ScalingDecision:
+        return ScalingDecision(workers=self.wanted)
+
+    def _judge(self, sample: ScalingSample, target: int) -> ScalingDecision | None:
+        """Take back growth that did not help at two numbers of workers, of which one may have been bad; else None."""
+        growth, rate = self._growth, sample.load.blocks_per_s
+        if growth is None:
+            return None
+        expected = self.wanted / growth.before - 1
+        if rate >= growth.blocks_per_s * (1 + _LEAST_EFFICIENCY * expected):
+            self._growth = None
+            return None
+        if target > self.wanted and not growth.has_failed:
+            self._growth = replace(growth, has_failed=True)
+            return None
+        self._growth, self._ceiling = None, (growth.before, sample.now_s + _RETRY_S)
+        return self._change(
+            growth.before, f"more workers did not help ({growth.blocks_per_s:.2g} blocks/s before, {rate:.2g} after)"
+        )
+
+    def _target(self, sample: ScalingSample, need: float) -> int:
+        """The number to which waiting trainers let it grow; at least the present one."""
+        least = max(self.wanted + 1, math.floor(self.wanted * _LEAST_GROWTH))
+        target = self.rules.clamp(max(least, min(_workers(need), _FASTEST_GROWTH * self.wanted)))
+        if sample.most_useful is not None:
+            target = min(target, sample.most_useful)
+        if self._ceiling is not None:
+            if sample.now_s < self._ceiling[1]:
+                target = min(target, self._ceiling[0])
+            else:
+                self._ceiling = None
+        return max(target, self.wanted)
+
+    def _grow(self, sample: ScalingSample, target: int, need: float) -> ScalingDecision:
+        load = sample.load
+        if target == self.wanted:
+            return self._same
+        self._too_few = self.wanted, need
+        if self._growth is None:
+            self._growth = _Growth(before=self.wanted, blocks_per_s=load.blocks_per_s)
+        return self._change(
+            target, f"trainers wait {load.wait_fraction:.0%} of the time, and need {need:.1f} workers by their own pace"
+        )
+
+    def _shrink(self, sample: ScalingSample) -> ScalingDecision:
+        load, now_s = sample.load, sample.now_s
+        self._growth = self._waiting_since_s = None
+        in_use = load.use_blocks_per_s * load.block_s / sample.threads_per_worker
+        self._needs.append((now_s, in_use))
+        while self._needs[0][0] < now_s - _KEPT * self.rules.shrink_after_s:
+            self._needs.popleft()
+        if _workers(in_use) >= self.wanted:
+            self._idle_since_s = None
+            return self._same
+        if self._idle_since_s is None:
+            self._idle_since_s = now_s
+        if now_s - self._idle_since_s < self.rules.shrink_after_s:
+            return self._same
+        most = max(need for _, need in self._needs)
+        target = _workers(most)
+        if self._too_few is not None and most >= (1 - 2 * _TOLERANCE) * self._too_few[1]:
+            target = max(target, self._too_few[0] + 1)
+        target = max(self.rules.clamp(target), min(1, load.ranks))
+        if target >= self.wanted:
+            return self._same
+        idle = self.wanted - math.ceil(most - _TOLERANCE)
+        why = "no trainer took a batch" if not most else "ring full"
+        return self._change(target, f"{why} for {self.rules.shrink_after_s:.0f} s, {idle} workers idle")
+
+    def _change(self, target: int, why: str) -> ScalingDecision:
+        reason = f"{why}: {self.wanted} → {target}"
+        self.wanted = target
+        self._idle_since_s = self._waiting_since_s = None
+        self._needs.clear()
+        return ScalingDecision(workers=target, reason=reason)
+
+
+def _workers(need: float) -> int:
+    """Whole workers for an estimate."""
+    return math.ceil(need * (1 - _TOLERANCE) - 1e-9)
+
+
+@dataclass(slots=True)
+class CostPolicy:
+    """A worker more while it shortens the time per step by more than `gain`, one less while that costs less than
+    `loss`. After "Cachew: Machine Learning Input Data Processing as a Service" (USENIX ATC 2022), section 4.2."""
+
+    rules: ScalingRules
+    wanted: int = field(init=False)
+    _before_s: float | None = None  # the time per step with the workers before the last change
+    _direction: int = 1  # of the search: 1 up, -1 down, 0 ended
+    _settled_s: float = 0.0  # the time per step with which the search ended
+    _settled_at_s: float = 0.0
+    _settled_waiting: bool = False
+    _idle_since_s: float | None = None
+    _steady_since_s: float = 0.0  # since when there have been as many workers as there are
+    _workers: float = -1.0
+
+    def __post_init__(self) -> None:
+        self.wanted = self.rules.clamp(max(1, self.rules.least_workers))
+
+    def decide(self, sample: ScalingSample) -> ScalingDecision:
+        """The number of workers after this measurement."""
+        load, rules = sample.load, self.rules
+        if sample.workers != self._workers:
+            self._workers, self._steady_since_s = sample.workers, sample.now_s
+        if load.ranks and not self.wanted:
+            return self._change(1, "a trainer has come")
+        if not load.steps_per_s and is_calm(load, rules.wait):
+            return self._rest(sample)
+        self._idle_since_s = None
+        threads = max(1.0, sample.workers) * sample.threads_per_worker
+        is_steady = sample.now_s - self._steady_since_s >= _PERSISTENT * rules.grow_after_s
+        if (
+            not is_steady
+            or load.blocks < _ENOUGH_ROUNDS * threads
+            or not load.steps_per_s
+            or sample.workers < self.wanted - 0.5
+        ):
+            return ScalingDecision(workers=self.wanted)
+        step_s = 1 / load.steps_per_s
+        if self._direction > 0:
+            return self._search_up(sample, step_s)
+        if self._direction < 0:
+            return self._search_down(sample, step_s)
+        return self._look_again(sample, step_s)
+
+    def _search_up(self, sample: ScalingSample, step_s: float) -> ScalingDecision:
+        before_s, self._before_s = self._before_s, step_s
+        gain = 1.0 if before_s is None else 1 - step_s / before_s
+        if before_s is not None and gain < self.rules.gain:
+            self._settle(sample, before_s)
+            return self._change(
+                self.wanted - 1, f"the last worker took {max(0.0, gain):.0%} off the step, less than {self._gain}"
+            )
+        limits = [limit for limit in (self.rules.most_workers, sample.most_useful) if limit is not None]
+        is_waiting = sample.load.wait_fraction > self.rules.wait
+        if not is_waiting or self.wanted >= min(limits, default=self.wanted + 1):
+            self._settle(sample, step_s)
+            return ScalingDecision(workers=self.wanted)
+        return self._change(self.wanted + 1, f"trainers wait {sample.load.wait_fraction:.0%} of the time")
+
+    def _search_down(self, sample: ScalingSample, step_s: float) -> ScalingDecision:
+        assert self._before_s is not None
+        loss = step_s / self._before_s - 1
+        if loss >= self.rules.loss:
+            self._settle(sample, self._before_s)
+            return self._change(self.wanted + 1, f"without a worker the step takes {loss:.0%} longer")
+        return self._release(sample, "the step takes no longer with a worker less")
+
+    def _look_again(self, sample: ScalingSample, step_s: float) -> ScalingDecision:
+        """Search again when the load has changed: by half, as in Cachew's source, or to one that waits."""
+        is_waiting = sample.load.wait_fraction > self.rules.wait
+        is_other = not self._settled_s / 1.5 <= step_s <= self._settled_s * 1.5
+        if is_waiting and (is_other or not self._settled_waiting):
+            self._direction, self._before_s = 1, None
+            return self._search_up(sample, step_s)
+        if is_other and sample.now_s - self._settled_at_s >= self.rules.shrink_after_s:
+            self._direction, self._before_s = -1, step_s
+            return self._release(sample, f"a step takes {step_s:.2g} s, {self._settled_s:.2g} s before")
+        return ScalingDecision(workers=self.wanted)
+
+    def _release(self, sample: ScalingSample, why: str) -> ScalingDecision:
+        target = self.rules.clamp(max(1, self.wanted - 1))
+        if target == self.wanted:
+            assert self._before_s is not None
+            self._settle(sample, self._before_s)
+            return ScalingDecision(workers=self.wanted)
+        return self._change(target, why)
+
+    def _rest(self, sample: ScalingSample) -> ScalingDecision:
+        """Release workers when no trainer has taken a batch for long; the search then begins anew."""
+        if self._idle_since_s is None:
+            self._idle_since_s = sample.now_s
+        target = max(self.rules.clamp(0), min(1, sample.load.ranks))
+        if sample.now_s - self._idle_since_s < self.rules.shrink_after_s or target == self.wanted:
+            return ScalingDecision(workers=self.wanted)
+        self._direction, self._before_s = 1, None
+        return self._change(target, f"no trainer took a batch for {self.rules.shrink_after_s:.0f} s")
+
+    def _settle(self, sample: ScalingSample, step_s: float) -> None:
+        self._direction, self._before_s = 0, None
+        self._settled_s, self._settled_at_s = step_s, sample.now_s
+        self._settled_waiting = sample.load.wait_fraction > self.rules.wait
+
+    @property
+    def _gain(self) -> str:
+        return f"{self.rules.gain:.0%}"
+
+    def _change(self, target: int, why: str) -> ScalingDecision:
+        reason = f"{why}: {self.wanted} → {target}"
+        self.wanted = target
+        return ScalingDecision(workers=target, reason=reason)
