@@ -219,7 +219,8 @@ class ClusterSpec(Section):
     def _check_own(self) -> None:
         """Check the keys of a cluster that the feeder starts."""
         if self.share != 1.0:
-            raise rule_error("share", "has no meaning without `scheduler`: this job has its cluster for itself. Remove it")
+            reason = "this job has its cluster for itself"
+            raise rule_error("share", f"has no meaning without `scheduler`: {reason}. Remove it")
         if self.provider is not None:
             self._check_provider()
             return
