@@ -33,6 +33,7 @@ from feedline.service.dispatch.fair_share import FairShare
 from feedline.service.scheduler.extension import install
 from feedline.service.scheduler.job_book import ClusterSize
 from feedline.service.scheduler.job_reports import JobAnswer, JobReport
+from feedline.service.scheduler.steady_loop import steady
 from feedline.service.tls.certificate_files import check_certificate_files
 from feedline.service.tls.refused_connection import explain_refusal
 from feedline.spec.cluster_section import ClusterSpec
@@ -249,6 +250,7 @@ class DaskCluster:
                 or f"no Dask scheduler answers at {address}: {error}. Start one (dask scheduler), or correct "
                 f"cluster.scheduler"
             ) from error
+        steady(client.loop)
         try:
             check_scheduler(client, address)
         except ClusterError:

@@ -22,11 +22,12 @@ from tornado.web import RequestHandler
 from feedline.service.scheduler.job_book import ClusterSize, JobBook
 from feedline.service.scheduler.job_reports import JobReport
 from feedline.service.scheduler.retirement import finish_before_retirement
+from feedline.service.scheduler.steady_loop import steady
 
 # Key of the scheduler's metadata that says that it has this extension.
 METADATA_KEY = "feedline"
 # A worker sends a heartbeat every half second to few seconds, also while it computes.
-_SILENCE_S, _DASKS_SILENCE_S = 30.0, 300.0
+_SILENCE_S, _DASKS_SILENCE_S = 20.0, 300.0
 
 
 def _steady_clock() -> Callable[[], float]:
@@ -103,6 +104,7 @@ def install(scheduler: Scheduler) -> JobExtension:
     extension.restart(scheduler)
     finish_before_retirement(scheduler)
     _remove_silent_workers(scheduler)
+    steady(scheduler.io_loop)
     application: Any = getattr(scheduler, "http_application", None)  # None: without an HTTP server
     if application is not None:
         application.add_handlers(r".*", [(r"/api/v1/adaptive_target", _TargetHandler, {"extension": extension})])
@@ -118,4 +120,4 @@ def _remove_silent_workers(scheduler: Any) -> None:
     look = scheduler.periodic_callbacks.get("worker-ttl")
     if look is not None and scheduler.worker_ttl == own_s == _DASKS_SILENCE_S:
         scheduler.worker_ttl = _SILENCE_S
-        look.callback_time = 1000 * _SILENCE_S / 6
+        look.callback_time = 1000 * _SILENCE_S / 8
