@@ -78,7 +78,7 @@ class Workers:
 
     def __init__(self) -> None:
         sleep_on_workers()
-        logging.getLogger("distributed").setLevel(logging.CRITICAL + 1)  # of the end of clients with tasks in flight
+        logging.disable(logging.CRITICAL)  # messages of Dask about workers and clients that end in the middle of work
         self._config = dask.config.set(_CONFIG)
         self._runner = LoopRunner(asynchronous=False)
         self._runner.start()

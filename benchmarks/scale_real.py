@@ -15,7 +15,7 @@ from scale_feeder import Workload
 from scale_simulation import Costs
 
 # A small share of the CPU, so that workers and feeders of one process do not wait for each other.
-_BUSY_BLOCK_S, _IDLE_S, _COUNT_S = 0.4, 5.0, 10.0
+_BUSY_BLOCK_S, _IDLE_S, _COUNT_S = 1.0, 5.0, 10.0
 _WORKERS, _RANKS = 64, 8
 
 

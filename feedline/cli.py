@@ -170,6 +170,14 @@ def run(
         raise typer.Exit(stop.status)
 
 
+RowsPerSecond = Annotated[
+    float, typer.Option(min=0, help="Rows per second of a rank, to compare with what a Dask scheduler handles.")
+]
+Save = Annotated[
+    bool, typer.Option("--save", help="Also save snapshot and counts in work_dir, and fit for `fit: auto`.")
+]
+
+
 @app.command()
 def plan(
     pipeline: PipelinePath,
@@ -189,9 +197,8 @@ def plan(
     state: Annotated[
         Path | None, typer.Option(help="With --step: the plan of a state, the JSON of a dataset's state_dict.")
     ] = None,
-    save: Annotated[
-        bool, typer.Option("--save", help="Also save snapshot and counts in work_dir, and fit for `fit: auto`.")
-    ] = False,
+    rows_per_s: RowsPerSecond = 0.0,
+    save: Save = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what a run would do: what is pruned and why, what is read, rows, steps, memory."""
@@ -214,7 +221,7 @@ def plan(
     if save:
         if step is not None or ops or shuffle:
             raise SpecError("--save shows the plan: got --step, --ops or --shuffle beside it. Leave out one of the two")
-        _print_saved_plan(spec, world_size, as_json=as_json)
+        _print_saved_plan(spec, world_size, rows_per_s, as_json=as_json)
         return
     own = Pipeline(spec)
     with on_count_progress(_print_count_progress):
@@ -230,7 +237,7 @@ def plan(
     elif ops:
         _print_facts(describe_ops(resolved), ops_table, as_json=as_json)
     else:
-        _print_facts(describe(resolved, world_size=world_size), plan_table, as_json=as_json)
+        _print_facts(describe(resolved, world_size=world_size, rows_per_s=rows_per_s), plan_table, as_json=as_json)
 
 
 def _print_facts(facts: dict[str, Any], render: Callable[[dict[str, Any]], RenderableType], *, as_json: bool) -> None:
@@ -240,12 +247,12 @@ def _print_facts(facts: dict[str, Any], render: Callable[[dict[str, Any]], Rende
         Console().print(render(facts))
 
 
-def _print_saved_plan(spec: PipelineSpec, world_size: int, *, as_json: bool) -> None:
+def _print_saved_plan(spec: PipelineSpec, world_size: int, rows_per_s: float, *, as_json: bool) -> None:
     from feedline.commands.plan_report import describe, plan_table
     from feedline.commands.plan_save import save_plan
 
     resolved, saved = save_plan(spec, world_size=world_size)
-    facts = describe(resolved, world_size=world_size)
+    facts = describe(resolved, world_size=world_size, rows_per_s=rows_per_s)
     if as_json:
         print(json.dumps({**facts, "saved": dataclasses.asdict(saved)}))
         return

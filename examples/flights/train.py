@@ -8,6 +8,8 @@ to that of the best rule on a single column: a model that cannot beat it has lea
 
 Every `--checkpoint-every` steps model, optimizer and the dataset's state are saved to one file. `--resume` continues
 from it, in the middle of an epoch, and ends with the same parameters as an uninterrupted run.
+
+Under torchrun the ranks train together (DistributedDataParallel over gloo); rank 0 saves, and evaluates at the end.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from feedline import Batch, FeedlineDataset, Table
 from feedline.spec import PipelineSpec, load_spec
@@ -107,6 +110,9 @@ def save(path: Path, contents: Mapping[str, object]) -> None:
 def train(model: LateModel, spec: PipelineSpec, options: argparse.Namespace) -> dict[str, float]:
     """Train `options.epochs` epochs; return the last one's mean loss, rows/s and the share of time spent waiting."""
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3, weight_decay=1e-4)
+    together = distributed.is_initialized()
+    forward = DistributedDataParallel(model) if together else model
+    is_first = not together or distributed.get_rank() == 0
     loss_sum, step = 0.0, 0
     with FeedlineDataset(options.pipeline, set=options.set) as dataset:
         if options.resume:
@@ -121,13 +127,13 @@ def train(model: LateModel, spec: PipelineSpec, options: argparse.Namespace) -> 
         while step < options.epochs * steps:
             for batch in dataset:  # one epoch, or the rest of it
                 loss_sum = 0.0 if step % steps == 0 else loss_sum
-                loss = nn.functional.binary_cross_entropy_with_logits(model(batch), batch["late"])
+                loss = nn.functional.binary_cross_entropy_with_logits(forward(batch), batch["late"])
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
                 loss_sum += loss.item()
                 step += 1
-                if options.checkpoint is not None and step % options.checkpoint_every == 0:
+                if is_first and options.checkpoint is not None and step % options.checkpoint_every == 0:
                     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
                     save(options.checkpoint, state | {"loss_sum": loss_sum, "dataset": dataset.state_dict(after=batch)})
                     print(f"checkpoint at step {step}", flush=True)
@@ -141,7 +147,7 @@ def evaluate(model: LateModel, options: argparse.Namespace) -> tuple[float, int]
     """Return the AUC on the held-out months and the number of flights there."""
     overrides = {**options.set, "source.where": options.held_out, "batch.tail": "pad", "shuffle": "off"}
     scores, labels = [], []
-    with FeedlineDataset(options.pipeline, set=overrides) as dataset, torch.no_grad():
+    with FeedlineDataset(options.pipeline, set=overrides, rank=0, world_size=1) as dataset, torch.no_grad():
         for batch in dataset:
             scores.append(model(batch)[batch.valid].numpy())
             labels.append(batch["late"][batch.valid].numpy())
@@ -170,10 +176,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--checkpoint", type=Path, help="the file to save to and to resume from")
     parser.add_argument("--checkpoint-every", type=int, default=50, metavar="STEPS")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
+    parser.add_argument("--resume-if-saved", action="store_true", help="the same, if there is one")
     parser.add_argument("--json", type=Path, help="write the results here, too")
     options = parser.parse_args(arguments)
-    if options.resume and options.checkpoint is None:
+    if (options.resume or options.resume_if_saved) and options.checkpoint is None:
         parser.error("--resume needs --checkpoint FILE")
+    options.resume = options.resume or (options.resume_if_saved and options.checkpoint.exists())
     options.set = parse_overrides(options.set)
     return options
 
@@ -186,7 +194,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)  # the model is small, and the feeder uses the other cores
     spec = load_spec(options.pipeline, options.set)
     model = LateModel(spec)
+    if distributed.is_torchelastic_launched():
+        distributed.init_process_group("gloo")
     results: dict[str, object] = {**train(model, spec, options)}
+    if distributed.is_initialized():
+        rank = distributed.get_rank()
+        distributed.destroy_process_group()
+        if rank > 0:
+            return
     results["auc"], results["held_out_rows"] = evaluate(model, options)
     results["rule"], results["rule_auc"] = best_rule(Table(spec.source.table), spec.source.where, options.held_out)
     results["parameters"] = digest(model)

@@ -22,6 +22,7 @@ from feedline.planning.nulls import first_lines
 from feedline.planning.plan import Plan
 from feedline.planning.schedule import Schedule
 from feedline.service.dispatch.window import window_bounds
+from feedline.service.scaling.scheduler_load import describe_load, present_setting, scheduler_load
 from feedline.warehouse.reading.columns import part_bytes
 from feedline.warehouse.reading.read import bytes_of
 from feedline.warehouse.selection.pruning_report import SelectionReport, Share, stages_of
@@ -34,8 +35,8 @@ _LIST_BYTES = 8 * 20
 _ALWAYS_SHOWN = ("pruned_by_partition", "pruned_by_statistics", "taken_whole", "counted")  # shown even if empty
 
 
-def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
-    """Describe all that a run decides before it starts, as plain values."""
+def describe(plan: Plan, *, world_size: int, rows_per_s: float = 0.0) -> dict[str, Any]:
+    """Describe all that a run decides before it starts, as plain values. rows_per_s: of a rank (0: not given)."""
     snapshot, selection = plan.snapshot, plan.selection
     schedule = plan.schedule(0)
     row_groups = np.flatnonzero(selection.rows > 0)
@@ -44,8 +45,7 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
     cluster = plan.spec.cluster
     threads = feeder_threads(plan.spec, feeders=1) * cluster.most_workers
     fewest, most = window_bounds(schedule.open_blocks(range(lanes_per_rank)), threads, cluster.window)
-    width = row_bytes(plan)
-    block_rows = int(np.diff(schedule.lane(0).borders).max())
+    block_bytes = row_bytes(plan) * int(np.diff(schedule.lane(0).borders).max())
     twice = _read_twice(plan, schedule)
     read_bytes = int(plan.row_group_bytes[row_groups].sum()) + twice
     return {
@@ -86,14 +86,31 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
         "blocks_mixed": len(schedule.lane(0).strands),
         "read_twice_share": twice / (read_bytes - twice) if read_bytes > twice else 0.0,
         "memory": {
-            "block_bytes": block_rows * width,
+            "block_bytes": block_bytes,
             "blocks_in_flight": most,
             "fewest_blocks_in_flight": fewest,
-            "in_flight_bytes": block_rows * width * most,
+            "in_flight_bytes": block_bytes * most,
             "budget_bytes": memory_share(plan.spec, local_ranks=1),
         },
         "identities": _identity_facts(plan),
+        "scheduler": _scheduler_facts(plan, schedule, world_size, rows_per_s),
     }
+
+
+def _scheduler_facts(plan: Plan, schedule: Schedule, world_size: int, rows_per_s: float) -> dict[str, Any] | None:
+    """What the plan asks of the Dask scheduler; None where blocks are computed on this machine."""
+    if plan.spec.cluster.scheduler is None:
+        return None
+    blocks = len(schedule.block_indices(0)) * plan.lanes
+    load = scheduler_load(
+        plan.spec,
+        lanes=plan.lanes,
+        version=plan.version,
+        block_rows=schedule.rows / max(1, blocks),
+        rows_per_s=rows_per_s * world_size,
+    )
+    text = describe_load(load, ranks=world_size, window=present_setting(plan.spec, plan.version))
+    return {**asdict(load), "text": text}
 
 
 def _identity_facts(plan: Plan) -> dict[str, Any]:
@@ -231,6 +248,8 @@ def _facts_table(facts: dict[str, Any]) -> Table:
         table.add_row("sampled", _sample_text(facts))
     for name, text in (*rows[3:5], *part_rows(facts), *rows[5:]):
         table.add_row(name, text)
+    if facts["scheduler"] is not None:
+        table.add_row("scheduler", facts["scheduler"]["text"])
     return table
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -270,6 +271,10 @@ def test_a_worker_that_cannot_reach_the_files_fails_before_the_first_block(path:
     job = Pipeline.from_yaml(path).plan().job
     check_job(job)
     table = next((folder(path) / "tables").iterdir())
+    size = table.stat().st_size
+    os.truncate(table, size - 1)
+    with pytest.raises(ClusterError, match=rf"{table.name}.*got {size - 1} bytes, expected {size} bytes"):
+        check_job(job)
     table.unlink()
     with pytest.raises(ClusterError, match=rf"cannot read the artifacts: artifact .*{table.name}.*got no file"):
         check_job(job)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -82,6 +83,21 @@ def test_each_planned_row_exactly_once_and_padding_marked(schedule):
         assert not padded
     else:
         assert set(valid) == everything
+
+
+@settings(max_examples=80, deadline=None)
+@given(schedules())
+def test_a_block_is_held_for_the_steps_that_draw_from_it(schedule):
+    """The last block of a lane to the end, unless steps without enough rows are dropped: it may serve as padding."""
+    drawn = defaultdict(set)
+    for lane, step in itertools.product(range(schedule.lanes), range(schedule.steps)):
+        for cut in schedule.cuts(lane, step):
+            drawn[lane, cut.block].add(step)
+    for block in schedule.blocks_of(range(schedule.lanes)):
+        steps = drawn.pop((block.lane, block.index))
+        if schedule.tail == "drop" or block.index != schedule.lane(block.lane).last_block:
+            assert (block.first_step, block.last_step) == (min(steps), max(steps))
+    assert not drawn
 
 
 @settings(max_examples=80, deadline=None)

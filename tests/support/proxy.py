@@ -102,7 +102,8 @@ class Proxy:
         pair = _Pair((writer, other))
         self._pairs.append(pair)
         try:
-            await asyncio.gather(self._pump(reader, other, pair), self._pump(theirs, writer, pair))
+            with contextlib.suppress(asyncio.CancelledError):  # the proxy ends
+                await asyncio.gather(self._pump(reader, other, pair), self._pump(theirs, writer, pair))
         finally:
             self._pairs.remove(pair)
             for stream in pair.streams:

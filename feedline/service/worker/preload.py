@@ -22,14 +22,17 @@ from dask.utils import parse_timedelta
 from distributed import Nanny, Worker
 
 from feedline.service.worker.departure import DRAIN_S, Departure
+from feedline.service.worker.scheduler_watch import SchedulerWatch
 
 
 async def dask_setup(node: Worker | Nanny) -> None:
-    """Let this worker, or the worker of this nanny, leave gracefully on SIGTERM, or when its scheduler retires it."""
+    """Let this worker, or the worker of this nanny, leave gracefully on SIGTERM, or when its scheduler retires it; a
+    worker closes when its scheduler no longer answers."""
     if isinstance(node, Nanny):
         _on_signal(lambda: _ask_to_leave(node))
         return
     limit_s = float(parse_timedelta(dask.config.get("feedline.worker.drain", DRAIN_S)))
+    SchedulerWatch(node)
     departure = Departure(node, limit_s=limit_s)
     if not node.nanny:
         _on_signal(departure.leave, departure.hurry)

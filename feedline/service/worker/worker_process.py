@@ -25,6 +25,7 @@ from feedline.resources import Cpu, allocator_environment, cpu_environment
 from feedline.service.tls.certificate_files import check_certificate_files
 from feedline.service.tls.refused_connection import explain_refusal
 from feedline.service.worker.departure import DRAIN_S, Departure
+from feedline.service.worker.scheduler_watch import SchedulerWatch
 from feedline.spec.cluster_section import TlsSpec, is_loopback, scheduler_address
 
 logger = logging.getLogger("feedline.worker")
@@ -125,6 +126,7 @@ class WorkerProcess:
                 logger.warning("the scheduler at %s did not take the worker: %s", options.scheduler, error)
                 await asyncio.sleep(_PAUSE_S)
                 continue
+            SchedulerWatch(worker)
             self._departure = Departure(worker, limit_s=options.drain_s)
             logger.info("worker %s serves %s with %d threads", worker.address, options.scheduler, options.threads)
             await worker.finished()

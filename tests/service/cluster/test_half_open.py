@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from distributed import Client, Scheduler, Worker
+from distributed import Client, Scheduler, Status, Worker
 from pipelines import eventually
 from processes import free_port
 from proxy import Proxy
@@ -17,6 +17,7 @@ from proxy import Proxy
 from feedline.service.cluster import result_fetcher, scheduler_echo
 from feedline.service.cluster.result_fetcher import ResultFetcher
 from feedline.service.cluster.scheduler_connection import SchedulerConnection
+from feedline.service.worker import scheduler_watch
 
 HOST = "tcp://127.0.0.1"
 
@@ -26,34 +27,35 @@ class Served:
 
     def __init__(self) -> None:
         port, worker_port = free_port(), free_port()
-        self.to_scheduler, self.to_worker = Proxy(port), Proxy(worker_port)
+        self.to_scheduler, self.to_worker, self.of_worker = Proxy(port), Proxy(worker_port), Proxy(port)
         self._ports = port, worker_port
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
 
     async def start(self) -> None:
         port, worker_port = self._ports
-        self._scheduler = await Scheduler(host="127.0.0.1", port=port, dashboard_address="127.0.0.1:0", dashboard=False)
-        self._worker = await Worker(
-            f"{HOST}:{port}",
+        self.scheduler = await Scheduler(host="127.0.0.1", port=port, dashboard_address="127.0.0.1:0", dashboard=False)
+        self.worker = await Worker(
+            f"{HOST}:{self.of_worker.port}",
             host="127.0.0.1",
             port=worker_port,
             contact_address=f"{HOST}:{self.to_worker.port}",
             nthreads=1,
             dashboard_address="127.0.0.1:0",
             dashboard=False,
+            preload=("feedline.service.worker.preload",),
         )
 
     async def stop(self) -> None:
-        await self._worker.close()
-        await self._scheduler.close()
+        await self.worker.close()
+        await self.scheduler.close()
 
     def connect(self) -> Client:
         return Client(f"{HOST}:{self.to_scheduler.port}", direct_to_workers=True, set_as_default=False, timeout=10)
 
     def __enter__(self) -> Served:
         self._stack = ExitStack()
-        for proxy in (self.to_scheduler, self.to_worker):
+        for proxy in (self.to_scheduler, self.to_worker, self.of_worker):
             self._stack.enter_context(proxy)
         self._thread.start()
         asyncio.run_coroutine_threadsafe(self.start(), self._loop).result(30)
@@ -72,6 +74,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     monkeypatch.setattr(scheduler_echo, "_EVERY_S", 0.1)
     monkeypatch.setattr(scheduler_echo, "_ROUND_S", 0.3)
     monkeypatch.setattr(result_fetcher, "_FETCH_S", 0.5)
+    monkeypatch.setattr(scheduler_watch, "_EVERY_S", 0.1)
+    monkeypatch.setattr(scheduler_watch, "_ROUND_S", 0.3)
     with Served() as served:
         yield served
 
@@ -105,3 +109,11 @@ def test_connections_that_carry_nothing_are_replaced(served: Served, caplog: pyt
         assert "although its connection is open: connecting again" in caplog.text
     finally:
         connection.close()
+
+
+def test_a_worker_whose_scheduler_no_longer_answers_closes(served: Served, caplog: pytest.LogCaptureFixture):
+    assert eventually(lambda: len(served.scheduler.workers) == 1)
+    assert not eventually(lambda: served.worker.status != Status.running, within_s=0.5), "while it answers"
+    assert served.of_worker.half_open() > 0
+    assert eventually(lambda: served.worker.status == Status.closed)
+    assert "although their connection is open: the worker closes" in caplog.text

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
+import dask
 import pytest
 from distributed import LocalCluster
 from job_reports import REPORT
@@ -71,3 +72,12 @@ def test_a_scheduler_without_the_extension_is_named_once_and_everything_else_wor
         assert eventually(lambda: dask._reporter._sending.done())
         assert (dask.answer, caplog.text.count("no Feedline extension")) == (None, 1)
         assert cluster.client.submit(sum, [1, 2]).result() == 3
+
+
+def test_workers_that_are_silent_are_removed_after_half_a_minute_unless_configured_otherwise():
+    preload = "feedline.service.scheduler.preload"
+    with local_cluster(preload) as cluster:
+        assert cluster.scheduler.worker_ttl == 30
+        assert cluster.scheduler.periodic_callbacks["worker-ttl"].callback_time == 5000
+    with dask.config.set({"distributed.scheduler.worker-ttl": "90s"}), local_cluster(preload) as cluster:
+        assert cluster.scheduler.worker_ttl == 90

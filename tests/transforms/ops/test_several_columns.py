@@ -273,6 +273,13 @@ def test_where_weights_come_from():
     assert combined("weighted", None, a, whole) == (expected[0], [[1.0, 0.0], [], None])
 
 
+def test_an_op_that_ignores_weights_refuses_weighted_lists():
+    """It would lose them without a word."""
+    pairs = pl.Series([[{"id": 5, "weight": 0.5}]], dtype=PAIRS)
+    with pytest.raises(OpError, match=r"input 1 of cartesian, ids, must be lists of integers: got .*weight"):
+        combined("cartesian", 10, pairs, int_lists([[5]]))
+
+
 def test_weights_of_another_length():
     with pytest.raises(DataError, match="each id must have one weight: got 1 weights for 2 ids, expected 2"):
         combined("weighted", None, int_lists([[1], [2, 3]]), pl.Series([[0.5], [0.5]], dtype=FLOAT_LISTS))

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from types import SimpleNamespace
 
 import fsspec
 import pyarrow as pa
@@ -135,6 +136,23 @@ def test_giving_up_names_file_attempts_seconds_and_the_last_message(monkeypatch:
     assert isinstance(caught.value, TableError)
     assert isinstance(caught.value, OSError)
     assert not isinstance(caught.value, CorruptFileError)
+
+
+def test_no_pause_ends_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [0.0]
+
+    class Event:
+        def wait(self, pause_s: float) -> bool:
+            now_s[0] += pause_s
+            return False
+
+    monkeypatch.setattr(retry, "POLICY", RetryPolicy(first_s=1, longest_s=50, deadline_s=100))
+    monkeypatch.setattr(retry, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(retry, "stop_event", Event)
+    monkeypatch.setattr(retry, "budget", Budget(lambda: now_s[0]))
+    with pytest.raises(StoreError, match="gave up after"):
+        with_retries(Failing(*[RESET] * 10**4), ANYWHERE, "s3://b/f")
+    assert 50 <= now_s[0] <= 100, "a retry that begins later would not be asked for"
 
 
 def test_the_budget_of_retries() -> None:

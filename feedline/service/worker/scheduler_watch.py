@@ -1,0 +1,70 @@
+"""Let a worker notice that its connection to the scheduler no longer carries messages although it is open.
+
+Runs in: Dask workers, on their event loop; works with any Dask scheduler. A worker waits for tasks, and one whose
+scheduler has removed it for want of heartbeats would wait forever where not even that message arrives. So it regularly
+sends a question through the stream of tasks that the scheduler answers through it: whether a task that nobody has
+submitted is still needed. Without an answer it closes, and whoever started it starts another: `feedline worker`, a
+nanny, or the deployment of `dask worker`. See docs/decisions/0025-half-open-connections.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from typing import Any
+
+from distributed import Worker
+from tornado.ioloop import PeriodicCallback
+
+logger = logging.getLogger("feedline.worker")
+
+_EVERY_S = 5.0
+# Rounds are counted, not seconds: a process that was suspended finds its answers waiting when it goes on.
+_ROUND_S, _ROUNDS = 2.5, 8
+_KEY = "feedline-echo"
+
+
+class SchedulerWatch:
+    """Asks a worker's scheduler for echoes, and closes the worker when there is none."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker: Any = worker
+        self._numbers = itertools.count()
+        self._awaited = ""
+        self._heard = asyncio.Event()
+        self._free_keys = self._worker.stream_handlers["free-keys"]
+        self._worker.stream_handlers["free-keys"] = self._hear
+        worker.periodic_callbacks["feedline-watch"] = callback = PeriodicCallback(self._look, 1000 * _EVERY_S)
+        callback.start()
+
+    def _hear(self, **message: Any) -> None:
+        if message["stimulus_id"] == self._awaited:
+            self._heard.set()
+        self._free_keys(**message)
+
+    async def _look(self) -> None:
+        stream = self._worker.batched_stream
+        if stream is None or stream.closed() or await self._is_heard() or stream.closed():
+            return
+        logger.warning(
+            "the scheduler has not answered worker %s for %.0f s, although their connection is open: the worker closes",
+            self._worker.address_safe,
+            _ROUND_S * _ROUNDS,
+        )
+        self._worker.rpc.remove(self._worker.scheduler.address)
+        stream.comm.abort()  # which closes the worker
+
+    async def _is_heard(self) -> bool:
+        self._heard.clear()
+        self._awaited = f"{_KEY}-{next(self._numbers)}"
+        question = {"op": "request-refresh-who-has", "keys": [_KEY], "stimulus_id": self._awaited}
+        self._worker.batched_send(question)
+        for _ in range(_ROUNDS):
+            try:
+                async with asyncio.timeout(_ROUND_S):
+                    await self._heard.wait()
+                    return True
+            except TimeoutError:
+                continue
+        return False

@@ -1,0 +1,79 @@
+"""A plan that needs more than half of a scheduler is told which setting helps, and with it needs at most half."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from minimal_pipeline import completed
+
+from feedline.planning.mixing import block_sizes, newest_version
+from feedline.service.scaling.scheduler_load import (
+    MOST_SHARE,
+    SCHEDULER_BLOCKS_PER_S,
+    describe_load,
+    present_setting,
+    scheduler_load,
+)
+from feedline.spec import PipelineSpec, parse_spec
+
+
+def spec_of(**keys: Any) -> PipelineSpec:
+    lines = "".join(f"{key}: {value}\n" for key, value in keys.items())
+    return parse_spec(completed(lines), base_dir="/")
+
+
+def block_rows(spec: PipelineSpec, lanes: int) -> int:
+    return block_sizes(spec, lanes, newest_version(spec)).block_rows
+
+
+shuffles = st.sampled_from(['"off"', "{}", "{rows: false}", "{window_rows: 8192}", "{by: user}"])
+
+
+@given(shuffles, st.sampled_from([1, 4, 8, 64, 256]), st.floats(1.0, 1e9))
+def test_the_named_setting_brings_a_plan_to_half_of_a_scheduler(shuffle: str, lanes: int, rows_per_s: float) -> None:
+    spec = spec_of(shuffle=shuffle)
+    version = newest_version(spec)
+
+    def load_of(spec: PipelineSpec) -> Any:
+        rows = block_rows(spec, lanes)
+        return scheduler_load(spec, lanes=lanes, version=version, block_rows=rows, rows_per_s=rows_per_s)
+
+    load = load_of(spec)
+    assert load.blocks_per_s == pytest.approx(rows_per_s / block_rows(spec, lanes))
+    assert load.share == pytest.approx(load.blocks_per_s / SCHEDULER_BLOCKS_PER_S)
+    if load.share <= MOST_SHARE:
+        assert load.setting is None
+        return
+    assert load.setting is not None
+    section, key = load.setting.split(".")
+
+    def with_value(value: int) -> PipelineSpec:
+        changed = getattr(spec, section).model_copy(update={key: value})
+        return spec.model_copy(update={section: changed})
+
+    assert load.value > present_setting(spec, version)
+    assert load_of(with_value(load.value)).share <= MOST_SHARE
+    assert load_of(with_value(load.value // 2)).share > MOST_SHARE, "no more than needed"
+
+
+def test_the_line_says_what_to_set_only_above_half() -> None:
+    spec = spec_of(lanes=256)
+    rows = block_rows(spec, 256)
+    assert rows == 8_192
+
+    def line(per_rank: float) -> str:
+        load = scheduler_load(spec, lanes=256, version=2, block_rows=rows, rows_per_s=256 * per_rank)
+        return describe_load(load, ranks=256, window=present_setting(spec, 2))
+
+    assert line(0) == (
+        "a block has 8,192 rows: half of what one scheduler handles (400 blocks/s) is 1,638,400 rows/s, 6,400 on each "
+        "of 256 ranks"
+    )
+    assert line(6_400) == "1,638,400 rows/s are 200 blocks/s, 50% of what one scheduler handles (400)"
+    assert line(50_000) == (
+        "12,800,000 rows/s are 1,562 blocks/s, 391% of what one scheduler handles (400): set shuffle.window_rows to "
+        "4,194,304 (now 524,288), for blocks of 65,536 rows, or give each job a scheduler of its own"
+    )
