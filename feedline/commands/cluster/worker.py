@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import typer
 from pydantic import ValidationError
 
+from feedline.commands.cluster.tls_options import tls_files
 from feedline.errors import SpecError
 from feedline.resources import available_cores, choose_cpu
 from feedline.service.worker.departure import DRAIN_S
@@ -71,13 +72,9 @@ def worker(
 
 def _connection(address: str, ca: str | None, cert: str | None, key: str | None, *, insecure: bool) -> TlsSpec | None:
     """The files of the connection, None for tcp://, by the rules of `cluster` in pipeline.yaml."""
-    files = {"ca": ca, "cert": cert, "key": key}
-    given = {name: value for name, value in files.items() if value is not None}
-    if given and len(given) < len(files):
-        missing = ", ".join(f"--tls-{name}" for name in files if name not in given)
-        raise SpecError(f"tls:// needs three files: {missing} missing. Give --tls-ca, --tls-cert and --tls-key")
+    tls = tls_files(ca, cert, key)
     try:
-        return ClusterSpec.model_validate({"scheduler": address, "tls": given or None, "insecure": insecure}).tls
+        return ClusterSpec.model_validate({"scheduler": address, "tls": tls, "insecure": insecure}).tls
     except ValidationError as error:
         details = error.errors()[0]
         message = str(details.get("ctx", {}).get("message") or details["msg"])

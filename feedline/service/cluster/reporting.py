@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 _EVERY_S = 2.0
 _ANSWER_S = 10.0
+_ASK_AGAIN_S = 60.0  # whether a scheduler has the extension by now
 
 
 class Reporter:
@@ -31,7 +32,8 @@ class Reporter:
         self._sent_s = float("-inf")
         self._sending: Handle[None] | None = None
         self._client: Client | None = None  # that was asked whether its scheduler has the extension
-        self._is_extended = False
+        self._is_extended = self._has_warned = False
+        self._asked_s = float("-inf")
         self.answer: JobAnswer | None = None
 
     def send(self, client: Client, report: JobReport) -> None:
@@ -47,11 +49,13 @@ class Reporter:
         scheduler: Any = client.scheduler
         try:
             async with asyncio.timeout(_ANSWER_S):
-                if client is not self._client:
+                is_due = not self._is_extended and self._clock() - self._asked_s >= _ASK_AGAIN_S
+                if client is not self._client or is_due:
                     self._is_extended = bool(await scheduler.get_metadata(keys=[METADATA_KEY], default=None))
-                    self._client = client
+                    self._client, self._asked_s = client, self._clock()
                     self.answer = None
-                    if not self._is_extended:
+                    if not self._is_extended and not self._has_warned:
+                        self._has_warned = True
                         logger.warning(
                             "the Dask scheduler has no Feedline extension: it shares its workers without regard to "
                             "jobs, and does not scale them. Start it with `feedline scheduler`, or `dask scheduler "
