@@ -49,7 +49,8 @@ def refusal(**keys: Any) -> str:
 class Fixed(SpecCluster):
     """A cluster that cannot scale, as SSHCluster."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, host: str) -> None:
+        options = {"host": host, "dashboard_address": "127.0.0.1:0"}
         super().__init__(scheduler={"cls": "distributed.Scheduler", "options": options})
 
 
@@ -104,15 +105,14 @@ def test_an_open_scheduler_and_a_cluster_that_cannot_scale_are_refused():
     assert "is unencrypted and not only on this machine: got tcp://" in refusal(
         **{**LOCAL, "options": options, "workers": 1}
     )
-    fixed = {"class": f"{__name__}.Fixed", "options": {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}}
+    fixed = {"class": f"{__name__}.Fixed", "options": {"host": "127.0.0.1"}}
     assert "has a fixed set of workers: got workers from 1 to 2. Write their number" in refusal(
         **fixed, workers={"min": 1, "max": 2}
     )
 
 
 def test_a_class_that_gives_no_worker():
-    options = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
-    spec = spec_of(**{"class": f"{__name__}.Fixed", "options": options, "workers": 1, "wait_s": 0.5})
+    spec = spec_of(**{"class": f"{__name__}.Fixed", "options": {"host": "127.0.0.1"}, "workers": 1, "wait_s": 0.5})
     with (
         closing(Cluster(spec, threads=1)) as cluster,
         pytest.raises(ClusterError, match=r"got none in 0.5 s at tcp://.*Fixed was asked for them: look at its queue"),

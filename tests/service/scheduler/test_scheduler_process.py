@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import signal
@@ -41,6 +42,7 @@ def test_a_scheduler_has_the_extension_and_ends_with_sigterm():
     assert (process.returncode, errors) == (0, "")
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # tornado leaves its socket open
 def test_a_port_in_use_is_named():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -49,6 +51,7 @@ def test_a_port_in_use_is_named():
         words = f"cannot listen on 127.0.0.1:{port}: Address already in use. Free it, or give another --host or --port"
         with pytest.raises(ClusterError, match=re.escape(words)):
             run_scheduler(SchedulerOptions(port=port), print)
+    gc.collect()
 
 
 def test_an_open_scheduler_without_certificates_is_refused():
