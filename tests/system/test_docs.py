@@ -32,6 +32,7 @@ WITH_FENCES = (
     "docs/rebase.md",
     "docs/optimize.md",
     "docs/serving.md",
+    "docs/clusters.md",
 )
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")

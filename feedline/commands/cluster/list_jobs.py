@@ -6,6 +6,7 @@ Runs in: the process of the command.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated
@@ -63,8 +64,8 @@ def jobs(
         cluster = {"workers": listing.workers, "threads": listing.threads}
         print(json.dumps({**cluster, "jobs": [asdict(row) for row in rows]}))
     else:
-        console = Console()
-        console.print(jobs_table(listing, rows), highlight=False, width=None if console.is_terminal else _TABLE_WIDTH)
+        console = Console(width=None if sys.stdout.isatty() else _TABLE_WIDTH)
+        console.print(jobs_table(listing, rows), highlight=False)
 
 
 def job_rows(feeders: Sequence[FeederShare]) -> list[JobRow]:

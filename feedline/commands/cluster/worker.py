@@ -47,8 +47,11 @@ def worker(
         float | None, typer.Option("--wait-s", min=0, help="Seconds to search the scheduler (default: forever).")
     ] = None,
 ) -> None:
-    """Compute blocks for the jobs of a scheduler. SIGTERM and Ctrl-C: take no new blocks, end the running ones, hand
-    over the finished ones, and end with status 0; a second one gives up the running ones."""
+    """Compute blocks for the jobs of a scheduler.
+
+    On SIGTERM and Ctrl-C it takes no new blocks, ends the running ones, hands over the finished ones, and ends with
+    status 0; a second one gives up the running ones. A scheduler that is gone is waited for.
+    """
     options = WorkerOptions(
         scheduler=address,
         threads=threads or available_cores(),

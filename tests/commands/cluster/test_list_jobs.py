@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from job_reports import REPORT
 from processes import ended_here
-from test_extension import connected, local_cluster
+from schedulers import connected, local_cluster
 
 from feedline.commands.cluster.list_jobs import job_rows
 from feedline.service.cluster.job_listing import FeederShare

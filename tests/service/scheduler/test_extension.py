@@ -2,45 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
 import time
-from collections.abc import Iterator
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import dask
 import pytest
-from distributed import LocalCluster
 from job_reports import REPORT
 from pipelines import eventually
+from schedulers import connected, local_cluster
 from tornado.ioloop import PeriodicCallback
-
-from feedline.service.cluster.cluster import Cluster
-from feedline.spec.cluster_section import ClusterSpec
-
-
-@contextlib.contextmanager
-def local_cluster(*preload: str) -> Iterator[LocalCluster]:
-    with LocalCluster(
-        n_workers=2,
-        threads_per_worker=1,
-        processes=False,
-        protocol="tcp://",
-        host="127.0.0.1",
-        dashboard_address="127.0.0.1:0",
-        memory_limit=0,
-        silence_logs=logging.CRITICAL,
-        scheduler_kwargs={"preload": preload},
-    ) as cluster:
-        yield cluster
-
-
-@contextlib.contextmanager
-def connected(cluster: LocalCluster) -> Iterator[Cluster]:
-    with contextlib.closing(Cluster(ClusterSpec(scheduler=cluster.scheduler_address), threads=1)) as connection:
-        yield connection
 
 
 def test_reports_are_answered_and_their_sum_is_what_dask_scales_to():
