@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import statistics
 import sys
 import time
@@ -39,6 +40,7 @@ class Scenario:
     ranks: int
     step_s: float
     workload: Workload
+    subset: int = 0  # workers that compute a rank's blocks (0: all)
 
     @property
     def blocks_per_s(self) -> float:
@@ -74,7 +76,14 @@ def simulate(scenario: Scenario, costs: Costs) -> Outcome:
     scheduler = SimulatedScheduler(loop, costs, scenario.workers, scenario.threads)
     schedule = workload.schedule()
     ranks = [
-        SimulatedRank(loop, SimulatedCluster(scheduler), workload, schedule, lane=lane, step_s=scenario.step_s)
+        SimulatedRank(
+            loop,
+            SimulatedCluster(scheduler, subset=subset_of(list(scheduler.members), lane, scenario.subset)),
+            workload,
+            schedule,
+            lane=lane,
+            step_s=scenario.step_s,
+        )
         for lane in range(scenario.ranks)
     ]
     loop.run(WARM_S)
@@ -101,6 +110,14 @@ def simulate(scenario: Scenario, costs: Costs) -> Outcome:
         recovery_s=recovery_s,
         real_s=time.perf_counter() - began_s,
     )
+
+
+def subset_of(workers: Sequence[str], lane: int, count: int) -> list[str] | None:
+    """The workers of a rank by rendezvous hashing: each serves about as many ranks, and few move when one leaves."""
+    if not count:
+        return None
+    draws = {worker: hashlib.blake2b(f"{lane} {worker}".encode(), digest_size=8).digest() for worker in workers}
+    return sorted(workers, key=draws.__getitem__)[:count]
 
 
 def _counts(feeders: Sequence[RankFeeder]) -> tuple[int, int]:
@@ -198,7 +215,8 @@ def large_scenarios() -> list[Scenario]:
         scenarios.append(
             Scenario(name=name, workers=1_000, threads=8, ranks=256, step_s=batch / 50_000, workload=workload)
         )
-    return scenarios
+    bounded = dataclasses.replace(scenarios[-1], name=f"{scenarios[-1].name}, 16 workers a rank", subset=16)
+    return [*scenarios, bounded]
 
 
 def small_scenario(workers: int = 64, ranks: int = 8, block_s: float = 2.0, use: float = 0.8) -> Scenario:

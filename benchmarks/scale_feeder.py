@@ -168,7 +168,6 @@ class RankFeeder:
             wake=wake,
             stats=self.stats,
             clock=clock,
-            wall_clock=clock,
         )
         self._step = 0  # to be made ready next
         self._ready = 0

@@ -17,8 +17,8 @@ from typing import Any
 from scale_feeder import RankFeeder, SleepRequest, Workload, result_of
 
 from feedline.planning.schedule import Schedule
+from feedline.service.dispatch.fair_share import FairShare
 from feedline.service.scheduler.job_book import ClusterSize, JobBook
-from feedline.service.scheduler.job_reports import JobAnswer
 
 REPORT_S = 2.0
 
@@ -262,11 +262,11 @@ class SimulatedScheduler:
 class SimulatedCluster:
     """What a feeder sees of the cluster; see `feedline.service.cluster.cluster.Cluster`."""
 
-    packed, number = True, 0
+    packed, number, trainers = True, 0, 1
 
     def __init__(self, scheduler: SimulatedScheduler, *, subset: Sequence[str] | None = None) -> None:
         self.scheduler = scheduler
-        self.answer: JobAnswer | None = None
+        self.share = FairShare()
         self.connections: set[str] = set()
         self._subset = None if subset is None else frozenset(subset)
         self._numbers = itertools.count()
@@ -291,8 +291,11 @@ class SimulatedCluster:
 
     def threads_per_trainer(self) -> int:
         """This feeder's part of the threads, as the scheduler answered; before, all."""
-        whole = self.scheduler.size.threads
-        return max(1, whole if self.answer is None else round(self.answer.threads))
+        return self.share.threads(self.scheduler.size.threads)
+
+    def now_s(self) -> float:
+        """The scheduler's clock."""
+        return self.scheduler.loop.now_s
 
     def alive(self) -> bool:
         return True
@@ -345,11 +348,12 @@ class SimulatedRank:
             return
         scheduler, report = self.cluster.scheduler, self.feeder.report(self.loop.now_s)
 
-        def answer() -> None:
-            self.cluster.answer = scheduler.book.record(report, self.loop.now_s, scheduler.size)
+        def take() -> None:
+            answer = scheduler.book.record(report, self.loop.now_s, scheduler.size)
+            self.cluster.share.update(answer, self.loop.now_s)
 
         costs = scheduler.costs
-        self.loop.after(costs.collect_s, lambda: scheduler.serve(costs.report_s, answer))
+        self.loop.after(costs.collect_s, lambda: scheduler.serve(costs.report_s, take))
         self.loop.after(REPORT_S, self._report)
 
     def close(self) -> None:

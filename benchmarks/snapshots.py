@@ -2,13 +2,15 @@
 
     python benchmarks/snapshots.py --files 20000      real files, hard links of a few: listing, cold, warm, plan
     python benchmarks/snapshots.py --synthetic 200000 synthetic footers, no files: growth per file, up to so many
+                                                      (1000000: nine minutes, 3 GB of disk; progress is printed)
     python benchmarks/snapshots.py --tiny             64 files and 512 footers: a test that all works
 
 Each measurement runs in a process of its own, forked from one that has only imported the package; memory is the
 process's peak, imports included (not that of Dask's workers). `cold` reads every footer (in threads; `cold, 2
 processes`: on a Dask cluster of two workers, its start excluded), `warm` takes a snapshot whose files the run before
 recorded, `plan` adds `Pipeline.plan`: list, recall, prune, divide into splits. Synthetic footers skip the parsing and
-the disk, and creating them is not counted: they show how the rest grows. 45 columns, 3 row groups a file.
+the disk, and creating them is not counted: they show how the rest grows, and where the time goes: packing facts, which
+workers do, then joining and writing them in one process, reading them again, planning. 45 columns, 3 row groups a file.
 """
 
 from __future__ import annotations
@@ -53,6 +55,8 @@ BASES = 16  # real files; all others are links to them
 FILES_PER_DAY = 100
 FIRST_DAY = datetime.date(2020, 1, 1)
 _SMALLEST = 512  # synthetic footers: fewer cost less than the overhead
+_VARIANTS = 4_096  # of synthetic footers, apart from their digests
+_PROGRESS_S = 10.0
 LONG_AGO = 1_700_000_000  # older than the clock's resolution: a younger file is read again
 
 
@@ -150,8 +154,10 @@ def measure_synthetic(folder: Path, files: int) -> dict[str, Any]:
     cold = snapshot_of(listing, work_dir=work_dir, map=made.read)
     between = time.perf_counter()
     cold_peak = _peak_bytes()
+    _say(f"{files:,} files: joined and saved {between - made.ended:.1f} s after the last footer")
     warm = snapshot_of(listing, work_dir=work_dir, map=made.read)
     middle = time.perf_counter()
+    _say(f"{files:,} files: recalled in {middle - between:.1f} s; the plan …")
     pipeline.plan(world_size=8, snapshot=warm)
     end = time.perf_counter()
     if warm.id != cold.id or len(made.tasks) != -(-files // 256):
@@ -159,10 +165,16 @@ def measure_synthetic(folder: Path, files: int) -> dict[str, Any]:
     return {
         "made_s": listed - start,
         "cold_s": between - listed - made.seconds,
+        "packed_s": made.packed_s,
         "cold_peak": cold_peak,
         "warm_s": middle - between,
         "plan_s": end - middle,
     }
+
+
+def _say(line: str) -> None:
+    """Print progress."""
+    print(f"  {line}", flush=True)
 
 
 class _MadeTable:
@@ -171,11 +183,13 @@ class _MadeTable:
     def __init__(self, folder: Path, files: int) -> None:
         self._folder, self._files = folder, files
         self.tasks: list[FooterTask] = []
-        self.seconds = 0.0
+        self.seconds = 0.0  # of making footers
+        self.packed_s = self.ended = self._said = 0.0
         self._random = np.random.default_rng(0)
         location = locate(str(folder))
         bases = sorted((folder / "bases").iterdir())
-        self._facts = [file_facts(location.filesystem, str(path), path.stat().st_size, path.name) for path in bases]
+        bases_facts = [file_facts(location.filesystem, str(path), path.stat().st_size, path.name) for path in bases]
+        self._facts = [self._with_bounds(bases_facts[index % len(bases_facts)]) for index in range(_VARIANTS)]
 
     def listing(self) -> Listing:
         number = np.arange(self._files)
@@ -193,12 +207,23 @@ class _MadeTable:
             self.tasks.append(task)
             start = time.perf_counter()
             facts = [(place, self._made(place)) for place, _, _ in task.files]
-            self.seconds += time.perf_counter() - start
-            yield FooterResult(blocks=tuple(blocks_of(facts)), corrupt=())
+            made = time.perf_counter()
+            blocks = tuple(blocks_of(facts))
+            self.ended = time.perf_counter()
+            self.seconds += made - start
+            self.packed_s += self.ended - made
+            if self.ended - self._said > _PROGRESS_S:
+                self._said, done = self.ended, len(self.tasks) * 256
+                _say(f"{self._files:,} files: {done:,} packed, {done / self.packed_s:,.0f} files/s")
+            yield FooterResult(blocks=blocks, corrupt=())
 
     def _made(self, place: int) -> FileFacts:
-        """Return a real file's facts with a new digest, and new bounds of the id columns."""
-        known = self._facts[place % len(self._facts)]
+        """Return the facts of a file, with a digest of its own."""
+        digest = hashlib.sha256(place.to_bytes(8, "little")).digest()
+        return dataclasses.replace(self._facts[place * 7919 % _VARIANTS], digest=digest)
+
+    def _with_bounds(self, known: FileFacts) -> FileFacts:
+        """Return a real file's facts with new bounds of the id columns."""
         draws = self._random.integers(0, 1 << 40, (2, IDS * GROUPS))
         low, high = (_as_bytes(bounds) for bounds in (draws.min(0), draws.max(0)))
         columns = [
@@ -208,7 +233,7 @@ class _MadeTable:
             for i, column in enumerate(known.columns[DENSE : DENSE + IDS])
         ]
         columns = [*known.columns[:DENSE], *columns, *known.columns[DENSE + IDS :]]
-        return dataclasses.replace(known, digest=hashlib.sha256(place.to_bytes(8, "little")).digest(), columns=columns)
+        return dataclasses.replace(known, columns=columns)
 
 
 def snapshot_of_links(pipeline: Pipeline) -> Snapshot:
@@ -287,7 +312,7 @@ def real(folder: Path, files: int, console: Console) -> None:
     write_pipeline(folder, files)
     console.print(f"{files:,} files of {DENSE + IDS + TEXTS + 1} columns x {GROUPS} row groups")
     console.print(f"written in {time.perf_counter() - start:.1f} s")
-    table = Table("", "s", "CPU s", "ms per file", "peak MB")
+    table = Table("", "s", "CPU s", "ms per file", "files/s", "peak MB")
     ids = set()
     for name in MEASURES:
         found = run(name, folder, files)
@@ -296,23 +321,30 @@ def real(folder: Path, files: int, console: Console) -> None:
         ids.add(found.get("id"))
         seconds = found["seconds"]
         per_file = f"{1e3 * seconds / files:.3f}"
-        table.add_row(name, f"{seconds:.2f}", f"{found['cpu_s']:.2f}", per_file, f"{found['peak'] / 1e6:,.0f}")
+        rate = f"{files / seconds:,.0f}"
+        table.add_row(name, f"{seconds:.2f}", f"{found['cpu_s']:.2f}", per_file, rate, f"{found['peak'] / 1e6:,.0f}")
     if len(ids - {None}) != 1:
         raise SystemExit("the snapshots differ")
     console.print(table)
 
 
 def synthetic(folder: Path, largest: int, console: Console) -> None:
-    """Measure sizes up to the largest, each twice the one before."""
-    table = Table("made footers", "cold us/file", "warm us/file", "plan us/file", "warm + plan s", "cold MB", "peak MB")
-    for files in sorted(size for size in (largest >> shift for shift in range(4)) if size >= _SMALLEST):
+    """Measure sizes up to the largest, each four times the one before."""
+    table = Table(
+        "made footers", "packed files/s", "cold us/file", "of it joining", "warm us/file", "plan us/file",
+        "warm + plan s", "cold MB", "peak MB",
+    )  # fmt: skip
+    for files in sorted(size for size in (largest >> shift for shift in (0, 2, 4)) if size >= _SMALLEST):
         place = folder / f"made-{files}"
         write_table(place / "table", 0)
         write_pipeline(place, files)
         found = run("synthetic", place, files)
         table.add_row(
             f"{files:,}",
-            *(f"{1e6 * found[key] / files:.1f}" for key in ("cold_s", "warm_s", "plan_s")),
+            f"{files / found['packed_s']:,.0f}",
+            f"{1e6 * found['cold_s'] / files:.1f}",
+            f"{1e6 * (found['cold_s'] - found['packed_s']) / files:.1f}",
+            *(f"{1e6 * found[key] / files:.1f}" for key in ("warm_s", "plan_s")),
             f"{found['warm_s'] + found['plan_s']:.2f}",
             f"{found['cold_peak'] / 1e6:,.0f}",
             f"{found['peak'] / 1e6:,.0f}",

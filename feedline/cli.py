@@ -58,6 +58,10 @@ _ELSEWHERE = {
         "feedline.commands.cluster.worker",
         "Compute blocks for the jobs of a scheduler.",
     ),
+    "jobs": (
+        "feedline.commands.cluster.list_jobs",
+        "List the jobs of a scheduler: their rates, the threads of workers that they use, their fair parts, who waits.",
+    ),
     "transform": (
         "feedline.commands.transform",
         "Turn rows of a file into features, exactly as training does. Needs only pipeline.yaml and its artifacts.",

@@ -99,7 +99,7 @@ def describe(plan: Plan, *, world_size: int, rows_per_s: float = 0.0) -> dict[st
 
 def _scheduler_facts(plan: Plan, schedule: Schedule, world_size: int, rows_per_s: float) -> dict[str, Any] | None:
     """What the plan asks of the Dask scheduler; None where blocks are computed on this machine."""
-    if plan.spec.cluster.scheduler is None:
+    if plan.spec.cluster.kind not in ("scheduler", "provider"):
         return None
     blocks = len(schedule.block_indices(0)) * plan.lanes
     load = scheduler_load(

@@ -149,6 +149,9 @@ class ClusterSpec(Section):
     wait_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         default=60.0, description="Seconds to wait for a worker before raising an error."
     )
+    share: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        default=1.0, description="Weight among the jobs of a scheduler, when they need more threads than there are."
+    )
     window: Count | None = Field(default=None, description="Blocks in flight (default: by block time, pace, memory).")
     cpu: Literal["native", "x86-64-v3"] | None = Field(
         default=None, description="Instructions numpy may use: those of each processor, or none beyond x86-64-v3."
@@ -215,13 +218,19 @@ class ClusterSpec(Section):
 
     def _check_own(self) -> None:
         """Check the keys of a cluster that the feeder starts."""
+        if self.share != 1.0:
+            reason = "this job has its cluster for itself"
+            raise rule_error("share", f"has no meaning without `scheduler`: {reason}. Remove it")
         if self.provider is not None:
             self._check_provider()
             return
         temporary = self.tls is not None and self.tls.temporary
         if temporary and self.workers is None:
             raise rule_error("tls", "`temporary` has no meaning without `workers`: threads listen nowhere. Remove it")
-        for key, misplaced in (("tls", self.tls is not None and not temporary), ("insecure", self.insecure)):
+        for key, misplaced in (
+            ("tls", self.tls is not None and not temporary),
+            ("insecure", self.insecure),
+        ):
             if misplaced:
                 raise rule_error(key, "has no meaning without `scheduler`. Remove it, or name the scheduler's address")
 

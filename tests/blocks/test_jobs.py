@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -26,6 +27,7 @@ from feedline.fitting import observe
 from feedline.planning.plan import Plan
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.dispatch.delivery import Delivery, DeliveryStats
+from feedline.service.dispatch.fair_share import FairShare
 from feedline.service.dispatch.window import Window, WindowLimits
 from feedline.spec.cluster_section import ClusterSpec
 
@@ -86,6 +88,9 @@ def test_a_task_names_its_job(tmp_path: Path):
         alive=lambda: False,
         number=0,
         start=start,
+        share=FairShare(),
+        trainers=1,
+        now_s=time.time,
     )
     delivery = delivery_of(plan, cluster)
     delivery.pump(plan.schedule(0).steps)

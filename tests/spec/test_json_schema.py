@@ -105,6 +105,7 @@ CHANGES = [
     ),
     ("    key: key.pem\n", ["", "    key: 3\n", "    key: ''\n"]),
     ("insecure: false", ["insecure: no", "insecure: 0"]),
+    ("window: 7", ["share: 2.5", "share: 0", "share: -1", "share: x", "share: true"]),
     ("wait_s: 5", ["wait_s: 0.5", "wait_s: 0", "wait_s: soon", "wait_s: -1"]),
     ("window: 7", ["window: null", "window: 0"]),
     ("tls:\n    ca: ca.pem\n    cert: cert.pem\n    key: key.pem", ["tls: 3", "tls: {}"]),

@@ -219,7 +219,9 @@ ALTERNATIVES = {
     ("features",): "dense categorical sparse label extra",
     ("batch",): "size tail",
     ("shuffle",): "seed window_rows rows by",
-    ("cluster",): "threads workers class options policy autoscale scheduler tls insecure wait_s window cpu dashboard",
+    (
+        "cluster",
+    ): "threads workers class options policy autoscale scheduler tls insecure wait_s share window cpu dashboard",
     ("cluster", "tls"): "ca cert key",
     ("cluster", "workers"): "min max",
     ("cluster", "autoscale"): "wait grow_after_s shrink_after_s gain loss",

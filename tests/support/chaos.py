@@ -1,9 +1,10 @@
-"""Kill feeders, workers and trainers of a run of two ranks at random, and audit what the trainers received.
+"""Do to a run of two ranks what machines and networks do, and audit what the trainers received.
 
-    python chaos.py FOLDER [--kills 200] [--seed 0]
+    python chaos.py FOLDER [--faults 1000] [--seed 0] [--seconds N]
 
-A trainer that died starts again from its state, as a launcher would start it. In the end both trainers finish an epoch,
-and `feedline verify` compares the receipts of all starts with the plan. Prints one JSON object.
+Faults hit a random victim; meanwhile the number of workers varies. In the end both trainers finish an epoch, and
+`feedline verify` compares the receipts of all starts with the plan. Prints one JSON object: the audit's findings, and
+for each kind of fault the recovery times (the longest time in which a rank got no batch, until each has got many more).
 """
 
 from __future__ import annotations
@@ -12,141 +13,246 @@ import argparse
 import json
 import os
 import random
+import shutil
+import signal
+import statistics
+import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
-from pipelines import Place, eventually, furnished
-from processes import SUPPORT, Program, ended_here, free_port
+from deployment import Deployment, pick
+from pipelines import Place, furnished
+from processes import ended_here
+from proxy import Proxy
 
-RANKS = 2
-ZOMBIE = psutil.STATUS_ZOMBIE
-PATIENCE_S = 120.0  # for a batch, while everything starts anew
+BATCHES = 60  # that each rank gets before a fault counts as overcome: more than feeder and ring hold
+PROCESSES = ("worker", "scheduler", "feeder", "trainer", "run")
+NETWORK = ("feeder-scheduler", "worker-scheduler", "feeder-worker")
+DELAY_S = (0.2, 3.0)
+JUMP_S = (-7200.0, 7200.0)
+DISK_S = 1.0
+WORKERS = (1, 3)
+OTHER_FAULT_SHARE = 0.15  # of the faults that another one follows at once
 
 
-class Run:
-    """The trainers of a run, and what it consists of."""
+@dataclass
+class Chaos:
+    """A deployment, its random numbers, and what was done to it. undo: what ends faults, by the time it is due."""
 
-    def __init__(self, place: Place, path: Path, seed: int) -> None:
-        self.place, self.path, self.random = place, path, random.Random(seed)
-        self.folder = place.folder / "receipts"
-        self.folder.mkdir()
-        port = str(free_port())
-        common = {"WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1"}
-        self._environments = [
-            {**os.environ, **common, "MASTER_PORT": port, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            for rank in range(RANKS)
-        ]
-        self.kills: Counter[str] = Counter()
-        self.starts = 0
-        self.trainers = [self._start(rank) for rank in range(RANKS)]
+    deployment: Deployment
+    random: random.Random
+    disk: Path | None = None
+    batches: int = BATCHES
+    counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    recovery_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    undo: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
+    is_random: bool = True  # the number of workers varies, and some faults come in pairs
 
-    def _start(self, rank: int) -> Program:
-        self.starts += 1
-        words = [sys.executable, str(SUPPORT / "receipt_trainer.py"), str(self.path), str(self.folder)]
-        return Program(words, env=self._environments[rank])
+    def kinds(self) -> list[str]:
+        """All kinds of faults."""
+        signals = [f"{name} {victim}" for name in ("kill", "terminate", "suspend") for victim in PROCESSES]
+        network = [f"{name} {where}" for name in ("delay", "reset", "half-open") for where in NETWORK]
+        clocks = [f"clock {where}" for where in self.deployment.clocks]
+        return [*signals, *network, *clocks, *(["full disk"] if self.disk is not None else [])]
 
-    def revive(self) -> None:
-        """Start the trainers that have died."""
-        for rank, trainer in enumerate(self.trainers):
-            if trainer.process.poll() is not None:
-                trainer.close()
-                self.trainers[rank] = self._start(rank)
+    def strike(self, kind: str) -> bool:
+        """Do it, to a random victim; whether there was one."""
+        what, _, where = kind.partition(" ")
+        if what in ("kill", "terminate", "suspend"):
+            return self._signal(what, where)
+        if what == "clock":
+            self.deployment.clocks[where].jump(self.random.uniform(*JUMP_S))
+            return True
+        if what == "full":
+            return self._fill_disk()
+        proxies = {
+            "feeder-scheduler": self.deployment.to_scheduler,
+            "worker-scheduler": self.deployment.of_workers,
+            "feeder-worker": max((worker.proxy for worker in self.deployment.fleet), key=Proxy.connections),
+        }
+        proxy = proxies[where]
+        acts = {"delay": lambda: proxy.delay(self._duration_s()), "reset": proxy.cut, "half-open": proxy.half_open}
+        return acts[what]() > 0
 
-    def size(self, rank: int) -> int:
-        """Bytes of a rank's receipts so far."""
-        file = self.folder / f"{rank}.jsonl"
-        return file.stat().st_size if file.exists() else 0
+    def _duration_s(self) -> float:
+        return self.random.uniform(*DELAY_S)
 
-    def await_batches(self, ranks: list[int]) -> None:
-        """Wait until these ranks have got another batch; trainers that give up meanwhile are started again."""
-        before = {rank: self.size(rank) for rank in ranks}
+    def _signal(self, what: str, where: str) -> bool:
+        victim = pick(self.random, self.deployment.victims(where))
+        if victim is None:
+            return False
+        number = {"kill": signal.SIGKILL, "terminate": signal.SIGTERM, "suspend": signal.SIGSTOP}[what]
+        try:
+            victim.send_signal(number)
+        except psutil.NoSuchProcess:
+            return False
+        if what == "suspend":
+            self.undo.append((time.monotonic() + self._duration_s(), lambda: _resume(victim)))
+        return True
 
-        def arrived() -> bool:
-            self.revive()
-            return all(self.size(rank) > size for rank, size in before.items())
-
-        assert eventually(arrived, within_s=PATIENCE_S), "\n".join(trainer.text for trainer in self.trainers)
-
-    def feeders(self) -> list[psutil.Process]:
-        """The run's feeders, whoever has started them."""
-        return processes(lambda words: "feed" in words and str(self.path) in words)
-
-    def kill(self) -> None:
-        """Kill a feeder, a worker or a trainer, at once, during a start, or after a while."""
-        kind = self.random.choice(["feeder", "worker", "trainer"])
-        if kind == "feeder" or self.random.random() < 0.7:  # three feeders in a row without a batch are an error
-            self.await_batches(list(range(RANKS)))
-        time.sleep(self.random.random() * self.random.choice([0.05, 1.0]))
-        victims: list[Any] = self.trainers
-        if kind == "feeder":
-            victims = self.feeders()
-        elif kind == "worker":
-            victims = [each for feeder in self.feeders() for each in workers(feeder)]
-        if victims:
-            self.random.choice(victims).kill()
-            self.kills[kind] += 1
-        self.revive()
-
-    def finish(self) -> None:
-        """Let both trainers end after an epoch that neither has finished."""
-        epochs = []
-        for rank in range(RANKS):
-            self.await_batches([rank])
-            epochs.append(json.loads((self.folder / f"{rank}.state").read_text())["epoch"])
-        (self.folder / "last").write_text(str(max(epochs) + 1))
-        for rank in range(RANKS):
-            while self.trainers[rank].wait(600) != 0:
-                assert self.trainers[rank].process.returncode < 0, self.trainers[rank].text
-                self.revive()
-
-    def close(self) -> None:
-        for trainer in self.trainers:
-            trainer.close()
-        for feeder in self.feeders():
+    def _fill_disk(self) -> bool:
+        """Leave no byte in `work_dir`, forget the counts, and let a new feeder find it so."""
+        assert self.disk is not None
+        filler = self.disk / "filler"
+        for file in self.disk.rglob("*count*"):
+            if file.is_file():
+                file.unlink()
+        with open(filler, "wb", buffering=0) as opened:
+            try:
+                while True:
+                    opened.write(bytes(1 << 16))
+            except OSError:
+                pass
+        for feeder in self.deployment.feeders()[:1]:
             feeder.kill()
+        self.undo.append((time.monotonic() + DISK_S, lambda: filler.unlink(missing_ok=True)))
+        return True
+
+    def step(self) -> None:
+        """End the faults whose time is over."""
+        due = [each for each in self.undo if each[0] <= time.monotonic()]
+        for each in due:
+            self.undo.remove(each)
+            each[1]()
+
+    def go_through(self, kind: str) -> None:
+        """Strike, sometimes twice, and wait until the trainers are served again."""
+        deployment = self.deployment
+        if self.is_random:
+            deployment.workers = self.random.randint(*WORKERS)
+        deployment.await_batches(1, self.step)
+        if not self.strike(kind):
+            return
+        self.counts[kind] += 1
+        deaths = ("feeder", "run", "disk")  # three in a row without a batch are an error
+        second = self.random.choice(self.kinds()) if self.is_random and self.random.random() < OTHER_FAULT_SHARE else ""
+        if second and not second.endswith(deaths):
+            time.sleep(self.random.random() * 0.3)
+            if self.strike(second):
+                self.counts[second] += 1
+        before_s = time.monotonic()
+        gap_s = deployment.await_batches(self.batches, self.step)
+        if not second:
+            self.recovery_s[kind].append(gap_s)
+        if gap_s > 10 or os.environ.get("CHAOS_LOG"):
+            took_s = time.monotonic() - before_s
+            print(f"{kind} {second}: {gap_s:.1f} s, {took_s:.1f} s in all", file=sys.stderr, flush=True)
+        while self.undo:
+            self.step()
+            time.sleep(0.02)
 
 
-def processes(wanted: Callable[[list[str]], bool]) -> list[psutil.Process]:
-    """The living processes whose command is wanted."""
-    living = (each for each in psutil.process_iter(["cmdline", "status"]) if each.info["status"] != ZOMBIE)
-    return [each for each in living if wanted(each.info["cmdline"] or [])]
-
-
-def workers(feeder: psutil.Process) -> list[psutil.Process]:
-    """The Dask worker processes of a feeder."""
+def _resume(process: psutil.Process) -> None:
     try:
-        family = feeder.children(recursive=True)
-        return [each for each in family if "spawn_main" in " ".join(each.cmdline())]
+        process.send_signal(signal.SIGCONT)
     except psutil.NoSuchProcess:
-        return []
+        return
 
 
-def chaos(place: Place, path: Path, *, kills: int, seed: int) -> dict[str, Any]:
-    """Run until so many have been killed, then to the end of an epoch; returns the findings of `feedline verify`."""
-    run = Run(place, path, seed)
+def chaos(
+    place: Place,
+    faults: Sequence[str] | int,
+    *,
+    seed: int,
+    seconds: float = 1e9,
+    disk: Path | None = None,
+    batches: int = BATCHES,
+    **options: Any,
+) -> dict[str, Any]:
+    """Go through these faults, or so many random ones, then to the end of an epoch; what `feedline verify` found.
+
+    options: of `Deployment`. disk: the folder of `work_dir` if it is a file system of its own. batches: that each rank
+    gets before a fault counts as overcome. Given faults come one by one, on two workers.
+    """
+    deployment = Deployment(place, **options)
+    chaos = Chaos(deployment, random.Random(seed), disk, batches)
+    chaos.is_random = isinstance(faults, int)
+    begin_s = time.monotonic()
     try:
-        while run.kills.total() < kills:
-            run.kill()
-        run.finish()
-        assert eventually(lambda: not run.feeders(), within_s=30), "feeders outlive their trainers"
+        drawn = faults if not isinstance(faults, int) else _draw(chaos, faults)
+        for kind in drawn:
+            if kind == "full disk":
+                deployment.pardons = ("No space left on device",)
+            chaos.go_through(kind)
+            deployment.pardons = ()
+            if time.monotonic() - begin_s > seconds:
+                break
+        last = deployment.finish()
     finally:
-        run.close()
-    audit = ended_here("verify", path, "--receipts", run.folder, "--json")
+        for _, undo in chaos.undo:
+            undo()
+        deployment.close()
+    audit = ended_here("verify", deployment.path, "--receipts", deployment.receipts, "--json")
     findings = json.loads(audit.stdout) if audit.stdout else {"error": audit.stderr}
-    last = int((run.folder / "last").read_text())
-    return {**findings, "status": audit.returncode, "kills": dict(run.kills), "starts": run.starts, "last_epoch": last}
+    return {
+        **findings,
+        "status": audit.returncode,
+        "faults": dict(chaos.counts),
+        "recovery": recovery_table(chaos.recovery_s),
+        "starts": dict(deployment.starts),
+        "pardoned": dict(deployment.pardoned),
+        "last_epoch": last,
+        "seconds": round(time.monotonic() - begin_s),
+    }
+
+
+def _draw(chaos: Chaos, number: int) -> list[str]:
+    """So many faults, each kind about as often as the others."""
+    kinds = chaos.kinds()
+    rounds = [chaos.random.sample(kinds, len(kinds)) for _ in range(-(-number // len(kinds)))]
+    return [kind for each in rounds for kind in each][:number]
+
+
+def recovery_table(recovery_s: dict[str, list[float]]) -> dict[str, dict[str, float]]:
+    """Number, median, 99th percentile and maximum in seconds, by kind."""
+    return {
+        kind: {
+            "faults": len(times),
+            "median_s": round(statistics.median(times), 2),
+            "p99_s": round(sorted(times)[min(len(times) - 1, int(0.99 * len(times)))], 2),
+            "max_s": round(max(times), 2),
+        }
+        for kind, times in sorted(recovery_s.items())
+    }
+
+
+class SmallDisk:
+    """A file system of a few MB in memory, as `work_dir`. Needs the right to mount: `usable` says whether."""
+
+    usable = os.geteuid() == 0 and shutil.which("mount") is not None
+
+    def __init__(self, folder: Path, *, megabytes: int = 8) -> None:
+        self.folder = folder
+        self._megabytes = megabytes
+
+    def __enter__(self) -> Path | None:
+        """Its folder; None where mounting is refused, as in most containers."""
+        self.folder.mkdir()
+        options = f"size={self._megabytes}m"
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", self.folder], check=False, capture_output=True
+        )
+        self._mounted = done.returncode == 0
+        return self.folder if self._mounted else None
+
+    def __exit__(self, *_: object) -> None:
+        if self._mounted:
+            subprocess.run(["umount", "-l", self.folder], check=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--faults", type=int, default=1000)
+    parser.add_argument("--kind", action="append", help="only these, one after the other")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=1e9, help="stop striking after this time")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True)
     table = arguments.folder / "clicks"
@@ -156,17 +262,11 @@ def main() -> None:
     recipe = ClickRecipe(rows=20_000, days=3, seed=7, histories=2, row_group_rows=1_024, part_rows=4_096)
     generate_clicks(str(table), recipe)
     (arguments.folder / "place").mkdir()
-    with furnished(arguments.folder / "place", table) as place:
-        findings = chaos(place, write(place), kills=arguments.kills, seed=arguments.seed)
-    print(json.dumps({**findings, "differences": findings.get("differences", [])[:5]}))
+    with furnished(arguments.folder / "place", table) as place, SmallDisk(place.work) as disk:
+        faults = arguments.kind or arguments.faults
+        findings = chaos(place, faults, seed=arguments.seed, seconds=arguments.seconds, disk=disk)
+    print(json.dumps({**findings, "differences": findings.get("differences", [])[:5]}, indent=1))
     sys.exit(findings["status"])
-
-
-def write(place: Place) -> Path:
-    """A pipeline of many small steps and blocks, computed by worker processes."""
-    cluster = {"workers": 1, "threads": 1, "dashboard": False}
-    small = {"source": {"split_rows": 512}, "shuffle": {"window_rows": 1024}, "batch": {"size": 64, "tail": "pad"}}
-    return place.write(lanes=4, cluster=cluster, **small)
 
 
 if __name__ == "__main__":

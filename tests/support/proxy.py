@@ -34,6 +34,10 @@ class Proxy:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
+    def connections(self) -> int:
+        """How many connections there are."""
+        return self._call(lambda: len(self._pairs))
+
     def cut(self) -> int:
         """Reset the connections there are; how many."""
         return self._call(self._cut)

@@ -12,14 +12,11 @@ import sys
 from typing import Annotated, Literal
 
 import typer
-from pydantic import ValidationError
 
-from feedline.commands.cluster.tls_options import tls_files
-from feedline.errors import SpecError
+from feedline.commands.cluster.connection_files import Insecure, TlsCa, TlsCert, TlsKey, connection_files
 from feedline.resources import available_cores, choose_cpu
 from feedline.service.worker.departure import DRAIN_S
 from feedline.service.worker.worker_process import WorkerOptions, WorkerProcess, replace_process, worker_environment
-from feedline.spec.cluster_section import ClusterSpec, TlsSpec
 
 
 def worker(
@@ -28,10 +25,10 @@ def worker(
     ],
     threads: Annotated[int | None, typer.Option(min=1, help="Threads (default: the cores it may use).")] = None,
     name: Annotated[str | None, typer.Option(help="Its name among the workers (default: its address).")] = None,
-    tls_ca: Annotated[str | None, typer.Option(metavar="FILE", help="Certificate of the authority (PEM).")] = None,
-    tls_cert: Annotated[str | None, typer.Option(metavar="FILE", help="Certificate of this worker (PEM).")] = None,
-    tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="Private key of this worker (PEM).")] = None,
-    insecure: Annotated[bool, typer.Option(help="Allow tcp:// to another machine.")] = False,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    insecure: Insecure = False,
     host: Annotated[
         str | None,
         typer.Option(help="Address to listen on (default: the one from which it reaches the scheduler)."),
@@ -50,12 +47,15 @@ def worker(
         float | None, typer.Option("--wait-s", min=0, help="Seconds to search the scheduler (default: forever).")
     ] = None,
 ) -> None:
-    """Compute blocks for the jobs of a scheduler. SIGTERM and Ctrl-C: take no new blocks, end the running ones, hand
-    over the finished ones, and end with status 0; a second one gives up the running ones."""
+    """Compute blocks for the jobs of a scheduler.
+
+    On SIGTERM and Ctrl-C it takes no new blocks, ends the running ones, hands over the finished ones, and ends with
+    status 0; a second one gives up the running ones. A scheduler that is gone is waited for.
+    """
     options = WorkerOptions(
         scheduler=address,
         threads=threads or available_cores(),
-        tls=_connection(address, tls_ca, tls_cert, tls_key, insecure=insecure),
+        tls=connection_files(address, tls_ca, tls_cert, tls_key, insecure=insecure),
         name=name,
         host=host,
         http=http,
@@ -68,14 +68,3 @@ def worker(
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("feedline").setLevel(logging.INFO)
     WorkerProcess(options).run()
-
-
-def _connection(address: str, ca: str | None, cert: str | None, key: str | None, *, insecure: bool) -> TlsSpec | None:
-    """The files of the connection, None for tcp://, by the rules of `cluster` in pipeline.yaml."""
-    tls = tls_files(ca, cert, key)
-    try:
-        return ClusterSpec.model_validate({"scheduler": address, "tls": tls, "insecure": insecure}).tls
-    except ValidationError as error:
-        details = error.errors()[0]
-        message = str(details.get("ctx", {}).get("message") or details["msg"])
-        raise SpecError(f"the scheduler's address is refused: got {address!r}: {message}") from None

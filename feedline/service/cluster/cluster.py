@@ -24,6 +24,7 @@ from feedline.service.cluster.early_threads import EarlyTask, EarlyThreads
 from feedline.service.cluster.worker_checks import WorkerRead, check_reach, check_workers, read_again
 from feedline.service.dispatch.attempts import Arrived
 from feedline.service.dispatch.blame import EXCLUDED_S, Exclusions
+from feedline.service.dispatch.fair_share import FairShare
 from feedline.service.dispatch.timing import priority
 from feedline.spec.cluster_section import ClusterSpec
 from feedline.transforms.registry.user_functions import RequiredFunction, check_functions
@@ -62,6 +63,7 @@ class Cluster:
         code: Sequence[RequiredFunction] = (),
     ) -> None:
         self.trainers = 1  # that the feeder serves
+        self.share = FairShare()
         self._spec = spec
         self._threads = threads
         self._scratch = scratch
@@ -91,12 +93,12 @@ class Cluster:
         try:
             from feedline.service.cluster import dask_cluster  # noqa: PLC0415 -- imports Dask
 
-            port = self._port.number if self._port is not None else 0
             dask = dask_cluster.DaskCluster(
                 self._spec,
                 threads=self._threads,
                 cpu=self._cpu,
-                dashboard_port=port,
+                share=self.share,
+                dashboard_port=self._port.number if self._port is not None else 0,
                 scratch=self._scratch,
                 elastic=self._elastic,
             )
@@ -145,11 +147,6 @@ class Cluster:
         return self.kind != "threads"
 
     @property
-    def early_blocks(self) -> int:
-        """The number of blocks that were computed before the cluster was up."""
-        return 0 if self._early is None else self._early.started
-
-    @property
     def dashboard(self) -> str | None:
         """The address of Dask's dashboard, or None; it answers when the cluster is up."""
         if self._port is not None:
@@ -161,8 +158,13 @@ class Cluster:
         return self.connection.workers()
 
     def threads(self) -> int:
-        """The threads of all workers, as of a few seconds ago; at least 1, also before workers have started."""
-        return self._threads if self.kind == "threads" else self.connection.threads()
+        """The threads of all workers, as of a few seconds ago, of which other jobs have their shares; at least 1, also
+        before workers have started."""
+        return self._threads if self.kind == "threads" else self.share.threads(self.connection.threads())
+
+    def now_s(self) -> float:
+        """The scheduler's clock, which compares the blocks of all jobs; seconds since 1970."""
+        return self.share.now_s(time.monotonic(), time.time())
 
     def threads_per_trainer(self) -> int:
         """The threads that each of the feeder's trainers can count on: their equal share, rounded up."""
@@ -191,11 +193,10 @@ class Cluster:
         return self._exclusions.eligible_workers(self.members(), now_s) if self._exclusions.any(now_s) else None
 
     def preferences(self) -> dict[str, Any]:
-        """Dask options of tasks that are not blocks: preferably not on excluded workers, and after the blocks that
-        trainers need by now."""
+        """Dask options of tasks that are not blocks: not on excluded workers, after the blocks that are due by now."""
         eligible = self.eligible_workers()
         workers = {} if eligible is None else {"workers": sorted(eligible), "allow_other_workers": True}
-        return {"priority": priority(time.time()), **workers}
+        return {"priority": priority(self.now_s()), **workers}
 
     def exclude(self, worker: str, why: str) -> None:
         """Give a worker's host no blocks for a while; logs the first time."""

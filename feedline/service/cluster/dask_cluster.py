@@ -31,9 +31,11 @@ from feedline.service.cluster.result_fetcher import ResultFetcher
 from feedline.service.cluster.scheduler_check import check_scheduler
 from feedline.service.cluster.scheduler_connection import SchedulerConnection
 from feedline.service.dispatch.attempts import Arrived
+from feedline.service.dispatch.fair_share import FairShare
 from feedline.service.scheduler.extension import install
 from feedline.service.scheduler.job_book import ClusterSize
 from feedline.service.scheduler.job_reports import JobAnswer, JobReport
+from feedline.service.scheduler.steady_loop import steady
 from feedline.service.tls.certificate_files import check_certificate_files
 from feedline.service.tls.refused_connection import explain_refusal
 from feedline.spec.cluster_section import ClusterSpec
@@ -98,11 +100,13 @@ class DaskCluster:
         *,
         threads: int,
         cpu: Cpu,
+        share: FairShare,
         dashboard_port: int,
         scratch: str | None = None,
         elastic: bool = False,
     ) -> None:
         self._elastic = elastic
+        self._share = share
         self._spec = spec
         self._threads = threads
         self._dashboard_port = dashboard_port
@@ -110,7 +114,7 @@ class DaskCluster:
         self._started = 0
         self._in_process = spec.kind == "threads"
         self._fetcher = ResultFetcher()
-        self._reporter = Reporter()
+        self._reporter = Reporter(share)
         self._config = contextlib.ExitStack()
         config: dict[str, Any] = {**_CONFIG, **(_CONFIG_OF_THREADS if self._in_process else {})}
         if scratch is not None:  # else as in Dask's configuration
@@ -169,7 +173,7 @@ class DaskCluster:
     @property
     def answer(self) -> JobAnswer | None:
         """The scheduler's last answer to a report; None without one."""
-        return self._reporter.answer
+        return self._share.answer
 
     def map(
         self,
@@ -265,9 +269,11 @@ class DaskCluster:
                 or f"no Dask scheduler answers at {address}: {error}. Start one (dask scheduler), or correct "
                 f"cluster.scheduler"
             ) from error
+        steady(client.loop)
         try:
             check_scheduler(client, address)
         except ClusterError:
             client.close()
             raise
+        self._reporter.greet(client)
         return client

@@ -6,6 +6,7 @@ Runs in: the feeder. The feeder's own loop hands a report over and never waits f
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any
 
 from distributed import Client
 
+from feedline.service.dispatch.fair_share import FairShare
 from feedline.service.scheduler.extension import METADATA_KEY
 from feedline.service.scheduler.job_reports import JobAnswer, JobReport
 
@@ -21,20 +23,19 @@ logger = logging.getLogger(__name__)
 
 _EVERY_S = 2.0
 _ANSWER_S = 10.0
-_ASK_AGAIN_S = 60.0  # whether a scheduler has the extension by now
+_GREETING_S = 2.0
 
 
 class Reporter:
-    """Sends reports. `answer`: the scheduler's last one; None before the first, and from one without our extension."""
+    """Sends reports, and hands the answers to `share`."""
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, share: FairShare, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._share = share
         self._clock = clock
         self._sent_s = float("-inf")
         self._sending: Handle[None] | None = None
         self._client: Client | None = None  # that was asked whether its scheduler has the extension
-        self._is_extended = self._has_warned = False
-        self._asked_s = float("-inf")
-        self.answer: JobAnswer | None = None
+        self._is_extended = False
 
     def send(self, client: Client, report: JobReport) -> None:
         """Send a report, unless one was sent less than two seconds ago or is under way."""
@@ -45,23 +46,33 @@ class Reporter:
         loop: Any = client.loop
         self._sending = asyncio.run_coroutine_threadsafe(self._send(client, report), loop.asyncio_loop)
 
+    def greet(self, client: Client) -> None:
+        """Ask a scheduler that was just connected to for its clock, so that the first blocks have their place among
+        those of other jobs. A scheduler that does not answer is asked later."""
+        with contextlib.suppress(OSError, TimeoutError):
+            client.sync(self._meet, client, callback_timeout=_GREETING_S)
+
+    async def _meet(self, client: Client) -> None:
+        """Find out whether the scheduler has the extension, and by how much its clock differs."""
+        scheduler: Any = client.scheduler
+        self._is_extended = bool(await scheduler.get_metadata(keys=[METADATA_KEY], default=None))
+        self._share.begin(float(await scheduler.feedline_clock()) - time.time() if self._is_extended else 0.0)
+        self._client = client
+        if not self._is_extended:
+            logger.warning(
+                "the Dask scheduler has no Feedline extension: it shares its workers without regard to jobs, and does "
+                "not scale them. Start it with `feedline scheduler`, or `dask scheduler --preload "
+                "feedline.service.scheduler.preload`"
+            )
+
     async def _send(self, client: Client, report: JobReport) -> None:
         scheduler: Any = client.scheduler
         try:
             async with asyncio.timeout(_ANSWER_S):
-                is_due = not self._is_extended and self._clock() - self._asked_s >= _ASK_AGAIN_S
-                if client is not self._client or is_due:
-                    self._is_extended = bool(await scheduler.get_metadata(keys=[METADATA_KEY], default=None))
-                    self._client, self._asked_s = client, self._clock()
-                    self.answer = None
-                    if not self._is_extended and not self._has_warned:
-                        self._has_warned = True
-                        logger.warning(
-                            "the Dask scheduler has no Feedline extension: it shares its workers without regard to "
-                            "jobs, and does not scale them. Start it with `feedline scheduler`, or `dask scheduler "
-                            "--preload feedline.service.scheduler.preload`"
-                        )
+                if client is not self._client:
+                    await self._meet(client)
                 if self._is_extended:
-                    self.answer = JobAnswer.from_json(await scheduler.feedline_report(report=report.to_json()))
+                    answer = await scheduler.feedline_report(report=report.to_json())
+                    self._share.update(JobAnswer.from_json(answer), self._clock())
         except (OSError, TimeoutError):  # the scheduler is away, or busy: the next report follows soon
             return

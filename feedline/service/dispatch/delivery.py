@@ -12,7 +12,7 @@ import logging
 import platform
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from feedline.blocks.compute import unpack
@@ -121,7 +121,6 @@ class Delivery:
         wake: Callable[[], None],
         stats: DeliveryStats,
         clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._cluster = cluster
         self._job = job
@@ -133,7 +132,6 @@ class Delivery:
         self._window = window
         self._wake = wake
         self._clock = clock
-        self._wall_clock = wall_clock
         self._next: Block | None = next(blocks, None)
         self._work: dict[tuple[int, int], _Work] = {}
         self._running: dict[str, _Work] = {}  # by key, an entry per attempt
@@ -168,7 +166,7 @@ class Delivery:
         ):
             block, self._next = self._next, next(self._blocks, None)
             self._work[block.lane, block.index] = work = _Work(block, self._request(block))
-            urgency = self._priorities.next(block.first_step, self._wall_clock())
+            urgency = self._priorities.next(block.first_step, *self._times_s())
             self._submit(work, urgency, self._cluster.eligible_workers())
 
     def get(self, lane: int, index: int) -> tuple[Rows, ...] | None:
@@ -203,10 +201,7 @@ class Delivery:
     def describe_missing(self, step: int) -> str:
         """Why the step is not there yet: its missing blocks, their workers, and what these do."""
         works = [work for work in self._work.values() if work.block.first_step <= step and work.rows is None]
-        keys = [attempt.key for work in works for attempt in work.attempts]
-        missing = [work.missing(self._clock()) for work in works]
-        workers = self._cluster.workers_of(keys)
-        return describe_missing(missing, workers, self._cluster.stacks_of(workers))
+        return _describe(works, self._cluster, self._clock())
 
     def close(self) -> None:
         with self._lock:
@@ -219,10 +214,7 @@ class Delivery:
     # -- submitting -----------------------------------------------------------------------------------------------
 
     def _submit(self, work: _Work, priority: int, workers: frozenset[str] | None, slow: str = "") -> None:
-        block = work.block
-        digest = hashlib.blake2b(f"{self._job.digest} {work.request!r}".encode(), digest_size=8).hexdigest()
-        name = f"{self._name}-l{block.lane}-b{block.index}"
-        key = f"feedline-block-{name}-{digest}-a{work.submissions}-{'p' if self._cluster.packed else 'r'}"
+        key = _key(self._name, self._job, work, packed=self._cluster.packed)
         # Workers hold the job since `check_job`. One that joined later or has evicted it gets it with the next attempt.
         job = self._job if work.submissions else self._job.digest
         work.submissions += 1
@@ -237,7 +229,12 @@ class Delivery:
 
     def _submit_again(self, work: _Work, workers: frozenset[str] | None, slow: str = "") -> None:
         self.stats.resubmitted += 1
-        self._submit(work, self._priorities.of(work.block.first_step, self._wall_clock()), workers, slow)
+        self._submit(work, self._priorities.of(work.block.first_step, *self._times_s()), workers, slow)
+
+    def _times_s(self) -> tuple[float, float]:
+        """The scheduler's clock, and the virtual start of a block that is submitted now."""
+        in_flight = len(self._running) * self._cluster.trainers  # whose windows are about alike
+        return self._cluster.now_s(), self._cluster.share.start_s(self._window.block_s, in_flight)
 
     def _resubmit(self) -> None:
         """Resubmit blocks that were lost with the scheduler, once it is back."""
@@ -344,7 +341,9 @@ class Delivery:
         self._forget(work)
         work.rows = unpack(self._layout, result)
         work.quality = result.quality
-        self._window.record(result.read_s + result.transform_s + result.encode_s, result.nbytes)
+        busy_s = result.read_s + result.transform_s + result.encode_s
+        self._cluster.share.computed(busy_s)
+        self._window.record(busy_s, result.nbytes)
         self.stats.add(result)
 
     def _forget(self, work: _Work) -> None:
@@ -372,3 +371,16 @@ def _explained(work: _Work, error: FeedlineError) -> FeedlineError:
         return error
     workers = ", ".join(f"{failure.worker} on {failure.host}" for failure in work.failures)
     return unreadable_error(f"every worker that was tried ({workers})", platform.node(), str(error))
+
+
+def _key(name: str, job: Job, work: _Work, *, packed: bool) -> str:
+    """The key of the next attempt, which names all that its bytes depend on."""
+    digest = hashlib.blake2b(f"{job.digest} {work.request!r}".encode(), digest_size=8).hexdigest()
+    block = f"{name}-l{work.block.lane}-b{work.block.index}"
+    return f"feedline-block-{block}-{digest}-a{work.submissions}-{'p' if packed else 'r'}"
+
+
+def _describe(works: Sequence[_Work], cluster: Cluster, now_s: float) -> str:
+    keys = [attempt.key for work in works for attempt in work.attempts]
+    workers = cluster.workers_of(keys)
+    return describe_missing([work.missing(now_s) for work in works], workers, cluster.stacks_of(workers))

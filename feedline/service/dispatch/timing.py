@@ -3,16 +3,18 @@
 Runs in: the feeder. Pure: clocks' readings are arguments.
 
 Due: a Dask cluster shared by several jobs computes first the blocks that trainers need first. A block's priority is the
-time at which its trainer will need it, by the clock of the feeder's host, so that jobs of different ages and speeds
-compare; if clocks differ, the host that is behind is favoured by the difference. A trainer's pace is its own time per
-step: a job that waits for blocks needs all of them now, and shares the cluster with other such jobs in the order of
-submission.
+time at which its trainer will need it, by the scheduler's clock, so that jobs of different ages and speeds compare. A
+trainer's pace is its own time per step: a job that waits for blocks needs all of them now. Where all wait, that order
+would favour the fastest trainer: so a block is due no earlier than its virtual start (`fair_share.py`), at which a job
+that uses no more than its share of the cluster would begin it. Dask fixes a task's priority when it first sees its key;
+what is in flight is kept small instead of being ordered anew.
 
 Overdue: a needed block that has taken ten times as long as others is also computed on another worker.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 
@@ -90,14 +92,14 @@ class Priorities:
         """Set the pace: the trainer needs `step` in `delay_s`, and another one every `step_s`."""
         self.step, self._step_s, self._delay_s = step, step_s, delay_s
 
-    def of(self, first_step: int, now_s: float) -> int:
-        """The priority of a block by the first step that needs it."""
+    def of(self, first_step: int, now_s: float, start_s: float = -math.inf) -> int:
+        """The priority of a block by the first step that needs it. start_s: its virtual start."""
         ahead_s = self._delay_s + max(0, first_step - self.step) * self._step_s
-        return priority(now_s + min(HORIZON_S, ahead_s))
+        return priority(now_s + min(HORIZON_S, max(ahead_s, start_s - now_s)))
 
-    def next(self, first_step: int, now_s: float) -> int:
+    def next(self, first_step: int, now_s: float, start_s: float = -math.inf) -> int:
         """The priority of the plan's next block, below the last one: Dask computes equal priorities in any order."""
-        due = self.of(first_step, now_s)
+        due = self.of(first_step, now_s, start_s)
         self._last = due if self._last is None else min(due, self._last - 1)
         return self._last
 

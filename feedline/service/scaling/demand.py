@@ -67,7 +67,7 @@ class Demand:
             feeder=self._feeder,
             host=self._host,
             ranks=load.ranks,
-            share=1.0,
+            share=self._spec.share,
             policy=self._spec.policy,
             demand_threads=demand_threads,
             least_workers=0 if workers is None else workers.min,

@@ -22,11 +22,18 @@ from tornado.web import RequestHandler
 from feedline.service.scheduler.job_book import ClusterSize, JobBook
 from feedline.service.scheduler.job_reports import JobReport
 from feedline.service.scheduler.retirement import finish_before_retirement
+from feedline.service.scheduler.steady_loop import steady
 
 # Key of the scheduler's metadata that says that it has this extension.
 METADATA_KEY = "feedline"
 # A worker sends a heartbeat every half second to few seconds, also while it computes.
-_SILENCE_S, _DASKS_SILENCE_S = 30.0, 300.0
+_SILENCE_S, _DASKS_SILENCE_S = 20.0, 300.0
+
+
+def _steady_clock() -> Callable[[], float]:
+    """Seconds since 1970, near what feeders without an answer count by, and never set back or forth."""
+    began_s = time.time() - time.monotonic()
+    return lambda: began_s + time.monotonic()
 
 
 class JobExtension(SchedulerPlugin):
@@ -35,18 +42,24 @@ class JobExtension(SchedulerPlugin):
     name = "feedline-jobs"
     idempotent = True
 
-    def __init__(self, scheduler: Scheduler, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, scheduler: Scheduler, *, clock: Callable[[], float] | None = None) -> None:
         self._scheduler = scheduler
-        self._clock = clock
+        self._clock = clock or _steady_clock()
         self.book = JobBook()
 
     def feedline_report(self, report: Mapping[str, Any]) -> dict[str, Any]:
         """Keep a feeder's report (`JobReport`); returns a `JobAnswer`."""
         return self.book.record(JobReport.from_json(report), self._clock(), self._size()).to_json()
 
+    def feedline_clock(self) -> float:
+        """The scheduler's clock: seconds since 1970."""
+        return self._clock()
+
     def feedline_jobs(self) -> list[dict[str, Any]]:
-        """The last report of each feeder."""
-        return [report.to_json() for report in self.book.reports(self._clock())]
+        """The last report of each feeder, and its fair part of the threads of all workers."""
+        now_s = self._clock()
+        parts = self.book.threads_by_feeder(now_s, self._size())
+        return [{**report.to_json(), "threads": parts[report.feeder]} for report in self.book.reports(now_s)]
 
     def adaptive_target(self, target_duration: object = None) -> int:
         """The workers that all jobs together need. target_duration: of Dask's interface; of no use here."""
@@ -80,12 +93,18 @@ def install(scheduler: Scheduler) -> JobExtension:
         return existing
     extension = JobExtension(scheduler)
     scheduler.add_plugin(extension)
-    for handler in (extension.feedline_report, extension.feedline_jobs, extension.adaptive_target):
+    for handler in (
+        extension.feedline_report,
+        extension.feedline_clock,
+        extension.feedline_jobs,
+        extension.adaptive_target,
+    ):
         scheduler.handlers[handler.__name__] = handler
     setattr(scheduler, "adaptive_target", extension.adaptive_target)  # noqa: B010 -- Dask's own, replaced
     extension.restart(scheduler)
     finish_before_retirement(scheduler)
     _remove_silent_workers(scheduler)
+    steady(scheduler.io_loop)
     application: Any = getattr(scheduler, "http_application", None)  # None: without an HTTP server
     if application is not None:
         application.add_handlers(r".*", [(r"/api/v1/adaptive_target", _TargetHandler, {"extension": extension})])
@@ -101,4 +120,4 @@ def _remove_silent_workers(scheduler: Any) -> None:
     look = scheduler.periodic_callbacks.get("worker-ttl")
     if look is not None and scheduler.worker_ttl == own_s == _DASKS_SILENCE_S:
         scheduler.worker_ttl = _SILENCE_S
-        look.callback_time = 1000 * _SILENCE_S / 6
+        look.callback_time = 1000 * _SILENCE_S / 8

@@ -1,4 +1,4 @@
-"""Keep the last report of each feeder of a scheduler, and sum their demands.
+"""Keep the last report of each feeder of a scheduler, sum their demands, and divide the cluster among them.
 
 Runs in: the scheduler. Pure: time and the cluster's size are arguments.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from feedline.service.scheduler.fair_shares import VirtualStarts, divide_by_job
 from feedline.service.scheduler.job_reports import JobAnswer, JobReport
 
 # A feeder reports every two seconds; one that has been silent for so long has died.
@@ -39,13 +40,26 @@ class JobBook:
 
     _entries: dict[str, _Entry] = field(default_factory=dict)  # by feeder
     _threads_per_worker: float = 1.0  # of the last workers that there were
+    _virtual_starts: VirtualStarts = field(default_factory=VirtualStarts)
 
     def record(self, report: JobReport, now_s: float, size: ClusterSize) -> JobAnswer:
         """Keep a report, and answer it."""
         self._entries[report.feeder] = _Entry(report=report, reported_s=now_s)
         self._drop_silent(now_s)
-        jobs = len({entry.report.job for entry in self._entries.values()})
-        return JobAnswer(now_s=now_s, virtual_start_s=now_s, threads=size.threads, workers=size.workers, jobs=jobs)
+        parts = self.threads_by_feeder(now_s, size)
+        feeders = [entry.report for entry in self._entries.values()]
+        job_threads = sum(parts[each.feeder] for each in feeders if each.job == report.job)
+        return JobAnswer(
+            now_s=now_s,
+            virtual_start_s=self._virtual_starts.advance(report, job_threads, now_s),
+            threads=parts[report.feeder],
+            workers=size.workers,
+            jobs=len({each.job for each in feeders}),
+        )
+
+    def threads_by_feeder(self, now_s: float, size: ClusterSize) -> dict[str, float]:
+        """The fair part of each feeder, of the threads of all workers."""
+        return divide_by_job(size.threads, self.reports(now_s))
 
     def reports(self, now_s: float) -> list[JobReport]:
         """The last reports of all feeders that are alive, by job and feeder."""
@@ -69,3 +83,4 @@ class JobBook:
         self._entries = {
             feeder: entry for feeder, entry in self._entries.items() if now_s - entry.reported_s < SILENT_S
         }
+        self._virtual_starts.forget({feeder: entry.report for feeder, entry in self._entries.items()})

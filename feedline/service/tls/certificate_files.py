@@ -83,8 +83,10 @@ def _load_pair(tls: TlsSpec) -> None:
     except ssl.SSLError as error:
         text = Path(tls.key).read_text(encoding="utf-8", errors="replace")
         if error.reason == "KEY_VALUES_MISMATCH":
-            message = f"{tls.key} is not the key of {tls.cert}. Name the two files of one pair, such as client.pem and "
-            raise ClusterError(f"cluster.tls.key {message}client.key") from error
+            raise ClusterError(
+                f"cluster.tls.key {tls.key} is not the key of {tls.cert}. Name the two files of one pair, such as "
+                f"client.pem and client.key"
+            ) from error
         if "ENCRYPTED" in text:
             raise ClusterError(
                 f"cluster.tls.key {tls.key} is encrypted with a password: expected a plain key. Decrypt it, and let "

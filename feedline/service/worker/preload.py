@@ -21,6 +21,7 @@ import dask
 from dask.utils import parse_timedelta
 from distributed import Nanny, Worker
 
+from feedline.service.scheduler.steady_loop import steady
 from feedline.service.worker.departure import DRAIN_S, Departure
 from feedline.service.worker.scheduler_watch import SchedulerWatch
 
@@ -33,6 +34,7 @@ async def dask_setup(node: Worker | Nanny) -> None:
         return
     limit_s = float(parse_timedelta(dask.config.get("feedline.worker.drain", DRAIN_S)))
     SchedulerWatch(node)
+    steady(node.io_loop)
     departure = Departure(node, limit_s=limit_s)
     if not node.nanny:
         _on_signal(departure.leave, departure.hurry)

@@ -15,13 +15,12 @@ import logging
 from typing import Any
 
 from distributed import Worker
-from tornado.ioloop import PeriodicCallback
 
 logger = logging.getLogger("feedline.worker")
 
 _EVERY_S = 5.0
 # Rounds are counted, not seconds: a process that was suspended finds its answers waiting when it goes on.
-_ROUND_S, _ROUNDS = 2.5, 8
+_ROUND_S, _ROUNDS = 2.5, 6
 _KEY = "feedline-echo"
 
 
@@ -35,25 +34,28 @@ class SchedulerWatch:
         self._heard = asyncio.Event()
         self._free_keys = self._worker.stream_handlers["free-keys"]
         self._worker.stream_handlers["free-keys"] = self._hear
-        worker.periodic_callbacks["feedline-watch"] = callback = PeriodicCallback(self._look, 1000 * _EVERY_S)
-        callback.start()
+        # Ends with the worker. No periodic callback of tornado's: those stop when the wall clock is set back.
+        worker._ongoing_background_tasks.call_soon(self._watch)
 
     def _hear(self, **message: Any) -> None:
         if message["stimulus_id"] == self._awaited:
             self._heard.set()
         self._free_keys(**message)
 
-    async def _look(self) -> None:
-        stream = self._worker.batched_stream
-        if stream is None or stream.closed() or await self._is_heard() or stream.closed():
-            return
-        logger.warning(
-            "the scheduler has not answered worker %s for %.0f s, although their connection is open: the worker closes",
-            self._worker.address_safe,
-            _ROUND_S * _ROUNDS,
-        )
-        self._worker.rpc.remove(self._worker.scheduler.address)
-        stream.comm.abort()  # which closes the worker
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_EVERY_S)
+            stream = self._worker.batched_stream
+            if stream is None or stream.closed() or await self._is_heard() or stream.closed():
+                continue
+            logger.warning(
+                "the scheduler has not answered worker %s for %.0f s, although their connection is open: the worker "
+                "closes",
+                self._worker.address_safe,
+                _ROUND_S * _ROUNDS,
+            )
+            self._worker.rpc.remove(self._worker.scheduler.address)
+            stream.comm.abort()  # which closes the worker
 
     async def _is_heard(self) -> bool:
         self._heard.clear()

@@ -22,6 +22,7 @@ from distributed.utils import get_ip
 
 from feedline.errors import ClusterError
 from feedline.resources import Cpu, allocator_environment, cpu_environment
+from feedline.service.scheduler.steady_loop import steady
 from feedline.service.tls.certificate_files import check_certificate_files
 from feedline.service.tls.refused_connection import explain_refusal
 from feedline.service.worker.departure import DRAIN_S, Departure
@@ -127,6 +128,7 @@ class WorkerProcess:
                 await asyncio.sleep(_PAUSE_S)
                 continue
             SchedulerWatch(worker)
+            steady(worker.io_loop)
             self._departure = Departure(worker, limit_s=options.drain_s)
             logger.info("worker %s serves %s with %d threads", worker.address, options.scheduler, options.threads)
             await worker.finished()

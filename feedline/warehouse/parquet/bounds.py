@@ -57,9 +57,14 @@ def _numbers(raw: Raw, physical: int, kind: pa.DataType) -> pa.Array:
     if physical not in _STORED:
         return pa.nulls(len(raw), kind)
     stored = np.dtype(_STORED[physical])
-    valid = np.array([value is not None and len(value) == stored.itemsize for value in raw], np.bool_)
-    blank = bytes(stored.itemsize)
-    buffer = b"".join(value if fits and value is not None else blank for value, fits in zip(raw, valid, strict=True))
+    if None not in raw and set(map(len, filter(None, raw))) == {stored.itemsize} and b"" not in raw:  # as most are
+        valid, buffer = np.ones(len(raw), np.bool_), b"".join(filter(None, raw))
+    else:
+        valid = np.array([value is not None and len(value) == stored.itemsize for value in raw], np.bool_)
+        blank = bytes(stored.itemsize)
+        buffer = b"".join(
+            value if fits and value is not None else blank for value, fits in zip(raw, valid, strict=True)
+        )
     values = np.frombuffer(buffer, stored)
     if pat.is_boolean(kind):
         return pa.array(values != 0, mask=~valid)

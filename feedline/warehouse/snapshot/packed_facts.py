@@ -140,9 +140,9 @@ def _unpack(packed: pa.Buffer) -> dict[str, pa.Array]:
 
 def _arrays(facts: Sequence[ColumnFacts], kind: pa.DataType) -> dict[str, pa.Array]:
     arrays = {
-        "bytes": pa.array([value for column in facts for value in column.bytes], pa.int64()),
-        "nulls": pa.array([value for column in facts for value in column.nulls], pa.int64()),
-        "exact": pa.array([value for column in facts for value in column.exact], pa.bool_()),
+        "bytes": pa.array(list(chain.from_iterable(column.bytes for column in facts)), pa.int64()),
+        "nulls": pa.array(list(chain.from_iterable(column.nulls for column in facts)), pa.int64()),
+        "exact": pa.array(list(chain.from_iterable(column.exact for column in facts)), pa.bool_()),
     }
     if has_bounds(kind):
         low = list(chain.from_iterable(column.low for column in facts))

@@ -91,7 +91,7 @@ def test_all_blocks_but_the_first_are_dask_tasks(plan: Plan, cluster: Cluster, m
         cluster.connection.await_workers()
         got += [blocks.read(number) for number in range(3, len(blocks.blocks))]
     assert len(blocks.blocks) > 8
-    early = cluster.early_blocks
+    early = cluster._early.started
     assert 3 <= early <= 5  # those of the window
     in_dask = {int(key.partition("-l0-b")[2].partition("-")[0]): task for key, task in blocks.in_dask.items()}
     assert [in_dask[block.index] for block in blocks.blocks] == [False] * early + [True] * (len(got) - early)

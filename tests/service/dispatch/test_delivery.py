@@ -17,6 +17,7 @@ from streams import Stream, run, window
 
 from feedline.errors import ClusterError, DataError, FeedlineError, StoreError
 from feedline.service.cluster.cluster import Cluster
+from feedline.service.cluster.worker_checks import check_workers
 from feedline.service.dispatch import attempts
 from feedline.service.dispatch.delivery import Delivery
 from feedline.spec.cluster_section import ClusterSpec
@@ -242,14 +243,18 @@ def refuse(errors: dict[str, Exception], dask_worker: Any) -> None:
         raise errors[dask_worker.address]
 
 
+def examine(cluster: Cluster, errors: dict[str, Exception]) -> None:
+    check_workers(cluster.client, refuse, errors, cluster.exclude)
+
+
 def test_workers_that_fail_a_check_are_excluded(
     workers: LocalCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     unfit, leaving, fit = (worker.address for worker in workers.workers.values())
-    cluster._examine(refuse, {leaving: CommClosedError("closed")})
+    examine(cluster, {leaving: CommClosedError("closed")})
     assert cluster.eligible_workers() is None, "a worker that leaves meanwhile is no error, and has done nothing wrong"
-    cluster._examine(refuse, {unfit: ClusterError("another numpy"), leaving: CommClosedError("closed")})
-    cluster._examine(refuse, {unfit: ClusterError("another numpy")})
+    examine(cluster, {unfit: ClusterError("another numpy"), leaving: CommClosedError("closed")})
+    examine(cluster, {unfit: ClusterError("another numpy")})
     assert cluster.eligible_workers() == {leaving, fit}
     assert caplog.text.count("another numpy") == 1
     stream = Stream(cluster, monkeypatch, lambda index, key: here())
@@ -258,7 +263,7 @@ def test_workers_that_fail_a_check_are_excluded(
     assert unfit not in set(cluster.map(lambda _: here(), list(range(6))))
     delivery.close()
     with pytest.raises(ClusterError, match="another numpy"):
-        cluster._examine(refuse, dict.fromkeys((unfit, leaving, fit), ClusterError("another numpy")))
+        examine(cluster, dict.fromkeys((unfit, leaving, fit), ClusterError("another numpy")))
 
 
 def test_an_unfit_worker_is_excluded_at_once_and_is_an_error_if_there_is_no_other(
@@ -370,13 +375,13 @@ def test_the_window_follows_the_workers_without_calls_to_the_scheduler(
     assert delivery.in_flight == 3, "one per thread, before anybody knows how large they are"
     assert stream.read(delivery, range(40)) == list(range(40))
     assert delivery.in_flight == 1 + 3 - 1
-    monkeypatch.setattr(cluster.connection, "_totals", lambda: {"n_workers": 64, "total_threads": 64})
+    monkeypatch.setattr(cluster.connection, "_totals", lambda: {"n_workers": 12, "total_threads": 12})
     delivery.pump(40)
-    assert delivery.in_flight == 1 + 64
-    fast = {"threads": 64, "step_s": 1e-9, "blocks_per_step": 1.0, "held_bytes": 0, "available_bytes": 1 << 40}
+    assert delivery.in_flight == 1 + 12
+    fast = {"threads": 12, "step_s": 1e-9, "blocks_per_step": 1.0, "held_bytes": 0, "available_bytes": 1 << 40}
     assert delivery._window.observe(**fast) is not None
     delivery.pump(40)
-    assert delivery.in_flight == 1 + 2 * 64
+    assert delivery.in_flight == 1 + 2 * 12
     assert all(question == ("identity", 0) for question in asked), "totals, every two seconds"
     delivery.close()
 
@@ -432,7 +437,7 @@ def test_jobs_of_different_ages_share_a_cluster(
     new = stream.open("new", 30, window=everything)
     step = old._next.first_step
     clock = iter(range(10_000))
-    old._wall_clock = new._wall_clock = lambda: 1e9 + next(clock) * 1e-3
+    monkeypatch.setattr(cluster, "now_s", lambda: 1e9 + next(clock) * 1e-3)
     old._window.record(0.1, 1)
     new._window.record(0.1, 1)
     old.pump(step, step_s=0.1)  # a step in 0.1 s, a block each

@@ -2,43 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
-from collections.abc import Iterator
+import time
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import dask
 import pytest
-from distributed import LocalCluster
 from job_reports import REPORT
 from pipelines import eventually
-
-from feedline.service.cluster.cluster import Cluster
-from feedline.spec.cluster_section import ClusterSpec
-
-
-@contextlib.contextmanager
-def local_cluster(*preload: str) -> Iterator[LocalCluster]:
-    with LocalCluster(
-        n_workers=2,
-        threads_per_worker=1,
-        processes=False,
-        protocol="tcp://",
-        host="127.0.0.1",
-        dashboard_address="127.0.0.1:0",
-        memory_limit=0,
-        silence_logs=logging.CRITICAL,
-        scheduler_kwargs={"preload": preload},
-    ) as cluster:
-        yield cluster
-
-
-@contextlib.contextmanager
-def connected(cluster: LocalCluster) -> Iterator[Cluster]:
-    with contextlib.closing(Cluster(ClusterSpec(scheduler=cluster.scheduler_address), threads=1)) as connection:
-        yield connection
+from schedulers import connected, local_cluster
+from tornado.ioloop import PeriodicCallback
 
 
 def test_reports_are_answered_and_their_sum_is_what_dask_scales_to():
@@ -53,7 +27,7 @@ def test_reports_are_answered_and_their_sum_is_what_dask_scales_to():
         assert (dask.answer.workers, dask.answer.jobs) == (2, 1)
         client = cluster.client
         assert client.sync(client.scheduler.adaptive_target) == 3
-        assert list(client.sync(client.scheduler.feedline_jobs)) == [REPORT.to_json()]
+        assert list(client.sync(client.scheduler.feedline_jobs)) == [REPORT.to_json() | {"threads": 2}]
         page = f"http://127.0.0.1:{local.scheduler.http_server.port}/api/v1/"
         with urlopen(page + "adaptive_target") as answer:
             assert json.load(answer) == {"workers": 3}
@@ -74,10 +48,25 @@ def test_a_scheduler_without_the_extension_is_named_once_and_everything_else_wor
         assert cluster.client.submit(sum, [1, 2]).result() == 3
 
 
-def test_workers_that_are_silent_are_removed_after_half_a_minute_unless_configured_otherwise():
+def test_workers_that_are_silent_are_removed_after_twenty_seconds_unless_configured_otherwise():
     preload = "feedline.service.scheduler.preload"
     with local_cluster(preload) as cluster:
-        assert cluster.scheduler.worker_ttl == 30
-        assert cluster.scheduler.periodic_callbacks["worker-ttl"].callback_time == 5000
+        assert cluster.scheduler.worker_ttl == 20
+        assert cluster.scheduler.periodic_callbacks["worker-ttl"].callback_time == 2500
     with dask.config.set({"distributed.scheduler.worker-ttl": "90s"}), local_cluster(preload) as cluster:
         assert cluster.scheduler.worker_ttl == 90
+
+
+def test_periodic_callbacks_go_on_when_the_wall_clock_is_set_back(monkeypatch: pytest.MonkeyPatch):
+    with local_cluster("feedline.service.scheduler.preload") as cluster:
+        offset_s, wall_clock = 0.0, time.time
+        monkeypatch.setattr(time, "time", lambda: wall_clock() + offset_s)
+        offset_s = -3600.0
+        beats: list[int] = []
+        callback = PeriodicCallback(lambda: beats.append(1), 10)
+        cluster.loop.add_callback(callback.start)
+        assert eventually(lambda: beats)
+        offset_s = -7200.0
+        before = len(beats)
+        assert eventually(lambda: len(beats) > before + 2, within_s=20)
+        cluster.loop.add_callback(callback.stop)

@@ -1,0 +1,72 @@
+"""Ask a scheduler for its jobs.
+
+Runs in: the process of a command, without a Dask client: a question, an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from distributed import Security
+from distributed.core import rpc
+
+from feedline.errors import ClusterError
+from feedline.service.scheduler.extension import METADATA_KEY
+from feedline.service.scheduler.job_reports import JobReport
+from feedline.service.tls.certificate_files import check_certificate_files
+from feedline.service.tls.refused_connection import explain_refusal
+from feedline.spec.cluster_section import TlsSpec
+
+_ANSWER_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeederShare:
+    """A feeder's last report, and its fair part of the cluster's threads."""
+
+    report: JobReport
+    threads: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobListing:
+    """The workers of a cluster, their threads, and the feeders that it serves, by job."""
+
+    workers: int
+    threads: int
+    feeders: Sequence[FeederShare]
+
+
+def list_jobs(address: str, tls: TlsSpec | None) -> JobListing:
+    """The jobs of a scheduler. Raises ClusterError if none answers, or it does not know its jobs."""
+    if tls is not None:
+        check_certificate_files(tls, listens=False)
+    try:
+        return asyncio.run(asyncio.wait_for(_ask(address, tls), _ANSWER_S))
+    except (OSError, TimeoutError) as error:
+        reason = explain_refusal(address, tls) or f"no Dask scheduler answers at {address}: {error or 'no answer'}"
+        raise ClusterError(f"{reason.rstrip('.')}. Name the address that the scheduler has logged") from None
+
+
+async def _ask(address: str, tls: TlsSpec | None) -> JobListing:
+    security = Security()
+    if tls is not None:
+        security = Security(
+            tls_ca_file=tls.ca, tls_client_cert=tls.cert, tls_client_key=tls.key, require_encryption=True
+        )
+    scheduler: Any = rpc(address, timeout=_ANSWER_S / 2, connection_args=security.get_connection_args("client"))
+    try:
+        if not await scheduler.get_metadata(keys=[METADATA_KEY], default=None):
+            raise ClusterError(
+                f"the scheduler at {address} knows of no jobs: it has no Feedline extension. Start it with `feedline "
+                f"scheduler`, or `dask scheduler --preload feedline.service.scheduler.preload`"
+            )
+        answer = await scheduler.feedline_jobs()
+        threads = await scheduler.ncores()
+    finally:
+        await scheduler.close_rpc()
+    feeders = [FeederShare(report=JobReport.from_json(each), threads=float(each["threads"])) for each in answer]
+    return JobListing(workers=len(threads), threads=sum(threads.values()), feeders=feeders)

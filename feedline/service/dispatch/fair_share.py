@@ -1,0 +1,58 @@
+"""A feeder's fair part of a cluster that several jobs share, as its scheduler answers.
+
+Runs in: the feeder. Pure: clocks' readings are arguments. A scheduler without Feedline's extension gives no answers:
+then all of the cluster counts as this feeder's, and blocks are in the order of their deadlines alone.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from feedline.service.scheduler.job_reports import JobAnswer
+
+
+class FairShare:
+    """The last answer, and what was submitted and computed since.
+
+    The scheduler charges a job for what its feeders have reported; a feeder adds what it has not reported yet and what
+    is in flight, so that its blocks start one after the other at the pace of its part, as seen by the scheduler that
+    compares them with those of others. `answer`: None before the first, and from a scheduler that gives none.
+    """
+
+    def __init__(self) -> None:
+        self.answer: JobAnswer | None = None
+        self._answered_s = 0.0
+        self._offset_s = 0.0
+        self._unreported_s = 0.0
+
+    def begin(self, offset_s: float) -> None:
+        """Forget the answers of an earlier scheduler. offset_s: by which the clock of the present one is ahead."""
+        self.answer, self._offset_s = None, offset_s
+
+    def update(self, answer: JobAnswer, answered_s: float) -> None:
+        """Take the scheduler's next answer. answered_s: when it came, by a clock of this host that is never set."""
+        self.answer, self._answered_s, self._unreported_s = answer, answered_s, 0.0
+
+    def computed(self, busy_s: float) -> None:
+        """Count a block that was computed in so many seconds."""
+        self._unreported_s += busy_s
+
+    def threads(self, all_threads: int) -> int:
+        """This feeder's part of the cluster's threads, at least one."""
+        if self.answer is None:
+            return all_threads
+        return max(1, min(all_threads, math.ceil(self.answer.threads - 1e-6)))
+
+    def now_s(self, clock_s: float, host_s: float) -> float:
+        """The scheduler's clock. clock_s: that of `update`, host_s: seconds since 1970, by this host."""
+        return host_s + self._offset_s if self.answer is None else self.answer.now_s + clock_s - self._answered_s
+
+    def start_s(self, block_s: float, in_flight: int) -> float:
+        """The virtual start of the next block, by the scheduler's clock; -inf without an answer. block_s: that one
+        takes, as far as is known. in_flight: blocks of this feeder."""
+        if self.answer is None:
+            return -math.inf
+        charged_s = self._unreported_s + in_flight * block_s
+        return self.answer.virtual_start_s + charged_s / max(self.answer.threads, 1e-3)

@@ -1,0 +1,47 @@
+"""`feedline jobs`, asked of schedulers in this process."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from job_reports import REPORT
+from processes import ended_here
+from schedulers import connected, local_cluster
+
+from feedline.commands.cluster.list_jobs import job_rows
+from feedline.service.cluster.job_listing import FeederShare
+
+
+def test_the_jobs_of_a_scheduler_are_listed_and_the_starved_come_first():
+    with local_cluster("feedline.service.scheduler.preload") as local, connected(local) as cluster:
+        client = cluster.client
+        other = replace(REPORT, job="calm", feeder="c", wait_fraction=0.0, demand_threads=0.0, share=2.5)
+        for report in (REPORT, other):
+            client.sync(client.scheduler.feedline_report, report=report.to_json())
+        listed = json.loads(ended_here("jobs", local.scheduler_address, "--json").stdout)
+        assert (listed["workers"], listed["threads"]) == (2, 2)
+        assert [job["job"] for job in listed["jobs"]] == ["ctr", "calm"]
+        assert sum(job["fair_threads"] for job in listed["jobs"]) == 2
+        text = ended_here("jobs", local.scheduler_address).stdout
+        assert "2 jobs on 2 workers, 4.0 of 2 threads in use" in text
+        assert "starved" in text.split("ctr")[1].split("calm")[0]
+        assert "starved" not in text.split("calm")[1]
+
+
+def test_feeders_of_a_job_are_a_row():
+    second = replace(REPORT, feeder="b", host="i", ranks=2, wait_fraction=0.5, blocks_per_s=1.0)
+    [row] = job_rows([FeederShare(report=report, threads=1.5) for report in (REPORT, second)])
+    assert (row.feeders, row.hosts, row.ranks, row.threads, row.fair_threads) == (2, 2, 3, 2.5, 3.0)
+    assert (row.demand_threads, row.wait_fraction, row.starved) == (6.0, 0.5, True)
+
+
+def test_what_cannot_be_asked_is_said():
+    nobody = ended_here("jobs", "tcp://127.0.0.1:9")
+    assert (nobody.returncode, "no Dask scheduler answers at tcp://127.0.0.1:9" in nobody.stderr) == (1, True)
+    with local_cluster() as local:
+        plain = ended_here("jobs", local.scheduler_address)
+        assert (plain.returncode, "knows of no jobs" in plain.stderr) == (1, True)
+        assert "feedline scheduler" in plain.stderr
+        locked = ended_here("jobs", local.scheduler_address.replace("tcp", "tls"))
+        assert (locked.returncode, "needs certificates" in locked.stderr) == (2, True)

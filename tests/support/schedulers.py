@@ -1,0 +1,34 @@
+"""A scheduler with two workers in this process, reached over TCP as if they were elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+
+from distributed import LocalCluster
+
+from feedline.service.cluster.cluster import Cluster
+from feedline.spec.cluster_section import ClusterSpec
+
+
+@contextlib.contextmanager
+def local_cluster(*preload: str, workers: int = 2, threads: int = 1) -> Iterator[LocalCluster]:
+    with LocalCluster(
+        n_workers=workers,
+        threads_per_worker=threads,
+        processes=False,
+        protocol="tcp://",
+        host="127.0.0.1",
+        dashboard_address="127.0.0.1:0",
+        memory_limit=0,
+        silence_logs=logging.CRITICAL,
+        scheduler_kwargs={"preload": preload},
+    ) as cluster:
+        yield cluster
+
+
+@contextlib.contextmanager
+def connected(cluster: LocalCluster) -> Iterator[Cluster]:
+    with contextlib.closing(Cluster(ClusterSpec(scheduler=cluster.scheduler_address), threads=1)) as connection:
+        yield connection

@@ -1,0 +1,55 @@
+"""A full disk under `work_dir` is named, leaves no half of a file, and costs nothing but the time until it has room."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from chaos import SmallDisk
+from pipelines import Place, furnished
+from processes import ended_here
+
+WHERE = {"where": "dwell > 1.5"}  # rows have to be counted
+
+
+@pytest.fixture
+def place(tmp_path: Path, clicks: Path) -> Iterator[Place]:
+    with furnished(tmp_path, clicks) as place:
+        yield place
+
+
+def fill(disk: Path) -> Path:
+    """A file that takes all the room there is."""
+    filler = disk / "filler"
+    with open(filler, "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(1 << 12))
+    return filler
+
+
+def files(disk: Path) -> list[Path]:
+    return [path for path in disk.rglob("*") if path.is_file() and path.name != "filler"]
+
+
+@pytest.mark.skipif(not SmallDisk.usable, reason="needs the right to mount a file system")
+def test_a_full_disk_is_an_error_of_planning_and_not_of_a_run(place: Place):
+    with SmallDisk(place.work, megabytes=1) as disk:
+        if disk is None:
+            pytest.skip("mounting a file system is refused here")
+        path = place.write(source=WHERE)
+        filler = fill(disk)
+        refused = ended_here("plan", path)
+        assert refused.returncode == 2
+        assert "work_dir: cannot be written: " in refused.stderr
+        assert "No space left on device. Name a writable folder" in refused.stderr
+        assert files(disk) == []
+        filler.unlink()
+        assert ended_here("plan", path).returncode == 0
+        planned = {file: file.read_bytes() for file in files(disk)}
+        fill(disk)
+        ran = ended_here("run", path, "--sink", "null")
+        assert ran.returncode == 0, ran.stderr
+        assert {file: file.read_bytes() for file in files(disk) if file in planned} == planned
+        assert all(file.stat().st_size for file in files(disk) if file.suffix != ".lock"), "no half of a file"
