@@ -50,6 +50,10 @@ _ELSEWHERE = {
         "feedline.commands.verify",
         "Compare what trainers get, or got, with the plan, row by row. Exit status 1 if anything differs.",
     ),
+    "scheduler": (
+        "feedline.commands.cluster.scheduler",
+        "Serve jobs and their workers with one scheduler.",
+    ),
     "worker": (
         "feedline.commands.cluster.worker",
         "Compute blocks for the jobs of a scheduler.",

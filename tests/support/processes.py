@@ -219,6 +219,10 @@ class DaskCluster:
         with Client(self.address, set_as_default=False) as client:
             return int(client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)))
 
+    def pids(self) -> list[int]:
+        """The scheduler's and the workers' processes."""
+        return [program.pid for program in self._programs]
+
     def kill(self) -> None:
         """Send SIGKILL to all."""
         for program in self._programs:

@@ -22,7 +22,12 @@ from feedline.cli import app
 from feedline.spec import parse_spec
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "examples" / "flights" / "README.md"]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "deploy").rglob("*.md")),
+    ROOT / "examples" / "flights" / "README.md",
+]
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
 WITH_FENCES = (
     "README.md",

@@ -19,11 +19,13 @@ import dask
 from dask.utils import key_split
 from distributed import Client, Future, Security, SpecCluster
 from distributed.client import ClosedClientError
+from distributed.deploy.cluster import Cluster as DaskDeployment
 
 from feedline.errors import ClusterError
 from feedline.resources import Cpu, allocator_environment, cpu_environment
 from feedline.service.cluster.dashboard import DashboardOnDemand
 from feedline.service.cluster.local_cluster import start_local
+from feedline.service.cluster.provider import PROVIDER_CONFIG, start_provider
 from feedline.service.cluster.reporting import Reporter
 from feedline.service.cluster.result_fetcher import ResultFetcher
 from feedline.service.cluster.scheduler_check import check_scheduler
@@ -108,7 +110,7 @@ class DaskCluster:
         self._spec = spec
         self._threads = threads
         self._dashboard_port = dashboard_port
-        self._cluster: SpecCluster | None = None
+        self._cluster: DaskDeployment | None = None
         self._started = 0
         self._in_process = spec.kind == "threads"
         self._fetcher = ResultFetcher()
@@ -117,14 +119,23 @@ class DaskCluster:
         config: dict[str, Any] = {**_CONFIG, **(_CONFIG_OF_THREADS if self._in_process else {})}
         if scratch is not None:  # else as in Dask's configuration
             config["temporary-directory"] = scratch
-        environment = {**allocator_environment(threads), "POLARS_MAX_THREADS": threads, **cpu_environment(cpu)}
+        environment: dict[str, object] = {**allocator_environment(threads), **cpu_environment(cpu)}
+        if spec.kind == "provider":  # its options say how many threads a worker has
+            config |= PROVIDER_CONFIG
+        else:
+            environment["POLARS_MAX_THREADS"] = threads
+        self._environment = environment
         for name, value in environment.items():
             config[f"distributed.nanny.pre-spawn-environ.{name}"] = value
         self._config.enter_context(dask.config.set(config))
         logging.getLogger("distributed").setLevel(logging.ERROR)
         try:
             self.connection = SchedulerConnection(
-                self._connect, address=self.address, wait_s=spec.wait_s, returns=spec.scheduler is not None
+                self._connect,
+                address=self.address,
+                wait_s=spec.wait_s,
+                returns=spec.scheduler is not None,
+                provider=spec.provider,
             )
         except BaseException:
             self.close()
@@ -187,7 +198,7 @@ class DaskCluster:
     @property
     def _local_results(self) -> Mapping[str, Any]:
         """Results of the worker in this process, by key; empty if workers are processes."""
-        workers = self._cluster.workers.values() if self._in_process and self._cluster is not None else ()
+        workers = self._cluster.workers.values() if self._in_process and isinstance(self._cluster, SpecCluster) else ()
         return next((worker.data for worker in workers), {})
 
     def address(self) -> str:
@@ -202,12 +213,14 @@ class DaskCluster:
 
     def close(self) -> None:
         """Close the connection, and the cluster if it was started here."""
-        if hasattr(self, "connection"):
-            self.connection.close()
-        if self._cluster is not None:
-            with contextlib.suppress(TimeoutError, OSError):
-                self._cluster.close(timeout=_TASKS_END_S if self._in_process else _CLOSE_S)
-        self._config.close()
+        try:
+            if hasattr(self, "connection"):
+                self.connection.close()
+            if self._cluster is not None:
+                with contextlib.suppress(TimeoutError, OSError):
+                    self._cluster.close(timeout=_TASKS_END_S if self._in_process else _CLOSE_S)
+        finally:
+            self._config.close()
 
     def _connect(self) -> Client:
         if self._spec.scheduler is not None:
@@ -216,16 +229,22 @@ class DaskCluster:
             # bokeh and tornado warn about what their next versions will do; not the user's concern
             warnings.simplefilter("ignore")
             if self._cluster is None:
-                self._cluster = start_local(
-                    self._spec, threads=self._threads, dashboard_port=self._dashboard_port, elastic=self._elastic
-                )
-                scheduler: Any = self._cluster.scheduler
-                if self._spec.dashboard:
-                    scheduler.http_application.add_application(DashboardOnDemand(scheduler))
-                if not self._in_process:
-                    loop: Any = self._cluster.loop
-                    loop.add_callback(install, scheduler)
+                self._cluster = self._start_cluster()
             return Client(self._cluster, direct_to_workers=True, set_as_default=False)
+
+    def _start_cluster(self) -> DaskDeployment:
+        if self._spec.kind == "provider":
+            return start_provider(self._spec, self._environment, elastic=self._elastic)
+        cluster = start_local(
+            self._spec, threads=self._threads, dashboard_port=self._dashboard_port, elastic=self._elastic
+        )
+        scheduler: Any = cluster.scheduler
+        if self._spec.dashboard:
+            scheduler.http_application.add_application(DashboardOnDemand(scheduler))
+        if not self._in_process:
+            loop: Any = cluster.loop
+            loop.add_callback(install, scheduler)
+        return cluster
 
     def _connect_to_scheduler(self, address: str) -> Client:
         security = None

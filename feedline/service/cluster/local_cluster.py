@@ -63,7 +63,7 @@ def start_local(spec: ClusterSpec, *, threads: int, dashboard_port: int, elastic
     temporary TLS key cannot be created. dashboard_port: of the scheduler's HTTP server. elastic: whether the number of
     workers follows what feeders report to the scheduler."""
     processes = spec.workers is not None
-    security = _temporary() if spec.tls is not None else Security()
+    security = temporary_security() if spec.tls is not None else Security()
     node: dict[str, Any] = {
         "protocol": "inproc://" if not processes else "tcp://" if spec.tls is None else "tls://",
         "host": _LOOPBACK if processes else None,
@@ -100,7 +100,8 @@ def _extensions() -> dict[str, Any]:
     return {name: extension for name, extension in DEFAULT_EXTENSIONS.items() if name not in left_out}
 
 
-def _temporary() -> Security:
+def temporary_security() -> Security:
+    """A key for this run. Raises ClusterError."""
     try:
         importlib.import_module("cryptography.x509")
     except ImportError as error:

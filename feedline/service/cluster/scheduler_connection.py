@@ -31,11 +31,13 @@ _MEMBERS_S = 2.0  # how long the list of workers is cached
 _LOOK_S = 1.0  # between checks while waiting for the cluster
 
 
-def _no_worker(address: str, wait_s: float) -> ClusterError:
-    """The error for a cluster without workers."""
+def _no_worker(address: str, wait_s: float, provider: str | None) -> ClusterError:
+    """The error for a cluster without workers. provider: the class that starts them (None: nobody does)."""
+    remedy = f"Start one (dask worker {address})"
+    if provider is not None:
+        remedy = f"{provider} was asked for them: look at its queue, quota and logs of workers"
     return ClusterError(
-        f"the Dask cluster has no worker: got none in {wait_s:g} s at {address}. Start one (dask worker {address}), or "
-        f"raise cluster.wait_s"
+        f"the Dask cluster has no worker: got none in {wait_s:g} s at {address}. {remedy}, or raise cluster.wait_s"
     )
 
 
@@ -43,15 +45,23 @@ class SchedulerConnection:
     """The current client of a scheduler. `number` counts clients: futures of earlier ones are lost.
 
     connect: creates a client; raises ClusterError if no scheduler answers. returns: whether a lost one may come back.
+    provider: the class that starts workers.
     """
 
     def __init__(
-        self, connect: Callable[[], Client], *, address: Callable[[], str], wait_s: float, returns: bool
+        self,
+        connect: Callable[[], Client],
+        *,
+        address: Callable[[], str],
+        wait_s: float,
+        returns: bool,
+        provider: str | None = None,
     ) -> None:
         self._connect = connect
         self._address = address
         self._wait_s = wait_s
         self._returns = returns
+        self._provider = provider
         self._clock = time.monotonic
         self._outage = OutageTimer(wait_s)
         self._echo = SchedulerEcho()
@@ -87,7 +97,7 @@ class SchedulerConnection:
         if verdict == "new":
             logger.warning("the Dask cluster at %s has no worker; waiting for one", self._address())
         elif verdict == "over" and not self._ask("ncores"):  # the totals are seconds old
-            raise _no_worker(self._address(), self._wait_s)
+            raise _no_worker(self._address(), self._wait_s, self._provider)
 
     def alive(self) -> bool:
         """Whether the scheduler answers."""
@@ -183,7 +193,7 @@ class SchedulerConnection:
         try:
             self.client.wait_for_workers(1, timeout=self._wait_s)
         except TimeoutError:
-            raise _no_worker(self._address(), self._wait_s) from None
+            raise _no_worker(self._address(), self._wait_s, self._provider) from None
 
     def _search_scheduler(self) -> None:
         if self._search is None or not self._search.is_alive():

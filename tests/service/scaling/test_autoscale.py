@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scaled_trainer import Course, Scene, simulate
 
 from feedline.service.scaling.autoscale import (
     CostPolicy,
@@ -21,6 +22,10 @@ from feedline.service.scaling.autoscale import (
     StallPolicy,
 )
 from feedline.service.scaling.load import FeederLoad, LoadMeter
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+
+from scaled_trainer import Course, Scene, simulate
 
 RULES = ScalingRules(least_workers=1, most_workers=16)
 POLICIES: list[Callable[[ScalingRules], ScalingPolicy]] = [StallPolicy, CostPolicy]

@@ -1,24 +1,29 @@
-"""Trainer and feeder keep their memory, descriptors and threads over many epochs."""
+"""Trainer, feeder, scheduler and workers keep their memory, descriptors and threads over many epochs."""
 
 from __future__ import annotations
 
 import faulthandler
 import gc
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pyarrow.parquet as pq
 import pytest
+from deployment import SMALL
 from pipelines import Place, furnished
+from processes import DaskCluster
 
 from feedline import FeedlineDataset
 
 WARM_SHARE = 0.4  # of the samples: allocators and caches fill up meanwhile
 GROWTH_BYTES = 12 * 2**20  # that comes and goes with the allocators' arenas: 12 KB in each of 1,000 epochs
 SAMPLES = 20
+STEP_S = 0.01
 
 
 @pytest.fixture
@@ -29,40 +34,68 @@ def place(tmp_path: Path, clicks: Path) -> Iterator[Place]:
 
 @dataclass(frozen=True)
 class Usage:
+    """What a process used. targets: of its descriptors, with how many each has."""
+
     rss: int
     descriptors: int
     threads: int
+    targets: Counter[str]
 
     @classmethod
     def of(cls, process: psutil.Process) -> Usage:
-        return cls(process.memory_info().rss, process.num_fds(), process.num_threads())
+        targets = Counter(map(_target, Path(f"/proc/{process.pid}/fd").iterdir()))
+        return cls(process.memory_info().rss, targets.total(), process.num_threads(), targets)
 
 
-def soak(dataset: FeedlineDataset, sample_due: Callable[[int], bool], done: Callable[[int], bool]) -> list[list[Usage]]:
-    """Train until `done`; what trainer and feeder used whenever a sample was due, at the end of an epoch."""
-    processes = [psutil.Process(), psutil.Process(dataset.facts["feeder"])]
-    samples: list[list[Usage]] = [[], []]
+def _target(link: Path) -> str:
+    """What a descriptor refers to, without the number of a socket or pipe."""
+    try:
+        return re.sub(r":\[\d+\]", "", str(link.readlink()))
+    except FileNotFoundError:  # closed meanwhile
+        return "closed"
+
+
+Samples = dict[str, list[Usage]]
+
+
+def soak(
+    dataset: FeedlineDataset,
+    others: Mapping[str, psutil.Process],
+    sample_due: Callable[[int], bool],
+    done: Callable[[int], bool],
+    step_s: float = 0.0,
+) -> Samples:
+    """Train until `done`; what the trainer, its feeder and others used whenever a sample was due, at the end of an
+    epoch. step_s: the trainer's pause after each batch."""
+    processes = {"trainer": psutil.Process(), "feeder": psutil.Process(dataset.facts["feeder"]), **others}
+    samples: Samples = {name: [] for name in processes}
     total, epoch = 0.0, 0
     while not done(epoch):
         for batch in dataset:
             total += float(batch.dense.sum()) + float(batch.sparse["hist_0"].values[:1].sum())
             del batch
+            if step_s:
+                time.sleep(step_s)
         epoch += 1
         if sample_due(epoch):
             gc.collect()
-            for found, process in zip(samples, processes, strict=True):
-                found.append(Usage.of(process))
+            for name, process in processes.items():
+                samples[name].append(Usage.of(process))
     assert dataset.stats().feeders == 1
     return samples
 
 
-def assert_constant(samples: list[Usage]) -> None:
+def assert_constant(name: str, samples: list[Usage], *, growth_bytes: int, spare: int = 0) -> None:
+    """spare: descriptors and threads beyond the most of the first half."""
     warm = samples[int(len(samples) * WARM_SHARE) :]
     half = len(warm) // 2
     before, after = (min(each.rss for each in part) for part in (warm[:half], warm[half:]))
-    assert after - before < GROWTH_BYTES, [each.rss >> 20 for each in samples]
-    assert warm[-1].descriptors <= max(each.descriptors for each in warm[:half]), samples
-    assert warm[-1].threads <= max(each.threads for each in warm[:half]), samples
+    assert after - before < growth_bytes, (name, [each.rss >> 20 for each in samples])
+    most = max(warm[:half], key=lambda each: each.descriptors)
+    new = warm[-1].targets - most.targets
+    assert warm[-1].descriptors <= most.descriptors + spare, (name, [each.descriptors for each in samples], new)
+    most_threads = max(each.threads for each in warm[:half])
+    assert warm[-1].threads <= most_threads + spare, (name, [each.threads for each in samples])
 
 
 def test_a_thousand_epochs_of_a_small_table(place: Place):
@@ -72,27 +105,56 @@ def test_a_thousand_epochs_of_a_small_table(place: Place):
     pq.write_table(pq.ParquetFile(file).read().slice(0, 300), small / "part.parquet", row_group_size=100)
     path = place.write(source={"table": str(small)}, batch={"size": 100})
     with FeedlineDataset(path) as dataset:
-        used = soak(dataset, lambda epoch: epoch % (1000 // SAMPLES) == 0, lambda epoch: epoch == 1000)
-        for samples in used:
-            assert_constant(samples)
+        used = soak(dataset, {}, lambda epoch: epoch % (1000 // SAMPLES) == 0, lambda epoch: epoch == 1000)
+        for name, samples in used.items():
+            assert_constant(name, samples, growth_bytes=GROWTH_BYTES)
+
+
+class Samplings:
+    """Says when samples are due: evenly over a time, each at the end of an epoch."""
+
+    def __init__(self, limit_s: float, number: int = SAMPLES) -> None:
+        self._begin_s, self._limit_s, self._number, self._taken = time.monotonic(), limit_s, number, 0
+
+    def due(self, _: int) -> bool:
+        due = time.monotonic() - self._begin_s >= (self._taken + 1) * self._limit_s / self._number
+        self._taken += due
+        return due
+
+    def done(self, _: int) -> bool:
+        return self._taken >= self._number
+
+
+HALF_HOUR = pytest.param(1800.0, marks=pytest.mark.nightly)
+
+
+@pytest.mark.parametrize("limit_s", [8.0, HALF_HOUR])
+def test_a_scheduler_and_workers_elsewhere(place: Place, limit_s: float):
+    """Many blocks, and a ring that is full most of the time. In a short time, only what grows with each block shows."""
+    is_long = limit_s > 60
+    spare, growth_bytes = (0, GROWTH_BYTES) if is_long else (8, 4 * GROWTH_BYTES)
+    faulthandler.cancel_dump_traceback_later()  # the limit of other tests
+    with DaskCluster(place.folder / "dask", workers=2) as dask:
+        names = ("scheduler", "worker 0", "worker 1")
+        others = dict(zip(names, map(psutil.Process, dask.pids()), strict=True))
+        with FeedlineDataset(place.write(**SMALL, cluster={"scheduler": dask.address})) as dataset:
+            samplings = Samplings(limit_s, SAMPLES if is_long else 6)
+            used = soak(dataset, others, samplings.due, samplings.done, STEP_S if is_long else 0.0)
+            for name, samples in used.items():
+                assert_constant(name, samples, growth_bytes=growth_bytes, spare=spare)
 
 
 @pytest.mark.nightly
-def test_ten_minutes(place: Place):
-    """Worker processes, many blocks, and a ring that is full most of the time."""
-    faulthandler.cancel_dump_traceback_later()  # the limit of other tests
-    limit_s = 600.0
-    small = {"source": {"split_rows": 512}, "shuffle": {"window_rows": 1024}, "batch": {"size": 64}}
-    begin_s = time.monotonic()
-    due = iter([(number + 1) * limit_s / SAMPLES for number in range(SAMPLES)])
-    next_s = [next(due)]
-
-    def sample_due(_: int) -> bool:
-        if time.monotonic() - begin_s < next_s[0]:
-            return False
-        next_s[0] = next(due, float("inf"))
-        return True
-
-    with FeedlineDataset(place.write(**small, cluster={"workers": 2, "threads": 1})) as dataset:
-        for samples in soak(dataset, sample_due, lambda _: time.monotonic() - begin_s > limit_s):
-            assert_constant(samples)
+def test_worker_processes_of_the_feeder(place: Place):
+    faulthandler.cancel_dump_traceback_later()
+    limit_s = 1800.0
+    with FeedlineDataset(place.write(**SMALL, cluster={"workers": 2, "threads": 1})) as dataset:
+        next(iter(dataset))
+        workers = psutil.Process(dataset.facts["feeder"]).children(recursive=True)
+        others = {
+            f"worker {number}": each for number, each in enumerate(workers) if "spawn_main" in str(each.cmdline())
+        }
+        assert len(others) == 2
+        samplings = Samplings(limit_s)
+        for name, samples in soak(dataset, others, samplings.due, samplings.done, STEP_S).items():
+            assert_constant(name, samples, growth_bytes=GROWTH_BYTES)

@@ -1,0 +1,44 @@
+"""Run `feedline scheduler`: one Dask scheduler for many jobs and their workers.
+
+Runs in: the scheduler's process.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated
+
+import typer
+
+from feedline.commands.cluster.connection_files import TlsCa, TlsCert, TlsKey, connection_files
+from feedline.errors import SpecError
+from feedline.service.scheduler.scheduler_process import SchedulerOptions, refuse_open, run_scheduler
+
+
+def scheduler(
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; beyond this machine only with certificates.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for a free one.")] = 8786,
+    dashboard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Serve Dask's pages, /health and /metrics there, without a key (default: not)."
+        ),
+    ] = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    insecure: Annotated[bool, typer.Option(help="Allow an unencrypted port beyond this machine.")] = False,
+) -> None:
+    """Serve jobs and their workers with a scheduler that shares workers fairly, and tells autoscalers how many the jobs
+    need. SIGTERM and Ctrl-C end it with status 0; feeders and workers then wait for another."""
+    if dashboard is not None and not dashboard.rpartition(":")[2].isdigit():
+        raise SpecError(f"--dashboard is no address: got {dashboard!r}, expected HOST:PORT such as 127.0.0.1:8787")
+    protocol = "tcp" if tls_ca is tls_cert is tls_key is None else "tls"
+    tls = connection_files(f"{protocol}://127.0.0.1:{port or 8786}", tls_ca, tls_cert, tls_key, insecure=False)
+    options = SchedulerOptions(host=host, port=port, dashboard=dashboard, tls=tls)
+    refuse_open(options, insecure=insecure)
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
+    logging.getLogger("distributed").setLevel(logging.WARNING)
+    run_scheduler(options, lambda address: print(f"scheduler at {address}", flush=True))

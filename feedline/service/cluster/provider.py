@@ -1,0 +1,222 @@
+"""Start a cluster of a Dask class, for a pipeline with `cluster.class`: Kubernetes, Slurm, SSH, or one's own.
+
+Runs in: the feeder. The class gets `cluster.options`, and what Feedline's workers need where it has a place for it:
+environment variables, a preload that ends blocks before a worker leaves, certificates. The number of workers is its
+`scale`, or its `adapt`, which follows our extension of the scheduler.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from distributed import Scheduler, Security
+from distributed.deploy.cluster import Cluster as DaskDeployment
+
+from feedline.errors import ClusterError
+from feedline.service.cluster.local_cluster import temporary_security
+from feedline.service.scheduler.extension import install
+from feedline.service.tls.certificate_files import check_certificate_files
+from feedline.spec.cluster_section import ClusterSpec, TlsSpec, is_loopback
+
+_WORKER_PRELOAD = "feedline.service.worker.preload"
+_SCHEDULER_PRELOAD = "feedline.service.scheduler.preload"
+# For nodes that inherit Dask's configuration of this process (SSHCluster, LocalCluster).
+PROVIDER_CONFIG = {
+    "distributed.worker.preload": [_WORKER_PRELOAD],
+    "distributed.nanny.preload": [_WORKER_PRELOAD],
+    "distributed.scheduler.preload": [_SCHEDULER_PRELOAD],
+}
+_SHOWN_CHARACTERS = 2000
+
+
+def start_provider(spec: ClusterSpec, environment: Mapping[str, object], *, elastic: bool) -> DaskDeployment:
+    """A cluster of `spec.provider`, with the workers of `spec.workers`. environment: of its workers. elastic: whether
+    their number follows what feeders report to the scheduler.
+
+    Raises ClusterError: the class cannot be imported, is none of a cluster, refuses its options, or listens openly.
+    """
+    name = str(spec.provider)
+    provider = load_provider(name)
+    options = provider_options(provider, spec, environment)
+    try:
+        cluster = provider(**options)
+    except Exception as error:
+        shown = ", ".join(f"{key}={value!r}" for key, value in spec.options.items()) or "no options"
+        raise ClusterError(
+            f"cluster.class: {name} did not start: tried it with {shown}: {_words(error)}. Correct cluster.options"
+        ) from error
+    if not isinstance(cluster, DaskDeployment):
+        raise _no_cluster(name, f"it returned {type(cluster).__name__}")
+    try:
+        _refuse_open(name, cluster, spec)
+        _extend_scheduler(cluster)
+        _scale(name, cluster, spec, elastic=elastic)
+    except BaseException:
+        cluster.close()
+        raise
+    return cluster
+
+
+def load_provider(name: str) -> Callable[..., Any]:
+    """The class, or function that returns a cluster, at "module.Name". Raises ClusterError."""
+    module, _, attribute = name.rpartition(".")
+    try:
+        provider = getattr(importlib.import_module(module), attribute) if module else None
+    except ImportError as error:
+        package = module.partition(".")[0].replace("_", "-")
+        raise ClusterError(
+            f"cluster.class: {name} cannot be imported: {error}. Install it (pip install {package}), or correct the "
+            "name"
+        ) from error
+    except AttributeError:
+        raise ClusterError(f"cluster.class: the module {module} has no {attribute!r}. Correct the name") from None
+    if provider is None:
+        raise ClusterError(f"cluster.class: got {name!r}, expected module.Name, such as distributed.LocalCluster")
+    if not callable(provider) or (inspect.isclass(provider) and not issubclass(provider, DaskDeployment)):
+        raise _no_cluster(name, f"it is {_kind_of(provider)}")
+    made: Callable[..., Any] = provider
+    return made
+
+
+def provider_options(
+    provider: Callable[..., Any], spec: ClusterSpec, environment: Mapping[str, object]
+) -> dict[str, Any]:
+    """`cluster.options`, with our environment, preloads and certificates where the class has a place for them; the
+    options of the file come first."""
+    options = dict(spec.options)
+    threads = _threads(options)
+    values = {key: str(value) for key, value in environment.items()}
+    if threads is not None:
+        values["POLARS_MAX_THREADS"] = str(threads)
+    module = " ".join(parent.__module__ for parent in inspect.getmro(provider)) if inspect.isclass(provider) else ""
+    if "dask_jobqueue" in module:
+        # A shell's line, or a list of words: the words of `env` work in both.
+        words = " ".join(f"{key}={shlex.quote(value)}" for key, value in values.items())
+        options["python"] = f"/usr/bin/env {words} {options.get('python') or sys.executable}"
+        options["worker_extra_args"] = [*options.get("worker_extra_args", ()), "--preload", _WORKER_PRELOAD]
+        options["worker_extra_args"] += ["--preload-nanny", _WORKER_PRELOAD]
+    elif "dask_kubernetes" in module:
+        preloads = {
+            "DASK_DISTRIBUTED__WORKER__PRELOAD": _WORKER_PRELOAD,
+            "DASK_DISTRIBUTED__NANNY__PRELOAD": _WORKER_PRELOAD,
+            "DASK_DISTRIBUTED__SCHEDULER__PRELOAD": _SCHEDULER_PRELOAD,
+        }
+        given = options.get("env") or {}
+        if isinstance(given, Mapping):
+            options["env"] = {**values, **preloads, **given}
+        else:
+            ours = [{"name": key, "value": value} for key, value in {**values, **preloads}.items()]
+            options["env"] = [*ours, *given]  # of two values, Kubernetes takes the last one
+        assert spec.workers is not None
+        options.setdefault("n_workers", max(1, spec.workers.min))
+        options.setdefault("quiet", True)  # its progress would be drawn on standard output, where reports go
+    if spec.tls is not None and _accepts(provider, "security"):
+        options.setdefault("security", security_of(spec.tls))
+    return options
+
+
+def security_of(tls: TlsSpec) -> Security:
+    """The certificates of `cluster.tls`. Raises ClusterError."""
+    if tls.temporary:
+        return temporary_security()
+    check_certificate_files(tls, listens=True)
+    files = {
+        f"tls_{role}_{part}": getattr(tls, part)
+        for role in ("client", "worker", "scheduler")
+        for part in ("cert", "key")
+    }
+    return Security(tls_ca_file=tls.ca, require_encryption=True, **files)
+
+
+def _threads(options: Mapping[str, Any]) -> int | None:
+    """The threads of a worker, by the usual options; None if they do not say."""
+    nested = options.get("worker_options")
+    for source in (options, nested if isinstance(nested, Mapping) else {}):
+        for key in ("threads_per_worker", "nthreads"):
+            if isinstance(source.get(key), int):
+                return int(source[key])
+    cores = options.get("cores")
+    return max(1, cores // int(options.get("processes") or 1)) if isinstance(cores, int) else None
+
+
+def _accepts(provider: Callable[..., Any], name: str) -> bool:
+    """Whether a class or one of its bases names a parameter; a function that passes others on accepts it."""
+    if not inspect.isclass(provider):
+        parameters = inspect.signature(provider).parameters
+        return name in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    return any(
+        name in inspect.signature(vars(parent)["__init__"]).parameters
+        for parent in inspect.getmro(provider)
+        if "__init__" in vars(parent) and parent is not object
+    )
+
+
+def _extend_scheduler(cluster: Any) -> None:
+    """Extend a scheduler in this process; one elsewhere has its preload."""
+    scheduler = getattr(cluster, "scheduler", None)
+    if isinstance(scheduler, Scheduler):
+        cluster.loop.add_callback(install, scheduler)
+
+
+def _refuse_open(name: str, cluster: Any, spec: ClusterSpec) -> None:
+    """Refuse a scheduler that listens beyond this machine without TLS, unless that is allowed."""
+    address = str(cluster.scheduler_address)
+    protocol, _, rest = address.partition("://")
+    host = rest.rpartition(":")[0].strip("[]")
+    if spec.insecure or protocol in ("tls", "inproc") or is_loopback(host):
+        return
+    raise ClusterError(
+        f"cluster.class: the scheduler of {name} is unencrypted and not only on this machine: got {address}. Dask's "
+        "messages are pickle, so anyone who reaches an open port can run code. Use `tls: {ca, cert, key}` or `tls: "
+        "temporary` with a class that takes certificates, or accept the risk with `insecure: true`"
+    )
+
+
+def _scale(name: str, cluster: Any, spec: ClusterSpec, *, elastic: bool) -> None:
+    """Have as many workers as the spec says."""
+    workers = spec.workers
+    assert workers is not None
+    if not getattr(cluster, "_supports_scaling", True):
+        if not workers.is_fixed:
+            raise ClusterError(
+                f"cluster.class: {name} has a fixed set of workers: got workers from {workers.min} to {workers.max}. "
+                "Write their number"
+            )
+        return
+    try:
+        if workers.is_fixed or not elastic:
+            cluster.scale(workers.max)
+            return
+        cluster.scale(max(1, workers.min))
+        cluster.adapt(minimum=workers.min, maximum=workers.max)
+    except Exception as error:
+        raise ClusterError(
+            f"cluster.class: {name} did not scale: tried from {workers.min} to {workers.max} workers: {_words(error)}"
+        ) from error
+
+
+def _no_cluster(name: str, why: str) -> ClusterError:
+    return ClusterError(
+        f"cluster.class: {name} is no class of Dask clusters: {why}, expected a distributed.deploy.Cluster. Correct "
+        "the name"
+    )
+
+
+def _kind_of(value: object) -> str:
+    return f"the class {value.__name__}" if inspect.isclass(value) else f"a {type(value).__name__}"
+
+
+def _words(error: BaseException) -> str:
+    """The error's own words, and those of what caused it."""
+    words = f"{type(error).__name__}: {error}"
+    cause = error.__cause__ or error.__context__
+    while cause is not None and cause is not error:
+        if str(cause) and str(cause) not in words:
+            words += f" ({type(cause).__name__}: {cause})"
+        cause = cause.__cause__ or cause.__context__
+    return words if len(words) <= _SHOWN_CHARACTERS else f"{words[:_SHOWN_CHARACTERS]} …"

@@ -1,0 +1,124 @@
+"""Run a Dask scheduler with our extension until a signal.
+
+Runs in: the process of `feedline scheduler`, which loads neither torch, Polars nor pyarrow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import dask
+from distributed import Scheduler, Security
+
+from feedline.errors import ClusterError, SpecError
+from feedline.service.scheduler.extension import install
+from feedline.service.tls.certificate_files import check_certificate_files
+from feedline.spec.cluster_section import TlsSpec, is_loopback
+
+logger = logging.getLogger("feedline.scheduler")
+
+_CONFIG = {
+    "distributed.admin.system-monitor.gil.enabled": False,
+    "distributed.admin.system-monitor.interval": "2s",
+    # Feeders limit the blocks in flight.
+    "distributed.scheduler.worker-saturation": "inf",
+    # Dask keeps its last messages and transitions, with the arguments of tasks, for debugging.
+    "distributed.admin.low-level-log-length": 100,
+    "distributed.diagnostics.computations.max-history": 10,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerOptions:
+    """Where a scheduler listens. dashboard: "host:port" of its HTTP server: Dask's pages and metrics, `/health`, and
+    the number of workers that jobs need, all without a key (None: no HTTP server)."""
+
+    host: str = "127.0.0.1"
+    port: int = 8786
+    dashboard: str | None = None
+    tls: TlsSpec | None = None
+
+
+class _WithoutHttp(Scheduler):
+    """A scheduler without an HTTP server."""
+
+    def start_http_server(self, *_: object, **__: object) -> None:
+        pass
+
+
+def refuse_open(options: SchedulerOptions, *, insecure: bool) -> None:
+    """Raise SpecError for a scheduler that other machines reach without TLS, unless that is allowed."""
+    if options.tls is not None or insecure or is_loopback(options.host):
+        return
+    raise SpecError(
+        f"the scheduler would be unencrypted and not only on this machine: got --host {options.host}. Dask's messages "
+        "are pickle, so anyone who reaches the port can run code. Give --tls-ca, --tls-cert and --tls-key (feedline "
+        "certs makes them), or accept the risk with --insecure"
+    )
+
+
+def run_scheduler(options: SchedulerOptions, announce: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or Ctrl-C. announce: called with the address when workers and feeders may connect.
+
+    Raises ClusterError if it cannot listen there, and for certificates that cannot be used.
+    """
+    if options.tls is not None:
+        check_certificate_files(options.tls, listens=True)
+    with dask.config.set(_CONFIG):
+        asyncio.run(_serve(options, announce))
+
+
+async def _serve(options: SchedulerOptions, announce: Callable[[str], None]) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    scheduler = _scheduler(options)
+    try:
+        await scheduler
+    except (OSError, RuntimeError) as error:
+        raise ClusterError(
+            f"the scheduler cannot listen on {options.host}:{options.port}: {_reason(error)}. Free it, or give another "
+            "--host or --port"
+        ) from error
+    try:
+        install(scheduler)
+        announce(str(scheduler.address))
+        await stop.wait()
+    finally:
+        await scheduler.close()
+
+
+def _scheduler(options: SchedulerOptions) -> Scheduler:
+    tls = options.tls
+    security = Security() if tls is None else _security(tls)
+    values: dict[str, Any] = {
+        "host": options.host,
+        "port": options.port,
+        "protocol": "tcp://" if tls is None else "tls://",
+        "security": security,
+        "dashboard": options.dashboard is not None,
+        "dashboard_address": options.dashboard or "127.0.0.1:0",
+    }
+    return (Scheduler if options.dashboard else _WithoutHttp)(**values)
+
+
+def _security(tls: TlsSpec) -> Security:
+    roles = {f"tls_{role}_{part}": getattr(tls, part) for role in ("scheduler", "client") for part in ("cert", "key")}
+    return Security(tls_ca_file=tls.ca, require_encryption=True, **roles)
+
+
+def _reason(error: BaseException) -> str:
+    """The system's words, which Dask wraps."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
+            return str(cause.strerror)
+        cause = cause.__cause__ or cause.__context__
+    return str(error)

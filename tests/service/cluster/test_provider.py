@@ -1,0 +1,221 @@
+"""Clusters that a class starts: its options, its errors, the number of its workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import SpecCluster
+from job_reports import REPORT
+from minimal_pipeline import MINIMAL
+from pipelines import eventually
+
+from feedline.errors import ClusterError, SpecError
+from feedline.service.cluster.cluster import Cluster
+from feedline.service.cluster.provider import load_provider, provider_options
+from feedline.spec import parse_spec
+from feedline.spec.cluster_section import ClusterSpec
+
+LOCAL = {
+    "class": "distributed.LocalCluster",
+    "options": {
+        "n_workers": 0,
+        "processes": False,
+        "protocol": "tcp://",
+        "host": "127.0.0.1",
+        "threads_per_worker": 1,
+        "dashboard_address": "127.0.0.1:0",
+        "memory_limit": 0,
+    },
+}
+
+
+def spec_of(**keys: Any) -> ClusterSpec:
+    return ClusterSpec.model_validate({"cpu": "native", **keys})
+
+
+def refusal(**keys: Any) -> str:
+    with pytest.raises(ClusterError) as caught:
+        Cluster(spec_of(**keys), threads=1).close()
+    return str(caught.value)
+
+
+class Fixed(SpecCluster):
+    """A cluster that cannot scale, as SSHCluster."""
+
+    def __init__(self, *, host: str) -> None:
+        options = {"host": host, "dashboard_address": "127.0.0.1:0"}
+        super().__init__(scheduler={"cls": "distributed.Scheduler", "options": options})
+
+
+def not_a_cluster() -> int:
+    return 3
+
+
+def test_a_class_starts_a_cluster_whose_workers_follow_the_reports():
+    spec = spec_of(**LOCAL, workers={"min": 1, "max": 3})
+    with closing(Cluster(spec, threads=1, elastic=True)) as cluster:
+        cluster.check_workers()
+        dask = cluster.dask
+        assert dask is not None
+        assert cluster.client.submit(sum, [1, 2]).result() == 3
+        for demand, workers in ((9.0, 3), (0.0, 1)):
+
+            def settled(demand: float = demand, workers: int = workers) -> bool:
+                dask._reporter._sent_s = float("-inf")
+                dask.report(replace(REPORT, demand_threads=demand, least_workers=0, most_workers=None))
+                return dask.size().workers == workers
+
+            assert eventually(settled), (demand, dask.size())
+
+
+def test_without_elasticity_there_are_the_most_workers():
+    with closing(Cluster(spec_of(**LOCAL, workers={"min": 1, "max": 2}), threads=1)) as cluster:
+        assert eventually(lambda: cluster.workers() == 2)
+
+
+def test_classes_that_are_missing_or_none_of_a_cluster():
+    assert "cluster.class: no_such_module.C cannot be imported: No module" in refusal(
+        **{"class": "no_such_module.C", "workers": 1}
+    )
+    assert "(pip install no-such-module)" in refusal(**{"class": "no_such_module.C", "workers": 1})
+    assert "the module distributed has no 'Nothing'" in refusal(**{"class": "distributed.Nothing", "workers": 1})
+    assert "expected module.Name" in refusal(**{"class": "Nothing", "workers": 1})
+    assert "it is the class Client, expected a distributed.deploy.Cluster" in refusal(
+        **{"class": "distributed.Client", "workers": 1}
+    )
+    assert "it returned int" in refusal(**{"class": f"{__name__}.not_a_cluster", "workers": 1})
+
+
+def test_options_that_a_class_refuses_are_told_in_its_own_words():
+    words = refusal(**{"class": f"{__name__}.Fixed", "options": {"prot": 1}, "workers": 1})
+    assert "Fixed did not start: tried it with prot=1: " in words
+    assert "unexpected keyword argument 'prot'" in words
+    assert words.endswith("Correct cluster.options")
+
+
+def test_an_open_scheduler_and_a_cluster_that_cannot_scale_are_refused():
+    options = {**LOCAL["options"], "host": "0.0.0.0"}
+    assert "is unencrypted and not only on this machine: got tcp://" in refusal(
+        **{**LOCAL, "options": options, "workers": 1}
+    )
+    fixed = {"class": f"{__name__}.Fixed", "options": {"host": "127.0.0.1"}}
+    assert "has a fixed set of workers: got workers from 1 to 2. Write their number" in refusal(
+        **fixed, workers={"min": 1, "max": 2}
+    )
+
+
+def test_a_class_that_gives_no_worker():
+    spec = spec_of(**{"class": f"{__name__}.Fixed", "options": {"host": "127.0.0.1"}, "workers": 1, "wait_s": 0.5})
+    with (
+        closing(Cluster(spec, threads=1)) as cluster,
+        pytest.raises(ClusterError, match=r"got none in 0.5 s at tcp://.*Fixed was asked for them: look at its queue"),
+    ):
+        cluster.check_workers()
+
+
+def test_a_class_needs_permission_to_run_code():
+    text = MINIMAL + "cluster: {class: distributed.LocalCluster, workers: 2}\n"
+    with pytest.raises(SpecError, match=r"cluster\.class: runs Python code, which needs `allow_code: true`"):
+        parse_spec(text)
+    assert parse_spec("allow_code: true\n" + text).cluster.kind == "provider"
+
+
+ENVIRONMENT = {"MALLOC_ARENA_MAX": 4, "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL"}
+PRELOAD = "feedline.service.worker.preload"
+
+
+def test_the_job_script_of_slurm():
+    """As SLURMCluster would hand it to sbatch: the environment first, then the worker, which leaves gracefully."""
+    pytest.importorskip("dask_jobqueue")
+    options = {
+        "cores": 8,
+        "processes": 2,
+        "memory": "32 GiB",
+        "queue": "cpu",
+        "worker_extra_args": ["--lifetime", "3h"],
+    }
+    spec = spec_of(**{"class": "dask_jobqueue.SLURMCluster", "options": options, "workers": {"min": 1, "max": 4}})
+    provider = load_provider("dask_jobqueue.SLURMCluster")
+    given = provider_options(provider, spec, ENVIRONMENT)
+    assert options["worker_extra_args"] == ["--lifetime", "3h"], "the file's own options are not changed"
+    from dask_jobqueue.slurm import SLURMJob
+
+    script = SLURMJob(scheduler="tls://10.0.0.1:8786", name="w", **given).job_script()
+    assert "#SBATCH -p cpu" in script
+    [line] = [line for line in script.splitlines() if line.startswith("/usr/bin/env ")]
+    words = "MALLOC_ARENA_MAX=4 NPY_DISABLE_CPU_FEATURES='X86_V4 AVX512_ICL' POLARS_MAX_THREADS=4"
+    assert line.startswith(f"/usr/bin/env {words} {sys.executable} -m distributed.cli.dask_worker tls://10.0.0.1:8786 ")
+    assert f"--lifetime 3h --preload {PRELOAD} --preload-nanny {PRELOAD}" in line
+
+
+def test_the_resources_of_kubernetes():
+    """Valid by the operator's own schema; the scheduler has the extension, workers the environment."""
+    pytest.importorskip("dask_kubernetes")
+    import dask_kubernetes.operator
+    import jsonschema
+    import yaml
+    from dask_kubernetes.operator.kubecluster.kubecluster import make_cluster_spec
+
+    spec = spec_of(
+        **{
+            "class": "dask_kubernetes.operator.KubeCluster",
+            "options": {"name": "feed", "image": "feedline:1", "env": {"POLARS_MAX_THREADS": "8"}},
+            "workers": {"min": 1, "max": 4},
+        }
+    )
+    given = provider_options(load_provider(str(spec.provider)), spec, {**ENVIRONMENT, "POLARS_MAX_THREADS": 2})
+    assert given.pop("quiet")
+    made = make_cluster_spec(**given)
+    folder = Path(dask_kubernetes.operator.__file__).parent / "customresources"
+    templates = yaml.safe_load((folder / "templates.yaml").read_text(encoding="utf-8"))["definitions"]
+
+    def inline(schema: Any) -> Any:
+        """The schema without references; those to Kubernetes' own definitions, which the package lacks, allow all."""
+        if isinstance(schema, list):
+            return [inline(each) for each in schema]
+        if not isinstance(schema, dict):
+            return schema
+        if "$ref" in schema:
+            name = str(schema["$ref"]).rpartition("/")[2]
+            return inline(templates[name]) if name in templates else {}
+        return {key: inline(value) for key, value in schema.items()}
+
+    jsonschema.validate(made, inline(templates["dask.k8s.api.v1.DaskCluster"]))
+    for role in ("worker", "scheduler"):
+        [container] = made["spec"][role]["spec"]["containers"]
+        values = {each["name"]: each["value"] for each in container["env"]}
+        assert values["MALLOC_ARENA_MAX"] == "4"
+        assert values["POLARS_MAX_THREADS"] == "8", "the file's own comes first"
+        assert values["DASK_DISTRIBUTED__SCHEDULER__PRELOAD"] == "feedline.service.scheduler.preload"
+        assert values["DASK_DISTRIBUTED__WORKER__PRELOAD"] == PRELOAD
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the class awaits no job's end
+def test_a_job_queue_of_this_machine(monkeypatch: pytest.MonkeyPatch):
+    """dask-jobqueue's own class for tests: each worker is a process that its script starts."""
+    pytest.importorskip("dask_jobqueue")
+    from dask_jobqueue.local import LocalJob
+
+    async def close(_: object, job: str, *__: object) -> None:
+        os.kill(int(job), signal.SIGKILL)
+        os.waitpid(int(job), 0)
+
+    monkeypatch.setattr(LocalJob, "_close_job", close)
+    options = {
+        "cores": 1,
+        "memory": "1 GiB",
+        "scheduler_options": {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"},
+        "worker_extra_args": ["--host", "127.0.0.1", "--no-dashboard"],
+    }
+    spec = spec_of(**{"class": "dask_jobqueue.local.LocalCluster", "options": options, "workers": 1})
+    with closing(Cluster(spec, threads=1)) as cluster:
+        cluster.check_workers()
+        environment = cluster.client.submit(lambda name: __import__("os").environ[name], "POLARS_MAX_THREADS").result()
+        assert environment == "1"
