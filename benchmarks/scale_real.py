@@ -110,6 +110,7 @@ def measure_costs(known: Costs) -> tuple[Costs, str]:
         time.sleep(_COUNT_S)
         last = (cluster.counts()[0], count.messages, count.nbytes, count.direct_messages, count.direct_bytes)
     finished, messages, nbytes, direct, direct_bytes = (end - begin for begin, end in zip(first, last, strict=True))
+    finished = max(1, finished)
     costs = replace(known, task_s=task_s, worker_s=worker_s, messages=messages / finished, wire_bytes=nbytes / finished)
     line = (
         f"the scheduler's CPU time: {1e3 * task_s:.2f} ms per block at {blocks / passed_s:.0f} blocks/s, "

@@ -79,7 +79,8 @@ class Proxy:
     def _cut(self) -> int:
         for pair in self._pairs:
             for stream in pair.streams:
-                stream.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                with contextlib.suppress(OSError):  # one that has just been closed
+                    stream.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 stream.transport.abort()
         return len(self._pairs)
 

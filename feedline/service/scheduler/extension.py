@@ -13,8 +13,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import dask
-from dask.utils import parse_timedelta
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 from tornado.web import RequestHandler
@@ -26,8 +24,6 @@ from feedline.service.scheduler.steady_loop import steady
 
 # Key of the scheduler's metadata that says that it has this extension.
 METADATA_KEY = "feedline"
-# A worker sends a heartbeat every half second to few seconds, also while it computes.
-_SILENCE_S, _DASKS_SILENCE_S = 20.0, 300.0
 
 
 def _steady_clock() -> Callable[[], float]:
@@ -103,21 +99,8 @@ def install(scheduler: Scheduler) -> JobExtension:
     setattr(scheduler, "adaptive_target", extension.adaptive_target)  # noqa: B010 -- Dask's own, replaced
     extension.restart(scheduler)
     finish_before_retirement(scheduler)
-    _remove_silent_workers(scheduler)
     steady(scheduler.io_loop)
     application: Any = getattr(scheduler, "http_application", None)  # None: without an HTTP server
     if application is not None:
         application.add_handlers(r".*", [(r"/api/v1/adaptive_target", _TargetHandler, {"extension": extension})])
     return extension
-
-
-def _remove_silent_workers(scheduler: Any) -> None:
-    """Remove workers that were silent for `_SILENCE_S`, unless Dask's configuration says another time than its default.
-
-    Dask would wait for five to ten minutes: it looks once in that time.
-    """
-    own_s = parse_timedelta(dask.config.get("distributed.scheduler.worker-ttl"))
-    look = scheduler.periodic_callbacks.get("worker-ttl")
-    if look is not None and scheduler.worker_ttl == own_s == _DASKS_SILENCE_S:
-        scheduler.worker_ttl = _SILENCE_S
-        look.callback_time = 1000 * _SILENCE_S / 8
