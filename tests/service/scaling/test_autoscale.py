@@ -25,6 +25,7 @@ from feedline.service.scaling.load import FeederLoad, LoadMeter
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
+from autoscaling import compare
 from scaled_trainer import Course, Scene, simulate
 
 RULES = ScalingRules(least_workers=1, most_workers=16)
@@ -148,6 +149,17 @@ def test_reasons_say_what_was_measured():
     course = stalls(scene(lambda at_s: 0.05 if at_s < 100 else 0.2, 0.4))
     assert course.reasons[0].startswith("trainers wait ")
     assert course.reasons[-1] == "ring full for 60 s, 6 workers idle: 8 → 2"
+
+
+def test_the_benchmark_shows_what_the_documentation_says():
+    """By waiting, the number that arithmetic gives; by 80 % of the CPU, more workers wherever workers are the limit."""
+    outcomes = {(each.scene, each.policy): each for each in compare()}
+    for scene in {scene for scene, _ in outcomes}:
+        stall, cpu = outcomes[scene, "stall"], outcomes[scene, "80 % CPU"]
+        assert stall.wait_s <= cpu.wait_s, scene
+        if scene != "second worker 5 times as slow":
+            assert str(stall.workers) in stall.need, scene
+            assert stall.worker_s <= cpu.worker_s, scene
 
 
 LOAD = FeederLoad(
