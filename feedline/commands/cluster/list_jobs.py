@@ -99,7 +99,8 @@ def _row(job: str, members: Sequence[FeederShare]) -> JobRow:
 def jobs_table(listing: JobListing, rows: Sequence[JobRow]) -> Table:
     """The rows, below the size of the cluster."""
     used = sum(row.threads for row in rows)
-    title = f"{len(rows)} jobs on {listing.workers} workers, {used:.1f} of {listing.threads} threads in use"
+    jobs = "1 job" if len(rows) == 1 else f"{len(rows)} jobs"
+    title = f"{jobs} on {listing.workers} workers, {used:.1f} of {listing.threads} threads in use"
     table = Table(title=title, title_justify="left", expand=False)
     table.add_column("job", overflow="fold", min_width=12)
     for name in ("hosts", "ranks", "share", "blocks/s", "threads", "fair part", "needs", "waits"):

@@ -66,5 +66,6 @@ def worker(
     environment = worker_environment(options.threads, choose_cpu(cpu, shared=True), os.environ)
     replace_process(environment, [sys.executable, "-m", "feedline", *sys.argv[1:]])
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
+    logging.getLogger("distributed").setLevel(logging.WARNING)
     logging.getLogger("feedline").setLevel(logging.INFO)
     WorkerProcess(options).run()

@@ -144,7 +144,12 @@ class DaskCluster:
     @property
     def dashboard(self) -> str | None:
         """The address of the dashboard of a scheduler that was not started here, or None."""
-        link = self.connection.client.dashboard_link if self._spec.dashboard else None
+        if not self._spec.dashboard:
+            return None
+        try:
+            link = self.connection.client.dashboard_link
+        except KeyError:  # of a scheduler without pages
+            return None
         return str(link) if link else None
 
     def start(

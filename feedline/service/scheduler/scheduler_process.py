@@ -17,7 +17,7 @@ import dask
 from distributed import Scheduler, Security
 
 from feedline.errors import ClusterError, SpecError
-from feedline.service.scheduler.extension import install
+from feedline.service.scheduler.preload import dask_setup
 from feedline.service.tls.certificate_files import check_certificate_files
 from feedline.spec.cluster_section import TlsSpec, is_loopback
 
@@ -88,7 +88,7 @@ async def _serve(options: SchedulerOptions, announce: Callable[[str], None]) -> 
             "--host or --port"
         ) from error
     try:
-        install(scheduler)
+        dask_setup(scheduler)
         announce(str(scheduler.address))
         await stop.wait()
     finally:
