@@ -255,6 +255,7 @@ def test_commands_have_the_options_that_are_given():
         options = {option for parameter in known.params for option in parameter.opts}
         given = {word.split("=")[0] for word in rest if word.startswith("--")}
         assert given <= options, (name, given - options)
+    assert {("scheduler", "scheduler"), ("slurm", "scheduler")} <= set(seen)
     assert {("worker", "worker"), ("flights-prepare", "plan"), ("slurm", "worker")} <= set(seen)
 
 
@@ -305,7 +306,7 @@ def test_the_commands_of_kubernetes_work_together(tmp_path: Path):
     own = environment(tmp_path / "cluster")
     with ExitStack() as stack:
         [scheduler] = pod["scheduler"]["containers"]
-        stack.enter_context(running(*here(scheduler["args"], "scheduler"), env=own, cwd=ROOT)).line("Scheduler at")
+        stack.enter_context(running(*here(scheduler["args"], "scheduler"), env=own, cwd=ROOT)).line("scheduler at")
         [container] = pod["worker"]["containers"]
         words = here(container["args"], "worker", **address)
         worker = stack.enter_context(running(*words, env=own, cwd=ROOT))

@@ -186,7 +186,7 @@ def test_services_work_together(host: Host, again: bool):
         assert json.load(answer)["workers"] == 2
     with urllib.request.urlopen(f"{page}/status", timeout=START_S) as answer:
         assert answer.status == 200
-    assert "Receive client connection" in host.log("scheduler")
+    assert "scheduler at tls://" in host.log("scheduler")
     assert host.stop() == [0] * 7
     assert host.left() == []
 
