@@ -40,7 +40,8 @@ logger = logging.getLogger(__name__)
 
 BlockTask: TypeAlias = "DaskTask | EarlyTask"
 
-_GIVE_UP_S = 1.0
+# How long a feeder that ends waits for a start of each kind that has not ended; its own processes start soon.
+_GIVE_UP_S = {"scheduler": 1.0, "provider": 30.0}
 
 
 class Cluster:
@@ -287,7 +288,7 @@ class Cluster:
         if self._early is not None:
             self._early.close()
         if self._start is not None:  # the search for a scheduler that does not answer ends with the process
-            self._start.join(_GIVE_UP_S if self.kind == "scheduler" else None)
+            self._start.join(_GIVE_UP_S.get(self.kind))
         if self._dask.done() and self._dask.exception() is None:
             self._dask.result().close()
         if self._port is not None:

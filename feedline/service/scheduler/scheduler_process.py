@@ -26,8 +26,8 @@ logger = logging.getLogger("feedline.scheduler")
 _CONFIG = {
     "distributed.admin.system-monitor.gil.enabled": False,
     "distributed.admin.system-monitor.interval": "2s",
-    # Feeders limit the blocks in flight.
-    "distributed.scheduler.worker-saturation": "inf",
+    # The queue orders the blocks of all jobs across workers; "inf" would order them within each worker only.
+    "distributed.scheduler.worker-saturation": 1.1,
     # Dask keeps its last messages and transitions, with the arguments of tasks, for debugging.
     "distributed.admin.low-level-log-length": 100,
     "distributed.diagnostics.computations.max-history": 10,
