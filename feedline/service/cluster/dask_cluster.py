@@ -144,13 +144,10 @@ class DaskCluster:
     @property
     def dashboard(self) -> str | None:
         """The address of the dashboard of a scheduler that was not started here, or None."""
-        if not self._spec.dashboard:
-            return None
-        try:
-            link = self.connection.client.dashboard_link
-        except KeyError:  # of a scheduler without pages
-            return None
-        return str(link) if link else None
+        with contextlib.suppress(KeyError):  # a scheduler without pages
+            link = self.connection.client.dashboard_link if self._spec.dashboard else None
+            return str(link) if link else None
+        return None
 
     def start(
         self, function: Callable[..., Any], *arguments: Any, key: str, arrived: Arrived, **options: Any
