@@ -31,8 +31,11 @@ def scheduler(
     tls_key: TlsKey = None,
     insecure: Annotated[bool, typer.Option(help="Allow an unencrypted port beyond this machine.")] = False,
 ) -> None:
-    """Serve jobs and their workers with a scheduler that shares workers fairly, and tells autoscalers how many the jobs
-    need. SIGTERM and Ctrl-C end it with status 0; feeders and workers then wait for another."""
+    """Serve jobs and their workers with one scheduler.
+
+    It shares workers fairly, and tells autoscalers how many the jobs need. SIGTERM and Ctrl-C end it with status 0;
+    feeders and workers then wait for another.
+    """
     if dashboard is not None and not dashboard.rpartition(":")[2].isdigit():
         raise SpecError(f"--dashboard is no address: got {dashboard!r}, expected HOST:PORT such as 127.0.0.1:8787")
     protocol = "tcp" if tls_ca is tls_cert is tls_key is None else "tls"
