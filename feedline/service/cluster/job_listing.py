@@ -49,8 +49,8 @@ def list_jobs(address: str, tls: TlsSpec | None) -> JobListing:
     except (OSError, TimeoutError) as error:
         raise ClusterError(
             explain_refusal(address, tls)
-            or f"no Dask scheduler answers at {address}: {error or 'no answer'}. Name the address that the scheduler has "
-            "logged"
+            or f"no Dask scheduler answers at {address}: {error or 'no answer'}. Name the address that the scheduler "
+            "has logged"
         ) from None
 
 
