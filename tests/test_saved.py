@@ -266,6 +266,8 @@ def test_the_json_schema_keeps_its_parts():
     """A change of what pipeline.yaml may say is named here, by section, definition or op; prose may change."""
     found = schema_digests(Pipeline.json_schema())
     changed = {
+        "definition ClusterSpec",  # limits of workers, classes of clusters, shares
+        "section cluster",
         "definition FitSpec",  # without `golden: synthetic`
         "definition ShuffleSpec",  # the default of `window_rows` depends on the plan's version
     }

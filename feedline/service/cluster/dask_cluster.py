@@ -32,6 +32,7 @@ from feedline.service.cluster.scheduler_check import check_scheduler
 from feedline.service.cluster.scheduler_connection import SchedulerConnection
 from feedline.service.dispatch.attempts import Arrived
 from feedline.service.dispatch.fair_share import FairShare
+from feedline.service.scheduler.dask_config import WORKER_CONFIG
 from feedline.service.scheduler.extension import install
 from feedline.service.scheduler.job_book import ClusterSize
 from feedline.service.scheduler.job_reports import JobAnswer, JobReport
@@ -41,19 +42,9 @@ from feedline.service.tls.refused_connection import explain_refusal
 from feedline.spec.cluster_section import ClusterSpec
 
 _CONFIG = {
-    "distributed.worker.profile.enabled": False,
-    "distributed.admin.system-monitor.gil.enabled": False,
-    "distributed.admin.system-monitor.interval": "2s",
-    "distributed.worker.memory.target": False,
-    "distributed.worker.memory.spill": False,
-    "distributed.worker.memory.pause": False,
-    "distributed.worker.memory.terminate": False,
-    # The feeder itself limits the blocks in flight.
-    "distributed.scheduler.worker-saturation": "inf",
+    **WORKER_CONFIG,
+    "distributed.scheduler.worker-saturation": "inf",  # the feeder itself limits the blocks in flight
     "distributed.comm.timeouts.connect": "10s",
-    # Dask keeps its last messages and transitions, with the arguments of tasks, for debugging.
-    "distributed.admin.low-level-log-length": 100,
-    "distributed.diagnostics.computations.max-history": 10,
 }
 # Scheduler and worker share one process and one event loop: nothing is lost that is not lost together, no worker is
 # better placed than the other, and a loop that looks for stalls every 20 ms takes 3 % of a core.

@@ -47,8 +47,11 @@ def list_jobs(address: str, tls: TlsSpec | None) -> JobListing:
     try:
         return asyncio.run(asyncio.wait_for(_ask(address, tls), _ANSWER_S))
     except (OSError, TimeoutError) as error:
-        reason = explain_refusal(address, tls) or f"no Dask scheduler answers at {address}: {error or 'no answer'}"
-        raise ClusterError(f"{reason.rstrip('.')}. Name the address that the scheduler has logged") from None
+        raise ClusterError(
+            explain_refusal(address, tls)
+            or f"no Dask scheduler answers at {address}: {error or 'no answer'}. Name the address that the scheduler "
+            "has logged"
+        ) from None
 
 
 async def _ask(address: str, tls: TlsSpec | None) -> JobListing:

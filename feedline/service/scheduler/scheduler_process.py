@@ -17,6 +17,7 @@ import dask
 from distributed import Scheduler, Security
 
 from feedline.errors import ClusterError, SpecError
+from feedline.service.scheduler.dask_config import NODE_CONFIG
 from feedline.service.scheduler.preload import dask_setup
 from feedline.service.tls.certificate_files import check_certificate_files
 from feedline.spec.cluster_section import TlsSpec, is_loopback
@@ -24,13 +25,9 @@ from feedline.spec.cluster_section import TlsSpec, is_loopback
 logger = logging.getLogger("feedline.scheduler")
 
 _CONFIG = {
-    "distributed.admin.system-monitor.gil.enabled": False,
-    "distributed.admin.system-monitor.interval": "2s",
+    **NODE_CONFIG,
     # The queue orders the blocks of all jobs across workers; "inf" would order them within each worker only.
     "distributed.scheduler.worker-saturation": 1.1,
-    # Dask keeps its last messages and transitions, with the arguments of tasks, for debugging.
-    "distributed.admin.low-level-log-length": 100,
-    "distributed.diagnostics.computations.max-history": 10,
 }
 
 

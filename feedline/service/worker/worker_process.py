@@ -22,6 +22,7 @@ from distributed.utils import get_ip
 
 from feedline.errors import ClusterError
 from feedline.resources import Cpu, allocator_environment, cpu_environment
+from feedline.service.scheduler.dask_config import WORKER_CONFIG
 from feedline.service.scheduler.steady_loop import steady
 from feedline.service.tls.certificate_files import check_certificate_files
 from feedline.service.tls.refused_connection import explain_refusal
@@ -31,16 +32,6 @@ from feedline.spec.cluster_section import TlsSpec, is_loopback, scheduler_addres
 
 logger = logging.getLogger("feedline.worker")
 
-_CONFIG = {
-    "distributed.worker.profile.enabled": False,
-    "distributed.admin.system-monitor.gil.enabled": False,
-    "distributed.admin.system-monitor.interval": "2s",
-    "distributed.worker.memory.target": False,
-    "distributed.worker.memory.spill": False,
-    "distributed.worker.memory.pause": False,
-    "distributed.worker.memory.terminate": False,
-    "distributed.admin.low-level-log-length": 100,
-}
 _CONNECT_S = 5.0
 _PAUSE_S = 1.0
 
@@ -93,7 +84,7 @@ class WorkerProcess:
         that cannot be used."""
         if self._options.tls is not None:
             check_certificate_files(self._options.tls, listens=True)
-        with dask.config.set(_CONFIG):
+        with dask.config.set(WORKER_CONFIG):
             asyncio.run(self._run())
 
     async def _run(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from distributed import LocalCluster, get_worker
 from distributed.comm import CommClosedError
 from pipelines import eventually
+from schedulers import local_cluster
 from streams import Stream, run, window
 
 from feedline.errors import ClusterError, DataError, FeedlineError, StoreError
@@ -26,16 +26,7 @@ from feedline.spec.cluster_section import ClusterSpec
 @pytest.fixture(scope="module")
 def workers() -> Iterator[LocalCluster]:
     """A scheduler and three workers with a thread each, reached over TCP as if they were elsewhere."""
-    with LocalCluster(
-        n_workers=3,
-        threads_per_worker=1,
-        processes=False,
-        protocol="tcp://",
-        host="127.0.0.1",
-        dashboard_address="127.0.0.1:0",
-        memory_limit=0,
-        silence_logs=logging.CRITICAL,
-    ) as cluster:
+    with local_cluster(workers=3) as cluster:
 
         async def beat() -> None:
             await asyncio.gather(*(worker.heartbeat() for worker in cluster.workers.values()))

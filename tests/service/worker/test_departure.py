@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 import time
 from collections import Counter
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from distributed import LocalCluster, get_worker
 from pipelines import eventually
+from schedulers import local_cluster
 from streams import Stream, window
 
 from feedline.service.cluster.cluster import Cluster
@@ -26,16 +26,7 @@ from feedline.spec.cluster_section import ClusterSpec
 @pytest.fixture
 def workers() -> Iterator[LocalCluster]:
     """A scheduler and four workers with two threads each, reached over TCP as if they were elsewhere."""
-    with LocalCluster(
-        n_workers=4,
-        threads_per_worker=2,
-        processes=False,
-        protocol="tcp://",
-        host="127.0.0.1",
-        dashboard_address="127.0.0.1:0",
-        memory_limit=0,
-        silence_logs=logging.CRITICAL,
-    ) as cluster:
+    with local_cluster(workers=4, threads=2) as cluster:
         yield cluster
 
 

@@ -34,9 +34,12 @@ def a_scheduler(port: int = 0) -> LocalCluster:
     )
 
 
-def test_workers_end_their_blocks_on_sigterm_and_one_outlives_its_scheduler(tmp_path: Path):
+def test_workers_end_their_blocks_on_sigterm_and_one_outlives_its_scheduler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """With and without a nanny, two processes stopped while each runs a task: each task runs once, and both end with
     status 0. Before, `feedline worker` connects again to a scheduler that has come back."""
+    monkeypatch.delenv("POLARS_MAX_THREADS", raising=False)  # which a test before may have set in this process
     record = tmp_path / "record"
 
     def work(seconds: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,12 @@ def fill(disk: Path) -> Path:
     return filler
 
 
+def await_old_files(table: Path) -> None:
+    """Wait until the times of the files identify them: younger files may still be written, and are read again."""
+    newest_s = max(file.stat().st_mtime for file in table.rglob("*.parquet"))
+    time.sleep(max(0.0, newest_s + 2.5 - time.time()))
+
+
 def files(disk: Path) -> list[Path]:
     return [path for path in disk.rglob("*") if path.is_file() and path.name != "filler"]
 
@@ -39,6 +46,7 @@ def test_a_full_disk_is_an_error_of_planning_and_not_of_a_run(place: Place):
         if disk is None:
             pytest.skip("mounting a file system is refused here")
         path = place.write(source=WHERE)
+        await_old_files(place.table)
         filler = fill(disk)
         refused = ended_here("plan", path)
         assert refused.returncode == 2

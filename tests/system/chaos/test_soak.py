@@ -98,14 +98,15 @@ def assert_constant(name: str, samples: list[Usage], *, growth_bytes: int, spare
     assert warm[-1].threads <= most_threads + spare, (name, [each.threads for each in samples])
 
 
-def test_a_thousand_epochs_of_a_small_table(place: Place):
+@pytest.mark.parametrize("epochs", [300, pytest.param(1000, marks=pytest.mark.nightly)])
+def test_many_epochs_of_a_small_table(place: Place, epochs: int):
     small = place.folder / "small"
     small.mkdir()
     file = sorted(place.table.rglob("*.parquet"))[0]
     pq.write_table(pq.ParquetFile(file).read().slice(0, 300), small / "part.parquet", row_group_size=100)
     path = place.write(source={"table": str(small)}, batch={"size": 100})
     with FeedlineDataset(path) as dataset:
-        used = soak(dataset, {}, lambda epoch: epoch % (1000 // SAMPLES) == 0, lambda epoch: epoch == 1000)
+        used = soak(dataset, {}, lambda epoch: epoch % (epochs // SAMPLES) == 0, lambda epoch: epoch == epochs)
         for name, samples in used.items():
             assert_constant(name, samples, growth_bytes=GROWTH_BYTES)
 
