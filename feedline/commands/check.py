@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from feedline.commands.cluster.connect import first_report
 from feedline.commands.display.progress_line import ProgressLine
 from feedline.errors import SpecError, StoreError, TableError
 from feedline.expressions.column_parts import source_columns
@@ -201,7 +202,7 @@ def _map_of(spec: PipelineSpec) -> Iterator[Map | None]:
     if spec.cluster.kind == "threads":
         yield None
         return
-    cluster = Cluster(spec.cluster, threads=available_cores())
+    cluster = Cluster(spec.cluster, threads=available_cores(), report=first_report(spec))
     try:
         cluster.check_workers()
         yield partial(_on_cluster, cluster)

@@ -307,12 +307,14 @@ def _print(event: FeederEvent) -> None:
 class _Sessions:
     """What all sessions of a feeder share: spec, cluster, planner."""
 
-    def __init__(self, request: FeedRequest, spec: PipelineSpec, cluster: Cluster, planner: Planner) -> None:
+    def __init__(
+        self, request: FeedRequest, spec: PipelineSpec, cluster: Cluster, planner: Planner, demand: Demand | None
+    ) -> None:
         self._request = request
         self._planner = planner
         self.spec = spec
         self.cluster = cluster
-        self.demand = None if cluster.kind == "threads" else Demand(spec.name, job_fingerprint(spec), spec.cluster)
+        self.demand = demand
 
     def open(
         self,
@@ -352,13 +354,15 @@ def _sessions(request: FeedRequest, *, early: bool = False) -> Iterator[_Session
     if spec.cluster.kind != "threads":
         use_huge_pages(True)  # processes that are started inherit the setting
     threads = feeder_threads(spec, feeders=request.feeders)
-    cluster = Cluster(spec.cluster, threads=threads, early=early, elastic=True, code=code)
+    demand = None if spec.cluster.kind == "threads" else Demand(spec.name, job_fingerprint(spec), spec.cluster)
+    report = None if demand is None else demand.first_report()
+    cluster = Cluster(spec.cluster, threads=threads, early=early, elastic=True, report=report, code=code)
     planner = None
     try:
         if not early:
             cluster.check_workers(code)
         planner = Planner(partial(_resolve, spec, cluster))
-        yield _Sessions(request, spec, cluster, planner)
+        yield _Sessions(request, spec, cluster, planner, demand)
     finally:
         ignore_sigterm()
         stop_waiting()

@@ -253,7 +253,7 @@ def drain_view(view: DrainProgress, recent: RecentRates, epochs: int) -> RankVie
     waits = change.trainer > 0.5 or not change.rows_per_s  # a wait is counted only when it ends
     return RankView(
         rank=view.rank,
-        state="done" if view.done else ("feeding" if view.batches else "planning"),
+        state=_drain_state(view),
         epoch=view.epoch,
         epochs=epochs,
         step=view.step,
@@ -265,6 +265,12 @@ def drain_view(view: DrainProgress, recent: RecentRates, epochs: int) -> RankVie
         waits="" if view.done or not view.batches else ("trainer" if waits else "feeder"),
         blocks=_blocks(view.feeder),
     )
+
+
+def _drain_state(view: DrainProgress) -> str:
+    if view.done:
+        return "stopped" if view.stopped else "done"
+    return "feeding" if view.batches else "planning"
 
 
 def trainer_view(rank: RankReports, recent: RecentRates, epochs: int) -> RankView:

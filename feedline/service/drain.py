@@ -36,6 +36,7 @@ class DrainProgress:
     warnings: list[str] = field(default_factory=list)  # about data that breaks expectations
     error: BaseException | None = None
     done: bool = False
+    stopped: bool = False  # before the end
     thread: threading.Thread | None = None
 
     @property
@@ -51,6 +52,8 @@ def drain(feed: FeederClient, hello: Hello, progress: DrainProgress, *, epochs: 
         progress.answer, progress.reports = answer, feed.reports
         start_s = time.perf_counter()
         for epoch in range(epochs):
+            if stop():
+                break
             feed.begin(answer, epoch, 0, last=epoch == epochs - 1)
             progress.epoch, progress.step = epoch, 0
             while not stop():
@@ -66,6 +69,7 @@ def drain(feed: FeederClient, hello: Hello, progress: DrainProgress, *, epochs: 
                 feed.refresh()
                 progress.ring_fill = feed.ring_fill
                 del item, _
+        progress.stopped = stop()
         progress.reports = feed.reports
         progress.quality = feed.reports.quality
     except BaseException as error:  # the command raises it: this thread has no caller

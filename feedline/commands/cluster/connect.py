@@ -11,10 +11,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from feedline.loader.ring.launch import feeder_threads
+from feedline.loader.ring.rendezvous import job_fingerprint
 from feedline.planning.plan import code_of
 from feedline.resources import make_scratch
 from feedline.service.cluster.cluster import Cluster
+from feedline.service.scaling.demand import Demand
+from feedline.service.scheduler.job_reports import JobReport
 from feedline.spec import PipelineSpec
+
+
+def first_report(spec: PipelineSpec) -> JobReport:
+    """What a command reports to the scheduler: it needs one worker, or the least that `cluster.workers` says."""
+    return Demand(spec.name, job_fingerprint(spec), spec.cluster).first_report()
 
 
 @contextmanager
@@ -28,7 +36,8 @@ def pipeline_cluster(spec: PipelineSpec) -> Iterator[Cluster | None]:
         # workers inherit it: a terminal sends Ctrl-C to them, too, but this process ends them in order
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
-            cluster = Cluster(spec.cluster, threads=feeder_threads(spec, feeders=1), scratch=scratch)
+            threads, report = feeder_threads(spec, feeders=1), first_report(spec)
+            cluster = Cluster(spec.cluster, threads=threads, scratch=scratch, report=report)
         finally:
             signal.signal(signal.SIGINT, before)
         try:

@@ -93,7 +93,7 @@ class RankView:
     @property
     def remaining_s(self) -> float | None:
         """Estimated seconds to the last step of the last epoch, at the recent rate; None if unknown."""
-        if not self.steps or self.batches_per_s <= 0 or self.state == "done":
+        if not self.steps or self.batches_per_s <= 0 or self.state in ("done", "stopped"):
             return None
         epochs_after = max(self.epochs - self.epoch - 1, 0)
         return (self.steps - self.step + epochs_after * self.steps) / self.batches_per_s

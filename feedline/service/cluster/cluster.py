@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from feedline.service.cluster.dask_cluster import DaskCluster, DaskTask
     from feedline.service.cluster.scheduler_connection import SchedulerConnection
+    from feedline.service.scheduler.job_reports import JobReport
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +50,8 @@ class Cluster:
 
     early: return before the cluster is up. Then a cluster of threads starts with `connect`, any other at once; what
     needs the cluster waits for it, and raises the ClusterError of a failed start. Workers are then checked before their
-    first task. elastic: the number of workers follows the reports within the limits of `cluster.workers`; else it is
-    the most of them. code: the user's functions, for that check.
+    first task, with `code`, the user's functions. elastic: the number of workers follows the reports within the limits
+    of `cluster.workers`; else it is the most. report: the job's first, which a cluster without workers needs.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Cluster:
         scratch: str | None = None,
         early: bool = False,
         elastic: bool = False,
+        report: JobReport | None = None,
         code: Sequence[RequiredFunction] = (),
     ) -> None:
         self.trainers = 1  # that the feeder serves
@@ -69,6 +71,7 @@ class Cluster:
         self._threads = threads
         self._scratch = scratch
         self._elastic = elastic
+        self._report = report
         self.kind = spec.kind
         self._exclusions = Exclusions()
         self._cpu = choose_cpu(spec.cpu, shared=self.kind in ("scheduler", "provider"))
@@ -76,8 +79,7 @@ class Cluster:
         self._port = _ReservedPort() if spec.dashboard and self.kind in ("threads", "processes") else None
         self._dask: Future[DaskCluster] = Future()
         self._start: threading.Thread | None = None
-        self._code = tuple(code)
-        self._unchecked = early
+        self._code, self._unchecked = tuple(code), early
         if not early:
             self._connect()
             self._connected()
@@ -102,6 +104,7 @@ class Cluster:
                 dashboard_port=self._port.number if self._port is not None else 0,
                 scratch=self._scratch,
                 elastic=self._elastic,
+                report=self._report,
             )
         except BaseException as error:
             self._dask.set_exception(error)
@@ -159,8 +162,7 @@ class Cluster:
         return self.connection.workers()
 
     def threads(self) -> int:
-        """The threads of all workers, as of a few seconds ago, of which other jobs have their shares; at least 1, also
-        before workers have started."""
+        """This job's part of the threads of all workers, as of a few seconds ago; at least 1, also without workers."""
         return self._threads if self.kind == "threads" else self.share.threads(self.connection.threads())
 
     def now_s(self) -> float:
@@ -289,8 +291,8 @@ class Cluster:
             self._early.close()
         if self._start is not None:  # the search for a scheduler that does not answer ends with the process
             self._start.join(_GIVE_UP_S.get(self.kind))
-        if self._dask.done() and self._dask.exception() is None:
-            self._dask.result().close()
+        if self.dask is not None:
+            self.dask.close()
         if self._port is not None:
             self._port.release()
 

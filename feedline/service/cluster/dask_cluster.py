@@ -82,7 +82,8 @@ class DaskTask:
 class DaskCluster:
     """The connection to a scheduler, and the scheduler and workers themselves if this process started them.
 
-    dashboard_port: of the HTTP server of a cluster that is started here. Raises ClusterError.
+    dashboard_port: of the HTTP server of a cluster that is started here. report: sent until there is another one.
+    Raises ClusterError.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class DaskCluster:
         dashboard_port: int,
         scratch: str | None = None,
         elastic: bool = False,
+        report: JobReport | None = None,
     ) -> None:
         self._elastic = elastic
         self._share = share
@@ -105,7 +107,7 @@ class DaskCluster:
         self._started = 0
         self._in_process = spec.kind == "threads"
         self._fetcher = ResultFetcher()
-        self._reporter = Reporter(share)
+        self._reporter = Reporter(share, report)
         self._config = contextlib.ExitStack()
         config: dict[str, Any] = {**_CONFIG, **(_CONFIG_OF_THREADS if self._in_process else {})}
         if scratch is not None:  # else as in Dask's configuration
@@ -154,9 +156,8 @@ class DaskCluster:
         return DaskTask(future, self._fetcher.watch(future.client, future, self._local_results, arrived))
 
     def report(self, report: JobReport) -> None:
-        """Send a report to the scheduler, unless one was sent less than two seconds ago."""
-        if self.connection.alive():
-            self._reporter.send(self.connection.client, report)
+        """Send this report to the scheduler, in two seconds at the latest, and again until there is another one."""
+        self._reporter.report = report
 
     def size(self) -> ClusterSize:
         """The workers and their threads, as of a few seconds ago."""
@@ -216,6 +217,12 @@ class DaskCluster:
             self._config.close()
 
     def _connect(self) -> Client:
+        client = self._make_client()
+        if not self._in_process:
+            self._reporter.follow(client)
+        return client
+
+    def _make_client(self) -> Client:
         if self._spec.scheduler is not None:
             return self._connect_to_scheduler(self._spec.scheduler)
         with warnings.catch_warnings():

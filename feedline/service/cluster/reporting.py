@@ -1,6 +1,7 @@
-"""Send a feeder's reports to its scheduler, on the event loop of Dask's client.
+"""Send a job's reports to its scheduler, from the event loop of Dask's client.
 
-Runs in: the feeder. The feeder's own loop hands a report over and never waits for the answer.
+Runs in: every process that computes on a cluster whose workers are processes. The feeder's own loop leaves its reports
+here, and never waits for the answer.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import Future as Handle
 from typing import Any
 
 from distributed import Client
+from tornado.ioloop import PeriodicCallback
 
 from feedline.service.dispatch.fair_share import FairShare
-from feedline.service.scheduler.extension import METADATA_KEY
+from feedline.service.scheduler.extension import METADATA_KEY, REPORT_FORMAT
 from feedline.service.scheduler.job_reports import JobAnswer, JobReport
+from feedline.version import VERSION
 
 logger = logging.getLogger(__name__)
 
@@ -27,24 +29,20 @@ _GREETING_S = 2.0
 
 
 class Reporter:
-    """Sends reports, and hands the answers to `share`."""
+    """Sends the last report every two seconds while there is a connection, and hands the answers to `share`.
 
-    def __init__(self, share: FairShare, *, clock: Callable[[], float] = time.monotonic) -> None:
+    A cluster without workers starts one for the first report, so it must not wait for the first trainer.
+    report: the last one; None before there is one.
+    """
+
+    def __init__(
+        self, share: FairShare, report: JobReport | None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.report = report
         self._share = share
         self._clock = clock
-        self._sent_s = float("-inf")
-        self._sending: Handle[None] | None = None
         self._client: Client | None = None  # that was asked whether its scheduler has the extension
         self._is_extended = False
-
-    def send(self, client: Client, report: JobReport) -> None:
-        """Send a report, unless one was sent less than two seconds ago or is under way."""
-        now_s = self._clock()
-        if now_s - self._sent_s < _EVERY_S or (self._sending is not None and not self._sending.done()):
-            return
-        self._sent_s = now_s
-        loop: Any = client.loop
-        self._sending = asyncio.run_coroutine_threadsafe(self._send(client, report), loop.asyncio_loop)
 
     def greet(self, client: Client) -> None:
         """Ask a scheduler that was just connected to for its clock, so that the first blocks have their place among
@@ -52,27 +50,54 @@ class Reporter:
         with contextlib.suppress(OSError, TimeoutError):
             client.sync(self._meet, client, callback_timeout=_GREETING_S)
 
+    def follow(self, client: Client) -> None:
+        """Send reports to the scheduler of a client until that is closed."""
+        loop: Any = client.loop
+        loop.add_callback(self._begin, client)
+
+    async def _begin(self, client: Client) -> None:
+        async def send() -> None:
+            if client.status == "running":
+                await self._send(client)
+            elif client.status == "closed":
+                callback.stop()
+
+        callback = PeriodicCallback(send, 1000 * _EVERY_S)
+        callback.start()
+        await send()
+
     async def _meet(self, client: Client) -> None:
         """Find out whether the scheduler has the extension, and by how much its clock differs."""
         scheduler: Any = client.scheduler
-        self._is_extended = bool(await scheduler.get_metadata(keys=[METADATA_KEY], default=None))
+        facts = await scheduler.get_metadata(keys=[METADATA_KEY], default=None)
+        self._is_extended = facts is not None and facts.get("report") == REPORT_FORMAT
         self._share.begin(float(await scheduler.feedline_clock()) - time.time() if self._is_extended else 0.0)
         self._client = client
-        if not self._is_extended:
+        version = "of an earlier release" if facts is None else facts.get("version", "of an earlier release")
+        if facts is None:
             logger.warning(
                 "the Dask scheduler has no Feedline extension: it shares its workers without regard to jobs, and does "
                 "not scale them. Start it with `feedline scheduler`, or `dask scheduler --preload "
                 "feedline.service.scheduler.preload`"
             )
+        elif not self._is_extended:
+            logger.warning(
+                "the Dask scheduler has Feedline %s, which does not understand the reports of %s: it shares its "
+                "workers without regard to this job, and does not scale them for it. Install one version everywhere",
+                version,
+                VERSION,
+            )
+        elif version != VERSION:
+            logger.info("the Dask scheduler has Feedline %s, this process %s", version, VERSION)
 
-    async def _send(self, client: Client, report: JobReport) -> None:
+    async def _send(self, client: Client) -> None:
         scheduler: Any = client.scheduler
         try:
             async with asyncio.timeout(_ANSWER_S):
                 if client is not self._client:
                     await self._meet(client)
-                if self._is_extended:
-                    answer = await scheduler.feedline_report(report=report.to_json())
+                if self._is_extended and self.report is not None:
+                    answer = await scheduler.feedline_report(report=self.report.to_json())
                     self._share.update(JobAnswer.from_json(answer), self._clock())
         except (OSError, TimeoutError):  # the scheduler is away, or busy: the next report follows soon
             return

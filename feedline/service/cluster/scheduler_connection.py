@@ -65,6 +65,7 @@ class SchedulerConnection:
         self._clock = time.monotonic
         self._outage = OutageTimer(wait_s)
         self._echo = SchedulerEcho()
+        self._refusal: ClusterError | None = None  # of the last attempt to find a lost scheduler
         self._search: threading.Thread | None = None
         self._closed = threading.Event()
         self._members: frozenset[str] = frozenset()
@@ -85,10 +86,7 @@ class SchedulerConnection:
             if verdict == "new":
                 logger.warning("the Dask scheduler at %s is gone; waiting for it", self._address())
             elif verdict == "over":
-                raise ClusterError(
-                    f"no Dask scheduler answers at {self._address()}: got none for {self._wait_s:g} s. Start one "
-                    f"(dask scheduler), correct cluster.scheduler, or raise cluster.wait_s"
-                )
+                raise self._not_found()
             self._search_scheduler()
             return
         if self._returns:
@@ -98,6 +96,15 @@ class SchedulerConnection:
             logger.warning("the Dask cluster at %s has no worker; waiting for one", self._address())
         elif verdict == "over" and not self._ask("ncores"):  # the totals are seconds old
             raise _no_worker(self._address(), self._wait_s, self._provider)
+
+    def _not_found(self) -> ClusterError:
+        """The error for a scheduler that was lost, and searched for `wait_s`."""
+        if self._refusal is not None:
+            return ClusterError(f"no Dask scheduler for {self._wait_s:g} s (cluster.wait_s): {self._refusal}")
+        return ClusterError(
+            f"no Dask scheduler answers at {self._address()}: got none for {self._wait_s:g} s. Start one (dask "
+            "scheduler), correct cluster.scheduler, or raise cluster.wait_s"
+        )
 
     def alive(self) -> bool:
         """Whether the scheduler answers."""
@@ -209,8 +216,10 @@ class SchedulerConnection:
                 continue
             try:
                 client = self._connect()
-            except ClusterError:
+            except ClusterError as error:
+                self._refusal = error
                 continue
+            self._refusal = None
             old, self.client = self.client, client
             self.number += 1
             _close(old)

@@ -60,6 +60,10 @@ class Demand:
             logger.info("workers needed: %s", decision.reason)
         return self._report(load, decision.workers * threads)
 
+    def first_report(self) -> JobReport:
+        """The report of a job that waits for its first worker: it needs one, or the least that its spec says."""
+        return self._report(self._meter.observe({}, 0.0), 1.0)
+
     def _report(self, load: FeederLoad, demand_threads: float) -> JobReport:
         workers = self._spec.workers
         return JobReport(

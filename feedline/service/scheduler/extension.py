@@ -21,9 +21,12 @@ from feedline.service.scheduler.job_book import ClusterSize, JobBook
 from feedline.service.scheduler.job_reports import JobReport
 from feedline.service.scheduler.retirement import finish_before_retirement
 from feedline.service.scheduler.steady_loop import steady
+from feedline.version import VERSION
 
-# Key of the scheduler's metadata that says that it has this extension.
+# Key of the scheduler's metadata that says that it has this extension, with its version and the format of reports.
 METADATA_KEY = "feedline"
+# Changes with what feeders of another release could not send or understand.
+REPORT_FORMAT = 1
 
 
 def _steady_clock() -> Callable[[], float]:
@@ -63,7 +66,7 @@ class JobExtension(SchedulerPlugin):
 
     def restart(self, scheduler: Scheduler) -> None:
         """Say again that there is an extension. Dask calls this when a client has cleared the scheduler."""
-        scheduler.task_metadata[METADATA_KEY] = {"report": 1}
+        scheduler.task_metadata[METADATA_KEY] = {"report": REPORT_FORMAT, "version": VERSION}
 
     def _size(self) -> ClusterSize:
         scheduler: Any = self._scheduler

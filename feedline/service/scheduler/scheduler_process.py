@@ -42,7 +42,7 @@ class SchedulerOptions:
     tls: TlsSpec | None = None
 
 
-class _WithoutHttp(Scheduler):
+class PagelessScheduler(Scheduler):
     """A scheduler without an HTTP server."""
 
     def start_http_server(self, *_: object, **__: object) -> None:
@@ -103,7 +103,7 @@ def _scheduler(options: SchedulerOptions) -> Scheduler:
         "dashboard": options.dashboard is not None,
         "dashboard_address": options.dashboard or "127.0.0.1:0",
     }
-    return (Scheduler if options.dashboard else _WithoutHttp)(**values)
+    return (Scheduler if options.dashboard else PagelessScheduler)(**values)
 
 
 def _security(tls: TlsSpec) -> Security:

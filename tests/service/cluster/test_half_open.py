@@ -14,6 +14,7 @@ from pipelines import eventually
 from processes import free_port
 from proxy import Proxy
 
+from feedline.errors import ClusterError
 from feedline.service.cluster import result_fetcher, scheduler_echo
 from feedline.service.cluster.result_fetcher import ResultFetcher
 from feedline.service.cluster.scheduler_connection import SchedulerConnection
@@ -107,6 +108,32 @@ def test_connections_that_carry_nothing_are_replaced(served: Served, caplog: pyt
         assert served.to_scheduler.half_open() >= 2
         assert eventually(lambda: computed("another block")) == 13
         assert "although its connection is open: connecting again" in caplog.text
+    finally:
+        connection.close()
+
+
+def test_why_a_lost_scheduler_could_not_be_connected_to_is_in_the_error(served: Served):
+    seconds, refusals, is_refused = iter(range(1000)), [], threading.Event()
+
+    def connect() -> Any:
+        if is_refused.is_set():
+            refusals.append(1)
+            raise ClusterError("the certificate of the scheduler expired")
+        return served.connect()
+
+    connection = SchedulerConnection(connect, address=lambda: "there", wait_s=30, returns=True)
+    connection._clock = lambda: float(next(seconds))
+    try:
+        is_refused.set()
+        connection.client.close()
+        connection.look(waiting=False)
+        assert eventually(lambda: refusals)
+        for _ in range(30):
+            connection.look(waiting=True)
+        with pytest.raises(ClusterError, match=r"no Dask scheduler for 30 s \(cluster.wait_s\): the certificate of"):
+            connection.look(waiting=True)
+        is_refused.clear()
+        assert eventually(connection.alive)
     finally:
         connection.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -68,7 +69,6 @@ def test_a_class_starts_a_cluster_whose_workers_follow_the_reports():
         for demand, workers in ((9.0, 3), (0.0, 1)):
 
             def settled(demand: float = demand, workers: int = workers) -> bool:
-                dask._reporter._sent_s = float("-inf")
                 dask.report(replace(REPORT, demand_threads=demand, least_workers=0, most_workers=None))
                 return dask.size().workers == workers
 
@@ -197,9 +197,11 @@ def test_the_resources_of_kubernetes():
         assert values["DASK_DISTRIBUTED__WORKER__PRELOAD"] == PRELOAD
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the class awaits no job's end
-def test_a_job_queue_of_this_machine(monkeypatch: pytest.MonkeyPatch):
-    """dask-jobqueue's own class for tests: each worker is a process that its script starts."""
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # it awaits no job's end, and leaves files open
+def test_a_job_queue_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """dask-jobqueue's own class for tests: each worker is a process that its script starts, with a key of this run."""
     pytest.importorskip("dask_jobqueue")
     from dask_jobqueue.local import LocalJob
 
@@ -213,9 +215,15 @@ def test_a_job_queue_of_this_machine(monkeypatch: pytest.MonkeyPatch):
         "memory": "1 GiB",
         "scheduler_options": {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"},
         "worker_extra_args": ["--host", "127.0.0.1", "--no-dashboard"],
+        "shared_temp_directory": str(tmp_path),
     }
-    spec = spec_of(**{"class": "dask_jobqueue.local.LocalCluster", "options": options, "workers": 1})
+    spec = spec_of(
+        **{"class": "dask_jobqueue.local.LocalCluster", "options": options, "workers": 1, "tls": "temporary"}
+    )
     with closing(Cluster(spec, threads=1)) as cluster:
         cluster.check_workers()
         environment = cluster.client.submit(lambda name: __import__("os").environ[name], "POLARS_MAX_THREADS").result()
         assert environment == "1"
+        assert all(worker.startswith("tls://") for worker in cluster.members())
+    del cluster
+    gc.collect()  # the files of the key, which it leaves open

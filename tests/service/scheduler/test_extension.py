@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -41,11 +42,32 @@ def test_a_scheduler_without_the_extension_is_named_once_and_everything_else_wor
         assert dask is not None
         dask.report(REPORT)
         assert eventually(lambda: "no Feedline extension" in caplog.text)
-        dask._reporter._sent_s = float("-inf")
-        dask.report(REPORT)
-        assert eventually(lambda: dask._reporter._sending.done())
         assert (dask.answer, caplog.text.count("no Feedline extension")) == (None, 1)
         assert cluster.client.submit(sum, [1, 2]).result() == 3
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"report": 2, "version": "9.9"}, "has Feedline 9.9, which does not understand the reports of"),
+        ({"report": 1}, "has Feedline of an earlier release, this process"),
+    ],
+)
+def test_a_scheduler_of_another_version_is_named_and_gets_reports_that_it_understands(
+    facts: dict[str, object], words: str, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.INFO, "feedline")
+    with local_cluster("feedline.service.scheduler.preload", workers=1) as local:
+        local.scheduler.task_metadata["feedline"] = facts
+        with connected(local) as cluster:
+            dask = cluster.dask
+            assert dask is not None
+            dask.report(REPORT)
+            assert eventually(lambda: words in caplog.text)
+            assert cluster.client.submit(sum, [1, 2]).result() == 3
+            is_understood = facts["report"] == 1
+            assert not is_understood or eventually(lambda: dask.answer)
+            assert bool(local.scheduler.plugins["feedline-jobs"].feedline_jobs()) == is_understood
 
 
 def test_workers_that_are_silent_are_removed_after_twenty_seconds_unless_configured_otherwise():
