@@ -2,9 +2,10 @@
 
     python chaos.py FOLDER [--faults 1000] [--seed 0] [--seconds N]
 
-Faults hit a random victim; meanwhile the number of workers varies. In the end both trainers finish an epoch, and
-`feedline verify` compares the receipts of all starts with the plan. Prints one JSON object: the audit's findings, and
-for each kind of fault the recovery times (the longest time in which a rank got no batch, until each has got many more).
+Faults hit a random victim; meanwhile the number of workers follows the demand, up to a limit that varies. In the end
+both trainers finish an epoch, and `feedline verify` compares the receipts of all starts with the plan. Prints one JSON
+object: the audit's findings, and for each kind of fault the recovery times (the longest time in which a rank got no
+batch, until each has got many more).
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class Chaos:
     counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     recovery_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     undo: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
-    is_random: bool = True  # the number of workers varies, and some faults come in pairs
+    is_random: bool = (
+        True  # the number of workers follows the demand up to a limit that varies, and some faults come in pairs
+    )
 
     def kinds(self) -> list[str]:
         """All kinds of faults."""
@@ -172,7 +175,7 @@ def chaos(
     """
     deployment = Deployment(place, **options)
     chaos = Chaos(deployment, random.Random(seed), disk, batches)
-    chaos.is_random = isinstance(faults, int)
+    chaos.is_random = deployment.follows_demand = isinstance(faults, int)
     begin_s = time.monotonic()
     try:
         drawn = faults if not isinstance(faults, int) else _draw(chaos, faults)

@@ -5,6 +5,7 @@ Processes reach each other through proxies, and read wall clocks that can jump (
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
@@ -12,6 +13,7 @@ import random
 import struct
 import sys
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -24,6 +26,7 @@ from proxy import Proxy
 
 RANKS = 2
 PATIENCE_S = 150.0  # for a batch, while everything starts anew
+ASK_S = 1.0  # between two questions how many workers are needed
 _LOCAL = "tcp://127.0.0.1"
 _DASK = str(Path(sys.executable).with_name("dask"))
 _JUMPING = """
@@ -78,7 +81,8 @@ class Worker:
 
 
 class Deployment:
-    """The processes of a run. `keep` starts again what has ended, and takes the number of workers to `workers`.
+    """The processes of a run. `keep` starts again what has ended, and takes the number of workers to `workers`;
+    with `follows_demand`, to what the jobs need, at most `workers`. Workers that are too many drain.
 
     Trainers may end by signals; one that ends with an error is an error of the test unless `pardons` finds its reason
     in the last words.
@@ -99,7 +103,7 @@ class Deployment:
         own = {"TMPDIR": str(place.folder / "dask"), "PYTHONWARNINGS": "ignore"}
         (place.folder / "dask").mkdir()  # what killed workers leave there is Dask's
         self._cluster = {**os.environ, **own}
-        self._port = free_port()
+        self._port, self._http_port = free_port(), free_port()
         self._stack = ExitStack()
         self.to_scheduler = self._stack.enter_context(Proxy(self._port))
         self.of_workers = self._stack.enter_context(Proxy(self._port))
@@ -114,6 +118,8 @@ class Deployment:
         ]
         self.scheduler = self._start_scheduler()
         self.fleet: list[Worker] = []
+        self._leaving: list[Worker] = []
+        self.follows_demand, self._demand, self._ask_s = False, 1, 0.0
         self.run = self._start_run() if with_run else None
         self.trainers = [self._start_trainer(rank) for rank in range(RANKS)]
         self.keep()
@@ -122,10 +128,9 @@ class Deployment:
 
     def _start_scheduler(self) -> Program:
         self.starts["scheduler"] += 1
-        options = ("--host", "127.0.0.1", "--port", str(self._port), "--no-dashboard")
+        options = ("--port", str(self._port), "--dashboard", f"127.0.0.1:{self._http_port}")
         environment = {**self._cluster, **self.clocks["scheduler"].environment}
-        preload = ("--preload", "feedline.service.scheduler.preload")
-        return Program([_DASK, "scheduler", *options, *preload], env=environment)
+        return Program([sys.executable, "-m", "feedline", "scheduler", *options], env=environment)
 
     def _start_worker(self) -> Worker:
         self.starts["worker"] += 1
@@ -149,10 +154,16 @@ class Deployment:
         for worker in [each for each in self.fleet if each.program.process.poll() is not None]:
             worker.close()
             self.fleet.remove(worker)
-        while len(self.fleet) < self.workers:
+        workers = self._demanded() if self.follows_demand else self.workers
+        while len(self.fleet) < workers:
             self.fleet.append(self._start_worker())
-        while len(self.fleet) > self.workers:
-            self.fleet.pop().close()
+        while len(self.fleet) > workers:
+            self.starts["scale-in"] += 1
+            self._leaving.append(self.fleet.pop())
+            self._leaving[-1].program.process.terminate()
+        for worker in [each for each in self._leaving if each.program.process.poll() is not None]:
+            worker.close()
+            self._leaving.remove(worker)
         if self.run is not None and self.run.process.poll() is not None:
             self.run.close()
             self.run = self._start_run()
@@ -166,6 +177,18 @@ class Deployment:
             self._judge(trainer)
             trainer.close()
             self.trainers[rank] = self._start_trainer(rank)
+
+    def _demanded(self) -> int:
+        """As many workers as the scheduler says that the jobs need, at most `workers`; the last answer while it gives
+        none."""
+        now_s = time.monotonic()
+        if now_s >= self._ask_s:
+            self._ask_s = now_s + ASK_S
+            with contextlib.suppress(OSError):
+                url = f"http://127.0.0.1:{self._http_port}/api/v1/adaptive_target"
+                with urllib.request.urlopen(url, timeout=0.3) as answer:
+                    self._demand = int(json.load(answer)["workers"])
+        return max(1, min(self._demand, self.workers))
 
     def _judge(self, trainer: Program) -> None:
         status = trainer.wait()
@@ -251,7 +274,7 @@ class Deployment:
         outliving = not eventually(lambda: not self.feeders(), within_s=30)
         for feeder in self.feeders():
             feeder.kill()
-        for worker in self.fleet:
+        for worker in [*self.fleet, *self._leaving]:
             worker.close()
         self.scheduler.close()
         self._stack.close()

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import distributed.scheduler
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 from tornado.web import RequestHandler
@@ -20,7 +21,7 @@ from tornado.web import RequestHandler
 from feedline.service.scheduler.job_book import ClusterSize, JobBook
 from feedline.service.scheduler.job_reports import JobReport
 from feedline.service.scheduler.retirement import finish_before_retirement
-from feedline.service.scheduler.steady_loop import steady
+from feedline.service.scheduler.steady_loop import steady, steady_time
 from feedline.version import VERSION
 
 # Key of the scheduler's metadata that says that it has this extension, with its version and the format of reports.
@@ -103,6 +104,8 @@ def install(scheduler: Scheduler) -> JobExtension:
     extension.restart(scheduler)
     finish_before_retirement(scheduler)
     steady(scheduler.io_loop)
+    # By which `worker-ttl` finds silent workers: all of them, when the wall clock jumps ahead.
+    setattr(distributed.scheduler, "time", steady_time)  # noqa: B010 -- Dask's own, replaced
     application: Any = getattr(scheduler, "http_application", None)  # None: without an HTTP server
     if application is not None:
         application.add_handlers(r".*", [(r"/api/v1/adaptive_target", _TargetHandler, {"extension": extension})])

@@ -9,6 +9,7 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import dask
+import distributed.scheduler
 import pytest
 from job_reports import REPORT
 from pipelines import eventually
@@ -34,6 +35,15 @@ def test_reports_are_answered_and_their_sum_is_what_dask_scales_to():
             assert json.load(answer) == {"workers": 3}
         with pytest.raises(HTTPError, match="404"):
             urlopen(page + "retire_workers", data=b"{}")
+
+
+def test_workers_stay_when_the_wall_clock_jumps_ahead(monkeypatch: pytest.MonkeyPatch):
+    jump_s = [0.0]
+    monkeypatch.setattr(distributed.scheduler, "time", lambda: time.time() + jump_s[0])
+    with local_cluster("feedline.service.scheduler.preload", workers=1) as local, connected(local) as cluster:
+        jump_s[0] = 3600.0
+        cluster.client.sync(local.scheduler.check_worker_ttl)
+        assert len(local.scheduler.workers) == 1
 
 
 def test_a_scheduler_without_the_extension_is_named_once_and_everything_else_works(caplog: pytest.LogCaptureFixture):
