@@ -47,6 +47,7 @@ def hiding(folder: Path) -> list[str]:
     return ["unshare", "--mount", "sh", "-c", script, "sh"]
 
 
+@pytest.mark.nightly  # what is decided is tested in tests/blocks/test_reach.py
 @pytest.mark.skipif(not namespaces("--mount"), reason="needs the right to make mount namespaces")
 def test_workers_that_do_not_see_the_table_are_named(place: Place, tmp_path: Path):
     with DaskCluster(tmp_path / "dask", workers=0) as dask:
