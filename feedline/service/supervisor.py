@@ -12,10 +12,11 @@ import os
 import queue
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self, get_args
+from typing import IO, Any, Literal, Self, get_args
 
 from feedline.errors import FeederError
 from feedline.loader.encoding.quality import Quality
@@ -159,13 +160,18 @@ class Supervisor:
                 [*feeder_words(os.environ), *feeder.command.arguments, *words],
                 stdin=overrides,
                 stdout=subprocess.PIPE,
+                # The display of a terminal would be drawn over what others write there.
+                stderr=subprocess.PIPE if sys.stderr.isatty() else None,
                 text=True,
+                errors="replace",
                 env={**os.environ, **feeder.command.environment, SCRATCH_VARIABLE: feeder.scratch},
             )
         feeder.process = process
         for rank in feeder.ranks:
             rank.trainer = None
         threading.Thread(target=self._listen, args=(feeder, process), daemon=True).start()
+        if process.stderr is not None:
+            threading.Thread(target=_pass_on, args=(process.stderr,), daemon=True).start()
 
     def _listen(self, feeder: SupervisedFeeder, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
@@ -221,6 +227,13 @@ class Supervisor:
             )
         events.append((str(feeder), FeederEvent(type="died", rank=None, status=status)))
         self._start(feeder)
+
+
+def _pass_on(lines: IO[str]) -> None:
+    """Write a feeder's messages to standard error, which a display shows above itself."""
+    with lines:
+        for line in lines:
+            sys.stderr.write(line)
 
 
 def _event_message(line: str) -> dict[str, Any] | None:

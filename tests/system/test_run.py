@@ -5,8 +5,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import os
+import pty
 import re
 import signal
+import subprocess
+import sys
+import termios
 import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -189,6 +194,39 @@ def _signal_the_terminal(run: Program, number: int) -> None:
 
 
 # -- sink trainer -------------------------------------------------------------------------------------------------
+
+
+def test_messages_of_feeders_stand_above_the_display_of_a_terminal(place: Place):
+    """The table is erased before each, and drawn again below."""
+    path = place.write(epochs=1, cluster={"threads": 1})
+    outer, inner = pty.openpty()
+    termios.tcsetwinsize(inner, (45, 130))
+    command = [sys.executable, "-m", "feedline", "run", path]
+    environment = {**os.environ, "TERM": "xterm"}
+    with subprocess.Popen(command, stdin=inner, stdout=inner, stderr=inner, env=environment) as run:
+        os.close(inner)
+        shown = b""
+
+        def show(pattern: str) -> str:
+            """What the terminal got up to a text."""
+            nonlocal shown
+            while pattern.encode() not in shown:
+                shown += os.read(outer, 65536)
+            return shown.partition(pattern.encode())[0].decode(errors="replace")
+
+        show("waiting for a trainer")
+        show("\u2518")  # the lower right corner
+        with FeedlineDataset(path) as dataset:
+            iterator = iter(dataset)
+            next(iterator)
+            before = show("blocks in flight, ")
+            assert sum(1 for _ in iterator) == STEPS - 1
+        with contextlib.suppress(OSError):  # the end of a terminal
+            while os.read(outer, 65536):
+                pass
+        assert run.wait(SECONDS) == 0
+    os.close(outer)
+    assert "\x1b[2K" in before.rpartition("\u2518")[2]
 
 
 def test_trainers_come_and_go(place: Place, tmp_path: Path):
