@@ -35,3 +35,6 @@ def _remove_silent_workers(scheduler: Any) -> None:
     if look is not None and scheduler.worker_ttl == own_s == _DASKS_SILENCE_S:
         scheduler.worker_ttl = _SILENCE_S
         look.callback_time = 1000 * _SILENCE_S / 8
+        if look.is_running():  # with its first look five minutes from now
+            look.stop()
+            look.start()

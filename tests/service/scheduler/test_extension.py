@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
+from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -15,6 +17,8 @@ from job_reports import REPORT
 from pipelines import eventually
 from schedulers import connected, local_cluster
 from tornado.ioloop import PeriodicCallback
+
+from feedline.service.scheduler import preload
 
 
 def test_reports_are_answered_and_their_sum_is_what_dask_scales_to():
@@ -44,6 +48,21 @@ def test_workers_stay_when_the_wall_clock_jumps_ahead(monkeypatch: pytest.Monkey
         jump_s[0] = 3600.0
         cluster.client.sync(local.scheduler.check_worker_ttl)
         assert len(local.scheduler.workers) == 1
+
+
+def test_a_scheduler_that_runs_already_soon_looks_for_silent_workers(monkeypatch: pytest.MonkeyPatch):
+    """As `feedline scheduler` does, which extends it when it has started."""
+    monkeypatch.setattr(preload, "_SILENCE_S", 0.4)
+    looked = threading.Event()
+    with local_cluster(workers=0) as local, connected(local) as cluster:
+        scheduler: Any = local.scheduler
+        scheduler.periodic_callbacks["worker-ttl"].callback = looked.set
+
+        async def extend() -> None:
+            preload.dask_setup(scheduler)
+
+        cluster.client.sync(extend)
+        assert looked.wait(30)
 
 
 def test_a_scheduler_without_the_extension_is_named_once_and_everything_else_works(caplog: pytest.LogCaptureFixture):
