@@ -127,6 +127,8 @@ class PipelineSpec(Section):
             content["artifacts"] = self.artifacts.folder
         if self.cluster.workers is not None and self.cluster.workers.is_fixed:
             content["cluster"]["workers"] = self.cluster.workers.max
+        if self.cluster.tls is not None and self.cluster.tls.temporary:
+            content["cluster"]["tls"] = "temporary"
         if self.cluster.scheduler is not None or self.cluster.provider is not None:
             del content["cluster"]["threads"]  # refused beside them
         return canonical_json(content)
