@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chaos import SmallDisk, chaos
+from chaos import SmallDisk, chaos, recovery_table
 from pipelines import Place, furnished
 
 TEN = [
@@ -39,11 +39,12 @@ def test_the_stream_is_as_planned(place: Place, faults: list[str] | int, seed: i
     with `feedline run` beside the trainers and, where mounting is allowed, a small disk for `work_dir`."""
     if isinstance(faults, int):
         faulthandler.cancel_dump_traceback_later()  # the limit of other tests
+        recorded: list[dict[str, Any]] = []
         with SmallDisk(place.work) as disk:
-            findings = chaos(place, faults, seed=seed, disk=disk)
+            findings = chaos(place, faults, seed=seed, disk=disk, record=recorded.append)
             left = unfinished(place.work)
         with capsys.disabled():
-            print(json.dumps({"seed": seed, "recovery": findings["recovery"]}))
+            print(json.dumps({"seed": seed, "recovery": recovery_table(recorded)}))
     else:
         findings = chaos(place, faults, seed=seed, batches=20, with_run=False)
         left = unfinished(place.work)
