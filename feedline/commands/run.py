@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from operator import itemgetter
@@ -123,17 +123,24 @@ def run_null(request: RunRequest, console: Console, stop: Stop) -> RunSummary:
                     if view.error is not None:
                         raise view.error
                 progress.show(list(map(drain_view, views, rates, repeat(request.spec.epochs))))
+            if stop():
+                _stop_all(feeds.values(), views)
             progress.show(list(map(drain_view, views, rates, repeat(request.spec.epochs))), force=True)
         for view in views:
             _print_warnings(console, view)
             if view.error is not None:
                 raise view.error
     finally:
-        for feed, view in zip(feeds.values(), views, strict=False):
-            stop_draining(feed, view)
+        _stop_all(feeds.values(), views)
         for feed in feeds.values():
             feed.close()
     return _summary(views, time.perf_counter() - began, request)
+
+
+def _stop_all(feeds: Iterable[FeederClient], views: Sequence[DrainProgress]) -> None:
+    """Interrupt the drains that have begun, and wait for them."""
+    for feed, view in zip(feeds, views, strict=False):
+        stop_draining(feed, view)
 
 
 def run_trainers(request: RunRequest, console: Console, stop: Stop) -> RunSummary:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from feedline.errors import FeederError
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.facts import FeederStats, Hello
 from feedline.loader.ring.client import FeederClient
@@ -73,7 +74,10 @@ def drain(feed: FeederClient, hello: Hello, progress: DrainProgress, *, epochs: 
         progress.reports = feed.reports
         progress.quality = feed.reports.quality
     except BaseException as error:  # the command raises it: this thread has no caller
-        progress.error = error
+        if isinstance(error, FeederError) and stop():
+            progress.stopped = True
+        else:
+            progress.error = error
     finally:
         progress.done = True
 

@@ -162,7 +162,8 @@ def free_port() -> int:
 
 def role_files(folder: Path, role: str) -> dict[str, str]:
     """`cluster.tls` with the files that `feedline certs` made for a role."""
-    return {"ca": str(folder / "ca.pem"), "cert": str(folder / f"{role}.pem"), "key": str(folder / f"{role}.key")}
+    own = folder / role
+    return {"ca": str(own / "ca.pem"), "cert": str(own / f"{role}.pem"), "key": str(own / f"{role}.key")}
 
 
 class DaskCluster:

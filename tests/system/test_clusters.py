@@ -135,7 +135,7 @@ def test_a_cluster_that_wants_certificates_refuses_strangers(place: Place, tmp_p
         for files, why in (
             (role_files(others, "client"), "certificate of the scheduler at tls://.* is not of the authority .*others"),
             (
-                role_files(made, "worker") | {"ca": str(others / "ca.pem")},
+                role_files(made, "worker") | {"ca": str(others / "worker" / "ca.pem")},
                 "worker.pem is not of the authority .*others",
             ),
         ):

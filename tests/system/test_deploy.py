@@ -184,6 +184,7 @@ def test_all_live_in_one_namespace_and_pods_find_their_volumes_and_secrets():
     readme = (KUBERNETES / "README.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `([a-z-]+\.yaml)` \|", readme, re.MULTILINE)) == set(FILES)
     assert "for role in scheduler worker client;" in readme
+    assert "create secret generic feedline-$role --from-file=certs/$role\n" in readme
     for name, pod in pods().items():
         volumes = {each["name"]: each for each in pod.get("volumes", [])}
         for container in containers(pod):
@@ -191,6 +192,8 @@ def test_all_live_in_one_namespace_and_pods_find_their_volumes_and_secrets():
             assert container["image"] == ("feedline-worker" if name in ("scheduler", "worker") else "feedline-host")
         role = name if name in ("scheduler", "worker") else "client"
         assert volumes["certs"]["secret"]["secretName"] == f"feedline-{role}"
+        words = " ".join(word for each in containers(pod) for word in (*each.get("command", ()), *each.get("args", ())))
+        assert set(re.findall(r"/certs/(\S+)", words)) == {"ca.pem", f"{role}.pem", f"{role}.key"}
         if "data" in volumes:
             assert (
                 volumes["data"]["persistentVolumeClaim"]["claimName"]
@@ -294,10 +297,7 @@ def test_the_commands_of_kubernetes_work_together(tmp_path: Path):
             word = word.replace("feedline-scheduler.feedline.svc", "127.0.0.1").replace("=0.0.0.0", "=127.0.0.1")
             word = word.replace("flights-training-0.flights-training", "127.0.0.1")
             word = re.sub(r"(?<!\d)(8786|8787|8788|29500)(?!\d)", lambda match: ports[match[0]], word)
-            word = word.replace("/certs/tls.crt", f"{certs}/{role}.pem").replace(
-                "/certs/tls.key", f"{certs}/{role}.key"
-            )
-            word = word.replace("/certs/ca.pem", f"{certs}/ca.pem")
+            word = word.replace("/certs/", f"{certs}/{role}/")  # the secret is the role's folder
             changed.append(re.sub(r"(?<![\w/])/(warehouse|work)(?=/|$)", lambda match: str(data / match[1]), word))
         return changed
 

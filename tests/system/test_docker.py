@@ -18,6 +18,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -49,6 +50,11 @@ def compose(settings: Mapping[str, str]) -> dict:
     return YAML(typ="safe", pure=True).load(text)
 
 
+def mounts(service: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The volumes of a service, and where they are."""
+    return [tuple(each.split(":")[:2]) for each in service.get("volumes", [])]
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
@@ -61,21 +67,24 @@ class Host:
         self.folder = folder
         self.services = compose(SETTINGS)["services"]
         self.ports = {"8786": free_port(), "8787": free_port(), "8788": free_port()}
-        self.volumes = {f"/{name}": folder / name for name in ("certs", "warehouse", "work")}
+        self.volumes: dict[str, Path] = {}  # by name; at the place of their first mount, below one folder
         self.running: list[subprocess.Popen] = []
-        for volume in self.volumes.values():
-            volume.mkdir()
+        for service in self.services.values():
+            for volume, target in mounts(service):
+                self.volumes.setdefault(volume, folder / target.removeprefix("/")).mkdir(parents=True, exist_ok=True)
         (folder / "home").mkdir()
         (folder / "no-torch").mkdir()
         (folder / "no-torch" / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
 
-    def here(self, word: str) -> str:
-        """A word of a command with this machine's names in it."""
+    def here(self, word: str, service: dict) -> str:
+        """A word of a service's command with this machine's names in it."""
         for name in (*self.services, "0.0.0.0"):
             word = re.sub(rf"(?<![\w.]){re.escape(name)}:(?=\d)", "127.0.0.1:", word)
         word = word.replace("=0.0.0.0", "=127.0.0.1")
         word = re.sub(r"(?<!\d)(878[678])(?!\d)", lambda match: str(self.ports[match[0]]), word)
-        return re.sub(r"(?<![\w/])(/certs|/warehouse|/work)(?=/|$)", lambda match: str(self.volumes[match[0]]), word)
+        places = {target: self.volumes[volume] for volume, target in mounts(service)}
+        roots = r"(?<![\w/])(/certs|/warehouse|/work)(?=/|$)"
+        return re.sub(roots, lambda match: str(places.get(match[0], self.folder / match[0].removeprefix("/"))), word)
 
     def start(self, name: str) -> list[subprocess.Popen]:
         """One process per replica, its output in a file of the service's name; those of the image without torch cannot
@@ -87,12 +96,12 @@ class Host:
             "TMPDIR": str(self.folder),
             "PYTHONUNBUFFERED": "1",
             **({"PYTHONPATH": str(self.folder / "no-torch")} if service["image"] == "feedline-worker" else {}),
-            **{key: self.here(str(value)) for key, value in service.get("environment", {}).items()},
+            **{key: self.here(str(value), service) for key, value in service.get("environment", {}).items()},
         }
         started = []
         for _ in range(service.get("deploy", {}).get("replicas", 1)):
             self.ports["8788"] = free_port()  # the replicas of compose have an address each
-            command = [self.here(word) for word in service["command"]]
+            command = [self.here(word, service) for word in service["command"]]
             with (self.folder / f"{name}.log").open("ab") as log:
                 started.append(
                     subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True)
@@ -108,14 +117,14 @@ class Host:
     def healthy(self, name: str) -> None:
         """Wait until the service's health check passes: for the last of its replicas."""
         _, *words = self.services[name]["healthcheck"]["test"]
-        command = [sys.executable if word == "python" else self.here(word) for word in words]
+        command = [sys.executable if word == "python" else self.here(word, self.services[name]) for word in words]
         assert eventually(lambda: subprocess.run(command, capture_output=True, check=False).returncode == 0), self.log(
             name
         )
 
     def results(self) -> dict:
         """What the training wrote down."""
-        return json.loads((self.volumes["/work"] / "flights.json").read_text())
+        return json.loads((self.volumes["work"] / "flights.json").read_text())
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(encoding="utf-8")
@@ -137,7 +146,7 @@ class Host:
             if process.pid not in sessions and _session(process) in sessions
         ]
         alive = [process for process in psutil.wait_procs(here, timeout=STOP_S)[1] if process.status() != "zombie"]
-        kept = {*self.volumes.values(), self.folder / "home", self.folder / "no-torch"}
+        kept = {self.folder / name for name in ("certs", "warehouse", "work", "home", "no-torch")}
         made = [path for path in self.folder.iterdir() if path not in kept and path.suffix != ".log"]
         files = [path for folder in made for path in (folder, *folder.rglob("*")) if not path.is_dir()]
         return [*map(str, alive), *(str(path) for path in files if path.parent.name != "dask-scratch-space")]
@@ -226,9 +235,14 @@ def test_connections_are_authenticated_and_keys_are_not_written_to():
     for role, name in (("scheduler", "scheduler"), ("worker", "worker"), ("client", "host")):
         words = " ".join(services[name]["command"])
         assert all(f"/certs/{file}" in words for file in ("ca.pem", f"{role}.pem", f"{role}.key"))
-        assert "certs:/certs:ro" in services[name]["volumes"]
+        assert f"{role}-certs:/certs:ro" in services[name]["volumes"]
+        assert f"{role}-certs:/certs/{role}" in services["certs"]["volumes"]
         assert "insecure" not in words
         assert "tcp://" not in words
+    assert [name for name in services if ("authority", "/certs/authority") in mounts(services[name])] == ["certs"]
+    folders = re.search(r"install -d -m 700 -o feedline -g feedline (.*)", DOCKERFILE.read_text(encoding="utf-8"))
+    assert folders is not None
+    assert {target for _, target in mounts(services["certs"])} < set(folders[1].split()), "writable for the user"
 
 
 def test_only_loopback_is_published():

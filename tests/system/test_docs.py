@@ -78,12 +78,12 @@ def small(text: str, before: str, after: str) -> str:
 
 
 def commands() -> list[tuple[Fence, list[str]]]:
-    """Every line of a shell example, as words."""
+    """Every command of a shell example, as words."""
     return [
         (fence, shlex.split(line, comments=True))
         for page in WITH_FENCES
         for fence in shown(page, "sh")
-        for line in fence.text.splitlines()
+        for line in fence.text.replace("\\\n", " ").splitlines()
         if line.strip()
     ]
 

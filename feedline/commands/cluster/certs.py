@@ -44,6 +44,7 @@ def certs(
     print(f"{folder}: {', '.join(report.files)}")
     print(f"valid until {report.expires} (the authority until {report.authority_expires})")
     print(f"scheduler: {', '.join(report.hosts)}")
-    print(f"in pipeline.yaml: cluster: {{scheduler: tls://{report.hosts[0]}:8786, tls: {{ca: {folder}/ca.pem, ", end="")
-    print(f"cert: {folder}/client.pem, key: {folder}/client.key}}}}")
-    print("keep ca.key where no cluster can read it: whoever has it can join")
+    print(f"in pipeline.yaml: cluster: {{scheduler: tls://{report.hosts[0]}:8786, tls: ", end="")
+    files = f"ca: {folder}/client/ca.pem, cert: {folder}/client/client.pem, key: {folder}/client/client.key"
+    print(f"{{{files}}}}}")
+    print(f"give each role its own folder; keep {folder}/authority where no cluster can read it: its key makes members")

@@ -107,6 +107,7 @@ class LiveTable:
         self._title = title
         self._live: Live | None = None
         self._last_line_s = 0.0
+        self._last_lines: list[str] = []
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -123,13 +124,16 @@ class LiveTable:
             self._live.stop()
 
     def show(self, views: Sequence[RankView], *, force: bool = False) -> None:
+        """Show the ranks. force: off a terminal, at once, unless the last lines say the same."""
         now = time.monotonic()
         if self._live is not None:
             self._live.update(display(self._console, self._title, views), refresh=True)
         elif force or now - self._last_line_s >= LINE_S:
-            self._last_line_s = now
-            for view in views:
-                self._console.print(line(view), highlight=False, soft_wrap=True)
+            lines = [line(view) for view in views]
+            if not force or lines != self._last_lines:
+                self._last_line_s, self._last_lines = now, lines
+                for text in lines:
+                    self._console.print(text, highlight=False, soft_wrap=True)
 
 
 def display(console: Console, title: str, views: Sequence[RankView]) -> Table | Group:

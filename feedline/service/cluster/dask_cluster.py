@@ -25,7 +25,7 @@ from feedline.errors import ClusterError
 from feedline.resources import Cpu, allocator_environment, cpu_environment
 from feedline.service.cluster.dashboard import DashboardOnDemand
 from feedline.service.cluster.local_cluster import start_local
-from feedline.service.cluster.provider import PROVIDER_CONFIG, start_provider
+from feedline.service.cluster.provider import provider_config, start_provider, worker_threads
 from feedline.service.cluster.reporting import Reporter
 from feedline.service.cluster.result_fetcher import ResultFetcher
 from feedline.service.cluster.scheduler_check import check_scheduler
@@ -112,11 +112,13 @@ class DaskCluster:
         config: dict[str, Any] = {**_CONFIG, **(_CONFIG_OF_THREADS if self._in_process else {})}
         if scratch is not None:  # else as in Dask's configuration
             config["temporary-directory"] = scratch
-        environment: dict[str, object] = {**allocator_environment(threads), **cpu_environment(cpu)}
-        if spec.kind == "provider":  # its options say how many threads a worker has
-            config |= PROVIDER_CONFIG
-        else:
-            environment["POLARS_MAX_THREADS"] = threads
+        workers_threads: int | None = threads
+        if spec.kind == "provider":
+            config |= provider_config(spec)
+            workers_threads = worker_threads(spec.options)
+        environment: dict[str, object] = {**allocator_environment(workers_threads or threads), **cpu_environment(cpu)}
+        if workers_threads is not None:
+            environment["POLARS_MAX_THREADS"] = workers_threads
         self._environment = environment
         for name, value in environment.items():
             config[f"distributed.nanny.pre-spawn-environ.{name}"] = value

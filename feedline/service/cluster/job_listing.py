@@ -15,10 +15,11 @@ from distributed.core import rpc
 
 from feedline.errors import ClusterError
 from feedline.service.scheduler.extension import METADATA_KEY
-from feedline.service.scheduler.job_reports import JobReport
+from feedline.service.scheduler.job_reports import REPORT_FORMAT, JobReport
 from feedline.service.tls.certificate_files import check_certificate_files
 from feedline.service.tls.refused_connection import explain_refusal
 from feedline.spec.cluster_section import TlsSpec
+from feedline.version import VERSION
 
 _ANSWER_S = 10.0
 
@@ -62,10 +63,16 @@ async def _ask(address: str, tls: TlsSpec | None) -> JobListing:
         )
     scheduler: Any = rpc(address, timeout=_ANSWER_S / 2, connection_args=security.get_connection_args("client"))
     try:
-        if not await scheduler.get_metadata(keys=[METADATA_KEY], default=None):
+        facts = await scheduler.get_metadata(keys=[METADATA_KEY], default=None)
+        if not facts:
             raise ClusterError(
                 f"the scheduler at {address} knows of no jobs: it has no Feedline extension. Start it with `feedline "
                 f"scheduler`, or `dask scheduler --preload feedline.service.scheduler.preload`"
+            )
+        if facts.get("report") != REPORT_FORMAT:
+            raise ClusterError(
+                f"the scheduler at {address} has Feedline {facts.get('version', 'of an earlier release')}, whose jobs "
+                f"this command cannot read: it is of {VERSION}. Run the `feedline jobs` of the scheduler's release"
             )
         answer = await scheduler.feedline_jobs()
         threads = await scheduler.ncores()

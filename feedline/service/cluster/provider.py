@@ -7,15 +7,21 @@ environment variables, a preload that ends blocks before a worker leaves, certif
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, pairwise
+from pathlib import Path
 from typing import Any
 
+import dask
 from distributed import Scheduler, Security
 from distributed.deploy.cluster import Cluster as DaskDeployment
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from feedline.errors import ClusterError
 from feedline.service.cluster.local_cluster import temporary_security
@@ -25,13 +31,22 @@ from feedline.spec.cluster_section import ClusterSpec, TlsSpec, is_loopback
 
 _WORKER_PRELOAD = "feedline.service.worker.preload"
 _SCHEDULER_PRELOAD = "feedline.service.scheduler.preload"
-# For nodes that inherit Dask's configuration of this process (SSHCluster, LocalCluster).
-PROVIDER_CONFIG = {
-    "distributed.worker.preload": [_WORKER_PRELOAD],
-    "distributed.nanny.preload": [_WORKER_PRELOAD],
-    "distributed.scheduler.preload": [_SCHEDULER_PRELOAD],
-}
 _SHOWN_CHARACTERS = 2000
+
+
+def provider_config(spec: ClusterSpec) -> dict[str, Any]:
+    """Dask's configuration for nodes that inherit this process's (SSHCluster, LocalCluster): preloads, certificates."""
+    config: dict[str, Any] = {
+        "distributed.worker.preload": [_WORKER_PRELOAD],
+        "distributed.nanny.preload": [_WORKER_PRELOAD],
+        "distributed.scheduler.preload": [_SCHEDULER_PRELOAD],
+    }
+    tls = spec.tls
+    if tls is not None and not tls.temporary:  # whose key would be seen in the arguments of processes
+        config |= {"distributed.comm.require-encryption": True, "distributed.comm.tls.ca-file": tls.ca}
+        for role in ("client", "worker", "scheduler"):
+            config |= {f"distributed.comm.tls.{role}.{part}": getattr(tls, part) for part in ("cert", "key")}
+    return config
 
 
 def start_provider(spec: ClusterSpec, environment: Mapping[str, object], *, elastic: bool) -> DaskDeployment:
@@ -89,10 +104,7 @@ def provider_options(
     """`cluster.options`, with our environment, preloads and certificates where the class has a place for them; the
     options of the file come first."""
     options = dict(spec.options)
-    threads = _threads(options)
     values = {key: str(value) for key, value in environment.items()}
-    if threads is not None:
-        values["POLARS_MAX_THREADS"] = str(threads)
     module = " ".join(parent.__module__ for parent in inspect.getmro(provider)) if inspect.isclass(provider) else ""
     if "dask_jobqueue" in module:
         # A shell's line, or a list of words: the words of `env` work in both.
@@ -101,17 +113,16 @@ def provider_options(
         options["worker_extra_args"] = [*options.get("worker_extra_args", ()), "--preload", _WORKER_PRELOAD]
         options["worker_extra_args"] += ["--preload-nanny", _WORKER_PRELOAD]
     elif "dask_kubernetes" in module:
-        preloads = {
-            "DASK_DISTRIBUTED__WORKER__PRELOAD": _WORKER_PRELOAD,
-            "DASK_DISTRIBUTED__NANNY__PRELOAD": _WORKER_PRELOAD,
-            "DASK_DISTRIBUTED__SCHEDULER__PRELOAD": _SCHEDULER_PRELOAD,
-        }
         given = options.get("env") or {}
-        if isinstance(given, Mapping):
-            options["env"] = {**values, **preloads, **given}
+        if (cluster := _cluster_of_kubernetes(options)) is not None:  # which the class takes as it is
+            options["custom_cluster_spec"] = _with_environment(cluster, values, given)
+        elif isinstance(given, Mapping):
+            options["env"] = {**values, **_KUBERNETES_PRELOADS, **given}
         else:
-            ours = [{"name": key, "value": value} for key, value in {**values, **preloads}.items()]
-            options["env"] = [*ours, *given]  # of two values, Kubernetes takes the last one
+            options["env"] = [
+                *_variables({**values, **_KUBERNETES_PRELOADS}),
+                *given,
+            ]  # Kubernetes takes the last value
         assert spec.workers is not None
         options.setdefault("n_workers", max(1, spec.workers.min))
         options.setdefault("quiet", True)  # its progress would be drawn on standard output, where reports go
@@ -133,8 +144,77 @@ def security_of(tls: TlsSpec) -> Security:
     return Security(tls_ca_file=tls.ca, require_encryption=True, **files)
 
 
-def _threads(options: Mapping[str, Any]) -> int | None:
+_KUBERNETES_PRELOADS = {
+    "DASK_DISTRIBUTED__WORKER__PRELOAD": _WORKER_PRELOAD,
+    "DASK_DISTRIBUTED__NANNY__PRELOAD": _WORKER_PRELOAD,
+    "DASK_DISTRIBUTED__SCHEDULER__PRELOAD": _SCHEDULER_PRELOAD,
+}
+
+
+def _variables(values: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Environment variables as a container lists them."""
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def _cluster_of_kubernetes(options: Mapping[str, Any]) -> Any:
+    """The whole DaskCluster that the options, or Dask's configuration, give or name a file of; else None. Raises
+    ClusterError for a file that cannot be read."""
+    given = options.get("custom_cluster_spec") or dask.config.get("kubernetes.custom-cluster-spec", None)
+    if not isinstance(given, str):
+        return given
+    try:
+        return YAML(typ="safe", pure=True).load(Path(given))
+    except (OSError, ValueError, YAMLError) as error:
+        raise ClusterError(
+            f"cluster.options.custom_cluster_spec {given} cannot be read: {error}. Name a YAML file with one "
+            "DaskCluster"
+        ) from error
+
+
+def _with_environment(cluster: Any, values: Mapping[str, str], given: Any) -> Any:
+    """A DaskCluster whose containers have our variables, then those of the option `env`; their own come first. Raises
+    ClusterError for what is no DaskCluster."""
+    cluster = copy.deepcopy(cluster)
+    option = _variables({name: str(value) for name, value in given.items()}) if isinstance(given, Mapping) else given
+    try:
+        for role in ("worker", "scheduler"):
+            for container in cluster["spec"][role]["spec"]["containers"]:
+                words = _words_of(container)
+                ours = dict(values)
+                if "feedline" not in (Path(str(word)).name for word in words[:2]):  # which needs no preload
+                    ours |= _KUBERNETES_PRELOADS
+                if role == "worker" and (threads := _threads_in(words)) is not None:
+                    ours.setdefault("POLARS_MAX_THREADS", threads)
+                own = container.get("env") or []
+                names = {each["name"] for each in own}
+                added = {each["name"]: each for each in [*_variables(ours), *option] if each["name"] not in names}
+                container["env"] = [*added.values(), *own]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ClusterError(
+            f"cluster.options.custom_cluster_spec is no DaskCluster: {type(error).__name__}: {error}, expected "
+            "containers at spec.worker.spec and spec.scheduler.spec. Correct it"
+        ) from error
+    return cluster
+
+
+def _words_of(container: Mapping[str, Any]) -> list[str]:
+    return [str(word) for word in chain(container.get("command") or (), container.get("args") or ())]
+
+
+def _threads_in(words: Sequence[str]) -> str | None:
+    """The threads that a worker's command names; None if it does not."""
+    for word, following in pairwise([*words, ""]):
+        name, equals, value = word.partition("=")
+        if name in ("--nthreads", "--threads") and (value if equals else following).isdigit():
+            return value if equals else following
+    return None
+
+
+def worker_threads(options: Mapping[str, Any]) -> int | None:
     """The threads of a worker, by the usual options; None if they do not say."""
+    command = options.get("worker_command") or ()
+    if (named := _threads_in(command.split() if isinstance(command, str) else command)) is not None:
+        return int(named)
     nested = options.get("worker_options")
     for source in (options, nested if isinstance(nested, Mapping) else {}):
         for key in ("threads_per_worker", "nthreads"):

@@ -17,8 +17,8 @@ from distributed import Client
 from tornado.ioloop import PeriodicCallback
 
 from feedline.service.dispatch.fair_share import FairShare
-from feedline.service.scheduler.extension import METADATA_KEY, REPORT_FORMAT
-from feedline.service.scheduler.job_reports import JobAnswer, JobReport
+from feedline.service.scheduler.extension import METADATA_KEY
+from feedline.service.scheduler.job_reports import REPORT_FORMAT, JobAnswer, JobReport
 from feedline.version import VERSION
 
 logger = logging.getLogger(__name__)

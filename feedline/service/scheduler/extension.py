@@ -9,7 +9,6 @@ which a feeder limits to a window. Adaptive clusters ask it directly; the Kubern
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,21 +18,13 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from tornado.web import RequestHandler
 
 from feedline.service.scheduler.job_book import ClusterSize, JobBook
-from feedline.service.scheduler.job_reports import JobReport
+from feedline.service.scheduler.job_reports import REPORT_FORMAT, JobReport
 from feedline.service.scheduler.retirement import finish_before_retirement
-from feedline.service.scheduler.steady_loop import steady, steady_time
+from feedline.service.scheduler.steady_loop import scheduler_clock, steady, steady_clock
 from feedline.version import VERSION
 
 # Key of the scheduler's metadata that says that it has this extension, with its version and the format of reports.
 METADATA_KEY = "feedline"
-# Changes with what feeders of another release could not send or understand.
-REPORT_FORMAT = 1
-
-
-def _steady_clock() -> Callable[[], float]:
-    """Seconds since 1970, near what feeders without an answer count by, and never set back or forth."""
-    began_s = time.time() - time.monotonic()
-    return lambda: began_s + time.monotonic()
 
 
 class JobExtension(SchedulerPlugin):
@@ -44,7 +35,7 @@ class JobExtension(SchedulerPlugin):
 
     def __init__(self, scheduler: Scheduler, *, clock: Callable[[], float] | None = None) -> None:
         self._scheduler = scheduler
-        self._clock = clock or _steady_clock()
+        self._clock = clock or steady_clock()  # near what feeders without an answer count by
         self.book = JobBook()
 
     def feedline_report(self, report: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,7 +96,7 @@ def install(scheduler: Scheduler) -> JobExtension:
     finish_before_retirement(scheduler)
     steady(scheduler.io_loop)
     # By which `worker-ttl` finds silent workers: all of them, when the wall clock jumps ahead.
-    setattr(distributed.scheduler, "time", steady_time)  # noqa: B010 -- Dask's own, replaced
+    setattr(distributed.scheduler, "time", scheduler_clock())  # noqa: B010 -- Dask's own, replaced
     application: Any = getattr(scheduler, "http_application", None)  # None: without an HTTP server
     if application is not None:
         application.add_handlers(r".*", [(r"/api/v1/adaptive_target", _TargetHandler, {"extension": extension})])

@@ -5,8 +5,9 @@ Runs in: the feeder, and the scheduler, which loads neither torch, Polars nor py
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, TypeVar
 
 T = TypeVar("T", bound="JobReport | JobAnswer")
@@ -77,3 +78,9 @@ class JobAnswer:
 def _from_json(cls: type[T], values: Mapping[str, Any]) -> T:
     names = {field.name for field in fields(cls)}
     return cls(**{name: value for name, value in values.items() if name in names})
+
+
+# Equal in releases that understand each other's reports and answers: it follows from the values that both must have.
+REPORT_FORMAT = zlib.crc32(
+    repr([[each.name for each in fields(cls) if each.default is MISSING] for cls in (JobReport, JobAnswer)]).encode()
+)

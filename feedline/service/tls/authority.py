@@ -4,7 +4,8 @@ Runs in: the process of `feedline certs`. Needs the package `cryptography` (the 
 
 Dask trusts whoever holds a certificate of the authority, whatever its name. So the authority serves one cluster only,
 and certificates name their use (extended key usage): a client's cannot stand in for a scheduler or a worker, which
-listen. Keys are of the curve P-256.
+listen. Each role has a folder with all that it needs, to be copied or mounted whole; the authority's has the key that
+signs, which no role needs. Keys are of the curve P-256.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ from feedline.errors import SpecError
 Role = Literal["scheduler", "worker", "client"]
 
 ROLES: tuple[Role, ...] = ("scheduler", "worker", "client")
+AUTHORITY = "authority"  # the folder of ca.key
 _AUTHORITY_DAYS = 3650
 _EARLIER = datetime.timedelta(minutes=5)  # clocks of other machines may be behind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CertificateReport:
-    """What was written: the folder, its files, the hosts that the scheduler's certificate names, and the days (ISO) on
-    which certificates and authority expire."""
+    """What was written: the folder, the files in it, the hosts that the scheduler's certificate names, and the days
+    (ISO) on which certificates and authority expire."""
 
     folder: str
     files: tuple[str, ...]
@@ -54,15 +56,16 @@ class _Authority:
 def make_certificates(
     folder: Path, *, hosts: Sequence[str], days: int, renew: bool, now: datetime.datetime
 ) -> CertificateReport:
-    """Write `ca.pem`, `ca.key`, and `ROLE.pem` and `ROLE.key` for each role; keys can be read by their owner only.
+    """Write `authority/ca.pem` and `authority/ca.key`, and `ROLE/ca.pem`, `ROLE/ROLE.pem` and `ROLE/ROLE.key` for each
+    role; folders and keys can be read by their owner only.
 
     hosts: names and addresses at which the scheduler is reached (default: those of the scheduler's certificate that is
     renewed, or else this host's); loopback is always among them. renew: replace the certificates by new ones of the
     folder's authority, if there is one. Raises SpecError where a file exists and `renew` is not set, where the folder
     cannot be written, and where the authority cannot be used.
     """
-    names = [f"{name}.{suffix}" for name in ("ca", *ROLES) for suffix in ("key", "pem")]
-    present = [name for name in names if (folder / name).exists()]
+    pairs = [f"{AUTHORITY}/ca", *(f"{role}/{role}" for role in ROLES)]
+    present = [file for pair in pairs for file in (f"{pair}.key", f"{pair}.pem") if (folder / file).exists()]
     if present and not renew:
         raise SpecError(
             f"{folder / present[0]} exists: a new authority would shut out everybody who trusts the present one. Make "
@@ -70,17 +73,21 @@ def make_certificates(
         )
     content: dict[str, bytes] = {}
     if present:
-        authority = _load_authority(folder, now + datetime.timedelta(days=days))
+        authority = _load_authority(folder / AUTHORITY, now + datetime.timedelta(days=days))
     else:
         authority = _new_authority(now, max(days, _AUTHORITY_DAYS))
-        content |= {"ca.key": _key_bytes(authority.key), "ca.pem": _pem(authority.certificate)}
-    names_of_host = _with_loopback(hosts or _hosts_of(folder / "scheduler.pem") or [platform.node()])
+        content[f"{AUTHORITY}/ca.key"] = _key_bytes(authority.key)
+        content[f"{AUTHORITY}/ca.pem"] = _pem(authority.certificate)
+    names_of_host = _with_loopback(hosts or _hosts_of(folder / "scheduler" / "scheduler.pem") or [platform.node()])
     for role in ROLES:
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = _certificate(authority, role, key, names_of_host, now, days)
-        content |= {f"{role}.key": _key_bytes(key), f"{role}.pem": _pem(certificate)}
+        content[f"{role}/ca.pem"] = _pem(authority.certificate)
+        content[f"{role}/{role}.key"], content[f"{role}/{role}.pem"] = _key_bytes(key), _pem(certificate)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for part in (AUTHORITY, *ROLES):
+            (folder / part).mkdir(mode=0o700, exist_ok=True)
         for name, data in content.items():
             _write(folder / name, data, 0o600 if name.endswith(".key") else 0o644)
     except OSError as error:
@@ -183,7 +190,7 @@ def _hosts_of(scheduler: Path) -> list[str]:
 
 
 def _load_authority(folder: Path, until: datetime.datetime) -> _Authority:
-    """The folder's authority. Raises SpecError where it cannot be read, or ends before `until`."""
+    """The authority of its folder. Raises SpecError where it cannot be read, or ends before `until`."""
     try:
         certificate = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
         key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), password=None)

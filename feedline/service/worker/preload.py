@@ -19,11 +19,15 @@ from typing import Any
 
 import dask
 from dask.utils import parse_timedelta
-from distributed import Nanny, Worker
+from distributed import Nanny, Status, Worker
 
 from feedline.service.scheduler.steady_loop import steady
 from feedline.service.worker.departure import DRAIN_S, Departure
 from feedline.service.worker.scheduler_watch import SchedulerWatch
+
+# A nanny learns its worker's address a moment after the worker may have got its first task.
+_START_S = 5.0
+_POLL_S = 0.02
 
 
 async def dask_setup(node: Worker | Nanny) -> None:
@@ -63,9 +67,18 @@ def _on_signal(leave: Callable[[], Any], hurry: Callable[[], None] | None = None
 
 
 async def _ask_to_leave(nanny: Any) -> None:
-    address = nanny.worker_address
+    address = await _worker_address(nanny)
     with contextlib.suppress(OSError):
         if address is not None:
             await nanny.rpc(address).feedline_leave()
             return
     await nanny.close(reason="feedline-leave")
+
+
+async def _worker_address(nanny: Any) -> str | None:
+    """The address of a nanny's worker. None: it has no worker, or one that does not start in time."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_START_S):
+            while nanny.process is not None and nanny.process.status in (Status.init, Status.starting):
+                await asyncio.sleep(_POLL_S)
+    return nanny.worker_address  # type: ignore[no-any-return]

@@ -34,6 +34,8 @@ logger = logging.getLogger("feedline.worker")
 
 _CONNECT_S = 5.0
 _PAUSE_S = 1.0
+# For a worker to start when it has been told to end meanwhile: it may have its first task already.
+_START_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,7 @@ class WorkerProcess:
         self._departure: Departure | None = None
         self._stop = False
         self._serving: asyncio.Task[None] | None = None
+        self._start: asyncio.Timeout | None = None
 
     def run(self) -> None:
         """Serve until SIGTERM or Ctrl-C. Raises ClusterError if no scheduler answers for `wait_s`, and for certificates
@@ -97,10 +100,13 @@ class WorkerProcess:
 
     def _end(self) -> None:
         """Let the worker leave; at once, if it was asked before."""
-        departure, self._stop = self._departure, True
+        departure, asked, self._stop = self._departure, self._stop, True
         if departure is None:
             assert self._serving is not None
-            self._serving.cancel()
+            if self._start is None or asked:
+                self._serving.cancel()
+            else:
+                self._start.reschedule(asyncio.get_running_loop().time() + _START_S)
         elif departure.begun:
             departure.hurry()
         else:
@@ -113,14 +119,21 @@ class WorkerProcess:
             await self._await_scheduler(security)
             worker = self._worker(security)
             try:
-                await worker
+                async with asyncio.timeout(None) as self._start:
+                    await worker
             except (OSError, TimeoutError, ValueError) as error:  # lost again, or it refuses the worker
-                logger.warning("the scheduler at %s did not take the worker: %s", options.scheduler, error)
-                await asyncio.sleep(_PAUSE_S)
+                if not self._stop:
+                    logger.warning("the scheduler at %s did not take the worker: %s", options.scheduler, error)
+                    await asyncio.sleep(_PAUSE_S)
                 continue
+            finally:
+                self._start = None
             SchedulerWatch(worker)
             steady(worker.io_loop)
             self._departure = Departure(worker, limit_s=options.drain_s)
+            if self._stop:
+                await self._departure.leave()
+                return
             logger.info("worker %s serves %s with %d threads", worker.address, options.scheduler, options.threads)
             await worker.finished()
             self._departure = None

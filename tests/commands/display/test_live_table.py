@@ -167,5 +167,7 @@ def test_without_a_terminal_there_are_plain_lines(terminal: bool):
     out = io.StringIO()
     with LiveTable(Console(file=out, width=70, force_terminal=terminal, color_system=None), title="clicks") as progress:
         progress.show([VIEW], force=True)
+        progress.show([VIEW], force=True)
+    assert terminal or out.getvalue().count("rank") == 1, "the last line is not repeated"
     assert (short_line(VIEW) if terminal else line(VIEW) + "\n") in out.getvalue()
     assert ("\x1b" in out.getvalue()) is terminal

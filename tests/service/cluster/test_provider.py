@@ -11,15 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import dask
 import pytest
-from distributed import SpecCluster
+from distributed import Security, SpecCluster
 from job_reports import REPORT
 from minimal_pipeline import MINIMAL
 from pipelines import eventually
 
 from feedline.errors import ClusterError, SpecError
 from feedline.service.cluster.cluster import Cluster
-from feedline.service.cluster.provider import load_provider, provider_options
+from feedline.service.cluster.provider import load_provider, provider_config, provider_options, worker_threads
 from feedline.spec import parse_spec
 from feedline.spec.cluster_section import ClusterSpec
 
@@ -150,7 +151,7 @@ def test_the_job_script_of_slurm():
     script = SLURMJob(scheduler="tls://10.0.0.1:8786", name="w", **given).job_script()
     assert "#SBATCH -p cpu" in script
     [line] = [line for line in script.splitlines() if line.startswith("/usr/bin/env ")]
-    words = "MALLOC_ARENA_MAX=4 NPY_DISABLE_CPU_FEATURES='X86_V4 AVX512_ICL' POLARS_MAX_THREADS=4"
+    words = "MALLOC_ARENA_MAX=4 NPY_DISABLE_CPU_FEATURES='X86_V4 AVX512_ICL'"
     assert line.startswith(f"/usr/bin/env {words} {sys.executable} -m distributed.cli.dask_worker tls://10.0.0.1:8786 ")
     assert f"--lifetime 3h --preload {PRELOAD} --preload-nanny {PRELOAD}" in line
 
@@ -195,6 +196,74 @@ def test_the_resources_of_kubernetes():
         assert values["POLARS_MAX_THREADS"] == "8", "the file's own comes first"
         assert values["DASK_DISTRIBUTED__SCHEDULER__PRELOAD"] == "feedline.service.scheduler.preload"
         assert values["DASK_DISTRIBUTED__WORKER__PRELOAD"] == PRELOAD
+
+
+CLUSTER = """
+metadata: {name: feed}
+spec:
+  worker:
+    replicas: 1
+    spec:
+      containers:
+      - name: worker
+        args: [dask-worker, --nthreads, "8"]
+        env: [{name: MALLOC_ARENA_MAX, value: "1"}, {name: TOKEN, valueFrom: {secretKeyRef: {name: s, key: t}}}]
+      - {name: side, command: [feedline, worker], args: [--threads=3]}
+  scheduler:
+    spec:
+      containers: [{name: scheduler, args: [dask-scheduler]}]
+"""
+
+
+def test_a_whole_cluster_of_kubernetes_gets_the_environment_in_its_containers(tmp_path: Path):
+    pytest.importorskip("dask_kubernetes")
+    name = "dask_kubernetes.operator.KubeCluster"
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+
+    def given(file: object) -> Any:
+        options = {"custom_cluster_spec": file, "env": {"OPENBLAS_NUM_THREADS": 1}}
+        spec = spec_of(**{"class": name, "options": options, "workers": 2})
+        return provider_options(load_provider(name), spec, ENVIRONMENT)["custom_cluster_spec"]
+
+    roles = given(str(tmp_path / "cluster.yaml"))["spec"]
+    worker, side, scheduler = (
+        {each["name"]: each.get("value") for each in container["env"]}
+        for role in ("worker", "scheduler")
+        for container in roles[role]["spec"]["containers"]
+    )
+    assert worker == {
+        "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL",
+        "POLARS_MAX_THREADS": "8",
+        "DASK_DISTRIBUTED__WORKER__PRELOAD": PRELOAD,
+        "DASK_DISTRIBUTED__NANNY__PRELOAD": PRELOAD,
+        "DASK_DISTRIBUTED__SCHEDULER__PRELOAD": "feedline.service.scheduler.preload",
+        "OPENBLAS_NUM_THREADS": "1",
+        "MALLOC_ARENA_MAX": "1",
+        "TOKEN": None,
+    }, "its own come first"
+    assert side["POLARS_MAX_THREADS"] == "3"
+    assert "DASK_DISTRIBUTED__WORKER__PRELOAD" not in side, "`feedline worker` leaves gracefully by itself"
+    assert scheduler["DASK_DISTRIBUTED__SCHEDULER__PRELOAD"] == "feedline.service.scheduler.preload"
+    with pytest.raises(ClusterError, match=r"custom_cluster_spec /no/file cannot be read: .*Name a YAML file"):
+        given("/no/file")
+    with pytest.raises(ClusterError, match=r"custom_cluster_spec is no DaskCluster: KeyError: 'spec'"):
+        given({"metadata": {"name": "feed"}})
+
+
+def test_nodes_that_inherit_the_configuration_get_threads_and_certificates():
+    """As SSHCluster's: its class takes neither environment nor certificates for them."""
+    assert worker_threads({"worker_options": {"nthreads": 4}}) == 4
+    assert worker_threads({"cores": 8, "processes": 2}) == 4
+    assert worker_threads({"worker_command": "dask-worker --nthreads 3"}) == 3
+    assert worker_threads({}) is None
+    files = {"ca": "ca.pem", "cert": "worker.pem", "key": "worker.key"}
+    config = provider_config(spec_of(**{"class": "distributed.SSHCluster", "workers": 1, "tls": files}))
+    with dask.config.set(config):
+        for role in ("scheduler", "worker", "client"):
+            security = Security().get_tls_config_for_role(role)
+            assert (security["ca_file"], security["cert"], security["key"]) == tuple(files.values())
+    config = provider_config(spec_of(**{"class": "distributed.SSHCluster", "workers": 1, "tls": "temporary"}))
+    assert not any("tls" in name for name in config), "a key would be seen in the arguments of processes"
 
 
 @pytest.mark.filterwarnings(

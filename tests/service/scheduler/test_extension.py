@@ -18,7 +18,10 @@ from pipelines import eventually
 from schedulers import connected, local_cluster
 from tornado.ioloop import PeriodicCallback
 
+from feedline.errors import ClusterError
+from feedline.service.cluster.job_listing import list_jobs
 from feedline.service.scheduler import preload
+from feedline.service.scheduler.job_reports import REPORT_FORMAT
 
 
 def test_reports_are_answered_and_their_sum_is_what_dask_scales_to():
@@ -79,7 +82,7 @@ def test_a_scheduler_without_the_extension_is_named_once_and_everything_else_wor
     ("facts", "words"),
     [
         ({"report": 2, "version": "9.9"}, "has Feedline 9.9, which does not understand the reports of"),
-        ({"report": 1}, "has Feedline of an earlier release, this process"),
+        ({"report": REPORT_FORMAT}, "has Feedline of an earlier release, this process"),
     ],
 )
 def test_a_scheduler_of_another_version_is_named_and_gets_reports_that_it_understands(
@@ -94,9 +97,12 @@ def test_a_scheduler_of_another_version_is_named_and_gets_reports_that_it_unders
             dask.report(REPORT)
             assert eventually(lambda: words in caplog.text)
             assert cluster.client.submit(sum, [1, 2]).result() == 3
-            is_understood = facts["report"] == 1
+            is_understood = facts["report"] == REPORT_FORMAT
             assert not is_understood or eventually(lambda: dask.answer)
             assert bool(local.scheduler.plugins["feedline-jobs"].feedline_jobs()) == is_understood
+        if not is_understood:
+            with pytest.raises(ClusterError, match=r"has Feedline 9\.9, whose jobs this command cannot read: it is of"):
+                list_jobs(local.scheduler.address, None)
 
 
 def test_workers_that_are_silent_are_removed_after_twenty_seconds_unless_configured_otherwise():

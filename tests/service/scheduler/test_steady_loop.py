@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import distributed.batched
@@ -11,7 +12,7 @@ import pytest
 from distributed.batched import BatchedSend
 from tornado.ioloop import IOLoop
 
-from feedline.service.scheduler.steady_loop import steady
+from feedline.service.scheduler.steady_loop import steady, steady_clock
 
 
 class Comm:
@@ -49,3 +50,13 @@ def test_a_message_soon_after_another_is_not_held_back(jump_s: int, monkeypatch:
 
     monkeypatch.setattr(distributed.batched, "time", lambda: time.time() + jump_s)
     assert asyncio.run(send_two()) == [1, 2]
+
+
+def test_clocks_go_on_from_what_was_counted_by_before(monkeypatch: pytest.MonkeyPatch):
+    """A process may have been suspended for hours, or its clock set, since it has loaded the module."""
+    monkeypatch.setattr(distributed.batched, "time", time.time)
+    loop = SimpleNamespace(time=lambda: 5e6)
+    steady(loop)
+    assert loop.time() == pytest.approx(5e6, abs=60)
+    monkeypatch.setattr(time, "time", lambda: 7e6)
+    assert steady_clock()() == pytest.approx(7e6, abs=60)

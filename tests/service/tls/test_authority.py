@@ -21,6 +21,10 @@ def make(folder: Path, *hosts: str, days: int = 30, renew: bool = False, now: da
     return make_certificates(folder, hosts=hosts, days=days, renew=renew, now=now)
 
 
+def files_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
 def openssl(*words: object) -> str:
     done = finished("openssl", *words)
     return done.stdout + done.stderr
@@ -35,32 +39,38 @@ def test_openssl_verifies_each_role_for_its_purpose(tmp_path: Path):
     at = ("-attime", int(NOW.timestamp()) + 86_400)
     for role in ROLES:
         for purpose, suits in (("sslclient", True), ("sslserver", role != "client")):
-            answer = openssl("verify", *at, "-purpose", purpose, "-CAfile", folder / "ca.pem", folder / f"{role}.pem")
+            answer = openssl("verify", *at, "-purpose", purpose, "-CAfile", folder / role / "ca.pem",
+                             folder / role / f"{role}.pem")  # fmt: skip
             assert answer.endswith(": OK\n") == suits, (role, purpose, answer)
-    late = openssl("verify", "-attime", int(NOW.timestamp()) + 31 * 86_400, "-CAfile", folder / "ca.pem",
-                   folder / "client.pem")  # fmt: skip
+    late = openssl("verify", "-attime", int(NOW.timestamp()) + 31 * 86_400, "-CAfile", folder / "client" / "ca.pem",
+                   folder / "client" / "client.pem")  # fmt: skip
     assert "certificate has expired" in late
-    names = openssl("x509", "-in", folder / "scheduler.pem", "-noout", "-ext", "subjectAltName")
+    names = openssl("x509", "-in", folder / "scheduler" / "scheduler.pem", "-noout", "-ext", "subjectAltName")
     assert "DNS:scheduler.example.org, IP Address:10.0.0.7, DNS:*.dask.svc" in names
 
 
 def test_keys_are_their_owners_and_nothing_is_overwritten(tmp_path: Path):
     folder = tmp_path / "certs"
     make(folder, "one")
-    modes = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
-    assert modes == {
-        f"{name}.{kind}": mode for name in ("ca", *ROLES) for kind, mode in (("key", 0o600), ("pem", 0o644))
-    }
-    assert folder.stat().st_mode & 0o777 == 0o700
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    modes = {str(path.relative_to(folder)): path.stat().st_mode & 0o777 for path in files_in(folder)}
+    keys = {f"{role}/{role}.key" for role in ROLES} | {"authority/ca.key"}
+    assert modes == {name: 0o600 if name in keys else 0o644 for name in modes}
+    assert set(modes) == keys | {key.replace(".key", ".pem") for key in keys} | {f"{role}/ca.pem" for role in ROLES}
+    assert {path.stat().st_mode & 0o777 for path in (folder, *folder.iterdir())} == {0o700}
+    before = {path: path.read_bytes() for path in files_in(folder)}
     with pytest.raises(SpecError, match=r"ca\.key exists: .*--renew"):
         make(folder, "one")
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert {path: path.read_bytes() for path in files_in(folder)} == before
 
     report = make(folder, renew=True)
     assert report.hosts == ("one", "localhost", "127.0.0.1"), "those of before"
-    after = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert {name for name in after if after[name] == before[name]} == {"ca.key", "ca.pem"}
+    after = {path: path.read_bytes() for path in files_in(folder)}
+    assert {path.name for path in after if after[path] == before[path]} == {"ca.key", "ca.pem"}
+    shutil.rmtree(folder / "authority")  # kept elsewhere
+    with pytest.raises(
+        SpecError, match=r"the authority in .*authority cannot be used: .*Put its ca.pem and ca.key back"
+    ):
+        make(folder, renew=True)
 
 
 def test_an_authority_that_cannot_sign_is_refused(tmp_path: Path):
@@ -69,10 +79,10 @@ def test_an_authority_that_cannot_sign_is_refused(tmp_path: Path):
     make(other)
     with pytest.raises(SpecError, match=r"ca\.pem expires on 2036-11-19, before"):
         make(folder, days=3650, renew=True, now=NOW + datetime.timedelta(days=30))
-    shutil.copy(other / "ca.key", folder / "ca.key")
+    shutil.copy(other / "authority" / "ca.key", folder / "authority" / "ca.key")
     with pytest.raises(SpecError, match=r"ca\.key is not the key of .*ca\.pem"):
         make(folder, renew=True)
-    (folder / "ca.pem").unlink()
+    (folder / "authority" / "ca.pem").unlink()
     with pytest.raises(SpecError, match=r"cannot be used: .*No such file"):
         make(folder, renew=True)
 
@@ -87,7 +97,7 @@ def test_what_is_no_host_is_refused(tmp_path: Path, host: str):
 def test_the_command_says_what_it_made(tmp_path: Path):
     done = ended_here("certs", tmp_path / "certs", "--host", "scheduler", "--json")
     facts = json.loads(done.stdout)
-    assert facts["files"] == sorted(path.name for path in (tmp_path / "certs").iterdir())
+    assert facts["files"] == [str(path.relative_to(tmp_path / "certs")) for path in files_in(tmp_path / "certs")]
     again = ended_here("certs", tmp_path / "certs")
     assert (again.returncode, again.stdout) == (2, "")
     assert "tls://scheduler:8786" in ended_here("certs", tmp_path / "certs", "--renew").stdout

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from distributed import Client, LocalCluster
-from pipelines import eventually
+from distributed import Client, LocalCluster, wait
+from pipelines import PATIENCE_S, eventually
 from processes import ended, ended_here, feedline, running
 
 from feedline.resources import DISABLE, cpu_environment
@@ -77,6 +77,7 @@ def test_workers_end_their_blocks_on_sigterm_and_one_outlives_its_scheduler(
             assert eventually(lambda: record.exists() and len(record.read_text().split()) == 2)
             for program in (ours, other):
                 program.send(signal.SIGTERM)
+            assert not wait(tasks, timeout=PATIENCE_S).not_done
             client.gather(tasks)
             del tasks  # a feeder drops what it has fetched
             assert [program.wait() for program in (ours, other)] == [0, 0]

@@ -1,0 +1,89 @@
+"""What workers and nannies that are starting do with the signals of their deployment."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from distributed import Status
+
+from feedline.service.worker import preload, worker_process
+
+ADDRESS = "tcp://127.0.0.1:1"
+
+
+class NannyOfAStartingWorker:
+    """Learns its worker's address when its status has been asked for twice, or never."""
+
+    def __init__(self, *, starts: bool) -> None:
+        self._asked, self._starts = 0, starts
+        self.calls: list[str] = []
+        self.process = self
+
+    @property
+    def status(self) -> Status:
+        self._asked += 1
+        return Status.running if self.worker_address else Status.starting
+
+    @property
+    def worker_address(self) -> str | None:
+        return ADDRESS if self._starts and self._asked > 2 else None
+
+    def rpc(self, address: str) -> Any:
+        async def leave() -> None:
+            self.calls.append(f"leave {address}")
+
+        return SimpleNamespace(feedline_leave=leave)
+
+    async def close(self, reason: str) -> None:
+        self.calls.append(f"close {reason}")
+
+
+@pytest.mark.parametrize(("starts", "calls"), [(True, [f"leave {ADDRESS}"]), (False, ["close feedline-leave"])])
+def test_a_nanny_that_does_not_know_its_worker_yet_lets_it_end_its_tasks(
+    starts: bool, calls: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    """A worker may run a task before its nanny has heard of its address. Closing the nanny would give that task up."""
+    monkeypatch.setattr(preload, "_START_S", 5.0 if starts else 0.1)
+    nanny = NannyOfAStartingWorker(starts=starts)
+    asyncio.run(preload._ask_to_leave(nanny))
+    assert nanny.calls == calls
+
+
+@pytest.mark.parametrize(("start_s", "left"), [(0.05, ["leave"]), (60.0, [])])
+def test_a_worker_that_is_told_to_end_while_it_starts_ends_the_task_it_may_have_got(
+    start_s: float, left: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    """The same without a nanny. One that does not start in time ends without."""
+    calls: list[str] = []
+
+    class StartingWorker:
+        io_loop = SimpleNamespace()
+
+        def __await__(self) -> Any:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return asyncio.sleep(start_s).__await__()
+
+    class RecordedDeparture:
+        def __init__(self, worker: object, *, limit_s: float) -> None:
+            pass
+
+        async def leave(self) -> None:
+            calls.append("leave")
+
+    async def found(*_: object) -> None:
+        pass
+
+    for name in ("SchedulerWatch", "steady"):
+        monkeypatch.setattr(worker_process, name, lambda *_: None)
+    monkeypatch.setattr(worker_process, "Departure", RecordedDeparture)
+    monkeypatch.setattr(worker_process, "_START_S", 5.0 if left else 0.1)
+    process = worker_process.WorkerProcess(worker_process.WorkerOptions(scheduler="tcp://127.0.0.1:9", threads=1))
+    monkeypatch.setattr(process, "_await_scheduler", found)
+    monkeypatch.setattr(process, "_worker", lambda security: StartingWorker())
+    process.run()
+    assert calls == left
