@@ -42,6 +42,8 @@ PROCESSES = ("worker", "scheduler", "feeder", "trainer", "run")
 NETWORK = ("feeder-scheduler", "worker-scheduler", "feeder-worker")
 DELAY_S = (0.2, 3.0)
 JUMP_S = (-7200.0, 7200.0)
+STEPS = 79  # of an epoch: 20,000 rows, four lanes, batches of 64 rows, the last one padded
+UNFINISHED = (".tmp", ".unfinished", ".draft", ".partial")
 LONG_S = 25.0  # without a batch: the processes' last words are recorded
 DISK_S = 1.0
 WORKERS = (1, 3)
@@ -171,7 +173,8 @@ def chaos(
     record: Callable[[dict[str, Any]], None] = lambda _: None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Go through these faults, or so many random ones, then to the end of an epoch; what `feedline verify` found.
+    """Go through these faults, or so many random ones, then to the end of an epoch; what `feedline verify` found, and
+    `problems`, of which a run should have none.
 
     options: of `Deployment`. disk: the folder of `work_dir` if it is a file system of its own. batches: that each rank
     gets before a fault counts as overcome. record: gets each fault, with its recovery time. Given faults come one by
@@ -193,17 +196,34 @@ def chaos(
         for _, undo in chaos.undo:
             undo()
         deployment.close()
+    left = [str(file) for file in place.work.rglob("*") if file.suffix in UNFINISHED]
     audit = ended_here("verify", deployment.path, "--receipts", deployment.receipts, "--json")
     findings = json.loads(audit.stdout) if audit.stdout else {"error": audit.stderr}
+    problems = _problems(findings, last, deployment.starts["trainer"])
     return {
         **findings,
-        "status": audit.returncode,
+        "problems": problems + [f"unfinished: {file}" for file in left],
         "faults": dict(chaos.counts),
         "starts": dict(deployment.starts),
         "pardoned": dict(deployment.pardoned),
         "last_epoch": last,
         "seconds": round(time.monotonic() - begin_s),
     }
+
+
+def _problems(findings: dict[str, Any], last: int, starts: int) -> list[str]:
+    """What is not as planned: every epoch from its first step to its last one, on every lane, and nothing twice but
+    the batch after which a trainer was killed before it had saved its state."""
+    if "error" in findings:
+        return [findings["error"]]
+    problems = [f"{name}: {findings[name]}" for name in ("differences", "missing", "unreadable") if findings[name]]
+    planned = [{"epoch": epoch, "first": 0, "last": STEPS - 1, "lanes": [0, 1, 2, 3]} for epoch in range(last + 1)]
+    if findings["received"] != planned:
+        problems.append(f"received: {[each for each in findings['received'] if each not in planned]}")
+    again = sum(each["last"] - each["first"] + 1 for each in findings["again"])
+    if again > starts:
+        problems.append(f"{again} batches again, of {starts} starts: {findings['again']}")
+    return problems
 
 
 def _draw(chaos: Chaos, number: int) -> list[str]:
@@ -268,13 +288,13 @@ def main() -> None:
     if not table.exists():
         recipe = ClickRecipe(rows=20_000, days=3, seed=7, histories=2, row_group_rows=1_024, part_rows=4_096)
         generate_clicks(str(table), recipe)
-    passed = {run["seed"] for run in _lines(folder / "runs.jsonl") if run["status"] == 0}
+    passed = {run["seed"] for run in _lines(folder / "runs.jsonl") if not run["problems"]}
     for seed in range(arguments.seed, arguments.seed + -(-arguments.faults // arguments.per_run)):
         if seed not in passed:
             _run(folder, table, arguments.kind or arguments.per_run, seed)
-    runs = {run["seed"]: run["status"] for run in _lines(folder / "runs.jsonl")}
+    runs = {run["seed"]: run["problems"] for run in _lines(folder / "runs.jsonl")}
     print(json.dumps({"runs": runs, "recovery": recovery_table(_lines(folder / "faults.jsonl"))}, indent=1))
-    sys.exit(any(runs.values()))
+    sys.exit(1 if any(runs.values()) else 0)
 
 
 def _run(folder: Path, table: Path, faults: Sequence[str] | int, seed: int) -> None:
@@ -290,10 +310,10 @@ def _run(folder: Path, table: Path, faults: Sequence[str] | int, seed: int) -> N
         with furnished(own, table) as place, SmallDisk(place.work) as disk:
             findings = chaos(place, faults, seed=seed, disk=disk, record=record)
     except AssertionError as error:
-        findings = {"status": 1, "error": str(error)}
-    findings["differences"] = findings.get("differences", [])[:5]
-    _append(folder / "runs.jsonl", {"seed": seed, **findings})
-    if findings["status"] == 0:
+        findings = {"problems": [str(error)]}
+    kept = ("problems", "again", "faults", "starts", "pardoned", "last_epoch", "seconds")
+    _append(folder / "runs.jsonl", {"seed": seed, **{name: findings[name] for name in kept if name in findings}})
+    if not findings["problems"]:
         shutil.rmtree(own)
 
 

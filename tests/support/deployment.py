@@ -28,7 +28,6 @@ RANKS = 2
 PATIENCE_S = 150.0  # for a batch, while everything starts anew
 ASK_S = 1.0  # between two questions how many workers are needed
 _LOCAL = "tcp://127.0.0.1"
-_DASK = str(Path(sys.executable).with_name("dask"))
 _JUMPING = """
 import mmap, os, struct, time
 _path = os.environ.get("CHAOS_CLOCK")
@@ -71,9 +70,10 @@ class Worker:
         port = free_port()
         self.proxy = Proxy(port)
         self.proxy.__enter__()
-        contact = ("--listen-address", f"{_LOCAL}:{port}", "--contact-address", f"{_LOCAL}:{self.proxy.port}")
-        options = ("--nthreads", "1", "--no-nanny", "--no-dashboard", "--preload", "feedline.service.worker.preload")
-        self.program = Program([_DASK, "worker", f"{_LOCAL}:{scheduler_port}", *contact, *options], env=environment)
+        where = ("--port", str(port), "--contact-address", f"127.0.0.1:{self.proxy.port}")
+        options = ("--threads", "1", "--cpu", "native")
+        words = [sys.executable, "-m", "feedline", "worker", f"{_LOCAL}:{scheduler_port}", *where, *options]
+        self.program = Program(words, env=environment)
 
     def close(self) -> None:
         self.program.close()
