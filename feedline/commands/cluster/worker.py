@@ -20,6 +20,14 @@ from feedline.service.worker.departure import DRAIN_S
 from feedline.service.worker.worker_process import WorkerOptions, WorkerProcess, replace_process, worker_environment
 from feedline.spec.cluster_section import is_loopback, scheduler_address
 
+ContactAddress = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Where others reach it, if not where it listens: behind NAT, or a container's port. Needs --port.",
+    ),
+]
+
 
 def worker(
     address: Annotated[
@@ -36,13 +44,7 @@ def worker(
         typer.Option(help="Address to listen on (default: the one from which it reaches the scheduler)."),
     ] = None,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port to listen on (default: a free one).")] = None,
-    contact_address: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Where others reach it, if not where it listens: behind NAT, or a container's port. Needs --port.",
-        ),
-    ] = None,
+    contact_address: ContactAddress = None,
     http: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Serve /health and /metrics there (default: not at all).")
     ] = None,
@@ -63,12 +65,7 @@ def worker(
     status 0; a second one gives up the running ones. A scheduler that is gone is waited for.
     """
     tls = connection_files(address, tls_ca, tls_cert, tls_key, insecure=insecure)
-    if host is not None and tls is None and not insecure and not is_loopback(host):
-        raise SpecError(
-            f"the worker would be unencrypted and not only on this machine: got --host {host}. Dask's messages are "
-            "pickle, so anyone who reaches the port can run code. Give --tls-ca, --tls-cert and --tls-key, or accept "
-            "the risk with --insecure"
-        )
+    _refuse_open(host, tls is not None or insecure)
     _check_contact_address(contact_address, port)
     options = WorkerOptions(
         scheduler=address,
@@ -89,6 +86,16 @@ def worker(
     logging.getLogger("distributed").setLevel(logging.WARNING)
     logging.getLogger("feedline").setLevel(logging.INFO)
     WorkerProcess(options).run()
+
+
+def _refuse_open(host: str | None, is_allowed: bool) -> None:
+    """Raise SpecError for a worker that other machines reach without TLS, unless that is allowed."""
+    if host is not None and not is_allowed and not is_loopback(host):
+        raise SpecError(
+            f"the worker would be unencrypted and not only on this machine: got --host {host}. Dask's messages are "
+            "pickle, so anyone who reaches the port can run code. Give --tls-ca, --tls-cert and --tls-key, or accept "
+            "the risk with --insecure"
+        )
 
 
 def _check_contact_address(contact_address: str | None, port: int | None) -> None:
