@@ -43,7 +43,8 @@ def provider_config(spec: ClusterSpec) -> dict[str, Any]:
     }
     tls = spec.tls
     if tls is not None and not tls.temporary:  # whose key would be seen in the arguments of processes
-        config |= {"distributed.comm.require-encryption": True, "distributed.comm.tls.ca-file": tls.ca}
+        config |= {"distributed.comm.default-scheme": "tls", "distributed.comm.require-encryption": True}
+        config["distributed.comm.tls.ca-file"] = tls.ca
         for role in ("client", "worker", "scheduler"):
             config |= {f"distributed.comm.tls.{role}.{part}": getattr(tls, part) for part in ("cert", "key")}
     return config

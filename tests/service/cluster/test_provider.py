@@ -256,7 +256,7 @@ def test_nodes_that_inherit_the_configuration_get_threads_and_certificates():
     assert worker_threads({"cores": 8, "processes": 2}) == 4
     assert worker_threads({"worker_command": "dask-worker --nthreads 3"}) == 3
     assert worker_threads({}) is None
-    files = {"ca": "ca.pem", "cert": "worker.pem", "key": "worker.key"}
+    files = {"ca": "/c/ca.pem", "cert": "/c/worker.pem", "key": "/c/worker.key"}
     config = provider_config(spec_of(**{"class": "distributed.SSHCluster", "workers": 1, "tls": files}))
     with dask.config.set(config):
         for role in ("scheduler", "worker", "client"):
