@@ -33,6 +33,8 @@ from feedline.service.scheduler.extension import install
 from feedline.service.tls.certificate_files import check_certificate_files
 from feedline.spec.cluster_section import ClusterSpec, TlsSpec, is_loopback
 
+logger = logging.getLogger(__name__)
+
 _WORKER_PRELOAD = "feedline.service.worker.preload"
 _SCHEDULER_PRELOAD = "feedline.service.scheduler.preload"
 _SHOWN_CHARACTERS = 2000
@@ -73,8 +75,8 @@ def start_provider(spec: ClusterSpec, environment: Mapping[str, object], *, elas
         ) from error
     if not isinstance(cluster, DaskDeployment):
         raise _no_cluster(name, f"it returned {type(cluster).__name__}")
-    logger = logging.getLogger("tornado.application")
-    logger.addFilter(_drop)  # where Dask's loop logs the error of a start that is raised here
+    loop_logger = logging.getLogger("tornado.application")
+    loop_logger.addFilter(_drop)  # where Dask's loop logs the error of a start that is raised here
     try:
         _refuse_open(name, cluster, spec)
         _extend_scheduler(cluster)
@@ -83,7 +85,7 @@ def start_provider(spec: ClusterSpec, environment: Mapping[str, object], *, elas
         close_provider(cluster, _CLOSE_S)
         raise
     finally:
-        logger.removeFilter(_drop)
+        loop_logger.removeFilter(_drop)
     return cluster
 
 
@@ -92,12 +94,17 @@ def _drop(_: logging.LogRecord) -> bool:
 
 
 def close_provider(cluster: Any, timeout_s: float) -> None:
-    """Close a cluster within a time."""
+    """Close a cluster within a time. What its platform refuses then is logged: the run has ended, with its own error or
+    without."""
     if isinstance(cluster, SpecCluster):  # asserts that its workers are closed, also those that could not start
         for worker in [each for each in cluster._created if each.status is Status.created]:
             cluster._created.discard(worker)
-    with contextlib.suppress(TimeoutError, OSError):
+    try:
         cluster.close(timeout=timeout_s)
+    except (TimeoutError, OSError):
+        pass
+    except Exception as error:
+        logger.warning("the Dask cluster did not close: %s. Look for what is left on its platform", _words(error))
 
 
 def load_provider(name: str) -> Callable[..., Any]:
@@ -135,7 +142,8 @@ def _import_module(name: str) -> Any:
         return importlib.import_module(name)
     finally:
         for number, handler in handlers.items():
-            signal.signal(number, handler)
+            if handler is not None:  # None: one that Python did not set
+                signal.signal(number, handler)
 
 
 def provider_options(
@@ -159,10 +167,8 @@ def provider_options(
         elif isinstance(given, Mapping):
             options["env"] = {**values, **_KUBERNETES_PRELOADS, **given}
         else:
-            options["env"] = [
-                *_variables({**values, **_KUBERNETES_PRELOADS}),
-                *given,
-            ]  # Kubernetes takes the last value
+            # Of two values, Kubernetes takes the last one.
+            options["env"] = [*_variables({**values, **_KUBERNETES_PRELOADS}), *given]
         assert spec.workers is not None
         options.setdefault("n_workers", max(1, spec.workers.min))
         options.setdefault("quiet", True)  # its progress would be drawn on standard output, where reports go
@@ -221,7 +227,7 @@ def _with_environment(cluster: Any, values: Mapping[str, str], given: Any) -> An
             for container in cluster["spec"][role]["spec"]["containers"]:
                 words = _words_of(container)
                 ours = dict(values)
-                if "feedline" not in (Path(str(word)).name for word in words[:2]):  # which needs no preload
+                if "feedline" not in (Path(word).name for word in words[:2]):  # which needs no preload
                     ours |= _KUBERNETES_PRELOADS
                 if role == "worker" and (threads := _threads_in(words)) is not None:
                     ours.setdefault("POLARS_MAX_THREADS", threads)
