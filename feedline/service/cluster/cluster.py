@@ -191,13 +191,20 @@ class Cluster:
         return {} if self._only_threads else self.connection.stacks_of(keys)
 
     def eligible_workers(self) -> frozenset[str] | None:
-        """The workers that may get blocks; None for any."""
+        """The workers that may get blocks; None for any. Where the scheduler has named a route, those of it that are
+        not excluded, or, if it has none, others."""
         now_s = time.monotonic()
-        return self._exclusions.eligible_workers(self.members(), now_s) if self._exclusions.any(now_s) else None
+        route = self.share.route
+        if not self._exclusions.any(now_s):
+            return route or None
+        allowed = self._exclusions.allowed(route, now_s)
+        return allowed or self._exclusions.eligible_workers(self.members(), now_s)
 
     def preferences(self) -> dict[str, Any]:
         """Dask options of tasks that are not blocks: not on excluded workers, after the blocks that are due by now."""
-        eligible = self.eligible_workers()
+        now_s = time.monotonic()
+        any_excluded = self._exclusions.any(now_s)
+        eligible = self._exclusions.eligible_workers(self.members(), now_s) if any_excluded else None
         workers = {} if eligible is None else {"workers": sorted(eligible), "allow_other_workers": True}
         return {"priority": priority(self.now_s()), **workers}
 
@@ -240,12 +247,14 @@ class Cluster:
             check_environment(self.environment)
             return
         self.connection.await_workers()
-        check_workers(self.client, check_environment, self.environment, self.exclude)
+        self._check(check_environment, self.environment)
         if code:
-            check_workers(self.client, check_functions, tuple(code), self.exclude)
+            self._check(check_functions, tuple(code))
 
     def check_job(self, job: Job, reach: Reach | None = None) -> None:
-        """Send a job to all workers, which check that they can compute it. Raises ClusterError if none can.
+        """Send a job to the workers, which check that they can compute it. Raises ClusterError if none can.
+
+        Where there is a route, to those of it; others get the job with the first block that fails there for want of it.
 
         reach: what workers on other hosts must read; unchecked if this process cannot read it either.
         """
@@ -254,8 +263,11 @@ class Cluster:
             return
         self.connection.await_scheduler()
         if reach is not None and self._elsewhere:
-            check_reach(self.client, reach, self.exclude)
-        check_workers(self.client, check_job, job, self.exclude)
+            check_reach(self.client, reach, self.exclude, self.share.route)
+        self._check(check_job, job)
+
+    def _check(self, check: Callable[[Any], None], argument: Any) -> None:
+        check_workers(self.client, check, argument, self.exclude, self.share.route)
 
     @property
     def _elsewhere(self) -> bool:

@@ -18,22 +18,26 @@ class FairShare:
 
     The scheduler charges a job for what its feeders have reported; a feeder adds what it has not reported yet and what
     is in flight, so that its blocks start one after the other at the pace of its part, as seen by the scheduler that
-    compares them with those of others. `answer`: None before the first, and from a scheduler that gives none.
+    compares them with those of others. `answer`: None before the first, and from a scheduler that gives none. `route`:
+    the workers that compute this feeder's blocks; empty: all.
     """
 
     def __init__(self) -> None:
         self.answer: JobAnswer | None = None
+        self.route: frozenset[str] = frozenset()
         self._answered_s = 0.0
         self._offset_s = 0.0
         self._unreported_s = 0.0
 
     def begin(self, offset_s: float) -> None:
         """Forget the answers of an earlier scheduler. offset_s: by which the clock of the present one is ahead."""
-        self.answer, self._offset_s = None, offset_s
+        self.answer, self._offset_s, self.route = None, offset_s, frozenset()
 
     def update(self, answer: JobAnswer, answered_s: float) -> None:
         """Take the scheduler's next answer. answered_s: when it came, by a clock of this host that is never set."""
         self.answer, self._answered_s, self._unreported_s = answer, answered_s, 0.0
+        if answer.route is not None:
+            self.route = frozenset(answer.route)
 
     def computed(self, busy_s: float) -> None:
         """Count a block that was computed in so many seconds."""
