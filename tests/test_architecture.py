@@ -86,6 +86,7 @@ INSIDE_FUNCTIONS = {
     ("feedline.resources", "psutil"),
     ("feedline.warehouse.storage.retry", "tenacity"),
     ("feedline.service.cluster.cluster", "feedline.service.cluster.dask_cluster"),
+    ("feedline.service.cluster.cluster", "feedline.service.cluster.provider"),
     ("feedline.service.dispatch.attempts", "distributed"),
     ("feedline.artifacts.external", "feedline.artifacts.zarr_array"),
     ("feedline.loader.row_arrays", "feedline.loader.batch"),

@@ -70,8 +70,7 @@ class Cluster:
         self._spec = spec
         self._threads = threads
         self._scratch = scratch
-        self._elastic = elastic
-        self._report = report
+        self._elastic, self._report = elastic, report
         self.kind = spec.kind
         self._exclusions = Exclusions()
         self._cpu = choose_cpu(spec.cpu, shared=self.kind in ("scheduler", "provider"))
@@ -80,6 +79,7 @@ class Cluster:
         self._dask: Future[DaskCluster] = Future()
         self._start: threading.Thread | None = None
         self._code, self._unchecked = tuple(code), early
+        _load_provider(spec)
         if not early:
             self._connect()
             self._connected()
@@ -307,6 +307,14 @@ class Cluster:
             self.dask.close()
         if self._port is not None:
             self._port.release()
+
+
+def _load_provider(spec: ClusterSpec) -> None:
+    """Import the class of `cluster.class` in this thread, the main one of a process: some cannot be in another."""
+    if spec.provider is not None:
+        from feedline.service.cluster.provider import load_provider  # noqa: PLC0415 -- imports Dask
+
+        load_provider(spec.provider)
 
 
 class _ReservedPort:

@@ -26,7 +26,7 @@ from feedline.errors import ClusterError
 from feedline.resources import Cpu, allocator_environment, cpu_environment
 from feedline.service.cluster.dashboard import DashboardOnDemand
 from feedline.service.cluster.local_cluster import start_local
-from feedline.service.cluster.provider import provider_config, start_provider, worker_threads
+from feedline.service.cluster.provider import close_provider, provider_config, start_provider, worker_threads
 from feedline.service.cluster.reporting import Reporter
 from feedline.service.cluster.result_fetcher import ResultFetcher
 from feedline.service.cluster.scheduler_check import check_scheduler
@@ -228,8 +228,7 @@ class DaskCluster:
             if hasattr(self, "connection"):
                 self.connection.close()
             if self._cluster is not None:
-                with contextlib.suppress(TimeoutError, OSError):
-                    self._cluster.close(timeout=_TASKS_END_S if self._in_process else _CLOSE_S)
+                close_provider(self._cluster, _TASKS_END_S if self._in_process else _CLOSE_S)
         finally:
             self._config.close()
 

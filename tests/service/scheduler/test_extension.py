@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import json
 import logging
 import threading
@@ -13,6 +15,7 @@ from urllib.request import urlopen
 import dask
 import distributed.scheduler
 import pytest
+from distributed.scheduler import TaskGroup
 from job_reports import REPORT
 from pipelines import eventually
 from schedulers import connected, local_cluster
@@ -42,6 +45,30 @@ def test_reports_are_answered_and_their_sum_is_what_dask_scales_to():
             assert json.load(answer) == {"workers": 3}
         with pytest.raises(HTTPError, match="404"):
             urlopen(page + "retire_workers", data=b"{}")
+
+
+def test_nothing_is_kept_of_tasks_that_are_over():
+    """Dask's spans would keep each group of tasks that ended before the next one began."""
+    with (
+        dask.config.set({"distributed.diagnostics.computations.max-history": 1}),
+        local_cluster("feedline.service.scheduler.preload", workers=1) as local,
+        connected(local) as cluster,
+    ):
+        [worker] = local.workers.values()
+
+        def counters() -> int:
+            """Of the worker, after some tasks have come and gone, one by one."""
+            for _ in range(5):
+                cluster.client.submit(str, "a block", key=f"a block-{next(numbers)}").result()
+                assert eventually(lambda: not local.scheduler.tasks)
+            return len(worker.digests_total)
+
+        numbers = itertools.count()
+        assert counters() == counters()
+        cluster.client.sync(worker.heartbeat)
+        gc.collect()
+        groups = [each for each in gc.get_objects() if type(each) is TaskGroup and each.name == "a block"]
+        assert len(groups) <= 1, "that of the last computation"
 
 
 def test_workers_stay_when_the_wall_clock_jumps_ahead(monkeypatch: pytest.MonkeyPatch):
