@@ -33,9 +33,6 @@ from feedline.service.dispatch.window import Window
 
 logger = logging.getLogger(__name__)
 
-# Workers that a task names at most, of those that may compute it: 400 bytes.
-_NAMED = 16
-
 
 @dataclass(slots=True)
 class _Attempt:
@@ -64,6 +61,10 @@ class _Work:
     def late_s(self, now_s: float) -> float:
         """Seconds that its only attempt has taken so far; 0 if it was hedged."""
         return 0.0 if self.hedged or len(self.attempts) != 1 else now_s - self.attempts[0].submitted_s
+
+    def is_outside(self, route: frozenset[str]) -> bool:
+        """Whether an attempt may only run on workers none of which is in the route."""
+        return any(each.workers is not None and each.workers.isdisjoint(route) for each in self.attempts)
 
     def hold(self, attempt: _Attempt) -> None:
         """Keep a finished attempt's task."""
@@ -140,7 +141,6 @@ class Delivery:
         self._running: dict[str, _Work] = {}  # by key, an entry per attempt
         self._unsubmitted: list[_Work] = []  # while the scheduler does not answer
         self._connection = cluster.number
-        self._turn = 0
         self._outcomes: list[tuple[str, Outcome, float]] = []  # appended to by the threads of tasks
         self._closed = False
         self._lock = threading.Lock()
@@ -222,7 +222,7 @@ class Delivery:
         # Workers hold the job since `check_job`. One that joined later or has evicted it gets it with the next attempt.
         job = self._job if work.submissions else self._job.digest
         work.submissions += 1
-        workers = None if workers is None else self._some_of(workers)
+        workers = None if workers is None else self._cluster.share.take_turn(workers)
         options = {"priority": priority, **({"workers": sorted(workers)} if workers is not None else {})}
         arguments = job, pack_request(work.request, self._cluster.packed), key, self._cluster.packed
         task = self._cluster.start(attempt_block, *arguments, key=key, arrived=self._queue, **options)
@@ -231,15 +231,6 @@ class Delivery:
             return
         self._running[key] = work
         work.attempts.append(_Attempt(key, task, self._clock(), workers, slow))
-
-    def _some_of(self, workers: frozenset[str]) -> frozenset[str]:
-        """Some of the workers for the next task, all of them in turn: Dask takes the one that is least busy."""
-        if len(workers) <= _NAMED:
-            return workers
-        ordered = sorted(workers)
-        first = self._turn % len(ordered)
-        self._turn += _NAMED
-        return frozenset((ordered + ordered)[first : first + _NAMED])
 
     def _submit_again(self, work: _Work, workers: frozenset[str] | None, slow: str = "") -> None:
         self.stats.resubmitted += 1
@@ -266,12 +257,7 @@ class Delivery:
 
     def _resubmit_stranded(self) -> None:
         """Resubmit blocks that may only run on workers that have left."""
-        route = self._cluster.share.route  # whose workers are there, as of the last report
-        restricted = [
-            work
-            for work in self._work.values()
-            if any(each.workers is not None and each.workers.isdisjoint(route) for each in work.attempts)
-        ]
+        restricted = [work for work in self._work.values() if work.is_outside(self._cluster.share.route)]
         if not restricted:
             return
         members = self._cluster.members()

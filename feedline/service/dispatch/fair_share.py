@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from feedline.service.scheduler.job_reports import JobAnswer
 
+# Workers that a task names at most, of those that may compute it: 400 bytes.
+_NAMED = 16
+
 
 class FairShare:
     """The last answer, and what was submitted and computed since.
@@ -25,6 +28,7 @@ class FairShare:
     def __init__(self) -> None:
         self.answer: JobAnswer | None = None
         self.route: frozenset[str] = frozenset()
+        self._turn = 0
         self._answered_s = 0.0
         self._offset_s = 0.0
         self._unreported_s = 0.0
@@ -42,6 +46,15 @@ class FairShare:
     def computed(self, busy_s: float) -> None:
         """Count a block that was computed in so many seconds."""
         self._unreported_s += busy_s
+
+    def take_turn(self, workers: frozenset[str]) -> frozenset[str]:
+        """Some of the workers for the next task, all of them in turn: Dask takes the one that is least busy."""
+        if len(workers) <= _NAMED:
+            return workers
+        ordered = sorted(workers)
+        first = self._turn % len(ordered)
+        self._turn += _NAMED
+        return frozenset((ordered + ordered)[first : first + _NAMED])
 
     def threads(self, all_threads: int) -> int:
         """This feeder's part of the cluster's threads, at least one."""

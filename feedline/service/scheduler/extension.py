@@ -58,11 +58,7 @@ class JobExtension(SchedulerPlugin):
         """The last report of each feeder, and its fair part of the threads of all workers."""
         now_s = self._clock()
         parts = self.book.threads_by_feeder(now_s, self._size())
-        routes = self.book.routes
-        return [
-            {**report.to_json(), "threads": parts[report.feeder], "route_workers": routes.size_of(report.feeder)}
-            for report in self.book.reports(now_s)
-        ]
+        return [{**report.to_json(), "threads": parts[report.feeder]} for report in self.book.reports(now_s)]
 
     def adaptive_target(self, target_duration: object = None) -> int:
         """The workers that all jobs together need. target_duration: of Dask's interface; of no use here."""

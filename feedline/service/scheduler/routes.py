@@ -88,11 +88,6 @@ class Routes:
         """The sum of the parts of a worker that its routes need."""
         return self._coverage.get(worker, 0) / _UNIT
 
-    def size_of(self, feeder: str) -> int:
-        """The workers of a feeder's route; 0 without one."""
-        route = self._routes.get(feeder)
-        return 0 if route is None else len(route.workers)
-
     def forget(self, others: Collection[str]) -> None:
         """Forget all feeders but these."""
         for feeder in [each for each in self._routes if each not in others]:
