@@ -211,7 +211,7 @@ class Cluster:
 
     def look(self, *, waiting: bool) -> None:
         """Check scheduler and workers; see `SchedulerConnection.look`."""
-        if not self._only_threads:
+        if self._dask.done():  # else it is being connected to, in a time of its own
             self.connection.look(waiting=waiting)
 
     @property

@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+import threading
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import dask
 import pytest
-from distributed import Security, SpecCluster
+from distributed import LocalCluster, Security, SpecCluster
 from job_reports import REPORT
 from minimal_pipeline import MINIMAL
 from pipelines import eventually
@@ -140,6 +141,25 @@ def test_a_queue_that_refuses_jobs_is_told_in_its_own_words(tmp_path: Path, monk
     assert "dask_jobqueue.SLURMCluster did not scale: tried from 2 to 2 workers: " in words
     assert "QOSMaxSubmitJobPerUserLimit" in words
     gc.collect()
+
+
+_may_start = threading.Event()
+
+
+def late_cluster(**options: Any) -> LocalCluster:
+    assert _may_start.wait(60)
+    return LocalCluster(**options)
+
+
+def test_a_feeder_goes_on_while_a_platform_starts_and_the_cluster_that_has_started_is_closed():
+    """A trainer may leave meanwhile."""
+    spec = spec_of(**{**LOCAL, "class": f"{__name__}.late_cluster", "workers": 1})
+    with closing(Cluster(spec, threads=1, early=True)) as cluster:
+        cluster.look(waiting=True)
+        assert cluster.dask is None
+        _may_start.set()
+    assert cluster.dask is not None
+    assert cluster.dask.connection.client.status == "closed"
 
 
 def test_a_class_that_gives_no_worker():
