@@ -38,9 +38,11 @@ from feedline.warehouse.synthetic.clicks import ClickRecipe
 from feedline.warehouse.synthetic.generate import generate_clicks
 
 BATCHES = 60  # that each rank gets before a fault counts as overcome: more than feeder and ring hold
+SIGNALS = {"kill": signal.SIGKILL, "terminate": signal.SIGTERM, "suspend": signal.SIGSTOP, "pause": signal.SIGSTOP}
 PROCESSES = ("worker", "scheduler", "feeder", "trainer", "run")
 NETWORK = ("feeder-scheduler", "worker-scheduler", "feeder-worker")
 DELAY_S = (0.2, 3.0)
+PAUSE_S = 25.0  # after 20 s of silence, a scheduler removes a worker
 JUMP_S = (-7200.0, 7200.0)
 STEPS = 79  # of an epoch: 20,000 rows, four lanes, batches of 64 rows, the last one padded
 UNFINISHED = (".tmp", ".unfinished", ".draft", ".partial")
@@ -70,12 +72,12 @@ class Chaos:
         signals = [f"{name} {victim}" for name in ("kill", "terminate", "suspend") for victim in PROCESSES]
         network = [f"{name} {where}" for name in ("delay", "reset", "half-open") for where in NETWORK]
         clocks = [f"clock {where}" for where in self.deployment.clocks]
-        return [*signals, *network, *clocks, *(["full disk"] if self.disk is not None else [])]
+        return [*signals, "pause worker", *network, *clocks, *(["full disk"] if self.disk is not None else [])]
 
     def strike(self, kind: str) -> bool:
         """Do it, to a random victim; whether there was one."""
         what, _, where = kind.partition(" ")
-        if what in ("kill", "terminate", "suspend"):
+        if what in SIGNALS:
             return self._signal(what, where)
         if what == "clock":
             self.deployment.clocks[where].jump(self.random.uniform(*JUMP_S))
@@ -98,13 +100,13 @@ class Chaos:
         victim = pick(self.random, self.deployment.victims(where))
         if victim is None:
             return False
-        number = {"kill": signal.SIGKILL, "terminate": signal.SIGTERM, "suspend": signal.SIGSTOP}[what]
         try:
-            victim.send_signal(number)
+            victim.send_signal(SIGNALS[what])
         except psutil.NoSuchProcess:
             return False
-        if what == "suspend":
-            self.undo.append((time.monotonic() + self._duration_s(), lambda: _resume(victim)))
+        if SIGNALS[what] == signal.SIGSTOP:
+            duration_s = PAUSE_S if what == "pause" else self._duration_s()
+            self.undo.append((time.monotonic() + duration_s, lambda: _resume(victim)))
         return True
 
     def _fill_disk(self) -> bool:

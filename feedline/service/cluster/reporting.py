@@ -17,10 +17,12 @@ from typing import Any
 from distributed import Client
 from tornado.ioloop import PeriodicCallback
 
+from feedline.service.cluster.idle_connections import IdleConnections
 from feedline.service.dispatch.fair_share import FairShare
 from feedline.service.scaling.pass_demand import PassDemand
 from feedline.service.scheduler.extension import METADATA_KEY
 from feedline.service.scheduler.job_reports import REPORT_FORMAT, JobAnswer, JobReport
+from feedline.service.scheduler.routes import route_digest
 from feedline.version import VERSION
 
 logger = logging.getLogger(__name__)
@@ -55,12 +57,13 @@ class Reporter:
         self._clock = clock
         self._client: Client | None = None  # that was asked whether its scheduler has the extension
         self._is_extended = False
+        self._idle = IdleConnections()
 
     def greet(self, client: Client) -> None:
-        """Ask a scheduler that was just connected to for its clock, so that the first blocks have their place among
-        those of other jobs. A scheduler that does not answer is asked later."""
+        """Ask a scheduler that was just connected to for its clock, and for a route if there is a report, so that the
+        first blocks have their place among those of other jobs. One that does not answer is asked later."""
         with contextlib.suppress(OSError, TimeoutError):
-            client.sync(self._meet, client, callback_timeout=_GREETING_S)
+            client.sync(self._send, client, callback_timeout=_GREETING_S)
 
     def follow(self, client: Client) -> None:
         """Send reports to the scheduler of a client until that is closed."""
@@ -121,7 +124,9 @@ class Reporter:
                 if client is not self._client:
                     await self._meet(client)
                 if self._is_extended and (report := self.next_report()) is not None:
+                    report = replace(report, route=route_digest(self._share.route))
                     answer = await scheduler.feedline_report(report=report.to_json())
                     self._share.update(JobAnswer.from_json(answer), self._clock())
+                    self._idle.close_others(client.rpc, self._share.route, self._clock())
         except (OSError, TimeoutError):  # the scheduler is away, or busy: the next report follows soon
             return

@@ -8,6 +8,7 @@ import json
 import logging
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -23,7 +24,7 @@ from tornado.ioloop import PeriodicCallback
 
 from feedline.errors import ClusterError
 from feedline.service.cluster.job_listing import list_jobs
-from feedline.service.scheduler import preload
+from feedline.service.scheduler import preload, routes
 from feedline.service.scheduler.job_reports import REPORT_FORMAT
 
 
@@ -69,6 +70,26 @@ def test_nothing_is_kept_of_tasks_that_are_over():
         gc.collect()
         groups = [each for each in gc.get_objects() if type(each) is TaskGroup and each.name == "a block"]
         assert len(groups) <= 1, "that of the last computation"
+
+
+def test_a_feeder_gets_a_route_and_no_task_waits_in_the_queue_beside_it(monkeypatch: pytest.MonkeyPatch):
+    """Queued tasks would wait for ever for workers that restricted ones keep full."""
+    monkeypatch.setattr(routes, "LEAST_WORKERS", 1)
+    monkeypatch.setattr(routes, "_BEGINS", 1.0)
+    modest = replace(REPORT, blocks_per_s=0.0, wait_fraction=0.0)
+    preload_name = "feedline.service.scheduler.preload"
+    with local_cluster(preload_name, workers=3) as local, connected(local, report=modest) as cluster:
+        scheduler: Any = local.scheduler
+        route = cluster.share.route
+        assert len(route) == 2, "before the first block: the scheduler names it when a feeder connects"
+        assert route < cluster.members()
+        assert cluster.eligible_workers() == route
+        assert scheduler.WORKER_SATURATION > 1000
+        assert cluster.dask is not None
+        cluster.dask.report(replace(modest, starved=True, demand_threads=9.0))
+        assert eventually(lambda: not cluster.share.route)
+        assert cluster.eligible_workers() is None
+        assert scheduler.WORKER_SATURATION == 1.1
 
 
 def test_workers_stay_when_the_wall_clock_jumps_ahead(monkeypatch: pytest.MonkeyPatch):
