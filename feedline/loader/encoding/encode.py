@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -40,7 +40,7 @@ class EncodedRows:
 
     dense float32 [N, D] and labels float32 [N, L], row-major; categorical, K arrays int64 [N]; for each sparse feature
     (in the schema's memory order) values [V], weights float32 [V] or None, and offsets int64 [N + 1] from 0; extra, one
-    Arrow array of N rows each.
+    Arrow array of N rows each; groups, the features that belong to the schema's deduplicated groups.
     """
 
     rows: int
@@ -51,15 +51,38 @@ class EncodedRows:
     weights: tuple[NDArray[np.float32] | None, ...]
     offsets: tuple[NDArray[np.int64], ...]
     extra: tuple[pa.Array, ...]
+    groups: tuple[UniqueRows, ...] = ()
 
     @property
     def nbytes(self) -> int:
         arrays: tuple[NDArray[Any], ...] = (self.dense, self.labels, *self.categorical, *self.values, *self.offsets)
         arrays += tuple(weights for weights in self.weights if weights is not None)
-        return sum(array.nbytes for array in arrays) + sum(int(array.nbytes) for array in self.extra)
+        arrays += tuple(group.inverse for group in self.groups)
+        nbytes = sum(array.nbytes for array in arrays) + sum(int(array.nbytes) for array in self.extra)
+        return nbytes + sum(group.rows.nbytes for group in self.groups)
 
     def __sizeof__(self) -> int:
         return self.nbytes  # Dask calls this on every task's result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UniqueRows:
+    """A deduplicated group of N rows: row i has the group's features from row `inverse[i]`, int32 [N], of `rows`.
+
+    The inverse never falls, and rises by at most 1: the rows from `start` to `stop` use a range of the unique rows.
+    """
+
+    rows: EncodedRows
+    inverse: NDArray[np.int32]
+
+    def range_of(self, start: int, stop: int) -> tuple[int, int]:
+        """The unique rows [first, last) that rows [start, stop) use."""
+        return unique_range(self.inverse, start, stop)
+
+
+def unique_range(inverse: NDArray[np.int32], start: int, stop: int) -> tuple[int, int]:
+    """The unique rows [first, last) that rows [start, stop) of an inverse use."""
+    return (int(inverse[start]), int(inverse[stop - 1]) + 1) if stop > start else (0, 0)
 
 
 def encode(
@@ -279,7 +302,28 @@ def join(parts: Sequence[EncodedRows]) -> EncodedRows:
         weights=tuple(_join_weights(parts, index) for index in sparse),
         offsets=tuple(_join_offsets([part.offsets[index] for part in parts]) for index in sparse),
         extra=tuple(pa.concat_arrays(arrays) for arrays in zip(*(part.extra for part in parts), strict=True)),
+        groups=tuple(
+            UniqueRows(rows=join([group.rows for group in groups]), inverse=join_inverses(groups))
+            for groups in zip(*(part.groups for part in parts), strict=True)
+        ),
     )
+
+
+def join_inverses(groups: Sequence[UniqueRows]) -> NDArray[np.int32]:
+    """The inverse of one group's parts, laid end to end."""
+    firsts = np.cumsum([0, *(group.rows.rows for group in groups[:-1])])
+    return np.concatenate([group.inverse + np.int32(first) for group, first in zip(groups, firsts, strict=True)])
+
+
+def chosen_unique(
+    inverse: NDArray[np.int32], indices: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """The unique rows that rows `indices` use, one for each run of rows with the same, and the inverse of the rows."""
+    used = inverse.take(indices)
+    changes = np.empty(len(used), dtype=np.bool_)
+    changes[:1] = True
+    np.not_equal(used[1:], used[:-1], out=changes[1:])
+    return used[changes].astype(np.int64), np.cumsum(changes, dtype=np.int32) - np.int32(1)
 
 
 def _join_offsets(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
@@ -293,7 +337,7 @@ def _join_offsets(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
 
 
 def slice_rows(encoded: EncodedRows, start: int, stop: int) -> EncodedRows:
-    """Rows [start, stop); only offsets are copied."""
+    """Rows [start, stop); only offsets are copied. Unique rows stay, used or not."""
     values, offsets = [], []
     weights: list[NDArray[np.float32] | None] = []
     for flat, flat_weights, borders in zip(encoded.values, encoded.weights, encoded.offsets, strict=True):
@@ -310,6 +354,7 @@ def slice_rows(encoded: EncodedRows, start: int, stop: int) -> EncodedRows:
         weights=tuple(weights),
         offsets=tuple(offsets),
         extra=tuple(array.slice(start, stop - start) for array in encoded.extra),
+        groups=tuple(replace(group, inverse=group.inverse[start:stop]) for group in encoded.groups),
     )
 
 
@@ -342,7 +387,53 @@ def take(parts: Sequence[EncodedRows], indices: NDArray[np.int64]) -> EncodedRow
         extra=tuple(
             pa.concat_arrays(arrays).take(arrow_indices) for arrays in zip(*(part.extra for part in parts), strict=True)
         ),
+        groups=tuple(_take_group(groups, indices) for groups in zip(*(part.groups for part in parts), strict=True)),
     )
+
+
+def _take_group(groups: Sequence[UniqueRows], indices: NDArray[np.int64]) -> UniqueRows:
+    chosen, inverse = chosen_unique(join_inverses(groups), indices)
+    return UniqueRows(rows=take([group.rows for group in groups], chosen), inverse=inverse)
+
+
+def expand(encoded: EncodedRows, schema: BatchSchema) -> EncodedRows:
+    """The same rows without deduplication, in the order of `schema.expanded`: a copy, unless there is no group."""
+    if not encoded.groups:
+        return encoded
+    own, *grouped = schema.parts
+    parts: dict[str | None, tuple[BatchSchema, EncodedRows]] = {None: (own, encoded)}
+    for name, part, group in zip(schema.dedup, grouped, encoded.groups, strict=True):
+        parts[name] = part, take([group.rows], group.inverse.astype(np.int64))
+    places = {
+        name: {column.name: index for index, column in enumerate(part.sparse)} for name, (part, _) in parts.items()
+    }
+    order = [schema[column.name].dedup for column in schema.expanded.sparse]
+    sparse = [
+        (parts[dedup][1], places[dedup][column.name])
+        for dedup, column in zip(order, schema.expanded.sparse, strict=True)
+    ]
+    return EncodedRows(
+        rows=encoded.rows,
+        dense=_expand_dense(encoded.rows, schema, parts),
+        categorical=tuple(parts[column.dedup][1].categorical[column.offset] for column in schema.group("categorical")),
+        labels=encoded.labels,
+        values=tuple(rows.values[index] for rows, index in sparse),
+        weights=tuple(rows.weights[index] for rows, index in sparse),
+        offsets=tuple(rows.offsets[index] for rows, index in sparse),
+        extra=encoded.extra,
+    )
+
+
+def _expand_dense(
+    rows: int, schema: BatchSchema, parts: Mapping[str | None, tuple[BatchSchema, EncodedRows]]
+) -> NDArray[np.float32]:
+    columns = schema.group("dense")
+    dense = np.empty((rows, sum(column.width for column in columns)), dtype=np.float32)
+    for column in columns:
+        target = schema.expanded[column.name].offset
+        source = parts[column.dedup][1].dense
+        dense[:, target : target + column.width] = source[:, column.offset : column.offset + column.width]
+    return dense
 
 
 def _join(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
