@@ -144,6 +144,18 @@ def write(layout: SlotLayout, batch: Draft, buffer: NDArray[np.uint8]) -> None:
         buffer[begin : begin + batch.ipc.size] = np.frombuffer(batch.ipc, dtype=np.uint8)
 
 
+def write_rows(
+    layout: SlotLayout, rows: EncodedRows, valid: NDArray[np.uint8] | None = None, *, epoch: int = 0, step: int = 0
+) -> NDArray[np.uint8]:
+    """Rows as a slot's bytes in memory of their own. valid: uint8 [rows], 0 for padding; None if there is none."""
+    batch = draft(layout, [RowSlice(encoded=rows, start=0, stop=rows.rows)], epoch=epoch, step=step)
+    buffer = np.empty(batch.placement.nbytes, dtype=np.uint8)
+    write(layout, batch, buffer)
+    if valid is not None:
+        SlotArrays(layout, batch.header, buffer).valid[:] = valid
+    return buffer
+
+
 def _write_tensors(arrays: TensorArrays, slices: Sequence[RowSlice]) -> None:
     """Write matrices, lists and weights of the slices, one after the other."""
     row = 0
