@@ -90,10 +90,12 @@ def encode(
     schema: BatchSchema,
     observer: Observer | None = None,
     filters: Mapping[str, str] = _UNFILTERED,
+    repeats: NDArray[np.int64] | None = None,
 ) -> EncodedRows:
     """Encode a frame of finished features (one column per feature, of its group's dtype), counted by `observer`.
 
     filters: for features read from columns, the condition of `source.where` that would drop their nulls, for messages.
+    repeats: int64 [N], how many rows of the table each row stands for when it is counted (None: one).
 
     Raises DataError, with feature and row, for a null scalar, a null element of a list or vector, or a null weight. A
     null list is an empty list.
@@ -102,17 +104,18 @@ def encode(
     values, offsets = [], []
     weights: list[NDArray[np.float32] | None] = []
     for column in schema.sparse:
-        list_values, list_offsets, list_weights = _lists(frame.get_column(column.name), column, observer)
+        list_values, list_offsets, list_weights = _lists(frame.get_column(column.name), column, observer, repeats)
         values.append(list_values)
         offsets.append(list_offsets)
         weights.append(list_weights)
     return EncodedRows(
         rows=rows,
-        dense=_row_major(frame, schema, "dense", observer, filters),
+        dense=_row_major(frame, schema, "dense", observer, filters, repeats),
         categorical=tuple(
-            _ids(frame.get_column(column.name), column, observer, filters) for column in schema.group("categorical")
+            _ids(frame.get_column(column.name), column, observer, filters, repeats)
+            for column in schema.group("categorical")
         ),
-        labels=_row_major(frame, schema, "label", observer, filters),
+        labels=_row_major(frame, schema, "label", observer, filters, repeats),
         values=tuple(values),
         weights=tuple(weights),
         offsets=tuple(offsets),
@@ -132,16 +135,20 @@ def _scalars(series: pl.Series, name: str, filters: Mapping[str, str]) -> NDArra
 
 
 def _ids(
-    series: pl.Series, column: SlotColumn, observer: Observer | None, filters: Mapping[str, str]
+    series: pl.Series,
+    column: SlotColumn,
+    observer: Observer | None,
+    filters: Mapping[str, str],
+    repeats: NDArray[np.int64] | None,
 ) -> NDArray[np.int64]:
     ids = _scalars(series, column.name, filters)
     if observer is not None:
-        observer.count_integers(column, ids)
+        observer.count_integers(column, ids, len(ids) if repeats is None else int(repeats.sum()))
     return ids
 
 
 def _lists(
-    series: pl.Series, column: SlotColumn, observer: Observer | None
+    series: pl.Series, column: SlotColumn, observer: Observer | None, repeats: NDArray[np.int64] | None
 ) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.float32] | None]:
     """A sparse feature's values, offsets and weights."""
 
@@ -149,20 +156,34 @@ def _lists(
         return int(np.searchsorted(offsets, index, side="right")) - 1
 
     values, offsets = _encode_ragged(series.struct.field("values") if column.weighted else series, column.name, "list")
+    of_values = None if repeats is None else np.repeat(repeats, np.diff(offsets))
     if observer is not None:
-        observer.count_lists(column, offsets)
+        observer.count_lists(column, offsets, repeats)
     if column.dtype == "float32":
-        values = _apply_on_nonfinite(values, column, observer, row_of=row_of)
+        values = _apply_on_nonfinite(values, column, observer, row_of=row_of, repeats=of_values)
     elif observer is not None:
-        observer.count_integers(column, values)
+        observer.count_integers(column, values, _count(values, of_values))
     if not column.weighted:
         return values, offsets, None
     list_weights = _weights(series.struct.field("weights"), offsets, column.name)
-    return values, offsets, _apply_on_nonfinite(list_weights, column, observer, row_of=row_of, weights=True)
+    list_weights = _apply_on_nonfinite(list_weights, column, observer, row_of=row_of, repeats=of_values, weights=True)
+    return values, offsets, list_weights
+
+
+def _count(values: NDArray[Any], repeats: NDArray[np.int64] | None) -> int:
+    """How many values all rows have: scalars or vectors [N, width], or the values of lists. repeats: of each."""
+    if repeats is None:
+        return values.size
+    return int(repeats.sum()) * (values.shape[1] if values.ndim == 2 else 1)
 
 
 def _row_major(
-    frame: pl.DataFrame, schema: BatchSchema, group: str, observer: Observer | None, filters: Mapping[str, str]
+    frame: pl.DataFrame,
+    schema: BatchSchema,
+    group: str,
+    observer: Observer | None,
+    filters: Mapping[str, str],
+    repeats: NDArray[np.int64] | None,
 ) -> NDArray[np.float32]:
     columns = schema.group(group)
     width = sum(column.width for column in columns)
@@ -170,13 +191,12 @@ def _row_major(
     sources: list[tuple[int | slice, NDArray[Any]]] = []
     for column in columns:
         series = frame.get_column(column.name)
+        target: int | slice
         if isinstance(series.dtype, pl.Array):
-            target = slice(column.offset, column.offset + column.width)
-            sources.append((target, _apply_on_nonfinite(_vectors(series, column.name), column, observer)))
+            target, values = slice(column.offset, column.offset + column.width), _vectors(series, column.name)
         else:
-            sources.append(
-                (column.offset, _apply_on_nonfinite(_scalars(series, column.name, filters), column, observer))
-            )
+            target, values = column.offset, _scalars(series, column.name, filters)
+        sources.append((target, _apply_on_nonfinite(values, column, observer, repeats=repeats)))
     step = max(_MATRIX_BYTES // (4 * max(width, 1)), 1)
     for start in range(0, frame.height, step):
         rows = slice(start, start + step)
@@ -192,13 +212,15 @@ def _apply_on_nonfinite(
     observer: Observer | None,
     *,
     row_of: Callable[[int], int] | None = None,
+    repeats: NDArray[np.int64] | None = None,
     weights: bool = False,
 ) -> NDArray[Any]:
     """Apply a feature's `on_nonfinite` to its finished floats (or the weights of its ids), counted by the observer.
 
     values: one scalar or vector per row, or the values of lists, where `row_of` maps a value's index to its row. They
-    are copied only if they change. Minimum and maximum, which are needed anyway, are finite if and only if all values
-    are, so values are searched only if that test fails.
+    are copied only if they change. repeats: how often each scalar, vector or value of a list counts. Minimum and
+    maximum, which are needed anyway, are finite if and only if all values are, so values are searched only if that test
+    fails.
 
     Raises DataError, with the row, if on_nonfinite is error.
     """
@@ -214,9 +236,10 @@ def _apply_on_nonfinite(
         high = values.max(where=finite, initial=-math.inf)
     if observer is not None:
         if not weights:
-            observer.count_floats(column, values.size, (float(low), float(high)))
+            observer.count_floats(column, _count(values, repeats), (float(low), float(high)))
         if finite is not None:
-            observer.count_nonfinite(column, int(finite.size - np.count_nonzero(finite)))
+            wrong = ~finite if repeats is None else ~finite * repeats.reshape(-1, *[1] * (finite.ndim - 1))
+            observer.count_nonfinite(column, int(wrong.sum()))
     if finite is None or column.on_nonfinite == "keep":
         return values
     return np.where(finite, values, values.dtype.type(0))

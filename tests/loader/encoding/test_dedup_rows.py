@@ -204,25 +204,31 @@ def test_shuffled_rows_keep_the_unique_rows_of_runs_that_stay_whole(found, data)
 
 def test_a_batch_holds_each_unique_row_once_and_padding_shares_one():
     numbers = [0, 0, 0, 1, 1, 2]
-    data = frame(6, numbers, [0] * 6, seed=7)
+    data, other = frame(6, numbers, [0] * 6, seed=7), frame(3, [0, 1, 2], [0] * 3, seed=8)
     grouped = deduplicated(data, numbers, [0] * 6)
-    padding = slice_rows(encode(data, SCHEMA.parts[0]), 4, 5)
     slices = [
-        RowSlice(encoded=grouped, start=2, stop=6),
-        RowSlice(encoded=padding, start=0, stop=1, valid=False, repeats=(grouped, 4)),
+        RowSlice(encoded=deduplicated(other, [0, 1, 2], [0] * 3), start=0, stop=3),
+        RowSlice(encoded=grouped, start=3, stop=6),
+        RowSlice(
+            encoded=slice_rows(encode(data, SCHEMA.parts[0]), 4, 5),
+            start=0,
+            stop=1,
+            valid=False,
+            repeats=(grouped, 4),
+        ),
     ]
     batch = Batch.over(LAYOUT, image(LAYOUT, slices))
-    assert batch.groups["u"].inverse.tolist() == [0, 1, 1, 2, 1]
-    assert batch.groups["v"].inverse.tolist() == [0] * 5
-    assert batch.groups["u"].unique_rows == 3
-    assert batch.groups["u"].dense.tolist() == [[data["du"][i], *data["xu"][i]] for i in (2, 3, 5)]
-    assert batch.groups["u"].categorical.tolist() == [[data["cu"][i]] for i in (2, 3, 5)]
-    assert batch.dense.tolist() == [[data["d"][i]] for i in (2, 3, 4, 5, 4)]
-    assert batch.expanded().valid.tolist() == [True] * 4 + [False]
-    assert batch.groups["u"].expand(batch.groups["u"].dense).tolist() == [
-        [data["du"][i], *data["xu"][i]] for i in (2, 3, 4, 5, 4)
-    ]
+    of_u = batch.groups["u"]
+    assert of_u.inverse.tolist() == [0, 1, 2, 3, 3, 4, 3]
+    assert batch.groups["v"].inverse.tolist() == [0, 0, 0, 1, 1, 1, 1]
+    assert of_u.unique_rows == 5
+    both = pl.concat([other, data[3:]])
+    assert of_u.dense.tolist() == [[both["du"][i], *both["xu"][i]] for i in (0, 1, 2, 3, 5)]
+    assert of_u.categorical.tolist() == [[both["cu"][i]] for i in (0, 1, 2, 3, 5)]
+    assert batch.dense.tolist() == [[both["d"][i]] for i in (0, 1, 2, 3, 4, 5, 4)]
+    assert batch.expanded().valid.tolist() == [True] * 6 + [False]
+    assert of_u.expand(of_u.categorical).tolist() == [[both["cu"][i]] for i in (0, 1, 2, 3, 4, 5, 4)]
     keys, values, lengths = batch.keyed_jagged("int64")
     assert keys == ["s", "su", "sv", "p", "pu"]
-    assert len(lengths) == 5 + 3 + 1 + 5 + 3
+    assert len(lengths) == 7 + 5 + 2 + 7 + 5
     assert int(lengths.sum()) == len(values)
