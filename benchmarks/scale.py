@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import hashlib
 import statistics
 import sys
 import time
@@ -40,7 +39,7 @@ class Scenario:
     ranks: int
     step_s: float
     workload: Workload
-    subset: int = 0  # workers that compute a rank's blocks (0: all)
+    has_routes: bool = True
 
     @property
     def blocks_per_s(self) -> float:
@@ -56,15 +55,15 @@ class Scenario:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What came of it. delivered: of the steps that trainers wanted, at their pace, in the measured time. scheduler:
-    share of its time that it worked. feeder_connections, worker_connections: the most of one. recovery_s: after the
-    loss of workers, until the last stall that it caused ended; 0 without one, None if it went on."""
+    share of its time that it worked. feeder_connections, worker_connections: median and most of one. recovery_s: after
+    the loss of workers, until the last stall that it caused ended; 0 without one, None if it went on."""
 
     blocks_per_s: float
     delivered: float
     scheduler: float
     in_flight: int
-    feeder_connections: int
-    worker_connections: int
+    feeder_connections: tuple[float, int]
+    worker_connections: tuple[float, int]
     recovery_s: float | None
     real_s: float = 0.0
 
@@ -78,7 +77,7 @@ def simulate(scenario: Scenario, costs: Costs) -> Outcome:
     ranks = [
         SimulatedRank(
             loop,
-            SimulatedCluster(scheduler, subset=subset_of(list(scheduler.members), lane, scenario.subset)),
+            SimulatedCluster(scheduler, has_route=scenario.has_routes),
             workload,
             schedule,
             lane=lane,
@@ -105,19 +104,11 @@ def simulate(scenario: Scenario, costs: Costs) -> Outcome:
         delivered=(after[1] - before[1]) * scenario.step_s / MEASURED_S / scenario.ranks,
         scheduler=load,
         in_flight=in_flight,
-        feeder_connections=max(connections),
-        worker_connections=max(clients),
+        feeder_connections=(statistics.median(connections), max(connections)),
+        worker_connections=(statistics.median(clients), max(clients)),
         recovery_s=recovery_s,
         real_s=time.perf_counter() - began_s,
     )
-
-
-def subset_of(workers: Sequence[str], lane: int, count: int) -> list[str] | None:
-    """The workers of a rank by rendezvous hashing: each serves about as many ranks, and few move when one leaves."""
-    if not count:
-        return None
-    draws = {worker: hashlib.blake2b(f"{lane} {worker}".encode(), digest_size=8).digest() for worker in workers}
-    return sorted(workers, key=draws.__getitem__)[:count]
 
 
 def _counts(feeders: Sequence[RankFeeder]) -> tuple[int, int]:
@@ -192,8 +183,8 @@ def report(scenarios: Sequence[Scenario], costs: Costs, console: Console) -> lis
             f"{outcome.scheduler:.0%}",
             f"{outcome.delivered:.0%}",
             f"{outcome.in_flight:,}",
-            f"{outcome.feeder_connections}",
-            f"{outcome.worker_connections}",
+            "{:g}, {}".format(*outcome.feeder_connections),
+            "{:g}, {}".format(*outcome.worker_connections),
             "not within 20" if outcome.recovery_s is None else f"{outcome.recovery_s:.1f}",
             f"{costs.messages * per_million:,.0f}",
             f"{costs.wire_bytes * per_million / 1e6:,.2f}",
@@ -215,8 +206,8 @@ def large_scenarios() -> list[Scenario]:
         scenarios.append(
             Scenario(name=name, workers=1_000, threads=8, ranks=256, step_s=batch / 50_000, workload=workload)
         )
-    bounded = dataclasses.replace(scenarios[-1], name=f"{scenarios[-1].name}, 16 workers a rank", subset=16)
-    return [*scenarios, bounded]
+    free = dataclasses.replace(scenarios[-1], name=f"{scenarios[-1].name}, without routes", has_routes=False)
+    return [*scenarios, free]
 
 
 def small_scenario(workers: int = 64, ranks: int = 8, block_s: float = 2.0, use: float = 0.8) -> Scenario:

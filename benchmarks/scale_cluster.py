@@ -171,6 +171,13 @@ class RankThread:
             due_s = self.feeder.advance(now_s)
             self._woken.wait(max(0.0, min(due_s - time.monotonic(), 0.5)))
 
+    def connections(self) -> set[str]:
+        """The workers that its client is connected to."""
+        pool = self._cluster.client.rpc
+        scheduler = str(self._cluster.client.scheduler_info()["address"])
+        open_ones = {address for comms in (pool.available, pool.occupied) for address, each in comms.items() if each}
+        return open_ones - {scheduler}
+
     def close(self) -> None:
         self._end.set()
         self._woken.set()

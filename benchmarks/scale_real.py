@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -69,6 +72,7 @@ def run(scenario: scale.Scenario) -> scale.Outcome:
         after, passed_s = cluster.counts(), time.monotonic() - began_s
         load = (cpu_s(cluster.scheduler) - busy_s) / passed_s
         in_flight = sum(rank.feeder.delivery.in_flight for rank in cluster.ranks)
+        peers = [rank.connections() for rank in cluster.ranks]
         lost_s = time.monotonic()
         cluster.workers.lose(max(1, round(scenario.workers * scale.LOST_SHARE)))
         time.sleep(scale.MEASURED_S)
@@ -78,10 +82,14 @@ def run(scenario: scale.Scenario) -> scale.Outcome:
             delivered=(after[1] - before[1]) * scenario.step_s / passed_s / scenario.ranks,
             scheduler=load,
             in_flight=in_flight,
-            feeder_connections=scenario.workers,
-            worker_connections=scenario.ranks,
+            feeder_connections=_middle_and_most([len(connected) for connected in peers]),
+            worker_connections=_middle_and_most(list(Counter(itertools.chain(*peers)).values())),
             recovery_s=scale.recovery(feeders, lost_s, time.monotonic()),
         )
+
+
+def _middle_and_most(counts: list[int]) -> tuple[float, int]:
+    return statistics.median(counts), max(counts)
 
 
 def measure_costs(known: Costs) -> tuple[Costs, str]:

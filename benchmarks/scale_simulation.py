@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scale_feeder import RankFeeder, SleepRequest, Workload, result_of
@@ -19,6 +19,7 @@ from scale_feeder import RankFeeder, SleepRequest, Workload, result_of
 from feedline.planning.schedule import Schedule
 from feedline.service.dispatch.fair_share import FairShare
 from feedline.service.scheduler.job_book import ClusterSize, JobBook
+from feedline.service.scheduler.routes import route_digest
 
 REPORT_S = 2.0
 
@@ -264,11 +265,11 @@ class SimulatedCluster:
 
     packed, number, trainers = True, 0, 1
 
-    def __init__(self, scheduler: SimulatedScheduler, *, subset: Sequence[str] | None = None) -> None:
+    def __init__(self, scheduler: SimulatedScheduler, *, has_route: bool = True) -> None:
         self.scheduler = scheduler
+        self.has_route = has_route
         self.share = FairShare()
         self.connections: set[str] = set()
-        self._subset = None if subset is None else frozenset(subset)
         self._numbers = itertools.count()
 
     def start(
@@ -285,9 +286,7 @@ class SimulatedCluster:
         return frozenset(self.scheduler.members)
 
     def eligible_workers(self) -> frozenset[str] | None:
-        if self._subset is None:
-            return None
-        return self._subset.intersection(self.scheduler.members) or None
+        return self.share.route or None
 
     def threads_per_trainer(self) -> int:
         """This feeder's part of the threads, as the scheduler answered; before, all."""
@@ -325,8 +324,9 @@ class SimulatedRank:
         self.feeder = RankFeeder(
             cluster, workload, schedule, clock=lambda: loop.now_s, wake=self._wake, start_s=loop.now_s, **options
         )
-        loop.after(0.0, self._advance)
-        loop.after(REPORT_S / 2 + (self.feeder.lane % 16) / 16, self._report)
+        first_s = (self.feeder.lane % 16) / 16
+        loop.after(first_s, self._report)  # as when it has connected: blocks follow the answer
+        loop.after(first_s + 4 * cluster.scheduler.costs.collect_s, self._advance)
 
     def _wake(self) -> None:
         self.loop.after(0.0, self._advance)
@@ -346,11 +346,12 @@ class SimulatedRank:
     def _report(self) -> None:
         if self.stopped:
             return
-        scheduler, report = self.cluster.scheduler, self.feeder.report(self.loop.now_s)
+        scheduler, share = self.cluster.scheduler, self.cluster.share
+        report = replace(self.feeder.report(self.loop.now_s), route=route_digest(share.route))
 
         def take() -> None:
-            answer = scheduler.book.record(report, self.loop.now_s, scheduler.size)
-            self.cluster.share.update(answer, self.loop.now_s)
+            workers = scheduler.members.keys() if self.cluster.has_route else frozenset()
+            share.update(scheduler.book.record(report, self.loop.now_s, scheduler.size, workers), self.loop.now_s)
 
         costs = scheduler.costs
         self.loop.after(costs.collect_s, lambda: scheduler.serve(costs.report_s, take))

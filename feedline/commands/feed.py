@@ -345,7 +345,7 @@ class _Sessions:
 
 @contextlib.contextmanager
 def _sessions(request: FeedRequest, *, early: bool = False) -> Iterator[_Sessions]:
-    """early: serve trainers before the cluster is up."""
+    """early: serve trainers before the cluster is up, and has workers that fit."""
     if request.scratch is not None and log_path(request.scratch).exists():
         keep_log_short()
     spec = load_spec(request.path, request.overrides)
@@ -356,7 +356,9 @@ def _sessions(request: FeedRequest, *, early: bool = False) -> Iterator[_Session
     threads = feeder_threads(spec, feeders=request.feeders)
     demand = None if spec.cluster.kind == "threads" else Demand(spec.name, job_fingerprint(spec), spec.cluster)
     report = None if demand is None else demand.first_report()
-    cluster = Cluster(spec.cluster, threads=threads, early=early, elastic=True, report=report, code=code)
+    # A thread connects: a signal then interrupts the wait for it, and the cluster that it has started is closed.
+    in_thread = early or spec.cluster.kind != "threads"
+    cluster = Cluster(spec.cluster, threads=threads, early=in_thread, elastic=True, report=report, code=code)
     planner = None
     try:
         if not early:

@@ -29,6 +29,7 @@ from feedline.loader.ring.launch import (
     FeederAccess,
     FeederCommand,
     HostLaunch,
+    exit_seconds,
     feeder_arguments,
     feeder_environment,
     overrides_text,
@@ -198,6 +199,7 @@ def _feeder_command(request: RunRequest, ranks: Sequence[int]) -> FeederCommand:
         arguments=arguments,
         environment=feeder_environment(request.spec, feeders=local_ranks if len(ranks) == 1 else 1),
         overrides=overrides_text(request.overrides),
+        exit_s=exit_seconds(request.spec),
     )
 
 

@@ -74,7 +74,6 @@ def reduce_tasks(
     running: dict[Any, tuple[int, Any]] = {}  # by handle: its level, and the task at level 0
     waiting: defaultdict[int, list[Any]] = defaultdict(list)
     queue = iter(tasks)
-    window = 2 * workers.threads
 
     def submit() -> bool:
         """Start the next merge or task; returns whether there was one."""
@@ -83,6 +82,7 @@ def reduce_tasks(
                 group, waiting[level] = waiting[level][:FAN_IN], waiting[level][FAN_IN:]
                 running[workers.start(merge, job, group, urgent=True)] = level + 1, None
                 return True
+        window = 2 * workers.threads  # of now: workers may come and go
         if sum(level == 0 for level, _ in running.values()) < window and (task := next(queue, None)) is not None:
             running[workers.start(each, job, task, urgent=False)] = 0, task
             return True

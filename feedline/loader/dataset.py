@@ -39,6 +39,7 @@ from feedline.loader.ring.launch import (
     FeederAccess,
     FeederCommand,
     HostLaunch,
+    exit_seconds,
     feeder_arguments,
     feeder_environment,
     overrides_text,
@@ -410,6 +411,7 @@ def _feeder_access(path: Path, spec: PipelineSpec, overrides: str, ranks: RankIn
             arguments=feeder_arguments(path, ranks=own, **counts),
             overrides=overrides,
             environment=feeder_environment(spec, feeders=feeders),
+            exit_s=exit_seconds(spec),
         )
 
     job, host = job_fingerprint(spec), None

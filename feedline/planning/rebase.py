@@ -39,6 +39,7 @@ from feedline.warehouse.rebase.recorded_rows import IdentifyTask, Records, RowId
 from feedline.warehouse.rebase.remaining_rows import Rebase, make_rebase
 from feedline.warehouse.rebase.row_identity import delivered_again, kind_of
 from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.storage.locations import absolute, redact
 from feedline.warehouse.storage.parallel import Map, in_threads
 
 _MAX_PATHS = 3  # file names in one message
@@ -298,10 +299,13 @@ class _RebasePlanner:
         more = f" and {len(paths) - _MAX_PATHS} more files" if len(paths) > _MAX_PATHS else ""
         keyed = self._old.spec.source.row_key is not None
         cause = "no record of their identities" + (", or nulls in source.row_key," if keyed else "")
+        remedy = "only runs that begin with source.row_key in pipeline.yaml record what a rebase needs"
+        if keyed:
+            folder = redact(absolute(self._old.spec.work_dir))
+            remedy = f"records are read from {folder}, which all hosts of a job and their workers must share"
         return StateError(
             f"rows of rewritten files cannot be matched with those delivered: got {cause} for {rows:,} rows of "
-            f"{', '.join(paths[:_MAX_PATHS])}{more}. Finish the epoch on the old table, or restart it; only runs that "
-            f"begin with source.row_key in pipeline.yaml record what a rebase needs"
+            f"{', '.join(paths[:_MAX_PATHS])}{more}. Finish the epoch on the old table, or restart it; {remedy}"
         )
 
 

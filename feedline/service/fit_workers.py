@@ -6,6 +6,7 @@ lost worker.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import time
@@ -32,6 +33,7 @@ class DaskWorkers:
         self._cluster = cluster
         self._name = secrets.token_hex(8)
         self._submissions = 0
+        self._open = 0  # tasks that have not ended
         self._working = False  # on cancelled tasks
 
     @property
@@ -51,11 +53,15 @@ class DaskWorkers:
 
     def start(self, function: Callable[..., Any], *arguments: Any, urgent: bool) -> Any:
         """Submit function(*arguments), in which futures, also in lists, stand for their results."""
+        client = self._cluster.client
+        if not self._submissions and (dask := self._cluster.dask) is not None:
+            dask.add_pass(lambda: self._open)
         self._submissions += 1
+        self._open += 1
         options = self._cluster.preferences()
         options["priority"] += _URGENT if urgent else 0
         key = f"feedline-fit-{self._name}-{self._submissions}"
-        return self._cluster.client.submit(function, *arguments, pure=False, key=key, **options)
+        return client.submit(function, *arguments, pure=False, key=key, **options)
 
     def wait_any(self, handles: Sequence[Any]) -> Sequence[Any]:
         """Wait for at least one; returns those that are done. Raises what a task raised; ClusterError if it is lost."""
@@ -68,6 +74,7 @@ class DaskWorkers:
                 continue
             except CancelledError:
                 raise _lost_error() from None
+            self._open -= len(done)
             for handle in done:
                 _raise_failure(handle)
             return done
@@ -75,9 +82,10 @@ class DaskWorkers:
     def result(self, handle: Any) -> Any:
         """Fetch the result of a finished task."""
         try:
-            return handle.result()
+            [result] = self._cluster.connection.gather([handle])
         except CancelledError:
             raise _lost_error() from None
+        return result
 
     def forget(self, handles: Sequence[Any]) -> None:
         """Cancel tasks that have not started, and wait a while for running ones, which may be writing files.
@@ -85,19 +93,30 @@ class DaskWorkers:
         Worker processes of this machine are not waited for: they end with their cluster (`remove_when_idle`).
         """
         unfinished = [handle for handle in handles if handle.status == "pending"]
+        self._open -= len(unfinished)
         for handle in handles:
             handle.release()
         if not unfinished or not self._cluster.alive():
             return
         if self._cluster.kind == "processes":
             self._working = True
-            self._cluster.client.run(_silence_log, wait=False, on_error="ignore")
+            self._run(_silence_log, within_s=_END_S, wait=False)
             return
         deadline = time.monotonic() + _END_S
-        while any(self._cluster.client.run(_working_on, f"feedline-fit-{self._name}").values()):
-            if time.monotonic() > deadline:
+        while (left_s := deadline - time.monotonic()) > 0:
+            if not any(self._run(_working_on, f"feedline-fit-{self._name}", within_s=left_s).values()):
                 break
             time.sleep(_END_PAUSE_S)
+
+    def _run(self, function: Callable[..., Any], *arguments: Any, within_s: float, wait: bool = True) -> dict[str, Any]:
+        """function(*arguments) on each worker; nothing where one does not answer in time."""
+        client = self._cluster.client
+        with contextlib.suppress(OSError, TimeoutError):
+            answers: dict[str, Any] = client.sync(
+                client._run, function, *arguments, wait=wait, on_error="ignore", callback_timeout=within_s
+            )
+            return answers or {}
+        return {}
 
     def remove_when_idle(self, remove: Callable[[], None]) -> None:
         """Remove the files of tasks: now, and again when tasks that still run have ended."""

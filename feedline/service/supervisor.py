@@ -24,8 +24,6 @@ from feedline.loader.facts import FeederStats, PlanFacts
 from feedline.loader.ring.launch import FUTILE_DEATHS, FeederCommand, await_end, feeder_words, standard_input
 from feedline.resources import SCRATCH_VARIABLE, make_scratch
 
-_EXIT_S = 5.0
-
 EventType = Literal["ready", "refused", "trainer", "plan", "stats", "left", "died"]
 
 
@@ -146,7 +144,7 @@ class Supervisor:
                 feeder.process.terminate()
         for feeder in self._feeders:
             if feeder.process is not None:
-                await_end(feeder.process, within_s=_EXIT_S)
+                await_end(feeder.process, within_s=feeder.command.exit_s)
             if feeder.scratch is not None:
                 shutil.rmtree(feeder.scratch, ignore_errors=True)
 

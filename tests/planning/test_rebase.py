@@ -221,7 +221,8 @@ def test_without_records_a_rebase_is_refused(place: Rewritten, keyed: bool):
     place.delete("ds=1/0.parquet")
     rewritten = set(place.files["ds=1/0.parquet"])
     nulls = ", or nulls in source.row_key," if keyed else ""
-    expected = rf"no record of their identities{nulls} for {len(rewritten)} rows of ds=1/0\.parquet\. .*source\.row_key"
+    remedy = r"read from .*/work, which all hosts of a job and their workers must" if keyed else r"source\.row_key"
+    expected = rf"no record of their identities{nulls} for {len(rewritten)} rows of ds=1/0\.parquet\. .*{remedy}"
     with pytest.raises(StateError, match=expected):
         pipeline.rebase(state)
 

@@ -1,11 +1,13 @@
 """Do to a run of two ranks what machines and networks do, and audit what the trainers received.
 
-    python chaos.py FOLDER [--faults 1000] [--seed 0] [--seconds N]
+    python chaos.py FOLDER [--faults 1000] [--per-run 50] [--seed 0] [--kind KIND ...]
 
-Faults hit a random victim; meanwhile the number of workers follows the demand, up to a limit that varies. In the end
-both trainers finish an epoch, and `feedline verify` compares the receipts of all starts with the plan. Prints one JSON
-object: the audit's findings, and for each kind of fault the recovery times (the longest time in which a rank got no
-batch, until each has got many more).
+Faults hit a random victim; meanwhile the number of workers follows the demand, up to a limit that varies. At the end
+of each run both trainers finish an epoch, and `feedline verify` compares the receipts of all starts with the plan.
+
+FOLDER/faults.jsonl gets a line per fault, FOLDER/runs.jsonl one per run, with the audit's findings; the files of a run
+that failed stay in FOLDER/SEED. Called again, it goes on with the first seed that has not passed. Prints as JSON
+the recovery times of each kind (the longest time in which a rank got no batch, until each has got many more).
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,11 +34,19 @@ from pipelines import Place, furnished
 from processes import ended_here
 from proxy import Proxy
 
+from feedline.warehouse.synthetic.clicks import ClickRecipe
+from feedline.warehouse.synthetic.generate import generate_clicks
+
 BATCHES = 60  # that each rank gets before a fault counts as overcome: more than feeder and ring hold
+SIGNALS = {"kill": signal.SIGKILL, "terminate": signal.SIGTERM, "suspend": signal.SIGSTOP, "pause": signal.SIGSTOP}
 PROCESSES = ("worker", "scheduler", "feeder", "trainer", "run")
 NETWORK = ("feeder-scheduler", "worker-scheduler", "feeder-worker")
 DELAY_S = (0.2, 3.0)
+PAUSE_S = 25.0  # after 20 s of silence, a scheduler removes a worker
 JUMP_S = (-7200.0, 7200.0)
+STEPS = 79  # of an epoch: 20,000 rows, four lanes, batches of 64 rows, the last one padded
+UNFINISHED = (".tmp", ".unfinished", ".draft", ".partial")
+LONG_S = 25.0  # without a batch: the processes' last words are recorded
 DISK_S = 1.0
 WORKERS = (1, 3)
 OTHER_FAULT_SHARE = 0.15  # of the faults that another one follows at once
@@ -44,30 +54,30 @@ OTHER_FAULT_SHARE = 0.15  # of the faults that another one follows at once
 
 @dataclass
 class Chaos:
-    """A deployment, its random numbers, and what was done to it. undo: what ends faults, by the time it is due."""
+    """A deployment, its random numbers, and what was done to it. record: gets each fault, with its recovery time.
+    undo: what ends faults, by the time it is due. is_random: the number of workers follows the demand up to a limit
+    that varies, and some faults come in pairs."""
 
     deployment: Deployment
     random: random.Random
     disk: Path | None = None
     batches: int = BATCHES
+    record: Callable[[dict[str, Any]], None] = lambda _: None
     counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    recovery_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     undo: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
-    is_random: bool = (
-        True  # the number of workers follows the demand up to a limit that varies, and some faults come in pairs
-    )
+    is_random: bool = True
 
     def kinds(self) -> list[str]:
         """All kinds of faults."""
         signals = [f"{name} {victim}" for name in ("kill", "terminate", "suspend") for victim in PROCESSES]
         network = [f"{name} {where}" for name in ("delay", "reset", "half-open") for where in NETWORK]
         clocks = [f"clock {where}" for where in self.deployment.clocks]
-        return [*signals, *network, *clocks, *(["full disk"] if self.disk is not None else [])]
+        return [*signals, "pause worker", *network, *clocks, *(["full disk"] if self.disk is not None else [])]
 
     def strike(self, kind: str) -> bool:
         """Do it, to a random victim; whether there was one."""
         what, _, where = kind.partition(" ")
-        if what in ("kill", "terminate", "suspend"):
+        if what in SIGNALS:
             return self._signal(what, where)
         if what == "clock":
             self.deployment.clocks[where].jump(self.random.uniform(*JUMP_S))
@@ -90,13 +100,13 @@ class Chaos:
         victim = pick(self.random, self.deployment.victims(where))
         if victim is None:
             return False
-        number = {"kill": signal.SIGKILL, "terminate": signal.SIGTERM, "suspend": signal.SIGSTOP}[what]
         try:
-            victim.send_signal(number)
+            victim.send_signal(SIGNALS[what])
         except psutil.NoSuchProcess:
             return False
-        if what == "suspend":
-            self.undo.append((time.monotonic() + self._duration_s(), lambda: _resume(victim)))
+        if SIGNALS[what] == signal.SIGSTOP:
+            duration_s = PAUSE_S if what == "pause" else self._duration_s()
+            self.undo.append((time.monotonic() + duration_s, lambda: _resume(victim)))
         return True
 
     def _fill_disk(self) -> bool:
@@ -135,20 +145,17 @@ class Chaos:
         self.counts[kind] += 1
         deaths = ("feeder", "run", "disk")  # three in a row without a batch are an error
         second = self.random.choice(self.kinds()) if self.is_random and self.random.random() < OTHER_FAULT_SHARE else ""
+        followed = False
         if second and not second.endswith(deaths):
             time.sleep(self.random.random() * 0.3)
-            if self.strike(second):
+            if followed := self.strike(second):
                 self.counts[second] += 1
-        before_s = time.monotonic()
         gap_s = deployment.await_batches(self.batches, self.step)
-        if not second:
-            self.recovery_s[kind].append(gap_s)
-        if gap_s > 10 or os.environ.get("CHAOS_LOG"):
-            took_s = time.monotonic() - before_s
-            print(f"{kind} {second}: {gap_s:.1f} s, {took_s:.1f} s in all", file=sys.stderr, flush=True)
         while self.undo:
             self.step()
             time.sleep(0.02)
+        words = {"words": deployment.words()} if gap_s > LONG_S else {}
+        self.record({"kind": kind, "second": second if followed else "", "gap_s": round(gap_s, 2), **words})
 
 
 def _resume(process: psutil.Process) -> None:
@@ -163,18 +170,20 @@ def chaos(
     faults: Sequence[str] | int,
     *,
     seed: int,
-    seconds: float = 1e9,
     disk: Path | None = None,
     batches: int = BATCHES,
+    record: Callable[[dict[str, Any]], None] = lambda _: None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Go through these faults, or so many random ones, then to the end of an epoch; what `feedline verify` found.
+    """Go through these faults, or so many random ones, then to the end of an epoch; what `feedline verify` found, and
+    `problems`, of which a run should have none.
 
     options: of `Deployment`. disk: the folder of `work_dir` if it is a file system of its own. batches: that each rank
-    gets before a fault counts as overcome. Given faults come one by one, on two workers.
+    gets before a fault counts as overcome. record: gets each fault, with its recovery time. Given faults come one by
+    one, on two workers.
     """
     deployment = Deployment(place, **options)
-    chaos = Chaos(deployment, random.Random(seed), disk, batches)
+    chaos = Chaos(deployment, random.Random(seed), disk, batches, record)
     chaos.is_random = deployment.follows_demand = isinstance(faults, int)
     begin_s = time.monotonic()
     try:
@@ -184,25 +193,39 @@ def chaos(
                 deployment.pardons = ("No space left on device",)
             chaos.go_through(kind)
             deployment.pardons = ()
-            if time.monotonic() - begin_s > seconds:
-                break
         last = deployment.finish()
     finally:
         for _, undo in chaos.undo:
             undo()
         deployment.close()
+    left = [str(file) for file in place.work.rglob("*") if file.suffix in UNFINISHED]
     audit = ended_here("verify", deployment.path, "--receipts", deployment.receipts, "--json")
     findings = json.loads(audit.stdout) if audit.stdout else {"error": audit.stderr}
+    problems = _problems(findings, last, deployment.starts["trainer"])
     return {
         **findings,
-        "status": audit.returncode,
+        "problems": problems + [f"unfinished: {file}" for file in left],
         "faults": dict(chaos.counts),
-        "recovery": recovery_table(chaos.recovery_s),
         "starts": dict(deployment.starts),
         "pardoned": dict(deployment.pardoned),
         "last_epoch": last,
         "seconds": round(time.monotonic() - begin_s),
     }
+
+
+def _problems(findings: dict[str, Any], last: int, starts: int) -> list[str]:
+    """What is not as planned: every epoch from its first step to its last one, on every lane, and nothing twice but
+    the batch after which a trainer was killed before it had saved its state."""
+    if "error" in findings:
+        return [findings["error"]]
+    problems = [f"{name}: {findings[name]}" for name in ("differences", "missing", "unreadable") if findings[name]]
+    planned = [{"epoch": epoch, "first": 0, "last": STEPS - 1, "lanes": [0, 1, 2, 3]} for epoch in range(last + 1)]
+    if findings["received"] != planned:
+        problems.append(f"received: {[each for each in findings['received'] if each not in planned]}")
+    again = sum(each["last"] - each["first"] + 1 for each in findings["again"])
+    if again > starts:
+        problems.append(f"{again} batches again, of {starts} starts: {findings['again']}")
+    return problems
 
 
 def _draw(chaos: Chaos, number: int) -> list[str]:
@@ -212,16 +235,21 @@ def _draw(chaos: Chaos, number: int) -> list[str]:
     return [kind for each in rounds for kind in each][:number]
 
 
-def recovery_table(recovery_s: dict[str, list[float]]) -> dict[str, dict[str, float]]:
-    """Number, median, 99th percentile and maximum in seconds, by kind."""
+def recovery_table(faults: Iterable[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Number, median, 99th percentile and maximum in seconds, by kind, of recorded faults that came alone."""
+    times: dict[str, list[float]] = defaultdict(list)
+    for fault in faults:
+        if not fault["second"]:
+            times[fault["kind"]].append(fault["gap_s"])
+            times["all"].append(fault["gap_s"])
     return {
         kind: {
-            "faults": len(times),
-            "median_s": round(statistics.median(times), 2),
-            "p99_s": round(sorted(times)[min(len(times) - 1, int(0.99 * len(times)))], 2),
-            "max_s": round(max(times), 2),
+            "faults": len(each),
+            "median_s": round(statistics.median(each), 2),
+            "p99_s": round(sorted(each)[min(len(each) - 1, int(0.99 * len(each)))], 2),
+            "max_s": round(max(each), 2),
         }
-        for kind, times in sorted(recovery_s.items())
+        for kind, each in sorted(times.items())
     }
 
 
@@ -253,23 +281,51 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--faults", type=int, default=1000)
-    parser.add_argument("--kind", action="append", help="only these, one after the other")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=1e9, help="stop striking after this time")
+    parser.add_argument("--per-run", type=int, default=50)
+    parser.add_argument("--kind", action="append", help="only these, one after the other, in each run")
+    parser.add_argument("--seed", type=int, default=0, help="of the first run")
     arguments = parser.parse_args()
-    arguments.folder.mkdir(parents=True)
-    table = arguments.folder / "clicks"
-    from feedline.warehouse.synthetic.clicks import ClickRecipe
-    from feedline.warehouse.synthetic.generate import generate_clicks
+    folder, table = arguments.folder, arguments.folder / "clicks"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not table.exists():
+        recipe = ClickRecipe(rows=20_000, days=3, seed=7, histories=2, row_group_rows=1_024, part_rows=4_096)
+        generate_clicks(str(table), recipe)
+    passed = {run["seed"] for run in _lines(folder / "runs.jsonl") if not run["problems"]}
+    for seed in range(arguments.seed, arguments.seed + -(-arguments.faults // arguments.per_run)):
+        if seed not in passed:
+            _run(folder, table, arguments.kind or arguments.per_run, seed)
+    runs = {run["seed"]: run["problems"] for run in _lines(folder / "runs.jsonl")}
+    print(json.dumps({"runs": runs, "recovery": recovery_table(_lines(folder / "faults.jsonl"))}, indent=1))
+    sys.exit(1 if any(runs.values()) else 0)
 
-    recipe = ClickRecipe(rows=20_000, days=3, seed=7, histories=2, row_group_rows=1_024, part_rows=4_096)
-    generate_clicks(str(table), recipe)
-    (arguments.folder / "place").mkdir()
-    with furnished(arguments.folder / "place", table) as place, SmallDisk(place.work) as disk:
-        faults = arguments.kind or arguments.faults
-        findings = chaos(place, faults, seed=arguments.seed, seconds=arguments.seconds, disk=disk)
-    print(json.dumps({**findings, "differences": findings.get("differences", [])[:5]}, indent=1))
-    sys.exit(findings["status"])
+
+def _run(folder: Path, table: Path, faults: Sequence[str] | int, seed: int) -> None:
+    """A run in a folder of its own, which goes if it passes."""
+    own = folder / str(seed)
+    shutil.rmtree(own, ignore_errors=True)
+    own.mkdir()
+
+    def record(fault: dict[str, Any]) -> None:
+        _append(folder / "faults.jsonl", {"seed": seed, **fault})
+
+    try:
+        with furnished(own, table) as place, SmallDisk(place.work) as disk:
+            findings = chaos(place, faults, seed=seed, disk=disk, record=record)
+    except AssertionError as error:
+        findings = {"problems": [str(error)]}
+    kept = ("problems", "again", "faults", "starts", "pardoned", "last_epoch", "seconds")
+    _append(folder / "runs.jsonl", {"seed": seed, **{name: findings[name] for name in kept if name in findings}})
+    if not findings["problems"]:
+        shutil.rmtree(own)
+
+
+def _append(file: Path, value: dict[str, Any]) -> None:
+    with file.open("a") as opened:
+        opened.write(json.dumps(value) + "\n")
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import struct
 import sys
 import time
 import urllib.request
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,7 +28,6 @@ RANKS = 2
 PATIENCE_S = 150.0  # for a batch, while everything starts anew
 ASK_S = 1.0  # between two questions how many workers are needed
 _LOCAL = "tcp://127.0.0.1"
-_DASK = str(Path(sys.executable).with_name("dask"))
 _JUMPING = """
 import mmap, os, struct, time
 _path = os.environ.get("CHAOS_CLOCK")
@@ -71,9 +70,10 @@ class Worker:
         port = free_port()
         self.proxy = Proxy(port)
         self.proxy.__enter__()
-        contact = ("--listen-address", f"{_LOCAL}:{port}", "--contact-address", f"{_LOCAL}:{self.proxy.port}")
-        options = ("--nthreads", "1", "--no-nanny", "--no-dashboard", "--preload", "feedline.service.worker.preload")
-        self.program = Program([_DASK, "worker", f"{_LOCAL}:{scheduler_port}", *contact, *options], env=environment)
+        where = ("--port", str(port), "--contact-address", f"127.0.0.1:{self.proxy.port}")
+        options = ("--threads", "1", "--cpu", "native")
+        words = [sys.executable, "-m", "feedline", "worker", f"{_LOCAL}:{scheduler_port}", *where, *options]
+        self.program = Program(words, env=environment)
 
     def close(self) -> None:
         self.program.close()
@@ -93,6 +93,8 @@ class Deployment:
         self.workers = workers
         self.starts: Counter[str] = Counter()
         self._done: set[int] = set()
+        self._read, self._batches = [0] * RANKS, [0] * RANKS  # bytes and lines of the receipts
+        self._ended: deque[tuple[str, Program]] = deque(maxlen=6)
         self.pardons: tuple[str, ...] = ()
         self.pardoned: Counter[str] = Counter()
         self.receipts = place.folder / "receipts"
@@ -149,9 +151,10 @@ class Deployment:
     def keep(self) -> None:
         """Start again what has ended."""
         if self.scheduler.process.poll() is not None:
-            self.scheduler.close()
+            self._end("scheduler", self.scheduler)
             self.scheduler = self._start_scheduler()
         for worker in [each for each in self.fleet if each.program.process.poll() is not None]:
+            self._end("worker", worker.program)
             worker.close()
             self.fleet.remove(worker)
         workers = self._demanded() if self.follows_demand else self.workers
@@ -165,7 +168,7 @@ class Deployment:
             worker.close()
             self._leaving.remove(worker)
         if self.run is not None and self.run.process.poll() is not None:
-            self.run.close()
+            self._end("run", self.run)
             self.run = self._start_run()
         for rank, trainer in enumerate(self.trainers):
             status = trainer.process.poll()
@@ -175,8 +178,13 @@ class Deployment:
                 self._done.add(rank)
                 continue
             self._judge(trainer)
-            trainer.close()
+            self._end(f"trainer {rank}", trainer)
             self.trainers[rank] = self._start_trainer(rank)
+
+    def _end(self, name: str, program: Program) -> None:
+        """Close one that has ended, and keep its last words."""
+        program.close()
+        self._ended.append((f"{name}, ended with {program.process.returncode}", program))
 
     def _demanded(self) -> int:
         """As many workers as the scheduler says that the jobs need, at most `workers`; the last answer while it gives
@@ -218,8 +226,15 @@ class Deployment:
 
     def batches(self) -> list[int]:
         """How many receipts each rank has written."""
-        files = [self.receipts / f"{rank}.jsonl" for rank in range(RANKS)]
-        return [file.read_bytes().count(b"\n") if file.exists() else 0 for file in files]
+        for rank in range(RANKS):
+            file = self.receipts / f"{rank}.jsonl"
+            if file.exists():
+                with file.open("rb") as opened:
+                    opened.seek(self._read[rank])
+                    new = opened.read()
+                self._read[rank] += len(new)
+                self._batches[rank] += new.count(b"\n")
+        return list(self._batches)
 
     def await_batches(self, number: int, during: Callable[[], None] = lambda: None) -> float:
         """Wait until each rank has got `number` more batches; the longest time in which one got none, in seconds."""
@@ -241,12 +256,10 @@ class Deployment:
 
     def words(self) -> str:
         """What the processes have said last."""
-        programs = {"scheduler": self.scheduler, "run": self.run}
-        programs |= {f"trainer {rank}": trainer for rank, trainer in enumerate(self.trainers)}
-        programs |= {f"worker {number}": worker.program for number, worker in enumerate(self.fleet)}
-        return "\n".join(
-            f"-- {name}\n{''.join(each.lines[-40:])}" for name, each in programs.items() if each is not None
-        )
+        programs = [*self._ended, ("scheduler", self.scheduler), *([] if self.run is None else [("run", self.run)])]
+        programs += [(f"trainer {rank}", trainer) for rank, trainer in enumerate(self.trainers)]
+        programs += [(f"worker {number}", worker.program) for number, worker in enumerate(self.fleet)]
+        return "\n".join(f"-- {name}, {each.pid}\n{''.join(each.lines[-40:])}" for name, each in programs)
 
     # -- ending ---------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from distributed import LocalCluster
 
 from feedline.service.cluster.cluster import Cluster
+from feedline.service.scheduler.job_reports import JobReport
 from feedline.spec.cluster_section import ClusterSpec
 
 
@@ -29,6 +30,7 @@ def local_cluster(*preload: str, workers: int = 2, threads: int = 1) -> Iterator
 
 
 @contextlib.contextmanager
-def connected(cluster: LocalCluster) -> Iterator[Cluster]:
-    with contextlib.closing(Cluster(ClusterSpec(scheduler=cluster.scheduler_address), threads=1)) as connection:
+def connected(cluster: LocalCluster, report: JobReport | None = None) -> Iterator[Cluster]:
+    spec = ClusterSpec(scheduler=cluster.scheduler_address)
+    with contextlib.closing(Cluster(spec, threads=1, report=report)) as connection:
         yield connection

@@ -33,11 +33,13 @@ def pipeline_cluster(spec: PipelineSpec) -> Iterator[Cluster | None]:
         return
     scratch = make_scratch()
     try:
-        # workers inherit it: a terminal sends Ctrl-C to them, too, but this process ends them in order
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Worker processes of this machine inherit it: a terminal sends Ctrl-C to them, too, but this process ends them
+        # in order. A scheduler or a platform may take minutes: a thread connects, and Ctrl-C interrupts the wait.
+        own = spec.cluster.kind == "processes"
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN) if own else signal.getsignal(signal.SIGINT)
         try:
             threads, report = feeder_threads(spec, feeders=1), first_report(spec)
-            cluster = Cluster(spec.cluster, threads=threads, scratch=scratch, report=report)
+            cluster = Cluster(spec.cluster, threads=threads, scratch=scratch, early=not own, report=report)
         finally:
             signal.signal(signal.SIGINT, before)
         try:

@@ -14,9 +14,19 @@ from typing import Annotated, Literal
 import typer
 
 from feedline.commands.cluster.connection_files import Insecure, TlsCa, TlsCert, TlsKey, connection_files
+from feedline.errors import SpecError
 from feedline.resources import available_cores, choose_cpu
 from feedline.service.worker.departure import DRAIN_S
 from feedline.service.worker.worker_process import WorkerOptions, WorkerProcess, replace_process, worker_environment
+from feedline.spec.cluster_section import is_loopback, scheduler_address
+
+ContactAddress = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Where others reach it, if not where it listens: behind NAT, or a container's port. Needs --port.",
+    ),
+]
 
 
 def worker(
@@ -33,6 +43,8 @@ def worker(
         str | None,
         typer.Option(help="Address to listen on (default: the one from which it reaches the scheduler)."),
     ] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port to listen on (default: a free one).")] = None,
+    contact_address: ContactAddress = None,
     http: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Serve /health and /metrics there (default: not at all).")
     ] = None,
@@ -52,12 +64,17 @@ def worker(
     On SIGTERM and Ctrl-C it takes no new blocks, ends the running ones, hands over the finished ones, and ends with
     status 0; a second one gives up the running ones. A scheduler that is gone is waited for.
     """
+    tls = connection_files(address, tls_ca, tls_cert, tls_key, insecure=insecure)
+    _refuse_open(host, tls is not None or insecure)
+    _check_contact_address(contact_address, port)
     options = WorkerOptions(
         scheduler=address,
         threads=threads or available_cores(),
-        tls=connection_files(address, tls_ca, tls_cert, tls_key, insecure=insecure),
+        tls=tls,
         name=name,
         host=host,
+        port=port,
+        contact_address=contact_address,
         http=http,
         scratch=scratch,
         drain_s=drain_s,
@@ -69,3 +86,30 @@ def worker(
     logging.getLogger("distributed").setLevel(logging.WARNING)
     logging.getLogger("feedline").setLevel(logging.INFO)
     WorkerProcess(options).run()
+
+
+def _refuse_open(host: str | None, is_allowed: bool) -> None:
+    """Raise SpecError for a worker that other machines reach without TLS, unless that is allowed."""
+    if host is not None and not is_allowed and not is_loopback(host):
+        raise SpecError(
+            f"the worker would be unencrypted and not only on this machine: got --host {host}. Dask's messages are "
+            "pickle, so anyone who reaches the port can run code. Give --tls-ca, --tls-cert and --tls-key, or accept "
+            "the risk with --insecure"
+        )
+
+
+def _check_contact_address(contact_address: str | None, port: int | None) -> None:
+    """Raise SpecError for an address that is none, or one that leads to a port which nobody knows."""
+    if contact_address is None:
+        return
+    try:
+        scheduler_address(f"tcp://{contact_address}")
+    except ValueError:
+        raise SpecError(
+            f"--contact-address is no address: got {contact_address!r}, expected HOST:PORT such as 192.0.2.7:9000"
+        ) from None
+    if port is None:
+        raise SpecError(
+            f"--contact-address leads to a port that is not fixed: got {contact_address!r} without --port. Give the "
+            "port to which the address is forwarded"
+        )

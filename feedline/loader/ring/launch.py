@@ -41,6 +41,8 @@ COMMAND_VARIABLE = "FEEDLINE_COMMAND"
 FUTILE_DEATHS = 3
 # A serving feeder ends within a second of its connection; a planning one needs SIGTERM.
 _NOTICE_S, _EXIT_S = 2.0, 5.0
+# One that starts a cluster of a class waits until it has started, and undoes it.
+_PROVIDER_EXIT_S = 45.0
 _LAST_WORDS_BYTES = 4000
 # Default memory of a rank's blocks and ring: this, or its share of half of the free memory if that is less.
 _MEMORY_BYTES = 4 * 2**30
@@ -51,11 +53,13 @@ LOG_BYTES, LOG_KEPT_BYTES = 16 * 2**20, 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeederCommand:
-    """How to start a feeder: arguments after `python -m feedline feed`, overrides as JSON, environment variables."""
+    """How to start a feeder: arguments after `python -m feedline feed`, overrides as JSON, environment variables.
+    exit_s: after SIGTERM, until it is killed."""
 
     arguments: Sequence[str]
     overrides: str
     environment: Mapping[str, str]
+    exit_s: float = _EXIT_S
 
     def start(
         self, words: Sequence[str], *, scratch: str, log: IO[bytes], descriptors: Sequence[int]
@@ -134,6 +138,7 @@ class FeederProcess:
 
     def __init__(self, command: FeederCommand) -> None:
         self._scratch = make_scratch()
+        self._exit_s = command.exit_s
         self.channel, theirs = pair()
         self.log_path = log_path(self._scratch)
         self._log = open(self.log_path, "a+b", buffering=0)  # noqa: SIM115 -- open for as long as the process
@@ -161,10 +166,10 @@ class FeederProcess:
         """A batch of this feeder has arrived."""
 
     def end(self) -> None:
-        """Wait for the process, whose connection is closed; send SIGTERM after 2 s, SIGKILL after another 5 s."""
+        """Wait for the process, whose connection is closed; send SIGTERM after 2 s, SIGKILL after `exit_s`."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_NOTICE_S)
-        end_process(self._process, within_s=_EXIT_S)
+        end_process(self._process, within_s=self._exit_s)
         self._release()
 
     def _release(self) -> None:
@@ -212,6 +217,11 @@ def await_end(process: subprocess.Popen[Any], *, within_s: float) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def exit_seconds(spec: PipelineSpec) -> float:
+    """How long a feeder may take to end after SIGTERM."""
+    return _PROVIDER_EXIT_S if spec.cluster.kind == "provider" else _EXIT_S
 
 
 def feeder_arguments(path: Path, *, ranks: Sequence[int], world_size: int, local_ranks: int) -> list[str]:

@@ -70,8 +70,7 @@ class Cluster:
         self._spec = spec
         self._threads = threads
         self._scratch = scratch
-        self._elastic = elastic
-        self._report = report
+        self._elastic, self._report = elastic, report
         self.kind = spec.kind
         self._exclusions = Exclusions()
         self._cpu = choose_cpu(spec.cpu, shared=self.kind in ("scheduler", "provider"))
@@ -80,6 +79,7 @@ class Cluster:
         self._dask: Future[DaskCluster] = Future()
         self._start: threading.Thread | None = None
         self._code, self._unchecked = tuple(code), early
+        _load_provider(spec)
         if not early:
             self._connect()
             self._connected()
@@ -190,14 +190,16 @@ class Cluster:
         """The calls of running tasks, by key, the innermost last."""
         return {} if self._only_threads else self.connection.stacks_of(keys)
 
-    def eligible_workers(self) -> frozenset[str] | None:
-        """The workers that may get blocks; None for any."""
+    def eligible_workers(self, *, beyond_route: bool = False) -> frozenset[str] | None:
+        """The workers that may get blocks: of the route, if it has any; else all that are not excluded (None: all)."""
         now_s = time.monotonic()
+        if not beyond_route and (allowed := self._exclusions.allowed(self.share.route, now_s)):
+            return allowed
         return self._exclusions.eligible_workers(self.members(), now_s) if self._exclusions.any(now_s) else None
 
     def preferences(self) -> dict[str, Any]:
         """Dask options of tasks that are not blocks: not on excluded workers, after the blocks that are due by now."""
-        eligible = self.eligible_workers()
+        eligible = self.eligible_workers(beyond_route=True)
         workers = {} if eligible is None else {"workers": sorted(eligible), "allow_other_workers": True}
         return {"priority": priority(self.now_s()), **workers}
 
@@ -209,7 +211,7 @@ class Cluster:
 
     def look(self, *, waiting: bool) -> None:
         """Check scheduler and workers; see `SchedulerConnection.look`."""
-        if not self._only_threads:
+        if self._dask.done():  # else it is being connected to, in a time of its own
             self.connection.look(waiting=waiting)
 
     @property
@@ -231,21 +233,19 @@ class Cluster:
         return self._connected().start(function, *arguments, key=key, arrived=arrived, **options)
 
     def check_workers(self, code: Sequence[RequiredFunction] = ()) -> None:
-        """Wait for a worker, and check that workers have our versions and the user's functions.
-
-        Raises ClusterError if there is no worker, or no fit one.
-        """
+        """Wait for a worker, and check that workers have our versions and the user's functions. Raises ClusterError if
+        there is no worker, or no fit one."""
         self._unchecked = False
         if self.kind == "threads":
             check_environment(self.environment)
             return
         self.connection.await_workers()
-        check_workers(self.client, check_environment, self.environment, self.exclude)
+        check_workers(self.client, check_environment, self.environment, self.exclude, self.share.route)
         if code:
-            check_workers(self.client, check_functions, tuple(code), self.exclude)
+            check_workers(self.client, check_functions, tuple(code), self.exclude, self.share.route)
 
     def check_job(self, job: Job, reach: Reach | None = None) -> None:
-        """Send a job to all workers, which check that they can compute it. Raises ClusterError if none can.
+        """Send a job to the route's workers, which check that they can compute it. Raises ClusterError if none can.
 
         reach: what workers on other hosts must read; unchecked if this process cannot read it either.
         """
@@ -254,8 +254,8 @@ class Cluster:
             return
         self.connection.await_scheduler()
         if reach is not None and self._elsewhere:
-            check_reach(self.client, reach, self.exclude)
-        check_workers(self.client, check_job, job, self.exclude)
+            check_reach(self.client, reach, self.exclude, self.share.route)
+        check_workers(self.client, check_job, job, self.exclude, self.share.route)
 
     @property
     def _elsewhere(self) -> bool:
@@ -279,7 +279,7 @@ class Cluster:
     def _leave_out(self, worker: str, why: str) -> bool:
         """Exclude a worker; whether others are left."""
         self.exclude(worker, why)
-        return self.eligible_workers() is not None
+        return self.eligible_workers(beyond_route=True) is not None
 
     def on_close(self, call: Callable[[], None]) -> None:
         """Call `call` after the cluster was closed and its own workers have ended."""
@@ -295,6 +295,14 @@ class Cluster:
             self.dask.close()
         if self._port is not None:
             self._port.release()
+
+
+def _load_provider(spec: ClusterSpec) -> None:
+    """Import the class of `cluster.class` in this thread, the main one of a process: some cannot be in another."""
+    if spec.provider is not None:
+        from feedline.service.cluster.provider import load_provider  # noqa: PLC0415 -- imports Dask
+
+        load_provider(spec.provider)
 
 
 class _ReservedPort:

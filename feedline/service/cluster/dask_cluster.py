@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures import Future as Handle
+from functools import partial
 from typing import Any
 
 import dask
@@ -25,13 +26,14 @@ from feedline.errors import ClusterError
 from feedline.resources import Cpu, allocator_environment, cpu_environment
 from feedline.service.cluster.dashboard import DashboardOnDemand
 from feedline.service.cluster.local_cluster import start_local
-from feedline.service.cluster.provider import provider_config, start_provider, worker_threads
+from feedline.service.cluster.provider import close_provider, provider_config, start_provider, worker_threads
 from feedline.service.cluster.reporting import Reporter
 from feedline.service.cluster.result_fetcher import ResultFetcher
 from feedline.service.cluster.scheduler_check import check_scheduler
 from feedline.service.cluster.scheduler_connection import SchedulerConnection
 from feedline.service.dispatch.attempts import Arrived
 from feedline.service.dispatch.fair_share import FairShare
+from feedline.service.scaling.pass_demand import PassDemand
 from feedline.service.scheduler.dask_config import WORKER_CONFIG
 from feedline.service.scheduler.extension import install
 from feedline.service.scheduler.job_book import ClusterSize
@@ -63,6 +65,10 @@ _CONFIG_OF_THREADS = {
 _REMEMBERED_KEYS = 1000
 # Worker processes are killed after the first time; tasks in threads of this process get the second to end.
 _CLOSE_S, _TASKS_END_S = 5.0, 30.0
+
+
+def _count_open(futures: Sequence[Future[Any]]) -> int:
+    return sum(future.status == "pending" for future in futures)
 
 
 class DaskTask:
@@ -107,7 +113,7 @@ class DaskCluster:
         self._started = 0
         self._in_process = spec.kind == "threads"
         self._fetcher = ResultFetcher()
-        self._reporter = Reporter(share, report)
+        self._reporter = Reporter(share, report, PassDemand(grow_after_s=spec.autoscale.grow_after_s))
         self._config = contextlib.ExitStack()
         config: dict[str, Any] = {**_CONFIG, **(_CONFIG_OF_THREADS if self._in_process else {})}
         if scratch is not None:  # else as in Dask's configuration
@@ -161,6 +167,10 @@ class DaskCluster:
         """Send this report to the scheduler, in two seconds at the latest, and again until there is another one."""
         self._reporter.report = report
 
+    def add_pass(self, open_tasks: Callable[[], int]) -> None:
+        """Ask for workers while a pass has tasks that have not ended. open_tasks: their number."""
+        self._reporter.open_tasks.append(open_tasks)
+
     def size(self) -> ClusterSize:
         """The workers and their threads, as of a few seconds ago."""
         workers = self.connection.workers()
@@ -184,7 +194,12 @@ class DaskCluster:
                 futures = self.connection.client.map(
                     function, list(arguments), pure=False, key="feedline-count", **preferences()
                 )
-                return iter(self.connection.gather(futures))
+                open_tasks = partial(_count_open, futures)
+                self.add_pass(open_tasks)
+                try:
+                    return iter(self.connection.gather(futures))
+                finally:
+                    self._reporter.open_tasks.remove(open_tasks)
             except (CancelledError, ClosedClientError):  # lost with the scheduler
                 continue
             except OSError:
@@ -213,8 +228,7 @@ class DaskCluster:
             if hasattr(self, "connection"):
                 self.connection.close()
             if self._cluster is not None:
-                with contextlib.suppress(TimeoutError, OSError):
-                    self._cluster.close(timeout=_TASKS_END_S if self._in_process else _CLOSE_S)
+                close_provider(self._cluster, _TASKS_END_S if self._in_process else _CLOSE_S)
         finally:
             self._config.close()
 

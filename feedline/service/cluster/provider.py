@@ -7,18 +7,22 @@ environment variables, a preload that ends blocks before a worker leaves, certif
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
 import inspect
+import logging
 import shlex
+import signal
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
 import dask
-from distributed import Scheduler, Security
+from distributed import Scheduler, Security, SpecCluster, Status
 from distributed.deploy.cluster import Cluster as DaskDeployment
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
@@ -32,6 +36,7 @@ from feedline.spec.cluster_section import ClusterSpec, TlsSpec, is_loopback
 _WORKER_PRELOAD = "feedline.service.worker.preload"
 _SCHEDULER_PRELOAD = "feedline.service.scheduler.preload"
 _SHOWN_CHARACTERS = 2000
+_CLOSE_S = 5.0
 
 
 def provider_config(spec: ClusterSpec) -> dict[str, Any]:
@@ -43,7 +48,8 @@ def provider_config(spec: ClusterSpec) -> dict[str, Any]:
     }
     tls = spec.tls
     if tls is not None and not tls.temporary:  # whose key would be seen in the arguments of processes
-        config |= {"distributed.comm.require-encryption": True, "distributed.comm.tls.ca-file": tls.ca}
+        config |= {"distributed.comm.default-scheme": "tls", "distributed.comm.require-encryption": True}
+        config["distributed.comm.tls.ca-file"] = tls.ca
         for role in ("client", "worker", "scheduler"):
             config |= {f"distributed.comm.tls.{role}.{part}": getattr(tls, part) for part in ("cert", "key")}
     return config
@@ -67,21 +73,42 @@ def start_provider(spec: ClusterSpec, environment: Mapping[str, object], *, elas
         ) from error
     if not isinstance(cluster, DaskDeployment):
         raise _no_cluster(name, f"it returned {type(cluster).__name__}")
+    logger = logging.getLogger("tornado.application")
+    logger.addFilter(_drop)  # where Dask's loop logs the error of a start that is raised here
     try:
         _refuse_open(name, cluster, spec)
         _extend_scheduler(cluster)
         _scale(name, cluster, spec, elastic=elastic)
     except BaseException:
-        cluster.close()
+        close_provider(cluster, _CLOSE_S)
         raise
+    finally:
+        logger.removeFilter(_drop)
     return cluster
 
 
+def _drop(_: logging.LogRecord) -> bool:
+    return False
+
+
+def close_provider(cluster: Any, timeout_s: float) -> None:
+    """Close a cluster within a time."""
+    if isinstance(cluster, SpecCluster):  # asserts that its workers are closed, also those that could not start
+        for worker in [each for each in cluster._created if each.status is Status.created]:
+            cluster._created.discard(worker)
+    with contextlib.suppress(TimeoutError, OSError):
+        cluster.close(timeout=timeout_s)
+
+
 def load_provider(name: str) -> Callable[..., Any]:
-    """The class, or function that returns a cluster, at "module.Name". Raises ClusterError."""
+    """The class, or function that returns a cluster, at "module.Name". Raises ClusterError.
+
+    Modules that set signal handlers when they are imported, as dask-jobqueue does, must be loaded in the main thread;
+    the handlers stay as they were.
+    """
     module, _, attribute = name.rpartition(".")
     try:
-        provider = getattr(importlib.import_module(module), attribute) if module else None
+        provider = getattr(_import_module(module), attribute) if module else None
     except ImportError as error:
         package = module.partition(".")[0].replace("_", "-")
         raise ClusterError(
@@ -90,12 +117,25 @@ def load_provider(name: str) -> Callable[..., Any]:
         ) from error
     except AttributeError:
         raise ClusterError(f"cluster.class: the module {module} has no {attribute!r}. Correct the name") from None
+    except Exception as error:
+        raise ClusterError(f"cluster.class: {name} cannot be imported: {_words(error)}. Correct the module") from error
     if provider is None:
         raise ClusterError(f"cluster.class: got {name!r}, expected module.Name, such as distributed.LocalCluster")
     if not callable(provider) or (inspect.isclass(provider) and not issubclass(provider, DaskDeployment)):
         raise _no_cluster(name, f"it is {_kind_of(provider)}")
     made: Callable[..., Any] = provider
     return made
+
+
+def _import_module(name: str) -> Any:
+    if threading.current_thread() is not threading.main_thread():
+        return importlib.import_module(name)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return importlib.import_module(name)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def provider_options(
@@ -270,14 +310,29 @@ def _scale(name: str, cluster: Any, spec: ClusterSpec, *, elastic: bool) -> None
         return
     try:
         if workers.is_fixed or not elastic:
-            cluster.scale(workers.max)
+            _scale_to(cluster, workers.max, spec.wait_s)
             return
-        cluster.scale(max(1, workers.min))
+        _scale_to(cluster, max(1, workers.min), spec.wait_s)
         cluster.adapt(minimum=workers.min, maximum=workers.max)
     except Exception as error:
         raise ClusterError(
             f"cluster.class: {name} did not scale: tried from {workers.min} to {workers.max} workers: {_words(error)}"
         ) from error
+
+
+def _scale_to(cluster: Any, workers: int, wait_s: float) -> None:
+    """Have so many workers. Raises what keeps a `SpecCluster` from starting them, such as a queue's refusal, which it
+    would else only log; a start that takes longer than `wait_s` goes on."""
+    if not isinstance(cluster, SpecCluster):
+        cluster.scale(workers)
+        return
+
+    async def scale() -> None:
+        cluster.scale(workers)
+        await cluster._correct_state()
+
+    with contextlib.suppress(TimeoutError):
+        cluster.sync(scale, callback_timeout=wait_s)
 
 
 def _no_cluster(name: str, why: str) -> ClusterError:

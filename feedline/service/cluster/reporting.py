@@ -11,17 +11,22 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from distributed import Client
 from tornado.ioloop import PeriodicCallback
 
+from feedline.service.cluster.idle_connections import IdleConnections
 from feedline.service.dispatch.fair_share import FairShare
+from feedline.service.scaling.pass_demand import PassDemand
 from feedline.service.scheduler.extension import METADATA_KEY
 from feedline.service.scheduler.job_reports import REPORT_FORMAT, JobAnswer, JobReport
+from feedline.service.scheduler.routes import route_digest
 from feedline.version import VERSION
 
 logger = logging.getLogger(__name__)
+_scaling_logger = logging.getLogger("feedline.scaling")
 
 _EVERY_S = 2.0
 _ANSWER_S = 10.0
@@ -32,23 +37,33 @@ class Reporter:
     """Sends the last report every two seconds while there is a connection, and hands the answers to `share`.
 
     A cluster without workers starts one for the first report, so it must not wait for the first trainer.
-    report: the last one; None before there is one.
+    report: the last one; None before there is one. passes: what they demand; `open_tasks`: each counts the tasks of
+    passes that have not ended.
     """
 
     def __init__(
-        self, share: FairShare, report: JobReport | None, *, clock: Callable[[], float] = time.monotonic
+        self,
+        share: FairShare,
+        report: JobReport | None,
+        passes: PassDemand,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.report = report
+        self.open_tasks: list[Callable[[], int]] = []
+        self._passes = passes
+        self._pass_threads = 0.0
         self._share = share
         self._clock = clock
         self._client: Client | None = None  # that was asked whether its scheduler has the extension
         self._is_extended = False
+        self._idle = IdleConnections()
 
     def greet(self, client: Client) -> None:
-        """Ask a scheduler that was just connected to for its clock, so that the first blocks have their place among
-        those of other jobs. A scheduler that does not answer is asked later."""
+        """Ask a scheduler that was just connected to for its clock, and for a route if there is a report, so that the
+        first blocks have their place among those of other jobs. One that does not answer is asked later."""
         with contextlib.suppress(OSError, TimeoutError):
-            client.sync(self._meet, client, callback_timeout=_GREETING_S)
+            client.sync(self._send, client, callback_timeout=_GREETING_S)
 
     def follow(self, client: Client) -> None:
         """Send reports to the scheduler of a client until that is closed."""
@@ -90,14 +105,28 @@ class Reporter:
         elif version != VERSION:
             logger.info("the Dask scheduler has Feedline %s, this process %s", version, VERSION)
 
+    def next_report(self) -> JobReport | None:
+        """The last report, with the demand of passes if that is larger. Such a job is starved: it takes what it gets of
+        the threads that it shares with others."""
+        open_tasks = sum(count() for count in tuple(self.open_tasks))
+        before, self._pass_threads = self._pass_threads, self._passes.look(open_tasks, self._clock())
+        report = self.report
+        if report is None or self._pass_threads <= report.demand_threads:
+            return report
+        if self._pass_threads > max(before, 1.0):
+            _scaling_logger.info("workers needed: %d tasks of a count or fit are open", open_tasks)
+        return replace(report, demand_threads=self._pass_threads, starved=True)
+
     async def _send(self, client: Client) -> None:
         scheduler: Any = client.scheduler
         try:
             async with asyncio.timeout(_ANSWER_S):
                 if client is not self._client:
                     await self._meet(client)
-                if self._is_extended and self.report is not None:
-                    answer = await scheduler.feedline_report(report=self.report.to_json())
+                if self._is_extended and (report := self.next_report()) is not None:
+                    report = replace(report, route=route_digest(self._share.route))
+                    answer = await scheduler.feedline_report(report=report.to_json())
                     self._share.update(JobAnswer.from_json(answer), self._clock())
+                    self._idle.close_others(client.rpc, self._share.route, self._clock())
         except (OSError, TimeoutError):  # the scheduler is away, or busy: the next report follows soon
             return

@@ -28,8 +28,7 @@ from feedline.service.dispatch.timing import Recent
 logger = logging.getLogger(__name__)
 
 _PER_WORKER = 2  # one is transferred while the next is requested
-# Seconds until a fetch is repeated: a second connection that hangs, too, is given up after 24 s in all. Where recent
-# fetches took longer, a multiple of the longest.
+# Seconds until a fetch is repeated. Where recent fetches took longer, a multiple of the longest.
 _FETCH_S, _TIMES = 8.0, 4
 # A worker that leaves moves its results to others: between the question who holds one and the request for it, it may
 # have moved.
@@ -81,6 +80,7 @@ class ResultFetcher:
             except TimeoutError:
                 logger.warning("fetching a block took more than %.0f s: trying another connection", limit_s)
                 limit_s *= 2
+                client.rpc.collect()  # connections that wait for use hang most likely, too: the next one is new
                 continue
             if fetched is not None or future.status != "finished":  # lost with its worker
                 return fetched

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,33 +24,47 @@ _CHECK_S = 30.0  # time for all workers to answer a check
 
 
 def check_workers(
-    client: Client, check: Callable[[Any], None], argument: Any, exclude: Callable[[str, str], None]
+    client: Client,
+    check: Callable[[Any], None],
+    argument: Any,
+    exclude: Callable[[str, str], None],
+    route: Collection[str] = (),
 ) -> None:
-    """Run a check on all workers; those that fail it are excluded. Raises an error of the check if all fail."""
-    unfit, all_failed = _failures(client, check, argument)
+    """Run a check on all workers; those that fail it are excluded. Raises an error of the check if all fail.
+
+    route: the workers that are asked instead, unless none of them passes.
+    """
+    unfit, all_failed = _failures(client, check, argument, route)
+    if route and all_failed:
+        unfit, all_failed = _failures(client, check, argument)
     if unfit and all_failed:
         raise next(iter(unfit.values()))
     for worker, error in unfit.items():
         exclude(worker, str(error))
 
 
-def check_reach(client: Client, reach: Reach, exclude: Callable[[str, str], None]) -> None:
+def check_reach(client: Client, reach: Reach, exclude: Callable[[str, str], None], route: Collection[str] = ()) -> None:
     """Check that workers can read the table, unless this process cannot read it either. Raises ClusterError if none
     can; logs a warning for workers that lack `work_dir` only."""
     if unreadable(reach.fragment) is not None:
         return
-    check_workers(client, check_table, reach, exclude)
-    for worker, error in _failures(client, check_work_dir, reach)[0].items():
+    check_workers(client, check_table, reach, exclude, route)
+    for worker, error in _failures(client, check_work_dir, reach, route)[0].items():
         logger.warning("worker %s: %s", worker, error)
 
 
-def _failures(client: Client, check: Callable[[Any], None], argument: Any) -> tuple[dict[str, Exception], bool]:
-    """Run a check on all workers; its errors by worker, and whether no worker has passed it.
+def _failures(
+    client: Client, check: Callable[[Any], None], argument: Any, route: Collection[str] = ()
+) -> tuple[dict[str, Exception], bool]:
+    """Run a check on all workers, or those of a route; its errors by worker, and whether no worker has passed it.
 
     A worker that does not answer is not among the errors: it is about to leave.
     """
     try:
-        answers = client.sync(client._run, check, argument, on_error="return", callback_timeout=_CHECK_S)
+        workers = sorted(route) or None
+        answers = client.sync(
+            client._run, check, argument, workers=workers, on_error="return", callback_timeout=_CHECK_S
+        )
     except OSError:  # the scheduler or a worker does not answer: each task checks again
         return {}, False
     errors = {worker: error for worker, error in answers.items() if isinstance(error, Exception)}

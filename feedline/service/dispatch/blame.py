@@ -121,11 +121,17 @@ class Exclusions:
         self._until_s = {name: until_s for name, until_s in self._until_s.items() if until_s > now_s}
         return bool(self._until_s)
 
+    def allowed(self, members: Collection[str], now_s: float) -> frozenset[str]:
+        """Those of the workers that are not excluded."""
+        if not self.any(now_s):
+            return frozenset(members)
+        return frozenset(
+            member for member in members if member not in self._until_s and host_of(member) not in self._until_s
+        )
+
     def eligible_workers(self, members: Collection[str], now_s: float) -> frozenset[str] | None:
         """The workers that may get blocks; None for all, also if every one is excluded."""
         if not self.any(now_s):
             return None
-        eligible = frozenset(
-            member for member in members if member not in self._until_s and host_of(member) not in self._until_s
-        )
+        eligible = self.allowed(members, now_s)
         return eligible if eligible and len(eligible) < len(members) else None

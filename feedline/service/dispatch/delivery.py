@@ -62,6 +62,10 @@ class _Work:
         """Seconds that its only attempt has taken so far; 0 if it was hedged."""
         return 0.0 if self.hedged or len(self.attempts) != 1 else now_s - self.attempts[0].submitted_s
 
+    def is_outside(self, route: frozenset[str]) -> bool:
+        """Whether an attempt may only run on workers none of which is in the route."""
+        return any(each.workers is not None and each.workers.isdisjoint(route) for each in self.attempts)
+
     def hold(self, attempt: _Attempt) -> None:
         """Keep a finished attempt's task."""
         self.attempts.remove(attempt)
@@ -218,6 +222,7 @@ class Delivery:
         # Workers hold the job since `check_job`. One that joined later or has evicted it gets it with the next attempt.
         job = self._job if work.submissions else self._job.digest
         work.submissions += 1
+        workers = None if workers is None else self._cluster.share.take_turn(workers)
         options = {"priority": priority, **({"workers": sorted(workers)} if workers is not None else {})}
         arguments = job, pack_request(work.request, self._cluster.packed), key, self._cluster.packed
         task = self._cluster.start(attempt_block, *arguments, key=key, arrived=self._queue, **options)
@@ -252,7 +257,7 @@ class Delivery:
 
     def _resubmit_stranded(self) -> None:
         """Resubmit blocks that may only run on workers that have left."""
-        restricted = [work for work in self._work.values() if any(each.workers is not None for each in work.attempts)]
+        restricted = [work for work in self._work.values() if work.is_outside(self._cluster.share.route)]
         if not restricted:
             return
         members = self._cluster.members()

@@ -12,32 +12,49 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from feedline.service.scheduler.job_reports import JobAnswer
 
+# Workers that a task names at most, of those that may compute it: 400 bytes.
+_NAMED = 16
+
 
 class FairShare:
     """The last answer, and what was submitted and computed since.
 
     The scheduler charges a job for what its feeders have reported; a feeder adds what it has not reported yet and what
     is in flight, so that its blocks start one after the other at the pace of its part, as seen by the scheduler that
-    compares them with those of others. `answer`: None before the first, and from a scheduler that gives none.
+    compares them with those of others. `answer`: None before the first, and from a scheduler that gives none. `route`:
+    the workers that compute this feeder's blocks; empty: all.
     """
 
     def __init__(self) -> None:
         self.answer: JobAnswer | None = None
+        self.route: frozenset[str] = frozenset()
+        self._turn = 0
         self._answered_s = 0.0
         self._offset_s = 0.0
         self._unreported_s = 0.0
 
     def begin(self, offset_s: float) -> None:
         """Forget the answers of an earlier scheduler. offset_s: by which the clock of the present one is ahead."""
-        self.answer, self._offset_s = None, offset_s
+        self.answer, self._offset_s, self.route = None, offset_s, frozenset()
 
     def update(self, answer: JobAnswer, answered_s: float) -> None:
         """Take the scheduler's next answer. answered_s: when it came, by a clock of this host that is never set."""
         self.answer, self._answered_s, self._unreported_s = answer, answered_s, 0.0
+        if answer.route is not None:
+            self.route = frozenset(answer.route)
 
     def computed(self, busy_s: float) -> None:
         """Count a block that was computed in so many seconds."""
         self._unreported_s += busy_s
+
+    def take_turn(self, workers: frozenset[str]) -> frozenset[str]:
+        """Some of the workers for the next task, all of them in turn: Dask takes the one that is least busy."""
+        if len(workers) <= _NAMED:
+            return workers
+        ordered = sorted(workers)
+        first = self._turn % len(ordered)
+        self._turn += _NAMED
+        return frozenset((ordered + ordered)[first : first + _NAMED])
 
     def threads(self, all_threads: int) -> int:
         """This feeder's part of the cluster's threads, at least one."""

@@ -9,6 +9,7 @@ which a feeder limits to a window. Adaptive clusters ask it directly; the Kubern
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,6 +26,8 @@ from feedline.version import VERSION
 
 # Key of the scheduler's metadata that says that it has this extension, with its version and the format of reports.
 METADATA_KEY = "feedline"
+# A `worker-saturation` with which no task waits in the scheduler's queue. Dask reads infinity only when it starts.
+_NO_QUEUE = 1e6
 
 
 class JobExtension(SchedulerPlugin):
@@ -37,10 +40,15 @@ class JobExtension(SchedulerPlugin):
         self._scheduler = scheduler
         self._clock = clock or steady_clock()  # near what feeders without an answer count by
         self.book = JobBook()
+        self._saturation = float(getattr(scheduler, "WORKER_SATURATION", math.inf))
 
     def feedline_report(self, report: Mapping[str, Any]) -> dict[str, Any]:
         """Keep a feeder's report (`JobReport`); returns a `JobAnswer`."""
-        return self.book.record(JobReport.from_json(report), self._clock(), self._size()).to_json()
+        scheduler: Any = self._scheduler
+        received = JobReport.from_json(report)
+        answer = self.book.record(received, self._clock(), self._size(), scheduler.workers.keys())
+        self._bypass_queue(bool(self.book.routes))
+        return answer.to_json()
 
     def feedline_clock(self) -> float:
         """The scheduler's clock: seconds since 1970."""
@@ -59,6 +67,21 @@ class JobExtension(SchedulerPlugin):
     def restart(self, scheduler: Scheduler) -> None:
         """Say again that there is an extension. Dask calls this when a client has cleared the scheduler."""
         scheduler.task_metadata[METADATA_KEY] = {"report": REPORT_FORMAT, "version": VERSION}
+
+    def _bypass_queue(self, has_routes: bool) -> None:
+        """Assign all tasks to workers at once while there are routes.
+
+        Dask never queues tasks that are restricted to workers. They would keep all workers full, and those of feeders
+        without a route, of counts and of fits would wait in the queue for ever; on a worker, priorities order them.
+        """
+        scheduler: Any = self._scheduler
+        saturation = self._saturation
+        if math.isinf(saturation) or has_routes == (saturation != scheduler.WORKER_SATURATION):
+            return
+        scheduler.WORKER_SATURATION = _NO_QUEUE if has_routes else saturation
+        for worker in scheduler.workers.values():
+            scheduler.check_idle_saturated(worker)
+        scheduler.stimulus_queue_slots_maybe_opened(stimulus_id=f"feedline-routes-{self._clock()}")
 
     def _size(self) -> ClusterSize:
         scheduler: Any = self._scheduler

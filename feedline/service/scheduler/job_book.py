@@ -6,10 +6,12 @@ Runs in: the scheduler. Pure: time and the cluster's size are arguments.
 from __future__ import annotations
 
 import math
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from feedline.service.scheduler.fair_shares import VirtualStarts, divide_by_job
+from feedline.service.scheduler.fair_shares import VirtualStarts, claimed_threads, divide_by_job
 from feedline.service.scheduler.job_reports import JobAnswer, JobReport
+from feedline.service.scheduler.routes import Routes, route_digest
 
 # A feeder reports every two seconds; one that has been silent for so long has died.
 SILENT_S = 10.0
@@ -41,20 +43,26 @@ class JobBook:
     _entries: dict[str, _Entry] = field(default_factory=dict)  # by feeder
     _threads_per_worker: float = 1.0  # of the last workers that there were
     _virtual_starts: VirtualStarts = field(default_factory=VirtualStarts)
+    routes: Routes = field(default_factory=Routes)
 
-    def record(self, report: JobReport, now_s: float, size: ClusterSize) -> JobAnswer:
-        """Keep a report, and answer it."""
+    def record(
+        self, report: JobReport, now_s: float, size: ClusterSize, workers: AbstractSet[str] = frozenset()
+    ) -> JobAnswer:
+        """Keep a report, and answer it. workers: the addresses of all, among which routes are chosen."""
         self._entries[report.feeder] = _Entry(report=report, reported_s=now_s)
         self._drop_silent(now_s)
         parts = self.threads_by_feeder(now_s, size)
         feeders = [entry.report for entry in self._entries.values()]
         job_threads = sum(parts[each.feeder] for each in feeders if each.job == report.job)
+        need_threads = min(parts[report.feeder], claimed_threads(report))
+        route = self.routes.update(report.feeder, need_threads / size.threads_per_worker, workers)
         return JobAnswer(
             now_s=now_s,
             virtual_start_s=self._virtual_starts.advance(report, job_threads, now_s),
             threads=parts[report.feeder],
             workers=size.workers,
             jobs=len({each.job for each in feeders}),
+            route=None if report.route == route_digest(route) else sorted(route),
         )
 
     def threads_by_feeder(self, now_s: float, size: ClusterSize) -> dict[str, float]:
@@ -83,4 +91,5 @@ class JobBook:
         self._entries = {
             feeder: entry for feeder, entry in self._entries.items() if now_s - entry.reported_s < SILENT_S
         }
+        self.routes.forget(self._entries)
         self._virtual_starts.forget({feeder: entry.report for feeder, entry in self._entries.items()})

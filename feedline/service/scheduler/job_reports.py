@@ -6,7 +6,7 @@ Runs in: the feeder, and the scheduler, which loads neither torch, Polars nor py
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ class JobReport:
     wait_fraction: of the last seconds, in which a trainer's next step waited for a block; starved: it does now.
     steps_ready: finished batches that wait in the rings. block_s: median computing time of a block. blocks_per_s:
     blocks that were finished for this feeder, per second of late. busy_s_total: seconds of computing of all blocks.
+    route: digest of the route that the feeder has; see `routes.py`.
     """
 
     job: str
@@ -40,6 +41,7 @@ class JobReport:
     block_s: float
     blocks_per_s: float
     busy_s_total: float
+    route: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain values."""
@@ -56,7 +58,8 @@ class JobAnswer:
     """The scheduler's answer to a report.
 
     now_s: the scheduler's clock. virtual_start_s: of this job, in seconds of that clock. threads: this feeder's fair
-    part of the cluster's threads. workers, jobs: of the cluster.
+    part of the cluster's threads. workers, jobs: of the cluster. route: the workers that may compute this feeder's
+    blocks (empty: all); None: those that it has by its report.
     """
 
     now_s: float
@@ -64,6 +67,7 @@ class JobAnswer:
     threads: float
     workers: int
     jobs: int
+    route: Sequence[str] | None = ()
 
     def to_json(self) -> dict[str, Any]:
         """The answer as plain values."""

@@ -10,6 +10,7 @@ from typing import Any
 import dask
 from dask.utils import parse_timedelta
 from distributed import Scheduler
+from distributed.spans import SpansSchedulerExtension
 
 from feedline.service.scheduler.extension import install
 
@@ -20,9 +21,22 @@ _SILENCE_S, _DASKS_SILENCE_S = 20.0, 300.0
 
 
 def dask_setup(scheduler: Scheduler) -> None:
-    """Install the extension, and remove workers that are silent. Dask calls this when the scheduler has started."""
+    """Install the extension, keep nothing of tasks that are over, and remove workers that are silent. Dask calls this
+    when the scheduler has started."""
     install(scheduler)
+    scheduler.extensions["spans"] = _WithoutSpans(scheduler)
     _remove_silent_workers(scheduler)
+
+
+class _WithoutSpans(SpansSchedulerExtension):
+    """Dask's record of spans, always empty. Dask's own keeps the groups of all tasks that there ever were, and has each
+    worker keep counters for them: a few kB per block here, and 1 kB there."""
+
+    def observe_tasks(self, *_: object, **__: object) -> dict[Any, Any]:
+        return {}
+
+    def heartbeat(self, *_: object) -> None:
+        """Ignore the counters of a worker."""
 
 
 def _remove_silent_workers(scheduler: Any) -> None:

@@ -40,16 +40,19 @@ _START_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """A worker of `threads` threads for a scheduler. tls: of the connection. host: on which it listens (None: on the
-    address from which it reaches the scheduler). http: "host:port" of its health and metrics (None: no HTTP server).
-    scratch: its folder (None: Dask's default). drain_s: for running blocks to end when it leaves. wait_s: to search a
-    scheduler (None: forever)."""
+    """A worker of `threads` threads for a scheduler. tls: of the connection. host, port: on which it listens (None: on
+    the address from which it reaches the scheduler, on any free port). contact_address: "host:port" at which others
+    reach it (None: where it listens). http: "host:port" of its health and metrics (None: no HTTP server). scratch: its
+    folder (None: Dask's default). drain_s: for running blocks to end when it leaves. wait_s: to search a scheduler
+    (None: forever)."""
 
     scheduler: str
     threads: int
     tls: TlsSpec | None = None
     name: str | None = None
     host: str | None = None
+    port: int | None = None
+    contact_address: str | None = None
     http: str | None = None
     scratch: str | None = None
     drain_s: float = DRAIN_S
@@ -142,13 +145,16 @@ class WorkerProcess:
 
     def _worker(self, security: Security) -> Worker:
         options = self._options
-        _, host, port = scheduler_address(options.scheduler)
+        protocol, host, port = scheduler_address(options.scheduler)
+        contact = options.contact_address
         own = options.host or ("127.0.0.1" if is_loopback(host) else get_ip(host, port))
         return (Worker if options.http else _WithoutServer)(
             options.scheduler,
             nthreads=options.threads,
             name=options.name,
             host=own,
+            port=options.port,
+            contact_address=None if contact is None else f"{protocol}://{contact}",
             security=security,
             local_directory=options.scratch,
             memory_limit=0,

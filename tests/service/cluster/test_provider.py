@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+import threading
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import dask
 import pytest
-from distributed import Security, SpecCluster
+from distributed import LocalCluster, Security, SpecCluster
 from job_reports import REPORT
 from minimal_pipeline import MINIMAL
 from pipelines import eventually
@@ -94,6 +95,23 @@ def test_classes_that_are_missing_or_none_of_a_cluster():
     assert "it returned int" in refusal(**{"class": f"{__name__}.not_a_cluster", "workers": 1})
 
 
+def test_a_module_that_sets_signal_handlers_is_loaded_where_it_may_and_they_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As dask-jobqueue's; a feeder connects in a thread."""
+    text = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_DFL)\nfrom distributed import LocalCluster\n"
+    (tmp_path / "with_signals.py").write_text(text)
+    (tmp_path / "broken_module.py").write_text("raise ValueError('no such queue')")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = signal.getsignal(signal.SIGINT)
+    spec = spec_of(**{**LOCAL, "class": "with_signals.LocalCluster", "workers": 1})
+    with closing(Cluster(spec, threads=1, early=True)) as cluster:
+        assert cluster.client.submit(sum, [1, 2]).result() == 3
+        assert signal.getsignal(signal.SIGINT) is before
+    words = refusal(**{"class": "broken_module.C", "workers": 1})
+    assert "broken_module.C cannot be imported: ValueError: no such queue. Correct the module" in words
+
+
 def test_options_that_a_class_refuses_are_told_in_its_own_words():
     words = refusal(**{"class": f"{__name__}.Fixed", "options": {"prot": 1}, "workers": 1})
     assert "Fixed did not start: tried it with prot=1: " in words
@@ -110,6 +128,38 @@ def test_an_open_scheduler_and_a_cluster_that_cannot_scale_are_refused():
     assert "has a fixed set of workers: got workers from 1 to 2. Write their number" in refusal(
         **fixed, workers={"min": 1, "max": 2}
     )
+
+
+def test_a_queue_that_refuses_jobs_is_told_in_its_own_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("dask_jobqueue")
+    (tmp_path / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: QOSMaxSubmitJobPerUserLimit' >&2; exit 1\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    here = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
+    options = {"cores": 1, "memory": "1 GiB", "scheduler_options": here}
+    words = refusal(**{"class": "dask_jobqueue.SLURMCluster", "options": options, "workers": 2})
+    assert "dask_jobqueue.SLURMCluster did not scale: tried from 2 to 2 workers: " in words
+    assert "QOSMaxSubmitJobPerUserLimit" in words
+    gc.collect()
+
+
+_may_start = threading.Event()
+
+
+def late_cluster(**options: Any) -> LocalCluster:
+    assert _may_start.wait(60)
+    return LocalCluster(**options)
+
+
+def test_a_feeder_goes_on_while_a_platform_starts_and_the_cluster_that_has_started_is_closed():
+    """A trainer may leave meanwhile."""
+    spec = spec_of(**{**LOCAL, "class": f"{__name__}.late_cluster", "workers": 1})
+    with closing(Cluster(spec, threads=1, early=True)) as cluster:
+        cluster.look(waiting=True)
+        assert cluster.dask is None
+        _may_start.set()
+    assert cluster.dask is not None
+    assert cluster.dask.connection.client.status == "closed"
 
 
 def test_a_class_that_gives_no_worker():
@@ -256,7 +306,7 @@ def test_nodes_that_inherit_the_configuration_get_threads_and_certificates():
     assert worker_threads({"cores": 8, "processes": 2}) == 4
     assert worker_threads({"worker_command": "dask-worker --nthreads 3"}) == 3
     assert worker_threads({}) is None
-    files = {"ca": "ca.pem", "cert": "worker.pem", "key": "worker.key"}
+    files = {"ca": "/c/ca.pem", "cert": "/c/worker.pem", "key": "/c/worker.key"}
     config = provider_config(spec_of(**{"class": "distributed.SSHCluster", "workers": 1, "tls": files}))
     with dask.config.set(config):
         for role in ("scheduler", "worker", "client"):

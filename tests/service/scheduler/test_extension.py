@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import json
 import logging
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -13,6 +16,7 @@ from urllib.request import urlopen
 import dask
 import distributed.scheduler
 import pytest
+from distributed.scheduler import TaskGroup
 from job_reports import REPORT
 from pipelines import eventually
 from schedulers import connected, local_cluster
@@ -20,7 +24,7 @@ from tornado.ioloop import PeriodicCallback
 
 from feedline.errors import ClusterError
 from feedline.service.cluster.job_listing import list_jobs
-from feedline.service.scheduler import preload
+from feedline.service.scheduler import preload, routes
 from feedline.service.scheduler.job_reports import REPORT_FORMAT
 
 
@@ -42,6 +46,50 @@ def test_reports_are_answered_and_their_sum_is_what_dask_scales_to():
             assert json.load(answer) == {"workers": 3}
         with pytest.raises(HTTPError, match="404"):
             urlopen(page + "retire_workers", data=b"{}")
+
+
+def test_nothing_is_kept_of_tasks_that_are_over():
+    """Dask's spans would keep each group of tasks that ended before the next one began."""
+    with (
+        dask.config.set({"distributed.diagnostics.computations.max-history": 1}),
+        local_cluster("feedline.service.scheduler.preload", workers=1) as local,
+        connected(local) as cluster,
+    ):
+        [worker] = local.workers.values()
+
+        def counters() -> int:
+            """Of the worker, after some tasks have come and gone, one by one."""
+            for _ in range(5):
+                cluster.client.submit(str, "a block", key=f"a block-{next(numbers)}").result()
+                assert eventually(lambda: not local.scheduler.tasks)
+            return len(worker.digests_total)
+
+        numbers = itertools.count()
+        assert counters() == counters()
+        cluster.client.sync(worker.heartbeat)
+        gc.collect()
+        groups = [each for each in gc.get_objects() if type(each) is TaskGroup and each.name == "a block"]
+        assert len(groups) <= 1, "that of the last computation"
+
+
+def test_a_feeder_gets_a_route_and_no_task_waits_in_the_queue_beside_it(monkeypatch: pytest.MonkeyPatch):
+    """Queued tasks would wait for ever for workers that restricted ones keep full."""
+    monkeypatch.setattr(routes, "LEAST_WORKERS", 1)
+    monkeypatch.setattr(routes, "_BEGINS", 1.0)
+    modest = replace(REPORT, blocks_per_s=0.0, wait_fraction=0.0)
+    preload_name = "feedline.service.scheduler.preload"
+    with local_cluster(preload_name, workers=3) as local, connected(local, report=modest) as cluster:
+        scheduler: Any = local.scheduler
+        route = cluster.share.route
+        assert len(route) == 2, "before the first block: the scheduler names it when a feeder connects"
+        assert route < cluster.members()
+        assert cluster.eligible_workers() == route
+        assert scheduler.WORKER_SATURATION > 1000
+        assert cluster.dask is not None
+        cluster.dask.report(replace(modest, starved=True, demand_threads=9.0))
+        assert eventually(lambda: not cluster.share.route)
+        assert cluster.eligible_workers() is None
+        assert scheduler.WORKER_SATURATION == 1.1
 
 
 def test_workers_stay_when_the_wall_clock_jumps_ahead(monkeypatch: pytest.MonkeyPatch):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -45,18 +44,20 @@ def test_no_block_is_computed_twice_by_a_scale_in(
     workers: LocalCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ):
     """Two of four workers leave while all have blocks that run and blocks that wait: one by itself, as on SIGTERM, and
-    one that the scheduler retires, as Dask's adaptive scaling does."""
-    computed, lock = Counter[int](), threading.Lock()
+    one that the scheduler retires, as Dask's adaptive scaling does. The blocks that run end when both are leaving."""
+    computed, lock, release = Counter[int](), threading.Lock(), threading.Event()
 
     def work(index: int, key: str) -> int:
         with lock:
             computed[index] += 1
-        time.sleep(0.05)
+        if index >= 6:
+            release.wait(60)
         return index
 
     stream = Stream(cluster, monkeypatch, work)
     delivery = stream.open("scale-in", 80, window=window(fixed_blocks=30))
     assert stream.read(delivery, range(6)) == list(range(6))
+    assert eventually(lambda: computed.total() == 6 + 8)
     itself, retired = named(workers, 0), named(workers, 1)
 
     async def shrink() -> None:
@@ -68,6 +69,10 @@ def test_no_block_is_computed_twice_by_a_scale_in(
 
     leaving = threading.Thread(target=workers.sync, args=(shrink,))
     leaving.start()
+    assert eventually(lambda: {itself.status.name, retired.status.name} == {"closing_gracefully"})
+    gone = eventually(lambda: len(workers.scheduler.workers) < 4 or "closed" in itself.status.name, within_s=0.5)
+    release.set()
+    assert not gone, "they wait for the blocks that run"
     assert stream.read(delivery, range(6, 80)) == list(range(6, 80))
     leaving.join(30)
     assert not leaving.is_alive()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from distributed import Client, LocalCluster, wait
 from pipelines import PATIENCE_S, eventually
-from processes import ended, ended_here, feedline, running
+from processes import ended, ended_here, feedline, free_port, running
 
 from feedline.resources import DISABLE, cpu_environment
 from feedline.service.worker.worker_process import worker_environment
@@ -38,7 +38,8 @@ def test_workers_end_their_blocks_on_sigterm_and_one_outlives_its_scheduler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """With and without a nanny, two processes stopped while each runs a task: each task runs once, and both end with
-    status 0. Before, `feedline worker` connects again to a scheduler that has come back."""
+    status 0. Before, `feedline worker` connects again to a scheduler that has come back, on the same port, and is
+    reached at its contact address."""
     monkeypatch.delenv("POLARS_MAX_THREADS", raising=False)  # which a test before may have set in this process
     record = tmp_path / "record"
 
@@ -54,9 +55,11 @@ def test_workers_end_their_blocks_on_sigterm_and_one_outlives_its_scheduler(
     with contextlib.ExitStack() as programs:
         with a_scheduler() as first, Client(first) as client:
             address = first.scheduler_address
+            port = free_port()
+            where = ("--port", port, "--contact-address", f"localhost:{port}")
             options = ("--threads", 1, "--name", "ours", "--cpu", "x86-64-v3", "--scratch", tmp_path)
-            ours = programs.enter_context(feedline("worker", address, *options))
-            ours.line(f"serves {address} with 1 threads")
+            ours = programs.enter_context(feedline("worker", address, *options, *where))
+            ours.line(f"worker tcp://localhost:{port} serves {address} with 1 threads")
             [description] = client.run(describe).values()
             assert description == {
                 "torch": False,
@@ -71,7 +74,7 @@ def test_workers_end_their_blocks_on_sigterm_and_one_outlives_its_scheduler(
             other = programs.enter_context(
                 running(*dask, "--preload", PRELOAD, "--preload-nanny", PRELOAD, cwd=tmp_path)
             )
-            ours.line(f"serves {address}")
+            ours.line(f"worker tcp://localhost:{port} serves {address}")
             client.wait_for_workers(2, timeout=60)
             tasks = [client.submit(work, 0.5, pure=False) for _ in range(2)]
             assert eventually(lambda: record.exists() and len(record.read_text().split()) == 2)
@@ -99,6 +102,9 @@ def test_a_worker_that_finds_no_scheduler_says_why():
         (["tls://h:1", "--tls-ca", "ca.pem"], "--tls-cert, --tls-key missing"),
         (["tcp://10.0.0.1:1"], "unencrypted and not on this machine"),
         (["scheduler"], "tcp://host:port or tls://host:port"),
+        (["tcp://127.0.0.1:1", "--port", "9000", "--contact-address", "nat"], "got 'nat', expected HOST:PORT"),
+        (["tcp://127.0.0.1:1", "--contact-address", "nat:9000"], "without --port"),
+        (["tcp://127.0.0.1:1", "--host", "0.0.0.0"], "unencrypted and not only on this machine"),
     ],
 )
 def test_wrong_input_of_the_command(arguments: list[str], expected: str):
