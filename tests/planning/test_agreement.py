@@ -172,7 +172,7 @@ def test_ranks_that_torch_distributed_connects(place: Place, tmp_path: Path):
             for rank in range(2)
         ]
         for rank in ranks:
-            assert rank.wait(240) == 0, rank.text  # six feeders start one after the other
+            assert rank.wait(100) == 0, rank.text  # six feeders start one after the other
     said = [_scenes(rank.text) for rank in ranks]
     epochs = [scenes["an epoch"] for scenes in said]
     assert {epoch["source"] for epoch in epochs} == {"torch.distributed"}

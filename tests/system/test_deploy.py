@@ -322,7 +322,7 @@ def test_the_commands_of_kubernetes_work_together(tmp_path: Path):
             own = environment(tmp_path / f"host{index}")
             hosts.append(stack.enter_context(running(*words, env=own, cwd=ROOT)))
         for host in hosts:
-            assert host.wait(240) == 0, host.text
+            assert host.wait(100) == 0, host.text
         worker.send(signal.SIGTERM)
         assert worker.wait() == 0, worker.text
     results = json.loads((data / "work" / "flights.json").read_text())

@@ -31,7 +31,7 @@ from feedline.service.worker.departure import DRAIN_S
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "docker" / "compose.yaml"
 DOCKERFILE = ROOT / "docker" / "Dockerfile"
-START_S, RUN_S, STOP_S = 60, 240, 15
+START_S, RUN_S, STOP_S = 60, 100, 15
 
 SETTINGS = {  # what a person would put into the environment of `docker compose`, to keep it short
     "EPOCHS": "5",

@@ -34,7 +34,7 @@ from feedline.spec import load_spec
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "flights"
 NEW_YORK = ZoneInfo("America/New_York")
 AFTERWARDS = {"dep_time", "dep_delay", "arr_time", "arr_delay", "air_time"}
-RUN_S, STOP_S = 240, 15
+RUN_S, STOP_S = 100, 15
 
 
 @cache

@@ -133,9 +133,8 @@ def _plans(run: Program) -> bool:
     return False
 
 
-@pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.nightly  # by default with a trainer: the next test
 def test_a_signal_while_the_plan_is_made(place: Place, number: int, status: int):
     path = place.write()
     with planning_forever(path), feedline("run", path, "--sink", "null", "--world-size", 2, "--ranks", 0) as run:

@@ -30,7 +30,7 @@ FEATURES = {
     "label": {"clicked": []},
     "extra": ["id"],
 }
-LIMIT_S = 150.0
+LIMIT_S = 100.0
 
 
 @pytest.fixture(scope="module")
