@@ -13,13 +13,14 @@ from feedline.transforms.compile.compiled import CompiledFeatures
 
 
 def batch_schema(features: CompiledFeatures) -> BatchSchema:
-    """The columns of a batch, from the features' outputs."""
+    """The columns of a batch, from the features' outputs. `expanded` of it are those of plain rows."""
     columns: list[SlotColumn] = []
-    widths: dict[str, int] = {}
+    widths: dict[tuple[str, str | None], int] = {}
     for output, feature in zip(features.outputs, features.features, strict=True):
         dtype, unit = _fixed_dtype(output.group, output.dtype)
         arrow = str(pl.Series([], dtype=output.dtype).to_arrow().type)
-        offset = widths.get(output.group, 0)
+        matrix = output.group, feature.dedup if output.group in ("dense", "categorical") else None
+        offset = widths.get(matrix, 0)
         width = output.dtype.size if isinstance(output.dtype, pl.Array) and output.group != "extra" else 1
         columns.append(
             SlotColumn(
@@ -35,9 +36,10 @@ def batch_schema(features: CompiledFeatures) -> BatchSchema:
                 on_nonfinite=feature.on_nonfinite,
                 looks_up=bool(output.lookups),
                 num_embeddings=output.num_embeddings if dtype == "int64" and output.group != "extra" else None,
+                dedup=feature.dedup,
             )
         )
-        widths[output.group] = offset + width
+        widths[matrix] = offset + width
     return BatchSchema(tuple(columns))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
@@ -17,11 +18,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from feedline.blocks.environment import check_environment
-from feedline.blocks.jobs import CompiledJob, compile_job, find_job
+from feedline.blocks.jobs import CompiledJob, CompiledPart, compile_job, find_job
 from feedline.blocks.permutation import permuted_rows, run_starts
+from feedline.blocks.repeated_rows import first_rows
 from feedline.blocks.request import BlockRequest, BlockResult, Job, PieceRequest
 from feedline.errors import DataError
-from feedline.loader.encoding.encode import EncodedRows, encode
+from feedline.loader.encoding.encode import EncodedRows, UniqueRows, encode
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.encoding.quality import Observer
 from feedline.loader.encoding.shuffled_rows import Rows, shuffle
@@ -49,6 +51,7 @@ def run_block(job: Job | str, request: BlockRequest, key: str, packed: bool) -> 
         groups: list[pl.Series] = []
         piece_rows = 0
         recorder = recorder_of(job.record, piece.fragment, piece.skip, piece.rows)
+        encoder.begin_piece()
         for chunk in _chunks(compiled, piece):
             if job.by is not None:
                 groups.append(chunk.frame.get_column(job.by))
@@ -156,9 +159,14 @@ class _Encoder:
         self._clock = clock
         self._waiting: list[Chunk] = []
         self._rows = 0
+        self._borders: list[int] = []  # of pieces, among the waiting rows
         self._parts: list[EncodedRows] = []
         outputs = compiled.features.outputs
         self.observer = Observer(compiled.layout.schema, [output.reads for output in outputs])
+
+    def begin_piece(self) -> None:
+        """Runs of repeated rows end here."""
+        self._borders.append(self._rows)
 
     def add(self, chunk: Chunk) -> None:
         if self._rows and self._rows + chunk.frame.height > CHUNK_ROWS:
@@ -175,19 +183,46 @@ class _Encoder:
 
     def _flush(self) -> None:
         chunks, self._waiting, self._rows = self._waiting, [], 0
+        borders, self._borders = self._borders, []
         frames = [chunk.frame for chunk in chunks]
         try:
-            self._parts.append(self._encode(pl.concat(frames, rechunk=True) if len(frames) > 1 else frames[0]))
+            frame = pl.concat(frames, rechunk=True) if len(frames) > 1 else frames[0]
+            self._parts.append(self._encode(frame, borders))
         except DataError as error:
             compiled = self._compiled
             raise with_row_position(error, chunks, compiled.where, compiled.schema, sample=compiled.sample) from error
 
-    def _encode(self, frame: pl.DataFrame) -> EncodedRows:
+    def _encode(self, frame: pl.DataFrame, borders: Sequence[int]) -> EncodedRows:
         self.observer.count_rows(frame)
-        features, lookup_counts = self._compiled.features.apply_counting(frame)
+        rows, *groups = self._compiled.parts
+        encoded = self._encode_part(rows, frame)
+        return replace(encoded, groups=tuple(self._encode_unique(group, frame, borders) for group in groups))
+
+    def _encode_unique(self, group: CompiledPart, frame: pl.DataFrame, borders: Sequence[int]) -> UniqueRows:
+        """Transform and encode the rows of a deduplicated group that do not repeat the row above them."""
+        by = () if self._compiled.by is None else (self._compiled.by,)
+        starts = first_rows(frame, (*group.columns, *by), [border for border in borders if border < frame.height])
+        index = np.flatnonzero(starts)
+        unique = frame.select(group.columns)[index]
+        try:
+            rows = self._encode_part(group, unique, np.diff(index, append=frame.height))
+        except DataError as error:
+            if error.row is not None:
+                error.at(int(index[error.row]))
+            raise
+        return UniqueRows(rows=rows, inverse=np.cumsum(starts, dtype=np.int32) - np.int32(1))
+
+    def _encode_part(
+        self, part: CompiledPart, frame: pl.DataFrame, repeats: NDArray[np.int64] | None = None
+    ) -> EncodedRows:
+        """Transform and encode rows. repeats: how many rows of the table each stands for (None: one)."""
+        features, lookup_counts = part.features.apply_counting(frame, repeats)
         for name, (lookups, misses) in lookup_counts.items():
             self.observer.count_lookups(name, lookups, misses)
         self._clock.lap("transform")
-        encoded = encode(features, self._compiled.layout.schema, self.observer, self._compiled.filters)
+        encoded = encode(features, part.schema, self.observer, self._compiled.filters, repeats)
+        if not part.schema.columns:  # Polars forgets the rows of a frame without columns
+            none = np.empty((frame.height, 0), np.float32)
+            encoded = replace(encoded, rows=frame.height, dense=none, labels=none)
         self._clock.lap("encode")
         return encoded

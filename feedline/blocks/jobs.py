@@ -20,7 +20,7 @@ from feedline.blocks.single_flight import SingleFlight
 from feedline.errors import ClusterError, FeedlineError
 from feedline.expressions import BoundExpression, bind_where
 from feedline.expressions.column_parts import not_null
-from feedline.loader.encoding.layout import SlotLayout
+from feedline.loader.encoding.layout import BatchSchema, SlotLayout
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
 from feedline.transforms.registry.user_functions import check_functions
 from feedline.warehouse.reading.sample import BoundSample, bind_sample
@@ -32,14 +32,31 @@ class UnknownJobError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class CompiledPart:
+    """The features of plain rows, or those of a deduplicated group, with their columns of a batch.
+
+    columns: whose values decide whether a row repeats the row above it; empty for plain rows.
+    """
+
+    features: CompiledFeatures
+    schema: BatchSchema
+    columns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class CompiledJob:
-    """A job's compiled features, filter and sample, with the layout of its slots."""
+    """A job's compiled features, filter and sample, with the layout of its slots.
+
+    parts: the features of plain rows, then those of each deduplicated group, in the layout's order.
+    """
 
     features: CompiledFeatures
     schema: pa.Schema
     where: BoundExpression | None
     columns: tuple[str, ...]
     layout: SlotLayout
+    parts: tuple[CompiledPart, ...]
+    by: str | None
     sample: BoundSample | None
     marks: tuple[Mark, ...]
     filters: dict[str, str]  # by feature, the filter that would drop its columns' nulls
@@ -73,14 +90,23 @@ def compile_job(job: Job) -> CompiledJob:
 def _compile(job: Job) -> CompiledJob:
     check_functions(job.code)
     schema = pa.ipc.read_schema(pa.py_buffer(job.schema))
-    features = compile_features(job.features, schema, StoredArtifactSet(job.artifacts))
+    artifacts = StoredArtifactSet(job.artifacts)
+    features = compile_features(job.features, schema, artifacts)
     columns = dict.fromkeys([*features.parts, *kept_columns(job)])
     where = bind_where(job.where, schema) if job.where is not None else None
     sample = bind_sample(job.sample, schema) if job.sample is not None else None
     marks = bind_marks(features.marks, schema)
     filters = {output.name: not_null(output.reads) for output in features.outputs if output.reads}
-    layout = SlotLayout(batch_schema(features))
-    return CompiledJob(features, schema, where, tuple(columns), layout, sample, marks, filters)
+    columns_of_batch = batch_schema(features)
+    parts = []
+    for name, part in zip((None, *columns_of_batch.dedup), columns_of_batch.parts, strict=True):
+        own = features
+        if columns_of_batch.dedup:
+            chosen = [feature for feature in job.features if feature.dedup == name]
+            own = compile_features(chosen, schema, artifacts)
+        parts.append(CompiledPart(own, part, () if name is None else (*own.parts, *own.marks)))
+    layout = SlotLayout(columns_of_batch)
+    return CompiledJob(features, schema, where, tuple(columns), layout, tuple(parts), job.by, sample, marks, filters)
 
 
 def check_job(job: Job) -> None:

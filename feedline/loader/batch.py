@@ -14,12 +14,14 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
+from feedline.loader.dedup_tensors import DedupGroup, InverseColumn, InverseSparse
+from feedline.loader.encoding.encode import expand
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotLayout
 from feedline.loader.encoding.row_digests import batch_digest, row_digests
-from feedline.loader.encoding.slot import SlotArrays, encoded_rows, read_extras, read_header
+from feedline.loader.encoding.slot import SlotArrays, encoded_rows, read_extras, read_header, write_rows
 from feedline.loader.ring.pinning import event_on
 from feedline.loader.ring.slots import Lease
-from feedline.loader.slot_tensors import FLOAT32, INT32, SlotTensors, missing_feature
+from feedline.loader.slot_tensors import FLOAT32, INT32, INT64, Features, SlotTensors, missing_feature
 
 
 class _Extras(Mapping[str, Any]):
@@ -58,6 +60,9 @@ class Batch(SlotTensors):
     (timestamps are int64, with their unit in the schema), else a pyarrow.Array. valid: bool [B], False for padding
     (tail: pad). `batch["price"]` is any feature by name. epoch, step: the position in the plan.
 
+    Features of deduplicated groups are in `groups`, by the group's name, and not in `dense` and `categorical`; in
+    `sparse` they are `InverseSparse`. `expanded()` is the batch without deduplication.
+
     Tensors are views of shared memory that is reused once nothing refers to them: to keep a batch for more than a few
     steps, keep `batch.clone()`.
     """
@@ -65,6 +70,7 @@ class Batch(SlotTensors):
     # Created on first use.
     _fixed_extras: dict[str, torch.Tensor] | None = None
     _arrow_extras: dict[str, pa.Array] | None = None
+    _groups: dict[str, DedupGroup] | None = None
 
     @classmethod
     def over(cls, layout: SlotLayout, root: NDArray[np.uint8], lease: Lease | None = None) -> Batch:
@@ -80,6 +86,49 @@ class Batch(SlotTensors):
         if self._fixed_extras is None:
             self._fixed_extras = {}
         return _Extras(self._layout.extra_index, self._extra, self._fixed_extras)
+
+    @property
+    def groups(self) -> Mapping[str, DedupGroup]:
+        """The deduplicated groups by name."""
+        if self._groups is None:
+            self._groups = self._dedup_groups() if self._layout.schema.dedup else {}
+        return self._groups
+
+    def _dedup_groups(self) -> dict[str, DedupGroup]:
+        layout, header, placement = self._layout, self._read_header(), self._place()
+        lists = self._lists()
+        groups = {}
+        for name, part, place, unique in zip(
+            layout.schema.dedup, layout.parts[1:], placement.groups, header.unique, strict=True
+        ):
+            inverse = self._tensor(INT32, place.inverse, (self.rows,))
+            sparse = {layout.sparse[index].name: InverseSparse(*lists[index], inverse) for index in part.sparse}
+            ids = unique, part.width["categorical"]
+            groups[name] = DedupGroup(
+                name=name,
+                inverse=inverse,
+                dense=self._tensor(FLOAT32, place.dense, (unique, part.width["dense"])),
+                categorical=self._tensor(INT64, place.categorical, ids, (8, 8 * unique)),
+                sparse=sparse,
+            )
+        return groups
+
+    def _sparse_features(self) -> Features:
+        features = super()._sparse_features()
+        for group in self.groups.values():
+            features.update(group.sparse)
+        return features
+
+    def expanded(self) -> Batch:
+        """The batch without deduplication: bit for bit that of the same pipeline without `dedup`; a copy in memory of
+        its own, or this batch if it has no group."""
+        if not self._layout.schema.dedup:
+            return self
+        here = self.to("cpu")
+        rows = expand(encoded_rows(self._layout, pa.py_buffer(here._root)), self._layout.schema)
+        layout = SlotLayout(self._layout.schema.expanded)
+        valid = SlotArrays(self._layout, here._read_header(), here._root).valid
+        return Batch.over(layout, write_rows(layout, rows, valid, epoch=self.epoch, step=self.step)).to(self.device)
 
     def keyed_jagged(self, dtype: str = "int64") -> tuple[list[str], torch.Tensor, torch.Tensor]:
         """(keys, values, lengths) of the sparse features of one dtype, without a copy and without weights.
@@ -102,8 +151,9 @@ class Batch(SlotTensors):
         counts = self._read_header().values
         count = sum(counts[index] for index in indices)
         values = self._tensor(np.dtype(dtype), placement.values[first] if indices else 0, (count,))
-        start = placement.matrices.lengths + 4 * self.rows * first
-        lengths = self._tensor(INT32, start, (self.rows * len(indices),))
+        rows = self._layout.list_rows(self.rows, self._read_header().unique)
+        start = placement.matrices.lengths + 4 * sum(rows[:first])
+        lengths = self._tensor(INT32, start, (sum(rows[index] for index in indices),))
         return [self._layout.sparse[index].name for index in indices], values, lengths
 
     def __getitem__(self, name: str) -> Any:
@@ -111,10 +161,10 @@ class Batch(SlotTensors):
             names = ", ".join(column.name for column in self.schema)
             raise KeyError(f"the batch has no feature {name!r}: expected one of {names}")
         column = self.schema[name]
-        if column.group == "dense":
-            return _columns(self.dense, column)
-        if column.group == "categorical":
-            return self.categorical[:, column.offset]
+        matrices = self if column.dedup is None else self.groups[column.dedup]
+        if column.group in ("dense", "categorical"):
+            values = _columns(matrices.dense if column.group == "dense" else matrices.categorical, column)
+            return values if isinstance(matrices, Batch) else InverseColumn(values, matrices.inverse)
         if column.group == "label":
             return _columns(self.labels, column)
         return self.sparse[name] if column.group == "sparse" else self.extra[name]
@@ -222,4 +272,5 @@ def digest_of(batch: Batch) -> str:
     root, layout = here._root, here._layout
     assert root is not None
     slot = SlotArrays(layout, here._read_header(), root)
-    return batch_digest(row_digests(encoded_rows(layout, pa.py_buffer(root))), slot.valid.astype(np.bool_))
+    rows = expand(encoded_rows(layout, pa.py_buffer(root)), layout.schema)
+    return batch_digest(row_digests(rows), slot.valid.astype(np.bool_))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from feedline.loader.encoding.encode import EncodedRows
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotLayout
-from feedline.loader.encoding.slot import RowSlice, draft, write
+from feedline.loader.encoding.slot import write_rows
 
 if TYPE_CHECKING:
     from feedline.loader.batch import Batch
@@ -129,10 +129,7 @@ class Encoded:
         from feedline.loader.batch import Batch  # noqa: PLC0415 -- loads torch, which serving may lack
 
         layout = SlotLayout(self.schema)
-        batch = draft(layout, [RowSlice(encoded=self.encoded, start=0, stop=self.rows)], epoch=0, step=0)
-        buffer = np.empty(batch.placement.nbytes, dtype=np.uint8)
-        write(layout, batch, buffer)
-        return Batch.over(layout, buffer)
+        return Batch.over(layout, write_rows(layout, self.encoded))
 
 
 def _columns(matrix: NDArray[np.float32], column: SlotColumn) -> NDArray[np.float32]:

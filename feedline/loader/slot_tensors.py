@@ -64,7 +64,7 @@ class Sparse:
         return f"Sparse(rows={len(self.lengths)}, values={tuple(self.values.shape)} {self.values.dtype}{weighted})"
 
 
-class _Features(dict[str, Sparse]):
+class Features(dict[str, Sparse]):
     """The ragged features of a batch by name; a name that is missing raises KeyError with the names there are."""
 
     __slots__ = ()
@@ -88,7 +88,7 @@ class SlotTensors:
     _categorical: torch.Tensor | None = None
     _labels: torch.Tensor | None = None
     _valid: torch.Tensor | None = None
-    _sparse: _Features | None = None
+    _sparse: Features | None = None
     _exposed = False  # whether there are tensors over the slot
     # Of a batch on another device, without a root.
     _device_bytes: torch.Tensor | None = None
@@ -224,15 +224,21 @@ class SlotTensors:
             start += size * itemsize
         return tensors
 
-    def _sparse_features(self) -> _Features:
+    def _sparse_features(self) -> Features:
         """All ragged features."""
-        layout, rows = self._layout, self.rows
+        lists = self._lists()
+        return Features({name: Sparse(*lists[index]) for name, index in self._layout.sparse_names})
+
+    def _lists(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]]:
+        """Values, lengths, offsets and weights of each ragged feature, in memory order."""
+        layout = self._layout
         count = len(layout.sparse)
         if not count:
-            return _Features()
-        placement, sizes = self._place(), self._read_header().values
-        lengths = self._split(INT32, placement.matrices.lengths, (rows,) * count)
-        offsets = self._split(INT64, placement.matrices.offsets, (rows + 1,) * count)
+            return []
+        header, placement = self._read_header(), self._place()
+        sizes, rows = header.values, layout.list_rows(self.rows, header.unique)
+        lengths = self._split(INT32, placement.matrices.lengths, rows)
+        offsets = self._split(INT64, placement.matrices.offsets, [each + 1 for each in rows])
         values: list[torch.Tensor] = []
         for dtype, run in layout.sparse_runs:
             values += self._split(dtype, placement.values[run.start], sizes[run])
@@ -242,9 +248,7 @@ class SlotTensors:
             parts = self._split(FLOAT32, start, [sizes[index] for index in layout.weighted])
             for index, part in zip(layout.weighted, parts, strict=True):
                 weights[index] = part
-        return _Features(
-            {name: Sparse(values[i], lengths[i], offsets[i], weights[i]) for name, i in layout.sparse_names}
-        )
+        return list(zip(values, lengths, offsets, weights, strict=True))
 
 
 def missing_feature(name: str, names: Iterable[str]) -> KeyError:

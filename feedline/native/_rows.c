@@ -424,12 +424,54 @@ static PyObject *extremes(PyObject *module, PyObject *values) {
     return Py_BuildValue("LL", (long long)least, (long long)greatest);
 }
 
+/* ---- repeated lists ---------------------------------------------------------------------------------------------- */
+
+static PyObject *equal_neighbours(PyObject *module, PyObject *args) {
+    PyObject *offsets, *values, *result;
+    Py_ssize_t size;
+    Buffers buffers;
+    Py_buffer *from, *source, *to;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOnO", &offsets, &values, &size, &result))
+        return NULL;
+    if (buffers_open(&buffers, 3) != 0)
+        return NULL;
+    if ((from = buffers_add(&buffers, offsets, 0)) == NULL || (source = buffers_add(&buffers, values, 0)) == NULL ||
+        (to = buffers_add(&buffers, result, 1)) == NULL)
+        goto failed;
+    const int64_t *borders = from->buf;
+    const Py_ssize_t rows = from->len / (Py_ssize_t)sizeof(int64_t) - 1;
+    if (rows < 1 || to->len != rows - 1) {
+        too_small("the rows that are compared", to->len, rows - 1);
+        goto failed;
+    }
+    if (borders[rows] * size > source->len) {
+        too_small("the values of the lists", source->len, borders[rows] * size);
+        goto failed;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    const char *bytes = source->buf;
+    char *equal = to->buf;
+    for (Py_ssize_t row = 1; row < rows; row++) {
+        const int64_t length = borders[row + 1] - borders[row];
+        equal[row - 1] = length == borders[row] - borders[row - 1] &&
+                         memcmp(bytes + borders[row] * size, bytes + borders[row - 1] * size, length * size) == 0;
+    }
+    Py_END_ALLOW_THREADS
+    buffers_close(&buffers);
+    Py_RETURN_NONE;
+failed:
+    buffers_close(&buffers);
+    return NULL;
+}
+
 static PyMethodDef methods[] = {
     {"copy", copy, METH_VARARGS, "copy(pairs): copy each (target, source)."},
     {"gather", gather, METH_VARARGS, "gather(columns, index, part, starts): gather rows of fixed width."},
     {"gather_lists", gather_lists, METH_VARARGS, "gather_lists(columns, index, part, starts): gather lists."},
     {"slice_offsets", slice_offsets, METH_VARARGS, "slice_offsets(offsets, start, stop, out): offsets of slices."},
     {"slice_values", slice_values, METH_VARARGS, "slice_values(offsets, values, size, start, sliced, out)."},
+    {"equal_neighbours", equal_neighbours, METH_VARARGS, "equal_neighbours(offsets, values, size, out)."},
     {"extremes", extremes, METH_O, "extremes(values): minimum and maximum of int64."},
     {NULL, NULL, 0, NULL},
 };
@@ -438,7 +480,7 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_rows", NULL, 0,
 
 PyMODINIT_FUNC PyInit__rows(void) {
     PyObject *module = PyModule_Create(&definition);
-    if (module != NULL && PyModule_AddIntConstant(module, "VERSION", 2) != 0) {
+    if (module != NULL && PyModule_AddIntConstant(module, "VERSION", 3) != 0) {
         Py_DECREF(module);
         return NULL;
     }

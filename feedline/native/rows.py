@@ -19,7 +19,7 @@ _compiled: Any = None
 with suppress(ImportError):  # installed without a compiler
     from feedline.native import _rows as _compiled  # type: ignore[attr-defined,no-redef]
 
-VERSION = 2  # of the functions: of an older build, left in a checkout, nothing is called
+VERSION = 3  # of the functions: of an older build, left in a checkout, nothing is called
 COMPILED = _compiled is not None and getattr(_compiled, "VERSION", 1) == VERSION
 
 Array = NDArray[Any]
@@ -71,6 +71,16 @@ def slice_values(
     values, out: buffers; `out` holds exactly the slices' values.
     """
     _compiled.slice_values(offsets, values, size, start, sliced, out)
+
+
+def equal_neighbours(offsets: NDArray[np.int64], values: Any, size: int) -> NDArray[np.bool_]:
+    """bool [lists - 1]: whether each list but the first has the bytes of the one before.
+
+    values: a buffer of values of `size` bytes.
+    """
+    equal = np.empty(len(offsets) - 2, dtype=np.bool_)
+    _compiled.equal_neighbours(offsets, values, size, equal)
+    return equal
 
 
 def extremes(values: NDArray[np.int64]) -> tuple[int, int]:

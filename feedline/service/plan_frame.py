@@ -19,7 +19,7 @@ from feedline.blocks.compute import run_block
 from feedline.blocks.jobs import compile_job
 from feedline.blocks.request import BlockRequest, Job
 from feedline.loader.encoding.arrow_table import arrow_table
-from feedline.loader.encoding.encode import encode, join
+from feedline.loader.encoding.encode import encode, expand, join
 from feedline.loader.encoding.shuffled_rows import ShuffledRows
 from feedline.planning.plan import Plan
 
@@ -34,7 +34,8 @@ class BlockReader:
         result = run_block(self._job, request, "feedline-frame", False)
         assert result.parts is not None
         parts = [rows.rows_at(0, rows.rows) if isinstance(rows, ShuffledRows) else rows for rows in result.parts]
-        table = arrow_table(join(parts), compile_job(self._job).layout.schema)
+        schema = compile_job(self._job).layout.schema
+        table = arrow_table(expand(join(parts), schema), schema.expanded)
         if columns is not None:
             table = table.select(list(columns))
         frame: pd.DataFrame = table.to_pandas(types_mapper=pd.ArrowDtype)
@@ -74,5 +75,5 @@ def _empty(job: Job) -> pa.Table:
     assert isinstance(frame, pl.DataFrame)
     marks = [pl.Series(name, [], pl.Boolean()) for name in compiled.features.marks]
     rows = frame.select(compiled.features.columns).with_columns(marks)
-    encoded = encode(compiled.features.apply(rows), compiled.layout.schema)
-    return arrow_table(encoded, compiled.layout.schema)
+    schema = compiled.layout.schema.expanded
+    return arrow_table(encode(compiled.features.apply(rows), schema), schema)

@@ -44,4 +44,4 @@ def segments_of(
 def _padding(part: Rows, row: int, times: int) -> RowSlice:
     one = part.rows_at(row, row + 1) if isinstance(part, ShuffledRows) else slice_rows(part, row, row + 1)
     repeated = take([one], np.zeros(times, dtype=np.int64))
-    return RowSlice(encoded=repeated, start=0, stop=times, valid=False)
+    return RowSlice(encoded=repeated, start=0, stop=times, valid=False, repeats=(part, row))

@@ -195,12 +195,12 @@ class Serving:
                 refuse_other_kinds(field, fields[name].type)
                 casts.append(fields[name])
         refuse_absent_parts(row_schema, features.parts)
-        return Form(features, batch_schema(features), tuple(casts))
+        return Form(features, batch_schema(features).expanded, tuple(casts))
 
 
 def _describe_rows(features: CompiledFeatures, rows: pa.Table) -> str:
     """The encoded rows as one string, for comparison."""
-    encoded, columns = [], batch_schema(features)
+    encoded, columns = [], batch_schema(features).expanded
     for row in range(rows.num_rows):
         try:
             frame = project(rows.slice(row, 1), features.parts)

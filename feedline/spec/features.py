@@ -22,10 +22,10 @@ Group = Literal["dense", "categorical", "sparse", "label", "extra"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 AnyGroup = Group | Literal["observed"]  # inputs of a statistic: not a group of pipeline.yaml
 SOURCES = ("column", "expr", "op")
-FEATURE_KEYS = (*SOURCES, "inputs", "ops", "on_nonfinite", "expect")
+FEATURE_KEYS = (*SOURCES, "inputs", "ops", "on_nonfinite", "expect", "dedup")
 EXTRA_KEYS = (*SOURCES[:2], "expect")
 # Keys of an entry for several features; see `_FeatureReader.template`.
-TEMPLATE_KEYS = ("columns", "ops", "on_nonfinite", "expect")
+TEMPLATE_KEYS = ("columns", "ops", "on_nonfinite", "expect", "dedup")
 EXTRA_TEMPLATE_KEYS = ("columns", "expect")
 OnNonfinite = Literal["error", "zero", "keep"]
 FLOATS = ("dense", "sparse", "label")  # the groups whose values may be NaN or infinite
@@ -80,7 +80,10 @@ class FeatureInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureSpec:
-    """One feature: exactly one of column, expr and op (with its inputs) is its source; ops follow in order."""
+    """One feature: exactly one of column, expr and op (with its inputs) is its source; ops follow in order.
+
+    dedup: the deduplicated group that it belongs to.
+    """
 
     name: str
     group: AnyGroup
@@ -91,6 +94,7 @@ class FeatureSpec:
     ops: tuple[OpCall, ...] = ()
     on_nonfinite: OnNonfinite = "keep"
     expect: tuple[Expectation, ...] = ()
+    dedup: str | None = None
     path: Path = field(default=(), compare=False)
 
     def long_form(self) -> dict[str, Any]:
@@ -100,7 +104,8 @@ class FeatureSpec:
             content |= {"op": self.op.to_yaml(), "inputs": [item.to_yaml() for item in self.inputs]}
         content |= {"ops": [call.to_yaml() for call in self.ops]} if self.ops else {}
         content |= {"on_nonfinite": self.on_nonfinite} if self.group in FLOATS else {}
-        return content | ({"expect": bounds_to_yaml(self.expect)} if self.expect else {})
+        content |= {"expect": bounds_to_yaml(self.expect)} if self.expect else {}
+        return content | ({"dedup": self.dedup} if self.dedup is not None else {})
 
 
 def canonical_json(value: object) -> str:
@@ -263,7 +268,14 @@ class _FeatureReader:
             )
         feature = self.build(name=name, group=group, column=column, expr=expr, op=op, inputs=inputs, ops=ops, path=path)
         expect = read_bounds(group, body["expect"], (*path, "expect"), self.problems) if "expect" in body else ()
-        return replace(feature, on_nonfinite=self.on_nonfinite(group, body, path), expect=expect)
+        dedup = self.dedup(group, body["dedup"], (*path, "dedup")) if "dedup" in body else None
+        return replace(feature, on_nonfinite=self.on_nonfinite(group, body, path), expect=expect, dedup=dedup)
+
+    def dedup(self, group: Group, value: Any, path: Path) -> str | None:
+        if group == "label":
+            self.problems.add(path, "labels belong to rows, not to a deduplicated group: remove it", key=True)
+            return None
+        return self.name(value, path, "the name of a group of features that repeat together")
 
     def build(self, **parts: Any) -> FeatureSpec:
         return FeatureSpec(**parts, on_nonfinite=self.default if parts["group"] in FLOATS else "keep")

@@ -212,6 +212,12 @@ _CLASS_NEEDS_CODE = (
 )
 
 
+_DEDUP_NEEDS_RUNS = (
+    "deduplication needs rows that repeat the row above them, and the shuffle permutes single rows. Write `shuffle: "
+    "{by: COLUMN}` to keep runs of a column together, `shuffle: {rows: false}`, or `shuffle: off`"
+)
+
+
 def _validate(document: Document, base_dir: str) -> PipelineSpec:
     problems = Problems(document)
     content = document.value
@@ -226,6 +232,11 @@ def _validate(document: Document, base_dir: str) -> PipelineSpec:
             _add_problem(detail, document, problems)
     if spec is not None and spec.cluster.provider is not None and not spec.allow_code:
         problems.add(("cluster", "class"), _CLASS_NEEDS_CODE)
+    if spec is not None and spec.shuffle is not None and spec.shuffle.rows and spec.shuffle.by is None:
+        for feature in spec.features:
+            if feature.dedup is not None:
+                problems.add((*feature.path, "dedup"), _DEDUP_NEEDS_RUNS)
+                break
     problems.raise_all()
     if spec is None:
         raise AssertionError("pydantic refused a pipeline without saying why")

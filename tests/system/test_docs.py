@@ -38,6 +38,7 @@ WITH_FENCES = (
     "docs/optimize.md",
     "docs/serving.md",
     "docs/clusters.md",
+    "docs/dedup.md",
 )
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -40,7 +40,7 @@ class EncodedRows:
 
     dense float32 [N, D] and labels float32 [N, L], row-major; categorical, K arrays int64 [N]; for each sparse feature
     (in the schema's memory order) values [V], weights float32 [V] or None, and offsets int64 [N + 1] from 0; extra, one
-    Arrow array of N rows each.
+    Arrow array of N rows each; groups, the features that belong to the schema's deduplicated groups.
     """
 
     rows: int
@@ -51,15 +51,38 @@ class EncodedRows:
     weights: tuple[NDArray[np.float32] | None, ...]
     offsets: tuple[NDArray[np.int64], ...]
     extra: tuple[pa.Array, ...]
+    groups: tuple[UniqueRows, ...] = ()
 
     @property
     def nbytes(self) -> int:
         arrays: tuple[NDArray[Any], ...] = (self.dense, self.labels, *self.categorical, *self.values, *self.offsets)
         arrays += tuple(weights for weights in self.weights if weights is not None)
-        return sum(array.nbytes for array in arrays) + sum(int(array.nbytes) for array in self.extra)
+        arrays += tuple(group.inverse for group in self.groups)
+        nbytes = sum(array.nbytes for array in arrays) + sum(int(array.nbytes) for array in self.extra)
+        return nbytes + sum(group.rows.nbytes for group in self.groups)
 
     def __sizeof__(self) -> int:
         return self.nbytes  # Dask calls this on every task's result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UniqueRows:
+    """A deduplicated group of N rows: row i has the group's features from row `inverse[i]`, int32 [N], of `rows`.
+
+    The inverse never falls, and rises by at most 1: the rows from `start` to `stop` use a range of the unique rows.
+    """
+
+    rows: EncodedRows
+    inverse: NDArray[np.int32]
+
+    def range_of(self, start: int, stop: int) -> tuple[int, int]:
+        """The unique rows [first, last) that rows [start, stop) use."""
+        return unique_range(self.inverse, start, stop)
+
+
+def unique_range(inverse: NDArray[np.int32], start: int, stop: int) -> tuple[int, int]:
+    """The unique rows [first, last) that rows [start, stop) of an inverse use."""
+    return (int(inverse[start]), int(inverse[stop - 1]) + 1) if stop > start else (0, 0)
 
 
 def encode(
@@ -67,10 +90,12 @@ def encode(
     schema: BatchSchema,
     observer: Observer | None = None,
     filters: Mapping[str, str] = _UNFILTERED,
+    repeats: NDArray[np.int64] | None = None,
 ) -> EncodedRows:
     """Encode a frame of finished features (one column per feature, of its group's dtype), counted by `observer`.
 
     filters: for features read from columns, the condition of `source.where` that would drop their nulls, for messages.
+    repeats: int64 [N], how many rows of the table each row stands for when it is counted (None: one).
 
     Raises DataError, with feature and row, for a null scalar, a null element of a list or vector, or a null weight. A
     null list is an empty list.
@@ -79,17 +104,18 @@ def encode(
     values, offsets = [], []
     weights: list[NDArray[np.float32] | None] = []
     for column in schema.sparse:
-        list_values, list_offsets, list_weights = _lists(frame.get_column(column.name), column, observer)
+        list_values, list_offsets, list_weights = _lists(frame.get_column(column.name), column, observer, repeats)
         values.append(list_values)
         offsets.append(list_offsets)
         weights.append(list_weights)
     return EncodedRows(
         rows=rows,
-        dense=_row_major(frame, schema, "dense", observer, filters),
+        dense=_row_major(frame, schema, "dense", observer, filters, repeats),
         categorical=tuple(
-            _ids(frame.get_column(column.name), column, observer, filters) for column in schema.group("categorical")
+            _ids(frame.get_column(column.name), column, observer, filters, repeats)
+            for column in schema.group("categorical")
         ),
-        labels=_row_major(frame, schema, "label", observer, filters),
+        labels=_row_major(frame, schema, "label", observer, filters, repeats),
         values=tuple(values),
         weights=tuple(weights),
         offsets=tuple(offsets),
@@ -109,16 +135,20 @@ def _scalars(series: pl.Series, name: str, filters: Mapping[str, str]) -> NDArra
 
 
 def _ids(
-    series: pl.Series, column: SlotColumn, observer: Observer | None, filters: Mapping[str, str]
+    series: pl.Series,
+    column: SlotColumn,
+    observer: Observer | None,
+    filters: Mapping[str, str],
+    repeats: NDArray[np.int64] | None,
 ) -> NDArray[np.int64]:
     ids = _scalars(series, column.name, filters)
     if observer is not None:
-        observer.count_integers(column, ids)
+        observer.count_integers(column, ids, len(ids) if repeats is None else int(repeats.sum()))
     return ids
 
 
 def _lists(
-    series: pl.Series, column: SlotColumn, observer: Observer | None
+    series: pl.Series, column: SlotColumn, observer: Observer | None, repeats: NDArray[np.int64] | None
 ) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.float32] | None]:
     """A sparse feature's values, offsets and weights."""
 
@@ -126,20 +156,34 @@ def _lists(
         return int(np.searchsorted(offsets, index, side="right")) - 1
 
     values, offsets = _encode_ragged(series.struct.field("values") if column.weighted else series, column.name, "list")
+    of_values = None if repeats is None else np.repeat(repeats, np.diff(offsets))
     if observer is not None:
-        observer.count_lists(column, offsets)
+        observer.count_lists(column, offsets, repeats)
     if column.dtype == "float32":
-        values = _apply_on_nonfinite(values, column, observer, row_of=row_of)
+        values = _apply_on_nonfinite(values, column, observer, row_of=row_of, repeats=of_values)
     elif observer is not None:
-        observer.count_integers(column, values)
+        observer.count_integers(column, values, _count(values, of_values))
     if not column.weighted:
         return values, offsets, None
     list_weights = _weights(series.struct.field("weights"), offsets, column.name)
-    return values, offsets, _apply_on_nonfinite(list_weights, column, observer, row_of=row_of, weights=True)
+    list_weights = _apply_on_nonfinite(list_weights, column, observer, row_of=row_of, repeats=of_values, weights=True)
+    return values, offsets, list_weights
+
+
+def _count(values: NDArray[Any], repeats: NDArray[np.int64] | None) -> int:
+    """How many values all rows have: scalars or vectors [N, width], or the values of lists. repeats: of each."""
+    if repeats is None:
+        return values.size
+    return int(repeats.sum()) * (values.shape[1] if values.ndim == 2 else 1)
 
 
 def _row_major(
-    frame: pl.DataFrame, schema: BatchSchema, group: str, observer: Observer | None, filters: Mapping[str, str]
+    frame: pl.DataFrame,
+    schema: BatchSchema,
+    group: str,
+    observer: Observer | None,
+    filters: Mapping[str, str],
+    repeats: NDArray[np.int64] | None,
 ) -> NDArray[np.float32]:
     columns = schema.group(group)
     width = sum(column.width for column in columns)
@@ -147,13 +191,12 @@ def _row_major(
     sources: list[tuple[int | slice, NDArray[Any]]] = []
     for column in columns:
         series = frame.get_column(column.name)
+        target: int | slice
         if isinstance(series.dtype, pl.Array):
-            target = slice(column.offset, column.offset + column.width)
-            sources.append((target, _apply_on_nonfinite(_vectors(series, column.name), column, observer)))
+            target, values = slice(column.offset, column.offset + column.width), _vectors(series, column.name)
         else:
-            sources.append(
-                (column.offset, _apply_on_nonfinite(_scalars(series, column.name, filters), column, observer))
-            )
+            target, values = column.offset, _scalars(series, column.name, filters)
+        sources.append((target, _apply_on_nonfinite(values, column, observer, repeats=repeats)))
     step = max(_MATRIX_BYTES // (4 * max(width, 1)), 1)
     for start in range(0, frame.height, step):
         rows = slice(start, start + step)
@@ -169,13 +212,15 @@ def _apply_on_nonfinite(
     observer: Observer | None,
     *,
     row_of: Callable[[int], int] | None = None,
+    repeats: NDArray[np.int64] | None = None,
     weights: bool = False,
 ) -> NDArray[Any]:
     """Apply a feature's `on_nonfinite` to its finished floats (or the weights of its ids), counted by the observer.
 
     values: one scalar or vector per row, or the values of lists, where `row_of` maps a value's index to its row. They
-    are copied only if they change. Minimum and maximum, which are needed anyway, are finite if and only if all values
-    are, so values are searched only if that test fails.
+    are copied only if they change. repeats: how often each scalar, vector or value of a list counts. Minimum and
+    maximum, which are needed anyway, are finite if and only if all values are, so values are searched only if that test
+    fails.
 
     Raises DataError, with the row, if on_nonfinite is error.
     """
@@ -191,9 +236,10 @@ def _apply_on_nonfinite(
         high = values.max(where=finite, initial=-math.inf)
     if observer is not None:
         if not weights:
-            observer.count_floats(column, values.size, (float(low), float(high)))
+            observer.count_floats(column, _count(values, repeats), (float(low), float(high)))
         if finite is not None:
-            observer.count_nonfinite(column, int(finite.size - np.count_nonzero(finite)))
+            wrong = ~finite if repeats is None else ~finite * repeats.reshape(-1, *[1] * (finite.ndim - 1))
+            observer.count_nonfinite(column, int(wrong.sum()))
     if finite is None or column.on_nonfinite == "keep":
         return values
     return np.where(finite, values, values.dtype.type(0))
@@ -279,7 +325,28 @@ def join(parts: Sequence[EncodedRows]) -> EncodedRows:
         weights=tuple(_join_weights(parts, index) for index in sparse),
         offsets=tuple(_join_offsets([part.offsets[index] for part in parts]) for index in sparse),
         extra=tuple(pa.concat_arrays(arrays) for arrays in zip(*(part.extra for part in parts), strict=True)),
+        groups=tuple(
+            UniqueRows(rows=join([group.rows for group in groups]), inverse=join_inverses(groups))
+            for groups in zip(*(part.groups for part in parts), strict=True)
+        ),
     )
+
+
+def join_inverses(groups: Sequence[UniqueRows]) -> NDArray[np.int32]:
+    """The inverse of one group's parts, laid end to end."""
+    firsts = np.cumsum([0, *(group.rows.rows for group in groups[:-1])])
+    return np.concatenate([group.inverse + np.int32(first) for group, first in zip(groups, firsts, strict=True)])
+
+
+def chosen_unique(
+    inverse: NDArray[np.int32], indices: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """The unique rows that rows `indices` use, one for each run of rows with the same, and the inverse of the rows."""
+    used = inverse.take(indices)
+    changes = np.empty(len(used), dtype=np.bool_)
+    changes[:1] = True
+    np.not_equal(used[1:], used[:-1], out=changes[1:])
+    return used[changes].astype(np.int64), np.cumsum(changes, dtype=np.int32) - np.int32(1)
 
 
 def _join_offsets(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
@@ -293,7 +360,7 @@ def _join_offsets(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
 
 
 def slice_rows(encoded: EncodedRows, start: int, stop: int) -> EncodedRows:
-    """Rows [start, stop); only offsets are copied."""
+    """Rows [start, stop); only offsets are copied. Unique rows stay, used or not."""
     values, offsets = [], []
     weights: list[NDArray[np.float32] | None] = []
     for flat, flat_weights, borders in zip(encoded.values, encoded.weights, encoded.offsets, strict=True):
@@ -310,6 +377,7 @@ def slice_rows(encoded: EncodedRows, start: int, stop: int) -> EncodedRows:
         weights=tuple(weights),
         offsets=tuple(offsets),
         extra=tuple(array.slice(start, stop - start) for array in encoded.extra),
+        groups=tuple(replace(group, inverse=group.inverse[start:stop]) for group in encoded.groups),
     )
 
 
@@ -342,7 +410,53 @@ def take(parts: Sequence[EncodedRows], indices: NDArray[np.int64]) -> EncodedRow
         extra=tuple(
             pa.concat_arrays(arrays).take(arrow_indices) for arrays in zip(*(part.extra for part in parts), strict=True)
         ),
+        groups=tuple(_take_group(groups, indices) for groups in zip(*(part.groups for part in parts), strict=True)),
     )
+
+
+def _take_group(groups: Sequence[UniqueRows], indices: NDArray[np.int64]) -> UniqueRows:
+    chosen, inverse = chosen_unique(join_inverses(groups), indices)
+    return UniqueRows(rows=take([group.rows for group in groups], chosen), inverse=inverse)
+
+
+def expand(encoded: EncodedRows, schema: BatchSchema) -> EncodedRows:
+    """The same rows without deduplication, in the order of `schema.expanded`: a copy, unless there is no group."""
+    if not encoded.groups:
+        return encoded
+    own, *grouped = schema.parts
+    parts: dict[str | None, tuple[BatchSchema, EncodedRows]] = {None: (own, encoded)}
+    for name, part, group in zip(schema.dedup, grouped, encoded.groups, strict=True):
+        parts[name] = part, take([group.rows], group.inverse.astype(np.int64))
+    places = {
+        name: {column.name: index for index, column in enumerate(part.sparse)} for name, (part, _) in parts.items()
+    }
+    order = [schema[column.name].dedup for column in schema.expanded.sparse]
+    sparse = [
+        (parts[dedup][1], places[dedup][column.name])
+        for dedup, column in zip(order, schema.expanded.sparse, strict=True)
+    ]
+    return EncodedRows(
+        rows=encoded.rows,
+        dense=_expand_dense(encoded.rows, schema, parts),
+        categorical=tuple(parts[column.dedup][1].categorical[column.offset] for column in schema.group("categorical")),
+        labels=encoded.labels,
+        values=tuple(rows.values[index] for rows, index in sparse),
+        weights=tuple(rows.weights[index] for rows, index in sparse),
+        offsets=tuple(rows.offsets[index] for rows, index in sparse),
+        extra=encoded.extra,
+    )
+
+
+def _expand_dense(
+    rows: int, schema: BatchSchema, parts: Mapping[str | None, tuple[BatchSchema, EncodedRows]]
+) -> NDArray[np.float32]:
+    columns = schema.group("dense")
+    dense = np.empty((rows, sum(column.width for column in columns)), dtype=np.float32)
+    for column in columns:
+        target = schema.expanded[column.name].offset
+        source = parts[column.dedup][1].dense
+        dense[:, target : target + column.width] = source[:, column.offset : column.offset + column.width]
+    return dense
 
 
 def _join(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:

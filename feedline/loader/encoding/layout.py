@@ -8,17 +8,19 @@ into offsets. Sections, each aligned to 64 bytes (a cache line, and the alignmen
     | lengths [F, B] i32 | offsets [F, B + 1] i64 | values of all sparse features, back to back per dtype
     | weights f32 of all weighted sparse features, back to back
     | fixed-width extras, one array each | other extras as one Arrow IPC stream
+    | for each deduplicated group of U unique rows: inverse [B] i32 | dense [U, D] f32 | categorical [K, U] i64
 
-The sparse features of one dtype are neighbours in `lengths` and `values`, and among them those with weights, so that a
-KeyedJaggedTensor is a view.
+Of a feature in a deduplicated group, lengths, offsets and values are of the U unique rows. The sparse features of one
+dtype are neighbours in `lengths` and `values`, and among them those with weights, so that a KeyedJaggedTensor is a
+view.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -40,6 +42,7 @@ class SlotColumn:
     ("s", "ms", "us", "ns") and dates ("D"). weighted: whether a sparse feature has weights. chain: the feature's ops,
     for messages. on_nonfinite: the treatment of NaN and infinities. looks_up: whether an op counts unknown values.
     num_embeddings: ids are in [0, num_embeddings), the rows that an embedding table needs; None if no op bounds them.
+    dedup: the deduplicated group that it belongs to, whose matrices have columns of their own; None if to none.
     """
 
     name: str
@@ -54,6 +57,7 @@ class SlotColumn:
     on_nonfinite: str = "keep"
     looks_up: bool = False
     num_embeddings: int | None = None
+    dedup: str | None = None
 
 
 @dataclass(frozen=True)
@@ -83,10 +87,44 @@ class BatchSchema:
 
     @cached_property
     def sparse(self) -> tuple[SlotColumn, ...]:
-        """The sparse features in memory order: by dtype, and within a dtype the weighted ones last."""
+        """The sparse features in memory order: by dtype, within a dtype the weighted ones last, then by dedup."""
         columns = self.group("sparse")
         dtypes = list(dict.fromkeys(column.dtype for column in columns))
-        return tuple(sorted(columns, key=lambda column: (dtypes.index(column.dtype), column.weighted)))
+        parts = (None, *self.dedup)
+        return tuple(
+            sorted(
+                columns,
+                key=lambda column: (dtypes.index(column.dtype), column.weighted, parts.index(column.dedup)),
+            )
+        )
+
+    @cached_property
+    def dedup(self) -> tuple[str, ...]:
+        """The deduplicated groups, in the order of their first columns."""
+        return tuple(dict.fromkeys(column.dedup for column in self.columns if column.dedup is not None))
+
+    @cached_property
+    def parts(self) -> tuple[BatchSchema, ...]:
+        """The columns of no deduplicated group, then those of each, each as columns of plain rows."""
+        if not self.dedup:
+            return (self,)
+        return tuple(
+            BatchSchema(tuple(replace(column, dedup=None) for column in self.columns if column.dedup == name))
+            for name in (None, *self.dedup)
+        )
+
+    @cached_property
+    def expanded(self) -> BatchSchema:
+        """The schema of the same features without deduplication."""
+        if not self.dedup:
+            return self
+        widths: dict[str, int] = {}
+        columns = []
+        for column in self.columns:
+            offset = widths.get(column.group, 0)
+            widths[column.group] = offset + column.width
+            columns.append(replace(column, offset=offset, dedup=None))
+        return BatchSchema(tuple(columns))
 
     def to_json(self) -> str:
         return json.dumps([asdict(column) for column in self.columns])
@@ -106,6 +144,7 @@ class SlotHeader(NamedTuple):
     ipc_bytes: int
     values: tuple[int, ...]  # per sparse feature, in memory order
     fixed: tuple[bool, ...]  # per extra: a fixed-width array here (else in the IPC stream)
+    unique: tuple[int, ...] = ()  # unique rows of each deduplicated group
 
 
 class MatrixOffsets(NamedTuple):
@@ -122,6 +161,14 @@ class MatrixOffsets(NamedTuple):
     gaps: tuple[tuple[int, int], ...]
 
 
+class GroupPlacement(NamedTuple):
+    """Byte offsets of a deduplicated group's matrices from the slot's start."""
+
+    inverse: int
+    dense: int
+    categorical: int
+
+
 class Placement(NamedTuple):
     """Byte offsets of each section from the slot's start; in `extra`, None for columns in the IPC stream."""
 
@@ -132,35 +179,51 @@ class Placement(NamedTuple):
     ipc: int
     nbytes: int
     gaps: tuple[tuple[int, int], ...]  # bytes between sections
+    groups: tuple[GroupPlacement, ...] = ()
 
 
 class SlotLayout:
-    """The offsets of one schema's slots."""
+    """The offsets of one schema's slots.
+
+    parts: the rows of a batch, and the unique rows of each deduplicated group. width: of the matrices of plain rows.
+    """
 
     def __init__(self, schema: BatchSchema) -> None:
         self.schema = schema
-        self.width = {group: sum(column.width for column in schema.group(group)) for group in GROUPS}
         self.sparse = schema.sparse
-        self.extra = schema.group("extra")
         places = {column.name: index for index, column in enumerate(self.sparse)}
+        self.parts = tuple(SlotPart(part, places) for part in schema.parts)
+        self.part_of = tuple(
+            0 if column.dedup is None else 1 + schema.dedup.index(column.dedup) for column in self.sparse
+        )
+        self.width = self.parts[0].width
+        self.extra = schema.group("extra")
         # Names in the order of pipeline.yaml, each with its index in memory order.
         self.sparse_names = tuple((column.name, places[column.name]) for column in schema.group("sparse"))
         self.sparse_runs = _runs([column.dtype for column in self.sparse])
         self.weighted = tuple(index for index, column in enumerate(self.sparse) if column.weighted)
         self.extra_index = {column.name: index for index, column in enumerate(self.extra)}
-        self.header_words = len(_HEADER) + len(self.sparse) + len(self.extra)
+        self.header_words = len(_HEADER) + len(self.sparse) + len(self.extra) + len(schema.dedup)
         self.header_struct = struct.Struct(f"<{self.header_words}q")
         self._extra_bytes = tuple(np.dtype(column.dtype).itemsize if column.dtype else 0 for column in self.extra)
         self._matrices = self._place_matrices(0)  # of the last number of rows: nearly always that of the next batch
 
     def place_matrices(self, rows: int) -> MatrixOffsets:
-        """Offsets of the sections before the values: the same for every batch of that many rows."""
+        """Offsets of the sections before the values: the same for every batch of that many rows, unless features are
+        deduplicated; then only those up to `lengths` are right."""
         offsets = self._matrices
         if offsets.rows != rows:
             self._matrices = offsets = self._place_matrices(rows)
         return offsets
 
-    def _place_matrices(self, rows: int) -> MatrixOffsets:
+    def list_rows(self, rows: int, unique: Sequence[int]) -> list[int]:
+        """The rows of each sparse feature: those of the batch, or the unique ones of its group."""
+        of_part = (rows, *unique)
+        return [of_part[part] for part in self.part_of]
+
+    def _place_matrices(self, rows: int, list_rows: int | None = None) -> MatrixOffsets:
+        if list_rows is None:
+            list_rows = rows * len(self.sparse)
         sections = _Sections(8 * self.header_words)
         return MatrixOffsets(
             rows=rows,
@@ -168,15 +231,20 @@ class SlotLayout:
             categorical=sections.add(8 * rows * self.width["categorical"]),
             labels=sections.add(4 * rows * self.width["label"]),
             valid=sections.add(rows),
-            lengths=sections.add(4 * rows * len(self.sparse)),
-            offsets=sections.add(8 * (rows + 1) * len(self.sparse)),
+            lengths=sections.add(4 * list_rows),
+            offsets=sections.add(8 * (list_rows + len(self.sparse))),
             end=sections.end,
             gaps=tuple(sections.gaps),
         )
 
-    def place(self, rows: int, values: Sequence[int], fixed: Sequence[bool], ipc_bytes: int) -> Placement:
-        """Offsets for a batch of `rows` rows with that many values per sparse feature."""
-        matrices = self.place_matrices(rows)
+    def place(
+        self, rows: int, values: Sequence[int], fixed: Sequence[bool], ipc_bytes: int, unique: Sequence[int] = ()
+    ) -> Placement:
+        """Offsets for a batch of `rows` rows, and unique rows per group, with that many values per sparse feature."""
+        if unique:
+            matrices = self._place_matrices(rows, sum(self.list_rows(rows, unique)))
+        else:
+            matrices = self.place_matrices(rows)
         sections = _Sections(matrices.end, matrices.gaps)
         starts: list[int] = []
         for dtype, run in self.sparse_runs:
@@ -197,23 +265,46 @@ class SlotLayout:
             sizes = zip(self._extra_bytes, fixed, strict=True)
             extra = tuple(sections.add(rows * size) if is_fixed else None for size, is_fixed in sizes)
         ipc = sections.add(ipc_bytes)
+        groups = tuple(
+            GroupPlacement(
+                inverse=sections.add(4 * rows),
+                dense=sections.add(4 * count * part.width["dense"]),
+                categorical=sections.add(8 * count * part.width["categorical"]),
+            )
+            for part, count in zip(self.parts[1:], unique, strict=True)
+        )
         sections.add(0)
-        return Placement(matrices, tuple(starts), tuple(weights), extra, ipc, sections.end, tuple(sections.gaps))
+        return Placement(
+            matrices, tuple(starts), tuple(weights), extra, ipc, sections.end, tuple(sections.gaps), groups
+        )
 
     def place_header(self, header: SlotHeader) -> Placement:
-        return self.place(header.rows, header.values, header.fixed, header.ipc_bytes)
+        return self.place(header.rows, header.values, header.fixed, header.ipc_bytes, header.unique)
 
     def header_to_words(self, header: SlotHeader) -> list[int]:
         words = [MAGIC, header.epoch, header.step, header.rows, header.nbytes, header.ipc_bytes]
-        return [*words, *header.values, *(int(fixed) for fixed in header.fixed)]
+        return [*words, *header.values, *(int(fixed) for fixed in header.fixed), *header.unique]
 
     def header_from_words(self, words: Sequence[int]) -> SlotHeader:
         if words[0] != MAGIC:
             raise AssertionError(f"not a slot of this layout: got {words[0]:#x}, expected {MAGIC:#x}")
         _, epoch, step, rows, nbytes, ipc_bytes = words[: len(_HEADER)]
         features = len(_HEADER) + len(self.sparse)
-        fixed = tuple(map(bool, words[features : self.header_words]))
-        return SlotHeader(epoch, step, rows, nbytes, ipc_bytes, tuple(words[len(_HEADER) : features]), fixed)
+        extras = features + len(self.extra)
+        fixed = tuple(map(bool, words[features:extras]))
+        values, unique = tuple(words[len(_HEADER) : features]), tuple(words[extras : self.header_words])
+        return SlotHeader(epoch, step, rows, nbytes, ipc_bytes, values, fixed, unique)
+
+
+class SlotPart:
+    """The columns whose rows are those of a batch, or the unique ones of a deduplicated group.
+
+    width: of each matrix. sparse: for each of its sparse features, in its own memory order, the slot's index of it.
+    """
+
+    def __init__(self, schema: BatchSchema, places: Mapping[str, int]) -> None:
+        self.width = {group: sum(column.width for column in schema.group(group)) for group in GROUPS}
+        self.sparse = tuple(places[column.name] for column in schema.sparse)
 
 
 def _runs(dtypes: Sequence[str]) -> tuple[tuple[np.dtype[Any], slice], ...]:

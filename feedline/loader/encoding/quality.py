@@ -141,12 +141,12 @@ class Observer:
         self._counts["asked"][index] += lookups
         self._counts["missed"][index] += misses
 
-    def count_integers(self, column: SlotColumn, values: Counts) -> None:
-        """Count finished ids."""
+    def count_integers(self, column: SlotColumn, values: Counts, count: int | None = None) -> None:
+        """Count finished ids. count: how many all rows have, if more than these."""
         if not len(values):
             return
         index = self._index[column.name]
-        self._counts["values"][index] += len(values)
+        self._counts["values"][index] += len(values) if count is None else count
         self._stretch(self._integers, index, *_extremes(values))
 
     def count_floats(self, column: SlotColumn, values: int, extremes: tuple[float, float]) -> None:
@@ -159,8 +159,8 @@ class Observer:
         """Count values or weights that are NaN or infinite."""
         self._counts["nonfinite"][self._index[column.name]] += values
 
-    def count_lists(self, column: SlotColumn, offsets: Counts) -> None:
-        """Count finished lists, given their offsets."""
+    def count_lists(self, column: SlotColumn, offsets: Counts, repeats: Counts | None = None) -> None:
+        """Count finished lists, given their offsets. repeats: int64 [lists], how many rows have each (None: one)."""
         lengths = offsets[1:] - offsets[:-1]
         if not len(lengths):
             return
@@ -168,7 +168,8 @@ class Observer:
         longest = int(np.maximum.reduce(lengths))
         if longest >= _EXACT_LENGTHS:
             lengths = _buckets(lengths)
-        self._lengths[sparse] = _add(self._lengths[sparse], np.bincount(lengths))
+        counts = np.bincount(lengths, repeats)
+        self._lengths[sparse] = _add(self._lengths[sparse], counts.astype(np.int64, copy=False))
         self._counts["longest"][index] = max(self._counts["longest"][index], longest)
 
     def quality(self) -> Quality:

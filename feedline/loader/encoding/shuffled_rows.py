@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from feedline.loader.encoding.encode import EncodedRows, take
+from feedline.loader.encoding.encode import EncodedRows, UniqueRows, chosen_unique, join_inverses, take
 from feedline.native import rows as native
 
 
@@ -25,7 +25,7 @@ class ShuffledRows:
     """The rows of `parts`, laid end to end, in the order of `index`: row i is row `index[i]` of them.
 
     part: uint16 [N], the part that it is of. starts: the first row of each part. offsets, int64 [N + 1] from 0 for each
-    sparse feature, and extra: as in `EncodedRows`, in the new order.
+    sparse feature, extra and groups: as in `EncodedRows`, in the new order.
     """
 
     parts: tuple[EncodedRows, ...]
@@ -34,6 +34,7 @@ class ShuffledRows:
     starts: NDArray[np.int64]
     offsets: tuple[NDArray[np.int64], ...]
     extra: tuple[pa.Array, ...]
+    groups: tuple[ShuffledUniqueRows, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -42,6 +43,8 @@ class ShuffledRows:
     @property
     def nbytes(self) -> int:
         arrays: tuple[NDArray[Any], ...] = (self.index, self.part, *self.offsets)
+        for group in self.groups:  # whose parts are those of `parts`
+            arrays += (group.inverse, group.rows.index, group.rows.part, *group.rows.offsets)
         return sum(part.nbytes for part in self.parts) + sum(array.nbytes for array in arrays)
 
     def __sizeof__(self) -> int:
@@ -52,6 +55,14 @@ class ShuffledRows:
         return take(self.parts, self.index[start:stop])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShuffledUniqueRows:
+    """A deduplicated group in another order; see `UniqueRows`."""
+
+    rows: ShuffledRows
+    inverse: NDArray[np.int32]
+
+
 Rows = EncodedRows | ShuffledRows
 
 
@@ -59,8 +70,11 @@ def shuffle(parts: Sequence[EncodedRows], index: NDArray[np.int64]) -> Rows:
     """The rows of the parts in the order of `index`, a permutation of all of them."""
     if not native.COMPILED or len(parts) > np.iinfo(np.uint16).max:
         return take(parts, index)
+    return _shuffle(parts, index)
+
+
+def _shuffle(parts: Sequence[EncodedRows], index: NDArray[np.int64]) -> ShuffledRows:
     heights = [part.rows for part in parts]
-    assert len(index) == sum(heights)
     starts = np.cumsum([0, *heights[:-1]])
     columns = range(len(parts[0].offsets))
     extras, chosen = [part.extra for part in parts], pa.array(index)
@@ -71,7 +85,13 @@ def shuffle(parts: Sequence[EncodedRows], index: NDArray[np.int64]) -> Rows:
         starts=starts,
         offsets=tuple(_offsets([part.offsets[column] for part in parts], index) for column in columns),
         extra=tuple(pa.concat_arrays(arrays).take(chosen) for arrays in zip(*extras, strict=True)),
+        groups=tuple(_shuffle_group(groups, index) for groups in zip(*(part.groups for part in parts), strict=True)),
     )
+
+
+def _shuffle_group(groups: Sequence[UniqueRows], index: NDArray[np.int64]) -> ShuffledUniqueRows:
+    chosen, inverse = chosen_unique(join_inverses(groups), index)
+    return ShuffledUniqueRows(rows=_shuffle([group.rows for group in groups], chosen), inverse=inverse)
 
 
 def _offsets(parts: Sequence[NDArray[np.int64]], index: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from feedline.loader.encoding.encode import EncodedRows
+from feedline.loader.encoding.encode import EncodedRows, UniqueRows, unique_range
 from feedline.loader.encoding.layout import Placement, SlotColumn, SlotHeader, SlotLayout
 from feedline.loader.encoding.shuffled_rows import Rows, ShuffledRows, Targets, gather
 from feedline.native import rows as native
@@ -26,12 +27,33 @@ Buffer = Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSlice:
-    """Rows [start, stop) of some encoded rows; `valid` is False for padding."""
+    """Rows [start, stop) of some encoded rows; `valid` is False for padding.
+
+    repeats: of padding, the rows and the row that it repeats, whose unique rows it shares.
+    """
 
     encoded: Rows
     start: int
     stop: int
     valid: bool = True
+    repeats: tuple[Rows, int] | None = None
+
+    def unique(self, group: int) -> tuple[Rows, NDArray[np.int32]]:
+        """The unique rows of a deduplicated group, and the inverse of the slice's rows."""
+        if self.repeats is None:
+            rows = self.encoded.groups[group]
+            return rows.rows, rows.inverse[self.start : self.stop]
+        source, row = self.repeats
+        repeated = source.groups[group]
+        return repeated.rows, np.full(self.stop - self.start, repeated.inverse[row])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupDraft:
+    """A deduplicated group: its unique rows, and for each slice of the batch what is added to its inverse."""
+
+    slices: Sequence[RowSlice]
+    shifts: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,22 +64,58 @@ class Draft:
     header: SlotHeader
     placement: Placement
     ipc: pa.Buffer | None
+    groups: Sequence[GroupDraft] = ()
 
 
 def draft(layout: SlotLayout, slices: Sequence[RowSlice], *, epoch: int, step: int) -> Draft:
     """Measure the batch of the slices; its slot needs `placement.nbytes` bytes."""
-    rows = sum(piece.stop - piece.start for piece in slices)
-    values = tuple(
-        sum(int(s.encoded.offsets[index][s.stop] - s.encoded.offsets[index][s.start]) for s in slices)
-        for index in range(len(layout.sparse))
-    )
+    rows = _rows(slices)
     fixed, ipc = _split_extras(layout, slices) if layout.extra else ((), None)
     ipc_bytes = ipc.size if ipc is not None else 0
-    placement = layout.place(rows, values, fixed, ipc_bytes)
+    groups = [_draft_group(slices, index) for index in range(len(layout.parts) - 1)]
+    unique = tuple(_rows(group.slices) for group in groups)
+    values = [0] * len(layout.sparse)
+    for part, of_part in zip(layout.parts, (slices, *(group.slices for group in groups)), strict=True):
+        for own, index in enumerate(part.sparse):
+            values[index] = sum(int(s.encoded.offsets[own][s.stop] - s.encoded.offsets[own][s.start]) for s in of_part)
+    placement = layout.place(rows, values, fixed, ipc_bytes, unique)
     header = SlotHeader(
-        epoch=epoch, step=step, rows=rows, nbytes=placement.nbytes, ipc_bytes=ipc_bytes, values=values, fixed=fixed
+        epoch=epoch,
+        step=step,
+        rows=rows,
+        nbytes=placement.nbytes,
+        ipc_bytes=ipc_bytes,
+        values=tuple(values),
+        fixed=fixed,
+        unique=unique,
     )
-    return Draft(slices=slices, header=header, placement=placement, ipc=ipc)
+    return Draft(slices=slices, header=header, placement=placement, ipc=ipc, groups=groups)
+
+
+def _rows(slices: Sequence[RowSlice]) -> int:
+    return sum(piece.stop - piece.start for piece in slices)
+
+
+def _draft_group(slices: Sequence[RowSlice], index: int) -> GroupDraft:
+    """The unique rows of the slices. Those that an earlier slice has, too, such as the row that padding repeats, are
+    not written again."""
+    needed: list[RowSlice] = []
+    shifts: list[int] = []
+    shift_of: list[int] = []  # per range that is needed
+    rows = 0
+    for piece in slices:
+        unique, inverse = piece.unique(index)
+        first, stop = unique_range(inverse, 0, len(inverse))
+        for earlier, shift in zip(needed, shift_of, strict=True):
+            if earlier.encoded is unique and earlier.start <= first and stop <= earlier.stop:
+                shifts.append(shift)
+                break
+        else:
+            shifts.append(rows - first)
+            shift_of.append(rows - first)
+            needed.append(RowSlice(encoded=unique, start=first, stop=stop))
+            rows += stop - first
+    return GroupDraft(slices=needed, shifts=shifts)
 
 
 def write(layout: SlotLayout, batch: Draft, buffer: NDArray[np.uint8]) -> None:
@@ -67,13 +125,46 @@ def write(layout: SlotLayout, batch: Draft, buffer: NDArray[np.uint8]) -> None:
     for start, stop in batch.placement.gaps:
         buffer[start:stop] = 0  # so that a slot's bytes depend on its batch alone
     arrays = SlotArrays(layout, batch.header, buffer)
+    _write_tensors(arrays, batch.slices)
     row = 0
-    filled = [0] * len(layout.sparse)
-    arrays.offsets[:, 0] = 0
     for piece in batch.slices:
         encoded, start, stop = piece.encoded, piece.start, piece.stop
         end = row + stop - start
         arrays.valid[row:end] = piece.valid
+        for index, array in enumerate(encoded.extra):
+            target = arrays.extra[index]
+            if target is not None:
+                target[row:end] = _fixed_values(array.slice(start, stop - start), layout.extra[index])
+        row = end
+    for index, group in enumerate(batch.groups):
+        _write_tensors(arrays.groups[index], group.slices)
+        _write_inverse(arrays.groups[index].inverse, batch.slices, index, group.shifts)
+    if batch.ipc is not None:
+        begin = batch.placement.ipc
+        buffer[begin : begin + batch.ipc.size] = np.frombuffer(batch.ipc, dtype=np.uint8)
+
+
+def write_rows(
+    layout: SlotLayout, rows: EncodedRows, valid: NDArray[np.uint8] | None = None, *, epoch: int = 0, step: int = 0
+) -> NDArray[np.uint8]:
+    """Rows as a slot's bytes in memory of their own. valid: uint8 [rows], 0 for padding; None if there is none."""
+    batch = draft(layout, [RowSlice(encoded=rows, start=0, stop=rows.rows)], epoch=epoch, step=step)
+    buffer = np.empty(batch.placement.nbytes, dtype=np.uint8)
+    write(layout, batch, buffer)
+    if valid is not None:
+        SlotArrays(layout, batch.header, buffer).valid[:] = valid
+    return buffer
+
+
+def _write_tensors(arrays: TensorArrays, slices: Sequence[RowSlice]) -> None:
+    """Write matrices, lists and weights of the slices, one after the other."""
+    row = 0
+    filled = [0] * len(arrays.values)
+    for offsets in arrays.offsets:
+        offsets[0] = 0
+    for piece in slices:
+        encoded, start, stop = piece.encoded, piece.start, piece.stop
+        end = row + stop - start
         begins, filled = filled, _write_offsets(arrays, piece, row, filled)
         targets = Targets(
             dense=arrays.dense[row:end],
@@ -89,18 +180,20 @@ def write(layout: SlotLayout, batch: Draft, buffer: NDArray[np.uint8]) -> None:
             gather(encoded, start, stop, targets)
         else:
             _copy(encoded, start, stop, targets)
-        for index, array in enumerate(encoded.extra):
-            target = arrays.extra[index]
-            if target is not None:
-                target[row:end] = _fixed_values(array.slice(start, stop - start), layout.extra[index])
         row = end
-    np.subtract(arrays.offsets[:, 1:], arrays.offsets[:, :-1], out=arrays.lengths, casting="unsafe")
-    if batch.ipc is not None:
-        begin = batch.placement.ipc
-        buffer[begin : begin + batch.ipc.size] = np.frombuffer(batch.ipc, dtype=np.uint8)
+    for offsets, lengths in zip(arrays.offsets, arrays.lengths, strict=True):
+        np.subtract(offsets[1:], offsets[:-1], out=lengths, casting="unsafe")
 
 
-def _write_offsets(arrays: SlotArrays, piece: RowSlice, row: int, filled: Sequence[int]) -> list[int]:
+def _write_inverse(target: NDArray[np.int32], slices: Sequence[RowSlice], index: int, shifts: Sequence[int]) -> None:
+    row = 0
+    for piece, shift in zip(slices, shifts, strict=True):
+        end = row + piece.stop - piece.start
+        np.add(piece.unique(index)[1], np.int32(shift), out=target[row:end])
+        row = end
+
+
+def _write_offsets(arrays: TensorArrays, piece: RowSlice, row: int, filled: Sequence[int]) -> list[int]:
     """Write a slice's offsets from a row on; returns how many values each feature then has."""
     start, stop = piece.start, piece.stop
     here = slice(row + 1, row + 1 + stop - start)
@@ -108,7 +201,7 @@ def _write_offsets(arrays: SlotArrays, piece: RowSlice, row: int, filled: Sequen
     for index, (borders, begin) in enumerate(zip(piece.encoded.offsets, filled, strict=True)):
         first = int(borders[start])
         ends.append(begin + int(borders[stop]) - first)
-        np.add(borders[start + 1 : stop + 1], begin - first, out=arrays.offsets[index, here])
+        np.add(borders[start + 1 : stop + 1], begin - first, out=arrays.offsets[index][here])
     return ends
 
 
@@ -134,40 +227,81 @@ def _copy(encoded: EncodedRows, start: int, stop: int, targets: Targets) -> None
         target[...] = source
 
 
-class SlotArrays:
-    """The sections of a slot as numpy views, writable if the buffer is."""
+class TensorArrays:
+    """Matrices, lists and weights of a part's rows in a slot as numpy views, writable if the buffer is.
 
-    __slots__ = (
-        *("categorical", "dense", "extra", "header", "labels", "lengths", "offsets", "valid", "values", "weights"),
-    )
+    lengths, offsets, values, weights: one array per sparse feature, in the part's memory order.
+    """
 
-    def __init__(self, layout: SlotLayout, header: SlotHeader, buffer: Buffer) -> None:
-        rows, features = header.rows, len(layout.sparse)
-        placement = layout.place_header(header)
-
-        def view(dtype: str, start: int, *shape: int) -> NDArray[Any]:
-            count = int(np.prod(shape))
-            return np.frombuffer(buffer, dtype=dtype, count=count, offset=start).reshape(shape)
-
-        self.header = header
-        self.dense = view("float32", placement.matrices.dense, rows, layout.width["dense"])
-        self.categorical = view("int64", placement.matrices.categorical, layout.width["categorical"], rows)
-        self.labels = view("float32", placement.matrices.labels, rows, layout.width["label"])
-        self.valid = view("uint8", placement.matrices.valid, rows)
-        self.lengths = view("int32", placement.matrices.lengths, features, rows)
-        self.offsets = view("int64", placement.matrices.offsets, features, rows + 1)
+    def __init__(
+        self, layout: SlotLayout, header: SlotHeader, placement: Placement, buffer: Buffer, index: int = 0
+    ) -> None:
+        part = layout.parts[index]
+        rows = (header.rows, *header.unique)[index]
+        matrices = placement.groups[index - 1] if index else placement.matrices
+        self.dense = view(buffer, "float32", matrices.dense, rows, part.width["dense"])
+        self.categorical = view(buffer, "int64", matrices.categorical, part.width["categorical"], rows)
+        self.labels = view(buffer, "float32", placement.matrices.labels, rows, part.width["label"])
+        before = [0, *accumulate(layout.list_rows(header.rows, header.unique))]
+        lengths, offsets = placement.matrices.lengths, placement.matrices.offsets
+        self.lengths = tuple(view(buffer, "int32", lengths + 4 * before[place], rows) for place in part.sparse)
+        self.offsets = tuple(
+            view(buffer, "int64", offsets + 8 * (before[place] + place), rows + 1) for place in part.sparse
+        )
         self.values = tuple(
-            view(column.dtype, start, count)
-            for column, start, count in zip(layout.sparse, placement.values, header.values, strict=True)
+            view(buffer, layout.sparse[place].dtype, placement.values[place], header.values[place])
+            for place in part.sparse
         )
         self.weights = tuple(
-            None if start is None else view("float32", start, count)
-            for start, count in zip(placement.weights, header.values, strict=True)
+            None
+            if (start := placement.weights[place]) is None
+            else view(buffer, "float32", start, header.values[place])
+            for place in part.sparse
         )
+
+    def as_rows(self) -> dict[str, Any]:
+        """The arrays as those of `EncodedRows`."""
+        return {
+            "dense": self.dense,
+            "categorical": tuple(self.categorical),
+            "labels": self.labels,
+            "values": self.values,
+            "weights": self.weights,
+            "offsets": self.offsets,
+        }
+
+
+class GroupArrays(TensorArrays):
+    """The sections of a deduplicated group's unique rows, and the inverse of the batch's."""
+
+    def __init__(
+        self, layout: SlotLayout, header: SlotHeader, placement: Placement, buffer: Buffer, index: int
+    ) -> None:
+        super().__init__(layout, header, placement, buffer, index)
+        self.inverse = view(buffer, "int32", placement.groups[index - 1].inverse, header.rows)
+
+
+class SlotArrays(TensorArrays):
+    """The sections of a slot."""
+
+    def __init__(self, layout: SlotLayout, header: SlotHeader, buffer: Buffer) -> None:
+        placement = layout.place_header(header)
+        super().__init__(layout, header, placement, buffer)
+        self.header = header
+        self.valid = view(buffer, "uint8", placement.matrices.valid, header.rows)
         self.extra = tuple(
-            None if start is None else view(column.dtype, start, rows)
+            None if start is None else view(buffer, column.dtype, start, header.rows)
             for column, start in zip(layout.extra, placement.extra, strict=True)
         )
+        self.groups = tuple(
+            GroupArrays(layout, header, placement, buffer, index) for index in range(1, len(layout.parts))
+        )
+
+
+def view(buffer: Buffer, dtype: str, start: int, *shape: int) -> NDArray[Any]:
+    """An array over a buffer from the byte `start` on."""
+    count = int(np.prod(shape))
+    return np.frombuffer(buffer, dtype=dtype, count=count, offset=start).reshape(shape)
 
 
 def read_header(layout: SlotLayout, buffer: Buffer) -> SlotHeader:
@@ -194,16 +328,11 @@ def encoded_rows(layout: SlotLayout, buffer: pa.Buffer) -> EncodedRows:
         arrow_extras[column.name] if array is None else fixed_array(array, column)
         for column, array in zip(layout.extra, arrays.extra, strict=True)
     )
-    return EncodedRows(
-        rows=header.rows,
-        dense=arrays.dense,
-        categorical=tuple(arrays.categorical),
-        labels=arrays.labels,
-        values=arrays.values,
-        weights=arrays.weights,
-        offsets=tuple(arrays.offsets),
-        extra=extra,
+    groups = tuple(
+        UniqueRows(rows=EncodedRows(rows=count, extra=(), **group.as_rows()), inverse=group.inverse)
+        for count, group in zip(header.unique, arrays.groups, strict=True)
     )
+    return EncodedRows(rows=header.rows, extra=extra, groups=groups, **arrays.as_rows())
 
 
 def fixed_array(values: NDArray[np.generic], column: SlotColumn) -> pa.Array:

@@ -77,7 +77,7 @@ class RowGroupDigests:
             frame = kept.frame.slice(start, _CHUNK_ROWS)
             try:
                 features, _ = compiled.features.apply_counting(frame)
-                parts.append(row_digests(encode(features, compiled.layout.schema, None, compiled.filters)))
+                parts.append(row_digests(encode(features, compiled.layout.schema.expanded, None, compiled.filters)))
             except DataError as error:
                 snapshot = self.plan.snapshot
                 path = snapshot.files["path"][int(snapshot.file_of_row_group[group])].as_py()

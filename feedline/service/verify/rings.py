@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pyarrow as pa
 
+from feedline.loader.encoding.encode import expand
 from feedline.loader.encoding.row_digests import row_digests
 from feedline.loader.encoding.slot import SlotArrays, encoded_rows, read_header
 from feedline.loader.facts import Hello
@@ -69,7 +70,7 @@ def _compare(findings: VerifyFindings, expected: ExpectedRows, feed: FeederClien
     if (epoch, step) != (at.epoch, at.step):
         findings.add(BatchDifference(at=at, problem=f"the batch is that of epoch {epoch}, step {step:,}"))
         return
-    digests = row_digests(encoded_rows(layout, pa.py_buffer(root)))
+    digests = row_digests(expand(encoded_rows(layout, pa.py_buffer(root)), layout.schema))
     valid = SlotArrays(layout, read_header(layout, root), root).valid.astype(np.bool_)
     of_rank = expected.of_rank(at.step, at.rank, at.world_size)
     findings.compare(of_rank, digests, valid, at=at, place=expected.place, find=expected.groups.find)

@@ -16,8 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from feedline.errors import DataError
 from feedline.expressions.extraction import project
@@ -77,9 +79,14 @@ class CompiledFeatures:
     _expressions: tuple[pl.Expr, ...]
     _pass: FusedPass
 
-    def apply_counting(self, frame: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, tuple[int, int]]]:
-        """Like `apply`, and for each feature with lookups: the values looked up, and how many were unknown."""
-        with collect_counts() as found:
+    def apply_counting(
+        self, frame: pl.DataFrame, repeats: NDArray[np.int64] | None = None
+    ) -> tuple[pl.DataFrame, dict[str, tuple[int, int]]]:
+        """Like `apply`, and for each feature with lookups: the values looked up, and how many were unknown.
+
+        repeats: int64 [rows], how often each row counts (None: once).
+        """
+        with collect_counts(repeats) as found:
             finished = self.apply(frame)
         sums: dict[str, tuple[int, int]] = {}
         for output in self.outputs:
@@ -247,6 +254,7 @@ def _fingerprint(
                 [bind(call).identity for call in feature.ops],
                 *_inputs_identity(feature),
                 *([{"on_nonfinite": "zero"}] if feature.on_nonfinite == "zero" else []),
+                *([{"dedup": feature.dedup}] if feature.dedup is not None else []),
             ]
             for feature in features
         ],

@@ -18,20 +18,24 @@ import polars as pl
 
 from feedline.transforms.values.kinds import Lookup
 
+Repeats = np.ndarray[tuple[int], np.dtype[np.int64]]
 LookupCounts = dict[Lookup, tuple[int, int]]  # values looked up, and how many were unknown
 
 _thread = threading.local()
 
 
 @contextlib.contextmanager
-def collect_counts() -> Iterator[LookupCounts]:
-    """Collect the counts of each lookup in this thread's passes."""
+def collect_counts(repeats: Repeats | None = None) -> Iterator[LookupCounts]:
+    """Collect the counts of each lookup in this thread's passes.
+
+    repeats: int64 [rows of the frame], how often each row counts (None: once).
+    """
     counts: LookupCounts = {}
-    _thread.counts = counts
+    _thread.counts, _thread.repeats = counts, repeats
     try:
         yield counts
     finally:
-        _thread.counts = None
+        _thread.counts = _thread.repeats = None
 
 
 def count_lookups(ids: pl.Expr, dtype: pl.DataType, unknown: range) -> tuple[pl.Expr, Lookup]:
@@ -46,7 +50,12 @@ def count_lookups(ids: pl.Expr, dtype: pl.DataType, unknown: range) -> tuple[pl.
         if counts is not None:
             values = _values(series)
             within = (values - unknown.start).view(np.uint64) < np.uint64(len(unknown))
-            counts[lookup] = len(values), int(np.count_nonzero(within))
+            repeats: Repeats | None = _thread.repeats
+            if repeats is None:
+                counts[lookup] = len(values), int(np.count_nonzero(within))
+            else:
+                of_values = _repeats_of_values(series, repeats)
+                counts[lookup] = int(of_values.sum()), int(of_values[within].sum())
         return series
 
     return ids.map_batches(count, return_dtype=dtype), lookup
@@ -56,3 +65,13 @@ def _values(series: pl.Series) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     if isinstance(series.dtype, pl.List):
         series = series.drop_nulls().explode(empty_as_null=False, keep_nulls=False)
     return series.drop_nulls().to_numpy()
+
+
+def _repeats_of_values(series: pl.Series, repeats: Repeats) -> Repeats:
+    """How often each value that `_values` returns counts."""
+    rows = pl.Series(repeats)
+    if isinstance(series.dtype, pl.List):
+        lengths = series.list.len().fill_null(0).to_numpy()
+        rows = pl.Series(np.repeat(repeats, lengths))
+        series = series.drop_nulls().explode(empty_as_null=False, keep_nulls=False)
+    return rows.filter(series.is_not_null()).to_numpy()

@@ -1,0 +1,111 @@
+"""Find the rows that repeat the row above them in a group of columns.
+
+Runs in: processes that compute blocks. Pure. Equal means equal bits after decoding: null equals null, NaN equals a NaN
+of the same bits, -0.0 is not 0.0. Lists are compared by their values and offsets, without an object per row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.types as pat
+from numpy.typing import NDArray
+
+from feedline.native import rows as native
+
+Bools = NDArray[np.bool_]
+
+
+def first_rows(frame: pl.DataFrame, columns: Sequence[str], borders: Sequence[int]) -> Bools:
+    """bool [rows]: where a run of equal rows begins. Rows of `borders` begin one in any case, as does the first."""
+    starts = np.zeros(frame.height, np.bool_)
+    starts[list(borders)] = True
+    starts[:1] = True
+    for name in columns:
+        if frame.height > 1:
+            starts[1:] |= _changes(frame.get_column(name))
+    return starts
+
+
+def _changes(series: pl.Series) -> Bools:
+    """bool [rows - 1]: whether each row but the first differs from the one above."""
+    kind = series.dtype
+    if kind.is_nested() or kind.is_float():
+        above = np.arange(len(series) - 1)
+        return ~_equal(_arrow(series), above + 1, above, neighbours=True)
+    changes: Bools = series.ne_missing(series.shift(1)).to_numpy()[1:]
+    return changes
+
+
+def _arrow(series: pl.Series) -> pa.Array:
+    array = series.rechunk().to_arrow()
+    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+
+
+def _equal(array: pa.Array, rows: NDArray[np.int64], others: NDArray[np.int64], *, neighbours: bool = False) -> Bools:
+    """bool [pairs]: whether two rows of an array are equal. neighbours: they are all rows but the first, and those
+    above them."""
+    valid = None if not array.null_count else array.is_valid().to_numpy(zero_copy_only=False)
+    kind = array.type
+    if pat.is_struct(kind):
+        equal = np.ones(len(rows), np.bool_)
+        for field in array.flatten():  # with the struct's nulls
+            equal &= _equal(field, rows, others, neighbours=neighbours)
+    elif pat.is_fixed_size_list(kind):
+        equal = _equal_vectors(array, rows, others)
+    elif pat.is_list(kind) or pat.is_large_list(kind) or pat.is_map(kind):
+        equal = _equal_lists(array, rows, others, neighbours=neighbours)
+    else:
+        values = _words(array)
+        equal = np.equal(values[rows], values[others])
+    if valid is None:
+        return equal
+    result: Bools = np.where(valid[rows] & valid[others], equal, valid[rows] == valid[others])
+    return result
+
+
+def _words(array: pa.Array) -> NDArray[np.generic]:
+    """Values that are equal where the array's are, bit for bit; those of nulls are anything."""
+    kind = array.type
+    if pat.is_floating(kind) or pat.is_integer(kind) or pat.is_temporal(kind):
+        bytes_of_value = kind.bit_width // 8
+        return np.frombuffer(array.buffers()[1], f"u{bytes_of_value}", len(array), array.offset * bytes_of_value)
+    series = pl.Series(array)  # of text, bytes, decimals or booleans: numbered
+    if series.dtype == pl.Boolean:
+        series = series.cast(pl.UInt8)
+    numbers: NDArray[np.uint32] = series.rank("dense").fill_null(0).to_numpy()
+    return numbers
+
+
+def _equal_vectors(array: pa.Array, rows: NDArray[np.int64], others: NDArray[np.int64]) -> Bools:
+    width = array.type.list_size
+    step = np.arange(width)
+    first, second = (((each + array.offset)[:, None] * width + step).ravel() for each in (rows, others))
+    equal: Bools = np.logical_and.reduce(_equal(array.values, first, second).reshape(len(rows), width), axis=1)
+    return equal
+
+
+def _equal_lists(array: pa.Array, rows: NDArray[np.int64], others: NDArray[np.int64], *, neighbours: bool) -> Bools:
+    offsets = array.offsets.to_numpy().astype(np.int64, copy=False)
+    values = (
+        array.values
+        if not pat.is_map(array.type)
+        else pa.StructArray.from_arrays([array.keys, array.items], ["k", "v"])
+    )
+    kind = values.type
+    if neighbours and native.COMPILED and not values.null_count and (pat.is_integer(kind) or pat.is_floating(kind)):
+        size = kind.bit_width // 8
+        return native.equal_neighbours(offsets, values.buffers()[1].slice(values.offset * size), size)
+    lengths = np.diff(offsets)
+    equal: Bools = lengths[rows] == lengths[others]
+    pairs = np.flatnonzero(equal & (lengths[rows] > 0))
+    counts = lengths[rows[pairs]]
+    starts = np.cumsum(counts) - counts
+    within = np.arange(int(counts.sum())) - np.repeat(starts, counts)
+    first, second = (within + np.repeat(offsets[each[pairs]], counts) for each in (rows, others))
+    if len(pairs):
+        equal[pairs] = np.logical_and.reduceat(_equal(values, first, second), starts)
+    return equal

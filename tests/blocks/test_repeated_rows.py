@@ -1,0 +1,96 @@
+"""Rows that repeat the row above them, against a comparison of Python values bit by bit."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feedline.blocks.repeated_rows import first_rows
+from feedline.native import rows as native
+
+floats = st.sampled_from([0.0, -0.0, 1.5, math.nan, -math.nan, math.inf])
+integers = st.sampled_from([0, 1, -(2**63), 2**63 - 1])
+texts = st.sampled_from(["", "a", "ab", "b"])
+TYPES = {
+    "int": (pl.Int64(), integers),
+    "float": (pl.Float64(), floats),
+    "small": (pl.Float32(), floats),
+    "text": (pl.String(), texts),
+    "bool": (pl.Boolean(), st.booleans()),
+    "binary": (pl.Binary(), texts.map(str.encode)),
+    "date": (pl.Datetime("us"), st.sampled_from([0, 1])),
+    "ids": (pl.List(pl.Int64()), st.lists(integers, max_size=2)),
+    "holes": (pl.List(pl.Int64()), st.lists(st.none() | integers, max_size=2)),
+    "scores": (pl.List(pl.Float32()), st.lists(floats, max_size=2)),
+    "words": (pl.List(pl.String()), st.lists(st.none() | texts, max_size=2)),
+    "nested": (pl.List(pl.List(pl.Int64())), st.lists(st.none() | st.lists(integers, max_size=1), max_size=2)),
+    "vector": (pl.Array(pl.Float32(), 2), st.lists(floats, min_size=2, max_size=2)),
+    "struct": (
+        pl.Struct({"a": pl.Int64(), "b": pl.List(pl.Float64())}),
+        st.fixed_dictionaries({"a": st.none() | integers, "b": st.none() | st.lists(floats, max_size=1)}),
+    ),
+}
+
+
+def bits(value):
+    """The value with its floats as bytes, which compare bit by bit."""
+    if isinstance(value, float):
+        return struct.pack("d", value)
+    if isinstance(value, list):
+        return [bits(each) for each in value]
+    return {name: bits(each) for name, each in value.items()} if isinstance(value, dict) else value
+
+
+@st.composite
+def frames(draw):
+    names = draw(st.lists(st.sampled_from(sorted(TYPES)), min_size=1, max_size=3, unique=True))
+    rows = draw(st.integers(0, 8))
+    columns = {}
+    for name in names:
+        kind, values = TYPES[name]
+        pool = draw(st.lists(st.none() | values, min_size=1, max_size=3))
+        chosen = draw(st.lists(st.sampled_from(pool), min_size=rows, max_size=rows))
+        columns[name] = pl.Series(chosen, dtype=pl.Int64 if name == "date" else kind).cast(kind)
+    return pl.DataFrame(columns), draw(st.lists(st.integers(0, max(rows - 1, 0)), max_size=2 if rows else 0))
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@settings(max_examples=120, deadline=None)
+@given(case=frames(), cut=st.integers(0, 3))
+def test_a_run_begins_where_a_value_differs_in_any_bit(compiled, case, cut):
+    frame, borders = case
+    borders = [border - cut for border in borders if border >= cut]
+    frame = frame.slice(cut)  # whose arrays do not begin at their buffers' start
+    rows = [bits(row) for row in frame.to_dicts()]
+    expected = [index == 0 or index in borders or rows[index] != rows[index - 1] for index in range(len(rows))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "COMPILED", compiled and native.COMPILED)
+        assert first_rows(frame, frame.columns, borders).tolist() == expected
+
+
+@pytest.mark.parametrize("kind", [pl.Float32, pl.Float64])
+def test_zeros_of_other_signs_differ_and_a_nan_equals_itself(kind: pl.DataType):
+    values = [0.0, -0.0, -0.0, math.nan, math.nan, None, None, 0.0]
+    expected = [True, True, False, True, False, True, False, True]
+    frame = pl.DataFrame({"x": pl.Series(values, dtype=kind)})
+    lists = frame.select(pl.concat_list("x"))
+    assert first_rows(frame, ["x"], []).tolist() == first_rows(lists, ["x"], []).tolist() == expected
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_lists_over_a_part_of_their_values(compiled: bool, monkeypatch: pytest.MonkeyPatch):
+    """Arrays whose values begin within a buffer, and null lists that have values."""
+    monkeypatch.setattr(native, "COMPILED", compiled and native.COMPILED)
+    values = pa.array([9, 9, 9, 1, 2, 1, 2, 7, 8], pa.int64()).slice(3)
+    lists = pa.LargeListArray.from_arrays(pa.array([0, 2, 4, 5, 6], pa.int64()), values)
+    buffers = [pa.array([True, True, False, False]).buffers()[1], lists.buffers()[1]]
+    lists = pa.Array.from_buffers(lists.type, 4, buffers, children=[values])
+    column = pl.from_arrow(pa.table({"ids": lists})).get_column("ids")
+    assert column.to_list() == [[1, 2], [1, 2], None, None]
+    assert first_rows(pl.DataFrame({"ids": column}), ["ids"], []).tolist() == [True, False, True, False]

@@ -1,0 +1,181 @@
+"""Pipelines with deduplicated groups give the rows of the same pipelines without them, bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pipelines import PATIENCE_S, Place, furnished
+
+from feedline import FeedlineDataset, Pipeline
+from feedline.errors import DataError, SpecError, StateError
+
+ROWS = 3_000
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory):
+    """Sessions of 1 to 12 rows. Within a session, user columns change now and then; histories hold nulls, empty lists
+    and lists of equal length; scores hold NaN and zeros of both signs."""
+    folder = tmp_path_factory.mktemp("dedup")
+    rng = np.random.default_rng(5)
+    session = np.repeat(np.arange(ROWS), rng.integers(1, 13, ROWS))[:ROWS]
+    version = session * 100 + (rng.random(ROWS) < 0.1).cumsum()  # of a user's values
+    pool = rng.integers(0, 4, ROWS * 2)
+    of_version = pool[np.unique(version, return_inverse=True)[1]]
+    histories = [[], [1, 2], [1, 3], None]
+    scores = [[0.5, -0.0], [0.5, 0.0], [float("nan")], []]
+    table = pa.table(
+        {
+            "row": np.arange(ROWS),
+            "session": session,
+            "age": pa.array([[1.0, 2.0, None, 0.0][v] for v in of_version], pa.float64()),
+            "city": pa.array([["a", "b", None, "c"][v] for v in of_version]),
+            "hist": pa.array([histories[v] for v in of_version], pa.list_(pa.int64())),
+            "score": pa.array([scores[v] for v in of_version], pa.list_(pa.float32())),
+            "item": rng.integers(0, 9, ROWS),
+            "tags": pa.array([list(range(v % 3)) for v in rng.integers(0, 9, ROWS)], pa.list_(pa.int64())),
+            "clicked": rng.integers(0, 2, ROWS),
+        }
+    )
+    for part, start in enumerate(range(0, ROWS, 1100)):
+        path = folder / "table" / f"ds={part}" / "part.parquet"
+        path.parent.mkdir(parents=True)
+        pq.write_table(table.slice(start, 1100), path, row_group_size=300)
+    (folder / "place").mkdir()
+    with furnished(folder / "place", folder / "table") as place:
+        yield place
+
+
+def features(dedup: bool) -> dict[str, Any]:
+    def of(group: str, **body: Any) -> dict[str, Any]:
+        return {**body, **({"dedup": group} if dedup else {})}
+
+    return {
+        "dense": {
+            "age": of("user", column="age", ops=[{"fill_null": -1}]),
+            "item_number": {"column": "item"},
+            "both": {"expr": "coalesce(age, 0) + item"},
+        },
+        "categorical": {
+            "city": of("user", column="city", ops=[{"fill_null": "none"}, {"hash_bucket": 50}]),
+            "item": [{"modulo": 7}],
+            "known": of("user", column="city", ops=[{"vocabulary": {"min_count": 800}}]),
+        },
+        "sparse": {
+            "tags": [],
+            "hist": of("user", column="hist"),
+            "first": of("lists", column="hist", ops=[{"first_x": 1}]),
+            "score": of("lists", column="score"),
+        },
+        "label": {"clicked": []},
+        "extra": ["row"],
+    }
+
+
+def pipeline(place: Place, *, dedup: bool, **changes: Any) -> Pipeline:
+    rows = changes.get("source", {})  # what is fitted on other rows is another pipeline's
+    settings = {
+        "name": "_".join(["clicks", *rows]),
+        "features": features(dedup),
+        "batch": {"size": 128, "tail": "pad"},
+        **changes,
+    }
+    return Pipeline.from_yaml(place.write(f"{'dedup' if dedup else 'plain'}.yaml", fit="auto", **settings))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"shuffle": {"by": "session", "seed": 1, "window_rows": 700}},
+        {"shuffle": "off", "source": {"where": "item < 6 and row % 5 != 0"}},
+        {"shuffle": {"rows": False, "seed": 2}, "source": {"sample": {"fraction": 0.5, "seed": 1}}, "lanes": 2},
+    ],
+)
+@pytest.mark.parametrize("chunk_rows", [32_768, 77])
+def test_expanded_batches_are_those_without_deduplication(
+    place: Place, changes: dict[str, Any], chunk_rows: int, monkeypatch: pytest.MonkeyPatch
+):
+    """In any order, with filters and samples that drop first rows of runs, cut into chunks, resumed, on two ranks."""
+    monkeypatch.setattr("feedline.blocks.compute.CHUNK_ROWS", chunk_rows)
+    plain, dedup = (pipeline(place, dedup=each, **changes) for each in (False, True))
+    lanes = changes.get("lanes", 1)
+    for rank in range(lanes):
+        rows = unique = 0
+        for wanted, found in zip(
+            plain.batches(1, rank, lanes, step=2), dedup.batches(1, rank, lanes, step=2), strict=True
+        ):
+            assert found.expanded()._root.tobytes() == wanted._root.tobytes()
+            for group in found.groups.values():
+                inverse = group.inverse[found.valid].numpy()
+                assert set(np.diff(inverse)) <= {0, 1}
+                assert inverse[0] == 0
+            rows += found.rows
+            unique += found.groups["user"].unique_rows
+        assert 0 < unique < 0.8 * rows
+
+
+def test_quality_counts_rows_and_the_rows_of_errors_are_those_of_the_table(place: Place):
+    changes = {"shuffle": "off"}
+    plain, dedup = (pipeline(place, dedup=each, **changes) for each in (False, True))
+    counts = []
+    for each in (plain, dedup):
+        assert sum(batch.rows for batch in each.batches())
+        counts.append(each.quality())
+    assert counts[0] == counts[1]
+    assert counts[0]["known"]["oov"] > 0
+    assert counts[0]["score"]["nonfinite"] > 0
+    messages = []
+    for group in ({"dedup": "user"}, {}):
+        infinite = {"expr": "1.0 / coalesce(age, 0)", "on_nonfinite": "error", **group}
+        broken = {**features(True), "dense": {"infinite": infinite}}
+        with pytest.raises(DataError, match="'infinite' holds a value that is not finite") as caught:
+            next(pipeline(place, dedup=True, features=broken, **changes).batches())
+        messages.append(str(caught.value).rpartition(" (")[2])
+    assert messages[0] == messages[1]
+    assert "row" in messages[0]
+
+
+def test_a_dataset_gives_groups_and_a_state_belongs_to_them(place: Place):
+    path = place.write(
+        "set.yaml", fit="auto", features=features(True), shuffle="off", batch={"size": 128, "tail": "drop"}
+    )
+    wanted = list(pipeline(place, dedup=False, shuffle="off", batch={"size": 128, "tail": "drop"}).batches())
+    with FeedlineDataset(path, timeout=PATIENCE_S) as dataset:
+        for index, batch in enumerate(dataset):
+            assert batch.expanded()._root.tobytes() == wanted[index]._root.tobytes()
+            if index == 3:
+                state = dataset.state_dict()
+                break
+    with pytest.raises(StateError, match="features"):
+        pipeline(place, dedup=False, shuffle="off", batch={"size": 128, "tail": "drop"}).plan_for(state)
+
+
+def test_rows_outside_of_batches_are_plain(place: Place):
+    """`transform` and `to_dask` give plain rows; the plan is that without deduplication, the features are not."""
+    plain, dedup = (pipeline(place, dedup=each, shuffle="off") for each in (False, True))
+    row = {"age": 1.0, "city": "a", "hist": [1], "score": [0.5], "item": 3, "tags": []}
+    assert dedup.transform(row).dense.tolist() == plain.transform(row).dense.tolist()
+    assert dedup.transform(row).schema.dedup == ()
+    one, other = (each.to_dask().compute(scheduler="synchronous") for each in (plain, dedup))
+    assert one.to_json(orient="records") == other.to_json(orient="records")
+    plans = plain.plan(), dedup.plan()
+    assert plans[0].fingerprint == plans[1].fingerprint
+    assert plans[0].features_fingerprint != plans[1].features_fingerprint
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shuffle": {"seed": 1}}, r"features.dense.age.dedup: .*`shuffle: {by: COLUMN}`"),
+        ({"features": {"label": {"clicked": {"column": "clicked", "dedup": "user"}}}}, "labels belong to rows"),
+        ({"features": {"dense": {"age": {"column": "age", "dedup": 3}}}}, "the name of a group of features"),
+    ],
+)
+def test_bad_groups_are_refused_when_the_pipeline_is_read(place: Place, change: dict[str, Any], message: str):
+    settings = {"features": features(True), "shuffle": "off", **change}
+    with pytest.raises(SpecError, match=message):
+        Pipeline.from_yaml(place.write("bad.yaml", **settings))
