@@ -36,6 +36,9 @@ _CONNECT_S = 5.0
 _PAUSE_S = 1.0
 # For a worker to start when it has been told to end meanwhile: it may have its first task already.
 _START_S = 5.0
+# For a worker to be taken by a scheduler that accepts connections. At a fixed port it waits in vain while the scheduler
+# still lists the one before it, so it tries again sooner.
+_TAKEN_S, _TAKEN_AGAIN_S = 30.0, 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,9 +127,10 @@ class WorkerProcess:
             try:
                 async with asyncio.timeout(None) as self._start:
                     await worker
-            except (OSError, TimeoutError, ValueError) as error:  # lost again, or it refuses the worker
+            except (OSError, TimeoutError, RuntimeError) as error:  # lost again, or it refuses the worker
                 if not self._stop:
-                    logger.warning("the scheduler at %s did not take the worker: %s", options.scheduler, error)
+                    reason = error.__cause__ or error  # Dask says only that the worker failed to start
+                    logger.warning("the scheduler at %s did not take the worker: %s", options.scheduler, reason)
                     await asyncio.sleep(_PAUSE_S)
                 continue
             finally:
@@ -160,7 +164,7 @@ class WorkerProcess:
             memory_limit=0,
             dashboard=False,
             dashboard_address=options.http or "127.0.0.1:0",
-            death_timeout=30,
+            death_timeout=_TAKEN_S if options.port is None else _TAKEN_AGAIN_S,
         )
 
     async def _await_scheduler(self, security: Security) -> None:
