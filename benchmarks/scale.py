@@ -24,7 +24,7 @@ from rich.table import Table
 from scale_feeder import RankFeeder, Workload
 from scale_simulation import Costs, Loop, SimulatedCluster, SimulatedRank, SimulatedScheduler
 
-MEASURED = Costs(task_s=0.0022, worker_s=0.0005, messages=9.0, wire_bytes=4_000.0)
+MEASURED = Costs(task_s=0.0022, worker_s=0.0005, report_s=0.0005, messages=9.0, wire_bytes=4_000.0)
 WARM_S, MEASURED_S = 20.0, 20.0
 LOST_SHARE = 0.1
 

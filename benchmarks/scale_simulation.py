@@ -32,7 +32,8 @@ class Costs:
     heartbeats; of more than 100 workers as of 100, since Dask asks for fewer of each then. wire_bytes: of a task's
     messages, without the block; messages: their number. collect_s: for which a client, and worker_collect_s, for which
     a worker or the scheduler collects messages before they are sent. fetch_s: from the news of a finished block to its
-    bytes, at bytes_per_s. report_s: the scheduler's CPU time per report.
+    bytes, at bytes_per_s. report_s: the scheduler's CPU time per report, with all else that a feeder costs it while its
+    blocks are computed, however many they are.
     """
 
     task_s: float

@@ -269,6 +269,8 @@ def test_the_json_schema_keeps_its_parts():
         "definition ClusterSpec",  # limits of workers, classes of clusters, shares
         "section cluster",
         "definition FitSpec",  # without `golden: synthetic`
+        "definition feature",  # `dedup`
+        "definition features_of_a_range",
         "definition ShuffleSpec",  # the default of `window_rows` depends on the plan's version
     }
     same = NEW["schema"].keys() - changed

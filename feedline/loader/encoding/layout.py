@@ -127,7 +127,9 @@ class BatchSchema:
         return BatchSchema(tuple(columns))
 
     def to_json(self) -> str:
-        return json.dumps([asdict(column) for column in self.columns])
+        """The columns as `from_json` reads them, without `dedup` where there is none."""
+        facts = [asdict(column) for column in self.columns]
+        return json.dumps([{key: each[key] for key in each if key != "dedup" or each[key]} for each in facts])
 
     @classmethod
     def from_json(cls, content: str) -> BatchSchema:

@@ -38,7 +38,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def files(folder: Path, role: str = "client", **changes: Path) -> TlsSpec:
-    named = {"ca": folder / "ca.pem", "cert": folder / f"{role}.pem", "key": folder / f"{role}.key", **changes}
+    own = folder / role
+    named = {"ca": own / "ca.pem", "cert": own / f"{role}.pem", "key": own / f"{role}.key", **changes}
     return TlsSpec.model_construct(**{key: str(path) for key, path in named.items()})
 
 
@@ -56,17 +57,19 @@ def test_good_files_pass(folders: Path):
 
 def test_wrong_dates_are_told_with_the_file_and_the_remedy(folders: Path):
     day = f"{NOW - 20 * DAY:%Y-%m-%d %H:%M} UTC"
-    assert refusal(files(folders / "old")).startswith(f"{folders / 'old' / 'client.pem'} expired on {day}. Renew")
+    assert refusal(files(folders / "old")).startswith(f"{folders / 'old/client/client.pem'} expired on {day}. Renew")
     early = refusal(files(folders / "early"), now_s=(NOW + 30 * DAY).timestamp() - 3600)
-    assert re.search(r"early/client\.pem is not valid before 20.* UTC: got 20.* UTC\. Correct this host's clock", early)
+    assert re.search(
+        r"early/client/client\.pem is not valid before 20.* UTC: got 20.* UTC\. Correct this host's clock", early
+    )
     years = refusal(files(folders / "good"), now_s=(NOW + 4000 * DAY).timestamp())
-    assert re.search(r"good/ca\.pem expired on .*Make a new authority", years)
+    assert re.search(r"good/client/ca\.pem expired on .*Make a new authority", years)
 
 
 def test_files_that_do_not_belong_together_are_told(folders: Path):
     good, other = folders / "good", folders / "other"
-    assert "client.pem is not of the authority" in refusal(files(good, ca=other / "ca.pem"))
-    assert "other/client.key is not the key of" in refusal(files(good, key=other / "client.key"))
+    assert "client.pem is not of the authority" in refusal(files(good, ca=other / "client" / "ca.pem"))
+    assert "other/client/client.key is not the key of" in refusal(files(good, key=other / "client" / "client.key"))
     assert "may not authenticate a scheduler or worker" in refusal(files(good), listens=True)
 
 
@@ -77,7 +80,7 @@ def test_files_that_cannot_be_read_are_told(folders: Path, tmp_path: Path):
     (empty := tmp_path / "empty.pem").write_text("")
     for key, what in (("ca", "certificate"), ("cert", "certificate"), ("key", "private key")):
         assert f"cluster.tls.{key} {empty} holds no {what}" in refusal(files(good, **{key: empty}))
-    key = serialization.load_pem_private_key((good / "client.key").read_bytes(), password=None)
+    key = serialization.load_pem_private_key((good / "client" / "client.key").read_bytes(), password=None)
     secret = serialization.BestAvailableEncryption(b"secret")
     locked = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, secret)
     (tmp_path / "locked.key").write_bytes(locked)
@@ -124,7 +127,7 @@ def listening(tls: TlsSpec | None) -> Iterator[str]:
     ("scheduler", "client", "expected"),
     [
         ("good", "good", None),
-        ("other", "good", "certificate of the scheduler at .* is not of the authority .*good/ca.pem"),
+        ("other", "good", "certificate of the scheduler at .* is not of the authority .*good/client/ca.pem"),
         ("old", "old", r"certificate of the scheduler at .* expired on 20.* UTC\. Renew it"),
         ("early", "early", r"certificate of the scheduler at .* is not valid before 20.* UTC\. Correct"),
     ],
@@ -139,10 +142,10 @@ def test_a_scheduler_that_is_not_trusted_is_told_apart(
 
 def test_a_certificate_that_the_scheduler_refuses_is_told(folders: Path, tmp_path: Path):
     both = tmp_path / "both.pem"
-    both.write_bytes((folders / "good" / "ca.pem").read_bytes() + (folders / "other" / "ca.pem").read_bytes())
+    both.write_bytes(b"".join((folders / name / "client" / "ca.pem").read_bytes() for name in ("good", "other")))
     with listening(files(folders / "good", "scheduler")) as address:
         told = explain_refusal(address, files(folders / "other", ca=both)) or ""
-    assert re.search(r"refuses the certificate .*other/client\.pem: it is of another authority", told)
+    assert re.search(r"refuses the certificate .*other/client/client\.pem: it is of another authority", told)
     with listening(files(folders / "good", "client")) as address:
         told = explain_refusal(address, files(folders / "good")) or ""
     assert "is made for a client" in told
