@@ -20,14 +20,16 @@ _MATRICES = {"dense": "dense", "categorical": "categorical", "label": "labels"}
 def describe_schema(schema: BatchSchema, batch_size: int) -> dict[str, Any]:
     """Describe the tensors with dtypes and shapes, and each feature's position in them, as plain values.
 
-    A batch of L lanes has L x `batch_size` rows.
+    A batch of L lanes has L x `batch_size` rows. A deduplicated group has any number of unique rows: None.
     """
     tensors = []
-    for group, tensor in _MATRICES.items():
-        columns = schema.group(group)
-        if columns:
-            width = sum(column.width for column in columns)
-            tensors.append({"tensor": tensor, "dtype": columns[0].dtype, "shape": [batch_size, width]})
+    for dedup, part in zip((None, *schema.dedup), schema.parts, strict=True):
+        rows = batch_size if dedup is None else None
+        for group in _MATRICES:
+            columns = part.group(group)
+            if columns:
+                width = sum(column.width for column in columns)
+                tensors.append({"tensor": _matrix(group, dedup), "dtype": columns[0].dtype, "shape": [rows, width]})
     return {
         "batch_size": batch_size,
         "tensors": tensors,
@@ -55,7 +57,11 @@ def _tensor(column: SlotColumn) -> str:
         return f'extra["{column.name}"]'
     stop = column.offset + column.width
     index = str(column.offset) if column.width == 1 else f"{column.offset}:{stop}"
-    return f"{_MATRICES[column.group]}[:, {index}]"
+    return f"{_matrix(column.group, column.dedup)}[:, {index}]"
+
+
+def _matrix(group: str, dedup: str | None) -> str:
+    return _MATRICES[group] if dedup is None else f'groups["{dedup}"].{_MATRICES[group]}'
 
 
 def schema_table(facts: Mapping[str, Any]) -> Group:
@@ -75,5 +81,9 @@ def schema_table(facts: Mapping[str, Any]) -> Group:
             "" if rows is None else f"{rows:,}",
             escape(one["chain"]),
         )
-    matrices = "\n".join(f"batch.{one['tensor']}: {one['dtype']} {one['shape']}" for one in facts["tensors"])
+    matrices = "\n".join(
+        f"batch.{one['tensor']}: {one['dtype']} [{'unique rows' if rows is None else rows}, {width}]"
+        for one in facts["tensors"]
+        for rows, width in (one["shape"],)
+    )
     return Group(escape(matrices), table)

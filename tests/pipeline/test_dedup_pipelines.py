@@ -8,10 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from pipelines import PATIENCE_S, Place, furnished
 
 from feedline import FeedlineDataset, Pipeline
+from feedline.commands.schema import describe_schema
 from feedline.errors import DataError, SpecError, StateError
+from feedline.loader.dedup_tensors import InverseColumn
 
 ROWS = 3_000
 
@@ -165,6 +168,25 @@ def test_rows_outside_of_batches_are_plain(place: Place):
     plans = plain.plan(), dedup.plan()
     assert plans[0].fingerprint == plans[1].fingerprint
     assert plans[0].features_fingerprint != plans[1].features_fingerprint
+
+
+def test_the_described_tensors_are_those_of_a_batch(place: Place):
+    dedup = pipeline(place, dedup=True, shuffle="off")
+    batch = next(dedup.batches())
+    facts = describe_schema(dedup.schema, 128)
+    assert {each["tensor"]: each["shape"] for each in facts["tensors"]} == {
+        "dense": [128, 2],
+        "categorical": [128, 1],
+        "labels": [128, 1],
+        'groups["user"].dense': [None, 1],
+        'groups["user"].categorical': [None, 2],
+    }
+    for each in facts["features"]:
+        shown, value = eval(f"batch.{each['tensor']}"), batch[each["name"]]
+        if isinstance(value, torch.Tensor | InverseColumn):
+            assert torch.equal(shown, value.values if isinstance(value, InverseColumn) else value)
+        else:
+            assert shown is value
 
 
 @pytest.mark.parametrize(
