@@ -68,9 +68,10 @@ class Outcome:
     real_s: float = 0.0
 
 
-def simulate(scenario: Scenario, costs: Costs) -> Outcome:
-    """Run a scenario in simulated time: warm up, measure, lose workers, and watch for as long again."""
+def simulate(scenario: Scenario, costs: Costs, *, warm_s: float | None = None) -> Outcome:
+    """Run a scenario in simulated time: warm up (default: `WARM_S`), measure, lose workers, watch for as long again."""
     began_s = time.perf_counter()
+    warm_s = WARM_S if warm_s is None else warm_s
     loop, workload = Loop(), scenario.workload
     scheduler = SimulatedScheduler(loop, costs, scenario.workers, scenario.threads)
     schedule = workload.schedule()
@@ -85,18 +86,18 @@ def simulate(scenario: Scenario, costs: Costs) -> Outcome:
         )
         for lane in range(scenario.ranks)
     ]
-    loop.run(WARM_S)
+    loop.run(warm_s)
     before = _counts([rank.feeder for rank in ranks])
     busy_s = scheduler.busy_s
-    loop.run(WARM_S + MEASURED_S)
+    loop.run(warm_s + MEASURED_S)
     after = _counts([rank.feeder for rank in ranks])
     load = (scheduler.busy_s - busy_s) / MEASURED_S
     in_flight = sum(rank.feeder.delivery.in_flight for rank in ranks)
     connections = [len(rank.cluster.connections) for rank in ranks]
     clients = [len(worker.clients) for worker in scheduler.members.values()]
     scheduler.lose(list(scheduler.members)[: max(1, round(scenario.workers * LOST_SHARE))])
-    loop.run(WARM_S + 2 * MEASURED_S)
-    recovery_s = recovery([rank.feeder for rank in ranks], WARM_S + MEASURED_S, loop.now_s)
+    loop.run(warm_s + 2 * MEASURED_S)
+    recovery_s = recovery([rank.feeder for rank in ranks], warm_s + MEASURED_S, loop.now_s)
     for rank in ranks:
         rank.close()
     return Outcome(
@@ -164,7 +165,9 @@ def fairness(costs: Costs, *, workers: int, seconds: float) -> Table:
 # -- the report -------------------------------------------------------------------------------------------------------
 
 
-def report(scenarios: Sequence[Scenario], costs: Costs, console: Console) -> list[Outcome]:
+def report(
+    scenarios: Sequence[Scenario], costs: Costs, console: Console, *, warm_s: float | None = None
+) -> list[Outcome]:
     """Simulate and print."""
     table = Table(title="simulated", title_justify="left")
     for name in ("", "blocks/s wanted", "done", "scheduler", "trainers' pace", "in flight", "connections: feeder",
@@ -173,7 +176,7 @@ def report(scenarios: Sequence[Scenario], costs: Costs, console: Console) -> lis
     outcomes = []
     for scenario in scenarios:
         console.print(f"simulating {scenario.name} …", style="dim")
-        outcome = simulate(scenario, costs)
+        outcome = simulate(scenario, costs, warm_s=warm_s)
         outcomes.append(outcome)
         per_million = 1e6 / scenario.workload.rows
         table.add_row(
@@ -255,13 +258,14 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--real", action="store_true", help="compare with a real cluster")
     parser.add_argument("--only-real", action="store_true", help="only the comparison")
     parser.add_argument("--tiny", action="store_true", help="a small simulation")
+    parser.add_argument("--warm-s", type=float, help="simulated seconds before the measured ones (default: 20)")
     options = parser.parse_args(arguments)
     console = Console(width=None if sys.stdout.isatty() else 160)
     costs = compare(console) if options.real or options.only_real else MEASURED
     if options.only_real:
         return
     scenarios = [small_scenario(16, 4, 0.5)] if options.tiny else large_scenarios()
-    outcomes = report(scenarios, costs, console)
+    outcomes = report(scenarios, costs, console, warm_s=options.warm_s)
     console.print("fairness: three jobs")
     console.print(fairness(costs, workers=16 if options.tiny else 400, seconds=10 if options.tiny else 30))
     console.print(f"median scheduler load: {statistics.median(each.scheduler for each in outcomes):.0%}")
