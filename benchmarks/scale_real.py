@@ -15,7 +15,7 @@ import psutil
 import scale
 from scale_cluster import RankThread, Workers, counted, cpu_s, scheduler_process
 from scale_feeder import Workload
-from scale_simulation import REPORT_S, Costs
+from scale_simulation import Costs
 
 # A small share of the CPU, so that workers and feeders of one process do not wait for each other.
 _BUSY_BLOCK_S, _IDLE_S, _COUNT_S = 1.0, 5.0, 10.0
@@ -93,11 +93,9 @@ def _middle_and_most(counts: list[int]) -> tuple[float, int]:
 
 
 def measure_costs(known: Costs) -> tuple[Costs, str]:
-    """The scheduler's CPU time per worker, per feeder and per task, the messages of a task and their bytes; and a line
-    about them.
+    """The scheduler's CPU time per worker and per task, the messages of a task and their bytes; and a line about them.
 
-    Time per feeder is what remains at no blocks: the times at two rates are taken for a line. known: for what
-    is not measured.
+    The times at two rates are taken for a line, whose value at no blocks is `awake_s`. known: for what is not measured.
     """
     workload = Workload(files=100_000, lanes=_RANKS, block_s=_BUSY_BLOCK_S)
     busy = scale.Scenario(name="", workers=_WORKERS, threads=1, ranks=_RANKS, step_s=0.001, workload=workload)
@@ -116,7 +114,7 @@ def measure_costs(known: Costs) -> tuple[Costs, str]:
             rates.append(blocks / passed_s)
             loads.append((cpu_s(cluster.scheduler) - busy_s) / passed_s - worker_s * _WORKERS)
     task_s = (loads[0] - loads[1]) / (rates[0] - rates[1])
-    feeder_s = max(0.0, loads[0] - task_s * rates[0]) / _RANKS
+    awake_s = max(0.0, loads[0] - task_s * rates[0])
     paced = replace(busy, step_s=_RANKS / workload.steps_per_block / 40, workload=replace(workload, block_s=1.0))
     with _running(paced, counting=True) as (cluster, count, start):
         start()
@@ -130,13 +128,13 @@ def measure_costs(known: Costs) -> tuple[Costs, str]:
         known,
         task_s=task_s,
         worker_s=worker_s,
-        report_s=REPORT_S * feeder_s,
+        awake_s=awake_s,
         messages=messages / finished,
         wire_bytes=nbytes / finished,
     )
     line = (
         f"the scheduler's CPU time at {rates[0]:.0f} and {rates[1]:.0f} blocks/s: {1e3 * task_s:.2f} ms per block, "
-        f"{1e3 * feeder_s:.2f} ms per feeder and second, {1e3 * worker_s:.2f} per worker and second; per block "
+        f"and {1e3 * awake_s:.0f} ms per second, {1e3 * worker_s:.2f} per worker and second; per block "
         f"{costs.messages:.1f} messages of its connections, "
         f"{costs.wire_bytes:,.0f} bytes, and {direct / finished:.1f} between worker and feeder, "
         f"{direct_bytes / finished:,.0f} bytes for {workload.block_bytes:,} of the block"

@@ -32,8 +32,8 @@ class Costs:
     heartbeats; of more than 100 workers as of 100, since Dask asks for fewer of each then. wire_bytes: of a task's
     messages, without the block; messages: their number. collect_s: for which a client, and worker_collect_s, for which
     a worker or the scheduler collects messages before they are sent. fetch_s: from the news of a finished block to its
-    bytes, at bytes_per_s. report_s: the scheduler's CPU time per report, with all else that a feeder costs it while its
-    blocks are computed, however many they are.
+    bytes, at bytes_per_s. report_s: the scheduler's CPU time per report. awake_s: the same per second in which a task
+    came or ended, however many did: few messages each wake it, of many it finds several at once.
     """
 
     task_s: float
@@ -45,6 +45,7 @@ class Costs:
     fetch_s: float = 0.005
     bytes_per_s: float = 1e9
     report_s: float = 0.0005
+    awake_s: float = 0.0
 
 
 class Loop:
@@ -161,7 +162,7 @@ class SimulatedScheduler:
         }
         self.book = JobBook()
         self.busy_s = 0.0
-        self.tasks = 0  # finished
+        self.tasks = self._tasks_before = 0  # finished
         self.messages = self.wire_bytes = 0.0
         self._free_s = 0.0
         self._numbers = itertools.count()
@@ -171,7 +172,9 @@ class SimulatedScheduler:
         loop.after(1.0, self._beat)
 
     def _beat(self) -> None:
-        self.serve(self.costs.worker_s * min(100, len(self.members)), lambda: None)
+        awake_s = self.costs.awake_s if self.tasks > self._tasks_before else 0.0
+        self._tasks_before = self.tasks
+        self.serve(self.costs.worker_s * min(100, len(self.members)) + awake_s, lambda: None)
         self.loop.after(1.0, self._beat)
 
     def _note(self, worker: SimulatedWorker) -> None:
