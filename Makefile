@@ -20,7 +20,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 # A file's tests run in one process, the files in the order of tests/conftest.py: the long ones first. On two cores a
-# third process saves 3 % of the time, a fourth none.
+# third process saved 3 % of the time when it was measured; a fourth took longer, on a machine that was busier.
 PROCESSES := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
