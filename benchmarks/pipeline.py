@@ -39,7 +39,8 @@ from transform_cases import GOLDEN, Array
 from transforms import reborn
 
 from feedline.blocks.batch_schema import batch_schema
-from feedline.loader.encoding.encode import EncodedRows, encode
+from feedline.loader.encoding.encode import encode
+from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
 from feedline.warehouse.reading.read import CHUNK_ROWS

@@ -23,11 +23,12 @@ from feedline.blocks.permutation import permuted_rows, run_starts
 from feedline.blocks.repeated_rows import first_rows
 from feedline.blocks.request import BlockRequest, BlockResult, Job, PieceRequest
 from feedline.errors import DataError
-from feedline.loader.encoding.encode import EncodedRows, UniqueRows, encode
+from feedline.loader.encoding.encode import encode
+from feedline.loader.encoding.encoded_rows import EncodedRows, UniqueRows
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.encoding.quality import Observer
 from feedline.loader.encoding.shuffled_rows import Rows, shuffle
-from feedline.loader.encoding.slot import RowSlice, draft, encoded_rows, write
+from feedline.loader.encoding.slot import encoded_rows, write_rows
 from feedline.warehouse.reading.fragment import Chunk
 from feedline.warehouse.reading.read import CHUNK_ROWS, read_fragment
 from feedline.warehouse.reading.row_position import with_row_position
@@ -94,10 +95,7 @@ def run_block(job: Job | str, request: BlockRequest, key: str, packed: bool) -> 
 
 def pack(layout: SlotLayout, parts: Sequence[Rows]) -> pa.Buffer:
     """A block as one buffer in slot layout, which is pickled out of band."""
-    image = draft(layout, [RowSlice(encoded=part, start=0, stop=part.rows) for part in parts], epoch=0, step=0)
-    target = np.empty(image.placement.nbytes, dtype=np.uint8)
-    write(layout, image, target)
-    return pa.py_buffer(target)
+    return pa.py_buffer(write_rows(layout, parts))
 
 
 def unpack(layout: SlotLayout, result: BlockResult) -> tuple[Rows, ...]:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.loader.dedup_tensors import DedupGroup, InverseColumn, InverseSparse
-from feedline.loader.encoding.encode import expand
+from feedline.loader.encoding.encoded_rows import expand
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotLayout
 from feedline.loader.encoding.row_digests import batch_digest, row_digests
 from feedline.loader.encoding.slot import SlotArrays, encoded_rows, read_extras, read_header, write_rows
@@ -128,7 +128,7 @@ class Batch(SlotTensors):
         rows = expand(encoded_rows(self._layout, pa.py_buffer(here._root)), self._layout.schema)
         layout = SlotLayout(self._layout.schema.expanded)
         valid = SlotArrays(self._layout, here._read_header(), here._root).valid
-        return Batch.over(layout, write_rows(layout, rows, valid, epoch=self.epoch, step=self.step)).to(self.device)
+        return Batch.over(layout, write_rows(layout, [rows], valid, epoch=self.epoch, step=self.step)).to(self.device)
 
     def keyed_jagged(self, dtype: str = "int64") -> tuple[list[str], torch.Tensor, torch.Tensor]:
         """(keys, values, lengths) of the sparse features of one dtype, without a copy and without weights.

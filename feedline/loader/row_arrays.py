@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from feedline.loader.encoding.encode import EncodedRows
+from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotLayout
 from feedline.loader.encoding.slot import write_rows
 
@@ -129,7 +129,7 @@ class Encoded:
         from feedline.loader.batch import Batch  # noqa: PLC0415 -- loads torch, which serving may lack
 
         layout = SlotLayout(self.schema)
-        return Batch.over(layout, write_rows(layout, self.encoded))
+        return Batch.over(layout, write_rows(layout, [self.encoded]))
 
 
 def _columns(matrix: NDArray[np.float32], column: SlotColumn) -> NDArray[np.float32]:

@@ -19,7 +19,8 @@ from feedline.blocks.compute import run_block
 from feedline.blocks.jobs import compile_job
 from feedline.blocks.request import BlockRequest, Job
 from feedline.loader.encoding.arrow_table import arrow_table
-from feedline.loader.encoding.encode import encode, expand, join
+from feedline.loader.encoding.encode import encode
+from feedline.loader.encoding.encoded_rows import expand, join
 from feedline.loader.encoding.shuffled_rows import ShuffledRows
 from feedline.planning.plan import Plan
 

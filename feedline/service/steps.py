@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from feedline.loader.encoding.encode import slice_rows, take
+from feedline.loader.encoding.encoded_rows import slice_rows, take
 from feedline.loader.encoding.shuffled_rows import Rows, ShuffledRows
 from feedline.loader.encoding.slot import RowSlice
 from feedline.planning.schedule import Schedule

@@ -21,7 +21,8 @@ from feedline.blocks.batch_schema import batch_schema
 from feedline.errors import DataError, SpecError
 from feedline.expressions.extraction import Frame, project
 from feedline.loader.encoding.arrow_table import arrow_table
-from feedline.loader.encoding.encode import EncodedRows, encode
+from feedline.loader.encoding.encode import encode
+from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.row_arrays import Encoded
 from feedline.planning.binding import (

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from feedline import Pipeline
 from feedline.errors import DataError, SpecError
-from feedline.loader.encoding.encode import EncodedRows
+from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.row_arrays import Encoded
 from feedline.serving.encoder import Serving
 from feedline.serving.request_types import convert, convertible

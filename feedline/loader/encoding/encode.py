@@ -1,16 +1,12 @@
-"""Encode a frame's columns as arrays from which batches are cut.
+"""Encode a frame's columns as arrays from which batches are cut (see `encoded_rows`).
 
-Runs in: Dask workers (or the feeder's Dask threads), `Pipeline.transform`, `Pipeline.batches`. The encoded form is
-row-major for dense and labels (a row range is one contiguous copy), and column by column for the rest, which needs no
-copy of the transforms' output; ragged offsets start at 0, so that the values of any row range are a slice. `take`
-gathers rows for the permutation within a block.
+Runs in: Dask workers (or the feeder's Dask threads), `Pipeline.transform`, `Pipeline.batches`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -21,68 +17,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from feedline.errors import DataError
+from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn
 from feedline.loader.encoding.quality import Observer
 
-# A list<int64> is gathered as the binary string of its bytes: one memcpy per row. For 131,072 rows x 6 lists of 17
-# ids that takes a quarter of the time of a gather of single values; see docs/decisions/0002-gather-ragged-rows.md.
-_INT32_LIMIT = 2**31 - 1
 # A wide matrix is written in blocks of rows of this size, so that a cache line gets its 16 values before it is evicted:
 # 504 columns of 32,768 rows in 32 ms instead of 47.
 _MATRIX_BYTES = 8 * 2**20
 _UNFILTERED: Mapping[str, str] = MappingProxyType({})
 _FILL = {"list": "fill_null", "list of weights": "{weighted: {fill: 1.0}}"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodedRows:
-    """Rows of every feature as arrays.
-
-    dense float32 [N, D] and labels float32 [N, L], row-major; categorical, K arrays int64 [N]; for each sparse feature
-    (in the schema's memory order) values [V], weights float32 [V] or None, and offsets int64 [N + 1] from 0; extra, one
-    Arrow array of N rows each; groups, the features that belong to the schema's deduplicated groups.
-    """
-
-    rows: int
-    dense: NDArray[np.float32]
-    categorical: tuple[NDArray[np.int64], ...]
-    labels: NDArray[np.float32]
-    values: tuple[NDArray[Any], ...]
-    weights: tuple[NDArray[np.float32] | None, ...]
-    offsets: tuple[NDArray[np.int64], ...]
-    extra: tuple[pa.Array, ...]
-    groups: tuple[UniqueRows, ...] = ()
-
-    @property
-    def nbytes(self) -> int:
-        arrays: tuple[NDArray[Any], ...] = (self.dense, self.labels, *self.categorical, *self.values, *self.offsets)
-        arrays += tuple(weights for weights in self.weights if weights is not None)
-        arrays += tuple(group.inverse for group in self.groups)
-        nbytes = sum(array.nbytes for array in arrays) + sum(int(array.nbytes) for array in self.extra)
-        return nbytes + sum(group.rows.nbytes for group in self.groups)
-
-    def __sizeof__(self) -> int:
-        return self.nbytes  # Dask calls this on every task's result
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UniqueRows:
-    """A deduplicated group of N rows: row i has the group's features from row `inverse[i]`, int32 [N], of `rows`.
-
-    The inverse never falls, and rises by at most 1: the rows from `start` to `stop` use a range of the unique rows.
-    """
-
-    rows: EncodedRows
-    inverse: NDArray[np.int32]
-
-    def range_of(self, start: int, stop: int) -> tuple[int, int]:
-        """The unique rows [first, last) that rows [start, stop) use."""
-        return unique_range(self.inverse, start, stop)
-
-
-def unique_range(inverse: NDArray[np.int32], start: int, stop: int) -> tuple[int, int]:
-    """The unique rows [first, last) that rows [start, stop) of an inverse use."""
-    return (int(inverse[start]), int(inverse[stop - 1]) + 1) if stop > start else (0, 0)
 
 
 def encode(
@@ -307,181 +250,3 @@ def _encode_ragged(series: pl.Series, name: str, what: str) -> tuple[NDArray[Any
             f"none. Add {_FILL[what]} to its ops"
         ).at(row)
     return values.to_numpy(), offsets - first if first else offsets
-
-
-def join(parts: Sequence[EncodedRows]) -> EncodedRows:
-    """Concatenate parts."""
-    if len(parts) == 1:
-        return parts[0]
-    sparse = range(len(parts[0].values))
-    return EncodedRows(
-        rows=sum(part.rows for part in parts),
-        dense=np.concatenate([part.dense for part in parts]),
-        categorical=tuple(
-            np.concatenate(columns) for columns in zip(*(part.categorical for part in parts), strict=True)
-        ),
-        labels=np.concatenate([part.labels for part in parts]),
-        values=tuple(np.concatenate([part.values[index] for part in parts]) for index in sparse),
-        weights=tuple(_join_weights(parts, index) for index in sparse),
-        offsets=tuple(_join_offsets([part.offsets[index] for part in parts]) for index in sparse),
-        extra=tuple(pa.concat_arrays(arrays) for arrays in zip(*(part.extra for part in parts), strict=True)),
-        groups=tuple(
-            UniqueRows(rows=join([group.rows for group in groups]), inverse=join_inverses(groups))
-            for groups in zip(*(part.groups for part in parts), strict=True)
-        ),
-    )
-
-
-def join_inverses(groups: Sequence[UniqueRows]) -> NDArray[np.int32]:
-    """The inverse of one group's parts, laid end to end."""
-    firsts = np.cumsum([0, *(group.rows.rows for group in groups[:-1])])
-    return np.concatenate([group.inverse + np.int32(first) for group, first in zip(groups, firsts, strict=True)])
-
-
-def chosen_unique(
-    inverse: NDArray[np.int32], indices: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """The unique rows that rows `indices` use, one for each run of rows with the same, and the inverse of the rows."""
-    used = inverse.take(indices)
-    changes = np.empty(len(used), dtype=np.bool_)
-    changes[:1] = True
-    np.not_equal(used[1:], used[:-1], out=changes[1:])
-    return used[changes].astype(np.int64), np.cumsum(changes, dtype=np.int32) - np.int32(1)
-
-
-def _join_offsets(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    offsets = np.empty(sum(len(part) - 1 for part in parts) + 1, dtype=np.int64)
-    offsets[0] = 0
-    row = 0
-    for part in parts:
-        np.add(part[1:], offsets[row], out=offsets[row + 1 : row + len(part)])
-        row += len(part) - 1
-    return offsets
-
-
-def slice_rows(encoded: EncodedRows, start: int, stop: int) -> EncodedRows:
-    """Rows [start, stop); only offsets are copied. Unique rows stay, used or not."""
-    values, offsets = [], []
-    weights: list[NDArray[np.float32] | None] = []
-    for flat, flat_weights, borders in zip(encoded.values, encoded.weights, encoded.offsets, strict=True):
-        first = borders[start]
-        values.append(flat[first : borders[stop]])
-        weights.append(None if flat_weights is None else flat_weights[first : borders[stop]])
-        offsets.append(borders[start : stop + 1] - first)
-    return EncodedRows(
-        rows=stop - start,
-        dense=encoded.dense[start:stop],
-        categorical=tuple(column[start:stop] for column in encoded.categorical),
-        labels=encoded.labels[start:stop],
-        values=tuple(values),
-        weights=tuple(weights),
-        offsets=tuple(offsets),
-        extra=tuple(array.slice(start, stop - start) for array in encoded.extra),
-        groups=tuple(replace(group, inverse=group.inverse[start:stop]) for group in encoded.groups),
-    )
-
-
-def take(parts: Sequence[EncodedRows], indices: NDArray[np.int64]) -> EncodedRows:
-    """The rows of several parts (laid end to end) at `indices`, in that order.
-
-    Feature by feature: the parts of one feature are joined, gathered and freed, so that the source stays small.
-    """
-    arrow_indices = pa.array(indices)
-    rows = len(indices)
-    first = parts[0]
-    categorical = np.empty((len(first.categorical), rows), dtype=np.int64)
-    for index, target in enumerate(categorical):
-        column = _join([part.categorical[index] for part in parts])
-        column.take(indices, out=target, mode="clip")  # "raise" would gather into a buffer first
-    ragged, weights = [], []
-    for index in range(len(first.values)):
-        borders = _join_offsets([part.offsets[index] for part in parts])
-        ragged.append(_take_ragged(_join([part.values[index] for part in parts]), borders, arrow_indices))
-        flat_weights = _join_weights(parts, index)
-        weights.append(None if flat_weights is None else _take_ragged(flat_weights, borders, arrow_indices)[0])
-    return EncodedRows(
-        rows=rows,
-        dense=_join([part.dense for part in parts]).take(indices, axis=0),
-        categorical=tuple(categorical),
-        labels=_join([part.labels for part in parts]).take(indices, axis=0),
-        values=tuple(values for values, _ in ragged),
-        weights=tuple(weights),
-        offsets=tuple(offsets for _, offsets in ragged),
-        extra=tuple(
-            pa.concat_arrays(arrays).take(arrow_indices) for arrays in zip(*(part.extra for part in parts), strict=True)
-        ),
-        groups=tuple(_take_group(groups, indices) for groups in zip(*(part.groups for part in parts), strict=True)),
-    )
-
-
-def _take_group(groups: Sequence[UniqueRows], indices: NDArray[np.int64]) -> UniqueRows:
-    chosen, inverse = chosen_unique(join_inverses(groups), indices)
-    return UniqueRows(rows=take([group.rows for group in groups], chosen), inverse=inverse)
-
-
-def expand(encoded: EncodedRows, schema: BatchSchema) -> EncodedRows:
-    """The same rows without deduplication, in the order of `schema.expanded`: a copy, unless there is no group."""
-    if not encoded.groups:
-        return encoded
-    own, *grouped = schema.parts
-    parts: dict[str | None, tuple[BatchSchema, EncodedRows]] = {None: (own, encoded)}
-    for name, part, group in zip(schema.dedup, grouped, encoded.groups, strict=True):
-        parts[name] = part, take([group.rows], group.inverse.astype(np.int64))
-    places = {
-        name: {column.name: index for index, column in enumerate(part.sparse)} for name, (part, _) in parts.items()
-    }
-    order = [schema[column.name].dedup for column in schema.expanded.sparse]
-    sparse = [
-        (parts[dedup][1], places[dedup][column.name])
-        for dedup, column in zip(order, schema.expanded.sparse, strict=True)
-    ]
-    return EncodedRows(
-        rows=encoded.rows,
-        dense=_expand_dense(encoded.rows, schema, parts),
-        categorical=tuple(parts[column.dedup][1].categorical[column.offset] for column in schema.group("categorical")),
-        labels=encoded.labels,
-        values=tuple(rows.values[index] for rows, index in sparse),
-        weights=tuple(rows.weights[index] for rows, index in sparse),
-        offsets=tuple(rows.offsets[index] for rows, index in sparse),
-        extra=encoded.extra,
-    )
-
-
-def _expand_dense(
-    rows: int, schema: BatchSchema, parts: Mapping[str | None, tuple[BatchSchema, EncodedRows]]
-) -> NDArray[np.float32]:
-    columns = schema.group("dense")
-    dense = np.empty((rows, sum(column.width for column in columns)), dtype=np.float32)
-    for column in columns:
-        target = schema.expanded[column.name].offset
-        source = parts[column.dedup][1].dense
-        dense[:, target : target + column.width] = source[:, column.offset : column.offset + column.width]
-    return dense
-
-
-def _join(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
-
-
-def _join_weights(parts: Sequence[EncodedRows], index: int) -> NDArray[np.float32] | None:
-    arrays = [weights for part in parts if (weights := part.weights[index]) is not None]
-    return _join(arrays) if arrays else None
-
-
-def _take_ragged(
-    values: NDArray[Any], offsets: NDArray[np.int64], indices: pa.Array
-) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    size = values.dtype.itemsize
-    small = max(int(offsets[-1]), int(np.max(np.diff(offsets), initial=0)) * len(indices)) * size <= _INT32_LIMIT
-    borders = (offsets * size).astype(np.int32 if small else np.int64)
-    kind = pa.binary() if small else pa.large_binary()
-    rows = pa.Array.from_buffers(kind, len(offsets) - 1, [None, pa.py_buffer(borders), pa.py_buffer(values)])
-    gathered = rows.take(indices)
-    _, offset_buffer, value_buffer = gathered.buffers()
-    byte_offsets = np.frombuffer(
-        offset_buffer, dtype=borders.dtype, count=len(gathered) + 1, offset=gathered.offset * borders.itemsize
-    )
-    result_offsets = byte_offsets.astype(np.int64) // size
-    if value_buffer is None:
-        return np.empty(0, dtype=values.dtype), result_offsets
-    return np.frombuffer(value_buffer, dtype=values.dtype, count=int(result_offsets[-1])), result_offsets

@@ -15,7 +15,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from feedline.hashing import GOLDEN, Words, hash_words, key_hash
-from feedline.loader.encoding.encode import EncodedRows
+from feedline.loader.encoding.encoded_rows import EncodedRows
 
 _WEIGHT_SEED = 1 << 32  # apart from the seeds of features, which count from 0
 

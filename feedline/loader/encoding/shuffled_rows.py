@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from feedline.loader.encoding.encode import EncodedRows, UniqueRows, chosen_unique, join_inverses, take
+from feedline.loader.encoding.encoded_rows import EncodedRows, UniqueRows, chosen_unique, join_inverses, take
 from feedline.native import rows as native
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from feedline.loader.encoding.encode import EncodedRows, UniqueRows, unique_range
+from feedline.loader.encoding.encoded_rows import EncodedRows, UniqueRows, unique_range
 from feedline.loader.encoding.layout import Placement, SlotColumn, SlotHeader, SlotLayout
 from feedline.loader.encoding.shuffled_rows import Rows, ShuffledRows, Targets, gather
 from feedline.native import rows as native
@@ -145,10 +145,16 @@ def write(layout: SlotLayout, batch: Draft, buffer: NDArray[np.uint8]) -> None:
 
 
 def write_rows(
-    layout: SlotLayout, rows: EncodedRows, valid: NDArray[np.uint8] | None = None, *, epoch: int = 0, step: int = 0
+    layout: SlotLayout,
+    parts: Sequence[Rows],
+    valid: NDArray[np.uint8] | None = None,
+    *,
+    epoch: int = 0,
+    step: int = 0,
 ) -> NDArray[np.uint8]:
-    """Rows as a slot's bytes in memory of their own. valid: uint8 [rows], 0 for padding; None if there is none."""
-    batch = draft(layout, [RowSlice(encoded=rows, start=0, stop=rows.rows)], epoch=epoch, step=step)
+    """Rows, laid end to end, as the bytes of a slot of their own. valid: uint8 [rows], 0 for padding; None if there
+    is none."""
+    batch = draft(layout, [RowSlice(encoded=part, start=0, stop=part.rows) for part in parts], epoch=epoch, step=step)
     buffer = np.empty(batch.placement.nbytes, dtype=np.uint8)
     write(layout, batch, buffer)
     if valid is not None:

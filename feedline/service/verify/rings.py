@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pyarrow as pa
 
-from feedline.loader.encoding.encode import expand
+from feedline.loader.encoding.encoded_rows import expand
 from feedline.loader.encoding.row_digests import row_digests
 from feedline.loader.encoding.slot import SlotArrays, encoded_rows, read_header
 from feedline.loader.facts import Hello

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from feedline.loader.batch import Batch, digest_of
 from feedline.loader.dedup_tensors import InverseColumn, InverseSparse
-from feedline.loader.encoding.encode import EncodedRows, UniqueRows, encode, expand, join, slice_rows
+from feedline.loader.encoding.encode import encode
+from feedline.loader.encoding.encoded_rows import EncodedRows, UniqueRows, expand, join, slice_rows
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotLayout
 from feedline.loader.encoding.shuffled_rows import shuffle
 from feedline.loader.encoding.slot import RowSlice, draft, encoded_rows, write

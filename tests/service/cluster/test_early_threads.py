@@ -15,7 +15,7 @@ from pipelines import eventually
 from feedline import Pipeline
 from feedline.blocks.compute import pack, run_block
 from feedline.errors import ClusterError, DataError
-from feedline.loader.encoding.encode import EncodedRows
+from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.planning.plan import Plan
 from feedline.service.cluster import dask_cluster
 from feedline.service.cluster.cluster import Cluster

@@ -17,7 +17,7 @@ from rewritten import state_at
 from feedline import Pipeline
 from feedline.errors import DataError, StateError
 from feedline.loader.batch import Batch, digest_of
-from feedline.loader.encoding.encode import EncodedRows
+from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.encoding.row_digests import batch_digest, row_digests
 from feedline.loader.encoding.slot import encoded_rows
 from feedline.planning.kept_rows import read_kept_rows
