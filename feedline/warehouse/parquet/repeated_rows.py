@@ -1,7 +1,8 @@
 """Find the rows that repeat the row above them in a group of columns.
 
-Runs in: processes that compute blocks. Pure. Equal means equal bits after decoding: null equals null, NaN equals a NaN
-of the same bits, -0.0 is not 0.0. Lists are compared by their values and offsets, without an object per row.
+Runs in: processes that compute blocks, and in the tasks of `optimize`. Pure. Equal means equal bits after decoding:
+null equals null, NaN equals a NaN of the same bits, -0.0 is not 0.0. Lists are compared by their values and offsets,
+without an object per row.
 """
 
 from __future__ import annotations
@@ -18,6 +19,14 @@ from feedline.native import rows as native
 
 Bools = NDArray[np.bool_]
 
+_SERIES_TYPES = {
+    pa.string(),
+    pa.large_string(),
+    pa.binary(),
+    pa.large_binary(),
+    pa.bool_(),
+}  # Polars compares neighbours
+
 
 def first_rows(frame: pl.DataFrame, columns: Sequence[str], borders: Sequence[int]) -> Bools:
     """bool [rows]: where a run of equal rows begins. Rows of `borders` begin one in any case, as does the first."""
@@ -30,14 +39,29 @@ def first_rows(frame: pl.DataFrame, columns: Sequence[str], borders: Sequence[in
     return starts
 
 
+def first_rows_of_table(table: pa.Table, columns: Sequence[str]) -> Bools:
+    """bool [rows]: where a run of equal rows of an Arrow table begins; columns may have any type of Parquet."""
+    starts = np.zeros(table.num_rows, np.bool_)
+    starts[:1] = True
+    for name in columns:
+        if table.num_rows > 1:
+            array = pa.concat_arrays(table[name].chunks)
+            starts[1:] |= _changes(pl.Series(array)) if array.type in _SERIES_TYPES else _array_changes(array)
+    return starts
+
+
 def _changes(series: pl.Series) -> Bools:
     """bool [rows - 1]: whether each row but the first differs from the one above."""
     kind = series.dtype
     if kind.is_nested() or kind.is_float():
-        above = np.arange(len(series) - 1)
-        return ~_equal(_arrow(series), above + 1, above, neighbours=True)
+        return _array_changes(_arrow(series))
     changes: Bools = series.ne_missing(series.shift(1)).to_numpy()[1:]
     return changes
+
+
+def _array_changes(array: pa.Array) -> Bools:
+    above = np.arange(len(array) - 1)
+    return ~_equal(array, above + 1, above, neighbours=True)
 
 
 def _arrow(series: pl.Series) -> pa.Array:
@@ -48,6 +72,10 @@ def _arrow(series: pl.Series) -> pa.Array:
 def _equal(array: pa.Array, rows: NDArray[np.int64], others: NDArray[np.int64], *, neighbours: bool = False) -> Bools:
     """bool [pairs]: whether two rows of an array are equal. neighbours: they are all rows but the first, and those
     above them."""
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if pat.is_dictionary(array.type):
+        array = array.dictionary_decode()
     valid = None if not array.null_count else array.is_valid().to_numpy(zero_copy_only=False)
     kind = array.type
     if pat.is_struct(kind):
@@ -58,6 +86,10 @@ def _equal(array: pa.Array, rows: NDArray[np.int64], others: NDArray[np.int64], 
         equal = _equal_vectors(array, rows, others)
     elif pat.is_list(kind) or pat.is_large_list(kind) or pat.is_map(kind):
         equal = _equal_lists(array, rows, others, neighbours=neighbours)
+    elif pat.is_decimal(kind) or pat.is_fixed_size_binary(kind):
+        equal = _equal_bytes(array, rows, others)
+    elif pat.is_null(kind):
+        return np.ones(len(rows), np.bool_)
     else:
         values = _words(array)
         equal = np.equal(values[rows], values[others])
@@ -73,11 +105,18 @@ def _words(array: pa.Array) -> NDArray[np.generic]:
     if pat.is_floating(kind) or pat.is_integer(kind) or pat.is_temporal(kind):
         bytes_of_value = kind.bit_width // 8
         return np.frombuffer(array.buffers()[1], f"u{bytes_of_value}", len(array), array.offset * bytes_of_value)
-    series = pl.Series(array)  # of text, bytes, decimals or booleans: numbered
+    series = pl.Series(array)  # of strings, bytes or booleans: numbered
     if series.dtype == pl.Boolean:
         series = series.cast(pl.UInt8)
     numbers: NDArray[np.uint32] = series.rank("dense").fill_null(0).to_numpy()
     return numbers
+
+
+def _equal_bytes(array: pa.Array, rows: NDArray[np.int64], others: NDArray[np.int64]) -> Bools:
+    width = array.type.byte_width
+    values = np.frombuffer(array.buffers()[1], np.uint8, len(array) * width, array.offset * width).reshape(-1, width)
+    equal: Bools = np.logical_and.reduce(values[rows] == values[others], axis=1)
+    return equal
 
 
 def _equal_vectors(array: pa.Array, rows: NDArray[np.int64], others: NDArray[np.int64]) -> Bools:
