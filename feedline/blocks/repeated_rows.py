@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from feedline.native import rows as native
 
 Bools = NDArray[np.bool_]
+Rows = NDArray[np.int64] | slice
+_ROWS, _ABOVE = slice(1, None), slice(None, -1)  # all rows but the first, and those above them
 
 
 def first_rows(frame: pl.DataFrame, columns: Sequence[str], borders: Sequence[int]) -> Bools:
@@ -24,20 +26,10 @@ def first_rows(frame: pl.DataFrame, columns: Sequence[str], borders: Sequence[in
     starts = np.zeros(frame.height, np.bool_)
     starts[list(borders)] = True
     starts[:1] = True
-    for name in columns:
-        if frame.height > 1:
-            starts[1:] |= _changes(frame.get_column(name))
+    for name in sorted(columns, key=lambda name: frame.schema[name].is_nested()):  # lists take the most time
+        if frame.height > 1 and not starts.all():
+            starts[1:] |= ~_equal(_arrow(frame.get_column(name)), _ROWS, _ABOVE)
     return starts
-
-
-def _changes(series: pl.Series) -> Bools:
-    """bool [rows - 1]: whether each row but the first differs from the one above."""
-    kind = series.dtype
-    if kind.is_nested() or kind.is_float():
-        above = np.arange(len(series) - 1)
-        return ~_equal(_arrow(series), above + 1, above, neighbours=True)
-    changes: Bools = series.ne_missing(series.shift(1)).to_numpy()[1:]
-    return changes
 
 
 def _arrow(series: pl.Series) -> pa.Array:
@@ -45,19 +37,18 @@ def _arrow(series: pl.Series) -> pa.Array:
     return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
 
 
-def _equal(array: pa.Array, rows: NDArray[np.int64], others: NDArray[np.int64], *, neighbours: bool = False) -> Bools:
-    """bool [pairs]: whether two rows of an array are equal. neighbours: they are all rows but the first, and those
-    above them."""
+def _equal(array: pa.Array, rows: Rows, others: Rows) -> Bools:
+    """bool [pairs]: whether two rows of an array are equal."""
     valid = None if not array.null_count else array.is_valid().to_numpy(zero_copy_only=False)
     kind = array.type
     if pat.is_struct(kind):
-        equal = np.ones(len(rows), np.bool_)
+        equal = np.ones(len(np.arange(len(array))[rows]), np.bool_)
         for field in array.flatten():  # with the struct's nulls
-            equal &= _equal(field, rows, others, neighbours=neighbours)
+            equal &= _equal(field, rows, others)
     elif pat.is_fixed_size_list(kind):
         equal = _equal_vectors(array, rows, others)
     elif pat.is_list(kind) or pat.is_large_list(kind) or pat.is_map(kind):
-        equal = _equal_lists(array, rows, others, neighbours=neighbours)
+        equal = _equal_lists(array, rows, others)
     else:
         values = _words(array)
         equal = np.equal(values[rows], values[others])
@@ -80,15 +71,16 @@ def _words(array: pa.Array) -> NDArray[np.generic]:
     return numbers
 
 
-def _equal_vectors(array: pa.Array, rows: NDArray[np.int64], others: NDArray[np.int64]) -> Bools:
-    width = array.type.list_size
-    step = np.arange(width)
-    first, second = (((each + array.offset)[:, None] * width + step).ravel() for each in (rows, others))
-    equal: Bools = np.logical_and.reduce(_equal(array.values, first, second).reshape(len(rows), width), axis=1)
+def _equal_vectors(array: pa.Array, rows: Rows, others: Rows) -> Bools:
+    width, count = array.type.list_size, len(array)
+    elements = np.arange(array.offset * width, (array.offset + count) * width).reshape(count, width)
+    first, second = elements[rows], elements[others]
+    pairs = _equal(array.values, first.ravel(), second.ravel())
+    equal: Bools = np.logical_and.reduce(pairs.reshape(first.shape), axis=1)
     return equal
 
 
-def _equal_lists(array: pa.Array, rows: NDArray[np.int64], others: NDArray[np.int64], *, neighbours: bool) -> Bools:
+def _equal_lists(array: pa.Array, rows: Rows, others: Rows) -> Bools:
     offsets = array.offsets.to_numpy().astype(np.int64, copy=False)
     values = (
         array.values
@@ -96,16 +88,21 @@ def _equal_lists(array: pa.Array, rows: NDArray[np.int64], others: NDArray[np.in
         else pa.StructArray.from_arrays([array.keys, array.items], ["k", "v"])
     )
     kind = values.type
-    if neighbours and native.COMPILED and not values.null_count and (pat.is_integer(kind) or pat.is_floating(kind)):
+    if (
+        isinstance(rows, slice)
+        and native.COMPILED
+        and not values.null_count
+        and (pat.is_integer(kind) or pat.is_floating(kind))
+    ):
         size = kind.bit_width // 8
         return native.equal_neighbours(offsets, values.buffers()[1].slice(values.offset * size), size)
     lengths = np.diff(offsets)
     equal: Bools = lengths[rows] == lengths[others]
     pairs = np.flatnonzero(equal & (lengths[rows] > 0))
-    counts = lengths[rows[pairs]]
+    counts = lengths[rows][pairs]
     starts = np.cumsum(counts) - counts
     within = np.arange(int(counts.sum())) - np.repeat(starts, counts)
-    first, second = (within + np.repeat(offsets[each[pairs]], counts) for each in (rows, others))
+    first, second = (within + np.repeat(offsets[:-1][each][pairs], counts) for each in (rows, others))
     if len(pairs):
         equal[pairs] = np.logical_and.reduceat(_equal(values, first, second), starts)
     return equal
