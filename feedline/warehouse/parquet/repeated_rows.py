@@ -65,8 +65,8 @@ def _equal(array: pa.Array, rows: Rows, others: Rows) -> Bools:
     elif pat.is_list(kind) or pat.is_large_list(kind) or pat.is_map(kind):
         equal = _equal_lists(array, rows, others)
     elif pat.is_decimal(kind) or pat.is_fixed_size_binary(kind):
-        values = _bytes_of(array)
-        equal = np.logical_and.reduce(values[rows] == values[others], axis=1)
+        digits = _bytes_of(array)
+        equal = np.logical_and.reduce(digits[rows] == digits[others], axis=1)
     elif pat.is_null(kind):
         equal = np.ones(len(np.arange(len(array))[rows]), np.bool_)
     elif isinstance(rows, slice) and not _is_number(kind):
