@@ -6,7 +6,7 @@ Dask cluster. Steps:
 1. survey the table: which columns hold no null, and which map keys become columns (`survey`, `flattening`);
 2. derive the target's schema: those columns not nullable, in the requested order;
 3. find finished partitions: their files have the fingerprints of these settings and of their sources;
-4. sample rows, cluster them like the target, and choose each column's encoding (`encodings`);
+4. sample rows, cluster and deduplicate them like the target, and choose each column's encoding (`encodings`);
 5. write partitions, small ones in one task each, large ones one after the other in many (`rewrite`); each lands whole;
 6. remove partitions that the source no longer has, and the hidden folder.
 
@@ -25,11 +25,13 @@ from functools import partial
 from feedline.errors import FeedlineError
 from feedline.expressions.column_parts import flattened_name
 from feedline.resources import available_cores, available_memory_bytes
+from feedline.warehouse.optimize.dedup_groups import GroupSaving, group_savings
 from feedline.warehouse.optimize.footprint import Footprint, footprint
 from feedline.warehouse.optimize.landing import Target, TargetFile, is_complete, refuse_overlap
 from feedline.warehouse.optimize.recipe import Settings, check_settings, recipe_for
 from feedline.warehouse.optimize.rewrite import PartitionTask, Recipe, rewrite_partition
 from feedline.warehouse.optimize.units import Partition, Sizes, partitions_of, sample_rows, small_units, write_large
+from feedline.warehouse.parquet.dedup_columns import dedup_table
 from feedline.warehouse.parquet.encodings import Choice, Goal, choose
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot
@@ -47,7 +49,8 @@ class OptimizeReport:
 
     `choices`: per Parquet column (empty if nothing had to be written). `flattened`: columns made from map keys.
     `columns`: the target's, in order. `non_null`: those that are not nullable. `projection`: the columns whose bytes
-    and requests `before` and `after` measure. `measuring_s`, `writing_s`: seconds for choosing encodings, for writing.
+    and requests `before` and `after` measure. `groups`: the columns stored once per run. `measuring_s`, `writing_s`:
+    seconds for choosing encodings, for writing.
     """
 
     source: str
@@ -58,6 +61,7 @@ class OptimizeReport:
     columns: tuple[str, ...]
     non_null: tuple[str, ...]
     flattened: tuple[str, ...]
+    groups: tuple[GroupSaving, ...] = ()
     choices: tuple[Choice, ...]
     projection: tuple[str, ...]
     before: Footprint
@@ -110,19 +114,23 @@ def optimize(
             destination.clean()
             raise
     written_s = time.perf_counter()
+    removed = _remove_gone(destination, old_files, partitions)
+    after = footprint(take_snapshot(destination.uri), projection, map=run)
+    repeated = {column for _, columns in recipe.dedup for column in columns}
     return OptimizeReport(
         source=snapshot.uri,
         target=destination.uri,
         written=len(pending),
         finished=len(partitions) - len(pending),
-        taken_away=_remove_gone(destination, old_files, partitions),  # before `after` is measured
+        taken_away=removed,
         columns=tuple(recipe.target.names),
-        non_null=tuple(field.name for field in recipe.target if not field.nullable),
+        non_null=tuple(field.name for field in recipe.target if not (field.nullable or field.name in repeated)),
         flattened=tuple(flattened_name(name, key) for name, keys in recipe.flatten for key in keys),
+        groups=group_savings(before, after, recipe.dedup),
         choices=tuple(choices),
         projection=tuple(projection),
         before=before,
-        after=footprint(take_snapshot(destination.uri), projection, map=run),
+        after=after,
         settings=settings,
         measuring_s=measured_s - started_s,
         writing_s=written_s - measured_s,
@@ -148,6 +156,8 @@ def _measure(
     """Return the recipe with encodings, and decoded sizes, both from a sample of the largest partition."""
     largest = max(pending, key=lambda one: one.rows)
     sample, row_bytes = sample_rows(snapshot, largest, recipe)
+    if recipe.dedup:
+        sample, _ = dedup_table(sample, dict(recipe.dedup), recipe.cluster_by)
     choices = choose(sample, goal)
     ratio = row_bytes * largest.rows / max(largest.bytes, 1)
     if len(pending) < threads:  # smaller units, so that no core is idle
