@@ -43,6 +43,13 @@ _MAX_COLUMNS = 3  # the ones that grew most
 _NOTABLE_SHARE = 0.1  # of a growth: smaller contributions are not reported as its cause
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+RowGroupBytes = Annotated[
+    str | None, typer.Option(help="Decoded bytes of a row group, at most: 64MiB (default: no limit).")
+]
+DedupOption = Annotated[
+    list[str] | None,
+    typer.Option(help="A group of columns to store once per run of equal rows: 'user=user_id,hist_{0..5}'."),
+]
 WorkDir = Annotated[str, typer.Option(help="The work_dir of the runs, with their usage record.")]
 
 
@@ -54,9 +61,7 @@ def optimize(
     order: Annotated[str, typer.Option(help="Columns first in files: keep, popular, or a,b,c.")] = "keep",
     goal: Annotated[str, typer.Option("--for", help="Goal of the encodings: decode, balanced, size.")] = ("balanced"),
     row_group_rows: Annotated[int, typer.Option(help="Rows of a row group.")] = 65_536,
-    row_group_bytes: Annotated[
-        str | None, typer.Option(help="Decoded bytes of a row group, at most: 64MiB (default: no limit).")
-    ] = None,
+    row_group_bytes: RowGroupBytes = None,
     file_bytes: Annotated[str, typer.Option(help="Bytes of a file, at most (one row group may be more).")] = "256MiB",
     small_partitions: Annotated[
         str, typer.Option(help="Partitions smaller than a row group: merge their files, or keep them apart.")
@@ -64,10 +69,7 @@ def optimize(
     flatten: Annotated[list[str] | None, typer.Option(help="A map column whose keys become columns.")] = None,
     flatten_coverage: Annotated[float, typer.Option(help="Share of rows that must have such a key.")] = 0.01,
     keep_nullable: Annotated[bool, typer.Option(help="Leave columns without nulls nullable.")] = False,
-    dedup: Annotated[
-        list[str] | None,
-        typer.Option(help="A group of columns to store once per run of equal rows: 'user=user_id,hist_{0..5}'."),
-    ] = None,
+    dedup: DedupOption = None,
     expand: Annotated[bool, typer.Option(help="Store every column in every row, whatever the source does.")] = False,
     projection: Annotated[str, typer.Option(help="Columns whose reading is compared: a,b,c or a pipeline.yaml.")] = "",
     work_dir: WorkDir = ".feedline",
@@ -197,8 +199,7 @@ def describe_report(report: OptimizeReport) -> dict[str, Any]:
         del facts[side]["notes"]  # of the files themselves
         facts[side]["ratio"] = table.ratio
         facts[side]["requests_per_row_group"] = table.requests_per_row_group
-    for group, saving in zip(facts["groups"], report.groups, strict=True):
-        group["factor"] = saving.factor
+    facts["groups"] = [asdict(saving) | {"factor": saving.factor} for saving in report.groups]
     return facts
 
 

@@ -54,6 +54,12 @@ class Recipe:
     dedup: DedupGroups
     settings: str
 
+    @property
+    def non_null(self) -> tuple[str, ...]:
+        """The columns that are stored as not nullable, flags left out."""
+        repeated = {column for _, columns in self.dedup for column in columns}
+        return tuple(field.name for field in self.target if not field.nullable and field.name not in repeated)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
