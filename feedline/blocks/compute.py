@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from feedline.blocks.environment import check_environment
 from feedline.blocks.jobs import CompiledJob, CompiledPart, compile_job, find_job
 from feedline.blocks.permutation import permuted_rows, run_starts
-from feedline.blocks.repeated_rows import first_rows
 from feedline.blocks.request import BlockRequest, BlockResult, Job, PieceRequest
 from feedline.errors import DataError
 from feedline.loader.encoding.encode import encode
@@ -29,10 +28,13 @@ from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.encoding.quality import Observer
 from feedline.loader.encoding.shuffled_rows import Rows, shuffle
 from feedline.loader.encoding.slot import encoded_rows, write_rows
+from feedline.warehouse.parquet.repeated_rows import first_rows
 from feedline.warehouse.reading.fragment import Chunk
 from feedline.warehouse.reading.read import CHUNK_ROWS, read_fragment
 from feedline.warehouse.reading.row_position import with_row_position
 from feedline.warehouse.rebase.recorded_rows import recorder_of
+
+_WORTH_GATHERING = 0.9  # the share of unique rows from which on all rows are taken for such: a gather costs more
 
 
 def run_block(job: Job | str, request: BlockRequest, key: str, packed: bool) -> BlockResult:
@@ -199,11 +201,15 @@ class _Encoder:
     def _encode_unique(self, group: CompiledPart, frame: pl.DataFrame, borders: Sequence[int]) -> UniqueRows:
         """Transform and encode the rows of a deduplicated group that do not repeat the row above them."""
         by = () if self._compiled.by is None else (self._compiled.by,)
-        starts = first_rows(frame, (*group.columns, *by), [border for border in borders if border < frame.height])
+        starts = first_rows(frame, (*by, *group.columns), [border for border in borders if border < frame.height])
+        if np.count_nonzero(starts) > _WORTH_GATHERING * frame.height:
+            starts[:] = True
         index = np.flatnonzero(starts)
-        unique = frame.select(group.columns)[index]
+        unique, repeats = frame.select(group.columns), None
+        if len(index) < frame.height:
+            unique, repeats = unique[index], np.diff(index, append=frame.height)
         try:
-            rows = self._encode_part(group, unique, np.diff(index, append=frame.height))
+            rows = self._encode_part(group, unique, repeats)
         except DataError as error:
             if error.row is not None:
                 error.at(int(index[error.row]))

@@ -30,7 +30,6 @@ from feedline.planning.binding import (
     artifact_set_ref,
     artifacts_dir,
     compile_spec,
-    named_columns,
     planned_schema,
     require_fitted,
 )
@@ -41,6 +40,7 @@ from feedline.spec import PipelineSpec
 from feedline.spec.features import GROUPS, FeatureSpec
 from feedline.transforms.compile.chains import chain_text
 from feedline.transforms.compile.compiled import CompiledFeatures
+from feedline.transforms.compile.dedup_groups import named_columns
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT
 
 SERVED_GROUPS = ("dense", "categorical", "sparse")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -90,6 +91,26 @@ def _ids(
     return ids
 
 
+@dataclass(frozen=True, slots=True)
+class _Repeats:
+    """How many rows of the table each row stands for, int64 [N]; lengths, int64 [N]: of the rows' lists of values."""
+
+    of_rows: NDArray[np.int64]
+    lengths: NDArray[np.int64] | None = None
+
+    def count(self, values: NDArray[Any], *, chosen: bool = False) -> int:
+        """How many values all rows of the table have: scalars, vectors [N, width], or the values of lists.
+
+        chosen: only those where `values`, a mask, is true.
+        """
+        if chosen:
+            repeats = self.of_rows if self.lengths is None else np.repeat(self.of_rows, self.lengths)
+            return int(np.dot(values.reshape(len(repeats), -1).sum(axis=1), repeats))
+        if self.lengths is not None:
+            return int(np.dot(self.of_rows, self.lengths))
+        return int(self.of_rows.sum()) * (values.shape[1] if values.ndim == 2 else 1)
+
+
 def _lists(
     series: pl.Series, column: SlotColumn, observer: Observer | None, repeats: NDArray[np.int64] | None
 ) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.float32] | None]:
@@ -99,25 +120,18 @@ def _lists(
         return int(np.searchsorted(offsets, index, side="right")) - 1
 
     values, offsets = _encode_ragged(series.struct.field("values") if column.weighted else series, column.name, "list")
-    of_values = None if repeats is None else np.repeat(repeats, np.diff(offsets))
+    of_lists = _Repeats(repeats, np.diff(offsets)) if repeats is not None else None
     if observer is not None:
         observer.count_lists(column, offsets, repeats)
     if column.dtype == "float32":
-        values = _apply_on_nonfinite(values, column, observer, row_of=row_of, repeats=of_values)
+        values = _apply_on_nonfinite(values, column, observer, row_of=row_of, repeats=of_lists)
     elif observer is not None:
-        observer.count_integers(column, values, _count(values, of_values))
+        observer.count_integers(column, values, values.size if of_lists is None else of_lists.count(values))
     if not column.weighted:
         return values, offsets, None
     list_weights = _weights(series.struct.field("weights"), offsets, column.name)
-    list_weights = _apply_on_nonfinite(list_weights, column, observer, row_of=row_of, repeats=of_values, weights=True)
+    list_weights = _apply_on_nonfinite(list_weights, column, observer, row_of=row_of, repeats=of_lists, weights=True)
     return values, offsets, list_weights
-
-
-def _count(values: NDArray[Any], repeats: NDArray[np.int64] | None) -> int:
-    """How many values all rows have: scalars or vectors [N, width], or the values of lists. repeats: of each."""
-    if repeats is None:
-        return values.size
-    return int(repeats.sum()) * (values.shape[1] if values.ndim == 2 else 1)
 
 
 def _row_major(
@@ -131,6 +145,7 @@ def _row_major(
     columns = schema.group(group)
     width = sum(column.width for column in columns)
     matrix = np.empty((frame.height, width), dtype=np.float32)
+    of_rows = _Repeats(repeats) if repeats is not None else None
     sources: list[tuple[int | slice, NDArray[Any]]] = []
     for column in columns:
         series = frame.get_column(column.name)
@@ -139,7 +154,7 @@ def _row_major(
             target, values = slice(column.offset, column.offset + column.width), _vectors(series, column.name)
         else:
             target, values = column.offset, _scalars(series, column.name, filters)
-        sources.append((target, _apply_on_nonfinite(values, column, observer, repeats=repeats)))
+        sources.append((target, _apply_on_nonfinite(values, column, observer, repeats=of_rows)))
     step = max(_MATRIX_BYTES // (4 * max(width, 1)), 1)
     for start in range(0, frame.height, step):
         rows = slice(start, start + step)
@@ -155,13 +170,13 @@ def _apply_on_nonfinite(
     observer: Observer | None,
     *,
     row_of: Callable[[int], int] | None = None,
-    repeats: NDArray[np.int64] | None = None,
+    repeats: _Repeats | None = None,
     weights: bool = False,
 ) -> NDArray[Any]:
     """Apply a feature's `on_nonfinite` to its finished floats (or the weights of its ids), counted by the observer.
 
     values: one scalar or vector per row, or the values of lists, where `row_of` maps a value's index to its row. They
-    are copied only if they change. repeats: how often each scalar, vector or value of a list counts. Minimum and
+    are copied only if they change. repeats: how often the rows' values count. Minimum and
     maximum, which are needed anyway, are finite if and only if all values are, so values are searched only if that test
     fails.
 
@@ -179,10 +194,11 @@ def _apply_on_nonfinite(
         high = values.max(where=finite, initial=-math.inf)
     if observer is not None:
         if not weights:
-            observer.count_floats(column, _count(values, repeats), (float(low), float(high)))
+            count = values.size if repeats is None else repeats.count(values)
+            observer.count_floats(column, count, (float(low), float(high)))
         if finite is not None:
-            wrong = ~finite if repeats is None else ~finite * repeats.reshape(-1, *[1] * (finite.ndim - 1))
-            observer.count_nonfinite(column, int(wrong.sum()))
+            wrong = int(np.count_nonzero(~finite)) if repeats is None else repeats.count(~finite, chosen=True)
+            observer.count_nonfinite(column, wrong)
     if finite is None or column.on_nonfinite == "keep":
         return values
     return np.where(finite, values, values.dtype.type(0))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 import struct
+from decimal import Decimal
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -11,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedline.blocks.repeated_rows import first_rows
 from feedline.native import rows as native
+from feedline.warehouse.parquet.repeated_rows import first_rows, first_rows_of_table
 
 floats = st.sampled_from([0.0, -0.0, 1.5, math.nan, -math.nan, math.inf])
 integers = st.sampled_from([0, 1, -(2**63), 2**63 - 1])
@@ -72,6 +75,39 @@ def test_a_run_begins_where_a_value_differs_in_any_bit(compiled, case, cut):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "COMPILED", compiled and native.COMPILED)
         assert first_rows(frame, frame.columns, borders).tolist() == expected
+        table = pa.concat_tables([frame[:2].to_arrow(), frame[2:].to_arrow()])
+        starts = first_rows_of_table(table, table.column_names)
+        starts[borders] = True
+        assert starts.tolist() == expected
+
+
+HOUR = datetime.time(1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.map_(pa.string(), pa.int64()), [[("a", 1)], [("a", None)], [], [("a", 1), ("b", 1)], [("b", 1)]]),
+        (pa.dictionary(pa.int8(), pa.string()), ["a", "b", ""]),
+        (pa.list_(pa.dictionary(pa.int8(), pa.string())), [["a"], ["b"], ["a", None], []]),
+        (pa.decimal128(38, 2), [Decimal("1.50"), Decimal("-1.50"), Decimal(10) ** 35]),
+        (pa.decimal256(76, 2), [Decimal("1.50"), Decimal("-1.50"), Decimal(10) ** 70]),
+        (pa.list_(pa.decimal128(5, 1)), [[Decimal("1.5")], [None], [Decimal("2.5"), Decimal("1.5")]]),
+        (pa.binary(3), [b"abc", b"abd", b"\0\0\0"]),
+        (pa.float16(), [0.0, -0.0, 1.5]),
+        (pa.uint64(), [0, 1, 2**64 - 1]),
+        (pa.time64("ns"), [HOUR, HOUR.replace(microsecond=1)]),
+        (pa.duration("us"), [datetime.timedelta(1), datetime.timedelta(2)]),
+        (pa.list_(pa.float32(), 2), [[0.0, 1.0], [-0.0, 1.0], [0.0, None]]),
+        (pa.uuid(), [b"0" * 16, b"1" * 16]),
+        (pa.null(), [None]),
+    ],
+)
+def test_arrow_columns_of_any_type_are_compared(kind: pa.DataType, values: list[Any]):
+    rows = [row for row in [None, *values, values[0], None] for _ in range(2)]
+    column = pa.chunked_array([pa.array(rows[:3], kind), pa.array([None, *rows[3:]], kind)[1:]])
+    expected = [True] + [bits(a) != bits(b) for a, b in zip(rows[1:], rows[:-1], strict=True)]
+    assert first_rows_of_table(pa.table({"x": column}), ["x"]).tolist() == expected
 
 
 @pytest.mark.parametrize("kind", [pl.Float32, pl.Float64])

@@ -1,0 +1,251 @@
+"""Store columns once per run of equal rows: names, footer metadata and checks of the format, and its writing.
+
+Runs in: the tasks of `optimize`, and in every process that reads tables. Pure.
+
+A *group* of columns, say `user`, is stored **in place**: each of its columns is nullable and holds its value where a
+run of equal rows starts, null in the rows that repeat it; a run whose value is null holds null at its start too. The
+Boolean column `__run_user`, never null, is true where a run starts. Such flag columns come last in a file. A run starts
+at the first row of every row group, at every new key of `--cluster-by`, and where a column of the group differs from
+the row above in any bit. So a row group needs no other, and files are as independent as those of a plain table.
+
+The footer's key-value metadata, under `feedline.dedup`, names the groups, and per row group its rows, its runs and a
+digest of the flags, so that a file whose rows were moved, cut or joined by another writer is recognised. Files without
+groups have no such key.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pat
+import xxhash
+from numpy.typing import NDArray
+
+from feedline.errors import TableError
+from feedline.warehouse.parquet.repeated_rows import first_rows_of_table
+
+METADATA_KEY = b"feedline.dedup"
+FLAG_PREFIX = "__run_"  # reserved: no other column may begin with it
+
+_VERSION = 1
+_GROUP_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_DIGEST = re.compile(r"[0-9a-f]{16}")
+_REWRITE = "Write the table again with feedline optimize, from its source"
+
+Bools = NDArray[np.bool_]
+Groups = Mapping[str, Sequence[str]]  # the columns of each group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowGroupRuns:
+    """The flags of a group in one row group: rows, runs, and a digest (16 hex digits) of the packed flags."""
+
+    rows: int
+    runs: int
+    digest: str
+
+    @classmethod
+    def of(cls, flags: Bools) -> Self:
+        """Describe the flags of a row group."""
+        packed = np.packbits(flags, bitorder="little").tobytes()
+        return cls(rows=len(flags), runs=int(np.count_nonzero(flags)), digest=xxhash.xxh3_64_hexdigest(packed))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRuns:
+    """A group of a file: its columns, and the flags of each row group in order."""
+
+    columns: tuple[str, ...]
+    row_groups: tuple[RowGroupRuns, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DedupMetadata:
+    """The groups of a file by name."""
+
+    groups: Mapping[str, GroupRuns]
+
+    def to_json(self) -> bytes:
+        """Serialize for a footer."""
+        groups = {
+            name: {
+                "columns": list(group.columns),
+                "row_groups": [[one.rows, one.runs, one.digest] for one in group.row_groups],
+            }
+            for name, group in self.groups.items()
+        }
+        return json.dumps({"version": _VERSION, "groups": groups}, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, content: bytes, file: str) -> Self:
+        """Parse what `to_json` wrote. Raises TableError, naming the file, for anything else."""
+        try:
+            document = json.loads(content)
+        except ValueError:
+            raise _malformed(file, "no JSON") from None
+        if not isinstance(document, dict) or not isinstance(document.get("groups"), dict):
+            raise _malformed(file, "no groups")
+        if document.get("version") != _VERSION:
+            raise TableError(
+                f"{file} stores columns once per run in a format of another version: got version "
+                f"{document.get('version')!r} of {METADATA_KEY.decode()!r}, expected {_VERSION}. Read it with the "
+                "version of Feedline that wrote it, or a newer one"
+            )
+        groups = {name: _parse_group(name, group, file) for name, group in document["groups"].items()}
+        columns = [column for group in groups.values() for column in group.columns]
+        if len(set(columns)) < len(columns):
+            raise _malformed(file, "a column twice")
+        return cls(groups=groups)
+
+
+def flag_column(group: str) -> str:
+    """The name of a group's flag column."""
+    return f"{FLAG_PREFIX}{group}"
+
+
+def flag_field(group: str) -> pa.Field:
+    """The field of a group's flag column."""
+    return pa.field(flag_column(group), pa.bool_(), nullable=False)
+
+
+def is_group_name(name: str) -> bool:
+    """Whether a group may have this name: letters, digits, `_`, `.` and `-`."""
+    return _GROUP_NAME.fullmatch(name) is not None
+
+
+def stored_schema(schema: pa.Schema, groups: Groups) -> pa.Schema:
+    """The schema of files with these groups: their columns nullable, and a flag column per group at the end."""
+    nullable = {name for columns in groups.values() for name in columns}
+    fields = [field.with_nullable(True) if field.name in nullable else field for field in schema]
+    return pa.schema([*fields, *(flag_field(group) for group in groups)], metadata=schema.metadata)
+
+
+def dedup_table(table: pa.Table, groups: Groups, keys: Sequence[str] = ()) -> tuple[pa.Table, dict[str, RowGroupRuns]]:
+    """Store the groups of a row group's rows once per run; return the table and, per group, what its flags hold.
+
+    A run also ends where one of the columns `keys` changes. Types are kept.
+    """
+    schema = stored_schema(table.schema, groups)
+    arrays: dict[str, pa.Array | pa.ChunkedArray] = {name: table[name] for name in table.schema.names}
+    runs = {}
+    for group, columns in groups.items():
+        starts = first_rows_of_table(table, [*columns, *keys])
+        arrays |= {name: _only_at(starts, table[name]) for name in columns}
+        arrays[flag_column(group)] = pa.array(starts)
+        runs[group] = RowGroupRuns.of(starts)
+    return pa.Table.from_arrays([arrays[name] for name in schema.names], schema=schema), runs
+
+
+def _only_at(starts: Bools, column: pa.ChunkedArray) -> pa.Array:
+    """The column with its values where runs start, null elsewhere."""
+    array = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    mask = ~starts
+    if not pat.is_struct(array.type):
+        return array.take(pa.array(np.arange(len(array)), mask=mask))
+    if array.null_count:  # the writer refuses a null in a required field, even within a null struct: fields stay whole
+        mask |= array.is_null().to_numpy(zero_copy_only=False)
+    fields = [array.field(index) for index in range(array.type.num_fields)]
+    return pa.StructArray.from_arrays(fields, fields=list(array.type), mask=pa.array(mask))
+
+
+def dedup_metadata(
+    notes: Mapping[bytes, bytes] | None, columns: Sequence[str], rows: Sequence[int], file: str
+) -> DedupMetadata | None:
+    """The groups of a file, from its key-value metadata, columns and rows per row group; None if it has none.
+
+    Raises TableError, naming the file, if they contradict each other: another tool wrote it.
+    """
+    flags = [name for name in columns if name.startswith(FLAG_PREFIX)]
+    content = (notes or {}).get(METADATA_KEY)
+    if content is None:
+        if flags:
+            raise TableError(
+                f"{file} has a column {flags[0]!r} without the metadata {METADATA_KEY.decode()!r}: expected both, as "
+                f"columns that begin with {FLAG_PREFIX} flag runs. {_REWRITE}, or rename the column"
+            )
+        return None
+    metadata = DedupMetadata.from_json(content, file)
+    for name in flags:
+        if name.removeprefix(FLAG_PREFIX) not in metadata.groups:
+            raise TableError(
+                f"{file} has a column {name!r} of no group: its metadata names {', '.join(metadata.groups)}. {_REWRITE}"
+            )
+    for name, group in metadata.groups.items():
+        missing = [column for column in (flag_column(name), *group.columns) if column not in columns]
+        if missing:
+            raise TableError(
+                f"{file} lacks column {missing[0]!r} of the group {name!r}, whose columns are stored once per run: "
+                f"expected {', '.join(group.columns)} and {flag_column(name)}. {_REWRITE}"
+            )
+        described = [one.rows for one in group.row_groups]
+        if described != list(rows):
+            raise TableError(
+                f"the row groups of {file} are not those of its group {name!r}: got {_some(rows)} rows, expected "
+                f"{_some(described)}. Another tool rewrote it. {_REWRITE}"
+            )
+    return metadata
+
+
+def check_flags(flags: pa.Array | pa.ChunkedArray, expected: RowGroupRuns, group: str, place: str) -> Bools:
+    """Check the flags of a whole row group against its metadata, and return them as bool [rows].
+
+    place: file and row group, for the error. Raises TableError for other flags: another tool rewrote the file.
+    """
+    name = flag_column(group)
+    if not pat.is_boolean(flags.type):
+        raise TableError(f"column {name!r} of {place} is of type {flags.type}: expected bool. {_REWRITE}")
+    if flags.null_count:
+        raise TableError(f"column {name!r} of {place} holds {flags.null_count:,} nulls: expected none. {_REWRITE}")
+    starts: Bools = flags.to_numpy() if isinstance(flags, pa.ChunkedArray) else flags.to_numpy(zero_copy_only=False)
+    if len(starts) and not starts[0]:
+        raise TableError(
+            f"column {name!r} of {place} is false in the first row: expected that every row group starts a run. "
+            f"{_REWRITE}"
+        )
+    found = RowGroupRuns.of(starts)
+    if found != expected:
+        raise TableError(
+            f"column {name!r} of {place} does not match its metadata: got {found.rows:,} rows in {found.runs:,} runs "
+            f"(digest {found.digest}), expected {expected.rows:,} in {expected.runs:,} ({expected.digest}). Another "
+            f"tool rewrote the file. {_REWRITE}"
+        )
+    return starts
+
+
+def _parse_group(name: str, body: Any, file: str) -> GroupRuns:
+    where = f"in group {name!r}"
+    if not is_group_name(name):
+        raise _malformed(file, f"a bad group name {name!r}")
+    if not isinstance(body, dict):
+        raise _malformed(file, f"no mapping {where}")
+    columns, row_groups = body.get("columns"), body.get("row_groups")
+    if not isinstance(columns, list) or not columns or not all(isinstance(column, str) for column in columns):
+        raise _malformed(file, f"no list of columns {where}")
+    if not isinstance(row_groups, list):
+        raise _malformed(file, f"no row groups {where}")
+    return GroupRuns(columns=tuple(columns), row_groups=tuple(_parse_runs(one, where, file) for one in row_groups))
+
+
+def _parse_runs(value: Any, where: str, file: str) -> RowGroupRuns:
+    if not isinstance(value, list) or len(value) != 3:
+        raise _malformed(file, f"a row group that is no [rows, runs, digest] {where}")
+    rows, runs, digest = value
+    counts = all(type(count) is int for count in (rows, runs)) and 0 <= min(rows, 1) <= runs <= rows
+    if not counts or not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        raise _malformed(file, f"the row group {json.dumps(value)} {where}")
+    return RowGroupRuns(rows=rows, runs=runs, digest=digest)
+
+
+def _malformed(file: str, what: str) -> TableError:
+    return TableError(f"the metadata {METADATA_KEY.decode()!r} of {file} is malformed: it holds {what}. {_REWRITE}")
+
+
+def _some(counts: Sequence[int]) -> str:
+    shown = ", ".join(f"{count:,}" for count in counts[:5])
+    return f"{len(counts):,} of {shown}{', …' if len(counts) > 5 else ''}" if counts else "none"

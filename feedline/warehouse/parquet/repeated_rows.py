@@ -1,0 +1,141 @@
+"""Find the rows that repeat the row above them in a group of columns.
+
+Runs in: processes that compute blocks, and in the tasks of `optimize`. Pure. Equal means equal bits after decoding:
+null equals null, NaN equals a NaN of the same bits, -0.0 is not 0.0. Lists are compared by their values and offsets,
+without an object per row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.types as pat
+from numpy.typing import NDArray
+
+from feedline.native import rows as native
+
+Bools = NDArray[np.bool_]
+Rows = NDArray[np.int64] | slice
+_ROWS, _ABOVE = slice(1, None), slice(None, -1)  # all rows but the first, and those above them
+
+
+def first_rows(frame: pl.DataFrame, columns: Sequence[str], borders: Sequence[int]) -> Bools:
+    """bool [rows]: where a run of equal rows begins. Rows of `borders` begin one in any case, as does the first."""
+    starts = np.zeros(frame.height, np.bool_)
+    starts[list(borders)] = True
+    starts[:1] = True
+    for name in sorted(columns, key=lambda name: frame.schema[name].is_nested()):  # lists take the most time
+        if frame.height > 1 and not starts.all():
+            starts[1:] |= ~_equal(_arrow(frame.get_column(name)), _ROWS, _ABOVE)
+    return starts
+
+
+def first_rows_of_table(table: pa.Table, columns: Sequence[str]) -> Bools:
+    """bool [rows]: where a run of equal rows of an Arrow table begins; columns may have any type of Parquet."""
+    starts = np.zeros(table.num_rows, np.bool_)
+    starts[:1] = True
+    for name in sorted(columns, key=lambda name: pat.is_nested(table.schema.field(name).type)):
+        if table.num_rows > 1 and not starts.all():
+            starts[1:] |= ~_equal(pa.concat_arrays(table[name].chunks), _ROWS, _ABOVE)
+    return starts
+
+
+def _arrow(series: pl.Series) -> pa.Array:
+    array = series.rechunk().to_arrow()
+    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+
+
+def _equal(array: pa.Array, rows: Rows, others: Rows) -> Bools:
+    """bool [pairs]: whether two rows of an array are equal."""
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if pat.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    valid = None if not array.null_count else array.is_valid().to_numpy(zero_copy_only=False)
+    kind = array.type
+    if pat.is_struct(kind):
+        equal = np.ones(len(np.arange(len(array))[rows]), np.bool_)
+        for field in array.flatten():  # with the struct's nulls
+            equal &= _equal(field, rows, others)
+    elif pat.is_fixed_size_list(kind):
+        equal = _equal_vectors(array, rows, others)
+    elif pat.is_list(kind) or pat.is_large_list(kind) or pat.is_map(kind):
+        equal = _equal_lists(array, rows, others)
+    elif pat.is_decimal(kind) or pat.is_fixed_size_binary(kind):
+        digits = _bytes_of(array)
+        equal = np.logical_and.reduce(digits[rows] == digits[others], axis=1)
+    elif pat.is_null(kind):
+        equal = np.ones(len(np.arange(len(array))[rows]), np.bool_)
+    elif isinstance(rows, slice) and not _is_number(kind):
+        series = pl.Series(array)
+        equal = series.eq_missing(series.shift(1)).to_numpy()[1:]
+    else:
+        values = _words(array)
+        equal = np.equal(values[rows], values[others])
+    if valid is None:
+        return equal
+    result: Bools = np.where(valid[rows] & valid[others], equal, valid[rows] == valid[others])
+    return result
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pat.is_floating(kind) or pat.is_integer(kind) or pat.is_temporal(kind))
+
+
+def _words(array: pa.Array) -> NDArray[np.generic]:
+    """Values that are equal where the array's are, bit for bit; those of nulls are anything."""
+    kind = array.type
+    if _is_number(kind):
+        bytes_of_value = kind.bit_width // 8
+        return np.frombuffer(array.buffers()[1], f"u{bytes_of_value}", len(array), array.offset * bytes_of_value)
+    series = pl.Series(array)  # of strings, bytes or booleans: numbered
+    if series.dtype == pl.Boolean:
+        series = series.cast(pl.UInt8)
+    numbers: NDArray[np.uint32] = series.rank("dense").fill_null(0).to_numpy()
+    return numbers
+
+
+def _bytes_of(array: pa.Array) -> NDArray[np.uint8]:
+    """uint8 [rows, width]: the values of a fixed width."""
+    width = array.type.byte_width
+    return np.frombuffer(array.buffers()[1], np.uint8, len(array) * width, array.offset * width).reshape(-1, width)
+
+
+def _equal_vectors(array: pa.Array, rows: Rows, others: Rows) -> Bools:
+    width, count = array.type.list_size, len(array)
+    elements = np.arange(array.offset * width, (array.offset + count) * width).reshape(count, width)
+    first, second = elements[rows], elements[others]
+    pairs = _equal(array.values, first.ravel(), second.ravel())
+    equal: Bools = np.logical_and.reduce(pairs.reshape(first.shape), axis=1)
+    return equal
+
+
+def _equal_lists(array: pa.Array, rows: Rows, others: Rows) -> Bools:
+    offsets = array.offsets.to_numpy().astype(np.int64, copy=False)
+    values = (
+        array.values
+        if not pat.is_map(array.type)
+        else pa.StructArray.from_arrays([array.keys, array.items], ["k", "v"])
+    )
+    kind = values.type
+    if (
+        isinstance(rows, slice)
+        and native.COMPILED
+        and not values.null_count
+        and (pat.is_integer(kind) or pat.is_floating(kind))
+    ):
+        size = kind.bit_width // 8
+        return native.equal_neighbours(offsets, values.buffers()[1].slice(values.offset * size), size)
+    lengths = np.diff(offsets)
+    equal: Bools = lengths[rows] == lengths[others]
+    pairs = np.flatnonzero(equal & (lengths[rows] > 0))
+    counts = lengths[rows][pairs]
+    starts = np.cumsum(counts) - counts
+    within = np.arange(int(counts.sum())) - np.repeat(starts, counts)
+    first, second = (within + np.repeat(offsets[:-1][each][pairs], counts) for each in (rows, others))
+    if len(pairs):
+        equal[pairs] = np.logical_and.reduceat(_equal(values, first, second), starts)
+    return equal
