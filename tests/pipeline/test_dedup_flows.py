@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,15 +19,17 @@ import pytest
 from pipelines import Place, furnished, image
 from processes import ended_here
 from rewritten import state_at
+from schedulers import local_cluster
 
 from feedline import Pipeline, Table
 from feedline.errors import DataError, SpecError, StateError
-from feedline.loader.batch import Batch
+from feedline.loader.batch import Batch, digest_of
+from feedline.service.verify.receipts import Receipt, verify_receipts
 from feedline.warehouse.synthetic.clicks import ClickRecipe
 from feedline.warehouse.synthetic.generate import generate_clicks
 
-ROWS, BATCH = 3_000, 64
-BY_SESSION = {"by": "session_id", "seed": 3, "window_rows": 500}
+ROWS, BATCH = 1_600, 48
+BY_SESSION = {"by": "session_id", "seed": 3, "window_rows": 300}
 RECIPE = {"rows": ROWS, "days": 2, "dense": 4, "ids": 4, "strings": 1, "histories": 2, "history_min": 0}
 
 
@@ -32,7 +37,7 @@ RECIPE = {"rows": ROWS, "days": 2, "dense": 4, "ids": 4, "strings": 1, "historie
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Clicks of two days clustered by session, twelve row groups; read it only."""
     folder = tmp_path_factory.mktemp("table") / "clicks"
-    generate_clicks(str(folder), ClickRecipe(**RECIPE, history_max=9, row_group_rows=256))
+    generate_clicks(str(folder), ClickRecipe(**RECIPE, history_max=9, row_group_rows=200))
     return folder
 
 
@@ -97,14 +102,15 @@ def delivered(batches: Iterator[Batch]) -> list[int]:
 def test_an_epoch_resumes_at_any_step_on_one_rank_and_on_two(place: Place):
     """By a state: the rest of the epoch is that of the whole, and of the pipeline without groups."""
     plain, dedup = both(place, lanes=2)
+    plan = dedup.plan_for(state_at(dedup.complete_plan(), 1, 0))
+    wanted = plain.plan()
     for world in (1, 2):
         for rank in range(world):
-            whole = [image(batch) for batch in dedup.batches(1, rank, world)]
-            assert expanded(dedup.batches(1, rank, world)) == [image(batch) for batch in plain.batches(1, rank, world)]
-            plan = dedup.plan_for({**state_at(dedup.plan(), 0, 0), "epoch": 1})
-            for step in range(1, len(whole), 5 if world == 1 else 9):
-                rest = dedup.batches(1, rank, world, step=step, plan=plan)
-                assert [image(batch) for batch, _ in zip(rest, range(4), strict=False)] == whole[step : step + 4]
+            whole = list(dedup.batches(1, rank, world, plan=plan))
+            assert expanded(iter(whole)) == [image(batch) for batch in plain.batches(1, rank, world, plan=wanted)]
+            for step in range(1, len(whole), 5):
+                rest = zip(whole[step : step + 4], dedup.batches(1, rank, world, step=step, plan=plan), strict=False)
+                assert all(image(one) == image(other) for one, other in rest)
 
 
 @pytest.mark.parametrize("tail", ["pad", "partial"])
@@ -178,7 +184,10 @@ def test_plans_checks_and_frames_are_of_rows(place: Place):
 
 def test_a_rebase_delivers_each_row_that_survives_once(place: Place, tmp_path: Path):
     """Sessions vanish from a file in mid-epoch, others move: the rest is that of the pipeline without groups."""
-    changes = {"source": {"row_key": "request_id", "table": str(tmp_path / "table")}, "batch": {"tail": "partial"}}
+    changes = {
+        "source": {"row_key": "request_id", "table": str(tmp_path / "table")},
+        "batch": {"size": BATCH, "tail": "partial"},
+    }
     for path in place.table.rglob("*.parquet"):
         copy = tmp_path / "table" / path.relative_to(place.table)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -215,7 +224,7 @@ def test_a_rebase_delivers_each_row_that_survives_once(place: Place, tmp_path: P
 def test_a_log_in_order_of_time_deduplicates_once_it_is_clustered(place: Place, tmp_path: Path):
     """`optimize` makes the runs; the rows of the clustered table are those of the log."""
     log, clustered = tmp_path / "log", tmp_path / "clustered"
-    recipe = ClickRecipe(**RECIPE, history_max=9, row_group_rows=256, clustered=False, sessions_mean=12)
+    recipe = ClickRecipe(**RECIPE, history_max=9, row_group_rows=200, clustered=False, sessions_mean=12)
     generate_clicks(str(log), recipe)
     done = ended_here("optimize", log, clustered, "--cluster-by", "session_id", "--sort-by", "ts")
     assert done.returncode == 0, done.stderr
@@ -249,17 +258,40 @@ def test_errors_name_the_first_row_of_a_run_that_the_filter_leaves(place: Place,
     assert messages[1].endswith("row group 1, row 23)")
 
 
-@pytest.mark.parametrize(
-    "cluster",
-    [
-        {"threads": 1},
-        pytest.param({"workers": 2, "threads": 1}, marks=pytest.mark.nightly),
-    ],
-)
-def test_feeders_deliver_the_planned_rows_to_two_ranks(place: Place, cluster: dict[str, Any]):
+@pytest.mark.nightly  # by default: a dataset with its feeder in test_dedup_pipelines.py, receipts in the test below
+@pytest.mark.parametrize("where", ["threads", "processes", "scheduler"])
+def test_feeders_deliver_the_planned_rows_to_two_ranks(place: Place, where: str):
     """`verify` runs feeders, and compares what comes out of their rings with the plan, row by row."""
-    pipeline(place, True, lanes=2, cluster=cluster, batch={"tail": "pad"}).fit()
-    run = ended_here("verify", path_of(place, True), "--ranks", 2, "--json")
+    with (
+        dask.config.set(temporary_directory=str(place.folder / "dask")),
+        local_cluster() if where == "scheduler" else nullcontext() as cluster,
+    ):
+        places = {"threads": {"threads": 1}, "processes": {"workers": 2, "threads": 1}}
+        section = {"scheduler": cluster.scheduler_address} if cluster else places[where]
+        pipeline(place, True, lanes=2, cluster=section, batch={"size": BATCH, "tail": "pad"}).fit()
+        run = ended_here("verify", path_of(place, True), "--ranks", 2, "--json")
     assert run.returncode == 0, run.stderr
     facts = json.loads(run.stdout)
     assert (facts["equal"], facts["count"], facts["repeated"]) == (True, 0, 0)
+
+
+def test_receipts_of_batches_are_those_of_their_rows(place: Place):
+    """A digest is of rows: the receipts of both pipelines are one another's, and `verify_receipts` finds them right."""
+    plain, dedup = both(place, batch={"size": 700, "tail": "pad"})
+    dedup.fit()
+    plan = dedup.plan()
+    receipts = [
+        Receipt(
+            state=state_at(plan, 0, batch.step),
+            rank=0,
+            world_size=1,
+            trainer=0,
+            rows=batch.rows,
+            digest=digest_of(batch),
+        )
+        for batch in dedup.batches(plan=plan)
+    ]
+    assert [each.digest for each in receipts] == [digest_of(batch) for batch in plain.batches()]
+    assert verify_receipts(receipts, dedup.plan_for).equal
+    receipts[1] = replace(receipts[1], digest=receipts[0].digest)
+    assert not verify_receipts(receipts, dedup.plan_for).equal
