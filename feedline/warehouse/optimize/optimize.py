@@ -25,10 +25,10 @@ from functools import partial
 from feedline.errors import FeedlineError
 from feedline.expressions.column_parts import flattened_name
 from feedline.resources import available_cores, available_memory_bytes
-from feedline.warehouse.optimize.dedup_groups import DedupGroups, GroupSaving, group_savings
 from feedline.warehouse.optimize.footprint import Footprint, footprint
 from feedline.warehouse.optimize.landing import Target, TargetFile, is_complete, refuse_overlap
 from feedline.warehouse.optimize.recipe import Settings, check_settings, recipe_for
+from feedline.warehouse.optimize.repeated_columns import DedupGroups, GroupSaving, group_savings
 from feedline.warehouse.optimize.rewrite import PartitionTask, Recipe, rewrite_partition
 from feedline.warehouse.optimize.units import Partition, Sizes, partitions_of, sample_rows, small_units, write_large
 from feedline.warehouse.parquet.dedup_columns import dedup_table

@@ -17,8 +17,8 @@ import pyarrow as pa
 from feedline.errors import TableArgumentError, TableError
 from feedline.expressions.column_parts import flattened_name
 from feedline.warehouse.optimize.clustering import refuse_keys
-from feedline.warehouse.optimize.dedup_groups import DedupGroups, check_groups, refuse_columns
 from feedline.warehouse.optimize.flattening import Key, keys_worth, refuse_maps
+from feedline.warehouse.optimize.repeated_columns import DedupGroups, check_groups, refuse_columns
 from feedline.warehouse.optimize.rewrite import Recipe
 from feedline.warehouse.optimize.survey import Survey, survey, without_nulls
 from feedline.warehouse.optimize.target_schema import field_ids, key_columns, with_field_ids
