@@ -6,7 +6,6 @@ columns a pipeline reads, for plans, blocks, `feedline check` and reports.
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
@@ -16,12 +15,14 @@ import pyarrow as pa
 from feedline.artifacts.artifact_sets import ArtifactSetKey, Refusal, fit_source
 from feedline.artifacts.store import ArtifactSetRef, StoredArtifactSet
 from feedline.errors import ExpressionError, SpecError
-from feedline.expressions import BoundExpression, bind_where, parse
+from feedline.expressions import BoundExpression, bind_where
 from feedline.expressions.column_parts import has_column
+from feedline.expressions.types import nearest
 from feedline.spec import PipelineSpec
-from feedline.spec.features import FeatureInput, FeatureSpec
+from feedline.spec.features import FeatureSpec
 from feedline.spec.positions import Path
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
+from feedline.transforms.compile.dedup_groups import assign_groups, named_columns
 from feedline.transforms.learning.learner import ArtifactSet, FitRequest
 from feedline.transforms.registry.op import OpError
 from feedline.warehouse.reading.fragment import field_of
@@ -135,10 +136,35 @@ def compile_spec(
     `artifacts`: the artifact set (default: the current one).
     """
     artifacts = StoredArtifactSet(artifact_set_ref(spec)) if artifacts is None else artifacts
+    features = grouped_features(spec) if features is None else features
     try:
-        return compile_features(spec.features if features is None else features, schema, artifacts)
+        return compile_features(features, schema, artifacts)
     except OpError as error:
         raise spec.error(error.path, error.message) from error
+
+
+def grouped_features(spec: PipelineSpec) -> tuple[FeatureSpec, ...]:
+    """The spec's features, each with the deduplicated group that it belongs to, however pipeline.yaml names it."""
+    if not spec.dedup:
+        return spec.features
+    try:
+        return assign_groups(spec.features, spec.dedup, out_of_fold=spec.fit.out_of_fold)
+    except OpError as error:
+        raise spec.error(error.path, error.message) from error
+
+
+def refuse_constant_groups(spec: PipelineSpec, features: CompiledFeatures, partition_columns: Collection[str]) -> None:
+    """Raise SpecError for a deduplicated group of partition keys alone, which never change within a file."""
+    reads: dict[str, set[str]] = {}
+    for feature, output in zip(features.features, features.outputs, strict=True):
+        if feature.dedup is not None:
+            reads.setdefault(feature.dedup, set()).update(output.reads)
+    for name, columns in reads.items():
+        if columns.issubset(partition_columns):
+            path = next((group.path for group in spec.dedup if group.name == name), None)
+            path = path or next((*feature.path, "dedup") for feature in features.features if feature.dedup == name)
+            message = f"group {name!r} reads partition keys alone: got {', '.join(sorted(columns))}, which are constant"
+            raise spec.error(path, f"{message} in every file. Leave its features out of groups, or name more columns")
 
 
 def bound_where(
@@ -152,29 +178,27 @@ def bound_where(
         raise spec.error(path, str(error)) from error
 
 
-def named_columns(feature: FeatureSpec) -> set[str]:
-    """The columns that a feature names as its inputs, without those that its ops name."""
-    sources: list[FeatureSpec | FeatureInput] = [feature, *feature.inputs]
-    columns = {source.column for source in sources if source.column is not None}
-    for expr in [source.expr for source in sources if source.expr is not None]:
-        with contextlib.suppress(ValueError):  # compiling reports it
-            columns |= parse(expr).columns
-    return columns
-
-
 def planned_schema(spec: PipelineSpec, schema: pa.Schema) -> pa.Schema:
     """The columns that features may name: the table's and, with a sample, `sample_weight`.
 
-    Raises SpecError where a feature names `sample_weight` and the table has a column of that name beside the sample.
+    Raises SpecError where a feature names `sample_weight` and the table has a column of that name beside the sample,
+    and where a deduplicated group names a column that is not there.
     """
-    if spec.source.sample is None:
-        return schema
-    for feature in spec.features:
-        try:
-            with_weight(schema, named_columns(feature))
-        except SpecError as error:
-            raise spec.error(feature.path, f"{feature.name}: {error}") from None
-    return with_weight(schema, ())
+    planned = schema
+    if spec.source.sample is not None:
+        for feature in spec.features:
+            try:
+                with_weight(schema, named_columns(feature))
+            except SpecError as error:
+                raise spec.error(feature.path, f"{feature.name}: {error}") from None
+        planned = with_weight(schema, ())
+    for group in spec.dedup:
+        for name in group.columns:
+            if not has_column(planned, name):
+                remedy = nearest(name, planned.names) or ". Remove it"
+                message = f"unknown column: got {name!r}, expected a column of the table{remedy}"
+                raise spec.error((*group.path, "columns"), message)
+    return planned
 
 
 def bound_sample(spec: PipelineSpec, schema: pa.Schema) -> BoundSample | None:

@@ -37,6 +37,7 @@ from feedline.planning.binding import (
     compile_spec,
     planned_schema,
     recording_of,
+    refuse_constant_groups,
     require_columns,
     require_fitted,
     rows_of,
@@ -339,6 +340,7 @@ def make_plan(
     """
     stored = _artifact_set(spec, snapshot, artifacts)
     features = compile_spec(spec, planned_schema(spec, snapshot.schema), artifacts=stored)
+    refuse_constant_groups(spec, features, snapshot.partition_columns)
     where = bound_where(spec, snapshot.schema)
     sample = bound_sample(spec, snapshot.schema)
     columns = ReadColumns.of(spec, features, where, sample)
@@ -427,7 +429,7 @@ def _job(
     names = set(columns.columns(schema))
     used = pa.schema([field for field in schema if field.name in names])
     return Job(
-        features=spec.features,
+        features=columns.features.features,
         schema=used.serialize().to_pybytes(),
         where=spec.source.where,
         by=by,

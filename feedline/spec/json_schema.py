@@ -53,6 +53,7 @@ def describe(model: type[BaseModel], op_schema: Schema | None) -> Schema:
     _add_templates(definitions)
     properties = schema["properties"]
     properties["features"] = _features()
+    properties["dedup"] = _dedup(definitions["feature"]["anyOf"][-1]["properties"]["columns"])
     cluster = definitions["ClusterSpec"]["properties"]
     cluster["tls"]["anyOf"].insert(0, {"const": "temporary"})
     cluster["workers"]["anyOf"].insert(0, {"type": "integer", "minimum": 1})
@@ -203,6 +204,23 @@ def _features() -> Schema:
         "additionalProperties": False,
         "properties": groups,
         "minProperties": 1,
+    }
+
+
+def _dedup(columns: Schema) -> Schema:
+    text = "Every feature that reads no other columns belongs to the group."
+    group: Schema = {
+        "description": text,
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {"columns": columns | {"description": "The group's columns; C{1..26} stands for C1 … C26."}},
+        "required": ["columns"],
+    }
+    return {
+        "description": "Groups of columns that repeat together from row to row, by name.",
+        "type": "object",
+        "propertyNames": _NAME,
+        "additionalProperties": group,
     }
 
 

@@ -3,7 +3,7 @@
 Runs in: every process that reads a pipeline.yaml, or gets one as canonical JSON.
 
     text -> document with positions (yaml_document) -> overrides, variables (overrides)
-         -> features (features) and sections (sections, pydantic) -> PipelineSpec
+         -> features (features), groups (dedup_section) and sections (sections, pydantic) -> PipelineSpec
 
 Every error of these steps is one line "FILE:LINE:COL: path: got …, expected …. The remedy"; those of the last step are
 raised together. Later layers report through `PipelineSpec.error`, which knows the same positions.
@@ -24,6 +24,7 @@ from pydantic_core import ErrorDetails
 
 from feedline.errors import SpecError
 from feedline.spec.cluster_section import ClusterSpec, TlsSpec
+from feedline.spec.dedup_section import DedupSpec, check_features, read_groups
 from feedline.spec.expectations import OnExpect
 from feedline.spec.features import FeatureSpec, OnNonfinite, OpCall, canonical_json, read_features
 from feedline.spec.json_schema import describe
@@ -52,6 +53,7 @@ from feedline.spec.yaml_document import MAX_BYTES, read_document
 __all__ = [
     "BatchSpec",
     "ClusterSpec",
+    "DedupSpec",
     "FeatureSpec",
     "FitSpec",
     "OpCall",
@@ -82,6 +84,7 @@ class PipelineSpec(Section):
     )
     source: SourceSpec = Field(description="The table and its rows.")
     features: Annotated[tuple[FeatureSpec, ...], SkipValidation, WithJsonSchema({})]
+    dedup: Annotated[tuple[DedupSpec, ...], SkipValidation, WithJsonSchema({})] = ()
     batch: BatchSpec = Field(description="How rows become batches.")
     shuffle: Shuffle = Field(
         default=ShuffleSpec(), description="The epoch's permutation, or off: the table's order within each lane."
@@ -120,7 +123,9 @@ class PipelineSpec(Section):
 
     def canonical(self) -> str:
         """The spec as JSON, which `from_canonical` reads; equal for equal specs, so it may be hashed."""
-        content = self.model_dump(exclude={"features"}, by_alias=True)
+        content = self.model_dump(exclude={"features", "dedup"}, by_alias=True)
+        if self.dedup:
+            content["dedup"] = {group.name: {"columns": group.columns} for group in self.dedup}
         content["features"] = [[feature.group, feature.name, feature.long_form()] for feature in self.features]
         content["shuffle"] = content["shuffle"] or "off"
         if self.artifacts.shared is None:
@@ -212,18 +217,14 @@ _CLASS_NEEDS_CODE = (
 )
 
 
-_DEDUP_NEEDS_RUNS = (
-    "deduplication needs rows that repeat the row above them, and the shuffle permutes single rows. Write `shuffle: "
-    "{by: COLUMN}` to keep runs of a column together, `shuffle: {rows: false}`, or `shuffle: off`"
-)
-
-
 def _validate(document: Document, base_dir: str) -> PipelineSpec:
     problems = Problems(document)
     content = document.value
     if "features" in content:
         code = base_dir if content.get("allow_code") is True else None
         content = {**content, "features": read_features(document, problems, code)}
+    if "dedup" in content:
+        content = {**content, "dedup": read_groups(document, problems)}
     spec: PipelineSpec | None = None
     try:
         spec = PipelineSpec.model_validate(content, context={"base_dir": base_dir})
@@ -232,11 +233,9 @@ def _validate(document: Document, base_dir: str) -> PipelineSpec:
             _add_problem(detail, document, problems)
     if spec is not None and spec.cluster.provider is not None and not spec.allow_code:
         problems.add(("cluster", "class"), _CLASS_NEEDS_CODE)
-    if spec is not None and spec.shuffle is not None and spec.shuffle.rows and spec.shuffle.by is None:
-        for feature in spec.features:
-            if feature.dedup is not None:
-                problems.add((*feature.path, "dedup"), _DEDUP_NEEDS_RUNS)
-                break
+    if spec is not None:
+        has_runs = spec.shuffle is None or not spec.shuffle.rows or spec.shuffle.by is not None
+        check_features(spec.dedup, spec.features, problems, has_runs=has_runs)
     problems.raise_all()
     if spec is None:
         raise AssertionError("pydantic refused a pipeline without saying why")

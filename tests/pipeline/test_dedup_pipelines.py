@@ -10,13 +10,16 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from pipelines import PATIENCE_S, Place, furnished
+from typer.testing import CliRunner
 
 from feedline import FeedlineDataset, Pipeline
+from feedline.cli import app
 from feedline.commands.schema import describe_schema
 from feedline.errors import DataError, SpecError, StateError
 from feedline.loader.dedup_tensors import InverseColumn
 
 ROWS = 3_000
+USER = {"user": {"columns": ["age", "city"]}}
 
 
 @pytest.fixture(scope="module")
@@ -79,15 +82,17 @@ def features(dedup: bool) -> dict[str, Any]:
     }
 
 
-def pipeline(place: Place, *, dedup: bool, **changes: Any) -> Pipeline:
+def pipeline(place: Place, *, dedup: bool, dedup_groups: Any = None, **changes: Any) -> Pipeline:
     rows = changes.get("source", {})  # what is fitted on other rows is another pipeline's
     settings = {
         "name": "_".join(["clicks", *rows]),
         "features": features(dedup),
         "batch": {"size": 128, "tail": "pad"},
+        "fit": "auto",
+        "dedup": dedup_groups,
         **changes,
     }
-    return Pipeline.from_yaml(place.write(f"{'dedup' if dedup else 'plain'}.yaml", fit="auto", **settings))
+    return Pipeline.from_yaml(place.write(f"{'dedup' if dedup else 'plain'}.yaml", **settings))
 
 
 @pytest.mark.parametrize(
@@ -195,9 +200,84 @@ def test_the_described_tensors_are_those_of_a_batch(place: Place):
         ({"shuffle": {"seed": 1}}, r"features.dense.age.dedup: .*`shuffle: {by: COLUMN}`"),
         ({"features": {"label": {"clicked": {"column": "clicked", "dedup": "user"}}}}, "labels belong to rows"),
         ({"features": {"dense": {"age": {"column": "age", "dedup": 3}}}}, "the name of a group of features"),
+        ({"dedup": {"user": {"columns": ["age"]}}}, r"age.dedup: group 'user' is named here and at dedup.user, where"),
+        ({"features": features(False), "dedup": USER, "shuffle": {"seed": 1}}, "dedup.user: .*`shuffle: {by: COLUMN}`"),
     ],
 )
 def test_bad_groups_are_refused_when_the_pipeline_is_read(place: Place, change: dict[str, Any], message: str):
     settings = {"features": features(True), "shuffle": "off", **change}
     with pytest.raises(SpecError, match=message):
         Pipeline.from_yaml(place.write("bad.yaml", **settings))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dedup": {"g": {"columns": ["age", "cty"]}}}, r"bad.yaml:\d+:\d+: dedup.g.columns: .*'cty', .* mean `city`"),
+        ({"dedup": {"g": {"columns": ["session"]}}}, "no feature belongs to the group 'g': no feature reads session"),
+        (
+            {"features": {"dense": {"day": {"column": "ds", "dedup": "g"}}}},
+            "features.dense.day.dedup: group 'g' reads partition keys alone: got ds, which are constant",
+        ),
+        (
+            {"features": {"dense": {"day": {"column": "ds"}}}, "dedup": {"g": {"columns": ["ds"]}}},
+            "dedup.g: group 'g' reads partition keys alone",
+        ),
+    ],
+)
+def test_groups_that_do_not_fit_the_table_are_refused_before_a_run(place: Place, changes: dict[str, Any], message: str):
+    settings = {"features": features(False), "shuffle": "off", "fit": "auto", **changes}
+    path = place.write("bad.yaml", **settings)
+    with pytest.raises(SpecError, match=message):
+        Pipeline.from_yaml(path).plan()
+    if "partition" not in message:
+        shown = CliRunner().invoke(app, ["check", str(path)])
+        assert isinstance(shown.exception, SpecError)
+
+
+def test_groups_named_by_their_columns_are_those_named_at_each_feature(place: Place):
+    """The same batches, fingerprints and described tensors."""
+    plain = features(False)
+    group_of = {"age": "user", "city": "user", "known": "user", "hist": "lists", "first": "lists", "score": "lists"}
+    each = {
+        group: {
+            name: {**(body or {"column": name}), "dedup": group_of[name]} if name in group_of else body
+            for name, body in bodies.items()
+        }
+        if isinstance(bodies, dict)
+        else bodies
+        for group, bodies in plain.items()
+    }
+    columns = {"user": {"columns": ["age", "city"]}, "lists": {"columns": ["hist", "score"]}}
+    spelled = pipeline(place, dedup=True, shuffle="off", features=each)
+    named = pipeline(place, dedup=True, shuffle="off", features=plain, dedup_groups=columns)
+    for found, wanted in zip(named.batches(), spelled.batches(), strict=True):
+        assert found._root.tobytes() == wanted._root.tobytes()
+    assert named.plan().features_fingerprint == spelled.plan().features_fingerprint
+    assert named.plan().fingerprint == spelled.plan().fingerprint
+    assert named.schema == spelled.schema
+    assert named.schema.dedup == ("user", "lists")
+    row = {"age": 1.0, "city": "a", "hist": [1], "score": [0.5], "item": 3, "tags": []}
+    assert named.transform(row).dense.tolist() == spelled.transform(row).dense.tolist()
+
+
+@pytest.mark.parametrize(("fold_by", "where"), [("row", "item < 5"), ("session", "row % 10 < 9")])
+def test_rows_that_a_fit_has_seen_repeat_no_others(place: Place, fold_by: str, where: str):
+    """An out-of-fold encoding depends on its fold, and on whether the fit has seen the row: both are compared."""
+    encoding = {"target_encoding": {"target": "clicked", "fold_by": fold_by, "smoothing": 1}}
+    plain, dedup = (
+        pipeline(
+            place,
+            dedup=False,
+            name=f"folds_{fold_by}",
+            features={"dense": {"rate": {"column": "city", "ops": [encoding], **group}}, "extra": ["row"]},
+            fit={"auto": True, "where": where},
+            shuffle="off",
+        )
+        for group in ({}, {"dedup": "user"})
+    )
+    rows = unique = 0
+    for wanted, found in zip(plain.batches(), dedup.batches(), strict=True):
+        assert found.expanded()._root.tobytes() == wanted._root.tobytes()
+        rows, unique = rows + int(found.valid.sum()), unique + found.groups["user"].unique_rows
+    assert unique == rows if fold_by == "row" else unique < 0.8 * rows

@@ -92,6 +92,21 @@ CHANGES = [
         "extra:\n    request_id: []",
         ["extra: [a, b]", "extra: [a, a]", "extra: [3]", "extra: a", "extra:", "extra: {}", "dense2: {}"],
     ),
+    (
+        "batch:",
+        [
+            "dedup: {user: {columns: [price, 'hist_{0..5}']}}\nbatch:",
+            "dedup: {}\nbatch:",
+            *(
+                f"dedup: {wrong}\nbatch:"
+                for wrong in ("3", "{u: {}}", "{u: [a]}", "{u: {columns: []}}", "{' ': {columns: [a]}}")
+            ),
+            *(
+                f"dedup: {{u: {{{wrong}}}}}\nbatch:"
+                for wrong in ("columns: a", "columns: [3]", "columns: [a], x: 1", "colums: [a]")
+            ),
+        ],
+    ),
     ("size: 8", ["size: 0", "size: '8'", "size: true", "size:", "size: '${V}'"]),
     ("tail: pad", ["tail: drop", "tail: keep", "tail: ${TAIL}", "tail:", "rows: true"]),
     ("seed: 3", ["seed: 0", "seed: -1", "seed: 9223372036854775807", "seed: 9223372036854775808"]),
