@@ -5,7 +5,6 @@ Runs in: the process that computes on a cluster; `WorkerRead` in Dask workers.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import platform
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -72,13 +71,15 @@ def _failures(
 
 
 async def _answers(
-    client: Client, check: Callable[[Any], None], argument: Any, workers: Sequence[str]
+    client: Client, check: Callable[[Any], None], argument: Any, workers: list[str]
 ) -> dict[str, Any] | None:
     """What workers (none: all) answer to a check, or their errors; None if none of them answers in time.
 
     All are asked with one message. If one does not answer that, each is asked by itself, and silent ones again until
     another has passed.
     """
+    import asyncio  # noqa: PLC0415 -- as Dask has, when there is a client; a feeder's start does without
+
     first_s, *further_s = _ANSWERS_S
     scheduler: Any = client.scheduler
     try:
