@@ -89,6 +89,7 @@ INSIDE_FUNCTIONS = {
     ("feedline.service.cluster.cluster", "feedline.service.cluster.dask_cluster"),
     ("feedline.service.cluster.cluster", "feedline.service.cluster.provider"),
     ("feedline.service.dispatch.attempts", "distributed"),
+    ("feedline.service.cluster.worker_checks", "asyncio"),
     ("feedline.artifacts.external", "feedline.artifacts.zarr_array"),
     ("feedline.loader.row_arrays", "feedline.loader.batch"),
     ("feedline.service.in_process", "feedline.loader.batch"),
