@@ -30,7 +30,7 @@ GROUND = {"errors", "hashing", "native", "resources", "version"}
 # The packages and the other modules of the root, floor by floor. Each may import all floors below its own, the ground
 # and itself; those of one floor never import each other.
 FLOORS = [
-    {"expressions", "spec"},
+    {"expressions", "spec", "modules"},
     {"warehouse", "transforms", "loader"},
     {"artifacts"},
     {"blocks"},
@@ -111,6 +111,7 @@ FENCES = {
         "loader.device_copies",
         "loader.ring.pinning",
         "loader.slot_tensors",
+        "modules",
     ),
     "dask": ("service", "warehouse.dask_frame", "warehouse.synthetic"),
     "distributed": ("service", "warehouse.dask_frame", "warehouse.synthetic"),
