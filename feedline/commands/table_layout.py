@@ -28,11 +28,13 @@ from feedline.resources import available_cores, make_scratch
 from feedline.service.cluster.cluster import Cluster
 from feedline.spec import load_spec
 from feedline.spec.cluster_section import ClusterSpec
+from feedline.spec.column_ranges import expand as expand_range
 from feedline.spec.sections import parse_bytes
 from feedline.warehouse.optimize.footprint import Footprint
 from feedline.warehouse.optimize.optimize import OptimizeReport
 from feedline.warehouse.optimize.recipe import Settings
 from feedline.warehouse.optimize.usage import Popularity, load_uses, popularity
+from feedline.warehouse.parquet.dedup_columns import FLAG_PREFIX
 from feedline.warehouse.parquet.encodings import GOALS, Choice
 from feedline.warehouse.table import Table
 
@@ -41,6 +43,13 @@ _MAX_COLUMNS = 3  # the ones that grew most
 _NOTABLE_SHARE = 0.1  # of a growth: smaller contributions are not reported as its cause
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+RowGroupBytes = Annotated[
+    str | None, typer.Option(help="Decoded bytes of a row group, at most: 64MiB (default: no limit).")
+]
+DedupOption = Annotated[
+    list[str] | None,
+    typer.Option(help="A group of columns to store once per run of equal rows: 'user=user_id,hist_{0..5}'."),
+]
 WorkDir = Annotated[str, typer.Option(help="The work_dir of the runs, with their usage record.")]
 
 
@@ -52,9 +61,7 @@ def optimize(
     order: Annotated[str, typer.Option(help="Columns first in files: keep, popular, or a,b,c.")] = "keep",
     goal: Annotated[str, typer.Option("--for", help="Goal of the encodings: decode, balanced, size.")] = ("balanced"),
     row_group_rows: Annotated[int, typer.Option(help="Rows of a row group.")] = 65_536,
-    row_group_bytes: Annotated[
-        str | None, typer.Option(help="Decoded bytes of a row group, at most: 64MiB (default: no limit).")
-    ] = None,
+    row_group_bytes: RowGroupBytes = None,
     file_bytes: Annotated[str, typer.Option(help="Bytes of a file, at most (one row group may be more).")] = "256MiB",
     small_partitions: Annotated[
         str, typer.Option(help="Partitions smaller than a row group: merge their files, or keep them apart.")
@@ -62,6 +69,8 @@ def optimize(
     flatten: Annotated[list[str] | None, typer.Option(help="A map column whose keys become columns.")] = None,
     flatten_coverage: Annotated[float, typer.Option(help="Share of rows that must have such a key.")] = 0.01,
     keep_nullable: Annotated[bool, typer.Option(help="Leave columns without nulls nullable.")] = False,
+    dedup: DedupOption = None,
+    expand: Annotated[bool, typer.Option(help="Store every column in every row, whatever the source does.")] = False,
     projection: Annotated[str, typer.Option(help="Columns whose reading is compared: a,b,c or a pipeline.yaml.")] = "",
     work_dir: WorkDir = ".feedline",
     workers: Annotated[
@@ -88,6 +97,8 @@ def optimize(
         flatten=flatten or (),
         flatten_coverage=flatten_coverage,
         keep_nullable=keep_nullable,
+        dedup=_parse_groups(dedup or ()),
+        expand=expand,
     )
     run = partial(
         table.optimize,
@@ -158,6 +169,21 @@ def _split_names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
+def _parse_groups(texts: Sequence[str]) -> dict[str, list[str]]:
+    """The columns of groups such as `user=user_id,hist_{0..5}`."""
+    groups: dict[str, list[str]] = {}
+    for text in texts:
+        name, equals, columns = text.partition("=")
+        if not equals or name in groups:
+            got = f"group {name!r} twice" if equals else repr(text)
+            raise SpecError(f"--dedup is not a group: got {got}, expected one list, --dedup user=column,column")
+        try:
+            groups[name] = [column for part in _split_names(columns) for column in expand_range(part)]
+        except ValueError as error:
+            raise SpecError(f"--dedup {name}: {error}") from None
+    return groups
+
+
 def _parse_size(option: str, text: str) -> int:
     try:
         return parse_bytes(int(text) if text.isdigit() else text)
@@ -173,6 +199,7 @@ def describe_report(report: OptimizeReport) -> dict[str, Any]:
         del facts[side]["notes"]  # of the files themselves
         facts[side]["ratio"] = table.ratio
         facts[side]["requests_per_row_group"] = table.requests_per_row_group
+    facts["groups"] = [asdict(saving) | {"factor": saving.factor} for saving in report.groups]
     return facts
 
 
@@ -181,6 +208,8 @@ def _show_report(report: OptimizeReport, console: Console) -> None:
     if report.choices:
         console.print(_choices(report.choices))
     console.print(_before_after(report))
+    if report.groups:
+        console.print(_stored_groups(report))
     for line in explain_growth(report):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
     removed = f", {report.taken_away} removed" if report.taken_away else ""
@@ -236,6 +265,8 @@ def _reasons(name: str, size: int, report: OptimizeReport) -> list[str]:
     keys = sum(_map_of(column, report) == name for column in report.flattened)
     if keys:
         return [f"{keys} of its keys became columns (--flatten)"]
+    if name.startswith(FLAG_PREFIX):
+        return ["the flags of a group that is stored once per run (--dedup)"]
     if name not in before.column_bytes:
         return ["a partition key, stored as a column because folder names do not tell its type"]
     old, new = ("+".join(side.column_encodings[name]) for side in (before, after))
@@ -332,6 +363,17 @@ def _choices(choices: Sequence[Choice]) -> RichTable:
             f"{chosen.bytes / values:.2f} ({default.bytes / values:.2f})",
             f"{chosen.ns_per_value:.2f} ({default.ns_per_value:.2f})",
         )
+    return table
+
+
+def _stored_groups(report: OptimizeReport) -> RichTable:
+    table = RichTable(title="stored once per run of equal rows", title_justify="left")
+    for heading in ("group", "columns", "rows", "runs", "factor", "bytes before", "bytes after"):
+        table.add_column(heading, justify="left" if heading == "group" else "right")
+    for one in report.groups:
+        counts = (len(one.columns), one.rows, one.runs)
+        sizes = (f"{one.bytes_before:,}", f"{one.bytes_after:,}")
+        table.add_row(one.group, *(f"{count:,}" for count in counts), f"{one.factor:.2f}", *sizes)
     return table
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import polars as pl
 import pyarrow as pa
@@ -70,7 +70,8 @@ class Serving:
         unknown = set(groups).difference(GROUPS)
         assert not unknown, f"no groups: {unknown}"
         self._spec = spec
-        self.features = tuple(feature for feature in spec.features if feature.group in groups)
+        # Rows of requests are plain: a deduplicated group changes no value, and so no fingerprint and no golden vector.
+        self.features = tuple(replace(feature, dedup=None) for feature in spec.features if feature.group in groups)
         self._types = types
         self._artifacts = StoredArtifactSet(
             artifact_set_ref(spec, served=True), newest=True

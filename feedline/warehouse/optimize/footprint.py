@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from feedline.warehouse.optimize.survey import footer_of, whole_file
+from feedline.warehouse.parquet.dedup_columns import METADATA_KEY, DedupMetadata, flag_column
 from feedline.warehouse.parquet.footer import column_leaves
 from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -39,7 +40,8 @@ class Footprint:
     """The size of a table: files, their bytes, row groups, rows, bytes of column chunks before and after compression.
 
     `column_bytes`: compressed bytes by column. `column_encodings`: encodings and codecs of a column, of all leaves and
-    row groups: `dictionary zstd`. `notes`: the key-value metadata that all files have in common.
+    row groups: `dictionary zstd`. `groups`, `runs`: by group, the columns that some file stores once per run, and their
+    runs. `notes`: the key-value metadata that all files have in common.
     """
 
     files: int
@@ -51,6 +53,8 @@ class Footprint:
     projection: ProjectionCost
     column_bytes: Mapping[str, int] = field(default_factory=dict)
     column_encodings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    runs: Mapping[str, int] = field(default_factory=dict)
     notes: Notes = field(default_factory=dict, repr=False)
 
     @property
@@ -82,6 +86,8 @@ class FootprintSums:
     requested: int = 0
     columns: Counter[str] = field(default_factory=Counter)
     encodings: defaultdict[str, set[tuple[str, ...]]] = field(default_factory=lambda: defaultdict(set))
+    groups: defaultdict[str, dict[str, None]] = field(default_factory=lambda: defaultdict(dict))
+    runs: Counter[str] = field(default_factory=Counter)
     notes: dict[bytes, bytes] | None = None
 
     def add(self, other: FootprintSums) -> None:
@@ -91,6 +97,9 @@ class FootprintSums:
         self.requests += other.requests
         self.requested += other.requested
         self.columns.update(other.columns)
+        self.runs.update(other.runs)
+        for name, members in other.groups.items():
+            self.groups[name] |= members
         for name, found in other.encodings.items():
             self.encodings[name] |= found
         self.agree(other.notes)
@@ -103,7 +112,10 @@ class FootprintSums:
 
 
 def footprint(snapshot: Snapshot, projection: Sequence[str], *, map: Map) -> Footprint:
-    """Measure a table; in the projection, partition keys and missing columns cost nothing."""
+    """Measure a table; in the projection, partition keys and missing columns cost nothing.
+
+    A projected column that is stored once per run is read with its flags.
+    """
     fragments = [whole_file(snapshot, file) for file in range(len(snapshot.files))]
     parts = [tuple(fragments[start : start + _TASK_FILES]) for start in range(0, len(fragments), _TASK_FILES)]
     tasks = [FootprintTask(fragments=part, columns=tuple(projection)) for part in parts]
@@ -120,6 +132,8 @@ def footprint(snapshot: Snapshot, projection: Sequence[str], *, map: Map) -> Foo
         projection=ProjectionCost(bytes=total.projected, requests=total.requests, requested_bytes=total.requested),
         column_bytes=dict(total.columns),
         column_encodings={name: _encodings(found) for name, found in total.encodings.items()},
+        groups={name: tuple(members) for name, members in total.groups.items()},
+        runs=dict(total.runs),
         notes=total.notes or {},
     )
 
@@ -131,7 +145,13 @@ def measure_files(task: FootprintTask) -> FootprintSums:
         metadata, schema = footer_of(fragment)
         total.agree(metadata.metadata or {})
         leaves_of = dict(zip(schema.names, column_leaves(schema, metadata.num_columns, fragment.uri), strict=True))
-        leaves = [leaf for name in task.columns for leaf in leaves_of.get(name, ())]
+        projected = dict.fromkeys(task.columns)
+        if content := (metadata.metadata or {}).get(METADATA_KEY):
+            for name, group in DedupMetadata.from_json(content, fragment.uri).groups.items():
+                total.groups[name] |= dict.fromkeys(group.columns)
+                total.runs[name] += sum(one.runs for one in group.row_groups)
+                projected |= {flag_column(name): None} if projected.keys() & set(group.columns) else {}
+        leaves = [leaf for name in projected for leaf in leaves_of.get(name, ())]
         for index in range(metadata.num_row_groups):
             group = metadata.row_group(index)
             chunks = [group.column(leaf) for leaf in range(group.num_columns)]

@@ -6,7 +6,7 @@ Dask cluster. Steps:
 1. survey the table: which columns hold no null, and which map keys become columns (`survey`, `flattening`);
 2. derive the target's schema: those columns not nullable, in the requested order;
 3. find finished partitions: their files have the fingerprints of these settings and of their sources;
-4. sample rows, cluster them like the target, and choose each column's encoding (`encodings`);
+4. sample rows, cluster and deduplicate them like the target, and choose each column's encoding (`encodings`);
 5. write partitions, small ones in one task each, large ones one after the other in many (`rewrite`); each lands whole;
 6. remove partitions that the source no longer has, and the hidden folder.
 
@@ -28,8 +28,10 @@ from feedline.resources import available_cores, available_memory_bytes
 from feedline.warehouse.optimize.footprint import Footprint, footprint
 from feedline.warehouse.optimize.landing import Target, TargetFile, is_complete, refuse_overlap
 from feedline.warehouse.optimize.recipe import Settings, check_settings, recipe_for
+from feedline.warehouse.optimize.repeated_columns import DedupGroups, GroupSaving, group_savings
 from feedline.warehouse.optimize.rewrite import PartitionTask, Recipe, rewrite_partition
 from feedline.warehouse.optimize.units import Partition, Sizes, partitions_of, sample_rows, small_units, write_large
+from feedline.warehouse.parquet.dedup_columns import dedup_table
 from feedline.warehouse.parquet.encodings import Choice, Goal, choose
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot
@@ -47,7 +49,8 @@ class OptimizeReport:
 
     `choices`: per Parquet column (empty if nothing had to be written). `flattened`: columns made from map keys.
     `columns`: the target's, in order. `non_null`: those that are not nullable. `projection`: the columns whose bytes
-    and requests `before` and `after` measure. `measuring_s`, `writing_s`: seconds for choosing encodings, for writing.
+    and requests `before` and `after` measure. `dedup`: the groups of columns stored once per run. `measuring_s`,
+    `writing_s`: seconds for choosing encodings, for writing.
     """
 
     source: str
@@ -58,6 +61,7 @@ class OptimizeReport:
     columns: tuple[str, ...]
     non_null: tuple[str, ...]
     flattened: tuple[str, ...]
+    dedup: DedupGroups = ()
     choices: tuple[Choice, ...]
     projection: tuple[str, ...]
     before: Footprint
@@ -65,6 +69,11 @@ class OptimizeReport:
     settings: Settings
     measuring_s: float
     writing_s: float
+
+    @property
+    def groups(self) -> tuple[GroupSaving, ...]:
+        """The rows, runs and bytes of each group."""
+        return group_savings(self.before, self.after, self.dedup)
 
 
 def optimize(
@@ -94,14 +103,13 @@ def optimize(
     old_files = (destination := Target(target)).files_by_folder()
     destination.clean()
     before = footprint(snapshot, projection, map=run)
-    recipe = recipe_for(snapshot, destination.uri, settings, map=run, notes=before.notes)
+    recipe = recipe_for(snapshot, destination.uri, settings, before, map=run)
     partitions = partitions_of(snapshot)
     choices: list[Choice] = []
     pending = [one for one in partitions if not _is_finished(one, old_files, recipe)]
     started_s = measured_s = time.perf_counter()
     if pending:
-        unit_bytes = min(_UNIT_BYTES, (memory_bytes or available_memory_bytes() // 2) // (2 * threads))
-        recipe, sizes, choices = _measure(snapshot, pending, recipe, settings.goal, unit_bytes, threads)
+        recipe, sizes, choices = _measure(snapshot, pending, recipe, settings.goal, memory_bytes, threads)
         measured_s = time.perf_counter()
         say(f"{len(pending)} of {len(partitions)} partitions to write; {len(choices)} columns measured")
         try:
@@ -117,8 +125,9 @@ def optimize(
         finished=len(partitions) - len(pending),
         taken_away=_remove_gone(destination, old_files, partitions),  # before `after` is measured
         columns=tuple(recipe.target.names),
-        non_null=tuple(field.name for field in recipe.target if not field.nullable),
+        non_null=recipe.non_null,
         flattened=tuple(flattened_name(name, key) for name, keys in recipe.flatten for key in keys),
+        dedup=recipe.dedup,
         choices=tuple(choices),
         projection=tuple(projection),
         before=before,
@@ -143,12 +152,15 @@ def _is_finished(partition: Partition, old_files: dict[str, list[TargetFile]], r
 
 
 def _measure(
-    snapshot: Snapshot, pending: Sequence[Partition], recipe: Recipe, goal: Goal, unit_bytes: int, threads: int
+    snapshot: Snapshot, pending: Sequence[Partition], recipe: Recipe, goal: Goal, memory: int | None, threads: int
 ) -> tuple[Recipe, Sizes, list[Choice]]:
     """Return the recipe with encodings, and decoded sizes, both from a sample of the largest partition."""
     largest = max(pending, key=lambda one: one.rows)
     sample, row_bytes = sample_rows(snapshot, largest, recipe)
+    if recipe.dedup:
+        sample, _ = dedup_table(sample, dict(recipe.dedup), recipe.cluster_by)
     choices = choose(sample, goal)
+    unit_bytes = min(_UNIT_BYTES, (memory or available_memory_bytes() // 2) // (2 * threads))
     ratio = row_bytes * largest.rows / max(largest.bytes, 1)
     if len(pending) < threads:  # smaller units, so that no core is idle
         decoded = row_bytes * sum(one.rows for one in pending)

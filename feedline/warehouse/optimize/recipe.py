@@ -18,9 +18,12 @@ from feedline.errors import TableArgumentError, TableError
 from feedline.expressions.column_parts import flattened_name
 from feedline.warehouse.optimize.clustering import refuse_keys
 from feedline.warehouse.optimize.flattening import Key, keys_worth, refuse_maps
+from feedline.warehouse.optimize.footprint import Footprint
+from feedline.warehouse.optimize.repeated_columns import DedupGroups, check_groups, groups_to_write, refuse_columns
 from feedline.warehouse.optimize.rewrite import Recipe
 from feedline.warehouse.optimize.survey import Survey, survey, without_nulls
 from feedline.warehouse.optimize.target_schema import field_ids, key_columns, with_field_ids
+from feedline.warehouse.parquet.dedup_columns import METADATA_KEY
 from feedline.warehouse.parquet.encodings import GOALS, Goal
 from feedline.warehouse.parquet.writer import NOTE_KEY, Limits
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -30,7 +33,14 @@ Names = str | Sequence[str]
 
 _VERSION = 1
 # Metadata about columns, which would be wrong where columns move or are added.
-_ABOUT_COLUMNS = {b"ARROW:schema", b"pandas", b"org.apache.spark.sql.parquet.row.metadata", b"iceberg.schema", NOTE_KEY}
+_ABOUT_COLUMNS = {
+    b"ARROW:schema",
+    b"pandas",
+    b"org.apache.spark.sql.parquet.row.metadata",
+    b"iceberg.schema",
+    METADATA_KEY,
+    NOTE_KEY,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +52,8 @@ class Settings:
     bytes; `file_bytes`: a file ends before the row group that would exceed them. `small_partitions`: a partition with
     fewer rows than a row group becomes one file (`merge`), or each of its files is rewritten by itself (`keep`).
     `flatten`: map columns; `flatten_coverage`: the share of rows that must have a key. `keep_nullable`: columns without
-    nulls stay nullable.
+    nulls stay nullable. `dedup`: groups of columns to store once per run of equal rows (default: those of the source);
+    `expand`: store all columns in every row.
     """
 
     cluster_by: tuple[str, ...] = ()
@@ -57,10 +68,13 @@ class Settings:
     flatten: tuple[str, ...] = ()
     flatten_coverage: float = 0.01
     keep_nullable: bool = False
+    dedup: DedupGroups = ()
+    expand: bool = False
 
     @classmethod
-    def of(cls, *, order: Names = "keep", **options: Any) -> Settings:
+    def of(cls, *, order: Names = "keep", dedup: Mapping[str, Names] | None = None, **options: Any) -> Settings:
         """Build settings from column names given as one string or several; `order` may also be "keep" or "popular"."""
+        options["dedup"] = tuple((group, names_of(columns)) for group, columns in (dedup or {}).items())
         options |= {name: names_of(options.pop(name, ())) for name in ("cluster_by", "sort_by", "flatten")}
         first = () if order in ("keep", "popular") else names_of(order)
         return cls(order=first, popular=order == "popular", **options)
@@ -83,6 +97,11 @@ class Settings:
             raise TableArgumentError(
                 "--sort-by sorts within the keys of --cluster-by: got no --cluster-by. Name its columns"
             )
+        if self.expand and self.dedup:
+            raise TableArgumentError(
+                "--expand stores every column in every row, and --dedup once per run: got both. Choose one of the two"
+            )
+        check_groups(self.dedup)
 
 
 def names_of(names: Names) -> tuple[str, ...]:
@@ -93,10 +112,12 @@ def names_of(names: Names) -> tuple[str, ...]:
 def check_settings(snapshot: Snapshot, settings: Settings, projection: Sequence[str]) -> None:
     """Raise TableArgumentError for unknown columns, and for columns whose type does not allow their use."""
     schema = pa.schema([snapshot.schema.field(name) for name in snapshot.file_columns])
+    refuse_columns(snapshot, settings.dedup, settings.flatten)
     for option, names in (
         ("--cluster-by", settings.cluster_by),
         ("--sort-by", settings.sort_by),
         ("--flatten", settings.flatten),
+        *((f"--dedup {group}", columns) for group, columns in settings.dedup),
     ):
         for name in names:
             _refuse_unknown(name, schema.names, option)
@@ -116,15 +137,16 @@ def _refuse_unknown(name: str, names: Sequence[str], option: str) -> None:
         raise TableArgumentError(f"{option} names column {name!r}, which is not in the table's files. {hint}")
 
 
-def recipe_for(
-    snapshot: Snapshot, target: str, settings: Settings, *, map: Map, notes: Mapping[bytes, bytes] | None = None
-) -> Recipe:
-    """Build the recipe for all partitions; `map` runs the survey of what the snapshot does not tell.
+def recipe_for(snapshot: Snapshot, target: str, settings: Settings, before: Footprint, *, map: Map) -> Recipe:
+    """Build the recipe for all partitions of a source, measured `before`.
 
-    `notes`: the key-value metadata that the source's files have in common.
+    `map` runs the survey of what the snapshot does not tell.
     """
     stored_keys = key_columns(snapshot)
-    table_survey = survey(snapshot, settings.flatten, map=map, keep_nullable=settings.keep_nullable)
+    dedup = groups_to_write(settings.dedup, expand=settings.expand, before=before)
+    refuse_columns(snapshot, dedup, settings.flatten)
+    repeated = [name for members in before.groups.values() for name in members]
+    table_survey = survey(snapshot, settings.flatten, map=map, keep_nullable=settings.keep_nullable, repeated=repeated)
     keys = tuple(
         (name, keys_worth(table_survey.keys[name], snapshot.rows, settings.flatten_coverage))
         for name in settings.flatten
@@ -136,7 +158,7 @@ def recipe_for(
     return Recipe(
         uri=target,
         source=source,
-        target=schema.with_metadata({key: value for key, value in (notes or {}).items() if key not in _ABOUT_COLUMNS}),
+        target=schema.with_metadata({key: value for key, value in before.notes.items() if key not in _ABOUT_COLUMNS}),
         encodings=(),
         limits=Limits(
             row_group_rows=settings.row_group_rows,
@@ -146,7 +168,8 @@ def recipe_for(
         cluster_by=settings.cluster_by,
         sort_by=settings.sort_by,
         flatten=keys,
-        settings=_fingerprint(settings, schema),
+        dedup=dedup,
+        settings=_fingerprint(settings, schema, dedup),
     )
 
 
@@ -173,10 +196,12 @@ def _target_schema(
     return pa.schema([fields[name] for name in dict.fromkeys([*first, *fields])])
 
 
-def _fingerprint(settings: Settings, target: pa.Schema) -> str:
+def _fingerprint(settings: Settings, target: pa.Schema, dedup: DedupGroups) -> str:
     """Hash what decides a partition's rows, their order and types; popularity may change without a rewrite."""
-    facts: list[Any] = [_VERSION, *(getattr(settings, name) for name in Settings.__slots__ if name != "order")]
+    apart = ("order", "dedup", "expand")
+    facts: list[Any] = [_VERSION, *(getattr(settings, name) for name in Settings.__slots__ if name not in apart)]
     facts.append("popular" if settings.popular else settings.order)
     facts.append(sorted((field.name, str(field.type), field.nullable) for field in target))
     facts += [ids] if (ids := field_ids(target)) else []
+    facts += [{"dedup": dedup}] if dedup else []
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]

@@ -25,6 +25,7 @@ from feedline.expressions.column_parts import flattened_name
 from feedline.warehouse.optimize.clustering import Gatherer, buckets_of, key_hashes, row_order, whole
 from feedline.warehouse.optimize.flattening import Key, flatten
 from feedline.warehouse.optimize.landing import Target, room_for
+from feedline.warehouse.optimize.repeated_columns import DedupGroups
 from feedline.warehouse.optimize.survey import fragment_of_group, null_paths, required_paths
 from feedline.warehouse.parquet.writer import Encoding, Limits, TableWriter, WrittenFile, upload
 from feedline.warehouse.reading.fragment import Fragment
@@ -38,8 +39,8 @@ _READ_ROWS = 1 << 20  # rows decoded at once: row groups are read whole
 class Recipe:
     """How every partition is written.
 
-    `source`, `target`: the schemas of files; `flatten`: per map column the keys that become columns; `settings`: the
-    fingerprint for the files' notes.
+    `source`, `target`: the schemas of rows; `flatten`: per map column the keys that become columns; `dedup`: the groups
+    of columns that are stored once per run; `settings`: the fingerprint for the files' notes.
     """
 
     uri: str
@@ -50,7 +51,14 @@ class Recipe:
     cluster_by: tuple[str, ...]
     sort_by: tuple[str, ...]
     flatten: tuple[tuple[str, tuple[Key, ...]], ...]
+    dedup: DedupGroups
     settings: str
+
+    @property
+    def non_null(self) -> tuple[str, ...]:
+        """The columns that are stored as not nullable, flags left out."""
+        repeated = {column for _, columns in self.dedup for column in columns}
+        return tuple(field.name for field in self.target if not field.nullable and field.name not in repeated)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +202,8 @@ def _write_unit(target: Target, recipe: Recipe, partition: PartitionTask | UnitT
         limits=recipe.limits,
         note={"settings": recipe.settings, "sources": partition.sources, "unit": unit.number, "units": unit.units},
         suffix=target.suffix,
+        groups=dict(recipe.dedup),
+        keys=recipe.cluster_by,
     )
     try:
         if recipe.cluster_by:

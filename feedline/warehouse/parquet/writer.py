@@ -4,6 +4,8 @@ Runs in the tasks of `optimize`. A `TableWriter` writes one unit of a partition:
 On a local disk files have another suffix, so that readers ignore them until `landing` renames them; a file for an
 object store is buffered in memory, so that the upload can be repeated. Every file holds a note (its settings and
 sources) and its index, and the unit's last file is marked: a unit is complete if all indices up to the last are there.
+Groups of columns that are stored once per run (`dedup_columns`) start a run in every row group; limits in decoded bytes
+count the rows as they come in, which is what a reader of plain rows decodes.
 
 Statistics and page checksums are written, a page index is not: Feedline reads whole column chunks, and in hashed order
 no page can be skipped by its bounds.
@@ -20,6 +22,15 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from feedline.warehouse.parquet.dedup_columns import (
+    METADATA_KEY,
+    DedupMetadata,
+    GroupRuns,
+    Groups,
+    RowGroupRuns,
+    dedup_table,
+    stored_schema,
+)
 from feedline.warehouse.storage.retry import is_local, with_retries
 
 DICTIONARY, PLAIN = "DICTIONARY", "PLAIN"
@@ -83,7 +94,10 @@ def writer_options(encodings: Sequence[Encoding]) -> dict[str, Any]:
 
 
 class TableWriter:
-    """Writes the rows of one unit into files of a folder. `close` finishes them, `abandon` removes them."""
+    """Writes the rows of one unit into files of a folder. `close` finishes them, `abandon` removes them.
+
+    `schema`: that of the rows. `groups`: the columns to store once per run; a run ends where one of `keys` changes.
+    """
 
     def __init__(
         self,
@@ -96,16 +110,20 @@ class TableWriter:
         limits: Limits,
         note: Mapping[str, object],
         suffix: str,
+        groups: Groups | None = None,
+        keys: Sequence[str] = (),
     ) -> None:
         self._filesystem = filesystem
         self._folder, self._stem, self._suffix = folder, stem, suffix
-        self._schema, self._options = schema, writer_options(encodings)
+        self._dedup, self._keys = groups or {}, keys
+        self._schema, self._options = stored_schema(schema, self._dedup), writer_options(encodings)
         self._limits, self._note = limits, dict(note)
         self._pending: list[pa.Table] = []
         self._pending_rows = self._group_rows = 0
         self._sink: Any = None  # a file, or a buffer for an upload
         self._writer: pq.ParquetWriter | None = None
         self._rows = self._groups = self._last_bytes = 0
+        self._runs: dict[str, list[RowGroupRuns]] = {}
         self.files: list[WrittenFile] = []
 
     def write(self, table: pa.Table) -> None:
@@ -145,6 +163,9 @@ class TableWriter:
 
     def _write_group(self, rows: int) -> None:
         table = self._take(rows)
+        runs: dict[str, RowGroupRuns] = {}
+        if self._dedup:
+            table, runs = dedup_table(table, self._dedup, self._keys)
         if self._sink is not None and self._sink.tell() + self._last_bytes > self._limits.file_bytes:
             self._end_file(last=False)
         if self._writer is None:
@@ -156,6 +177,8 @@ class TableWriter:
         self._last_bytes = self._sink.tell() - start
         self._rows += rows
         self._groups += 1
+        for group, found in runs.items():
+            self._runs[group].append(found)
 
     def _take(self, rows: int) -> pa.Table:
         """Remove the first pending rows; returns them as one table."""
@@ -182,13 +205,21 @@ class TableWriter:
             self._sink = None
             raise
         self._rows = self._groups = 0
+        self._runs = {group: [] for group in self._dedup}
 
     def _end_file(self, *, last: bool) -> None:
         writer, sink = self._writer, self._sink
         assert writer is not None
         assert sink is not None
         note = {**self._note, "file": len(self.files), "last": last}
-        writer.add_key_value_metadata({NOTE_KEY: json.dumps(note, sort_keys=True).encode()})
+        notes = {NOTE_KEY: json.dumps(note, sort_keys=True).encode()}
+        if self._dedup:
+            found = {
+                name: GroupRuns(columns=tuple(columns), row_groups=tuple(self._runs[name]))
+                for name, columns in self._dedup.items()
+            }
+            notes[METADATA_KEY] = DedupMetadata(groups=found).to_json()
+        writer.add_key_value_metadata(notes)
         writer.close()
         size = sink.tell()
         if is_local(self._filesystem):

@@ -1,0 +1,297 @@
+"""Every flow that meets a pipeline with deduplicated groups does what it does for the same pipeline without them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from pipelines import Place, furnished, image
+from processes import ended_here
+from rewritten import state_at
+from schedulers import local_cluster
+
+from feedline import Pipeline, Table
+from feedline.errors import DataError, SpecError, StateError
+from feedline.loader.batch import Batch, digest_of
+from feedline.service.verify.receipts import Receipt, verify_receipts
+from feedline.warehouse.synthetic.clicks import ClickRecipe
+from feedline.warehouse.synthetic.generate import generate_clicks
+
+ROWS, BATCH = 1_600, 48
+BY_SESSION = {"by": "session_id", "seed": 3, "window_rows": 300}
+RECIPE = {"rows": ROWS, "days": 2, "dense": 4, "ids": 4, "strings": 1, "histories": 2, "history_min": 0}
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Clicks of two days clustered by session, twelve row groups; read it only."""
+    folder = tmp_path_factory.mktemp("table") / "clicks"
+    generate_clicks(str(folder), ClickRecipe(**RECIPE, history_max=9, row_group_rows=200))
+    return folder
+
+
+@pytest.fixture
+def place(tmp_path: Path, table: Path) -> Iterator[Place]:
+    with furnished(tmp_path, table) as place:
+        yield place
+
+
+def features(groups: bool, **more: Any) -> dict[str, Any]:
+    def of(group: str, column: str, *ops: Any) -> dict[str, Any]:
+        return {"column": column, "ops": [*ops], **({"dedup": group} if groups else {})}
+
+    return {
+        "dense": {
+            "age": of("user", "dense_0", {"fill_null": 0}, "standardize"),
+            "price": {"column": "dense_3", "ops": [{"fill_null": 0}]},
+            "visits": of("user", "dense_1", {"fill_null": -1}),
+        },
+        "categorical": {"city": of("user", "id_0", {"hash_bucket": 50}), "item": {"column": "id_3"}},
+        "sparse": {
+            "viewed": of("viewed", "hist_0", {"vocabulary": {"min_count": 3}}),
+            "bought": of("bought", "hist_1", {"first_x": 4}),
+        },
+        "label": {"clicked": []},
+        "extra": ["request_id", "session_id"],
+        **more,
+    }
+
+
+def pipeline(place: Place, groups: bool, **changes: Any) -> Pipeline:
+    """The pipeline with or without groups; both have one name, so artifacts of one are those of the other."""
+    path = path_of(place, groups)
+    settings = {
+        "name": "flows",
+        "features": features(groups),
+        "fit": "auto",
+        "batch": {"size": BATCH, "tail": "drop"},
+        "shuffle": BY_SESSION,
+        **changes,
+    }
+    place.write(path.name, **settings)
+    return Pipeline.from_yaml(path)
+
+
+def path_of(place: Place, groups: bool) -> Path:
+    return place.folder / ("dedup.yaml" if groups else "plain.yaml")
+
+
+def both(place: Place, **changes: Any) -> tuple[Pipeline, Pipeline]:
+    return pipeline(place, False, **changes), pipeline(place, True, **changes)
+
+
+def expanded(batches: Iterator[Batch]) -> list[bytes]:
+    return [image(batch.expanded()) for batch in batches]
+
+
+def delivered(batches: Iterator[Batch]) -> list[int]:
+    return [row for batch in batches for row in batch.extra["request_id"][batch.valid].tolist()]
+
+
+def test_an_epoch_resumes_at_any_step_on_one_rank_and_on_two(place: Place):
+    """By a state: the rest of the epoch is that of the whole, and of the pipeline without groups."""
+    plain, dedup = both(place, lanes=2)
+    plan = dedup.plan_for(state_at(dedup.complete_plan(), 1, 0))
+    wanted = plain.plan()
+    for world in (1, 2):
+        for rank in range(world):
+            whole = list(dedup.batches(1, rank, world, plan=plan))
+            assert expanded(iter(whole)) == [image(batch) for batch in plain.batches(1, rank, world, plan=wanted)]
+            for step in range(1, len(whole), 5):
+                rest = zip(whole[step : step + 4], dedup.batches(1, rank, world, step=step, plan=plan), strict=False)
+                assert all(image(one) == image(other) for one, other in rest)
+
+
+@pytest.mark.parametrize("tail", ["pad", "partial"])
+def test_padding_points_to_an_existing_unique_row(place: Place, tail: str):
+    """Of lanes that end at different steps; a lane without rows of its own left is padded, too."""
+    few = {"lanes": 4, "batch": {"size": 7, "tail": tail}, "source": {"where": "request_id < 57"}}
+    plain, dedup = both(place, **few)
+    padded = 0
+    for rank in range(4):
+        batches = list(dedup.batches(0, rank, 4))
+        assert expanded(iter(batches)) == [image(batch) for batch in plain.batches(0, rank, 4)]
+        for batch in batches:
+            padded += int((~batch.valid).sum())
+            for group in batch.groups.values():
+                assert 0 < group.unique_rows <= batch.rows
+                assert set(group.inverse.tolist()) == set(range(group.unique_rows)), "a unique row of no row"
+                for name in group.sparse:
+                    assert len(batch.sparse[name].lengths) == group.unique_rows
+    assert padded
+
+
+def test_artifacts_are_fitted_on_rows_and_serve_both(place: Place):
+    """`fit`, `transform` and its golden vectors: what one pipeline fits is what the other one has."""
+    plain, dedup = both(place, fit=None)
+    with pytest.raises(SpecError, match="not fitted: age: standardize"):
+        next(dedup.batches())
+    report = dedup.fit()
+    assert report.rows == ROWS
+    again = plain.fit(missing=True)
+    assert (again.made, again.manifest) == (0, report.manifest), "a group is no reason to fit again"
+    column = ds.dataset(place.table).to_table(columns=["hist_0", "dense_0"])
+    ages = np.log1p(0) + column["dense_0"].fill_null(0).to_numpy().astype(np.float64)
+    ids, counts = np.unique(pc.list_flatten(column["hist_0"]).to_numpy(), return_counts=True)
+    row = {"dense_0": 2.5, "dense_1": None, "dense_3": 1.0, "id_0": 4, "id_3": 5, "hist_0": [int(ids[0])], "hist_1": []}
+    served = dedup.transform(row)
+    assert served.dense[0, 0] == pytest.approx((2.5 - ages.mean()) / ages.std(), rel=1e-5)
+    assert (served.sparse["viewed"].values[0] > 0) == (counts[0] >= 3)
+
+    outputs = []
+    for groups in (False, True):
+        path, target = path_of(place, groups), place.folder / f"{groups}.parquet"
+        assert ended_here("transform", path, "--check").returncode == 0
+        done = ended_here("transform", path, place.table, target, "--groups", "dense,categorical,sparse,extra")
+        assert done.returncode == 0, done.stderr
+        outputs.append(pq.read_table(target))
+    assert outputs[0].equals(outputs[1])
+    assert outputs[0].num_rows == ROWS
+
+
+def test_plans_checks_and_frames_are_of_rows(place: Place):
+    """`plan`, `check --deep` and `to_dask` of the two differ in the fingerprint of the features alone."""
+    plain, dedup = both(place, source={"where": "dense_3 > 0.5"})
+    dedup.fit()
+    facts, counted = [], []
+    for groups in (False, True):
+        path = path_of(place, groups)
+        planned, checked = ended_here("plan", path, "--json"), ended_here("check", path, "--deep", "--json")
+        assert (planned.returncode, checked.returncode) == (0, 0), planned.stderr + checked.stderr
+        facts.append(json.loads(planned.stdout))
+        counted.append(json.loads(checked.stdout))
+    for key in ("steps", "rows", "snapshot", "plan"):
+        assert facts[0].get(key) == facts[1].get(key)
+    assert [each["rows"] for each in counted] == [counted[0]["rows"]] * 2
+    frames = [each.to_dask().compute(scheduler="synchronous") for each in (plain, dedup)]
+    assert frames[0].to_json(orient="records") == frames[1].to_json(orient="records")
+    states = [state_at(each.plan(), 0, 3) for each in (plain, dedup)]
+    assert {key for key in states[0] if states[0][key] != states[1][key]} == {"features"}
+    with pytest.raises(StateError, match="features"):
+        dedup.plan_for(states[0])
+
+
+def test_a_rebase_delivers_each_row_that_survives_once(place: Place, tmp_path: Path):
+    """Sessions vanish from a file in mid-epoch, others move: the rest is that of the pipeline without groups."""
+    changes = {
+        "source": {"row_key": "request_id", "table": str(tmp_path / "table")},
+        "batch": {"size": BATCH, "tail": "partial"},
+    }
+    for path in place.table.rglob("*.parquet"):
+        copy = tmp_path / "table" / path.relative_to(place.table)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    plain, dedup = both(place, **changes)
+    step = 20
+    dedup.fit()
+    states = [state_at(each.plan(), 0, step) for each in (plain, dedup)]
+    before = []
+    for each, state in zip((plain, dedup), states, strict=True):
+        epoch = each.batches(plan=each.plan_for(state))
+        before.append(delivered(next(epoch) for _ in range(step)))
+    assert before[0] == before[1]
+
+    rows = pq.read_table(copy)
+    kept = rows.filter(pc.not_equal(pc.bit_wise_and(rows["session_id"], 3), 0))
+    order = np.argsort(-kept["session_id"].to_numpy(), kind="stable")
+    pq.write_table(kept.take(pa.array(order)), copy, row_group_size=200)
+    plans = [each.rebase(state) for each, state in zip((plain, dedup), states, strict=True)]
+    rests = [
+        each.batches(0, plan=plan, step=plan.state_after(state)["step"])
+        for each, plan, state in zip((plain, dedup), plans, states, strict=True)
+    ]
+    wanted = list(rests[0])
+    rest = list(rests[1])
+    assert expanded(iter(rest)) == [image(batch) for batch in wanted]
+    assert all(batch.groups["user"].unique_rows <= batch.rows for batch in rest)
+    alive = set(Table(tmp_path / "table").read(columns=["request_id"])["request_id"].to_pylist())
+    after = delivered(iter(rest))
+    assert len(after) == len(set(after))
+    assert set(after) == alive - set(before[1])
+
+
+def test_a_log_in_order_of_time_deduplicates_once_it_is_clustered(place: Place, tmp_path: Path):
+    """`optimize` makes the runs; the rows of the clustered table are those of the log."""
+    log, clustered = tmp_path / "log", tmp_path / "clustered"
+    recipe = ClickRecipe(**RECIPE, history_max=9, row_group_rows=200, clustered=False, sessions_mean=12)
+    generate_clicks(str(log), recipe)
+    done = ended_here("optimize", log, clustered, "--cluster-by", "session_id", "--sort-by", "ts")
+    assert done.returncode == 0, done.stderr
+    changes = {"shuffle": "off", "batch": {"size": 500, "tail": "partial"}}
+    factors = []
+    for source in (log, clustered):
+        plain, dedup = both(place, source={"table": str(source)}, name=source.name, **changes)
+        batches = list(dedup.batches())
+        assert expanded(iter(batches)) == [image(batch) for batch in plain.batches()]
+        factors.append(ROWS / sum(batch.groups["viewed"].unique_rows for batch in batches))
+    assert factors[0] < 1.1
+    assert factors[1] > 4
+
+
+def test_errors_name_the_first_row_of_a_run_that_the_filter_leaves(place: Place, tmp_path: Path):
+    """The run of equal rows begins with rows that `where` drops; the row named is one that would be trained on."""
+    table = tmp_path / "infinite"
+    table.mkdir()
+    values = {"request_id": range(40), "session_id": [row // 20 for row in range(40)], "clicked": [0] * 40}
+    pq.write_table(pa.table({**values, "x": [1.0] * 20 + [0.0] * 20}), table / "0.parquet", row_group_size=16)
+    messages = []
+    for groups in (False, True):
+        infinite = {"expr": "1 / x", "on_nonfinite": "error", **({"dedup": "user"} if groups else {})}
+        only = {"dense": {"infinite": infinite}, "label": {"clicked": []}}
+        source = {"table": str(table), "where": "request_id % 5 == 3"}
+        broken = pipeline(place, groups, features=only, source=source, shuffle="off", batch={"size": 4})
+        with pytest.raises(DataError, match="'infinite' holds a value that is not finite") as caught:
+            list(broken.batches())
+        messages.append(str(caught.value).rpartition(" (")[2])
+    assert messages[0] == messages[1]
+    assert messages[1].endswith("row group 1, row 23)")
+
+
+@pytest.mark.nightly  # by default: a dataset with its feeder in test_dedup_pipelines.py, receipts in the test below
+@pytest.mark.parametrize("where", ["threads", "processes", "scheduler"])
+def test_feeders_deliver_the_planned_rows_to_two_ranks(place: Place, where: str):
+    """`verify` runs feeders, and compares what comes out of their rings with the plan, row by row."""
+    with (
+        dask.config.set(temporary_directory=str(place.folder / "dask")),
+        local_cluster() if where == "scheduler" else nullcontext() as cluster,
+    ):
+        places = {"threads": {"threads": 1}, "processes": {"workers": 2, "threads": 1}}
+        section = {"scheduler": cluster.scheduler_address} if cluster else places[where]
+        pipeline(place, True, lanes=2, cluster=section, batch={"size": BATCH, "tail": "pad"}).fit()
+        run = ended_here("verify", path_of(place, True), "--ranks", 2, "--json")
+    assert run.returncode == 0, run.stderr
+    facts = json.loads(run.stdout)
+    assert (facts["equal"], facts["count"], facts["repeated"]) == (True, 0, 0)
+
+
+def test_receipts_of_batches_are_those_of_their_rows(place: Place):
+    """A digest is of rows: the receipts of both pipelines are one another's, and `verify_receipts` finds them right."""
+    plain, dedup = both(place, batch={"size": 700, "tail": "pad"})
+    dedup.fit()
+    plan = dedup.plan()
+    receipts = [
+        Receipt(
+            state=state_at(plan, 0, batch.step),
+            rank=0,
+            world_size=1,
+            trainer=0,
+            rows=batch.rows,
+            digest=digest_of(batch),
+        )
+        for batch in dedup.batches(plan=plan)
+    ]
+    assert [each.digest for each in receipts] == [digest_of(batch) for batch in plain.batches()]
+    assert verify_receipts(receipts, dedup.plan_for).equal
+    receipts[1] = replace(receipts[1], digest=receipts[0].digest)
+    assert not verify_receipts(receipts, dedup.plan_for).equal
