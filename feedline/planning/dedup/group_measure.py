@@ -31,9 +31,9 @@ from feedline.expressions.column_parts import has_column, part_of
 from feedline.loader.encoding.encode import encode
 from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.encoding.layout import BatchSchema
-from feedline.planning.dedup.repeated_columns import (
+from feedline.planning.dedup.column_changes import (
     INVERSE_BYTES,
-    RepeatedColumns,
+    ColumnChanges,
     factor_of,
     find_changes,
     without_worst,
@@ -190,7 +190,7 @@ def _measure(name: str, part: CompiledPart, frames: Frames, by: str | None) -> G
 def _with_bytes(
     measure: GroupMeasure,
     part: CompiledPart,
-    changes: RepeatedColumns,
+    changes: ColumnChanges,
     frames: Sequence[pl.DataFrame],
     index: Sequence[NDArray[np.int64]],
 ) -> GroupMeasure:
@@ -223,7 +223,7 @@ def column_bytes(features: CompiledFeatures, nbytes: Mapping[str, float]) -> dic
     return found
 
 
-def _mean_repeated(changes: RepeatedColumns, weights: Mapping[str, float]) -> float:
+def _mean_repeated(changes: ColumnChanges, weights: Mapping[str, float]) -> float:
     """The mean of the columns' d."""
     total = sum(weights.values())
     return sum(changes.repeated(name) * weight for name, weight in weights.items()) / total if total else 0.0

@@ -19,6 +19,7 @@ import numpy as np
 from feedline.blocks.jobs import compile_job
 from feedline.blocks.request import Job
 from feedline.loader.encoding.encode import encode
+from feedline.planning.dedup.column_changes import find_changes, propose_groups
 from feedline.planning.dedup.group_measure import (
     Frames,
     column_bytes,
@@ -28,7 +29,6 @@ from feedline.planning.dedup.group_measure import (
     sample_rows,
     source_columns,
 )
-from feedline.planning.dedup.repeated_columns import find_changes, propose_groups
 from feedline.planning.plan import Plan
 from feedline.spec.dedup_section import DedupSpec
 from feedline.transforms.compile.dedup_groups import PLAIN_GROUPS, assign_groups

@@ -26,7 +26,7 @@ _MOST_CHANGES = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RepeatedColumns:
+class ColumnChanges:
     """Where each column of some rows changes.
 
     sessions: bool [rows], where a run of rows begins that stay together: of `shuffle.by`, or of a file or a block.
@@ -73,7 +73,7 @@ def factor_of(session_rows: float, repeated: float) -> float:
 
 def find_changes(
     frames: Sequence[tuple[pl.DataFrame, Sequence[int]]], columns: Mapping[str, Sequence[str]], by: str | None
-) -> RepeatedColumns:
+) -> ColumnChanges:
     """Where columns change in frames of rows, each with the rows at which a piece of it begins.
 
     columns: for each column the columns of the frames that hold it, or parts of it. by: the column of sessions.
@@ -83,10 +83,10 @@ def find_changes(
     for name, parts in columns.items():
         found = [first_rows(frame, parts, ()) for frame, _ in frames]
         changes[name] = np.concatenate(found) & ~np.concatenate(sessions)
-    return RepeatedColumns(sessions=np.concatenate(sessions), changes=changes)
+    return ColumnChanges(sessions=np.concatenate(sessions), changes=changes)
 
 
-def without_worst(measured: RepeatedColumns, columns: Sequence[str]) -> tuple[str, float] | None:
+def without_worst(measured: ColumnChanges, columns: Sequence[str]) -> tuple[str, float] | None:
     """The column without which the factor of the others is highest, and that factor; None for a single column."""
     if len(columns) < 2:
         return None
@@ -95,7 +95,7 @@ def without_worst(measured: RepeatedColumns, columns: Sequence[str]) -> tuple[st
     return worst, factors[worst]
 
 
-def propose_groups(measured: RepeatedColumns, row_bytes: Mapping[str, float]) -> list[tuple[str, ...]]:
+def propose_groups(measured: ColumnChanges, row_bytes: Mapping[str, float]) -> list[tuple[str, ...]]:
     """Groups of columns that save bytes, those that save most first, each in the order of `row_bytes`.
 
     row_bytes: by column the bytes per row of the features that derive from it.
@@ -111,7 +111,7 @@ def propose_groups(measured: RepeatedColumns, row_bytes: Mapping[str, float]) ->
     return sorted((columns for columns in found if saved[columns] > 0), key=lambda columns: -saved[columns])
 
 
-def _bytes_saved(measured: RepeatedColumns, columns: Sequence[str], row_bytes: Mapping[str, float]) -> float:
+def _bytes_saved(measured: ColumnChanges, columns: Sequence[str], row_bytes: Mapping[str, float]) -> float:
     """The bytes per row that a group saves."""
     return sum(row_bytes[name] for name in columns) * (1 - 1 / measured.factor(columns)) - INVERSE_BYTES
 

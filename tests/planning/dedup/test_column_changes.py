@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedline.planning.dedup.repeated_columns import (
+from feedline.planning.dedup.column_changes import (
     INVERSE_BYTES,
-    RepeatedColumns,
+    ColumnChanges,
     factor_of,
     find_changes,
     propose_groups,
@@ -99,7 +99,7 @@ def test_the_formula_is_that_of_the_paper():
 
 
 @st.composite
-def changes(draw: st.DrawFn) -> tuple[RepeatedColumns, dict[str, float]]:
+def changes(draw: st.DrawFn) -> tuple[ColumnChanges, dict[str, float]]:
     """Columns that change in the rows of one of a few patterns, now and then in others."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     rows = draw(st.integers(1, 200))
@@ -112,12 +112,12 @@ def changes(draw: st.DrawFn) -> tuple[RepeatedColumns, dict[str, float]]:
         noise = rng.random(rows) < draw(st.sampled_from([0.0, 0.0, 0.01]))
         found[name] = (patterns[draw(st.integers(0, 2))] | noise) & ~sessions
     nbytes = {name: float(draw(st.sampled_from([0, 4, 8, 200]))) for name in names}
-    return RepeatedColumns(sessions=sessions, changes=found), nbytes
+    return ColumnChanges(sessions=sessions, changes=found), nbytes
 
 
 @settings(max_examples=50, deadline=None)
 @given(changes())
-def test_no_two_proposed_groups_save_more_as_one(found: tuple[RepeatedColumns, dict[str, float]]):
+def test_no_two_proposed_groups_save_more_as_one(found: tuple[ColumnChanges, dict[str, float]]):
     measured, nbytes = found
     groups = propose_groups(measured, nbytes)
     table = pd.DataFrame({**measured.changes, "s": measured.sessions})
@@ -146,7 +146,7 @@ def test_columns_that_change_together_are_one_group_and_others_are_not():
     together, apart = (rng.random(rows) < 0.05) & ~sessions, (rng.random(rows) < 0.05) & ~sessions
     always = ~sessions
     found = {"a": together, "b": together, "x": apart, "constant": np.zeros(rows, np.bool_), "item": always}
-    measured = RepeatedColumns(sessions=sessions, changes=found)
+    measured = ColumnChanges(sessions=sessions, changes=found)
     nbytes = {"a": 200.0, "b": 100.0, "x": 200.0, "constant": 8.0, "item": 8.0}
     groups = propose_groups(measured, nbytes)
     assert [group for group in groups if "constant" not in group or len(group) > 1] == groups
