@@ -245,7 +245,8 @@ def test_user_side_columns_change_together_where_they_shall(tmp_path: Path) -> N
         generate(tmp_path / str(joint), joint_changes=joint, **shape)
         rows = duckdb.sql(
             f"select session_id = lag(session_id) over w as inside, {changed}"
-            f" from read_parquet('{tmp_path / str(joint)}/*/*.parquet') window w as (order by session_id, ts, request_id)"
+            f" from read_parquet('{tmp_path / str(joint)}/*/*.parquet') "
+            "window w as (order by session_id, ts, request_id)"
         )
         flags = np.column_stack([rows.filter("inside").fetchnumpy()[name] for name in columns])
         shares[joint], anywhere[joint] = flags.mean(axis=0), flags.any(axis=1).mean()
@@ -257,7 +258,7 @@ def test_user_side_columns_change_together_where_they_shall(tmp_path: Path) -> N
 
 
 def test_the_command_takes_the_share_of_columns_that_repeat(tmp_path: Path) -> None:
-    arguments = "--rows 400 --days 1 --user-share 0.25 --keep-probability 1 --joint-changes".split()
+    arguments = ["--rows", "400", "--days", "1", "--user-share", "0.25", "--keep-probability", "1", "--joint-changes"]
     done = CliRunner().invoke(app, ["generate", "clicks", str(tmp_path / "t"), *arguments])
     assert done.exit_code == 0, done.output
     table = read(tmp_path / "t")
