@@ -6,14 +6,15 @@ memory: nothing but training is timed. All four trainings alternate, a step each
 
     python benchmarks/dedup_training.py [--rounds 15] [--json FILE]     `--tiny` is for tests
 
-The share of deduplicated FLOPs is that of the modules that compute unique rows only (torch.utils.flop_counter, forward
-and backward; lookups, sums and element-wise work count as none), of all FLOPs of a step on expanded batches.
+The share of FLOPs that are deduplicated is that of the encoders in a forward pass over an expanded batch
+(torch.utils.flop_counter, which counts lookups, sums and element-wise work as none).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import sys
 import tempfile
@@ -41,14 +42,20 @@ WAYS = ("deduplicated", "expanded")
 MODELS = {"attention over 2 of 6 histories": ATTENTION, "all histories pooled": ()}
 
 
-def batches_of(folder: Path, *, size: int, count: int) -> dict[str, list[Batch]]:
-    """The first batches of the example's pipeline, with groups and without, over a table of its own in `folder`."""
+def batches_of(folder: Path, *, size: int, count: int, buckets: int | None = None) -> dict[str, list[Batch]]:
+    """The first batches of the example's pipeline, with groups and without, over a table of its own in `folder`.
+
+    buckets: rows of each embedding table (default: as the example has them).
+    """
     recipe = ClickRecipe(rows=size * (count + 1), days=1, sessions_mean=SESSION_ROWS, keep_probability=KEPT)
     generate_clicks(str(folder / "clicks"), recipe)
-    common = {"source.table": str(folder / "clicks"), "work_dir": str(folder / "work"), "batch.size": size}
+    text = (EXAMPLE / "pipeline.yaml").read_text()
+    path = folder / "pipeline.yaml"
+    path.write_text(text if buckets is None else re.sub(r"hash_bucket: \d+", f"hash_bucket: {buckets}", text))
+    common = {"source.table": str(folder / "clicks"), "batch.size": size}
     found = {}
     for way, overrides in zip(WAYS, ({}, PLAIN), strict=True):
-        pipeline = Pipeline.from_yaml(EXAMPLE / "pipeline.yaml", {**common, **overrides})
+        pipeline = Pipeline.from_yaml(path, {**common, **overrides})
         found[way] = [batch.clone() for batch in islice(pipeline.batches(), count)]
     return found
 
@@ -64,14 +71,17 @@ def trainer_of(batch: Batch, attention: Sequence[str]) -> Trainer:
     return Trainer(Dlrm(batch.schema, attention=attention))
 
 
-def flops_of(batch: Batch, attention: Sequence[str]) -> tuple[int, int]:
-    """(FLOPs of a step, those of its encoders)."""
+def flops_of(batch: Batch, attention: Sequence[str]) -> tuple[int, float]:
+    """(FLOPs of a step, share of the encoders in those of its forward pass)."""
     trainer = trainer_of(batch, attention)
-    counter = FlopCounterMode(display=False)
-    with counter:
+    step, forward = FlopCounterMode(display=False), FlopCounterMode(display=False)
+    with forward, torch.no_grad():
+        trainer.model(batch)
+    with step:
         trainer.step(batch)
-    counts = {name: sum(flops.values()) for name, flops in counter.get_flop_counts().items()}
-    return counter.get_total_flops(), sum(counts.get(f"Dlrm.encoders.{name}", 0) for name in attention)
+    counts = {name: sum(flops.values()) for name, flops in forward.get_flop_counts().items()}
+    encoders = sum(counts[f"Dlrm.encoders.{name}"] for name in attention)
+    return step.get_total_flops(), encoders / forward.get_total_flops()
 
 
 def time_steps(batches: Mapping[str, Sequence[Batch]], *, rounds: int) -> dict[tuple[str, str], float]:
@@ -97,8 +107,9 @@ def time_steps(batches: Mapping[str, Sequence[Batch]], *, rounds: int) -> dict[t
     return {key: statistics.median(values[1:]) for key, values in seconds.items()}
 
 
-def measure(folder: Path, *, size: int, count: int, rounds: int) -> dict[str, Any]:
-    batches = batches_of(folder, size=size, count=count)
+def measure(folder: Path, *, size: int, count: int, rounds: int, buckets: int | None = None) -> dict[str, Any]:
+    """All figures; arguments as of `batches_of` and `time_steps`."""
+    batches = batches_of(folder, size=size, count=count, buckets=buckets)
     times = time_steps(batches, rounds=rounds)
     results: dict[str, Any] = {
         "session_rows": SESSION_ROWS,
@@ -110,13 +121,13 @@ def measure(folder: Path, *, size: int, count: int, rounds: int) -> dict[str, An
         "models": {},
     }
     for model, attention in MODELS.items():
-        (all_flops, encoders), (fewer, _) = (flops_of(batches[way][0], attention) for way in reversed(WAYS))
+        (fewer, _), (flops, share) = (flops_of(batches[way][0], attention) for way in WAYS)
         results["models"][model] = {
             **{f"{way}_steps_per_s": 1 / times[model, way] for way in WAYS},
             "ratio": times[model, "expanded"] / times[model, "deduplicated"],
-            "flops_expanded": all_flops,
+            "flops_expanded": flops,
             "flops_deduplicated": fewer,
-            "deduplicated_share": encoders / all_flops,
+            "deduplicated_share": share,
         }
     return results
 
@@ -128,14 +139,15 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    size, count, rounds = (64, 2, 2) if options.tiny else (4096, 6, options.rounds)
+    tiny = {"size": 64, "count": 2, "rounds": 2, "buckets": 100}
+    sizes = tiny if options.tiny else {"size": 4096, "count": 6, "rounds": options.rounds}
     with tempfile.TemporaryDirectory() as folder:
-        results = measure(Path(folder), size=size, count=count, rounds=rounds)
+        results = measure(Path(folder), **sizes)
     print(
-        f"S = {SESSION_ROWS}, d = {KEPT}, batches of {size:,} rows in memory, {results['threads']} threads, medians of "
-        f"{rounds} interleaved steps; rows per unique row: "
-        + ", ".join(f"{name} {factor:.1f}" for name, factor in results["factors"].items())
+        f"S = {SESSION_ROWS}, d = {KEPT}, batches of {sizes['size']:,} rows in memory, {results['threads']} threads, "
+        f"medians of {sizes['rounds']} interleaved steps"
     )
+    print("rows per unique row: " + ", ".join(f"{name} {factor:.1f}" for name, factor in results["factors"].items()))
     print("| model | deduplicated, steps/s | expanded, steps/s | ratio | FLOPs deduplicated | FLOPs of a step, G |")
     print("|---|---|---|---|---|---|")
     for model, one in results["models"].items():
