@@ -1,6 +1,7 @@
 # Feedline needs Python >= 3.11 and make; everything else goes into .venv.
 #
 #   make demo     build a warehouse of real flights, run the main job, train and evaluate a model
+#   make demo-clicks  generate clicks, cluster them, train a model with deduplication and without: the same losses
 #   make test     run the tests, in two processes (PYTEST_ARGS="-n 0 -x" one test after the other, to the first failure)
 #   make test-unit      all but tests/system and what else starts processes: the quick ones
 #   make test-nightly   only the tests that repeat for long what `make test` does a few times
@@ -27,7 +28,7 @@ TORCHREC := torchrec fbgemm-gpu-cpu tensordict pyvers pyre-extensions typing_ins
 PROCESSES := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-unit test-nightly lint lint-style lint-format lint-types bench targets clean distclean
+.PHONY: help install demo demo-clicks test test-unit test-nightly lint lint-style lint-format lint-types bench targets clean distclean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -53,6 +54,13 @@ demo: $(INSTALLED)
 	$(BIN)/python examples/flights/prepare.py warehouse/flights
 	$(BIN)/feedline run examples/flights/pipeline.yaml --sink null
 	$(BIN)/python examples/flights/train.py
+
+demo-clicks: $(INSTALLED)
+	test -d warehouse/log || $(BIN)/feedline generate clicks warehouse/log --rows 400000 --days 2 --sessions-mean 16.5 --order log
+	$(BIN)/feedline optimize warehouse/log warehouse/clicks --cluster-by session_id --sort-by ts
+	$(BIN)/feedline plan examples/clicks/pipeline.yaml
+	$(BIN)/python examples/clicks/train.py --steps 40
+	$(BIN)/python examples/clicks/train.py --steps 10 --compare
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(PROCESSES) -m "not nightly" $(PYTEST_ARGS)
@@ -81,7 +89,7 @@ targets: $(INSTALLED)
 	$(BIN)/python benchmarks/targets.py $(BENCH_ARGS)
 
 clean:
-	rm -rf build dist warehouse/flights warehouse/flights.unfinished .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist warehouse/flights warehouse/flights.unfinished warehouse/log warehouse/clicks .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -path ./$(VENV) -prune -o -name .feedline -type d -exec rm -rf {} +
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
