@@ -167,10 +167,10 @@ class Batch(SlotTensors):
             wanted = "weighted features" if weighted else f"sparse features of {dtype}"
             dtypes = ", ".join(dict.fromkeys(column.dtype for _, column in columns)) or "none"
             raise ValueError(f"a batch of this pipeline has no {wanted}: it has sparse features of {dtypes}.")
-        keys, values, lengths, *weights = self._keyed(indices, weighted)
+        keys, values, lengths, weights = self._keyed(indices, weighted)
         parts = [self._layout.part_of[index] for index in indices]
         if not any(parts):
-            return keyed_jagged_tensor(keys, values, lengths, *weights)
+            return keyed_jagged_tensor(keys, values, lengths, weights)
         if expand:
             values, lengths, expanded = expand_lists([self.sparse[name] for name in keys])
             return keyed_jagged_tensor(keys, values, lengths, expanded if weighted else None)
@@ -178,7 +178,8 @@ class Batch(SlotTensors):
             self._inverse_indices = inverse_indices_of(self._layout.part_of, self.groups, self.rows, self.device)
         rows = self._layout.list_rows(self.rows, self._read_header().unique)
         first, stop = indices[0], indices[-1] + 1  # neighbours in memory
-        return keyed_jagged_tensor(keys, values, lengths, *weights, rows[first:stop], self._inverse_indices[first:stop])
+        inverse_indices = self._inverse_indices[first:stop]
+        return keyed_jagged_tensor(keys, values, lengths, weights, rows[first:stop], inverse_indices)
 
     def _keyed(
         self, indices: list[int], weighted: bool
