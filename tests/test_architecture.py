@@ -30,7 +30,7 @@ GROUND = {"errors", "hashing", "native", "resources", "version"}
 # The packages and the other modules of the root, floor by floor. Each may import all floors below its own, the ground
 # and itself; those of one floor never import each other.
 FLOORS = [
-    {"expressions", "spec"},
+    {"expressions", "spec", "modules"},
     {"warehouse", "transforms", "loader"},
     {"artifacts"},
     {"blocks"},
@@ -64,6 +64,7 @@ INSIDE = {
         {"state", "ring"},
         {"slot_tensors", "rank_agreement", "dataset_stats"},
         {"dedup_tensors"},
+        {"torchrec_tensors"},
         {"batch"},
         {"device_copies", "row_arrays", "data_loaders"},
         {"dataset"},
@@ -92,6 +93,7 @@ INSIDE_FUNCTIONS = {
     ("feedline.service.cluster.worker_checks", "asyncio"),
     ("feedline.artifacts.external", "feedline.artifacts.zarr_array"),
     ("feedline.loader.row_arrays", "feedline.loader.batch"),
+    ("feedline.loader.torchrec_tensors", "torchrec"),
     ("feedline.service.in_process", "feedline.loader.batch"),
     ("feedline.pipeline", "feedline.service.plan_frame"),
     ("feedline.warehouse.table", "feedline.warehouse.dask_frame"),
@@ -111,7 +113,10 @@ FENCES = {
         "loader.device_copies",
         "loader.ring.pinning",
         "loader.slot_tensors",
+        "loader.torchrec_tensors",
+        "modules",
     ),
+    "torchrec": ("loader.torchrec_tensors",),
     "dask": ("service", "warehouse.dask_frame", "warehouse.synthetic"),
     "distributed": ("service", "warehouse.dask_frame", "warehouse.synthetic"),
     "typer": ("cli", "commands"),
@@ -383,7 +388,7 @@ def test_forbidden_calls():
         ("feedline.commands.feed", {"torch", "zarr", "rich", "typer", "distributed", "dask", "pandas", "asyncio"}),
         ("feedline.commands.transform", {"torch", "distributed", "dask", "zarr"}),
         ("feedline.service.scheduler.preload", {"torch", "polars", "pyarrow", "numba", "pydantic"}),
-        ("feedline.loader.dataset", {"distributed", "dask", "bokeh"}),
+        ("feedline.loader.dataset", {"distributed", "dask", "bokeh", "torchrec"}),
     ],
 )
 def test_what_an_import_does_not_load(module: str, absent: set[str]):
