@@ -30,7 +30,7 @@ GROUND = {"errors", "hashing", "native", "resources", "version"}
 # The packages and the other modules of the root, floor by floor. Each may import all floors below its own, the ground
 # and itself; those of one floor never import each other.
 FLOORS = [
-    {"expressions", "spec"},
+    {"expressions", "spec", "modules"},
     {"warehouse", "transforms", "loader"},
     {"artifacts"},
     {"blocks"},
@@ -89,6 +89,7 @@ INSIDE_FUNCTIONS = {
     ("feedline.service.cluster.cluster", "feedline.service.cluster.dask_cluster"),
     ("feedline.service.cluster.cluster", "feedline.service.cluster.provider"),
     ("feedline.service.dispatch.attempts", "distributed"),
+    ("feedline.service.cluster.worker_checks", "asyncio"),
     ("feedline.artifacts.external", "feedline.artifacts.zarr_array"),
     ("feedline.loader.row_arrays", "feedline.loader.batch"),
     ("feedline.service.in_process", "feedline.loader.batch"),
@@ -110,6 +111,7 @@ FENCES = {
         "loader.device_copies",
         "loader.ring.pinning",
         "loader.slot_tensors",
+        "modules",
     ),
     "dask": ("service", "warehouse.dask_frame", "warehouse.synthetic"),
     "distributed": ("service", "warehouse.dask_frame", "warehouse.synthetic"),

@@ -33,7 +33,8 @@ _TABLE_WIDTH = 160  # in a file, where nothing should be cut off
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRow:
     """One job: sums over its feeders. threads: of workers that it uses; fair_threads: its part of the cluster;
-    demand_threads: that it needs. wait_fraction: of the trainer that waits most."""
+    demand_threads: that it needs. route_workers: that compute the blocks of one feeder, of the feeder with most; all,
+    without routes. connections: between feeders and workers, at most. wait_fraction: of the trainer that waits most."""
 
     job: str
     feeders: int
@@ -44,6 +45,8 @@ class JobRow:
     threads: float
     fair_threads: float
     demand_threads: float
+    route_workers: int
+    connections: int
     blocks_in_flight: int
     wait_fraction: float
     starved: bool
@@ -90,6 +93,8 @@ def _row(job: str, members: Sequence[FeederShare]) -> JobRow:
         threads=sum(report.blocks_per_s * report.block_s for report in reports),
         fair_threads=sum(member.threads for member in members),
         demand_threads=sum(report.demand_threads for report in reports),
+        route_workers=max(member.workers for member in members),
+        connections=sum(member.workers for member in members),
         blocks_in_flight=sum(report.blocks_in_flight for report in reports),
         wait_fraction=waits,
         starved=waits >= _STARVED,
@@ -103,7 +108,7 @@ def jobs_table(listing: JobListing, rows: Sequence[JobRow]) -> Table:
     title = f"{jobs} on {listing.workers} workers, {used:.1f} of {listing.threads} threads in use"
     table = Table(title=title, title_justify="left", expand=False)
     table.add_column("job", overflow="fold", min_width=12)
-    for name in ("hosts", "ranks", "share", "blocks/s", "threads", "fair part", "needs", "waits"):
+    for name in ("hosts", "ranks", "share", "blocks/s", "threads", "fair part", "needs", "route", "waits"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for row in rows:
@@ -115,6 +120,7 @@ def jobs_table(listing: JobListing, rows: Sequence[JobRow]) -> Table:
             f"{row.share:g}",
             *(f"{number:.1f}" for number in numbers),
             f"{row.demand_threads:.1f}" if row.demand_threads else "?",
+            f"{row.route_workers}" if row.route_workers < listing.workers else "all",
             f"{row.wait_fraction:.0%}",
             "starved" if row.starved else "",
         )

@@ -26,10 +26,11 @@ _ANSWER_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeederShare:
-    """A feeder's last report, and its fair part of the cluster's threads."""
+    """A feeder's last report, and its fair part of the cluster's threads. workers: of its route, or all."""
 
     report: JobReport
     threads: float
+    workers: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,5 +79,13 @@ async def _ask(address: str, tls: TlsSpec | None) -> JobListing:
         threads = await scheduler.ncores()
     finally:
         await scheduler.close_rpc()
-    feeders = [FeederShare(report=JobReport.from_json(each), threads=float(each["threads"])) for each in answer]
-    return JobListing(workers=len(threads), threads=sum(threads.values()), feeders=feeders)
+    workers = len(threads)
+    feeders = [
+        FeederShare(
+            report=JobReport.from_json(each),
+            threads=float(each["threads"]),
+            workers=int(each.get("route_workers", 0)) or workers,
+        )
+        for each in answer
+    ]
+    return JobListing(workers=workers, threads=sum(threads.values()), feeders=feeders)

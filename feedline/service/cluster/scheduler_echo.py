@@ -81,7 +81,7 @@ class SchedulerEcho:
         else:
             return False
         finally:
-            if client.status == "running":
+            if heard.is_set() and client.status == "running":  # else the subscription ends with the connection
                 client.unsubscribe_topic(_TOPIC)
 
 

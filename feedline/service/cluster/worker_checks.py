@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_CHECK_S = 30.0  # time for all workers to answer a check
+# How long an answer to a check is waited for, each time that it is asked for: 30 s in all. Dask asks over connections
+# that it keeps, and a half-open one carries no answer; the next question takes another.
+_ANSWERS_S = (4.0, 8.0, 18.0)
 
 
 def check_workers(
@@ -60,16 +62,48 @@ def _failures(
 
     A worker that does not answer is not among the errors: it is about to leave.
     """
-    try:
-        workers = sorted(route) or None
-        answers = client.sync(
-            client._run, check, argument, workers=workers, on_error="return", callback_timeout=_CHECK_S
-        )
-    except OSError:  # the scheduler or a worker does not answer: each task checks again
+    answers = client.sync(_answers, client, check, argument, sorted(route))
+    if answers is None:  # each task checks again
         return {}, False
     errors = {worker: error for worker, error in answers.items() if isinstance(error, Exception)}
     unfit = {worker: error for worker, error in errors.items() if not isinstance(error, OSError)}
     return unfit, len(errors) == len(answers)
+
+
+async def _answers(
+    client: Client, check: Callable[[Any], None], argument: Any, workers: list[str]
+) -> dict[str, Any] | None:
+    """What workers (none: all) answer to a check, or their errors; None if none of them answers in time.
+
+    All are asked with one message. If one does not answer that, each is asked by itself, and silent ones again until
+    another has passed.
+    """
+    import asyncio  # noqa: PLC0415 -- as Dask has, when there is a client; a feeder's start does without
+
+    first_s, *further_s = _ANSWERS_S
+    scheduler: Any = client.scheduler
+    try:
+        asked = client._run(check, argument, workers=workers or None, on_error="return")
+        return dict(await asyncio.wait_for(asked, first_s))
+    except OSError:
+        pass
+    try:
+        silent = list(workers or await asyncio.wait_for(scheduler.ncores(), first_s))
+    except OSError:  # the scheduler does not answer
+        return None
+    answers: dict[str, Any] = {}
+    for limit_s in further_s:
+        asks = [
+            asyncio.wait_for(client._run(check, argument, workers=[worker], on_error="return"), limit_s)
+            for worker in silent
+        ]
+        for answer in await asyncio.gather(*asks, return_exceptions=True):
+            if isinstance(answer, dict):
+                answers |= answer
+        silent = [worker for worker in silent if worker not in answers]
+        if not silent or any(not isinstance(answer, Exception) for answer in answers.values()):
+            break
+    return answers or None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

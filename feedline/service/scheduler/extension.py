@@ -55,10 +55,18 @@ class JobExtension(SchedulerPlugin):
         return self._clock()
 
     def feedline_jobs(self) -> list[dict[str, Any]]:
-        """The last report of each feeder, and its fair part of the threads of all workers."""
+        """The last report of each feeder, its fair part of the threads of all workers, and how many of the workers are
+        its route (0: it has none)."""
         now_s = self._clock()
         parts = self.book.threads_by_feeder(now_s, self._size())
-        return [{**report.to_json(), "threads": parts[report.feeder]} for report in self.book.reports(now_s)]
+        return [
+            {
+                **report.to_json(),
+                "threads": parts[report.feeder],
+                "route_workers": self.book.routes.size(report.feeder),
+            }
+            for report in self.book.reports(now_s)
+        ]
 
     def adaptive_target(self, target_duration: object = None) -> int:
         """The workers that all jobs together need. target_duration: of Dask's interface; of no use here."""

@@ -84,6 +84,11 @@ class Routes:
         self._count(route, 1)
         return route.workers
 
+    def size(self, feeder: str) -> int:
+        """The workers of a feeder's route; 0 without one."""
+        route = self._routes.get(feeder)
+        return 0 if route is None else len(route.workers)
+
     def coverage(self, worker: str) -> float:
         """The sum of the parts of a worker that its routes need."""
         return self._coverage.get(worker, 0) / _UNIT

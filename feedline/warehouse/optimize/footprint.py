@@ -40,8 +40,8 @@ class Footprint:
     """The size of a table: files, their bytes, row groups, rows, bytes of column chunks before and after compression.
 
     `column_bytes`: compressed bytes by column. `column_encodings`: encodings and codecs of a column, of all leaves and
-    row groups: `dictionary zstd`. `runs`: the runs of each group of columns that is stored once per run. `notes`: the
-    key-value metadata that all files have in common.
+    row groups: `dictionary zstd`. `groups`, `runs`: by group, the columns that some file stores once per run, and their
+    runs. `notes`: the key-value metadata that all files have in common.
     """
 
     files: int
@@ -53,6 +53,7 @@ class Footprint:
     projection: ProjectionCost
     column_bytes: Mapping[str, int] = field(default_factory=dict)
     column_encodings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     runs: Mapping[str, int] = field(default_factory=dict)
     notes: Notes = field(default_factory=dict, repr=False)
 
@@ -85,6 +86,7 @@ class FootprintSums:
     requested: int = 0
     columns: Counter[str] = field(default_factory=Counter)
     encodings: defaultdict[str, set[tuple[str, ...]]] = field(default_factory=lambda: defaultdict(set))
+    groups: defaultdict[str, dict[str, None]] = field(default_factory=lambda: defaultdict(dict))
     runs: Counter[str] = field(default_factory=Counter)
     notes: dict[bytes, bytes] | None = None
 
@@ -96,6 +98,8 @@ class FootprintSums:
         self.requested += other.requested
         self.columns.update(other.columns)
         self.runs.update(other.runs)
+        for name, members in other.groups.items():
+            self.groups[name] |= members
         for name, found in other.encodings.items():
             self.encodings[name] |= found
         self.agree(other.notes)
@@ -128,6 +132,7 @@ def footprint(snapshot: Snapshot, projection: Sequence[str], *, map: Map) -> Foo
         projection=ProjectionCost(bytes=total.projected, requests=total.requests, requested_bytes=total.requested),
         column_bytes=dict(total.columns),
         column_encodings={name: _encodings(found) for name, found in total.encodings.items()},
+        groups={name: tuple(members) for name, members in total.groups.items()},
         runs=dict(total.runs),
         notes=total.notes or {},
     )
@@ -143,6 +148,7 @@ def measure_files(task: FootprintTask) -> FootprintSums:
         projected = dict.fromkeys(task.columns)
         if content := (metadata.metadata or {}).get(METADATA_KEY):
             for name, group in DedupMetadata.from_json(content, fragment.uri).groups.items():
+                total.groups[name] |= dict.fromkeys(group.columns)
                 total.runs[name] += sum(one.runs for one in group.row_groups)
                 projected |= {flag_column(name): None} if projected.keys() & set(group.columns) else {}
         leaves = [leaf for name in projected for leaf in leaves_of.get(name, ())]

@@ -103,7 +103,7 @@ def optimize(
     old_files = (destination := Target(target)).files_by_folder()
     destination.clean()
     before = footprint(snapshot, projection, map=run)
-    recipe = recipe_for(snapshot, destination.uri, settings, map=run, notes=before.notes)
+    recipe = recipe_for(snapshot, destination.uri, settings, before, map=run)
     partitions = partitions_of(snapshot)
     choices: list[Choice] = []
     pending = [one for one in partitions if not _is_finished(one, old_files, recipe)]

@@ -18,7 +18,8 @@ from feedline.errors import TableArgumentError, TableError
 from feedline.expressions.column_parts import flattened_name
 from feedline.warehouse.optimize.clustering import refuse_keys
 from feedline.warehouse.optimize.flattening import Key, keys_worth, refuse_maps
-from feedline.warehouse.optimize.repeated_columns import DedupGroups, check_groups, refuse_columns
+from feedline.warehouse.optimize.footprint import Footprint
+from feedline.warehouse.optimize.repeated_columns import DedupGroups, check_groups, groups_to_write, refuse_columns
 from feedline.warehouse.optimize.rewrite import Recipe
 from feedline.warehouse.optimize.survey import Survey, survey, without_nulls
 from feedline.warehouse.optimize.target_schema import field_ids, key_columns, with_field_ids
@@ -136,15 +137,16 @@ def _refuse_unknown(name: str, names: Sequence[str], option: str) -> None:
         raise TableArgumentError(f"{option} names column {name!r}, which is not in the table's files. {hint}")
 
 
-def recipe_for(
-    snapshot: Snapshot, target: str, settings: Settings, *, map: Map, notes: Mapping[bytes, bytes] | None = None
-) -> Recipe:
-    """Build the recipe for all partitions; `map` runs the survey of what the snapshot does not tell.
+def recipe_for(snapshot: Snapshot, target: str, settings: Settings, before: Footprint, *, map: Map) -> Recipe:
+    """Build the recipe for all partitions of a source, measured `before`.
 
-    `notes`: the key-value metadata that the source's files have in common.
+    `map` runs the survey of what the snapshot does not tell.
     """
     stored_keys = key_columns(snapshot)
-    table_survey = survey(snapshot, settings.flatten, map=map, keep_nullable=settings.keep_nullable)
+    dedup = groups_to_write(settings.dedup, expand=settings.expand, before=before)
+    refuse_columns(snapshot, dedup, settings.flatten)
+    repeated = [name for members in before.groups.values() for name in members]
+    table_survey = survey(snapshot, settings.flatten, map=map, keep_nullable=settings.keep_nullable, repeated=repeated)
     keys = tuple(
         (name, keys_worth(table_survey.keys[name], snapshot.rows, settings.flatten_coverage))
         for name in settings.flatten
@@ -156,7 +158,7 @@ def recipe_for(
     return Recipe(
         uri=target,
         source=source,
-        target=schema.with_metadata({key: value for key, value in (notes or {}).items() if key not in _ABOUT_COLUMNS}),
+        target=schema.with_metadata({key: value for key, value in before.notes.items() if key not in _ABOUT_COLUMNS}),
         encodings=(),
         limits=Limits(
             row_group_rows=settings.row_group_rows,
@@ -166,8 +168,8 @@ def recipe_for(
         cluster_by=settings.cluster_by,
         sort_by=settings.sort_by,
         flatten=keys,
-        dedup=settings.dedup,
-        settings=_fingerprint(settings, schema, settings.dedup),
+        dedup=dedup,
+        settings=_fingerprint(settings, schema, dedup),
     )
 
 

@@ -86,6 +86,25 @@ def refuse_columns(snapshot: Snapshot, groups: DedupGroups, flatten: tuple[str, 
                 )
 
 
+def groups_to_write(dedup: DedupGroups, *, expand: bool, before: Footprint) -> DedupGroups:
+    """The groups of the target: those that `--dedup` names, none for `--expand`, else those of the source's files.
+
+    Raises TableArgumentError for a column that files of the source store in different groups.
+    """
+    if dedup or expand:
+        return dedup
+    group_of: dict[str, str] = {}
+    for name, members in before.groups.items():
+        for column in members:
+            other = group_of.setdefault(column, name)
+            if other != name:
+                raise TableArgumentError(
+                    f"files of the source store column {column!r} in different groups: got {other} and {name}. Name "
+                    "the groups to write (--dedup), or store every column in every row (--expand)"
+                )
+    return tuple(before.groups.items())
+
+
 def group_savings(before: Footprint, after: Footprint, groups: DedupGroups) -> tuple[GroupSaving, ...]:
     """Compare the bytes of each group's columns in the source and in the target."""
     return tuple(

@@ -51,8 +51,18 @@ class SurveyTask:
     maps: tuple[str, ...]
 
 
-def survey(snapshot: Snapshot, maps: Sequence[str], *, map: Map, keep_nullable: bool = False) -> Survey:
-    """Survey a table from its snapshot, and with `map` where that is not enough; `keep_nullable`: ignore nulls."""
+def survey(
+    snapshot: Snapshot,
+    maps: Sequence[str],
+    *,
+    map: Map,
+    keep_nullable: bool = False,
+    repeated: Sequence[str] = (),
+) -> Survey:
+    """Survey a table from its snapshot, and with `map` where that is not enough; `keep_nullable`: ignore nulls.
+
+    `repeated`: columns that some file stores once per run, with a null in each row that repeats the one above.
+    """
     schema = pa.schema([snapshot.schema.field(name) for name in snapshot.file_columns])
     uncounted, nulls = [], set()
     for field in schema:
@@ -60,7 +70,7 @@ def survey(snapshot: Snapshot, maps: Sequence[str], *, map: Map, keep_nullable: 
             nulls |= set(_paths(field.name, field.type))
             continue
         counts = snapshot.column_part(field.name, "nulls")
-        if (counts < 0).any():
+        if (counts < 0).any() or (field.name in repeated and counts.any()):
             uncounted.append(field.name)
         elif counts.any():
             nulls.add(field.name)

@@ -9,8 +9,8 @@ from job_reports import REPORT
 from processes import ended_here
 from schedulers import connected, local_cluster
 
-from feedline.commands.cluster.list_jobs import job_rows
-from feedline.service.cluster.job_listing import FeederShare
+from feedline.commands.cluster.list_jobs import job_rows, jobs_table
+from feedline.service.cluster.job_listing import FeederShare, JobListing
 
 
 def test_the_jobs_of_a_scheduler_are_listed_and_the_starved_come_first():
@@ -31,9 +31,14 @@ def test_the_jobs_of_a_scheduler_are_listed_and_the_starved_come_first():
 
 def test_feeders_of_a_job_are_a_row():
     second = replace(REPORT, feeder="b", host="i", ranks=2, wait_fraction=0.5, blocks_per_s=1.0)
-    [row] = job_rows([FeederShare(report=report, threads=1.5) for report in (REPORT, second)])
+    members = [FeederShare(report=REPORT, threads=1.5, workers=16), FeederShare(report=second, threads=1.5, workers=20)]
+    [row] = job_rows(members)
     assert (row.feeders, row.hosts, row.ranks, row.threads, row.fair_threads) == (2, 2, 3, 2.5, 3.0)
     assert (row.demand_threads, row.wait_fraction, row.starved) == (6.0, 0.5, True)
+    assert (row.route_workers, row.connections) == (20, 36)
+    for workers, route in ((64, "20"), (20, "all")):
+        [*cells] = jobs_table(JobListing(workers=workers, threads=64, feeders=members), [row]).columns[8].cells
+        assert cells == [route]
 
 
 def test_what_cannot_be_asked_is_said():

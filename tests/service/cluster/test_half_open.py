@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -15,9 +15,10 @@ from processes import free_port
 from proxy import Proxy
 
 from feedline.errors import ClusterError
-from feedline.service.cluster import result_fetcher, scheduler_echo
+from feedline.service.cluster import result_fetcher, scheduler_echo, worker_checks
 from feedline.service.cluster.result_fetcher import ResultFetcher
 from feedline.service.cluster.scheduler_connection import SchedulerConnection
+from feedline.service.cluster.worker_checks import check_workers
 from feedline.service.worker import scheduler_watch
 
 HOST = "tcp://127.0.0.1"
@@ -51,6 +52,10 @@ class Served:
         await self.worker.close()
         await self.scheduler.close()
 
+    def run(self, act: Coroutine[Any, Any, None]) -> None:
+        """Run something on the loop of scheduler and worker."""
+        asyncio.run_coroutine_threadsafe(act, self._loop).result(30)
+
     def connect(self) -> Client:
         return Client(f"{HOST}:{self.to_scheduler.port}", direct_to_workers=True, set_as_default=False, timeout=10)
 
@@ -59,11 +64,11 @@ class Served:
         for proxy in (self.to_scheduler, self.to_worker, self.of_worker):
             self._stack.enter_context(proxy)
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self.start(), self._loop).result(30)
+        self.run(self.start())
         return self
 
     def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self.stop(), self._loop).result(30)
+        self.run(self.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -105,7 +110,7 @@ def test_connections_that_carry_nothing_are_replaced(served: Served, caplog: pyt
     results: list[Any] = []
     try:
         assert eventually(lambda: computed("block")) == 5
-        connection.client.sync(_connect_twice, connection.client, f"{HOST}:{served.to_worker.port}")
+        connection.client.sync(_connect_twice, connection.client.rpc, f"{HOST}:{served.to_worker.port}")
         assert served.to_worker.half_open() >= 2
         assert eventually(lambda: computed("a block")) == 7
         assert caplog.text.count("trying another connection") == 1, "the next one is new"
@@ -113,14 +118,63 @@ def test_connections_that_carry_nothing_are_replaced(served: Served, caplog: pyt
         assert served.to_scheduler.half_open() >= 2
         assert eventually(lambda: computed("another block")) == 13
         assert "although its connection is open: connecting again" in caplog.text
+        assert "Exception in callback" not in caplog.text
     finally:
         connection.close()
 
 
-async def _connect_twice(client: Client, address: str) -> None:
+async def _connect_twice(pool: Any, address: str) -> None:
     """Leave two connections to wait for use."""
-    for comm in [await client.rpc.connect(address) for _ in range(2)]:
-        client.rpc.reuse(address, comm)
+    for comm in [await pool.connect(address) for _ in range(2)]:
+        pool.reuse(address, comm)
+
+
+def _refuse(argument: object) -> None:
+    raise ClusterError(f"{argument} is refused")
+
+
+def test_a_check_takes_another_connection_where_one_carries_no_answer(served: Served, monkeypatch: pytest.MonkeyPatch):
+    """Of those that the scheduler keeps to a worker."""
+    monkeypatch.setattr(worker_checks, "_ANSWERS_S", (0.3, 0.3, 30.0))
+    assert eventually(lambda: served.scheduler.workers)
+    served.run(_connect_twice(served.scheduler.rpc, f"{HOST}:{served.to_worker.port}"))
+    with served.connect() as client:
+        assert served.to_worker.half_open() >= 2
+        with pytest.raises(ClusterError, match="the job is refused"):
+            check_workers(client, _refuse, "the job", lambda worker, why: None)
+
+
+class SilentClient:
+    """A client of three workers, of which one never answers."""
+
+    def __init__(self) -> None:
+        self.scheduler = self
+        self.asked: list[str] = []
+
+    def sync(self, function: Any, *arguments: Any) -> Any:
+        return asyncio.run(function(*arguments))
+
+    async def ncores(self) -> dict[str, int]:
+        return {"good": 1, "silent": 1, "unfit": 1}
+
+    async def _run(self, check: Any, argument: Any, *, workers: list[str] | None, on_error: str) -> dict[str, Any]:
+        names = workers or list(await self.ncores())
+        self.asked += names
+        if "silent" in names:
+            await asyncio.Event().wait()
+        return {name: ClusterError("unfit") if name == "unfit" else None for name in names}
+
+
+def test_a_worker_that_does_not_answer_hides_no_answers_of_others(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(worker_checks, "_ANSWERS_S", (0.01, 0.01, 30.0))
+    client: Any = SilentClient()
+    excluded: list[str] = []
+    check_workers(client, _refuse, "the job", lambda worker, why: excluded.append(worker))
+    assert excluded == ["unfit"]
+    assert client.asked.count("silent") == 2, "not for long, as another has passed"
+    monkeypatch.setattr(worker_checks, "_ANSWERS_S", (0.01, 0.01, 0.01))
+    check_workers(client, _refuse, "the job", lambda worker, why: excluded.append(worker), ["silent"])
+    assert excluded == ["unfit"]
 
 
 def test_why_a_lost_scheduler_could_not_be_connected_to_is_in_the_error(served: Served):

@@ -40,7 +40,8 @@ def test_reports_are_answered_and_their_sum_is_what_dask_scales_to():
         assert (dask.answer.workers, dask.answer.jobs) == (2, 1)
         client = cluster.client
         assert client.sync(client.scheduler.adaptive_target) == 3
-        assert list(client.sync(client.scheduler.feedline_jobs)) == [REPORT.to_json() | {"threads": 2}]
+        listed = REPORT.to_json() | {"threads": 2, "route_workers": 0}
+        assert list(client.sync(client.scheduler.feedline_jobs)) == [listed]
         page = f"http://127.0.0.1:{local.scheduler.http_server.port}/api/v1/"
         with urlopen(page + "adaptive_target") as answer:
             assert json.load(answer) == {"workers": 3}

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import runpy
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -23,8 +27,11 @@ from typer.testing import CliRunner
 
 from feedline.cli import app
 from feedline.errors import SpecError, TableArgumentError
+from feedline.warehouse.optimize.footprint import footprint
 from feedline.warehouse.optimize.landing import Target
+from feedline.warehouse.optimize.repeated_columns import groups_to_write
 from feedline.warehouse.parquet.writer import Encoding, Limits, TableWriter, leaf_paths
+from feedline.warehouse.snapshot.take import take_snapshot
 
 QUIET, LOUD = (struct.unpack("<d", struct.pack("<Q", bits))[0] for bits in (0x7FF8000000000001, 0xFFF8000000000000))
 VALUES: dict[str, tuple[pa.DataType, list[Any]]] = {
@@ -190,6 +197,28 @@ def test_groups_are_part_of_what_a_finished_partition_was_written_with(
     assert rewrite(source, target, **CLUSTERED).written == 0, "the plain table has the note that it always had"
 
 
+def test_the_groups_of_the_source_are_kept_unless_others_are_named(tmp_path: Path) -> None:
+    groups = {1: ("user", ("word", "ids")), 2: ("user", ("ids", "holes"))}
+    source = warehouse(tmp_path / "in", days=2, rows=60)
+    for day, group in groups.items():  # a table whose partitions were written at different times
+        folder = f"ds=2026-01-0{day}"
+        rewrite(source / folder, tmp_path / "out" / folder, **CLUSTERED, dedup=(group, GROUPS[1]))
+    before = footprint(take_snapshot(str(tmp_path / "out")), ["ids"], map=lambda task, tasks: [*map(task, tasks)])
+    stored = {"user": ("word", "ids", "holes"), "cost": ("price",)}
+    flags = [table for table, _, _ in row_groups(files_of(tmp_path / "out"))]
+    assert before.groups == stored
+    assert before.runs == {
+        name: sum(table[f"__run_{name}"].to_pylist().count(True) for table in flags) for name in stored
+    }
+    assert before.projection.bytes == before.column_bytes["ids"] + before.column_bytes["__run_user"]
+    assert groups_to_write((), expand=False, before=before) == tuple(stored.items())
+    assert groups_to_write((), expand=True, before=before) == ()
+    assert groups_to_write(GROUPS[1:], expand=False, before=before) == GROUPS[1:]
+    apart = replace(before, groups={"a": ("word", "ids"), "b": ("ids",)})
+    with pytest.raises(TableArgumentError, match="store column 'ids' in different groups: got a and b"):
+        groups_to_write((), expand=False, before=apart)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -223,6 +252,52 @@ def test_groups_that_cannot_be_stored_are_refused(tmp_path: Path, arguments: lis
     assert isinstance(done.exception, SpecError), done.output
     assert words in str(done.exception)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def fences() -> list[str]:
+    page = (Path(__file__).parents[3] / "docs" / "dedup.md").read_text(encoding="utf-8")
+    section = page[page.index("\n## Other engines") : page.index("\n## Is it worth it?")]
+    return re.findall(r"```(?:sql|python fragment)\n(.*?)```", section, re.DOTALL)
+
+
+def test_the_documented_queries_give_the_rows_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fences: list[str]
+) -> None:
+    session = np.repeat(np.arange(40), 10)
+    hist = [None if one % 3 == 0 else [one] * (one % 4) for one in np.arange(400) // 4]
+    table = pa.table(
+        {
+            "session_id": session,
+            "ts": np.arange(400),
+            "price": np.arange(400) / 8,
+            "user_id": pa.array(session // 2, mask=session % 5 == 0),
+            "hist_0": pa.array(hist, pa.list_(pa.int64())),
+            "hist_1": pa.array([[] if one is None else None for one in hist], pa.list_(pa.int64())),
+        }
+    )
+    (tmp_path / "in").mkdir()
+    pq.write_table(table, tmp_path / "in" / "all.parquet")
+    groups = (("user", ("user_id", "hist_0", "hist_1")),)
+    limits: dict[str, Any] = {"row_group_rows": 64, "file_bytes": 3000, "goal": "size"}
+    rewrite(tmp_path / "in", tmp_path / "clicks-dedup", cluster_by=("session_id",), dedup=groups, **limits)
+    files = files_of(tmp_path / "clicks-dedup")
+    assert len(files) > 1
+    assert pq.ParquetFile(files[0]).num_row_groups > 1
+    monkeypatch.chdir(tmp_path)
+    view, fill = fences
+    with duckdb.connect() as engine:
+        engine.execute(view)
+        rows = engine.sql("SELECT * FROM clicks ORDER BY ts").to_arrow_table()
+        few = engine.sql("SELECT hist_0 FROM clicks WHERE ts % 7 = 3 ORDER BY ts").to_arrow_table()
+    assert rows.column_names == table.column_names
+    assert rows.to_pylist() == table.to_pylist()
+    assert few.to_pylist() == table.select(["hist_0"]).take(np.arange(3, 400, 7)).to_pylist()
+    by_time = {row["ts"]: row for row in table.to_pylist()}
+    (tmp_path / "fill.py").write_text(fill)
+    frame = runpy.run_path("fill.py")["rows"]
+    assert frame.height == pq.read_metadata(files[0]).num_rows
+    assert frame.to_dicts() == [by_time[ts] for ts in frame["ts"]]
 
 
 def test_reserved_names_are_refused(tmp_path: Path) -> None:
