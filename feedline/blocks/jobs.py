@@ -108,7 +108,7 @@ def _compile(job: Job) -> CompiledJob:
             own = compile_features(chosen, schema, artifacts)
         parts.append(CompiledPart(own, part, () if name is None else (*own.parts, *own.marks)))
     layout = SlotLayout(columns_of_batch)
-    plain = {*(parts[0].features.parts or columns), *kept_columns(job)}  # a frame has at least one column
+    plain = {*parts[0].features.parts, *kept_columns(job)} or set(list(columns)[:1])  # a frame has at least one column
     compact = frozenset(columns).difference(plain)
     return CompiledJob(
         features=features,
