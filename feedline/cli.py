@@ -22,11 +22,6 @@ from feedline.errors import PlanError, SpecError
 from feedline.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rich.console import RenderableType
-
-    from feedline.spec import PipelineSpec
     from feedline.warehouse.selection.waves import CountProgress
 
 _HELP = """Feed PyTorch trainers from a Parquet warehouse, and look after the tables that feed them.
@@ -197,6 +192,9 @@ def plan(
     shuffle: Annotated[
         bool, typer.Option("--shuffle", help="Show how the shuffle mixes instead, beside two other settings.")
     ] = False,
+    dedup: Annotated[
+        bool, typer.Option("--dedup", help="Propose groups of features to deduplicate instead, and measure them.")
+    ] = False,
     step: Annotated[
         int | None, typer.Option(min=0, help="Show the files, row groups and rows of this step instead.")
     ] = None,
@@ -210,10 +208,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Show what a run would do: what is pruned and why, what is read, rows, steps, memory."""
-    from feedline.commands.plan_ops import describe_ops, ops_table
-    from feedline.commands.plan_report import describe, plan_table
-    from feedline.commands.plan_shuffle import describe_shuffle, shuffle_table
-    from feedline.commands.plan_step import describe_step, step_table
+    from feedline.commands.display import plan_views as views
     from feedline.loader.state import read_state
     from feedline.pipeline import Pipeline
     from feedline.planning.plan import code_of
@@ -227,46 +222,23 @@ def plan(
     if step is None and (rank is not None or epoch or state is not None):
         raise SpecError("--rank, --epoch and --state describe a step: got no --step. Name one")
     if save:
-        if step is not None or ops or shuffle:
-            raise SpecError("--save shows the plan: got --step, --ops or --shuffle beside it. Leave out one of the two")
-        _print_saved_plan(spec, world_size, rows_per_s, as_json=as_json)
+        if step is not None or ops or shuffle or dedup:
+            raise SpecError("--save shows the plan: got --step, --ops, --shuffle or --dedup beside it. Leave out one")
+        views.print_saved_plan(spec, world_size, rows_per_s, as_json=as_json)
         return
     own = Pipeline(spec)
     with on_count_progress(_print_count_progress):
         resolved = own.plan(world_size=world_size) if state is None else own.plan_for(read_state(state))
     if step is not None:
-        rows = describe_step(resolved, epoch=epoch, step=step, rank=rank, world_size=world_size)
-        if as_json:
-            print(json.dumps(rows))
-        else:
-            Console().print(step_table(rows), highlight=False)
+        views.print_step(resolved, epoch=epoch, step=step, rank=rank, world_size=world_size, as_json=as_json)
     elif shuffle:
-        _print_facts(describe_shuffle(resolved, world_size=world_size), shuffle_table, as_json=as_json)
+        views.print_shuffle(resolved, world_size, as_json=as_json)
     elif ops:
-        _print_facts(describe_ops(resolved), ops_table, as_json=as_json)
+        views.print_ops(resolved, as_json=as_json)
+    elif dedup:
+        views.print_groups(resolved, as_json=as_json)
     else:
-        _print_facts(describe(resolved, world_size=world_size, rows_per_s=rows_per_s), plan_table, as_json=as_json)
-
-
-def _print_facts(facts: dict[str, Any], render: Callable[[dict[str, Any]], RenderableType], *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(facts))
-    else:
-        Console().print(render(facts))
-
-
-def _print_saved_plan(spec: PipelineSpec, world_size: int, rows_per_s: float, *, as_json: bool) -> None:
-    from feedline.commands.plan_report import describe, plan_table
-    from feedline.commands.plan_save import save_plan
-
-    resolved, saved = save_plan(spec, world_size=world_size)
-    facts = describe(resolved, world_size=world_size, rows_per_s=rows_per_s)
-    if as_json:
-        print(json.dumps({**facts, "saved": dataclasses.asdict(saved)}))
-        return
-    console = Console()
-    console.print(plan_table(facts))
-    console.print(saved.text(), highlight=False, markup=False, soft_wrap=True)
+        views.print_plan(resolved, world_size, rows_per_s, as_json=as_json)
 
 
 @app.command()

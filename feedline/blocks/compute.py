@@ -154,6 +154,25 @@ def first_chunks(job: Job, requests: Iterable[BlockRequest], count: int) -> list
     return list(itertools.islice(chunks, count))
 
 
+def sampled_rows(job: Job, request: BlockRequest, rows: int) -> tuple[pl.DataFrame, list[int]]:
+    """The first rows of a block as its task reads them, at most `rows`, and where among them a piece begins."""
+    compiled = compile_job(job)
+    frames: list[pl.DataFrame] = []
+    borders: list[int] = []
+    height = 0
+    for piece in request.pieces:
+        borders.append(height)
+        for chunk in _chunks(compiled, piece):
+            frames.append(chunk.frame)
+            height += chunk.frame.height
+            if height >= rows:
+                break
+        if height >= rows:
+            break
+    frame = pl.concat(frames, rechunk=True).head(rows)
+    return frame, [border for border in borders if border < frame.height]
+
+
 class _Encoder:
     """Transforms and encodes chunks, small ones together: each call costs milliseconds, even for few rows."""
 

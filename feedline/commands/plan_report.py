@@ -15,9 +15,12 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
+from feedline.commands.display.dedup_table import group_lines
 from feedline.expressions.column_parts import flattened_column, has_column, part_of
+from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.facts import BadFileFacts, lines_of, summary_of
 from feedline.loader.ring.launch import feeder_threads, memory_share
+from feedline.planning.dedup.group_measure import describe_groups
 from feedline.planning.nulls import first_lines
 from feedline.planning.plan import Plan
 from feedline.planning.schedule import Schedule
@@ -39,7 +42,6 @@ def describe(plan: Plan, *, world_size: int, rows_per_s: float = 0.0) -> dict[st
     """Describe all that a run decides before it starts, as plain values. rows_per_s: of a rank (0: not given)."""
     snapshot, selection = plan.snapshot, plan.selection
     schedule = plan.schedule(0)
-    row_groups = np.flatnonzero(selection.rows > 0)
     table_bytes = _table_bytes(snapshot)
     lanes_per_rank = plan.lanes // world_size
     cluster = plan.spec.cluster
@@ -47,7 +49,7 @@ def describe(plan: Plan, *, world_size: int, rows_per_s: float = 0.0) -> dict[st
     fewest, most = window_bounds(schedule.open_blocks(range(lanes_per_rank)), threads, cluster.window)
     block_bytes = row_bytes(plan) * int(np.diff(schedule.lane(0).borders).max())
     twice = _read_twice(plan, schedule)
-    read_bytes = int(plan.row_group_bytes[row_groups].sum()) + twice
+    read_bytes = int(plan.row_group_bytes[selection.rows > 0].sum()) + twice
     return {
         "table": plan.spec.source.table,
         "snapshot": snapshot.id,
@@ -94,7 +96,19 @@ def describe(plan: Plan, *, world_size: int, rows_per_s: float = 0.0) -> dict[st
         },
         "identities": _identity_facts(plan),
         "scheduler": _scheduler_facts(plan, schedule, world_size, rows_per_s),
+        **_dedup_facts(plan),
     }
+
+
+def _dedup_facts(plan: Plan) -> dict[str, Any]:
+    """The measures of the deduplicated groups, where the plan has some."""
+    groups = describe_groups(plan)
+    return {} if groups is None else {"dedup": groups}
+
+
+def _dedup_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """The measures as a row of a table."""
+    return [("deduplicated", "\n".join(map(escape, group_lines(facts["dedup"]))))] if "dedup" in facts else []
 
 
 def _scheduler_facts(plan: Plan, schedule: Schedule, world_size: int, rows_per_s: float) -> dict[str, Any] | None:
@@ -246,7 +260,7 @@ def _facts_table(facts: dict[str, Any]) -> Table:
             table.add_row(name, f"{share['row_groups']:,} row groups, {share['rows']:,} rows{note}")
     if facts["sample"] is not None:
         table.add_row("sampled", _sample_text(facts))
-    for name, text in (*rows[3:5], *part_rows(facts), *rows[5:]):
+    for name, text in (*rows[3:5], *part_rows(facts), *rows[5:], *_dedup_rows(facts)):
         table.add_row(name, text)
     if facts["scheduler"] is not None:
         table.add_row("scheduler", facts["scheduler"]["text"])
@@ -294,8 +308,8 @@ def _share_facts(share: Share) -> dict[str, int]:
 
 
 def row_bytes(plan: Plan) -> int:
-    """Estimate the bytes of an encoded row."""
-    width = plan.layout.width
+    """Estimate the bytes of an encoded row, without deduplication."""
+    width = SlotLayout(plan.layout.schema.expanded).width
     scalar = 4 * width["dense"] + 8 * width["categorical"] + 4 * width["label"] + 8 * width["extra"]
     return int(scalar + (_LIST_BYTES + 8) * width["sparse"])
 

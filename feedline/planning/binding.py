@@ -22,7 +22,7 @@ from feedline.spec import PipelineSpec
 from feedline.spec.features import FeatureSpec
 from feedline.spec.positions import Path
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
-from feedline.transforms.compile.dedup_groups import assign_groups, named_columns
+from feedline.transforms.compile.dedup_groups import assign_groups, named_columns, refuse_empty_groups
 from feedline.transforms.learning.learner import ArtifactSet, FitRequest
 from feedline.transforms.registry.op import OpError
 from feedline.warehouse.reading.fragment import field_of
@@ -147,10 +147,12 @@ def grouped_features(spec: PipelineSpec) -> tuple[FeatureSpec, ...]:
     """The spec's features, each with the deduplicated group that it belongs to, however pipeline.yaml names it."""
     if not spec.dedup:
         return spec.features
+    features = assign_groups(spec.features, spec.dedup, out_of_fold=spec.fit.out_of_fold)
     try:
-        return assign_groups(spec.features, spec.dedup, out_of_fold=spec.fit.out_of_fold)
+        refuse_empty_groups(features, spec.dedup, out_of_fold=spec.fit.out_of_fold)
     except OpError as error:
         raise spec.error(error.path, error.message) from error
+    return features
 
 
 def refuse_constant_groups(spec: PipelineSpec, features: CompiledFeatures, partition_columns: Collection[str]) -> None:

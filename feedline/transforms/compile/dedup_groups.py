@@ -51,24 +51,24 @@ def deciding_columns(feature: FeatureSpec, *, out_of_fold: bool) -> set[str]:
 def assign_groups(
     features: Sequence[FeatureSpec], groups: Sequence[DedupSpec], *, out_of_fold: bool
 ) -> tuple[FeatureSpec, ...]:
-    """The features, those that belong to one of the groups with its name in `dedup`; a feature's own `dedup` stays.
-
-    Raises OpError, with the path of the group, for a group that no feature belongs to.
-    """
+    """The features, those that belong to one of the groups with its name in `dedup`; a feature's own `dedup` stays."""
     group_of = {column: group.name for group in groups for column in group.columns}
     assigned = []
     for feature in features:
         if feature.group not in PLAIN_GROUPS and feature.dedup is None:
             names = {group_of.get(column) for column in deciding_columns(feature, out_of_fold=out_of_fold)}
-            if len(names) == 1 and (name := names.pop()) is not None:
-                assigned.append(replace(feature, dedup=name))
-                continue
-        assigned.append(feature)
-    filled = {feature.dedup for feature in assigned}
+            assigned.append(replace(feature, dedup=names.pop()) if len(names) == 1 else feature)
+        else:
+            assigned.append(feature)
+    return tuple(assigned)
+
+
+def refuse_empty_groups(features: Sequence[FeatureSpec], groups: Sequence[DedupSpec], *, out_of_fold: bool) -> None:
+    """Raise OpError, with the path of the group, for a group that none of the assigned features belongs to."""
+    filled = {feature.dedup for feature in features}
     for group in groups:
         if group.name not in filled:
             raise OpError((*group.path, "columns"), _empty_group(group, features, out_of_fold=out_of_fold))
-    return tuple(assigned)
 
 
 def _calls(feature: FeatureSpec) -> Iterator[OpCall]:

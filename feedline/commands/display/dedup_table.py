@@ -1,0 +1,96 @@
+"""Render the measures of deduplicated groups: lines of `feedline plan`, and the report of `feedline plan --dedup`.
+
+Runs in: the process of the command.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from feedline.planning.dedup.group_measure import NS_PER_BYTE
+from feedline.planning.dedup.proposals import with_ranges
+
+_UNCLUSTERED = 1.1  # the factor of a sorted sample by that of the table's order from which on sessions are apart
+
+
+def group_lines(facts: dict[str, Any]) -> list[str]:
+    """A line per group of `describe_groups`, then one for each that costs more than it saves, and the sample's size."""
+    lines = []
+    for group in facts["groups"]:
+        lines.append(f"{group['name']}: {_measure(group)}")
+        if group["worth_it"] is False:
+            lines.append(f"{group['name']} {_warning(group)}")
+    return [*lines, f"measured on {_sample(facts)}"]
+
+
+def print_proposals(facts: dict[str, Any], console: Console) -> None:
+    """Print the facts of `describe_proposals`: groups, what to write into pipeline.yaml, and how to store them."""
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    if facts["groups"]:
+        console.print(_table("deduplicated groups", facts["groups"]))
+        for group in facts["groups"]:
+            if group["worth_it"] is False:
+                say(f"{group['name']} {_warning(group)}")
+    if facts["proposals"]:
+        console.print(_table("proposed groups", facts["proposals"]))
+    say(f"measured on {_sample(facts)}")
+    if not facts["proposals"]:
+        say("no further group saves more than it costs" if facts["groups"] else "no group saves more than it costs")
+        if facts["by"] is None:
+            say("if the rows of a session are apart, name its column: --set shuffle.by=COLUMN")
+        return
+    if any(group["factor"] > _UNCLUSTERED * group["factor_now"] for group in facts["proposals"]):
+        say(f"the table is not clustered by {facts['by']}: factors are those of the sample sorted by it, at least")
+    say(f"\nfor pipeline.yaml:\n\n{facts['yaml']}\n")
+    if facts["needs_runs"]:
+        say("and `shuffle: {by: COLUMN}`, `{rows: false}` or `off`: the present shuffle permutes single rows\n")
+    say(f"to store each run once:\n\n{facts['optimize']}")
+
+
+def _table(title: str, groups: list[dict[str, Any]]) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("group")
+    table.add_column("columns", overflow="fold")
+    for name in ("S", "d", "formula", "factor", "now", "bytes saved per row"):
+        table.add_column(name, justify="right")
+    for group in groups:
+        factors = (group["formula"], group["factor"], group.get("factor_now", group["factor"]))
+        saved, plain = group["bytes_saved"], group["bytes_plain"]
+        numbers = [f"{group['session_rows']:.1f}", f"{group['repeated']:.3f}", *(f"{each:.2f}" for each in factors)]
+        numbers.append("unknown" if saved is None else f"{saved:,.0f} of {plain:,.0f}")
+        table.add_row(escape(group["name"]), escape(", ".join(with_ranges(group["columns"]))), *numbers)
+    return table
+
+
+def _measure(group: dict[str, Any]) -> str:
+    """`4.01 rows per unique row (S 16.5, d 0.950: 9.29 if …); 1,204 of 1,720 bytes saved per row`."""
+    if group["bytes_saved"] is None:
+        saved = f"its features cannot be computed: {group['error']}"
+    else:
+        saved = f"{group['bytes_saved']:,.0f} of {group['bytes_plain']:,.0f} bytes saved per row"
+    formula = f"S {group['session_rows']:.1f}, d {group['repeated']:.3f}: at most {group['formula']:.2f}"
+    return f"{group['factor']:.2f} rows per unique row ({formula}); {saved}"
+
+
+def _warning(group: dict[str, Any]) -> str:
+    """Why a group costs more than it saves, and which column to leave out."""
+    transforms = group["work_ns"] * (1 - 1 / group["factor"])
+    network = max(group["bytes_saved"], 0) * NS_PER_BYTE
+    costs = f"comparing takes {group['compare_ns']:,.0f} ns per row, transforms save {transforms:,.0f} ns, "
+    costs += f"and {group['bytes_saved']:,.0f} bytes at 10 Gbit/s {network:,.0f} ns"
+    remedy = "Remove the group"
+    if (worst := group["worst"]) is not None and worst["factor_without"] > 1.2 * group["factor"]:
+        remedy = f"Leave out {worst['column']!r}: without it the factor is {worst['factor_without']:.2f}"
+    return f"costs more than it saves: {costs}. {remedy}"
+
+
+def _sample(facts: dict[str, Any]) -> str:
+    order = f" in runs of {facts['by']}" if facts["by"] is not None else ""
+    return f"{facts['rows']:,} rows of {facts['blocks']} blocks{order}"

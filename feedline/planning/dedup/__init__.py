@@ -1,0 +1,1 @@
+"""Measure deduplicated groups on a sample of rows, and propose them."""

@@ -1,0 +1,242 @@
+"""Measure a plan's deduplicated groups on a sample of its rows.
+
+Runs in: the process of `feedline plan`. The sample is the beginning of a few blocks, evenly spaced over the first
+lane's epoch, in the order in which tasks read them; only columns of deduplicated features are read. Bytes are those of
+a slot: in the ring and, between processes, on the network.
+
+A group is worth it if it saves more time per row than it takes:
+
+    (1 - 1 / factor) x (transforms and encoding) + bytes saved x NS_PER_BYTE  >  comparing the rows
+
+where transforms, encoding and comparing are CPU times of this process on the sample.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from feedline.blocks.compute import sampled_rows
+from feedline.blocks.jobs import CompiledPart, compile_job
+from feedline.blocks.request import Job
+from feedline.errors import DataError
+from feedline.expressions.column_parts import has_column, part_of
+from feedline.loader.encoding.encode import encode
+from feedline.loader.encoding.encoded_rows import EncodedRows
+from feedline.loader.encoding.layout import BatchSchema
+from feedline.planning.dedup.column_changes import (
+    INVERSE_BYTES,
+    ColumnChanges,
+    factor_of,
+    find_changes,
+    without_worst,
+)
+from feedline.planning.plan import Plan
+from feedline.transforms.compile.compiled import CompiledFeatures
+from feedline.warehouse.parquet.repeated_rows import first_rows
+
+NS_PER_BYTE = 0.8  # of a byte that is sent: a network of 10 Gbit/s
+_BLOCKS, _ROWS = 4, 32_768  # of a sample: how many blocks, and the rows of each
+_ROUNDS = 2  # of which the faster counts
+_LIST_BYTES = 4 + 8  # of a sparse feature per row: its length and its offset
+T = TypeVar("T")
+Frames = Sequence[tuple[pl.DataFrame, Sequence[int]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMeasure:
+    """One group on a sample; bytes and ns are per row of the table.
+
+    session_rows: S, the mean rows of a session. repeated: d, the share of rows in which a column repeats the row above
+    it: the mean of the columns, weighted by the bytes of their features. compare_ns: finding the runs. worst: the
+    column without which the factor would be highest, and that factor. bytes_plain: of the group's features without
+    deduplication. bytes: with it, inverse included. work_ns: transforming and encoding without deduplication; None, as
+    the bytes, where rows of the sample cannot be computed: `error` says why.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    features: tuple[str, ...]
+    rows: int
+    unique_rows: int
+    session_rows: float
+    repeated: float
+    compare_ns: float
+    worst: tuple[str, float] | None
+    bytes_plain: float | None = None
+    bytes: float | None = None
+    work_ns: float | None = None
+    error: str | None = None
+
+    @property
+    def factor(self) -> float:
+        """Rows by unique rows."""
+        return self.rows / self.unique_rows
+
+    @property
+    def formula(self) -> float:
+        """The factor that S and d give, if all columns changed in the same rows."""
+        return factor_of(self.session_rows, self.repeated)
+
+    @property
+    def bytes_saved(self) -> float | None:
+        """Bytes per row; negative where the inverse is larger than what is saved."""
+        return None if self.bytes_plain is None or self.bytes is None else self.bytes_plain - self.bytes
+
+    @property
+    def saved_ns(self) -> float | None:
+        """What the group saves per row, less what it costs."""
+        if self.bytes_saved is None or self.work_ns is None:
+            return None
+        return self.work_ns * (1 - 1 / self.factor) + self.bytes_saved * NS_PER_BYTE - self.compare_ns
+
+    @property
+    def worth_it(self) -> bool | None:
+        return None if self.saved_ns is None else self.saved_ns > 0
+
+    def facts(self) -> dict[str, Any]:
+        """The measure as plain values."""
+        names = ("factor", "formula", "bytes_saved", "saved_ns", "worth_it")
+        worst = None if self.worst is None else {"column": self.worst[0], "factor_without": self.worst[1]}
+        lists = {"columns": list(self.columns), "features": list(self.features), "worst": worst}
+        return {**asdict(self), **lists, **{name: getattr(self, name) for name in names}}
+
+
+def describe_groups(plan: Plan) -> dict[str, Any] | None:
+    """Measure the plan's groups, as plain values; None if it has none."""
+    features = [feature for feature in plan.features.features if feature.dedup is not None]
+    if not features:
+        return None
+    job = replace(plan.job, features=tuple(features), record=None)
+    frames = sample_rows(plan, job)
+    return {
+        **sample_facts(plan, frames),
+        "groups": [measure.facts() for measure in measure_groups(job, frames)],
+    }
+
+
+def measure_groups(job: Job, frames: Frames) -> list[GroupMeasure]:
+    """Measure each group of a job's features on frames of its rows."""
+    compiled = compile_job(job)
+    groups = zip(compiled.layout.schema.dedup, compiled.parts[1:], strict=True)
+    return [_measure(name, part, frames, job.by) for name, part in groups]
+
+
+def sample_rows(plan: Plan, job: Job) -> Frames:
+    """The first rows of some blocks in the order of the table, each with the rows at which a piece begins."""
+    schedule = plan.schedule(0)
+    blocks = schedule.block_indices(0)
+    chosen = np.unique(np.linspace(0, len(blocks) - 1, _BLOCKS).astype(int)).tolist()
+    return [sampled_rows(job, plan.request(schedule.block(0, blocks[index]), 0), _ROWS) for index in chosen]
+
+
+def sample_facts(plan: Plan, frames: Frames) -> dict[str, Any]:
+    """The size of a sample, and the column whose runs are its sessions."""
+    return {"rows": sum(frame.height for frame, _ in frames), "blocks": len(frames), "by": plan.job.by}
+
+
+def source_columns(features: CompiledFeatures) -> dict[str, list[str]]:
+    """The parts of columns that features read, by the table's column; marks of seen rows by themselves."""
+    found: dict[str, list[str]] = {}
+    for name in features.parts:
+        part = None if has_column(features.schema, name) else part_of(name)
+        found.setdefault(name if part is None else part.column, []).append(name)
+    return found | {mark: [mark] for mark in features.marks}
+
+
+def feature_bytes(encoded: EncodedRows, schema: BatchSchema, repeats: NDArray[np.int64]) -> dict[str, int]:
+    """The bytes of each feature in a slot, if each encoded row stands for so many rows: int64 [N]."""
+    rows = int(repeats.sum())
+    nbytes = {column.name: 4 * column.width * rows for column in schema.group("dense")}
+    nbytes |= {column.name: 8 * rows for column in schema.group("categorical")}
+    for index, column in enumerate(schema.sparse):
+        values = int(np.dot(np.diff(encoded.offsets[index]), repeats))
+        width = encoded.values[index].itemsize + (4 if column.weighted else 0)
+        nbytes[column.name] = values * width + _LIST_BYTES * rows
+    return nbytes
+
+
+def _measure(name: str, part: CompiledPart, frames: Frames, by: str | None) -> GroupMeasure:
+    """Measure the group of a job's part."""
+    changes = find_changes(frames, source_columns(part.features), by)
+    columns = tuple(changes.changes)
+    keys = (*(() if by is None else (by,)), *part.columns)
+    starts = np.split(changes.first_rows(columns), np.cumsum([frame.height for frame, _ in frames])[:-1])
+    index = [np.flatnonzero(each) for each in starts]
+    measure = GroupMeasure(
+        name=name,
+        columns=columns,
+        features=tuple(feature.name for feature in part.features.features),
+        rows=changes.rows,
+        unique_rows=changes.unique_rows(columns),
+        session_rows=changes.session_rows,
+        repeated=_mean_repeated(changes, dict.fromkeys(columns, 1.0)),
+        compare_ns=1e9 * _cpu_seconds(lambda pair: first_rows(pair[0], keys, pair[1]), frames) / changes.rows,
+        worst=without_worst(changes, columns),
+    )
+    try:
+        return _with_bytes(measure, part, changes, [frame for frame, _ in frames], index)
+    except DataError as error:
+        return replace(measure, error=str(error).partition("\n")[0])
+
+
+def _with_bytes(
+    measure: GroupMeasure,
+    part: CompiledPart,
+    changes: ColumnChanges,
+    frames: Sequence[pl.DataFrame],
+    index: Sequence[NDArray[np.int64]],
+) -> GroupMeasure:
+    """The measure with bytes and work. index: of each frame, its unique rows. Raises DataError."""
+    unique = [frame.select(part.columns)[rows] for frame, rows in zip(frames, index, strict=True)]
+    plain: Counter[str] = Counter()
+    nbytes = 0
+    for frame, rows, whole in zip(unique, index, frames, strict=True):
+        encoded = encode(part.features.apply(frame), part.schema)
+        plain.update(feature_bytes(encoded, part.schema, np.diff(rows, append=whole.height)))
+        nbytes += sum(feature_bytes(encoded, part.schema, np.ones_like(rows)).values())
+    seconds = _cpu_seconds(lambda frame: encode(part.features.apply(frame), part.schema), unique)
+    return replace(
+        measure,
+        bytes_plain=sum(plain.values()) / changes.rows,
+        bytes=nbytes / changes.rows + INVERSE_BYTES,
+        work_ns=1e9 * seconds / measure.unique_rows,
+        repeated=_mean_repeated(changes, column_bytes(part.features, plain)),
+    )
+
+
+def column_bytes(features: CompiledFeatures, nbytes: Mapping[str, float]) -> dict[str, float]:
+    """The bytes of features by the columns that they read: those of a feature of several columns in equal shares."""
+    columns_of = {part: name for name, parts in source_columns(features).items() for part in parts}
+    found = dict.fromkeys(columns_of.values(), 0.0)
+    for output in features.outputs:
+        columns = {columns_of[part] for part in output.reads}
+        for name in columns:
+            found[name] += nbytes[output.name] / len(columns)
+    return found
+
+
+def _mean_repeated(changes: ColumnChanges, weights: Mapping[str, float]) -> float:
+    """The mean of the columns' d."""
+    total = sum(weights.values())
+    return sum(changes.repeated(name) * weight for name, weight in weights.items()) / total if total else 0.0
+
+
+def _cpu_seconds(work: Callable[[T], object], items: Sequence[T]) -> float:
+    """CPU seconds for all items, each the minimum of some rounds."""
+    seconds = 0.0
+    for item in items:
+        rounds = []
+        for _ in range(_ROUNDS):
+            start = time.process_time()
+            work(item)
+            rounds.append(time.process_time() - start)
+        seconds += min(rounds)
+    return seconds

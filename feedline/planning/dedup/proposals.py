@@ -1,0 +1,147 @@
+"""Propose deduplicated groups for the features of a plan that are in none, for `feedline plan --dedup`.
+
+Runs in: the process of the command. Groups are found on the sample of `group_measure`, in the order in which
+`shuffle.by` would cluster it: the rows of a session are near each other in a log, so sorting a few ten thousand rows
+shows what a clustered table would give. Without `shuffle.by` it is the table's order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from feedline.blocks.jobs import compile_job
+from feedline.blocks.request import Job
+from feedline.loader.encoding.encode import encode
+from feedline.planning.dedup.column_changes import find_changes, propose_groups
+from feedline.planning.dedup.group_measure import (
+    Frames,
+    column_bytes,
+    feature_bytes,
+    measure_groups,
+    sample_facts,
+    sample_rows,
+    source_columns,
+)
+from feedline.planning.plan import Plan
+from feedline.spec.dedup_section import DedupSpec
+from feedline.transforms.compile.dedup_groups import PLAIN_GROUPS, assign_groups
+
+_RANGED = re.compile(r"(.*?)(0|[1-9][0-9]*)$")
+_PLAIN_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_YAML_WORDS = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
+
+
+def describe_proposals(plan: Plan) -> dict[str, Any]:
+    """The plan's groups and the proposed ones, measured, as plain values.
+
+    proposals: those that are worth it, with `factor` in sessions and `factor_now` in the table's order. yaml: the
+    section for pipeline.yaml. optimize: the command that stores the groups once per run.
+    """
+    features = tuple(feature for feature in plan.features.features if feature.group not in PLAIN_GROUPS)
+    job = replace(plan.job, features=features, record=None)
+    frames = sample_rows(plan, job)
+    by = plan.job.by
+    clustered = frames if by is None else [(frame.sort(by, maintain_order=True), []) for frame, _ in frames]
+    present = replace(job, features=tuple(feature for feature in features if feature.dedup is not None))
+    plain = replace(job, features=tuple(feature for feature in features if feature.dedup is None))
+    taken = {feature.dedup for feature in present.features if feature.dedup is not None}
+    groups = _propose(plain, clustered, taken) if plain.features else []
+    assigned = assign_groups(plain.features, groups, out_of_fold=plan.spec.fit.out_of_fold)
+    proposed = replace(job, features=tuple(feature for feature in assigned if feature.dedup is not None))
+    measures = measure_groups(proposed, clustered)
+    factors = {measure.name: measure.factor for measure in measure_groups(proposed, frames)}
+    worthwhile = [measure for measure in measures if measure.worth_it is not False]
+    marks = plan.features.marks
+    columns = {each.name: [name for name in each.columns if name not in marks] for each in worthwhile}
+    return {
+        "table": plan.spec.source.table,
+        **sample_facts(plan, frames),
+        "needs_runs": plan.spec.shuffle is not None and plan.spec.shuffle.rows and by is None,
+        "groups": [measure.facts() for measure in measure_groups(present, frames)],
+        "proposals": [{**measure.facts(), "factor_now": factors[measure.name]} for measure in worthwhile],
+        "yaml": yaml_section(columns) if columns else None,
+        "optimize": _optimize(plan, columns) if columns else None,
+    }
+
+
+def _propose(job: Job, frames: Frames, taken: Collection[str]) -> list[DedupSpec]:
+    """Groups of columns for features that are in none. Raises DataError where a row of the sample has no features."""
+    compiled = compile_job(job)
+    frame = frames[0][0]
+    encoded = encode(compiled.features.apply(frame), compiled.layout.schema)
+    nbytes = feature_bytes(encoded, compiled.layout.schema, np.ones(frame.height, np.int64))
+    per_row = {name: total / max(frame.height, 1) for name, total in nbytes.items()}
+    row_bytes = column_bytes(compiled.features, per_row)
+    columns = source_columns(compiled.features)
+    found = propose_groups(find_changes(frames, columns, job.by), {name: row_bytes[name] for name in columns})
+    return [DedupSpec(name=name, columns=group) for name, group in _name_groups(found, taken).items()]
+
+
+def _name_groups(groups: Sequence[tuple[str, ...]], taken: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """Each group under the beginning that its columns' names share, or its first column's name."""
+    named: dict[str, tuple[str, ...]] = {}
+    for columns in groups:
+        same = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*columns, strict=False))
+        shared = "".join(letters[0] for letters in same).rstrip("_0123456789")
+        name = shared if len(shared) > 1 and len(columns) > 1 else columns[0]
+        number = 2
+        unique = name
+        while unique in named or unique in taken:
+            unique, number = f"{name}_{number}", number + 1
+        named[unique] = columns
+    return named
+
+
+def yaml_section(groups: Mapping[str, Sequence[str]]) -> str:
+    """The section `dedup` of pipeline.yaml, with ranges for columns that are numbered in turn."""
+    lines = [
+        f"  {_word(name)}: {{columns: [{', '.join(map(_word, with_ranges(columns)))}]}}"
+        for name, columns in groups.items()
+    ]
+    return "\n".join(["dedup:", *lines])
+
+
+def with_ranges(columns: Sequence[str]) -> list[str]:
+    """`[user, h_0, h_1, h_2]` as `[user, h_{0..2}]`: three or more columns that are numbered in turn."""
+    found: list[list[str]] = []
+    for index, name in enumerate(columns):
+        follows = index > 0 and _follows(columns[index - 1], name)
+        if follows:
+            found[-1].append(name)
+        else:
+            found.append([name])
+    return [word for run in found for word in ([_range(run)] if len(run) > 2 else run)]
+
+
+def _follows(name: str, other: str) -> bool:
+    first, second = _RANGED.fullmatch(name), _RANGED.fullmatch(other)
+    return first is not None and second is not None and first[1] == second[1] and int(second[2]) == int(first[2]) + 1
+
+
+def _range(run: Sequence[str]) -> str:
+    first, last = _RANGED.fullmatch(run[0]), _RANGED.fullmatch(run[-1])
+    assert first is not None
+    assert last is not None
+    return f"{first[1]}{{{first[2]}..{last[2]}}}"
+
+
+def _word(text: str) -> str:
+    """A string in YAML's flow style."""
+    plain = _PLAIN_WORD.fullmatch(text) and text.lower() not in _YAML_WORDS
+    return text if plain else "'" + text.replace("'", "''") + "'"
+
+
+def _optimize(plan: Plan, groups: Mapping[str, Sequence[str]]) -> str:
+    """The command that writes the table with each group's columns once per run, an option per line."""
+    table = plan.spec.source.table
+    options = [] if plan.job.by is None else [["--cluster-by", plan.job.by]]
+    options += [["--dedup", f"{name}={','.join(columns)}"] for name, columns in groups.items()]
+    command = ["feedline", "optimize", *([table] if isinstance(table, str) else table), "OUT"]
+    return " \\\n  ".join(shlex.join(words) for words in [command, *options])
