@@ -238,7 +238,7 @@ class _Encoder:
         repeats = np.diff(index, append=frame.height) if len(index) < frame.height else None
         series = [*_rows_at(frame.select(columns), index)]
         for each, names in parts:
-            series += _rows_at(each.frame.select(names), each.inverse[index])
+            series.extend(_rows_at(each.frame.select(names), each.inverse[index]))
         unique = pl.DataFrame(series)
         try:
             rows = self._encode_part(group, unique, repeats)

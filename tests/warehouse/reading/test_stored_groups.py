@@ -87,7 +87,14 @@ WHERES = [
     "ids is not None",
     "row < 0",
 ]
-COLUMNS = [list(KINDS), ["ids"], ["row", "age"], ['who["name"]', "row", "site"], ["price", 'who["size"]', "ids"], ["site"]]
+COLUMNS = [
+    list(KINDS),
+    ["ids"],
+    ["row", "age"],
+    ['who["name"]', "row", "site"],
+    ["price", 'who["size"]', "ids"],
+    ["site"],
+]
 
 
 @settings(deadline=None)
