@@ -1,6 +1,7 @@
 # Feedline needs Python >= 3.11 and make; everything else goes into .venv.
 #
 #   make demo     build a warehouse of real flights, run the main job, train and evaluate a model
+#   make demo-clicks  generate clicks, cluster them, train a model with deduplication and without: the same losses
 #   make test     run the tests, in two processes (PYTEST_ARGS="-n 0 -x" one test after the other, to the first failure)
 #   make test-unit      all but tests/system and what else starts processes: the quick ones
 #   make test-nightly   only the tests that repeat for long what `make test` does a few times
@@ -19,12 +20,15 @@ BENCH_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# torchrec on a CPU, 45 MB: its own requirements name the CUDA build of fbgemm-gpu, and torchmetrics, which it imports
+# for metrics alone.
+TORCHREC := torchrec fbgemm-gpu-cpu tensordict pyvers pyre-extensions typing_inspect mypy_extensions tqdm cloudpickle
 # A file's tests run in one process, the files in the order of tests/conftest.py: the long ones first. On two cores a
 # third process saved 3 % of the time when it was measured; a fourth took longer, on a machine that was busier.
 PROCESSES := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-unit test-nightly lint lint-style lint-format lint-types bench targets clean distclean
+.PHONY: help install demo demo-clicks test test-unit test-nightly lint lint-style lint-format lint-types bench targets clean distclean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -42,6 +46,7 @@ $(INSTALLED): pyproject.toml constraints.txt feedline/native/_rows.c
 	  echo "apt install python3-venv) or name another interpreter with PYTHON=." >&2; exit 1; }
 	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) --constraint constraints.txt \
 	  --editable '.[delta,iceberg,tls,kubernetes,jobqueue,test,examples,bench]'
+	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) --constraint constraints.txt --no-deps $(TORCHREC)
 	$(BIN)/python -m compileall -q feedline  # as pip does for a wheel: else each feeder compiles it again, 0.3 s
 	@touch $@
 
@@ -49,6 +54,13 @@ demo: $(INSTALLED)
 	$(BIN)/python examples/flights/prepare.py warehouse/flights
 	$(BIN)/feedline run examples/flights/pipeline.yaml --sink null
 	$(BIN)/python examples/flights/train.py
+
+demo-clicks: $(INSTALLED)
+	test -d warehouse/log || $(BIN)/feedline generate clicks warehouse/log --rows 400000 --days 2 --sessions-mean 16.5 --order log
+	$(BIN)/feedline optimize warehouse/log warehouse/clicks --cluster-by session_id --sort-by ts
+	$(BIN)/feedline plan examples/clicks/pipeline.yaml
+	$(BIN)/python examples/clicks/train.py --steps 40
+	$(BIN)/python examples/clicks/train.py --steps 10 --compare
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(PROCESSES) -m "not nightly" $(PYTEST_ARGS)
@@ -77,7 +89,7 @@ targets: $(INSTALLED)
 	$(BIN)/python benchmarks/targets.py $(BENCH_ARGS)
 
 clean:
-	rm -rf build dist warehouse/flights warehouse/flights.unfinished .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist warehouse/flights warehouse/flights.unfinished warehouse/log warehouse/clicks .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -path ./$(VENV) -prune -o -name .feedline -type d -exec rm -rf {} +
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 

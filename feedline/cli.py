@@ -380,6 +380,15 @@ def clicks(
     days: Annotated[int, typer.Option(help="Partitions ds=YYYY-MM-DD.")] = 4,
     sessions_mean: Annotated[float, typer.Option(help="Mean rows of a user session.")] = 8.0,
     strings: Annotated[int, typer.Option(help="Categorical string columns.")] = 2,
+    user_share: Annotated[
+        float, typer.Option(help="Share of dense, id and string columns that repeat in a session, as all histories do.")
+    ] = 0.5,
+    keep_probability: Annotated[
+        float, typer.Option(help="Probability that such a column has the value of the session's row before.")
+    ] = 0.95,
+    joint_changes: Annotated[
+        bool, typer.Option("--joint-changes", help="Such columns change in the same rows, not each on its own.")
+    ] = False,
     row_group_rows: Annotated[int, typer.Option(help="Rows of a row group.")] = 65_536,
     seed: Annotated[int, typer.Option(help="Random seed; the same seed gives the same bytes.")] = 0,
     order: Annotated[str, typer.Option(help="session: clustered by session; log: by time.")] = "session",
@@ -396,6 +405,9 @@ def clicks(
         days=days,
         sessions_mean=sessions_mean,
         strings=strings,
+        user_share=user_share,
+        keep_probability=keep_probability,
+        joint_changes=joint_changes,
         row_group_rows=row_group_rows,
         seed=seed,
         clustered=order == "session",

@@ -22,6 +22,12 @@ from feedline.loader.encoding.slot import SlotArrays, encoded_rows, read_extras,
 from feedline.loader.ring.pinning import event_on
 from feedline.loader.ring.slots import Lease
 from feedline.loader.slot_tensors import FLOAT32, INT32, INT64, Features, SlotTensors, missing_feature
+from feedline.loader.torchrec_tensors import (
+    expand_lists,
+    inverse_indices_of,
+    keyed_jagged_tensor,
+    register_pipelineable,
+)
 
 
 class _Extras(Mapping[str, Any]):
@@ -71,10 +77,12 @@ class Batch(SlotTensors):
     _fixed_extras: dict[str, torch.Tensor] | None = None
     _arrow_extras: dict[str, pa.Array] | None = None
     _groups: dict[str, DedupGroup] | None = None
+    _inverse_indices: torch.Tensor | None = None
 
     @classmethod
     def over(cls, layout: SlotLayout, root: NDArray[np.uint8], lease: Lease | None = None) -> Batch:
         """The batch whose slot's bytes are `root`."""
+        register_pipelineable(cls)
         header = read_header(layout, root)
         batch = cls(layout, header.epoch, header.step, header.rows, header.nbytes, root, lease)
         batch._header = header
@@ -143,6 +151,44 @@ class Batch(SlotTensors):
         keys, values, lengths = self._key_by(indices, "int64")
         start = self._place().weights[indices[0]] if indices else 0
         return keys, values, self._tensor(FLOAT32, start or 0, (len(values),)), lengths
+
+    def to_torchrec(self, dtype: str = "int64", *, weighted: bool = False, expand: bool = False) -> Any:
+        """A `torchrec.KeyedJaggedTensor` of the sparse features of one dtype, without a copy and without weights.
+
+        weighted: the weighted features only, with their weights. Of deduplicated features it holds the unique rows,
+        with `stride_per_key_per_rank` and `inverse_indices`, by which `EmbeddingBagCollection` gives the result of all
+        rows. An unsharded `EmbeddingCollection` ignores inverse indices: for it, `expand` copies all rows.
+
+        ValueError: there are no such features. ModuleNotFoundError: without the extra `torchrec`.
+        """
+        columns = list(enumerate(self._layout.sparse))
+        indices = [index for index, column in columns if (column.weighted if weighted else column.dtype == dtype)]
+        if not indices:
+            wanted = "weighted features" if weighted else f"sparse features of {dtype}"
+            dtypes = ", ".join(dict.fromkeys(column.dtype for _, column in columns)) or "none"
+            raise ValueError(f"a batch of this pipeline has no {wanted}: it has sparse features of {dtypes}.")
+        keys, values, lengths, weights = self._keyed(indices, weighted)
+        parts = [self._layout.part_of[index] for index in indices]
+        if not any(parts):
+            return keyed_jagged_tensor(keys, values, lengths, weights)
+        if expand:
+            values, lengths, expanded = expand_lists([self.sparse[name] for name in keys])
+            return keyed_jagged_tensor(keys, values, lengths, expanded if weighted else None)
+        if self._inverse_indices is None:
+            self._inverse_indices = inverse_indices_of(self._layout.part_of, self.groups, self.rows, self.device)
+        rows = self._layout.list_rows(self.rows, self._read_header().unique)
+        first, stop = indices[0], indices[-1] + 1  # neighbours in memory
+        inverse_indices = self._inverse_indices[first:stop]
+        return keyed_jagged_tensor(keys, values, lengths, weights, rows[first:stop], inverse_indices)
+
+    def _keyed(
+        self, indices: list[int], weighted: bool
+    ) -> tuple[list[str], torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        if not weighted:
+            keys, values, lengths = self._key_by(indices, self._layout.sparse[indices[0]].dtype)
+            return keys, values, lengths, None
+        keys, values, weights, lengths = self.weighted_keyed_jagged()
+        return keys, values, lengths, weights
 
     def _key_by(self, indices: list[int], dtype: str) -> tuple[list[str], torch.Tensor, torch.Tensor]:
         """(keys, values, lengths) of sparse features that are neighbours in memory."""

@@ -52,6 +52,7 @@ from feedline.loader.state import (
     rebased_state,
     state_of,
 )
+from feedline.loader.torchrec_tensors import register_pipelineable
 from feedline.spec import PipelineSpec, load_spec
 
 _printed_ranks: set[RankInfo] = set()
@@ -158,6 +159,7 @@ class FeedlineDataset(IterableDataset[Batch]):
     # -- iterating ------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Batch]:
+        register_pipelineable(Batch)
         refuse_workers()
         refuse_batching(sys._getframe(1))
         self._refuse_other_processes()

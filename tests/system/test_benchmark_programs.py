@@ -20,6 +20,7 @@ LIMIT_S = 100  # of a program: less than pytest gives a test
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
+import dedup_training  # noqa: E402
 import pipeline as pipeline_benchmark  # noqa: E402
 import slot_writing  # noqa: E402
 import snapshots  # noqa: E402
@@ -68,6 +69,18 @@ def test_the_table_of_many_files_is_what_it_says(tmp_path: Path) -> None:
     made = snapshots._MadeTable(tmp_path, 250).listing()
     assert made.files["path"].to_pylist() == plan.snapshot.files["path"].to_pylist()
     assert made.partition["ds"].equals(plan.snapshot.files["partition"].combine_chunks().field("ds"))
+
+
+def test_training_on_unique_rows_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(dedup_training, "MODELS", {"attention": ("hist_0",)})
+    results = dedup_training.measure(tmp_path, size=48, count=2, rounds=1, buckets=50)
+    model = results["models"]["attention"]
+    assert set(results["factors"]) == {"user", *(f"hist_{index}" for index in range(6))}
+    assert results["factors"]["hist_0"] > 2
+    assert 0.2 < model["deduplicated_share"] < 0.95
+    saved = 1 - model["flops_deduplicated"] / model["flops_expanded"]
+    assert saved == pytest.approx(model["deduplicated_share"] * (1 - 1 / results["factors"]["hist_0"]), abs=0.2)
+    assert model["ratio"] > 0
 
 
 def test_every_op_is_measured_and_agrees_with_the_bare_formulations(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ PAGES = [
     ROOT / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "deploy").rglob("*.md")),
-    ROOT / "examples" / "flights" / "README.md",
+    *sorted((ROOT / "examples").rglob("README.md")),
 ]
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
 WITH_FENCES = (

@@ -14,10 +14,12 @@ import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import dask
 from distributed import Security, Worker
 from distributed.comm.core import connect
+from distributed.core import rpc
 from distributed.utils import get_ip
 
 from feedline.errors import ClusterError
@@ -37,7 +39,7 @@ _PAUSE_S = 1.0
 # For a worker to start when it has been told to end meanwhile: it may have its first task already.
 _START_S = 5.0
 # For a worker to be taken by a scheduler that accepts connections. At a fixed port it waits in vain while the scheduler
-# still lists the one before it, so it tries again sooner.
+# still lists another process's worker there, so it tries again sooner.
 _TAKEN_S, _TAKEN_AGAIN_S = 30.0, 5.0
 
 
@@ -85,6 +87,7 @@ class WorkerProcess:
         self._options = options
         self._departure: Departure | None = None
         self._stop = False
+        self._served: str | None = None  # the address of the last worker
         self._serving: asyncio.Task[None] | None = None
         self._start: asyncio.Timeout | None = None
 
@@ -123,6 +126,8 @@ class WorkerProcess:
         security = _security(options.tls)
         while not self._stop:
             await self._await_scheduler(security)
+            if self._served is not None:
+                await forget_worker(options.scheduler, self._served, security)
             worker = self._worker(security)
             try:
                 async with asyncio.timeout(None) as self._start:
@@ -135,6 +140,7 @@ class WorkerProcess:
                 continue
             finally:
                 self._start = None
+            self._served = worker.address
             SchedulerWatch(worker)
             steady(worker.io_loop)
             self._departure = Departure(worker, limit_s=options.drain_s)
@@ -189,6 +195,22 @@ class WorkerProcess:
                     f"one (feedline scheduler), or raise --wait-s"
                 )
             await asyncio.sleep(_PAUSE_S)
+
+
+async def forget_worker(scheduler: str, address: str, security: Security) -> None:
+    """Have a scheduler forget a worker that has closed, if it still lists it.
+
+    Behind a half-open connection it does until `worker-ttl` has passed: it keeps its tasks, and refuses another
+    worker at the same address.
+    """
+    remote: Any = rpc(scheduler, timeout=_CONNECT_S, connection_args=security.get_connection_args("worker"))
+    try:
+        async with asyncio.timeout(_CONNECT_S):
+            await remote.unregister(address=address, expected=True, stimulus_id=f"feedline-forget-{time.time()}")
+    except OSError:
+        logger.debug("the scheduler at %s did not answer", scheduler)
+    finally:
+        await remote.close_rpc()
 
 
 def _security(tls: TlsSpec | None) -> Security:

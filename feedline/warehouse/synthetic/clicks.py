@@ -32,7 +32,7 @@ from feedline.warehouse.synthetic.draws import Float64s, Int32s, Int64s, Words
 
 _TIMES, _SESSIONS, _LABELS, _DWELL, _USERS = range(5)  # streams of no feature; a feature's is kind + index
 _DENSE, _IDS, _STRINGS, _HISTORIES, _LENGTHS = (kind << 32 for kind in range(1, 6))
-_CHANGES = 1 << 48  # added to a user-side column's stream: where its value changes
+_CHANGES = 1 << 48  # added to a user-side column's stream: where its value changes; alone: where all of them may
 _ROW_BITS = 24  # a row's index within its part, below its time in a sort key; a session's in its id
 _MAX_PARTS = 1 << 20  # per day: a session's id is (day, part, session) from high to low bits
 _DAY_BITS = 37  # microseconds of a day
@@ -70,8 +70,10 @@ class ClickRecipe:
     `clustered`: a session's rows are together, in time order; else each file, and so each day, is sorted by `ts`.
     `dense`, `ids`, `strings`, `histories`: columns of each kind. The histories and the first `user_share` of the others
     are user-side: from one row of a session to the next, each stays the same with `keep_probability`. A changed history
-    has one new id in front and has lost its last; any other changed value is drawn again. `part_rows`: a file's rows,
-    at most; the default is four default row groups, about 60 MB. Raises SpecError for values out of range.
+    has one new id in front and has lost its last; any other changed value is drawn again. `joint_changes`: they change
+    in the same rows, so that all user-side columns repeat together with `keep_probability`; else each on its own.
+    `part_rows`: a file's rows, at most; the default is four default row groups, about 60 MB. Raises SpecError for
+    values out of range.
     """
 
     rows: int
@@ -86,6 +88,7 @@ class ClickRecipe:
     history_max: int = 49
     user_share: float = 0.5
     keep_probability: float = 0.95
+    joint_changes: bool = False
     null_share: float = 0.05
     row_group_rows: int = 65_536
     part_rows: int = 1 << 18
@@ -103,6 +106,8 @@ class ClickRecipe:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
                 raise SpecError(f"{name} is out of range: got {value!r}, expected a number from {low} to {high}.")
+        if not isinstance(self.joint_changes, bool):
+            raise SpecError(f"joint_changes is no boolean: got {self.joint_changes!r}, expected true or false.")
         if self.history_min > self.history_max:
             raise SpecError(f"history_min exceeds history_max: got {self.history_min} and {self.history_max}.")
         if self.days > self.rows:
@@ -178,6 +183,7 @@ class ClickFile:
         self._ts, self._order = self._draw_times()
         users = max(1, round(recipe.rows / recipe.sessions_mean / _SESSIONS_PER_USER))
         self._user = draws.zipf(self._words(_USERS, self.sessions), users)
+        self._joint = self._draw_changes(_CHANGES) if recipe.joint_changes else None
         self._user_side = {
             kind + index: self._versions(kind, index)
             for kind, index in recipe.scalars()
@@ -238,10 +244,13 @@ class ClickFile:
 
     def _changes(self, stream: int) -> Int32s:
         """0, 0, 1, ..: one more at a session's first row and wherever this user-side column changes inside one."""
-        words = self._words(_CHANGES + stream, self._rows)
+        return self._draw_changes(_CHANGES + stream) if self._joint is None else self._joint
+
+    def _draw_changes(self, stream: int) -> Int32s:
+        words = self._words(stream, self._rows)
         changed = draws.unit(words) >= self._recipe.keep_probability
         changed[self._heads] = True
-        return np.cumsum(changed, dtype=np.int32) - 1  # a part keeps one of these per user-side column
+        return np.cumsum(changed, dtype=np.int32) - 1  # a part keeps one per user-side column, or one
 
     def _versions(self, kind: int, index: int) -> Callable[[Int64s], pa.Array]:
         version = self._changes(kind + index)

@@ -20,6 +20,7 @@ from feedline.service.cluster.result_fetcher import ResultFetcher
 from feedline.service.cluster.scheduler_connection import SchedulerConnection
 from feedline.service.cluster.worker_checks import check_workers
 from feedline.service.worker import scheduler_watch
+from feedline.service.worker.worker_process import WorkerOptions, WorkerProcess
 
 HOST = "tcp://127.0.0.1"
 
@@ -211,3 +212,32 @@ def test_a_worker_whose_scheduler_no_longer_answers_closes(
     assert served.of_worker.half_open() > 0
     assert eventually(lambda: served.worker.status == Status.closed)
     assert "although their connection is open: the worker closes" in caplog.text
+
+
+def test_another_worker_at_the_same_address_is_taken_at_once(
+    impatient_worker: None, served: Served, caplog: pytest.LogCaptureFixture
+):
+    """The scheduler lists the first one still: for it, too, their connection is open."""
+    port = free_port()
+    process = WorkerProcess(WorkerOptions(scheduler=f"{HOST}:{served.of_worker.port}", threads=1, port=port))
+    workers = served.scheduler.workers
+    ids: list[str] = []
+
+    def listed() -> str | None:
+        worker = workers.get(f"{HOST}:{port}")
+        return None if worker is None else worker.server_id
+
+    async def break_and_end() -> None:
+        """Beside the process."""
+        for _ in range(2):
+            assert await asyncio.to_thread(lambda: eventually(lambda: listed() not in (None, *ids)))
+            ids.append(str(listed()))
+            await asyncio.to_thread(served.of_worker.half_open)
+        process._end()
+
+    async def run() -> None:
+        await asyncio.gather(process._run(), break_and_end())
+
+    asyncio.run(run())
+    assert len(set(ids)) == 2
+    assert "did not take the worker" not in caplog.text

@@ -82,7 +82,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> WorkerProcess:
 class StartingWorker:
     """Sends SIGTERM to this process while it starts."""
 
-    io_loop = SimpleNamespace()
+    io_loop, address = SimpleNamespace(), ADDRESS
 
     def __init__(self, start_s: float) -> None:
         self._start_s = start_s

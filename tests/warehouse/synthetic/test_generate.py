@@ -22,7 +22,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
+from typer.testing import CliRunner
 
+from feedline.cli import app
 from feedline.errors import FeedlineError, SpecError, TableError
 from feedline.spec import parse_spec
 from feedline.warehouse.synthetic.clicks import ClickFile, ClickRecipe, click_logit
@@ -233,6 +235,44 @@ def test_a_column_does_not_depend_on_the_others(tmp_path: Path) -> None:
     assert unchanged(narrow, "dense_0") < 0.2  # user_share 0: only histories are the user's
 
 
+def test_user_side_columns_change_together_where_they_shall(tmp_path: Path) -> None:
+    """By DuckDB: in which rows of a session each column differs from the row before."""
+    shape = {**SMALL, "sessions_mean": 16.5, "user_share": 0.5, "keep_probability": 0.8, "null_share": 0.0}
+    columns = ["dense_0", "dense_5", "id_3", "id_0", "id_12", "str_0", *(f"hist_{k}" for k in range(6))]
+    changed = ", ".join(f"{name} is distinct from lag({name}) over w as {name}" for name in columns)
+    shares, anywhere = {}, {}
+    for joint in (False, True):
+        generate(tmp_path / str(joint), joint_changes=joint, **shape)
+        rows = duckdb.sql(
+            f"select session_id = lag(session_id) over w as inside, {changed}"
+            f" from read_parquet('{tmp_path / str(joint)}/*/*.parquet') "
+            "window w as (order by session_id, ts, request_id)"
+        )
+        flags = np.column_stack([rows.filter("inside").fetchnumpy()[name] for name in columns])
+        shares[joint], anywhere[joint] = flags.mean(axis=0), flags.any(axis=1).mean()
+    for joint in (False, True):  # by the definition: the histories' new id may repeat an old one, others are drawn anew
+        np.testing.assert_allclose(shares[joint][[0, 1, 3]], 0.2, atol=0.02)
+        assert (shares[joint] < 0.22).all()
+    assert anywhere[True] == pytest.approx(0.2, abs=0.02)
+    assert anywhere[False] > 1 - 0.8**9, "twelve columns, of which some are drawn equal"
+
+
+def test_the_command_takes_the_share_of_columns_that_repeat(tmp_path: Path) -> None:
+    arguments = ["--rows", "400", "--days", "1", "--user-share", "0.25", "--keep-probability", "1", "--joint-changes"]
+    done = CliRunner().invoke(app, ["generate", "clicks", str(tmp_path / "t"), *arguments])
+    assert done.exit_code == 0, done.output
+    table = read(tmp_path / "t")
+    shares = {name: unchanged(table, name) for name in ("dense_2", "dense_3", "id_5", "hist_5")}
+    assert shares.pop("dense_3") < 0.2, "round(0.25 * 13) are the first three"
+    assert set(shares.values()) == {1.0}
+    generate_clicks(
+        str(tmp_path / "same"),
+        ClickRecipe(rows=400, days=1, user_share=0.25, keep_probability=1, joint_changes=True),
+        threads=1,
+    )
+    assert [file.read_bytes() for file in files(tmp_path / "same")] == [f.read_bytes() for f in files(tmp_path / "t")]
+
+
 @settings(max_examples=15, deadline=None)
 @given(
     recipe=st.builds(
@@ -251,6 +291,7 @@ def test_a_column_does_not_depend_on_the_others(tmp_path: Path) -> None:
         histories=st.integers(0, 2),
         lengths=st.sampled_from([(0, 0), (0, 3), (7, 7)]),
         user_share=st.sampled_from([0, 0.5, 1]),
+        joint_changes=st.booleans(),
     )
 )
 def test_any_shape_is_exact(recipe: ClickRecipe) -> None:
@@ -277,6 +318,7 @@ SILLY: list[tuple[dict[str, Any], str]] = [
     ({"sessions_mean": math.nan}, "sessions_mean is out of range"),
     ({"seed": -1}, "seed is out of range"),
     ({"user_share": 1.5}, "user_share is out of range"),
+    ({"joint_changes": 1}, "joint_changes is no boolean: got 1"),
     ({"null_share": "some"}, "null_share is out of range"),
     ({"history_min": 9, "history_max": 3}, "history_min exceeds history_max"),
     ({"part_rows": 1 << 25}, "part_rows is out of range"),

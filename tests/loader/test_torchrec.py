@@ -1,0 +1,303 @@
+"""KeyedJaggedTensors of batches in torchrec's own modules, against those of lists written out row by row."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import sys
+import warnings
+from dataclasses import replace
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from pipelines import furnished
+
+from feedline import FeedlineDataset
+from feedline.loader.batch import Batch
+from feedline.loader.encoding.encode import encode
+from feedline.loader.encoding.encoded_rows import EncodedRows, UniqueRows
+from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotLayout
+from feedline.loader.encoding.slot import write_rows
+from feedline.loader.torchrec_tensors import register_pipelineable
+
+IDS = 50
+WEIGHTED = pl.Struct({"values": pl.List(pl.Int64), "weights": pl.List(pl.Float32)})
+
+
+def column(name: str, dtype: str, dedup: str | None, *, weighted: bool = False) -> SlotColumn:
+    return SlotColumn(
+        name=name, group="sparse", dtype=dtype, arrow="list", offset=0, weighted=weighted, dedup=dedup, width=1
+    )
+
+
+SCHEMA = BatchSchema(
+    (
+        column("a", "int64", "u"),
+        column("b", "int64", None),
+        column("c", "int32", "v"),
+        column("d", "int64", "v"),
+        column("w", "int64", "u", weighted=True),
+        column("x", "int64", None, weighted=True),
+        column("e", "int64", "u"),
+        column("f", "float32", None),
+        SlotColumn(name="y", group="label", dtype="float32", arrow="float", offset=0),
+    )
+)
+INVERSE = {"u": [0, 0, 0, 1, 2, 2, 3], "v": [0, 1, 1, 1, 1, 1, 2]}
+ROWS = 7
+
+
+@pytest.fixture(scope="module")
+def torchrec() -> ModuleType:
+    if importlib.util.find_spec("torchrec") is None:
+        pytest.skip("torchrec is not installed: make install does it")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its own, of parts for GPUs that are absent and of names that are old
+        import torchrec
+        import torchrec.distributed.train_pipeline
+    return torchrec
+
+
+def lists_of(name: str) -> list[Any]:
+    """The value of each row, the same for the rows of a run; some lists are empty."""
+    dedup, kind = SCHEMA[name].dedup, SCHEMA[name]
+    rng = np.random.default_rng(len(name) + ord(name[0]))
+    unique = [rng.integers(0, IDS, rng.integers(0, 5)).tolist() for _ in range(ROWS)]
+    values = [[float(v) for v in each] for each in unique] if kind.dtype == "float32" else unique
+    if kind.weighted:
+        values = [{"values": each, "weights": [float(np.float32(rng.random())) for _ in each]} for each in unique]
+    return [values[row] for row in (INVERSE[dedup] if dedup else range(ROWS))]
+
+
+def batch_of(schema: BatchSchema = SCHEMA) -> Batch:
+    types = {"int64": pl.List(pl.Int64), "int32": pl.List(pl.Int32), "float32": pl.List(pl.Float32)}
+    frame = pl.DataFrame(
+        {"y": [0.0] * ROWS, **{c.name: lists_of(c.name) for c in SCHEMA.sparse}},
+        schema={"y": pl.Float32, **{c.name: WEIGHTED if c.weighted else types[c.dtype] for c in SCHEMA.sparse}},
+    )
+    own, *grouped = schema.parts
+    groups = []
+    for name, part in zip(schema.dedup, grouped, strict=True):
+        first = [INVERSE[name].index(number) for number in range(INVERSE[name][-1] + 1)]
+        groups.append(UniqueRows(rows=encode(frame[first], part), inverse=np.array(INVERSE[name], np.int32)))
+    rows: EncodedRows = encode(frame, own)
+    layout = SlotLayout(schema)
+    return Batch.over(layout, write_rows(layout, [replace(rows, groups=tuple(groups))]))
+
+
+PLAIN = BatchSchema(tuple(replace(column, dedup=None) for column in SCHEMA))
+
+
+def written_out(torchrec: ModuleType, keys: list[str], weighted: bool = False) -> Any:
+    """The KeyedJaggedTensor of all rows."""
+    values, lengths, weights = [], [], []
+    for key in keys:
+        for value in lists_of(key):
+            ids = value["values"] if isinstance(value, dict) else value
+            values += ids
+            weights += value["weights"] if weighted else []
+            lengths.append(len(ids))
+    dtype = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32}[SCHEMA[keys[0]].dtype]
+    return torchrec.KeyedJaggedTensor(
+        keys=keys,
+        values=torch.tensor(values, dtype=dtype),
+        lengths=torch.tensor(lengths, dtype=torch.int32),
+        weights=torch.tensor(weights) if weighted else None,
+    )
+
+
+def bags(torchrec: ModuleType, keys: list[str], *, weighted: bool = False) -> Any:
+    config = torchrec.EmbeddingBagConfig
+    torch.manual_seed(3)
+    tables = [
+        config(name=f"t{key}", embedding_dim=4, num_embeddings=IDS, feature_names=[key]) for key in reversed(keys)
+    ]
+    return torchrec.EmbeddingBagCollection(tables=tables, is_weighted=weighted, device=torch.device("cpu"))
+
+
+def assert_same(one: Any, other: Any) -> None:
+    assert one.keys() == other.keys()
+    assert torch.equal(one.values(), other.values())
+    assert torch.equal(one.lengths(), other.lengths())
+    assert (
+        torch.equal(one.weights_or_none(), other.weights_or_none())
+        if other.weights_or_none() is not None
+        else (one.weights_or_none() is None)
+    )
+
+
+CASES = [("int64", False, ["b", "a", "e", "d", "x", "w"]), ("int32", False, ["c"]), ("int64", True, ["x", "w"])]
+
+
+@pytest.mark.parametrize(("dtype", "weighted", "keys"), CASES)
+def test_embedding_bags_of_unique_rows_are_those_of_all_rows(torchrec, dtype, weighted, keys):
+    batch = batch_of()
+    features = batch.to_torchrec(dtype, weighted=weighted)
+    assert features.keys() == keys
+    wanted = written_out(torchrec, keys, weighted)
+    rows = [batch.groups[SCHEMA[key].dedup].unique_rows if SCHEMA[key].dedup else ROWS for key in keys]
+    assert features.stride_per_key() == rows
+    names, inverse = features.inverse_indices()
+    assert names == keys
+    assert inverse.dtype == torch.int64
+    assert inverse.tolist() == [INVERSE.get(SCHEMA[key].dedup or "", list(range(ROWS))) for key in keys]
+    collection = bags(torchrec, keys, weighted=weighted)
+    result, all_rows = collection(features), collection(wanted)
+    assert torch.equal(result.values(), all_rows.values())
+    losses = [each.values().sin().sum() for each in (result, all_rows)]
+    gradients = [torch.autograd.grad(loss, list(collection.parameters())) for loss in losses]
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)
+    assert_same(batch.to_torchrec(dtype, weighted=weighted, expand=True), wanted)
+    plain = written_out(torchrec, [column.name for column in PLAIN.sparse if column.name in keys], weighted)
+    assert_same(batch.expanded().to_torchrec(dtype, weighted=weighted), plain)
+    assert_same(batch_of(PLAIN).to_torchrec(dtype, weighted=weighted), plain)
+
+
+def test_values_lengths_and_weights_are_views_of_the_slot(torchrec):
+    batch = batch_of()
+    start = batch._root.ctypes.data
+
+    def inside(tensor: torch.Tensor) -> bool:
+        return start <= tensor.data_ptr() < start + batch.nbytes
+
+    ids, weighted = batch.to_torchrec(), batch.to_torchrec(weighted=True)
+    assert inside(ids.values())
+    assert inside(ids.lengths())
+    assert ids.values().data_ptr() == batch.sparse["b"].values.data_ptr()
+    assert inside(weighted.values())
+    assert inside(weighted.lengths())
+    assert inside(weighted.weights())
+    assert weighted.weights().data_ptr() == batch.sparse["x"].weights.data_ptr()
+    once = ids.inverse_indices()[1].untyped_storage().data_ptr()
+    assert weighted.inverse_indices()[1].untyped_storage().data_ptr() == once
+    assert batch.to_torchrec("int32").inverse_indices()[1].untyped_storage().data_ptr() == once
+    assert not inside(batch.to_torchrec(expand=True).values())
+
+
+def test_a_dtype_without_groups_and_a_batch_of_no_rows(torchrec):
+    batch = batch_of()
+    floats = batch.to_torchrec("float32")
+    assert floats.inverse_indices_or_none() is None
+    assert_same(floats, written_out(torchrec, ["f"]))
+    empty = SlotLayout(SCHEMA)
+    none = Batch.over(empty, write_rows(empty, []))
+    features = none.to_torchrec()
+    assert features.inverse_indices()[1].shape == (6, 0)
+    assert len(features.values()) == 0
+    with pytest.raises(
+        ValueError, match=r"no sparse features of uint8: it has sparse features of int64, int32, float32\."
+    ):
+        batch.to_torchrec("uint8")
+    unweighted = replace(PLAIN, columns=PLAIN.columns[:2])
+    with pytest.raises(ValueError, match=r"has no weighted features: it has sparse features of int64\."):
+        Batch.over(SlotLayout(unweighted), write_rows(SlotLayout(unweighted), [])).to_torchrec(weighted=True)
+
+
+def test_an_unsharded_embedding_collection_needs_expanded_rows(torchrec):
+    batch = batch_of()
+    tables = [torchrec.EmbeddingConfig(name="t", embedding_dim=4, num_embeddings=IDS, feature_names=["a"])]
+    collection = torchrec.EmbeddingCollection(tables=tables, device=torch.device("cpu"))
+    wanted = collection(written_out(torchrec, ["b", "a"]))["a"]
+    found = collection(batch.to_torchrec(expand=True))["a"]
+    assert torch.equal(found.values(), wanted.values())
+    assert torch.equal(found.lengths(), wanted.lengths())
+    ignoring = collection(batch.to_torchrec())["a"]
+    assert len(ignoring.lengths()) == batch.groups["u"].unique_rows != len(wanted.lengths())
+
+
+def test_a_batch_on_another_device_gives_tensors_there(torchrec):
+    moved = batch_of().to("meta")
+    features = moved.to_torchrec()
+    assert {features.values().device.type, features.lengths().device.type} == {"meta"}
+    assert features.inverse_indices()[1].device.type == "meta"
+    assert features.stride_per_key() == batch_of().to_torchrec().stride_per_key()
+
+
+def test_a_train_pipeline_takes_batches_of_a_dataset(torchrec, tmp_path):
+    rng = np.random.default_rng(2)
+    session = np.repeat(np.arange(60), rng.integers(1, 9, 60))
+    histories = [rng.integers(0, IDS, 3).tolist() for _ in range(60)]
+    table = pa.table(
+        {
+            "session": session,
+            "history": [histories[each] for each in session],
+            "tags": [[int(v)] for v in rng.integers(0, IDS, len(session))],
+            "clicked": rng.integers(0, 2, len(session)),
+        }
+    )
+    (tmp_path / "table" / "ds=1").mkdir(parents=True)
+    pq.write_table(table, tmp_path / "table" / "ds=1" / "part.parquet")
+    (tmp_path / "place").mkdir()
+    losses = {}
+    with furnished(tmp_path / "place", tmp_path / "table") as place:
+        for dedup in (True, False):
+            path = place.write(
+                f"{dedup}.yaml",
+                name="sessions",
+                features={
+                    "sparse": {"history": {"column": "history", **({"dedup": "user"} if dedup else {})}, "tags": []},
+                    "label": {"clicked": []},
+                },
+                batch={"size": 64},
+                shuffle={"by": "session", "seed": 1},
+            )
+            with FeedlineDataset(path) as dataset:
+                losses[dedup] = train(torchrec, dataset)
+    assert len(losses[True]) > 2
+    assert losses[True] == losses[False]
+
+
+def train(torchrec: ModuleType, dataset: FeedlineDataset) -> list[float]:
+    """The loss of each step."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bags = bags(torchrec, ["history", "tags"])
+            self.top = torch.nn.Linear(8, 1)
+
+        def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+            logits = self.top(self.bags(batch.to_torchrec()).values())
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
+            return loss, loss.detach()
+
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    pipeline_type = torchrec.distributed.train_pipeline.TrainPipelineBase
+    pipeline, batches, losses = pipeline_type(model, optimizer, torch.device("cpu")), iter(dataset), []
+    try:
+        while True:
+            losses.append(float(pipeline.progress(batches)))
+    except StopIteration:
+        return losses
+
+
+def test_without_torchrec_the_error_names_the_extra(monkeypatch):
+    batch, original = batch_of(), builtins.__import__
+
+    def refuse(name: str, *arguments: Any, **more: Any) -> Any:
+        if name.partition(".")[0] == "torchrec":
+            raise ModuleNotFoundError("No module named 'torchrec'", name="torchrec")
+        return original(name, *arguments, **more)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(ModuleNotFoundError, match=r"needs torchrec, .*'feedline\[torchrec\]'.*keyed_jagged"):
+        batch.to_torchrec()
+
+
+def test_batches_are_registered_once_torchrec_is_there(monkeypatch):
+    registered: list[type] = []
+    module = SimpleNamespace(Pipelineable=SimpleNamespace(register=registered.append))
+    monkeypatch.delitem(sys.modules, "torchrec.streamable", raising=False)
+    register_pipelineable(Batch)
+    assert not registered
+    monkeypatch.setitem(sys.modules, "torchrec.streamable", module)
+    register_pipelineable(Batch)
+    assert registered == [Batch]
