@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import deltalake
 import numpy as np
 import polars as pl
 import pyarrow as pa
@@ -18,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stored_runs import write_in_place
 
+from feedline import Table
 from feedline.errors import TableError
 from feedline.expressions import bind_where
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at, pack_mask
@@ -248,3 +250,15 @@ def test_excluded_rows_leave_the_rows_that_repeat_them(tmp_path: Path) -> None:
         frames = [chunk.frame.hstack([one for group in chunk.groups for one in group.expand()]) for chunk in chunks]
         frame = pl.concat(frames)
         assert frame.select("row", "ids", "site").rows() == [(1, [1], "x"), (4, [2], "y"), (5, [3], "y")]
+
+
+def test_a_delta_table_of_such_files_has_the_logical_columns(tmp_path: Path) -> None:
+    """Another engine registered the files, flags and all."""
+    write_in_place(tmp_path / "a.parquet", TABLE, GROUPS, STARTS, 4)
+    deltalake.convert_to_deltalake(str(tmp_path))
+    table = Table(str(tmp_path), format="delta")
+    read = table.read()
+    assert sorted(read.schema.names) == sorted(TABLE.schema.names)
+    read = read.select(TABLE.schema.names)
+    assert read.to_pylist() == TABLE.to_pylist()
+    assert "__run_user" in deltalake.DeltaTable(str(tmp_path)).schema().to_json()
