@@ -56,7 +56,8 @@ demo: $(INSTALLED)
 	$(BIN)/python examples/flights/train.py
 
 demo-clicks: $(INSTALLED)
-	test -d warehouse/log || $(BIN)/feedline generate clicks warehouse/log --rows 400000 --days 2 --sessions-mean 16.5 --order log
+	test -d warehouse/log || $(BIN)/feedline generate clicks warehouse/log --rows 400000 --days 2 --sessions-mean 16.5 \
+	  --joint-changes --order log
 	$(BIN)/feedline optimize warehouse/log warehouse/clicks --cluster-by session_id --sort-by ts
 	$(BIN)/feedline plan examples/clicks/pipeline.yaml
 	$(BIN)/python examples/clicks/train.py --steps 40

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -32,6 +33,7 @@ from feedline.warehouse.parquet.repeated_rows import first_rows
 from feedline.warehouse.reading.fragment import Chunk
 from feedline.warehouse.reading.read import CHUNK_ROWS, read_fragment
 from feedline.warehouse.reading.row_position import with_row_position
+from feedline.warehouse.reading.stored_groups import StoredGroup, join_groups
 from feedline.warehouse.rebase.recorded_rows import recorder_of
 
 _WORTH_GATHERING = 0.9  # the share of unique rows from which on all rows are taken for such: a gather costs more
@@ -55,7 +57,7 @@ def run_block(job: Job | str, request: BlockRequest, key: str, packed: bool) -> 
         piece_rows = 0
         recorder = recorder_of(job.record, piece.fragment, piece.skip, piece.rows)
         encoder.begin_piece()
-        for chunk in _chunks(compiled, piece):
+        for chunk in _chunks(compiled, piece, compiled.compact):
             if job.by is not None:
                 groups.append(chunk.frame.get_column(job.by))
             piece_rows += chunk.frame.height
@@ -118,8 +120,8 @@ class _Clock:
         self._last = now
 
 
-def _chunks(compiled: CompiledJob, piece: PieceRequest) -> Iterator[Chunk]:
-    """The piece's rows, chunk by chunk."""
+def _chunks(compiled: CompiledJob, piece: PieceRequest, compact: Collection[str] = ()) -> Iterator[Chunk]:
+    """The piece's rows, chunk by chunk. compact: columns that come as unique rows from files that store them so."""
     position, missing = 0, piece.rows
     chunks = read_fragment(
         piece.fragment,
@@ -129,6 +131,7 @@ def _chunks(compiled: CompiledJob, piece: PieceRequest) -> Iterator[Chunk]:
         sample=compiled.sample,
         marks=compiled.marks,
         chunk_rows=CHUNK_ROWS,
+        compact=compact,
     )
     for chunk in chunks:
         height = chunk.frame.height
@@ -203,30 +206,40 @@ class _Encoder:
     def _flush(self) -> None:
         chunks, self._waiting, self._rows = self._waiting, [], 0
         borders, self._borders = self._borders, []
-        frames = [chunk.frame for chunk in chunks]
         try:
-            frame = pl.concat(frames, rechunk=True) if len(frames) > 1 else frames[0]
-            self._parts.append(self._encode(frame, borders))
+            self._parts.append(self._encode(*_join_chunks(chunks), borders))
         except DataError as error:
             compiled = self._compiled
             raise with_row_position(error, chunks, compiled.where, compiled.schema, sample=compiled.sample) from error
 
-    def _encode(self, frame: pl.DataFrame, borders: Sequence[int]) -> EncodedRows:
-        self.observer.count_rows(frame)
+    def _encode(self, frame: pl.DataFrame, stored: Sequence[StoredGroup], borders: Sequence[int]) -> EncodedRows:
+        self.observer.count_rows(frame, [(group.frame, group.inverse) for group in stored])
         rows, *groups = self._compiled.parts
         encoded = self._encode_part(rows, frame)
-        return replace(encoded, groups=tuple(self._encode_unique(group, frame, borders) for group in groups))
+        return replace(encoded, groups=tuple(self._encode_unique(group, frame, stored, borders) for group in groups))
 
-    def _encode_unique(self, group: CompiledPart, frame: pl.DataFrame, borders: Sequence[int]) -> UniqueRows:
-        """Transform and encode the rows of a deduplicated group that do not repeat the row above them."""
+    def _encode_unique(
+        self, group: CompiledPart, frame: pl.DataFrame, stored: Sequence[StoredGroup], borders: Sequence[int]
+    ) -> UniqueRows:
+        """Transform and encode the rows of a deduplicated group that do not repeat the row above them.
+
+        frame, stored: the rows, without the columns that are stored once per run, and those columns.
+        """
         by = () if self._compiled.by is None else (self._compiled.by,)
-        starts = first_rows(frame, (*by, *group.columns), [border for border in borders if border < frame.height])
+        columns = [name for name in group.columns if name in frame.columns]
+        starts = first_rows(frame, (*by, *columns), [border for border in borders if border < frame.height])
+        parts = [(each, [name for name in group.columns if name in each.frame.columns]) for each in stored]
+        for each, names in parts:
+            changes = np.flatnonzero(first_rows(each.frame, names, ()))
+            starts[np.searchsorted(each.inverse, changes)] = True
         if np.count_nonzero(starts) > _WORTH_GATHERING * frame.height:
             starts[:] = True
         index = np.flatnonzero(starts)
-        unique, repeats = frame.select(group.columns), None
-        if len(index) < frame.height:
-            unique, repeats = unique[index], np.diff(index, append=frame.height)
+        repeats = np.diff(index, append=frame.height) if len(index) < frame.height else None
+        series = [*_rows_at(frame.select(columns), index)]
+        for each, names in parts:
+            series.extend(_rows_at(each.frame.select(names), each.inverse[index]))
+        unique = pl.DataFrame(series)
         try:
             rows = self._encode_part(group, unique, repeats)
         except DataError as error:
@@ -249,3 +262,25 @@ class _Encoder:
             encoded = replace(encoded, rows=frame.height, dense=none, labels=none)
         self._clock.lap("encode")
         return encoded
+
+
+def _rows_at(frame: pl.DataFrame, index: NDArray[np.integer[Any]]) -> pl.DataFrame:
+    """The rows of a frame at an ascending index; the frame itself if those are all of them."""
+    whole = len(index) == frame.height and bool((np.diff(index) > 0).all())
+    return frame if whole or not frame.width else frame[index]
+
+
+def _join_chunks(chunks: Sequence[Chunk]) -> tuple[pl.DataFrame, tuple[StoredGroup, ...]]:
+    """Chunks as one, with what their files store once per run of equal rows, where all store the same columns so."""
+    if len(chunks) == 1:
+        return chunks[0].frame, chunks[0].groups
+    layouts = {tuple(tuple(group.frame.columns) for group in chunk.groups) for chunk in chunks}
+    if layouts == {()}:
+        return pl.concat([chunk.frame for chunk in chunks], rechunk=True), ()
+    if len(layouts) > 1:
+        frames = [
+            chunk.frame.hstack([series for group in chunk.groups for series in group.expand()]) for chunk in chunks
+        ]
+        return pl.concat([frame.select(frames[0].columns) for frame in frames], rechunk=True), ()
+    groups = tuple(join_groups(groups) for groups in zip(*(chunk.groups for chunk in chunks), strict=True))
+    return pl.concat([chunk.frame for chunk in chunks], rechunk=True), groups

@@ -47,7 +47,8 @@ class CompiledPart:
 class CompiledJob:
     """A job's compiled features, filter and sample, with the layout of its slots.
 
-    parts: the features of plain rows, then those of each deduplicated group, in the layout's order.
+    parts: the features of plain rows, then those of each deduplicated group, in the layout's order. compact: columns
+    that only deduplicated groups read.
     """
 
     features: CompiledFeatures
@@ -59,6 +60,7 @@ class CompiledJob:
     by: str | None
     sample: BoundSample | None
     marks: tuple[Mark, ...]
+    compact: frozenset[str]
     filters: dict[str, str]  # by feature, the filter that would drop its columns' nulls
 
 
@@ -106,7 +108,21 @@ def _compile(job: Job) -> CompiledJob:
             own = compile_features(chosen, schema, artifacts)
         parts.append(CompiledPart(own, part, () if name is None else (*own.parts, *own.marks)))
     layout = SlotLayout(columns_of_batch)
-    return CompiledJob(features, schema, where, tuple(columns), layout, tuple(parts), job.by, sample, marks, filters)
+    plain = {*parts[0].features.parts, *kept_columns(job)} or set(list(columns)[:1])  # a frame has at least one column
+    compact = frozenset(columns).difference(plain)
+    return CompiledJob(
+        features=features,
+        schema=schema,
+        where=where,
+        columns=tuple(columns),
+        layout=layout,
+        parts=tuple(parts),
+        by=job.by,
+        sample=sample,
+        marks=marks,
+        compact=compact,
+        filters=filters,
+    )
 
 
 def check_job(job: Job) -> None:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from feedline.errors import DataError
 from feedline.planning.plan import Plan
+from feedline.warehouse.parquet.dedup_columns import METADATA_KEY, DedupMetadata, flag_column
 from feedline.warehouse.reading.fragment import Fragment, fragment_at
 from feedline.warehouse.reading.read import read_fragment
 from feedline.warehouse.reading.row_filter import RowFilter
@@ -76,13 +77,29 @@ def _read_row_group(plan: Plan, fragment: Fragment, names: Sequence[str], marks:
         pq.ParquetFile(join(location.path, fragment.path), filesystem=location.filesystem) as file,
     ):
         plain = [name for name in names if _stored_as(schema, file.schema_arrow, name)]
-        direct = file.read_row_group(fragment.row_groups[0], columns=plain, use_threads=False) if plain else None
+        direct = _read_expanded(file, fragment.row_groups[0], plain) if plain else None
     others = [name for name in names if name not in plain]
     if direct is not None and not others and not marks:
         return _frame(direct).select(names)
     chunks = read_fragment(fragment, others or names, None, schema, marks=marks)
     frame = pl.concat([chunk.frame for chunk in chunks])
     return frame if direct is None else frame.with_columns(_frame(direct))
+
+
+def _read_expanded(file: pq.ParquetFile, row_group: int, names: Sequence[str]) -> pa.Table:
+    """Columns of a row group in all its rows: where they are stored once per run, the rows that repeat get the value of
+    the run's start."""
+    content = (file.metadata.metadata or {}).get(METADATA_KEY)
+    groups = DedupMetadata.from_json(content, "the file").groups if content else {}
+    flag_of = {column: flag_column(name) for name, group in groups.items() for column in group.columns}
+    flags = dict.fromkeys(flag_of[name] for name in names if name in flag_of)
+    table = file.read_row_group(row_group, columns=[*names, *flags], use_threads=False)
+    for flag in flags:
+        starts = table[flag].to_numpy()
+        above = pa.array(np.maximum.accumulate(np.where(starts, np.arange(len(starts)), 0)))
+        for name in [name for name in names if flag_of.get(name) == flag]:
+            table = table.set_column(table.schema.get_field_index(name), name, table[name].take(above))
+    return table.select(names)
 
 
 def _stored_as(table: pa.Schema, file: pa.Schema, name: str) -> bool:

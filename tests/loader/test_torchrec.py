@@ -192,12 +192,28 @@ def test_a_dtype_without_groups_and_a_batch_of_no_rows(torchrec):
     assert features.inverse_indices()[1].shape == (6, 0)
     assert len(features.values()) == 0
     with pytest.raises(
-        ValueError, match=r"no sparse features of uint8: it has sparse features of int64, int32, float32\."
+        ValueError, match=r"no sparse features of uint8: their sparse features are b \(int64\), a \(int64, u\), e"
     ):
         batch.to_torchrec("uint8")
     unweighted = replace(PLAIN, columns=PLAIN.columns[:2])
-    with pytest.raises(ValueError, match=r"has no weighted features: it has sparse features of int64\."):
+    with pytest.raises(ValueError, match=r"no weighted features: their sparse features are a \(int64\), b \(int64\)\."):
         Batch.over(SlotLayout(unweighted), write_rows(SlotLayout(unweighted), [])).to_torchrec(weighted=True)
+
+
+@pytest.mark.parametrize(
+    ("group", "weighted", "keys"), [("u", False, ["a", "e"]), ("u", True, ["w"]), ("v", False, ["d"])]
+)
+def test_a_group_by_itself_is_a_plain_tensor_of_unique_rows(torchrec, group, weighted, keys):
+    batch = batch_of()
+    features = batch.to_torchrec(group=group, weighted=weighted)
+    assert features.keys() == keys
+    assert features.inverse_indices_or_none() is None
+    assert features.stride() == batch.groups[group].unique_rows
+    collection = bags(torchrec, keys, weighted=weighted)
+    wanted = collection(written_out(torchrec, keys, weighted)).values()
+    assert torch.equal(batch.groups[group].expand(collection(features).values()), wanted)
+    with pytest.raises(ValueError, match="no sparse features of float32 in a deduplicated group 'u'"):
+        batch.to_torchrec("float32", group="u")
 
 
 def test_an_unsharded_embedding_collection_needs_expanded_rows(torchrec):

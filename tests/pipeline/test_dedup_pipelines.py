@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from pipelines import PATIENCE_S, Place, furnished
+from stored_runs import write_in_place
 from typer.testing import CliRunner
 
 from feedline import FeedlineDataset, Pipeline
@@ -54,6 +56,20 @@ def place(tmp_path_factory: pytest.TempPathFactory):
     (folder / "place").mkdir()
     with furnished(folder / "place", folder / "table") as place:
         yield place
+
+
+@pytest.fixture(scope="module")
+def stored(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The table with user columns stored once per run, but for one partition, whose groups are others."""
+    folder = tmp_path_factory.mktemp("stored")
+    for part in range(3):
+        table = pq.read_table(place.table / f"ds={part}" / "part.parquet", partitioning=None)
+        rows = table.select(["session", "age", "city", "hist", "score"]).to_pylist()
+        starts = [index == 0 or str(row) != str(rows[index - 1]) for index, row in enumerate(rows)]
+        groups = {"a": ["city", "hist", "age"], "b": ["score"]} if part != 1 else {"c": ["score", "tags"]}
+        flags = {"a": starts, "b": starts, "c": [True] * len(rows)}
+        write_in_place(folder / f"ds={part}" / "part.parquet", table, groups, flags, 300)
+    return folder
 
 
 def features(dedup: bool) -> dict[str, Any]:
@@ -124,6 +140,29 @@ def test_expanded_batches_are_those_without_deduplication(
             rows += found.rows
             unique += found.groups["user"].unique_rows
         assert 0 < unique < 0.8 * rows
+
+
+@pytest.mark.parametrize(
+    ("shuffle", "where"),
+    [
+        ({"by": "session", "seed": 1, "window_rows": 700}, "city == 'a' or item > 4"),
+        ({"rows": True, "seed": 3}, "hist is not None"),
+        ("off", None),
+    ],
+)
+def test_columns_stored_once_per_run_give_the_batches_of_the_plain_table(
+    place: Place, stored: Path, shuffle: Any, where: str | None, monkeypatch: pytest.MonkeyPatch
+):
+    """With groups and without; under any shuffle without. A chunk begins in the middle of a run."""
+    monkeypatch.setattr("feedline.blocks.compute.CHUNK_ROWS", 77)
+    for dedup in [False, True][: 1 if isinstance(shuffle, dict) and shuffle.get("rows") else 2]:
+        wanted, found = (
+            pipeline(place, dedup=dedup, shuffle=shuffle, name=table.name, source={"where": where, "table": str(table)})
+            for table in (place.table, stored)
+        )
+        for one, other in zip(wanted.batches(0, 0, 1), found.batches(0, 0, 1), strict=True):
+            assert one.expanded()._root.tobytes() == other.expanded()._root.tobytes()
+        assert found.quality() == wanted.quality()
 
 
 def test_quality_counts_rows_and_the_rows_of_errors_are_those_of_the_table(place: Place):

@@ -78,9 +78,8 @@ def test_the_losses_are_those_without_deduplication(train: ModuleType, folder: P
     assert len(curves[0]) == STEPS
     np.testing.assert_allclose(curves[0], curves[1], rtol=0, atol=train.TOLERANCE)
     assert np.std(curves[0]) > 1e-3, "nothing was learnt"
-    assert factors.pop("user") > 1.2
-    assert set(factors) == {f"hist_{index}" for index in range(6)}
-    assert min(factors.values()) > 3
+    assert list(factors) == ["user"]
+    assert factors["user"] > 3
 
 
 def test_the_model_computes_what_it_says(train: ModuleType, folder: Path):

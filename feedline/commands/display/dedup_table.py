@@ -40,7 +40,7 @@ def print_proposals(facts: dict[str, Any], console: Console) -> None:
                 say(f"{group['name']} {_warning(group)}")
     if facts["proposals"]:
         console.print(_table("proposed groups", facts["proposals"]))
-    say(f"measured on {_sample(facts)}")
+    say(f"measured on {_sample(facts)}{_together(facts['proposals'])}")
     if not facts["proposals"]:
         say("no further group saves more than it costs" if facts["groups"] else "no group saves more than it costs")
         if facts["by"] is None:
@@ -67,6 +67,15 @@ def _table(title: str, groups: list[dict[str, Any]]) -> Table:
         numbers.append("unknown" if saved is None else f"{saved:,.0f} of {plain:,.0f}")
         table.add_row(escape(group["name"]), escape(", ".join(with_ranges(group["columns"]))), *numbers)
     return table
+
+
+def _together(proposals: list[dict[str, Any]]) -> str:
+    """`; together they save 1,225 of 1,434 bytes per row`, for several proposals."""
+    known = [group for group in proposals if group["bytes_saved"] is not None]
+    if len(known) < 2:
+        return ""
+    saved, plain = (sum(group[key] for group in known) for key in ("bytes_saved", "bytes_plain"))
+    return f"; together they save {saved:,.0f} of {plain:,.0f} bytes per row"
 
 
 def _measure(group: dict[str, Any]) -> str:

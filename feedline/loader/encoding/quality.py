@@ -128,12 +128,18 @@ class Observer:
         self._floats = [[np.inf] * len(schema), [-np.inf] * len(schema)]
         self._lengths: list[Counts] = [np.zeros(1, dtype=np.int64)] * len(self._sparse_index)
 
-    def count_rows(self, frame: pl.DataFrame) -> None:
-        """Count source rows and nulls: a feature's row is null if one of its columns is."""
+    def count_rows(self, frame: pl.DataFrame, repeated: Sequence[tuple[pl.DataFrame, NDArray[np.int32]]] = ()) -> None:
+        """Count source rows and nulls: a feature's row is null if one of its columns is.
+
+        repeated: further columns, as unique rows and an inverse, int32 [rows of `frame`].
+        """
         self._rows += frame.height
-        nulls = {columns: _null_rows(frame, columns) for columns in set(self._reads)}
+        nulls = {series.name: series.is_null() for series in frame if series.null_count()}
+        for unique, inverse in repeated:
+            nulls |= {series.name: series.is_null().gather(inverse) for series in unique if series.null_count()}
+        counts = {columns: _null_rows([nulls[name] for name in columns if name in nulls]) for columns in self._reads}
         for index, columns in enumerate(self._reads):
-            self._counts["nulls"][index] += nulls[columns]
+            self._counts["nulls"][index] += counts[columns]
 
     def count_lookups(self, name: str, lookups: int, misses: int) -> None:
         """Count values that an op of the feature looked up, and those that it did not find."""
@@ -196,13 +202,11 @@ def _extremes(values: Counts) -> tuple[int, int]:
     return int(np.minimum.reduce(values)), int(np.maximum.reduce(values))
 
 
-def _null_rows(frame: pl.DataFrame, columns: tuple[str, ...]) -> int:
-    """Rows in which a column is null: by Arrow's counts, unless several columns contain nulls."""
-    nullable = [series for name in columns if (series := frame.get_column(name)).null_count()]
-    if len(nullable) < 2:
-        return nullable[0].null_count() if nullable else 0
-    first, *others = nullable
-    return int(functools.reduce(lambda nulls, series: nulls | series.is_null(), others, first.is_null()).sum())
+def _null_rows(columns: Sequence[pl.Series]) -> int:
+    """Rows in which at least one of some columns is null. columns: for each whether it is."""
+    if not columns:
+        return 0
+    return int(functools.reduce(lambda nulls, column: nulls | column, columns).sum())
 
 
 def _buckets(lengths: Counts) -> Counts:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from feedline.errors import TableArgumentError
 from feedline.warehouse.optimize.footprint import Footprint
-from feedline.warehouse.parquet.dedup_columns import FLAG_PREFIX, flag_column, is_group_name
+from feedline.warehouse.parquet.dedup_columns import flag_column, is_group_name
 from feedline.warehouse.snapshot.snapshot import Snapshot
 
 DedupGroups = tuple[tuple[str, tuple[str, ...]], ...]  # (group, columns), in the order of their flags
@@ -65,13 +65,7 @@ def check_groups(groups: DedupGroups) -> None:
 
 
 def refuse_columns(snapshot: Snapshot, groups: DedupGroups, flatten: tuple[str, ...]) -> None:
-    """Raise TableArgumentError for columns that no group can hold, and for a table with columns of reserved names."""
-    reserved = [name for name in snapshot.schema.names if name.startswith(FLAG_PREFIX)]
-    if reserved:
-        raise TableArgumentError(
-            f"{snapshot.uri} has a column {reserved[0]!r}: names that begin with {FLAG_PREFIX} are reserved for flags "
-            "of repeated rows. Rename it"
-        )
+    """Raise TableArgumentError for columns that no group can hold."""
     for name, members in groups:
         for column in members:
             if column in snapshot.partition_columns:

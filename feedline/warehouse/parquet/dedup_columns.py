@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -155,7 +155,7 @@ def _only_at(starts: Bools, column: pa.ChunkedArray) -> pa.Array:
 
 
 def dedup_metadata(
-    notes: Mapping[bytes, bytes] | None, columns: Sequence[str], rows: Sequence[int], file: str
+    notes: Mapping[bytes, bytes] | None, columns: Sequence[str], rows: Iterable[int], file: str
 ) -> DedupMetadata | None:
     """The groups of a file, from its key-value metadata, columns and rows per row group; None if it has none.
 
@@ -176,6 +176,7 @@ def dedup_metadata(
             raise TableError(
                 f"{file} has a column {name!r} of no group: its metadata names {', '.join(metadata.groups)}. {_REWRITE}"
             )
+    stored_rows = list(rows)
     for name, group in metadata.groups.items():
         missing = [column for column in (flag_column(name), *group.columns) if column not in columns]
         if missing:
@@ -184,12 +185,22 @@ def dedup_metadata(
                 f"expected {', '.join(group.columns)} and {flag_column(name)}. {_REWRITE}"
             )
         described = [one.rows for one in group.row_groups]
-        if described != list(rows):
+        if described != stored_rows:
             raise TableError(
-                f"the row groups of {file} are not those of its group {name!r}: got {_some(rows)} rows, expected "
-                f"{_some(described)}. Another tool rewrote it. {_REWRITE}"
+                f"the row groups of {file} are not those of its group {name!r}: got {_some(stored_rows)} rows, "
+                f"expected {_some(described)}. Another tool rewrote it. {_REWRITE}"
             )
     return metadata
+
+
+def logical_nulls(runs: RowGroupRuns, stored: int) -> int:
+    """How many rows of a row group are null in a column of a group, -1 if unknown, by the nulls that are stored.
+
+    A row that repeats the row above is stored as null. So all rows are null, or none is, where the stored nulls say so.
+    """
+    if stored == runs.rows:
+        return stored
+    return 0 if stored == runs.rows - runs.runs else -1
 
 
 def check_flags(flags: pa.Array | pa.ChunkedArray, expected: RowGroupRuns, group: str, place: str) -> Bools:

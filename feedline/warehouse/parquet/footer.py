@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 import pyarrow.types as pat
 
 from feedline.errors import CorruptFileError, TableChangedError, TableError
+from feedline.warehouse.parquet.dedup_columns import DedupMetadata, dedup_metadata, flag_column, logical_nulls
 from feedline.warehouse.parquet.schemas import leaf_count, without_dictionaries
 from feedline.warehouse.parquet.thrift import PHYSICAL_NAMES, MalformedError, Structure, structure_of
 from feedline.warehouse.storage.faults import encrypted_error, explain_errors
@@ -216,7 +217,23 @@ def _facts(parquet: pq.ParquetFile, tail: bytes, name: str) -> FileFacts:
         _column(structure, leaf_range, without_dictionaries(field.type), stored[leaf_range.start])
         for leaf_range, field in zip(leaf_ranges, schema, strict=True)
     ]
+    groups = dedup_metadata(metadata.metadata, schema.names, structure.rows, name)
+    if groups is not None:
+        schema, columns = _logical(schema, columns, groups)
     return FileFacts(footer_digest(tail), len(tail), _bare(schema), structure.rows, columns)
+
+
+def _logical(
+    schema: pa.Schema, columns: Sequence[ColumnFacts], groups: DedupMetadata
+) -> tuple[pa.Schema, list[ColumnFacts]]:
+    """The table's columns without the flags, and with the nulls of its rows instead of those stored."""
+    for group in groups.groups.values():
+        for name in group.columns:
+            column = columns[schema.get_field_index(name)]
+            column.nulls = [logical_nulls(*facts) for facts in zip(group.row_groups, column.nulls, strict=True)]
+    flags = {flag_column(name) for name in groups.groups}
+    kept = [index for index, name in enumerate(schema.names) if name not in flags]
+    return pa.schema([schema.field(index) for index in kept]), [columns[index] for index in kept]
 
 
 def _bare(schema: pa.Schema) -> pa.Schema:

@@ -18,7 +18,8 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +27,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from feedline.errors import TableChangedError
+from feedline.warehouse.parquet.dedup_columns import DedupMetadata, dedup_metadata
 from feedline.warehouse.parquet.footer import column_leaves, footer_digest, open_parquet, parsed_footers
 from feedline.warehouse.storage.faults import Outlook, explain_errors, outlook
 from feedline.warehouse.storage.ranges import SparseFile, chunk_ranges, coalesce, read_range
@@ -61,7 +63,7 @@ class OpenFile:
     def __init__(self, parquet: pq.ParquetFile, source: pa.NativeFile, version: FileVersion) -> None:
         self.parquet = parquet
         self.metadata: pq.FileMetaData = parquet.metadata
-        self.schema, self.stored = _layouts.get(version, parquet)
+        self.schema, self.stored, self.dedup = _layouts.get(version, parquet)
         self._source = source
         self._uri = version.uri
 
@@ -81,9 +83,14 @@ class OpenFile:
             content: bytes = self._source.read_at(size, start)
         return content
 
-    def batches(self, row_group: int, leaves: Sequence[int], chunk_rows: int) -> Iterator[pa.RecordBatch]:
-        """Decode Parquet columns of one row group on the calling thread, in chunks of about `chunk_rows`."""
-        return _decode(self.parquet, row_group, leaves, chunk_rows)
+    def batches(
+        self, row_group: int, leaves: Sequence[int], chunk_rows: int, whole: Sequence[int] = ()
+    ) -> Iterator[pa.RecordBatch]:
+        """Decode Parquet columns of one row group on the calling thread, in chunks of about `chunk_rows`.
+
+        whole: further columns, if any, that the first batch holds, in all rows of the row group.
+        """
+        return _decode(self.parquet, row_group, leaves, chunk_rows, whole)
 
 
 class _LocalFile(OpenFile):
@@ -97,9 +104,11 @@ class _LocalFile(OpenFile):
         self._path = path
         self._size_bytes = version.size_bytes
 
-    def batches(self, row_group: int, leaves: Sequence[int], chunk_rows: int) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self, row_group: int, leaves: Sequence[int], chunk_rows: int, whole: Sequence[int] = ()
+    ) -> Iterator[pa.RecordBatch]:
         """As `OpenFile.batches`."""
-        ranges = coalesce(chunk_ranges(self.metadata, row_group, leaves, self._size_bytes))
+        ranges = coalesce(chunk_ranges(self.metadata, row_group, [*leaves, *whole], self._size_bytes))
         with suppress(OSError, AttributeError):  # only a hint to the kernel
             descriptor = os.open(self._path, os.O_RDONLY)
             try:
@@ -107,7 +116,7 @@ class _LocalFile(OpenFile):
                     os.posix_fadvise(descriptor, start, stop - start, os.POSIX_FADV_WILLNEED)
             finally:
                 os.close(descriptor)
-        return super().batches(row_group, leaves, chunk_rows)
+        return super().batches(row_group, leaves, chunk_rows, whole)
 
 
 class _RemoteFile(OpenFile):
@@ -131,14 +140,16 @@ class _RemoteFile(OpenFile):
 
         return with_retries(read, self._filesystem, self._version.uri, listed=True)
 
-    def batches(self, row_group: int, leaves: Sequence[int], chunk_rows: int) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self, row_group: int, leaves: Sequence[int], chunk_rows: int, whole: Sequence[int] = ()
+    ) -> Iterator[pa.RecordBatch]:
         """As `OpenFile.batches`, after all bytes of the columns have arrived and are verified to be of this file."""
-        if not leaves:
+        if not leaves and not whole:
             yield from super().batches(row_group, leaves, chunk_rows)
             return
         size = self._version.size_bytes
         sparse = SparseFile(size)
-        sparse.set_ranges(coalesce(chunk_ranges(self.metadata, row_group, leaves, size)))
+        sparse.set_ranges(coalesce(chunk_ranges(self.metadata, row_group, [*leaves, *whole], size)))
 
         def fetch() -> None:
             try:
@@ -151,7 +162,7 @@ class _RemoteFile(OpenFile):
 
         with_retries(fetch, self._filesystem, self._version.uri, row_group=row_group, listed=True)
         with open_parquet(sparse.reader(), self.metadata, pre_buffer=False, dictionaries=self._dictionaries) as parquet:
-            yield from _decode(parquet, row_group, leaves, chunk_rows)
+            yield from _decode(parquet, row_group, leaves, chunk_rows, whole)
 
     def close(self) -> None:
         self._source.close()
@@ -226,14 +237,18 @@ def _local(filesystem: pafs.FileSystem, path: str, version: FileVersion) -> Iter
             file.parquet.close(force=True)
 
 
+_Layout: TypeAlias = tuple[pa.Schema, dict[str, range], DedupMetadata | None]
+
+
 class _Layouts:
-    """An LRU cache of files' schemas and Parquet columns by footer, as a file is opened once per split."""
+    """An LRU cache of files' schemas, Parquet columns and groups stored once per run, by footer, as a file is opened
+    once per split."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: OrderedDict[bytes, tuple[pa.Schema, dict[str, range]]] = OrderedDict()
+        self._entries: OrderedDict[bytes, _Layout] = OrderedDict()
 
-    def get(self, version: FileVersion, parquet: pq.ParquetFile) -> tuple[pa.Schema, dict[str, range]]:
+    def get(self, version: FileVersion, parquet: pq.ParquetFile) -> _Layout:
         with self._lock:
             layout = self._entries.get(version.footer_digest)
             if layout is not None:
@@ -241,7 +256,7 @@ class _Layouts:
                 return layout
         schema = parquet.schema_arrow
         leaves = column_leaves(schema, parquet.metadata.num_columns, version.uri)
-        layout = schema, dict(zip(schema.names, leaves, strict=True))
+        layout = schema, dict(zip(schema.names, leaves, strict=True)), _dedup(parquet, schema, version.uri)
         with self._lock:
             self._entries[version.footer_digest] = layout
             while len(self._entries) > _KEPT_LAYOUTS:
@@ -250,6 +265,12 @@ class _Layouts:
 
 
 _layouts = _Layouts()
+
+
+def _dedup(parquet: pq.ParquetFile, schema: pa.Schema, uri: str) -> DedupMetadata | None:
+    metadata = parquet.metadata
+    rows = (metadata.row_group(index).num_rows for index in range(metadata.num_row_groups))
+    return dedup_metadata(metadata.metadata, schema.names, rows, uri)
 
 
 class _CheckedFooters:
@@ -278,12 +299,18 @@ _checked_footers = _CheckedFooters()
 
 
 def _decode(
-    parquet: pq.ParquetFile, row_group: int, leaves: Sequence[int], chunk_rows: int
+    parquet: pq.ParquetFile, row_group: int, leaves: Sequence[int], chunk_rows: int, whole: Sequence[int]
 ) -> Iterator[pa.RecordBatch]:
     batches: Iterator[pa.RecordBatch] = parquet.reader.iter_batches(
         chunk_rows, row_groups=[row_group], column_indices=leaves, use_threads=False
     )
-    return batches
+    return chain(_whole(parquet, row_group, whole), batches) if whole else batches
+
+
+def _whole(parquet: pq.ParquetFile, row_group: int, leaves: Sequence[int]) -> Iterator[pa.RecordBatch]:
+    """Columns of a row group as one batch."""
+    table = parquet.reader.read_row_group(row_group, column_indices=leaves, use_threads=False)
+    yield pa.RecordBatch.from_arrays([pa.concat_arrays(each.chunks) for each in table.columns], schema=table.schema)
 
 
 def _metadata(version: FileVersion, tail: bytes) -> pq.FileMetaData:

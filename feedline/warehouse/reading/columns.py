@@ -94,6 +94,11 @@ class FileColumns:
             and not is_unchecked(source.field.type)
         }
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The stored columns to decode."""
+        return tuple(self._trees)
+
     def dictionaries(self, metadata: pq.FileMetaData, row_groups: Iterable[int]) -> list[str]:
         """Return the paths of map keys to read as dictionaries: 9 million keys decode in 0.15 s instead of 0.8 s."""
         groups = [metadata.row_group(index) for index in row_groups]
@@ -111,11 +116,13 @@ class FileColumns:
         fitting = _ENTRIES * row_group.num_rows // max(entries, 1)
         return min(most, max(_LEAST_ROWS, fitting)) if entries > _ENTRIES else most
 
-    def batch(self, decoded: pa.RecordBatch, uri: str, row_group: int) -> pa.RecordBatch:
-        """Build the fields from a batch of the file's columns as pyarrow decodes them.
+    def batch(self, decoded: pa.RecordBatch, uri: str, row_group: int, rows: int | None = None) -> pa.RecordBatch:
+        """Build the fields from a batch of the file's columns as pyarrow decodes them. rows: those of a batch without
+        columns.
 
         Raises CorruptFileError for invalid values, DataError for values that do not fit the table's types.
         """
+        count = decoded.num_rows if rows is None else rows
         parts: dict[tuple[str, Keys], pa.Array] = {}
         for name, tree in self._trees.items():
             if name in self._plain:
@@ -128,9 +135,9 @@ class FileColumns:
                 arrays.append(decoded.column(source.column))
             elif source.key:
                 constant = pa.scalar(self._partition[source.field.name], source.field.type)
-                arrays.append(pa.repeat(constant, decoded.num_rows))
+                arrays.append(pa.repeat(constant, count))
             elif source.column not in self._trees:
-                arrays.append(pa.nulls(decoded.num_rows, source.field.type))
+                arrays.append(pa.nulls(count, source.field.type))
             else:
                 array = parts[source.column, source.keys]
                 if source.doubled is not None:

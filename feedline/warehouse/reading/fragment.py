@@ -20,6 +20,7 @@ from feedline.expressions.column_parts import PartError, part_field, part_of
 from feedline.warehouse.parquet.open_file import FileVersion
 from feedline.warehouse.reading.row_filter import RowFilter
 from feedline.warehouse.reading.sample import Bools
+from feedline.warehouse.reading.stored_groups import GroupBatch, StoredGroup
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.splits import Splits
 from feedline.warehouse.storage.locations import join, redact
@@ -78,12 +79,14 @@ class Chunk:
     """Kept rows of one row group, in file order.
 
     `position`: the row group's index in the fragment. `start`: rows that the row group delivered before these.
+    `groups`: the columns that are delivered as unique rows; `frame` has the others, at least one.
     """
 
     frame: pl.DataFrame
     fragment: Fragment
     position: int
     start: int
+    groups: tuple[StoredGroup, ...] = ()
 
     @property
     def row_group(self) -> int:
@@ -97,7 +100,8 @@ class Chunk:
 
     def part(self, start: int, stop: int) -> Chunk:
         """Return the rows [start, stop)."""
-        return replace(self, frame=self.frame.slice(start, stop - start), start=self.start + start)
+        groups = tuple(group.part(start, stop) for group in self.groups)
+        return replace(self, frame=self.frame.slice(start, stop - start), start=self.start + start, groups=groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +109,14 @@ class FrameBatch:
     """Decoded rows in the table's types, before filtering; `position`: their row group's index in the fragment.
 
     `first_row`: the first row's index in the file if row numbers were requested, else 0. `row_filter`: the conditions
-    still to be evaluated.
+    still to be evaluated. `groups`: the columns that are delivered as unique rows, which `data` lacks.
     """
 
     position: int
     data: pa.RecordBatch
     first_row: int
     row_filter: RowFilter
+    groups: tuple[GroupBatch, ...] = ()
 
 
 def fragment_of(

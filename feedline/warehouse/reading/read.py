@@ -30,6 +30,7 @@ from feedline.warehouse.reading.fragment import UNCOUNTED, Chunk, Fragment, Fram
 from feedline.warehouse.reading.row_filter import RowFilter
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample
 from feedline.warehouse.reading.seen_rows import Mark
+from feedline.warehouse.reading.stored_groups import GroupBatch, StoredColumns, StoredGroup
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.faults import explain_errors, label
 from feedline.warehouse.storage.locations import join, locate
@@ -46,33 +47,44 @@ def read_fragment(
     sample: BoundSample | None = None,
     marks: Sequence[Mark] = (),
     chunk_rows: int = CHUNK_ROWS,
+    compact: Collection[str] = (),
 ) -> Iterator[Chunk]:
     """Yield the kept rows of a fragment, chunk by chunk, as Polars frames of `columns` in the types of `schema`.
 
     With a sample, `columns` may include `sample_weight`, a float32 of `schema` that files need not store. `marks`:
-    Boolean columns appended to them.
+    Boolean columns appended to them. `compact`: columns, but not all, that come as unique rows (`Chunk.groups`) from
+    files that store them once per run of equal rows.
 
     Raises TableChangedError if the file changed since the snapshot, CorruptFileError if a row group does not decode,
     DataError if the filter keeps a different number of rows than expected (after the row group's last chunk).
     """
     refuse_foreign(schema, columns)
+    assert not compact or not set(columns).issubset(compact), "a frame without columns has no rows"
     counts, delivered = [0] * len(fragment.row_groups), [0] * len(fragment.row_groups)
     row_filter = _row_filter(where, sample, columns)
     read = list(dict.fromkeys([*columns, *(part for mark in marks for part in sorted(mark.parts))]))
     number_rows = any(mark.row_filter.sample is not None for mark in marks)
     for batch in batches(
-        fragment, read, row_filter, schema, chunk_rows=chunk_rows, counts=counts, number_rows=number_rows
+        fragment,
+        read,
+        row_filter,
+        schema,
+        chunk_rows=chunk_rows,
+        counts=counts,
+        number_rows=number_rows,
+        compact=frozenset(compact).difference(*(mark.parts for mark in marks)),
     ):
-        frame, position = _kept_frame(batch, columns, marks, fragment), batch.position
+        (frame, groups), position = _kept_rows(batch, columns, marks, fragment), batch.position
         del batch
         first = counts[position]
         counts[position] += frame.height
         if fragment.excluded and fragment.excluded[position] is not None:
-            frame = frame.filter(pl.Series(~unpack_mask(fragment.excluded[position], counts[position])[first:]))
+            stays = ~unpack_mask(fragment.excluded[position], counts[position])[first:]
+            frame, groups = frame.filter(pl.Series(stays)), tuple(group.filter(stays) for group in groups)
         if frame.height:
-            held = [Chunk(frame=frame, fragment=fragment, position=position, start=delivered[position])]
+            held = [Chunk(frame=frame, fragment=fragment, position=position, start=delivered[position], groups=groups)]
             delivered[position] += frame.height
-            del frame
+            del frame, groups
             yield held.pop()  # keeps no reference to the chunk
 
 
@@ -121,8 +133,10 @@ def batches(
     counts: Sequence[int],
     skip: Callable[[OpenFile], Collection[int]] = lambda file: (),
     number_rows: bool = False,
+    compact: Collection[str] = (),
 ) -> Iterator[FrameBatch]:
-    """Decode the fragment's row groups: `columns`, and the columns that filter and sample read.
+    """Decode the fragment's row groups: `columns`, and the columns that filter and sample read. compact: those
+    delivered as unique rows where they are stored so, unless filter or sample read them.
 
     The caller adds the rows it keeps to `counts`, which is checked after each row group. `skip` is called once and
     returns the positions of row groups not to read. `number_rows`: set `first_row` even without a sample.
@@ -133,11 +147,11 @@ def batches(
         names = (*columns, *row_filter.parts)
         if not all(has_column(schema, name) for name in names):
             whole = _columns_of(file, fragment, schema, names)
-            file.read_dictionaries(whole.dictionaries(file.metadata, fragment.row_groups))
+            file.read_dictionaries(whole.plain.dictionaries(file.metadata, fragment.row_groups))
         skipped = skip(file)
         number_rows = number_rows or row_filter.sample is not None
         starts = file.row_starts() if number_rows else None  # a footer may name thousands of row groups
-        needed: dict[tuple[str, ...], FileColumns] = {}
+        needed: dict[tuple[str, ...], StoredColumns] = {}
         for position, row_group in enumerate(fragment.row_groups):
             if position in skipped:
                 continue
@@ -145,12 +159,12 @@ def batches(
             here = row_filter.for_row_group(proofs=fragment.proofs_of(position), whole=expected == rows)
             names = (*columns, *sorted(here.parts.difference(columns)))
             if names not in needed:
-                needed[names] = _columns_of(file, fragment, schema, names)
+                needed[names] = _columns_of(file, fragment, schema, names, frozenset(compact) - here.parts)
             first_row = 0 if starts is None else starts[row_group]
-            for data in _decode(file, needed[names], fragment, row_group, chunk_rows):
-                held = [FrameBatch(position, data, first_row, here)]
-                first_row += data.num_rows
-                del data
+            for rows_here, data, groups in _decode(file, needed[names], fragment, row_group, chunk_rows):
+                held = [FrameBatch(position, data, first_row, here, groups)]
+                first_row += rows_here
+                del data, groups
                 yield held.pop()
             if expected not in (UNCOUNTED, counts[position]):
                 raise DataError(
@@ -176,18 +190,29 @@ def _row_filter(where: BoundExpression | None, sample: BoundSample | None, colum
     return RowFilter(where=where, sample=sample, weigh=sample is not None and SAMPLE_WEIGHT in columns)
 
 
-def _columns_of(file: OpenFile, fragment: Fragment, schema: pa.Schema, names: Sequence[str]) -> FileColumns:
+def _columns_of(
+    file: OpenFile, fragment: Fragment, schema: pa.Schema, names: Sequence[str], compact: Collection[str] = ()
+) -> StoredColumns:
     """Resolve these columns and parts against the columns that the file stores."""
-    fields = [field_of(schema, name) for name in names]
-    return FileColumns(fields, schema, file.stored, file.schema, dict(fragment.partition))
+
+    def columns_of(names: Sequence[str]) -> FileColumns:
+        fields = [field_of(schema, name) for name in names]
+        return FileColumns(fields, schema, file.stored, file.schema, dict(fragment.partition))
+
+    return StoredColumns(names, compact, file.dedup, columns_of)
 
 
 def _decode(
-    file: OpenFile, columns: FileColumns, fragment: Fragment, row_group: int, chunk_rows: int
-) -> Iterator[pa.RecordBatch]:
-    """Yield one row group in chunks, each with exactly the fields of `columns`."""
+    file: OpenFile, columns: StoredColumns, fragment: Fragment, row_group: int, chunk_rows: int
+) -> Iterator[tuple[int, pa.RecordBatch, tuple[GroupBatch, ...]]]:
+    """Yield one row group in chunks: rows, and exactly the fields of `columns`, of every row and of unique rows."""
     group = file.metadata.row_group(row_group)
-    batches = file.batches(row_group, columns.leaves, columns.chunk_rows(group, chunk_rows))
+    flags, reader = columns.flag_leaves(file), None
+    batches = file.batches(row_group, columns.leaves, columns.chunk_rows(group, chunk_rows), flags)
+    if flags:
+        with explain_errors(fragment.uri, row_group=row_group, listed=True):
+            decoded_flags = next(batches)
+        reader = columns.reader(decoded_flags, row_group, fragment.uri)
     rows = group.num_rows
     missing = rows
     while True:
@@ -196,7 +221,7 @@ def _decode(
         if batch is None:
             break
         missing -= batch.num_rows
-        held = [columns.batch(batch, fragment.uri, row_group)]
+        held = [(batch.num_rows, *columns.rows(batch, reader, fragment.uri, row_group))]
         del batch
         yield held.pop()  # keeps no reference: a chunk held while the next one is decoded would double the memory
     if missing:
@@ -211,21 +236,29 @@ def _frame(data: pa.RecordBatch) -> pl.DataFrame:
     return frame
 
 
-def _kept_frame(batch: FrameBatch, columns: Sequence[str], marks: Sequence[Mark], fragment: Fragment) -> pl.DataFrame:
-    """Return the kept rows of a batch, with exactly `columns` and `marks`."""
+def _kept_rows(
+    batch: FrameBatch, columns: Sequence[str], marks: Sequence[Mark], fragment: Fragment
+) -> tuple[pl.DataFrame, tuple[StoredGroup, ...]]:
+    """Return the kept rows of a batch, with exactly `columns` and `marks`; columns stored once per run as groups."""
+    groups = tuple(StoredGroup(_frame(group.data), group.inverse) for group in batch.groups)
+    if groups:
+        compact = {name for group in groups for name in group.frame.columns}
+        columns = [name for name in columns if name not in compact]
     frame, row_filter = _frame(batch.data), batch.row_filter
     if marks:
         columns_of_marks = [mark.of(batch.data, fragment.table, fragment.path, batch.first_row) for mark in marks]
         frame, columns = frame.with_columns(columns_of_marks), [*columns, *(mark.name for mark in marks)]
     if row_filter.idle:
-        return frame.select(columns) if marks else frame
-    if row_filter.sample is None and not row_filter.weigh and row_filter.where is not None:
-        return frame.lazy().filter(row_filter.where.narrow).select(columns).collect(engine="in-memory")
+        return frame.select(columns) if marks else frame, groups
+    if row_filter.sample is None and not row_filter.weigh and row_filter.where is not None and not groups:
+        return frame.lazy().filter(row_filter.where.narrow).select(columns).collect(engine="in-memory"), ()
     result = row_filter.apply(batch.data, fragment.path, batch.first_row)
     if row_filter.weigh:
         frame = frame.with_columns(pl.Series(SAMPLE_WEIGHT, result.weights))
     frame = frame.select(columns)
-    return frame if result.stays is None else frame.filter(pl.Series(result.stays))
+    if result.stays is None:
+        return frame, groups
+    return frame.filter(pl.Series(result.stays)), tuple(group.filter(result.stays) for group in groups)
 
 
 def refuse_foreign(schema: pa.Schema, columns: Iterable[str]) -> None:

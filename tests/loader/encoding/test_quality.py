@@ -218,6 +218,22 @@ def test_merging_is_independent_of_order(data: st.DataObject):
     assert merge([Quality.from_json(json.loads(json.dumps(part.to_json()))) for part in nested]).to_json() == expected
 
 
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(["keep", "zero"]))
+def test_unique_rows_count_as_often_as_they_are_repeated(seed: int, on_nonfinite: str):
+    """Scalars, vectors, ids, lists and weights, each of which stands for one row or several."""
+    random = np.random.default_rng(seed)
+    features = compiled(FEATURES, TABLE.schema, on_nonfinite=on_nonfinite)
+    unique = FRAME[np.sort(random.choice(ROWS, 300, replace=False))]
+    repeats = random.integers(1, 6, unique.height)
+    rows = unique[np.repeat(np.arange(unique.height), repeats)]
+    schema = batch_schema(features)
+    observer = Observer(schema, [output.reads for output in features.outputs])
+    observer.count_rows(rows)
+    encode(features.apply(unique), schema, observer, repeats=repeats)
+    assert measures(observer.quality(), schema) == measures(observe(features, rows), schema)
+
+
 def test_no_rows_have_no_measures():
     features = compiled(FEATURES, TABLE.schema)
     found = measures(observe(features, FRAME.head(0)), batch_schema(features))

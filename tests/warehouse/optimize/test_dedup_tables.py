@@ -26,7 +26,7 @@ from optimized import CLUSTERED, files_of, in_arrow, multiset, rewrite, warehous
 from typer.testing import CliRunner
 
 from feedline.cli import app
-from feedline.errors import SpecError, TableArgumentError
+from feedline.errors import SpecError, TableArgumentError, TableError
 from feedline.warehouse.optimize.footprint import footprint
 from feedline.warehouse.optimize.landing import Target
 from feedline.warehouse.optimize.repeated_columns import groups_to_write
@@ -302,10 +302,32 @@ def test_the_documented_queries_give_the_rows_back(
 
 def test_reserved_names_are_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1], "__run_user": [True]}), tmp_path / "in.parquet")
-    with pytest.raises(
-        TableArgumentError, match="has a column '__run_user': names that begin with __run_ are reserved"
-    ):
+    with pytest.raises(TableError, match=r"has a column '__run_user' without the metadata 'feedline\.dedup'"):
         rewrite(tmp_path / "in.parquet", tmp_path / "out")
+
+
+def test_a_table_in_place_is_rewritten_as_the_plain_one(tmp_path: Path) -> None:
+    """Its groups are kept, replaced or expanded, in another order of rows: every file has the bytes that it gets from
+    the plain table, apart from the note that names the sources."""
+    source = warehouse(tmp_path / "in", days=1, rows=400, files=2)
+    rewrite(source, tmp_path / "stored", **CLUSTERED, dedup=GROUPS)
+    rewrite(source, tmp_path / "plain", **CLUSTERED)
+    other: dict[str, Any] = {"cluster_by": ("word",), "sort_by": ("event",), "row_group_rows": 150}
+    for number, (mine, theirs) in enumerate(
+        [({}, {"dedup": GROUPS}), ({"dedup": GROUPS[:1]}, {"dedup": GROUPS[:1]}), ({"expand": True}, {})]
+    ):
+        rewrite(tmp_path / "stored", tmp_path / f"from-stored-{number}", **other, **mine)
+        rewrite(tmp_path / "plain", tmp_path / f"from-plain-{number}", **other, **theirs)
+        found, wanted = (
+            [pq.ParquetFile(path) for path in files_of(tmp_path / f"from-{name}-{number}")]
+            for name in ("stored", "plain")
+        )
+        assert [file.read().equals(that.read()) for file, that in zip(found, wanted, strict=True)] == [True] * len(
+            found
+        )
+        notes = [file.metadata.metadata.get(b"feedline.dedup") for file in found]
+        assert notes == [file.metadata.metadata.get(b"feedline.dedup") for file in wanted]
+        assert all(notes) == bool(theirs)
 
 
 def test_the_command_reports_what_groups_save(tmp_path: Path) -> None:

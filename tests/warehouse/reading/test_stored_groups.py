@@ -1,0 +1,250 @@
+"""Columns stored once per run of equal rows read as the plain table's, whatever is asked; a file that another tool
+rewrote is refused by name."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stored_runs import write_in_place
+
+from feedline.errors import TableError
+from feedline.expressions import bind_where
+from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at, pack_mask
+from feedline.warehouse.reading.read import read_arrow, read_fragment
+from feedline.warehouse.reading.sample import Sample, bind_sample
+from feedline.warehouse.selection.null_counts import null_counts
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.take import take_snapshot
+
+GROUPS = {"user": ["ids", "age", "who"], "page": ["site"]}
+KINDS = {
+    "ids": pa.list_(pa.int64()),
+    "age": pa.float64(),
+    "who": pa.struct([("name", pa.string()), ("size", pa.int32())]),
+    "site": pa.string(),
+    "price": pa.float32(),
+    "row": pa.int64(),
+}
+CELLS = {
+    "ids": st.none() | st.lists(st.integers(-3, 3), max_size=4),
+    "age": st.none() | st.sampled_from([0.0, -0.0, 1.5, float("nan"), float("inf")]),
+    "who": st.none() | st.fixed_dictionaries({"name": st.none() | st.text(max_size=3), "size": st.integers(0, 9)}),
+    "site": st.none() | st.text(max_size=3),
+    "price": st.floats(width=32, allow_nan=False),
+}
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> tuple[pa.Table, dict[str, list[bool]]]:
+    """A table of rows that repeat, and where its runs start."""
+    count = draw(st.integers(1, 40))
+    columns: dict[str, list[Any]] = {"row": list(range(count))}
+    starts = {}
+    columns["price"] = draw(st.lists(CELLS["price"], min_size=count, max_size=count))
+    for group, names in GROUPS.items():
+        flags = [True, *draw(st.lists(st.booleans(), min_size=count - 1, max_size=count - 1))]
+        cells = [{name: draw(CELLS[name]) for name in names} for _ in range(sum(flags))]
+        which = np.cumsum(flags) - 1
+        columns |= {name: [cells[index][name] for index in which] for name in names}
+        starts[group] = flags
+    return pa.table({name: pa.array(columns[name], kind) for name, kind in KINDS.items()}), starts
+
+
+def write_both(folder: Path, table: pa.Table, starts: dict[str, list[bool]], size: int, **changes: Any) -> None:
+    """The table as it is, in `plain`, and with its groups stored once per run, in `stored`."""
+    (folder / "plain").mkdir()
+    pq.write_table(table, folder / "plain" / "a.parquet", row_group_size=size)
+    write_in_place(folder / "stored" / "a.parquet", table, GROUPS, starts, size, **changes)
+
+
+def whole(snapshot: Snapshot) -> Fragment:
+    groups = np.arange(len(snapshot.row_groups))
+    return fragment_at(snapshot, 0, groups, np.full(len(groups), UNCOUNTED))
+
+
+def bits(frame: pl.DataFrame) -> list[Any]:
+    """The rows, with floats as their bytes: NaN is itself, and -0.0 is not 0.0."""
+    return [tuple(struct.pack("d", cell) if isinstance(cell, float) else cell for cell in row) for row in frame.rows()]
+
+
+WHERES = [
+    None,
+    "price > 0",
+    "age == 1.5",
+    "site is None and row % 2 == 0",
+    'who["size"] > 4',
+    "ids is not None",
+    "row < 0",
+]
+COLUMNS = [
+    list(KINDS),
+    ["ids"],
+    ["row", "age"],
+    ['who["name"]', "row", "site"],
+    ["price", 'who["size"]', "ids"],
+    ["site"],
+]
+
+
+@settings(deadline=None)
+@given(
+    made=runs(),
+    size=st.integers(1, 17),
+    chunk_rows=st.integers(1, 9),
+    where=st.sampled_from(WHERES),
+    columns=st.sampled_from(COLUMNS),
+    fraction=st.sampled_from([None, 0.5]),
+    data=st.data(),
+)
+def test_any_projection_filter_sample_and_chunk_reads_as_the_plain_table(
+    made: tuple[pa.Table, dict[str, list[bool]]],
+    size: int,
+    chunk_rows: int,
+    where: str | None,
+    columns: list[str],
+    fraction: float | None,
+    data: st.DataObject,
+) -> None:
+    folder = Path(tempfile.mkdtemp())
+    write_both(folder, *made, size)
+    compact = data.draw(st.sets(st.sampled_from([*columns, "ids"])))
+    compact -= {columns[0]}
+    results = []
+    for name in ("plain", "stored"):
+        snapshot = take_snapshot(str(folder / name))
+        assert snapshot.schema.names == list(KINDS)
+        bound = None if where is None else bind_where(where, snapshot.schema)
+        sample = None if fraction is None else bind_sample(Sample(fraction=fraction, key=("row",)), snapshot.schema)
+        fragment = whole(snapshot)
+        frames = []
+        for chunk in read_fragment(
+            fragment, columns, bound, snapshot.schema, sample=sample, chunk_rows=chunk_rows, compact=compact
+        ):
+            for group in chunk.groups:
+                assert len(group.inverse) == chunk.frame.height
+                assert group.inverse[0] == 0
+                assert set(np.diff(group.inverse)) <= {0, 1}
+                assert group.inverse[-1] == group.frame.height - 1
+            frames.append(chunk.frame.hstack([one for group in chunk.groups for one in group.expand()]).select(columns))
+        results.append(bits(pl.concat(frames)) if frames else [])
+        table = read_arrow(fragment, columns, bound, snapshot.schema, sample=sample, chunk_rows=chunk_rows)
+        assert bits(pl.DataFrame(table)) == results[-1]
+    assert results[0] == results[1]
+    shutil.rmtree(folder)
+
+
+@settings(deadline=None, max_examples=30)
+@given(made=runs(), size=st.integers(1, 17))
+def test_null_counts_of_footers_are_those_of_rows_or_unknown(
+    made: tuple[pa.Table, dict[str, list[bool]]], size: int
+) -> None:
+    folder = Path(tempfile.mkdtemp())
+    write_both(folder, *made, size)
+    snapshot = take_snapshot(str(folder / "stored"))
+    table = made[0]
+    for name in ("age", "site"):
+        known = snapshot.column_facts(name).field("nulls").to_pylist()
+        for index, nulls in enumerate(known):
+            true = table[name].slice(index * size, size).null_count
+            rows = len(table[name].slice(index * size, size))
+            assert nulls in (true, -1)
+            assert nulls == true or 0 < true < rows, "none and all are always known"
+    found = null_counts(snapshot, ["age", "site"], snapshot.rows_per_row_group, None)
+    assert all(count.most <= table[name].null_count for name, count in found.items())
+    shutil.rmtree(folder)
+
+
+TABLE = pa.table(
+    {
+        "ids": pa.array([[1], [1], [2], [2], [2], [3]], KINDS["ids"]),
+        "age": pa.array([1.0, 1, 2, 2, 2, 3]),
+        "who": pa.array([{"name": "a", "size": 1}] * 6, KINDS["who"]),
+        "site": pa.array(list("xxxyyy")),
+        "price": pa.array([1, 2, 3, 4, 5, 6], pa.float32()),
+        "row": pa.array(range(6)),
+    }
+)
+STARTS = {"user": [True, False, True, False, False, True], "page": [True, False, False, True, False, False]}
+
+
+def metadata_without(document: dict[str, Any]) -> None:
+    return None
+
+
+def metadata_of_other_rows(document: dict[str, Any]) -> dict[str, Any]:
+    document["groups"]["user"]["row_groups"][0][0] += 1
+    return document
+
+
+def metadata_of_another_column(document: dict[str, Any]) -> dict[str, Any]:
+    document["groups"]["page"]["columns"] = ["place"]
+    return document
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"flags": {"user": [True, False, False, True, False, True]}},
+            "column '__run_user' of .* row group 0.* does not match",
+        ),
+        ({"flags": {"user": [False, False, True, False, False, True]}}, "'__run_user' .* is false in the first row"),
+        ({"flags": {"user": [True, None, True, False, False, True]}}, "'__run_user' .* holds 1 nulls"),
+        ({"keep": True}, "column '(ids|site)' of .*row group 0.* holds values in rows that repeat the row above"),
+        ({"metadata": metadata_without}, "has a column '__run_user' without the metadata"),
+        ({"metadata": metadata_of_other_rows}, "row groups of .* are not those of its group 'user'"),
+        ({"metadata": metadata_of_another_column}, "lacks column 'place' of the group 'page'"),
+    ],
+)
+def test_a_file_that_another_tool_rewrote_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    write_in_place(tmp_path / "a.parquet", TABLE, GROUPS, STARTS, 6, **changes)
+    with pytest.raises(TableError, match=message):
+        read_first_chunk(tmp_path)
+
+
+def read_first_chunk(folder: Path) -> None:
+    """Take a snapshot and read two rows: a wrong file is refused before any of its rows."""
+    snapshot = take_snapshot(str(folder))
+    next(iter(read_fragment(whole(snapshot), ["ids", "site"], None, snapshot.schema, chunk_rows=2)))
+
+
+def test_files_of_one_table_may_store_other_groups_or_none(tmp_path: Path) -> None:
+    """Partitions written before and after the table's groups were chosen, or changed."""
+    pq.write_table(TABLE, tmp_path / "a.parquet")
+    write_in_place(tmp_path / "b.parquet", TABLE, GROUPS, STARTS, 4)
+    write_in_place(tmp_path / "c.parquet", TABLE, {"page": ["site"]}, STARTS, 4)
+    snapshot = take_snapshot(str(tmp_path))
+    assert snapshot.schema.names == TABLE.schema.names
+    for file in range(3):
+        groups = snapshot.row_groups_of(file)
+        fragment = fragment_at(snapshot, file, groups, np.full(len(groups), UNCOUNTED))
+        assert read_arrow(fragment, list(KINDS), None, snapshot.schema).select(TABLE.schema.names).equals(TABLE)
+
+
+def test_excluded_rows_leave_the_rows_that_repeat_them(tmp_path: Path) -> None:
+    write_in_place(tmp_path / "a.parquet", TABLE, GROUPS, STARTS, 6)
+    snapshot = take_snapshot(str(tmp_path))
+    gone = np.array([True, False, True, True, False, False])
+    fragment = fragment_at(snapshot, 0, np.array([0]), np.array([6]))
+    fragment = Fragment(
+        **{name: getattr(fragment, name) for name in Fragment.__slots__ if name != "excluded"},
+        excluded=(pack_mask(gone),),
+    )
+    for compact in ((), ("ids", "site")):
+        chunks = list(
+            read_fragment(fragment, ["row", "ids", "site"], None, snapshot.schema, chunk_rows=2, compact=compact)
+        )
+        frames = [chunk.frame.hstack([one for group in chunk.groups for one in group.expand()]) for chunk in chunks]
+        frame = pl.concat(frames)
+        assert frame.select("row", "ids", "site").rows() == [(1, [1], "x"), (4, [2], "y"), (5, [3], "y")]
