@@ -98,7 +98,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="few rows, one round: a test, not a measurement")
     options = parser.parse_args(arguments)
     if options.tiny:
-        options.rows, options.epochs, options.rounds, options.threads = 4_000, 1, 1, 1
+        options.rows, options.epochs, options.rounds, options.threads = 4_000, 2, 1, 1
         options.row_group_rows, options.batch_size = 1024, 256
     options.only = options.only.split(",")
     unknown = [name for name in options.only if name not in MEASURES]

@@ -17,13 +17,13 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from contenders import CONTENDERS, Job, feedline
+from contenders import CONTENDERS, Job
 from measure import measure
 from trainer import steady
 
@@ -71,12 +71,21 @@ def _run(name: str, case: Case) -> dict[str, float]:
     return result
 
 
+def feedline_epochs(case: Mapping[str, Any]) -> Callable[[Job], Iterator[Any]]:
+    """Feedline, its feeder in another process; iterating over a dataset gives an epoch."""
+    from feedline import FeedlineDataset
+
+    def loop(job: Job) -> Iterator[Any]:
+        with FeedlineDataset(job.pipeline, set={**(case["overrides"] or {}), "work_dir": case["work_dir"]}) as dataset:
+            for _ in range(case["epochs"]):
+                yield from dataset
+
+    return loop
+
+
 def train(case: Mapping[str, Any]) -> dict[str, float]:
     """Take every batch; return rows and rows per second."""
-    if case["loader"] == FEEDLINE:
-        loop = feedline({**(case["overrides"] or {}), "epochs": case["epochs"], "work_dir": case["work_dir"]})
-    else:
-        loop = CONTENDERS[case["loader"]].prepare()
+    loop = feedline_epochs(case) if case["loader"] == FEEDLINE else CONTENDERS[case["loader"]].prepare()
     job = Job(
         files=list(case["files"]) * case["epochs"],
         pipeline=case["pipeline"],

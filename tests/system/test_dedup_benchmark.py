@@ -78,7 +78,7 @@ def test_blocks_and_cuts_are_measured(tables: dedup.Tables) -> None:
     [row] = dedup.cutting(tables)
     assert row.ratio > 0
     case = dedup.case(tables, folder, "thread-pool")
-    found = dedup_delivery.train({**dedup_delivery.asdict(case), "epochs": 2, "work_dir": ""})
+    found = dedup_delivery.train({**dedup_delivery.asdict(case), "work_dir": ""})
     assert (found["rows"], found["rows_per_s"] > 0) == (8_000, True)
 
 
