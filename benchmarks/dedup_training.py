@@ -37,7 +37,7 @@ sys.path.insert(0, str(EXAMPLE))
 from dlrm import Dlrm  # noqa: E402
 from train import ATTENTION, PLAIN, Trainer  # noqa: E402
 
-SESSION_ROWS, KEPT = 16.5, 0.95
+RECIPE: Mapping[str, Any] = {"sessions_mean": 16.5, "keep_probability": 0.95, "user_share": 0.5, "joint_changes": True}
 WAYS = ("deduplicated", "expanded")
 MODELS = {"attention over 2 of 6 histories": ATTENTION, "all histories pooled": ()}
 
@@ -47,8 +47,7 @@ def batches_of(folder: Path, *, size: int, count: int, buckets: int | None = Non
 
     buckets: rows of each embedding table (default: as the example has them).
     """
-    recipe = ClickRecipe(rows=size * (count + 1), days=1, sessions_mean=SESSION_ROWS, keep_probability=KEPT)
-    generate_clicks(str(folder / "clicks"), recipe)
+    generate_clicks(str(folder / "clicks"), ClickRecipe(rows=size * (count + 1), days=1, **RECIPE))
     text = (EXAMPLE / "pipeline.yaml").read_text()
     path = folder / "pipeline.yaml"
     path.write_text(text if buckets is None else re.sub(r"hash_bucket: \d+", f"hash_bucket: {buckets}", text))
@@ -60,10 +59,9 @@ def batches_of(folder: Path, *, size: int, count: int, buckets: int | None = Non
     return found
 
 
-def factors_of(batches: Sequence[Batch]) -> dict[str, float]:
-    """Rows divided by unique rows, by group."""
-    rows = sum(batch.rows for batch in batches)
-    return {name: rows / sum(batch.groups[name].unique_rows for batch in batches) for name in batches[0].groups}
+def factor_of(batches: Sequence[Batch]) -> float:
+    """Rows divided by unique rows of the group."""
+    return sum(batch.rows for batch in batches) / sum(batch.groups["user"].unique_rows for batch in batches)
 
 
 def trainer_of(batch: Batch, attention: Sequence[str]) -> Trainer:
@@ -112,12 +110,11 @@ def measure(folder: Path, *, size: int, count: int, rounds: int, buckets: int | 
     batches = batches_of(folder, size=size, count=count, buckets=buckets)
     times = time_steps(batches, rounds=rounds)
     results: dict[str, Any] = {
-        "session_rows": SESSION_ROWS,
-        "keep_probability": KEPT,
+        **RECIPE,
         "batch_size": size,
         "rounds": rounds,
         "threads": torch.get_num_threads(),
-        "factors": factors_of(batches["deduplicated"]),
+        "factor": factor_of(batches["deduplicated"]),
         "models": {},
     }
     for model, attention in MODELS.items():
@@ -144,10 +141,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         results = measure(Path(folder), **sizes)
     print(
-        f"S = {SESSION_ROWS}, d = {KEPT}, batches of {sizes['size']:,} rows in memory, {results['threads']} threads, "
-        f"medians of {sizes['rounds']} interleaved steps"
+        f"S = {RECIPE['sessions_mean']}, d = {RECIPE['keep_probability']}, {RECIPE['user_share']:.0%} of the scalars "
+        f"repeat, {results['factor']:.1f} rows per unique row; batches of {sizes['size']:,} rows in memory, "
+        f"{results['threads']} threads, medians of {sizes['rounds']} interleaved steps"
     )
-    print("rows per unique row: " + ", ".join(f"{name} {factor:.1f}" for name, factor in results["factors"].items()))
     print("| model | deduplicated, steps/s | expanded, steps/s | ratio | FLOPs deduplicated | FLOPs of a step, G |")
     print("|---|---|---|---|---|---|")
     for model, one in results["models"].items():

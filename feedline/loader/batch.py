@@ -26,6 +26,7 @@ from feedline.loader.torchrec_tensors import (
     expand_lists,
     inverse_indices_of,
     keyed_jagged_tensor,
+    missing_lists,
     register_pipelineable,
 )
 
@@ -152,28 +153,33 @@ class Batch(SlotTensors):
         start = self._place().weights[indices[0]] if indices else 0
         return keys, values, self._tensor(FLOAT32, start or 0, (len(values),)), lengths
 
-    def to_torchrec(self, dtype: str = "int64", *, weighted: bool = False, expand: bool = False) -> Any:
+    def to_torchrec(
+        self, dtype: str = "int64", *, weighted: bool = False, expand: bool = False, group: str | None = None
+    ) -> Any:
         """A `torchrec.KeyedJaggedTensor` of the sparse features of one dtype, without a copy and without weights.
 
         weighted: the weighted features only, with their weights. Of deduplicated features it holds the unique rows,
         with `stride_per_key_per_rank` and `inverse_indices`, by which `EmbeddingBagCollection` gives the result of all
         rows. An unsharded `EmbeddingCollection` ignores inverse indices: for it, `expand` copies all rows.
+        group: the features of one deduplicated group only, those with weights or those without, as a plain one of U
+        rows for any module; `batch.groups[group].expand` gives the result of all rows.
 
         ValueError: there are no such features. ModuleNotFoundError: without the extra `torchrec`.
         """
         columns = list(enumerate(self._layout.sparse))
         indices = [index for index, column in columns if (column.weighted if weighted else column.dtype == dtype)]
+        if group is not None:
+            chosen = [index for index in indices if self._layout.sparse[index].dedup == group]
+            indices = [index for index in chosen if self._layout.sparse[index].weighted == weighted]
         if not indices:
-            wanted = "weighted features" if weighted else f"sparse features of {dtype}"
-            dtypes = ", ".join(dict.fromkeys(column.dtype for _, column in columns)) or "none"
-            raise ValueError(f"a batch of this pipeline has no {wanted}: it has sparse features of {dtypes}.")
+            raise missing_lists(self._layout.sparse, dtype, weighted, group)
         keys, values, lengths, weights = self._keyed(indices, weighted)
         parts = [self._layout.part_of[index] for index in indices]
-        if not any(parts):
-            return keyed_jagged_tensor(keys, values, lengths, weights)
-        if expand:
+        if expand and any(parts):
             values, lengths, expanded = expand_lists([self.sparse[name] for name in keys])
             return keyed_jagged_tensor(keys, values, lengths, expanded if weighted else None)
+        if group is not None or not any(parts):
+            return keyed_jagged_tensor(keys, values, lengths, weights)
         if self._inverse_indices is None:
             self._inverse_indices = inverse_indices_of(self._layout.part_of, self.groups, self.rows, self.device)
         rows = self._layout.list_rows(self.rows, self._read_header().unique)
@@ -184,11 +190,10 @@ class Batch(SlotTensors):
     def _keyed(
         self, indices: list[int], weighted: bool
     ) -> tuple[list[str], torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        if not weighted:
-            keys, values, lengths = self._key_by(indices, self._layout.sparse[indices[0]].dtype)
-            return keys, values, lengths, None
-        keys, values, weights, lengths = self.weighted_keyed_jagged()
-        return keys, values, lengths, weights
+        """Keys, values, lengths and weights of sparse features that are neighbours in memory."""
+        keys, values, lengths = self._key_by(indices, self._layout.sparse[indices[0]].dtype)
+        start = self._place().weights[indices[0]] if weighted else None
+        return keys, values, lengths, None if start is None else self._tensor(FLOAT32, start, (len(values),))
 
     def _key_by(self, indices: list[int], dtype: str) -> tuple[list[str], torch.Tensor, torch.Tensor]:
         """(keys, values, lengths) of sparse features that are neighbours in memory."""

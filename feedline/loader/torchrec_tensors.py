@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from feedline.loader.dedup_tensors import DedupGroup, InverseSparse
+from feedline.loader.encoding.layout import SlotColumn
 from feedline.loader.slot_tensors import Sparse
 
 
@@ -74,6 +75,19 @@ def inverse_indices_of(
     for row, part in zip(indices, parts, strict=True):
         row.copy_(inverses[part])
     return indices
+
+
+def missing_lists(columns: Sequence[SlotColumn], dtype: str, weighted: bool, group: str | None) -> ValueError:
+    """The error for sparse features that a batch does not have."""
+    wanted = "weighted features" if weighted else f"sparse features of {dtype}"
+    of_group = "" if group is None else f" in a deduplicated group {group!r}"
+    found = ", ".join(
+        f"{column.name} ({column.dtype}{', weighted' * column.weighted}{f', {column.dedup}' if column.dedup else ''})"
+        for column in columns
+    )
+    return ValueError(
+        f"batches of this pipeline have no {wanted}{of_group}: their sparse features are {found or 'none'}."
+    )
 
 
 def register_pipelineable(batch: type) -> None:

@@ -9,13 +9,14 @@ import logging
 import threading
 import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import dask
 import distributed.scheduler
 import pytest
+from distributed import get_worker
 from distributed.scheduler import TaskGroup
 from job_reports import REPORT
 from pipelines import eventually
@@ -91,6 +92,35 @@ def test_a_feeder_gets_a_route_and_no_task_waits_in_the_queue_beside_it(monkeypa
         assert eventually(lambda: not cluster.share.route)
         assert cluster.eligible_workers() is None
         assert scheduler.WORKER_SATURATION == 1.1
+
+
+class Computed:
+    """What the workers of this process share: a worker waits with its tasks for `goes_on`. done: who computed."""
+
+    slow = ""
+    goes_on = threading.Event()
+    done: ClassVar[list[str]] = []
+
+
+def compute(_: int) -> None:
+    worker = str(get_worker().address)
+    if worker == Computed.slow:
+        assert Computed.goes_on.wait(60)
+    Computed.done.append(worker)
+
+
+def test_what_a_slow_worker_has_not_begun_is_computed_by_others_of_the_route_only():
+    """Dask takes tasks back from a busy worker, and keeps to the workers that they may run on."""
+    with local_cluster("feedline.service.scheduler.preload", workers=4) as local, connected(local) as cluster:
+        *route, _ = sorted(cluster.members())
+        Computed.slow, done = route[0], Computed.done
+        options = {"workers": route, "pure": False}
+        tasks = [cluster.client.submit(compute, number, key=f"a block-{number}", **options) for number in range(12)]
+        assert eventually(lambda: len(done) == 11)
+        assert set(done) == set(route[1:])
+        Computed.goes_on.set()
+        cluster.client.gather(tasks)
+        assert done[-1] == route[0]
 
 
 def test_workers_stay_when_the_wall_clock_jumps_ahead(monkeypatch: pytest.MonkeyPatch):
