@@ -313,6 +313,7 @@ def _scale(name: str, cluster: Any, spec: ClusterSpec, *, elastic: bool) -> None
                 f"cluster.class: {name} has a fixed set of workers: got workers from {workers.min} to {workers.max}. "
                 "Write their number"
             )
+        _compare_fixed(name, cluster, spec)
         return
     try:
         if workers.is_fixed or not elastic:
@@ -324,6 +325,21 @@ def _scale(name: str, cluster: Any, spec: ClusterSpec, *, elastic: bool) -> None
         raise ClusterError(
             f"cluster.class: {name} did not scale: tried from {workers.min} to {workers.max} workers: {_words(error)}"
         ) from error
+
+
+def _compare_fixed(name: str, cluster: Any, spec: ClusterSpec) -> None:
+    """Say where a fixed set of workers, such as one for each host of SSHCluster, is not the number of the spec."""
+    nodes = getattr(cluster, "worker_spec", None)
+    nested = spec.options.get("worker_options")
+    each = nested.get("n_workers", 1) if isinstance(nested, Mapping) else 1
+    assert spec.workers is not None
+    if nodes is not None and isinstance(each, int) and len(nodes) * each != spec.workers.max:
+        logger.warning(
+            "cluster.class: %s has %d workers, by its options: cluster.workers is %d",
+            name,
+            len(nodes) * each,
+            spec.workers.max,
+        )
 
 
 def _scale_to(cluster: Any, workers: int, wait_s: float) -> None:

@@ -34,6 +34,10 @@ logger = logging.getLogger(__name__)
 
 _WAVE_FILES = 16_384  # 40 s of one core: an interruption loses little
 _PARTS = 3  # tables of a block
+_FOLDER = "footers"
+_KEPT_S = (
+    7 * 86_400.0
+)  # waves of a snapshot that nobody has gone on with, such as one of a table that has changed since
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +84,11 @@ class FooterWaves:
                 _report(FooterProgress(files=start + len(part), all_files=len(self._indices)))
 
     def forget(self) -> None:
-        """Remove the kept waves: the snapshot is saved."""
-        for name in self._kept:
-            content_store.remove(self._work_dir or "", name)
+        """Remove the kept waves, as the snapshot is saved, and those of other snapshots that are a week old."""
+        if self._work_dir is None or len(self._indices) <= _WAVE_FILES:
+            return
+        for name in [*self._kept, *content_store.older_than(self._work_dir, _FOLDER, _KEPT_S)]:
+            content_store.remove(self._work_dir, name)
 
     def _wave(self, indices: npt.NDArray[np.int64]) -> list[FooterResult]:
         files = self._listing.files.take(pa.array(indices)).combine_chunks()
@@ -132,7 +138,7 @@ def _name(uri: str, indices: npt.NDArray[np.int64], files: pa.Table) -> str:
     digest = hashlib.sha256(f"{VERSION} {pa.__version__} {uri} ".encode())
     digest.update(indices.tobytes())
     digest.update(memoryview(sink.getvalue()))
-    return f"footers/{digest.hexdigest()}.arrow"
+    return f"{_FOLDER}/{digest.hexdigest()}.arrow"
 
 
 def _tables(result: FooterResult) -> Iterator[pa.Table]:

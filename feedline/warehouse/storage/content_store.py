@@ -17,6 +17,7 @@ import hashlib
 import os
 import secrets
 import tempfile
+import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -211,6 +212,22 @@ def remove(work_dir: str, name: str) -> None:
     location = locate(absolute(work_dir))
     with contextlib.suppress(OSError, TableError):
         location.filesystem.delete_file(join(location.path, name))
+
+
+def older_than(work_dir: str, folder: str, seconds: float) -> list[str]:
+    """The names (`folder/file`) of files that have not been written for so long; none where they cannot be listed."""
+    location = locate(absolute(work_dir))
+    selector = pafs.FileSelector(join(location.path, folder), allow_not_found=True)
+    try:
+        found = location.filesystem.get_file_info(selector)
+    except OSError:
+        return []
+    limit_ns = time.time_ns() - int(seconds * 1e9)
+    return [
+        f"{folder}/{each.base_name}"
+        for each in found
+        if each.type == pafs.FileType.File and each.mtime_ns is not None and 0 < each.mtime_ns < limit_ns
+    ]
 
 
 def get(location: Location, name: str) -> bytes | pa.Buffer:

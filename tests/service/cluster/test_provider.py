@@ -162,13 +162,14 @@ def test_a_feeder_goes_on_while_a_platform_starts_and_the_cluster_that_has_start
     assert cluster.dask.connection.client.status == "closed"
 
 
-def test_a_class_that_gives_no_worker():
+def test_a_class_that_gives_no_worker(caplog: pytest.LogCaptureFixture):
     spec = spec_of(**{"class": f"{__name__}.Fixed", "options": {"host": "127.0.0.1"}, "workers": 1, "wait_s": 0.5})
     with (
         closing(Cluster(spec, threads=1)) as cluster,
         pytest.raises(ClusterError, match=r"got none in 0.5 s at tcp://.*Fixed was asked for them: look at its queue"),
     ):
         cluster.check_workers()
+    assert "Fixed has 0 workers, by its options: cluster.workers is 1" in caplog.text
 
 
 def test_a_class_needs_permission_to_run_code():
