@@ -58,7 +58,8 @@ demo: $(INSTALLED)
 demo-clicks: $(INSTALLED)
 	test -d warehouse/log || $(BIN)/feedline generate clicks warehouse/log --rows 400000 --days 2 --sessions-mean 16.5 \
 	  --joint-changes --order log
-	$(BIN)/feedline optimize warehouse/log warehouse/clicks --cluster-by session_id --sort-by ts
+	$(BIN)/feedline optimize warehouse/log warehouse/clicks --cluster-by session_id --sort-by ts \
+	  --dedup 'user=dense_{0..5},id_{0..12},hist_{0..5}'
 	$(BIN)/feedline plan examples/clicks/pipeline.yaml
 	$(BIN)/python examples/clicks/train.py --steps 40
 	$(BIN)/python examples/clicks/train.py --steps 10 --compare

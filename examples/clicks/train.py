@@ -89,6 +89,7 @@ def train(options: argparse.Namespace, overrides: Mapping[str, object]) -> dict[
                 if len(losses) % options.every == 0:
                     print(f"step {len(losses)} of {steps}: loss {fmean(losses[-options.every :]):.4f}", flush=True)
         speed = dataset.stats()
+    print(f"{speed.rows_per_s:,.0f} rows/s, the trainer waited {speed.wait_fraction:.0%} of the time")
     factor = factors.of_groups()
     print("rows per unique row: " + (", ".join(f"{name} {each:.1f}" for name, each in factor.items()) or "no group"))
     return {

@@ -175,11 +175,11 @@ class Batch(SlotTensors):
             raise missing_lists(self._layout.sparse, dtype, weighted, group)
         keys, values, lengths, weights = self._keyed(indices, weighted)
         parts = [self._layout.part_of[index] for index in indices]
-        if not any(parts) or group is not None:
-            return keyed_jagged_tensor(keys, values, lengths, weights)
-        if expand:
+        if expand and any(parts):
             values, lengths, expanded = expand_lists([self.sparse[name] for name in keys])
             return keyed_jagged_tensor(keys, values, lengths, expanded if weighted else None)
+        if group is not None or not any(parts):
+            return keyed_jagged_tensor(keys, values, lengths, weights)
         if self._inverse_indices is None:
             self._inverse_indices = inverse_indices_of(self._layout.part_of, self.groups, self.rows, self.device)
         rows = self._layout.list_rows(self.rows, self._read_header().unique)

@@ -17,7 +17,7 @@ from feedline.modules.row_features import (
     check_ragged,
     expand_rows,
     inverse_of,
-    outside_table,
+    refuse_outside,
 )
 
 
@@ -65,8 +65,9 @@ class DedupEmbeddingBag(torch.nn.EmbeddingBag):
         starts = starts.to(ids.dtype)  # torch wants both of one type
         try:
             pooled = super().forward(ids, starts, weights)
-        except (IndexError, RuntimeError) as error:
-            raise outside_table(ids, self.num_embeddings, "DedupEmbeddingBag") or error from error
+        except (IndexError, RuntimeError):
+            refuse_outside(ids, self.num_embeddings, "DedupEmbeddingBag")
+            raise
         return expand_rows(pooled, feature) if expand else pooled
 
 
@@ -95,8 +96,9 @@ class DedupEmbedding(torch.nn.Embedding):
         check_ids(input.values, "DedupEmbedding")
         try:
             embedded = super().forward(input.values)
-        except (IndexError, RuntimeError) as error:
-            raise outside_table(input.values, self.num_embeddings, "DedupEmbedding") or error from error
+        except (IndexError, RuntimeError):
+            refuse_outside(input.values, self.num_embeddings, "DedupEmbedding")
+            raise
         if not hasattr(input, "lengths"):
             return expand_rows(embedded, input) if expand else embedded
         inverse = inverse_of(input)

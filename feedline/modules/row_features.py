@@ -42,7 +42,7 @@ def expand_rows(unique: torch.Tensor, feature: Any) -> torch.Tensor:
 
 def check_ragged(feature: Any, module: str) -> RaggedFeature:
     """The feature, if it has the attributes of one: else a TypeError."""
-    missing = [name for name in ("values", "lengths", "offsets") if not hasattr(feature, name)]
+    missing = [name for name in ("values", "lengths", "offsets", "weights") if not hasattr(feature, name)]
     if missing:
         raise TypeError(
             f"{module} takes a feature of lists: got {type(feature).__name__}, which has no "
@@ -66,12 +66,12 @@ def check_ids(ids: torch.Tensor, module: str) -> None:
         )
 
 
-def outside_table(ids: torch.Tensor, num_embeddings: int, module: str) -> IndexError | None:
-    """The error for the first id that the table has no row for; None if there is none."""
-    outside = ids[(ids < 0) | (ids >= num_embeddings)]
-    if not len(outside):
-        return None
-    return IndexError(
-        f"{module} has {num_embeddings} embeddings: got id {int(outside[0])}, expected 0 to {num_embeddings - 1}. Make "
-        "the table as large as batch.schema[name].num_embeddings says, or bound the ids with hash_bucket or vocabulary."
-    )
+def refuse_outside(ids: torch.Tensor, num_embeddings: int, module: str) -> None:
+    """Raise an IndexError if the table has no row for an id. Ids on a GPU cannot be read once a lookup has failed."""
+    outside = ids[(ids < 0) | (ids >= num_embeddings)] if ids.device.type == "cpu" else ids[:0]
+    if len(outside):
+        raise IndexError(
+            f"{module} has {num_embeddings} embeddings: got id {int(outside[0])}, expected 0 to {num_embeddings - 1}. "
+            "Make the table as large as batch.schema[name].num_embeddings says, or bound the ids with hash_bucket or "
+            "vocabulary."
+        )

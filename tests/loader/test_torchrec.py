@@ -6,6 +6,7 @@ import builtins
 import importlib.util
 import sys
 import warnings
+from collections.abc import Iterable
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 import torch
 from pipelines import furnished
 
-from feedline import FeedlineDataset
+from feedline import FeedlineDataset, Pipeline
 from feedline.loader.batch import Batch
 from feedline.loader.encoding.encode import encode
 from feedline.loader.encoding.encoded_rows import EncodedRows, UniqueRows
@@ -212,6 +213,7 @@ def test_a_group_by_itself_is_a_plain_tensor_of_unique_rows(torchrec, group, wei
     collection = bags(torchrec, keys, weighted=weighted)
     wanted = collection(written_out(torchrec, keys, weighted)).values()
     assert torch.equal(batch.groups[group].expand(collection(features).values()), wanted)
+    assert_same(batch.to_torchrec(group=group, weighted=weighted, expand=True), written_out(torchrec, keys, weighted))
     with pytest.raises(ValueError, match="no sparse features of float32 in a deduplicated group 'u'"):
         batch.to_torchrec("float32", group="u")
 
@@ -264,13 +266,16 @@ def test_a_train_pipeline_takes_batches_of_a_dataset(torchrec, tmp_path):
                 batch={"size": 64},
                 shuffle={"by": "session", "seed": 1},
             )
-            with FeedlineDataset(path) as dataset:
-                losses[dedup] = train(torchrec, dataset)
+            if dedup:
+                with FeedlineDataset(path) as dataset:
+                    losses[dedup] = train(torchrec, dataset)
+            else:
+                losses[dedup] = train(torchrec, Pipeline.from_yaml(path).batches(0))
     assert len(losses[True]) > 2
     assert losses[True] == losses[False]
 
 
-def train(torchrec: ModuleType, dataset: FeedlineDataset) -> list[float]:
+def train(torchrec: ModuleType, batches: Iterable[Batch]) -> list[float]:
     """The loss of each step."""
 
     class Model(torch.nn.Module):
@@ -287,10 +292,10 @@ def train(torchrec: ModuleType, dataset: FeedlineDataset) -> list[float]:
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     pipeline_type = torchrec.distributed.train_pipeline.TrainPipelineBase
-    pipeline, batches, losses = pipeline_type(model, optimizer, torch.device("cpu")), iter(dataset), []
+    pipeline, iterator, losses = pipeline_type(model, optimizer, torch.device("cpu")), iter(batches), []
     try:
         while True:
-            losses.append(float(pipeline.progress(batches)))
+            losses.append(float(pipeline.progress(iterator)))
     except StopIteration:
         return losses
 

@@ -235,12 +235,15 @@ def test_wrong_input_is_refused_with_a_remedy():
     feature = ids_of(LENGTHS, INVERSE).deduplicated()
     bag, embedding = DedupEmbeddingBag(3, WIDTH), DedupEmbedding(3, WIDTH)
     encoder = DedupSequenceEncoder(WIDTH, 2, 1, 16, max_length=5)
+    for mode in ("sum", "mean", "max"):
+        with pytest.raises(IndexError, match="got id -1, expected 0 to 2"):
+            DedupEmbeddingBag(3, WIDTH, mode=mode)(Lists([torch.tensor([1, -1])], [0, 0]).deduplicated())
     with pytest.raises(IndexError, match=r"DedupEmbeddingBag has 3 embeddings: got id \d+, expected 0 to 2\. Make"):
         bag(feature)
     with pytest.raises(IndexError, match=r"DedupEmbedding has 3 embeddings: got id \d+, expected 0 to 2\. Make"):
         embedding(feature)
     with pytest.raises(
-        TypeError, match=r"takes a feature of lists: got InverseColumn, which has no lengths, offsets\."
+        TypeError, match=r"takes a feature of lists: got InverseColumn, which has no lengths, offsets, weights\."
     ):
         bag(InverseColumn(torch.tensor([1]), torch.tensor([0, 0])))
     with pytest.raises(TypeError, match=r"DedupEmbedding takes ids: got list\. Pass"):

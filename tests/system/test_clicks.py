@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
+import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import islice
@@ -11,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from processes import ended_here
@@ -53,7 +57,7 @@ def commands(folder: Path) -> Iterator[list[str]]:
     """The README's `feedline generate` and `feedline optimize`, for few rows in this folder."""
     text = (EXAMPLE / "README.md").read_text().replace("\\\n", " ")
     for line in re.findall(r"^    feedline (.*)$", text, re.MULTILINE):
-        words = line.partition("  #")[0].split()
+        words = shlex.split(line.partition("  #")[0])
         if words[0] in ("generate", "optimize"):
             words = [str(folder / word) if word.startswith("warehouse/") else word for word in words]
             yield [re.sub(r"^\d{5,}$", str(3 * STEPS // 2 * BATCH), word) for word in words]
@@ -80,6 +84,8 @@ def test_the_losses_are_those_without_deduplication(train: ModuleType, folder: P
     assert np.std(curves[0]) > 1e-3, "nothing was learnt"
     assert list(factors) == ["user"]
     assert factors["user"] > 3
+    stored = [pq.read_schema(path).names for path in (folder / "warehouse" / "clicks").rglob("*.parquet")]
+    assert ["__run_user" in names for names in stored] == [True] * len(stored), "the table is not stored once per run"
 
 
 def test_the_model_computes_what_it_says(train: ModuleType, folder: Path):
@@ -106,6 +112,22 @@ def test_the_model_computes_what_it_says(train: ModuleType, folder: Path):
             products = [torch.dot(vectors[one], vectors[other]) for one in range(33) for other in range(one)]
             logit = model.top(torch.cat([vectors[0], torch.stack(products)]))
             assert found[row].item() == pytest.approx(logit.item(), abs=1e-9)
+
+
+@pytest.mark.nightly
+def test_two_ranks_train_together_the_same(train: ModuleType, folder: Path):
+    """Under torchrun: a rank's batches hold as many unique rows as they do, and the losses of both ways are equal."""
+    options = ["--pipeline", folder / "pipeline.yaml", "--set", f"batch.size={BATCH}", "--set", "lanes=2", "--steps", 6]
+    results = []
+    for way in ([], ["--plain"]):
+        target = folder / f"ranks-{len(way)}.json"
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        command += [EXAMPLE / "train.py", *options, "--dtype", "float64", "--json", target, *way]
+        run = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=150, check=False)
+        assert run.returncode == 0, run.stderr
+        results.append(json.loads(target.read_text()))
+    np.testing.assert_allclose(results[0]["losses"], results[1]["losses"], rtol=0, atol=train.TOLERANCE)
+    assert results[0]["factors"]["user"] > 3
 
 
 @pytest.mark.nightly  # the script, with two feeders: the test above does the same in this process

@@ -86,11 +86,16 @@ def find_changes(
     return ColumnChanges(sessions=np.concatenate(sessions), changes=changes)
 
 
-def without_worst(measured: ColumnChanges, columns: Sequence[str]) -> tuple[str, float] | None:
-    """The column without which the factor of the others is highest, and that factor; None for a single column."""
+def without_worst(
+    measured: ColumnChanges, columns: Sequence[str], marks: Sequence[str] = ()
+) -> tuple[str, float] | None:
+    """The column without which the factor of the others is highest, and that factor; None for a single column.
+
+    marks: what is compared besides, and cannot be left out.
+    """
     if len(columns) < 2:
         return None
-    factors = {name: measured.factor([other for other in columns if other != name]) for name in columns}
+    factors = {name: measured.factor([other for other in (*columns, *marks) if other != name]) for name in columns}
     worst = max(factors, key=factors.__getitem__)
     return worst, factors[worst]
 

@@ -39,6 +39,7 @@ from feedline.planning.dedup.column_changes import (
     without_worst,
 )
 from feedline.planning.plan import Plan
+from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile.compiled import CompiledFeatures
 from feedline.warehouse.parquet.repeated_rows import first_rows
 
@@ -114,7 +115,7 @@ def describe_groups(plan: Plan) -> dict[str, Any] | None:
     features = [feature for feature in plan.features.features if feature.dedup is not None]
     if not features:
         return None
-    job = replace(plan.job, features=tuple(features), record=None)
+    job = job_of(plan, features)
     frames = sample_rows(plan, job)
     return {
         **sample_facts(plan, frames),
@@ -127,6 +128,13 @@ def measure_groups(job: Job, frames: Frames) -> list[GroupMeasure]:
     compiled = compile_job(job)
     groups = zip(compiled.layout.schema.dedup, compiled.parts[1:], strict=True)
     return [_measure(name, part, frames, job.by) for name, part in groups]
+
+
+def job_of(plan: Plan, features: Sequence[FeatureSpec]) -> Job:
+    """The plan's job for some features, with all columns in its schema: missing fits name some that no block reads."""
+    return replace(
+        plan.job, features=tuple(features), record=None, schema=plan.features.schema.serialize().to_pybytes()
+    )
 
 
 def sample_rows(plan: Plan, job: Job) -> Frames:
@@ -166,20 +174,22 @@ def feature_bytes(encoded: EncodedRows, schema: BatchSchema, repeats: NDArray[np
 def _measure(name: str, part: CompiledPart, frames: Frames, by: str | None) -> GroupMeasure:
     """Measure the group of a job's part."""
     changes = find_changes(frames, source_columns(part.features), by)
-    columns = tuple(changes.changes)
+    marks = part.features.marks
+    columns = tuple(name for name in changes.changes if name not in marks)
+    compared = (*columns, *marks)
     keys = (*(() if by is None else (by,)), *part.columns)
-    starts = np.split(changes.first_rows(columns), np.cumsum([frame.height for frame, _ in frames])[:-1])
+    starts = np.split(changes.first_rows(compared), np.cumsum([frame.height for frame, _ in frames])[:-1])
     index = [np.flatnonzero(each) for each in starts]
     measure = GroupMeasure(
         name=name,
         columns=columns,
         features=tuple(feature.name for feature in part.features.features),
         rows=changes.rows,
-        unique_rows=changes.unique_rows(columns),
+        unique_rows=changes.unique_rows(compared),
         session_rows=changes.session_rows,
         repeated=_mean_repeated(changes, dict.fromkeys(columns, 1.0)),
         compare_ns=1e9 * _cpu_seconds(lambda pair: first_rows(pair[0], keys, pair[1]), frames) / changes.rows,
-        worst=without_worst(changes, columns),
+        worst=without_worst(changes, columns, marks),
     )
     try:
         return _with_bytes(measure, part, changes, [frame for frame, _ in frames], index)
@@ -217,7 +227,7 @@ def column_bytes(features: CompiledFeatures, nbytes: Mapping[str, float]) -> dic
     columns_of = {part: name for name, parts in source_columns(features).items() for part in parts}
     found = dict.fromkeys(columns_of.values(), 0.0)
     for output in features.outputs:
-        columns = {columns_of[part] for part in output.reads}
+        columns = {columns_of[part] for part in output.reads if part in columns_of}  # a fit may read more
         for name in columns:
             found[name] += nbytes[output.name] / len(columns)
     return found

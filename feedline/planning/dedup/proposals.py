@@ -24,6 +24,7 @@ from feedline.planning.dedup.group_measure import (
     Frames,
     column_bytes,
     feature_bytes,
+    job_of,
     measure_groups,
     sample_facts,
     sample_rows,
@@ -32,6 +33,7 @@ from feedline.planning.dedup.group_measure import (
 from feedline.planning.plan import Plan
 from feedline.spec.dedup_section import DedupSpec
 from feedline.transforms.compile.dedup_groups import PLAIN_GROUPS, assign_groups
+from feedline.warehouse.reading.sample import SAMPLE_WEIGHT
 
 _RANGED = re.compile(r"(.*?)(0|[1-9][0-9]*)$")
 _PLAIN_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -45,21 +47,21 @@ def describe_proposals(plan: Plan) -> dict[str, Any]:
     section for pipeline.yaml. optimize: the command that stores the groups once per run.
     """
     features = tuple(feature for feature in plan.features.features if feature.group not in PLAIN_GROUPS)
-    job = replace(plan.job, features=features, record=None)
+    job = job_of(plan, features)
     frames = sample_rows(plan, job)
     by = plan.job.by
     clustered = frames if by is None else [(frame.sort(by, maintain_order=True), []) for frame, _ in frames]
     present = replace(job, features=tuple(feature for feature in features if feature.dedup is not None))
     plain = replace(job, features=tuple(feature for feature in features if feature.dedup is None))
     taken = {feature.dedup for feature in present.features if feature.dedup is not None}
-    groups = _propose(plain, clustered, taken) if plain.features else []
+    not_stored = {*plan.snapshot.partition_columns, SAMPLE_WEIGHT}
+    groups = _propose(plain, clustered, taken, not_stored) if plain.features else []
     assigned = assign_groups(plain.features, groups, out_of_fold=plan.spec.fit.out_of_fold)
     proposed = replace(job, features=tuple(feature for feature in assigned if feature.dedup is not None))
     measures = measure_groups(proposed, clustered)
     factors = {measure.name: measure.factor for measure in measure_groups(proposed, frames)}
     worthwhile = [measure for measure in measures if measure.worth_it is not False]
-    marks = plan.features.marks
-    columns = {each.name: [name for name in each.columns if name not in marks] for each in worthwhile}
+    columns = {each.name: each.columns for each in worthwhile}
     return {
         "table": plan.spec.source.table,
         **sample_facts(plan, frames),
@@ -71,7 +73,7 @@ def describe_proposals(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _propose(job: Job, frames: Frames, taken: Collection[str]) -> list[DedupSpec]:
+def _propose(job: Job, frames: Frames, taken: Collection[str], excluded: Collection[str]) -> list[DedupSpec]:
     """Groups of columns for features that are in none. Raises DataError where a row of the sample has no features."""
     compiled = compile_job(job)
     frame = frames[0][0]
@@ -80,7 +82,9 @@ def _propose(job: Job, frames: Frames, taken: Collection[str]) -> list[DedupSpec
     per_row = {name: total / max(frame.height, 1) for name, total in nbytes.items()}
     row_bytes = column_bytes(compiled.features, per_row)
     columns = source_columns(compiled.features)
-    found = propose_groups(find_changes(frames, columns, job.by), {name: row_bytes[name] for name in columns})
+    marks = compiled.features.marks
+    candidates = {name: row_bytes[name] for name in columns if name not in excluded and name not in marks}
+    found = propose_groups(find_changes(frames, columns, job.by), candidates)
     return [DedupSpec(name=name, columns=group) for name, group in _name_groups(found, taken).items()]
 
 
@@ -143,5 +147,5 @@ def _optimize(plan: Plan, groups: Mapping[str, Sequence[str]]) -> str:
     table = plan.spec.source.table
     options = [] if plan.job.by is None else [["--cluster-by", plan.job.by]]
     options += [["--dedup", f"{name}={','.join(columns)}"] for name, columns in groups.items()]
-    command = ["feedline", "optimize", *([table] if isinstance(table, str) else table), "OUT"]
+    command = ["feedline", "optimize", table if isinstance(table, str) else "TABLE", "OUT"]
     return " \\\n  ".join(shlex.join(words) for words in [command, *options])

@@ -207,8 +207,8 @@ async def forget_worker(scheduler: str, address: str, security: Security) -> Non
     try:
         async with asyncio.timeout(_CONNECT_S):
             await remote.unregister(address=address, expected=True, stimulus_id=f"feedline-forget-{time.time()}")
-    except OSError:
-        logger.debug("the scheduler at %s did not answer", scheduler)
+    except Exception as error:  # also one of the scheduler's, which may be of another version: the worker goes on
+        logger.debug("the scheduler at %s did not forget %s: %s", scheduler, address, error)
     finally:
         await remote.close_rpc()
 

@@ -178,6 +178,25 @@ def test_rows_that_no_feature_can_hold_are_said_in_the_measure(place: Place):
     assert group["factor"] > 5
 
 
+def test_marks_of_rows_that_a_fit_has_seen_are_compared_but_are_no_columns(place: Place):
+    """Rows of one fold repeat each other where a fit has seen all of them, or none."""
+    encoding = {"target_encoding": {"target": "clicked", "fold_by": "session"}}
+    features = {"dense": {"rate": {"column": "city", "ops": [encoding]}, "age": [{"fill_null": 0}]}}
+    changes = {"name": "marks", "features": features, "fit": {"auto": True, "where": "item % 2 == 0"}}
+    seen = pipeline(place, **changes, dedup={"user": {"columns": ["city", "age", "session"]}})
+    [before] = describe(seen.plan(), world_size=1)["dedup"]["groups"]
+    seen.fit()
+    [after] = describe(seen.plan(), world_size=1)["dedup"]["groups"]
+    table = frame(place)
+    marked = pd.DataFrame({"city": table["city"], "s": table["session"], "seen": table["item"] % 2})
+    wanted = (marked != marked.shift()).any(axis=1).sum()
+    assert after["unique_rows"] == pytest.approx(wanted, abs=10)
+    assert after["factor"] < before["factor"]
+    assert sorted(after["columns"]) == ["age", "city", "session"]
+    proposed = describe_proposals(pipeline(place, **changes).plan())
+    assert all(set(group["columns"]) <= {"age", "city", "session"} for group in proposed["proposals"])
+
+
 names = st.text(st.sampled_from("ab_10'\"{}, :#é"), min_size=1, max_size=6).filter(str.strip)
 numbered = st.builds(lambda stem, number: f"{stem}{number}", st.sampled_from(["h_", "C", "x0"]), st.integers(0, 12))
 
