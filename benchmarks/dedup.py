@@ -313,8 +313,8 @@ def training(tables: Tables) -> list[Row]:
             one["ratio"],
             "3.0" if "attention" in model else "-",
             f"{one['deduplicated_steps_per_s']:.2f} and {one['expanded_steps_per_s']:.2f} steps/s, "
-            f"{one['deduplicated_share']:.0%} of FLOPs in deduplicated encoders; S = {found['session_rows']}, "
-            f"d = {found['keep_probability']}, its own table",
+            f"{one['deduplicated_share']:.0%} of FLOPs in deduplicated encoders; {found['factor']:.1f} rows "
+            f"per unique row of its own table",
         )
         for model, one in found["models"].items()
     ]
