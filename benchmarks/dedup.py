@@ -1,6 +1,6 @@
 """What deduplication saves, from file to training step: every row of the table in README.md, as Markdown.
 
-    python benchmarks/dedup.py                          400,000 rows, 5 rounds; about 15 minutes on two cores
+    python benchmarks/dedup.py                          400,000 rows, 5 rounds; about an hour on two cores
     python benchmarks/dedup.py --only reading,ring      some of the rows
     python benchmarks/dedup.py --tables DIR --prepare   writes the tables there and measures nothing
     python benchmarks/dedup.py --tiny                   4,000 rows, one round: a test that all works
@@ -21,7 +21,8 @@ training    steps/s of the model of examples/clicks (`dedup_training.py`).
 unrepeated  S = 1: CPU of blocks, and rows/s, with the group and without.
 cut         rows/s of cutting finished blocks into slots: with the group, divided by without it.
 
-Medians of interleaved rounds. CPU is that of this process, with one Polars thread.
+Delivery is measured over an epoch of several copies of a table; threads or worker processes compute, whichever are
+faster, and both are printed. Medians of interleaved rounds. CPU is that of this process, with one Polars thread.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -84,7 +85,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=400_000)
-    parser.add_argument("--epochs", type=int, default=5, help="of a run that delivers rows")
+    parser.add_argument("--copies", type=int, default=20, help="of each table's files in a run that delivers rows")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--session-rows", type=float, default=16.5, metavar="S")
     parser.add_argument("--keep", type=float, default=0.95, metavar="D", help="probability that a row repeats the last")
@@ -98,14 +99,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="few rows, one round: a test, not a measurement")
     options = parser.parse_args(arguments)
     if options.tiny:
-        options.rows, options.epochs, options.rounds, options.threads = 4_000, 2, 1, 1
+        options.rows, options.copies, options.rounds, options.threads = 4_000, 2, 1, 1
         options.row_group_rows, options.batch_size = 1024, 256
     options.only = options.only.split(",")
     unknown = [name for name in options.only if name not in MEASURES]
     if unknown:
         parser.error(f"no row is called {unknown[0]!r}: expected some of {', '.join(MEASURES)}")
-    if min(options.rows, options.epochs, options.rounds, options.row_group_rows, options.batch_size) < 1:
-        parser.error("rows, epochs, rounds, row-group rows and batch size are at least 1")
+    if min(options.rows, options.copies, options.rounds, options.row_group_rows, options.batch_size) < 1:
+        parser.error("rows, copies, rounds, row-group rows and batch size are at least 1")
     return options
 
 
@@ -149,6 +150,17 @@ class Tables:
         )
         path.write_text(f"{text}dedup: {{{GROUP}: {{columns: [{', '.join(COLUMNS)}]}}}}\n")
         return path
+
+    def copies(self, table: Path) -> Path:
+        """Several copies of a table's files in one table, as links: an epoch that is long enough to measure."""
+        target = self.folder / f"{table.name}-copies"
+        for copy in range(self.options.copies):
+            for file in map(Path, files_of(table)):
+                link = target / f"copy={copy}" / file.relative_to(table)
+                link.parent.mkdir(parents=True, exist_ok=True)
+                if not link.exists():
+                    link.hardlink_to(file)
+        return target
 
     def session_rows(self) -> float:
         """Rows per session of the table: the last session of a file is truncated."""
@@ -219,23 +231,29 @@ def decoding(tables: Tables) -> list[Row]:
 
 
 def case(tables: Tables, table: Path, loader: str = FEEDLINE, *, dedup: bool = True) -> Case:
-    """A run over a table."""
-    options = tables.options
+    """A run over copies of a table."""
+    options, table = tables.options, tables.copies(table)
     return Case(
         loader=loader,
         pipeline=str(tables.pipeline(table)),
         files=tuple(files_of(table)),
         overrides={} if dedup else PLAIN,
         batch_size=options.batch_size,
-        epochs=options.epochs,
         threads=options.threads,
     )
 
 
 def rates(cases: dict[str, Case], options: argparse.Namespace) -> tuple[dict[str, float], str]:
-    """Rows per second of each case, and in words."""
-    found = deliver(cases, options.rounds)
-    words = ", ".join(f"{name} {rate / 1e3:,.0f} k rows/s" for name, rate in found.items())
+    """Rows per second of each case, and in words. Feedline computes in threads and in worker processes, as many of
+    either: the faster counts."""
+    both = {(name, 0): case for name, case in cases.items()}
+    both |= {
+        (name, 1): replace(case, workers=options.threads) for name, case in cases.items() if case.loader == FEEDLINE
+    }
+    ways = ("", " in worker processes")
+    measured = deliver({f"{name}{ways[way]}": case for (name, way), case in both.items()}, options.rounds)
+    found = {name: max(measured[f"{name}{ways[way]}"] for other, way in both if other == name) for name in cases}
+    words = ", ".join(f"{name} {rate / 1e3:,.0f} k rows/s" for name, rate in measured.items())
     return found, words
 
 

@@ -4,8 +4,8 @@ Used by `dedup.py`; run as a program it is the trainer of one run, which takes b
 
     python benchmarks/dedup_delivery.py CASE.json     prints one line of JSON
 
-Several epochs are delivered, and the rate is that between 20 % and 80 % of the steps, so that neither the start nor
-what was fetched ahead counts. The contenders and their work are those of `floor.py`. All processes have the allocator
+An epoch is delivered, and the rate is that between 20 % and 80 % of the steps, so that neither the start nor what was
+fetched ahead counts. The contenders and their work are those of `floor.py`. All processes have the allocator
 settings of a feeder.
 """
 
@@ -34,14 +34,15 @@ FEEDLINE = "feedline"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What one run delivers. loader: `FEEDLINE`, or a contender of `floor.py`; files: what the others read."""
+    """What one run delivers. loader: `FEEDLINE`, or a contender of `floor.py`; files: what the others read. workers:
+    processes that compute Feedline's blocks (0: threads of its feeder do)."""
 
     loader: str
     pipeline: str
     files: tuple[str, ...] = ()
     overrides: Mapping[str, object] | None = None
     batch_size: int = 4096
-    epochs: int = 1
+    workers: int = 0
     threads: int = 1
 
 
@@ -71,23 +72,26 @@ def _run(name: str, case: Case) -> dict[str, float]:
     return result
 
 
-def feedline_epochs(case: Mapping[str, Any]) -> Callable[[Job], Iterator[Any]]:
-    """Feedline, its feeder in another process; iterating over a dataset gives an epoch."""
+def feedline_epoch(case: Mapping[str, Any]) -> Callable[[Job], Iterator[Any]]:
+    """An epoch of Feedline, its feeder in another process."""
     from feedline import FeedlineDataset
 
+    overrides = {**(case["overrides"] or {}), "work_dir": case["work_dir"]}
+    if case["workers"]:
+        overrides["cluster"] = {"workers": case["workers"], "threads": 1}
+
     def loop(job: Job) -> Iterator[Any]:
-        with FeedlineDataset(job.pipeline, set={**(case["overrides"] or {}), "work_dir": case["work_dir"]}) as dataset:
-            for _ in range(case["epochs"]):
-                yield from dataset
+        with FeedlineDataset(job.pipeline, set=overrides) as dataset:
+            yield from dataset
 
     return loop
 
 
 def train(case: Mapping[str, Any]) -> dict[str, float]:
     """Take every batch; return rows and rows per second."""
-    loop = feedline_epochs(case) if case["loader"] == FEEDLINE else CONTENDERS[case["loader"]].prepare()
+    loop = feedline_epoch(case) if case["loader"] == FEEDLINE else CONTENDERS[case["loader"]].prepare()
     job = Job(
-        files=list(case["files"]) * case["epochs"],
+        files=list(case["files"]),
         pipeline=case["pipeline"],
         batch_size=case["batch_size"],
         threads=case["threads"],
@@ -103,7 +107,7 @@ def steady_rate(arrivals: list[float], rows: list[int]) -> float:
     """Rows per second between 20 % and 80 % of the steps. Raises ValueError if the run is too short."""
     rate = steady(arrivals, rows) if len(rows) >= 5 else None
     if rate is None:
-        raise ValueError(f"too few batches to measure: got {len(rows)}, expected 5 or more. Give more rows or epochs")
+        raise ValueError(f"too few batches to measure: got {len(rows)}, expected 5 or more. Give more rows or copies")
     return rate
 
 

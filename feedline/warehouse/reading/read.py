@@ -194,12 +194,14 @@ def _columns_of(
     file: OpenFile, fragment: Fragment, schema: pa.Schema, names: Sequence[str], compact: Collection[str] = ()
 ) -> StoredColumns:
     """Resolve these columns and parts against the columns that the file stores."""
+    partition = dict(fragment.partition)
 
     def columns_of(names: Sequence[str]) -> FileColumns:
         fields = [field_of(schema, name) for name in names]
-        return FileColumns(fields, schema, file.stored, file.schema, dict(fragment.partition))
+        return FileColumns(fields, schema, file.stored, file.schema, partition)
 
-    return StoredColumns(names, compact, file.dedup, columns_of)
+    own = {name for name in names if name in file.stored and name not in partition and has_column(schema, name)}
+    return StoredColumns(names, compact, own, file.dedup, columns_of)
 
 
 def _decode(
