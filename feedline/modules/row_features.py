@@ -37,7 +37,11 @@ def expand_rows(unique: torch.Tensor, feature: Any) -> torch.Tensor:
     calls this runs on both kinds of batch. The gradient of a unique row is the sum over the rows that repeat it.
     """
     inverse = inverse_of(feature)
-    return unique if inverse is None else unique.index_select(0, inverse)
+    if inverse is None:
+        return unique
+    if unique.dim() == 2:  # on a CPU the gradient takes a third of the time of index_select's
+        return torch.nn.functional.embedding(inverse, unique)
+    return unique.index_select(0, inverse)
 
 
 def check_ragged(feature: Any, module: str) -> RaggedFeature:

@@ -77,10 +77,12 @@ class Place:
         return path
 
     def left(self) -> list[str]:
-        """Return what is in TMPDIR and the runtime folder."""
-        return sorted(
-            str(path.relative_to(self.folder)) for root in (self.temporary, self.sockets) for path in root.rglob("*")
-        )
+        """Return what is in TMPDIR and the runtime folder; what goes meanwhile is not."""
+        found = []
+        for root in (self.temporary, self.sockets):
+            for folder, folders, files in os.walk(root):  # passes over folders that are gone
+                found += [os.path.relpath(os.path.join(folder, name), self.folder) for name in (*folders, *files)]
+        return sorted(found)
 
 
 @contextmanager
