@@ -23,8 +23,8 @@ def write_in_place(
 ) -> None:
     """Write a table whose groups' runs start at `starts` and at row groups.
 
-    changes: what differs from the format: `flags` (group: per row), `keep` (values stay where rows repeat), `metadata`
-    (a function of the document; None: no metadata).
+    changes: what differs from the format: `flags` (group: per row), `keep` (values stay where rows repeat), `late`
+    (values stand only there), `metadata` (a function of the document; None: no metadata).
     """
     described: dict[str, Any] = {name: {"columns": list(columns), "row_groups": []} for name, columns in groups.items()}
     parts = []
@@ -38,6 +38,8 @@ def write_in_place(
             flags[name] = mine
         for name, columns in groups.items():
             index = pa.array([row if start else None for row, start in enumerate(flags[name])], pa.int64())
+            if changes.get("late"):
+                index = pa.array([None if start else row for row, start in enumerate(flags[name])], pa.int64())
             for column in [] if changes.get("keep") else columns:
                 place = part.schema.get_field_index(column)
                 part = part.set_column(place, part.schema.field(column).with_nullable(True), part[column].take(index))

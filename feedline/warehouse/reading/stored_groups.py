@@ -16,6 +16,7 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyarrow.types as pat
 
 from feedline.errors import TableError
 from feedline.warehouse.parquet.dedup_columns import DedupMetadata, RowGroupRuns, check_flags, flag_column
@@ -91,17 +92,16 @@ class RunReader:
         found = {}
         for group, (columns, flags) in self._groups.items():
             starts = flags[first : self._row]
-            carried = not starts[0]
-            mask = pa.array(starts)
-            arrays = [self._unique(name, decoded.column(name), mask, carried, group) for name in columns]
+            index = pa.array(np.flatnonzero(starts))
+            arrays = [self._unique(name, decoded.column(name), index, not starts[0], group) for name in columns]
             inverse = np.cumsum(starts, dtype=np.int32)
             found[group] = GroupBatch(
-                pa.RecordBatch.from_arrays(arrays, names=list(columns)), inverse if carried else inverse - np.int32(1)
+                pa.RecordBatch.from_arrays(arrays, names=list(columns)), inverse - np.int32(1) if starts[0] else inverse
             )
         return found
 
-    def _unique(self, name: str, stored: pa.Array, mask: pa.Array, carried: bool, group: str) -> pa.Array:
-        unique = stored.filter(mask)
+    def _unique(self, name: str, stored: pa.Array, index: pa.Array, carried: bool, group: str) -> pa.Array:
+        unique = _at_starts(stored, index)
         if stored.null_count - unique.null_count != len(stored) - len(unique):
             raise TableError(
                 f"column {name!r} of {self._place} holds values in rows that repeat the row above by "
@@ -112,6 +112,18 @@ class RunReader:
             unique = pa.concat_arrays([self._last[name], unique])
         self._last[name] = unique.take(pa.array([len(unique) - 1]))  # a copy, which does not hold the chunk
         return unique
+
+
+def _at_starts(stored: pa.Array, index: pa.Array) -> pa.Array:
+    """The values where runs start; those of lists without a copy, as the null lists between them hold none."""
+    kind = stored.type
+    if not (pat.is_list(kind) or pat.is_large_list(kind)):
+        return stored.take(index)
+    offsets = stored.offsets.to_numpy()
+    borders = pa.array(np.append(offsets[index.to_numpy()], offsets[-1]))
+    list_class = pa.LargeListArray if pat.is_large_list(kind) else pa.ListArray
+    null = stored.is_null().take(index)
+    return list_class.from_arrays(borders, stored.values, type=kind, mask=null if null.true_count else None)
 
 
 class StoredColumns:
