@@ -342,7 +342,7 @@ class FeedlineDataset(IterableDataset[Batch]):
         if resume is not None:
             names = {key: resume[key] for key in ("snapshot", "lanes", "plan", "seed", "batch_size")}
             hello = replace(hello, **names, features=None if accept_features else resume["features"])
-        answer = _agree(self._feed, self._ranks, hello)
+        answer = _agree(self._feed, self._ranks, hello, resume)
         _warn(answer.facts, self._progress.answer.facts if self._progress.answer is not None else None)
         return answer, SlotLayout(answer.facts.schema)
 
@@ -444,13 +444,14 @@ def _receipt(facts: PlanFacts, ranks: RankInfo, batch: Batch) -> dict[str, Any]:
     return {**state_of(facts, batch.epoch, batch.step), **numbers, "digest": digest_of(batch)}
 
 
-def _agree(feed: FeederClient, ranks: RankInfo, hello: Hello) -> Answer:
-    """This rank's answer. Ranks connected by torch.distributed agree on a plan, on the snapshot of rank 0."""
+def _agree(feed: FeederClient, ranks: RankInfo, hello: Hello, resume: Mapping[str, Any] | None) -> Answer:
+    """This rank's answer. Ranks connected by torch.distributed agree on a plan, on the snapshot of rank 0, and on the
+    state to resume."""
     connected = ranks.global_size > 1 and _connected_rank() == (ranks.global_rank, ranks.global_size)
     store = _store() if connected else None
     if store is None:
         return feed.open(hello)
-    return agree(store, feed.open, hello, rank=ranks.global_rank, world_size=ranks.global_size)
+    return agree(store, feed.open, hello, rank=ranks.global_rank, world_size=ranks.global_size, state=resume)
 
 
 def _connected_rank() -> tuple[int, int] | None:

@@ -1,9 +1,9 @@
 """Agree on one plan with the other ranks, through the key-value store of torch.distributed.
 
 Runs in: the trainer. Rank 0 lets its feeder plan and publishes the snapshot; the other ranks plan on it; each publishes
-its fingerprints; rank 0 compares them and publishes the verdict. Only fingerprints and errors travel, and no rank
-enters a collective call: planning a large table may take longer than the ten minutes after which NCCL kills a process
-that waits in one. Agreements are numbered; every rank counts its own in the store.
+its fingerprints and the state that it continues; rank 0 compares them and publishes the verdict. Nothing larger
+travels, and no rank enters a collective call: planning a large table may take longer than the ten minutes after which
+NCCL kills a process that waits in one. Agreements are numbered; every rank counts its own in the store.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from feedline.errors import FeedlineError, PlanError, from_wire
 from feedline.loader.facts import Hello
 from feedline.loader.ring.feeder_connection import Answer
+from feedline.loader.state import STATE_KEYS
 
 logger = logging.getLogger(__name__)
 
@@ -46,13 +47,15 @@ def agree(
     *,
     rank: int,
     world_size: int,
+    state: Mapping[str, Any] | None = None,
     pause: Callable[[float], None] = time.sleep,
     now_s: Callable[[], float] = time.monotonic,
 ) -> Answer:
     """This rank's answer, once all ranks have the same plan. rank, world_size: among all trainers.
 
-    If one rank fails, its error is raised on every rank; so is PlanError if their plans or features differ, or if
-    they do not read the rows of all data ranks.
+    state: the state that this rank loads, None if it starts without one. If one rank fails, its error is raised on
+    every rank; so is PlanError if their states, plans or features differ, or if they do not read the rows of all data
+    ranks.
     """
     prefix = f"feedline/{store.add(f'feedline/rounds/{rank}', 1)}"
     messages = _RankMessages(store, pause, now_s)
@@ -64,7 +67,8 @@ def agree(
     try:
         answer = open_plan(hello)
         names = {name: getattr(answer.facts, name) for name in ("snapshot", "lanes", *_COMPARED)}
-        outcome = _Outcome(**names, data_rank=hello.rank, data_world_size=hello.world_size)
+        loaded = None if state is None else {key: state[key] for key in STATE_KEYS}
+        outcome = _Outcome(**names, state=loaded, data_rank=hello.rank, data_world_size=hello.world_size)
     except BaseException as error:
         store.set(f"{prefix}/{rank or 'leader'}", _failure(error).to_json())
         if rank == 0 or not isinstance(error, FeedlineError):
@@ -80,12 +84,14 @@ def agree(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Outcome:
-    """A rank's entry in the store: the fingerprints of its plan, or an error. The verdict is an error or empty."""
+    """A rank's entry in the store: the fingerprints of its plan and its state, or an error. The verdict is an error or
+    empty."""
 
     snapshot: str | None = None
     lanes: int | None = None
     plan: str | None = None
     features: str | None = None
+    state: Mapping[str, Any] | None = None
     data_rank: int | None = None
     data_world_size: int | None = None
     error: str | None = None
@@ -120,6 +126,8 @@ def _verdict(leader: _Outcome, others: Sequence[_Outcome]) -> _Outcome:
     for rank, outcome in enumerate(others, start=1):
         if outcome.error is not None:
             return _Outcome(error=outcome.error, message=f"rank {rank}: {outcome.message}")
+        if (message := _describe_states(leader.state, outcome.state, rank)) is not None:
+            return _Outcome(error="PlanError", message=message)
         for key in _COMPARED:
             expected, actual = getattr(leader, key), getattr(outcome, key)
             if actual != expected:
@@ -130,6 +138,24 @@ def _verdict(leader: _Outcome, others: Sequence[_Outcome]) -> _Outcome:
                 return _Outcome(error="PlanError", message=message)
     message = _describe_unread([leader, *others])
     return _Outcome(error="PlanError", message=message) if message else _Outcome()
+
+
+def _describe_states(expected: Mapping[str, Any] | None, actual: Mapping[str, Any] | None, rank: int) -> str | None:
+    """Why a rank does not continue where rank 0 does; None if it does."""
+    differing, values = "start at one position", (_describe_position(actual), _describe_position(expected))
+    if values[0] == values[1]:
+        if expected is None or actual is None or actual == expected:
+            return None
+        key = next(key for key in STATE_KEYS if actual[key] != expected[key])
+        differing, values = f"load states of one {key}", (actual[key], expected[key])
+    return (
+        f"the ranks do not {differing}: got {values[0]} on rank {rank}, expected {values[1]} as on rank 0. Load one "
+        "state on every rank: any rank's copy is right for all"
+    )
+
+
+def _describe_position(state: Mapping[str, Any] | None) -> str:
+    return "no state" if state is None else f"epoch {state['epoch']}, step {state['step']}"
 
 
 def _describe_unread(outcomes: Sequence[_Outcome]) -> str:

@@ -75,6 +75,42 @@ def test_only_fingerprints_travel():
     assert max(sizes) < 200
 
 
+def state_at(epoch: int, step: int, **changes: Any) -> dict[str, Any]:
+    names = {"version": 1, "snapshot": "s1", "plan": "p1", "features": "f1", "seed": 0, "lanes": 3, "batch_size": 8}
+    return {**names, "epoch": epoch, "step": step, "environment": "any", **changes}
+
+
+@pytest.mark.parametrize(
+    ("states", "message"),
+    [
+        ([state_at(0, 10), state_at(0, 10, environment="another")], None),
+        ([state_at(0, 10), state_at(0, 4)], "position: got epoch 0, step 4 on rank 1, expected epoch 0, step 10 as on"),
+        ([state_at(0, 4), state_at(2, 4)], "position: got epoch 2, step 4 on rank 1, expected epoch 0, step 4 as on"),
+        ([None, state_at(0, 4)], "position: got epoch 0, step 4 on rank 1, expected no state as on rank 0"),
+        ([state_at(0, 4), None], "position: got no state on rank 1, expected epoch 0, step 4 as on rank 0"),
+        (
+            [state_at(0, 4), state_at(0, 4, lanes=6)],
+            "states of one lanes: got 6 on rank 1, expected 3 as on rank",
+        ),
+        ([state_at(0, 4), state_at(0, 4, batch_size=16)], "of one batch_size: got 16 on rank 1, expected 8 as on"),
+        ([state_at(0, 4), state_at(0, 4, plan="p0")], "of one plan: got p0 on rank 1, expected p1 as on rank 0"),
+    ],
+)
+def test_ranks_continue_one_state(states: list[dict[str, Any] | None], message: str | None):
+    """Their plans are equal: only the states tell that rows would be repeated, and others lost."""
+    store = c10d.HashStore()
+
+    def rank(number: int) -> Any:
+        try:
+            return agree(store, lambda _: ANSWER, TWO[number], rank=number, world_size=2, state=states[number])
+        except PlanError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(2) as pool:
+        for outcome in pool.map(rank, range(2), timeout=PATIENCE_S):
+            assert outcome is ANSWER if message is None else message in outcome
+
+
 @pytest.mark.parametrize(
     ("data_ranks", "message"),
     [
@@ -209,7 +245,7 @@ def test_without_a_store_the_feeders_agree(backend: str, rank: int, monkeypatch:
         with pytest.raises(RuntimeError, match="pure virtual"):
             c10d.distributed_c10d._get_default_store().add("key", 1)
         ranks = RankInfo(rank=rank, world_size=2, local_ranks=2, source="torch.distributed")
-        assert dataset._agree(Client(), ranks, HELLO) == "answer"
+        assert dataset._agree(Client(), ranks, HELLO, None) == "answer"
     finally:
         c10d.destroy_process_group()
     assert asked == [HELLO], "as without torch.distributed: each rank's feeder looks into work_dir"

@@ -47,6 +47,8 @@ def main() -> None:
         report("an epoch", epoch)
         state = dataset.state_dict()
         report("resumed", lambda: dataset.load_state_dict({**state, "epoch": 0, "step": 30}) or epoch())
+        behind = {**state, "epoch": 0, "step": 10 - 6 * rank}
+        report("another step on rank 1", lambda: dataset.load_state_dict(behind))
         broken = {**state, "plan": "0" * 32} if rank == 1 else state
         report("another state on rank 1", lambda: dataset.load_state_dict(broken))
     for scene, overrides in (
