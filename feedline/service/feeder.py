@@ -1,8 +1,9 @@
 """The feeder's loop: serve the sessions of all its trainers in one thread.
 
 Runs in: the feeder. The loop sleeps until a trainer sends something, a block finishes (an eventfd), a trainer connects
-or dies. Then each session that has something to do fills one slot per round, so that trainers take turns. An error ends
-the session that it belongs to; the others go on.
+or dies. Then each session that has something to do fills one slot per round, so that trainers take turns. Messages that
+find no room in a trainer's socket are sent once there is some: a trainer that reads nothing delays no other. An error
+ends the session that it belongs to; the others go on.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from feedline.errors import FeedlineError
-from feedline.loader.ring.channel import ChannelClosedError
+from feedline.loader.ring.channel import Channel, ChannelClosedError
 from feedline.resources import use_huge_pages
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.scaling.demand import Demand
@@ -53,7 +54,9 @@ class Feeder:
         self._demand = demand
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll: select.poll | None = None  # made again when sessions come or go
-        self._sources: dict[int, TrainerSession | Door | None] = {}  # by descriptor
+        self._sources: dict[int, TrainerSession | Channel | Door | None] = {}  # by descriptor
+        self._crowded: set[int] = set()  # descriptors polled for room, too
+        self._leaving: list[Channel] = []  # of sessions that ended, whose last messages are not out
         self._look_due_s = 0.0
         self._started = False  # the first batch is out
         self.sessions: list[TrainerSession] = []
@@ -85,9 +88,13 @@ class Feeder:
                     self._started = True
                     self._cluster.connect()
                     use_huge_pages(True)
+            while self._leaving:  # until their trainers have read why their sessions ended, or have left
+                self._sleep()
         finally:
             for session in self.sessions:
                 session.close()
+            for channel in (*self._leaving, *(session.channel for session in self.sessions)):
+                channel.close()
             os.close(self._wake_fd)
 
     # -- waiting --------------------------------------------------------------------------------------------------
@@ -95,6 +102,7 @@ class Feeder:
     def _sleep(self) -> None:
         """Wait for events, unless a session has something to do, and handle them."""
         poll = self._poll or self._watch()
+        self._watch_for_room(poll)
         busy = any(session.runnable for session in self.sessions)
         start_s = time.perf_counter()
         events = poll.poll(0 if busy else _TICK_S * 1000)
@@ -103,17 +111,22 @@ class Feeder:
             for session in self.sessions:
                 session.count_wait(waited_s)
         arrivals: list[Door] = []
-        for descriptor, _ in events:
+        for descriptor, event in events:
             source = self._sources[descriptor]
             if source is None:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._wake_fd)
+            elif isinstance(source, Channel):
+                self._bid_farewell(source)
             elif not isinstance(source, TrainerSession):
                 arrivals.append(source)
             elif descriptor == source.trainer:
                 self._end(source, None)
             else:
-                self._guard(source, source.receive)
+                if event & select.POLLOUT:
+                    self._guard(source, source.channel.deliver)
+                if event & ~select.POLLOUT and source in self.sessions:
+                    self._guard(source, source.receive)
         for door in arrivals:  # after trainers that left: one may have connected again
             if (newcomer := door.accept()) is not None:
                 self.add(newcomer)
@@ -129,7 +142,19 @@ class Feeder:
         self._sources |= {door.fileno(): door for door in self._doors if door.fileno() >= 0}
         for descriptor in self._sources:
             poll.register(descriptor, select.POLLIN)
+        self._crowded = {channel.fileno() for channel in self._leaving}
+        for channel in self._leaving:
+            self._sources[channel.fileno()] = channel
+            poll.register(channel, select.POLLOUT)
         return poll
+
+    def _watch_for_room(self, poll: select.poll) -> None:
+        """Watch the sockets for whose room messages wait, and no others: a socket nearly always has some."""
+        crowded = {session.channel.fileno() for session in self.sessions if session.channel.has_posted}
+        crowded.update(channel.fileno() for channel in self._leaving)
+        for descriptor in crowded ^ self._crowded:
+            poll.modify(descriptor, select.POLLIN | select.POLLOUT if descriptor in crowded else select.POLLIN)
+        self._crowded = crowded
 
     def _look_after_cluster(self) -> None:
         """Check the cluster and the blocks in flight, once a second."""
@@ -173,4 +198,19 @@ class Feeder:
             self.sessions.remove(session)
             self._count_trainers()
             session.close()
+            if error is None:
+                session.channel.close()
+            else:
+                self._leaving.append(session.channel)
+                self._bid_farewell(session.channel)
             self._on_end(session, error)
+
+    def _bid_farewell(self, channel: Channel) -> None:
+        """Send the last messages of a session that ended, as far as there is room, and then close its channel."""
+        with contextlib.suppress(ChannelClosedError):
+            channel.deliver()
+            if channel.has_posted:
+                return
+        self._leaving.remove(channel)
+        channel.close()
+        self._poll = None

@@ -193,10 +193,10 @@ class TrainerSession:
     def send_error(self, name: str, message: str) -> None:
         """Send the error that ends the session."""
         with contextlib.suppress(ChannelClosedError):
-            self.channel.send_json(FeederFailure(name=name, message=message, number=self._hello_number).to_json())
+            self.channel.post_json(FeederFailure(name=name, message=message, number=self._hello_number).to_json())
 
     def close(self) -> None:
-        """Drop the blocks in flight and the ring, and close the channel."""
+        """Drop the blocks in flight and the ring. The channel stays open for its last messages."""
         trainer, self.trainer = self.trainer, None
         if trainer is not None:
             os.close(trainer)
@@ -205,7 +205,6 @@ class TrainerSession:
         self._end_stream()
         self._writers.close()
         self._ring.close()
-        self.channel.close()
 
     def _wake(self) -> None:
         self.runnable = True
@@ -228,7 +227,7 @@ class TrainerSession:
             elif message["type"] == "grow":
                 self._ring.grow()
             elif message["type"] == "diagnose":
-                self.channel.send_json({"type": "diagnosis", "text": self._diagnose()})
+                self.channel.post_json({"type": "diagnosis", "text": self._diagnose()})
             else:
                 self.counters.take(message)
 
@@ -246,7 +245,7 @@ class TrainerSession:
         hello = Hello.from_json(message)
         _refuse_other_rank(hello, hello.rank if self.rank is None else self.rank, self._world_size)
         if self.global_rank != hello.global_rank and not self._admit(hello):
-            self.channel.send_json({"type": "busy"})
+            self.channel.post_json({"type": "busy"})
             raise ChannelClosedError("another trainer of this rank is served")
         self.rank, self.global_rank = hello.rank, hello.global_rank
         self._end_stream()
@@ -266,7 +265,7 @@ class TrainerSession:
         self._on_plan(plan)
         self.monitor = QualityMonitor(plan.layout.schema, plan.job.features, plan.on_expect)
         facts = {**plan.facts().to_json(), **replace(self._about, dashboard=self._cluster.dashboard).to_json()}
-        self.channel.send_json({"type": "facts", "number": self._hello_number, "facts": facts})
+        self.channel.post_json({"type": "facts", "number": self._hello_number, "facts": facts})
 
     def _on_begin(self, begin: BeginStream) -> None:
         ahead, self._ahead = self._ahead, None
@@ -359,10 +358,12 @@ class TrainerSession:
     def _report(self, warnings: Sequence[str] = (), *, every_s: float = 0.0) -> None:
         if self._stream is None or time.monotonic() - self._report_s < every_s:
             return
+        if every_s and self.channel.has_posted:
+            return  # a trainer that reads nothing gets the next one: reports must not pile up
         self._report_s = time.monotonic()
-        self.channel.send_long(report_packet(self._stream.number, self.counters.stats(), self.monitor.epoch_counts()))
+        self.channel.post(report_packet(self._stream.number, self.counters.stats(), self.monitor.epoch_counts()))
         if warnings:
-            self.channel.send_json({"type": "warnings", "texts": list(warnings)})
+            self.channel.post_json({"type": "warnings", "texts": list(warnings)})
 
 
 def _pidfd(channel: Channel) -> int | None:

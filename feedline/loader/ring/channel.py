@@ -77,11 +77,16 @@ class Descriptor:
 
 
 class Channel:
-    """One end of the connection. Not thread-safe, except `free`, which any thread or finalizer may call."""
+    """One end of the connection. Not thread-safe, except `free`, which any thread or finalizer may call.
+
+    A trainer uses `send` and `free`. A feeder, which serves several trainers in one thread, uses `post`, which never
+    waits: what finds no room goes to an outbox, which `deliver` empties in order when the socket has room again.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self.unsent: deque[bytes] = deque()  # reports of free slots that found no room
+        self._outbox: deque[tuple[bytes, Descriptor | None]] = deque()  # posted packets that found no room
         self._packet = bytearray(_PACKET_BYTES)  # the one received last
         self._descriptor_follows = False  # one of the next packets received has a descriptor
         self._announced_descriptor = False  # the same of the next ones sent
@@ -91,6 +96,7 @@ class Channel:
         return self._socket.fileno()
 
     def close(self) -> None:
+        self._outbox.clear()
         self._socket.close()
 
     def shut_down(self) -> None:
@@ -139,21 +145,50 @@ class Channel:
     def send_json(self, message: dict[str, Any], fd: int | None = None, *, wait: bool = True) -> bool:
         """`send` a JSON message of any length."""
         packet = b"J" + json.dumps(message).encode()
-        if fd is None:
-            return self.send_long(packet, wait=wait)
-        if len(packet) > _INLINE_BYTES:
-            raise AssertionError("a message with a descriptor must be short")
-        return self.send(packet, fd, wait=wait)
-
-    def send_long(self, packet: bytes, *, wait: bool = True) -> bool:
-        """`send` a packet of any length."""
+        if fd is not None:
+            return self.send(_short(packet), fd, wait=wait)
         if len(packet) <= _INLINE_BYTES:
             return self.send(packet, wait=wait)
-        with open(os.memfd_create("feedline-message", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "wb") as blob:
-            blob.write(packet)
-            blob.flush()
-            fcntl.fcntl(blob, fcntl.F_ADD_SEALS, _SEALS)
-            return self.send(b"L", blob.fileno(), wait=wait)
+        blob = _sealed(packet)
+        try:
+            return self.send(b"L", blob.number, wait=wait)
+        finally:
+            blob.close()
+
+    def post(self, packet: bytes, fd: int | None = None) -> None:
+        """Send one packet of any length now, or, if the socket has no room, when `deliver` finds some.
+
+        Raises ChannelClosedError if the other side is gone.
+        """
+        if len(packet) > _INLINE_BYTES:
+            assert fd is None
+            packet, descriptor = b"L", _sealed(packet)
+        elif fd is None:
+            if not self._outbox and self.send(packet, wait=False):
+                return
+            descriptor = None
+        else:
+            descriptor = Descriptor(os.dup(fd))
+        self._outbox.append((packet, descriptor))
+        self.deliver()
+
+    def post_json(self, message: dict[str, Any], fd: int | None = None) -> None:
+        """`post` a JSON message."""
+        packet = b"J" + json.dumps(message).encode()
+        self.post(packet if fd is None else _short(packet), fd)
+
+    def deliver(self) -> None:
+        """Send posted packets in order, as far as the socket has room. Raises ChannelClosedError as `post`."""
+        while self._outbox:
+            packet, descriptor = self._outbox[0]
+            if not self.send(packet, None if descriptor is None else descriptor.number, wait=False):
+                return
+            self._outbox.popleft()
+
+    @property
+    def has_posted(self) -> bool:
+        """Whether posted packets wait for room."""
+        return bool(self._outbox)
 
     def free(self, generation: int, slot: int) -> None:
         """Report a free slot without waiting; if the buffer is full, the next call or `flush` sends it."""
@@ -216,6 +251,21 @@ class Channel:
             return count, None  # sent by a finalizer between the two
         self._descriptor_follows = False
         return count, Descriptor.from_ancillary(ancillary)
+
+
+def _short(packet: bytes) -> bytes:
+    if len(packet) > _INLINE_BYTES:
+        raise AssertionError("a message with a descriptor must be short")
+    return packet
+
+
+def _sealed(packet: bytes) -> Descriptor:
+    """A sealed memfd that holds a packet too long for the socket."""
+    blob = Descriptor(os.memfd_create("feedline-message", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+    with open(blob.number, "wb", closefd=False) as file:
+        file.write(packet)
+    fcntl.fcntl(blob.number, fcntl.F_ADD_SEALS, _SEALS)
+    return blob
 
 
 def _parse(packet: bytes, fd: Descriptor | None) -> Arrival:

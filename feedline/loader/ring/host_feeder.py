@@ -282,5 +282,5 @@ class HostListener:
             channel.close()
             return None
         with contextlib.suppress(ChannelClosedError):  # the feeder notices when it serves
-            channel.send_json(greeting)
+            channel.post_json(greeting)
         return channel

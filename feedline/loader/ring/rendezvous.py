@@ -195,7 +195,7 @@ class Listener:
             return None
         self._stop_listening()
         with contextlib.suppress(ChannelClosedError):  # the feeder notices when it serves
-            channel.send_json({"type": "welcome"})
+            channel.post_json({"type": "welcome"})
         return channel
 
     def close(self) -> None:

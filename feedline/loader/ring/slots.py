@@ -176,10 +176,10 @@ class RingWriter:
 
     def announce(self, memory: RingMemory, slot: int, stream: int, header: SlotHeader) -> None:
         position = header.rows, header.epoch, header.step, header.nbytes
-        self._channel.send(READY.pack(b"R", stream, memory.generation, slot, *position))
+        self._channel.post(READY.pack(b"R", stream, memory.generation, slot, *position))
 
     def announce_end(self, *, stream: int, epoch: int) -> None:
-        self._channel.send(END.pack(b"E", stream, epoch))
+        self._channel.post(END.pack(b"E", stream, epoch))
 
     def release(self, generation: int, slot: int) -> None:
         """Take a slot back that the trainer freed, or that was never announced."""
@@ -192,13 +192,13 @@ class RingWriter:
         newest = [g for g in self._generations.values() if not g.retired][-1].memory
         slots = min(self.slots, (self._limit_bytes - self.nbytes) // newest.slot_bytes)
         if slots < 1:
-            self._channel.send_json(RingFull(nbytes=self.nbytes, limit=self._limit_bytes).to_json())
+            self._channel.post_json(RingFull(nbytes=self.nbytes, limit=self._limit_bytes).to_json())
             return False
         try:
             self._add(slots, newest.slot_bytes)
         except RingError as error:
             refusal = RingFull(nbytes=self.nbytes, limit=self._limit_bytes, why=str(error))
-            self._channel.send_json(refusal.to_json())
+            self._channel.post_json(refusal.to_json())
             return False
         return True
 
@@ -227,7 +227,7 @@ class RingWriter:
         slots = max(2, min(_FIRST_SLOTS, self._limit_bytes // slot_bytes))
         for old in current:
             old.retired = True
-            self._channel.send_json({"type": "retire", "generation": old.memory.generation})
+            self._channel.post_json({"type": "retire", "generation": old.memory.generation})
             self._drop_if_spent(old.memory.generation)
         self._add(slots, slot_bytes)
 
@@ -236,7 +236,7 @@ class RingWriter:
         self._next_generation += 1
         self._generations[memory.generation] = _WriterGeneration(memory, deque(range(slots)))
         message = NewGeneration(generation=memory.generation, slots=slots, slot_bytes=slot_bytes)
-        self._channel.send_json(message.to_json(), memory.fd)
+        self._channel.post_json(message.to_json(), memory.fd)
 
     def _drop_if_spent(self, generation: int) -> None:
         owner = self._generations[generation]

@@ -117,3 +117,32 @@ def test_a_report_of_a_free_slot_may_come_between_a_descriptor_and_its_announcem
         assert pipe.read() == b"x"
     ours.free(3, 6)
     assert other.receive(wait=False) == (b"F", 3, 6)
+
+
+def test_posted_packets_arrive_in_order_once_there_is_room(ends: tuple[Channel, Channel]):
+    """Short and long ones, with a descriptor and without; the sender may close its own descriptor at once."""
+    ours, other = ends
+    messages = [{"n": n, "text": "x" * (100_000 if n % 7 == 3 else 10)} for n in range(1000)]
+    for message in messages:
+        if message["n"] % 5 == 1:
+            fd = os.memfd_create("test")
+            os.write(fd, str(message["n"]).encode())
+            ours.post_json({"n": message["n"]}, fd)
+            os.close(fd)
+        else:
+            ours.post_json(message)
+    assert ours.has_posted
+    for message in messages:
+        ours.deliver()
+        _, arrived, descriptor = other.receive(wait=False)
+        assert arrived["n"] == message["n"]
+        assert (descriptor is not None) == (message["n"] % 5 == 1)
+        if descriptor is not None:
+            assert os.pread(descriptor.number, 9, 0) == str(message["n"]).encode()
+            descriptor.close()
+        else:
+            assert arrived == message
+    assert not ours.has_posted
+    other.close()
+    with pytest.raises(ChannelClosedError):
+        ours.post(b"J{}")

@@ -1,0 +1,116 @@
+"""Trainers without rings, whose feeder is a thread of the test's process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from feedline.commands import feed
+from feedline.loader.facts import Hello
+from feedline.loader.ring.channel import FREE, Arrival, Channel, pair
+from feedline.loader.ring.feeder_connection import PROTOCOL
+from feedline.loader.ring.messages import BeginStream
+from feedline.service.feeder import Feeder
+from feedline.version import VERSION
+
+BATCH = 100
+
+PIPELINE = """
+version: 1
+name: leaks
+work_dir: work
+source: {table: table}
+features:
+  dense: {price: []}
+  categorical: {item: []}
+  sparse: {history: []}
+  label: {clicked: []}
+batch: {size: 100}
+cluster: {threads: 1, dashboard: false}
+"""
+
+
+def write_pipeline(folder: Path, *, steps: int) -> Path:
+    """A pipeline and its table, which has rows for so many steps of one rank."""
+    rng = np.random.default_rng(0)
+    rows = BATCH * steps
+    columns = {
+        "price": rng.random(rows).astype(np.float32),
+        "item": rng.integers(0, 9, rows),
+        "history": pa.array([[1, 2]] * rows),
+        "clicked": rng.integers(0, 2, rows),
+    }
+    (folder / "table").mkdir()
+    pq.write_table(pa.table(columns), folder / "table" / "part.parquet", row_group_size=BATCH)
+    (folder / "pipeline.yaml").write_text(PIPELINE)
+    return folder / "pipeline.yaml"
+
+
+class Trainer:
+    """The trainer's end of a session, without a ring: it frees each slot as soon as it is announced."""
+
+    def __init__(self, channel: Channel, *, rank: int = 0, world_size: int = 1) -> None:
+        self.channel = channel
+        self._epoch = 0
+        versions = {"protocol": PROTOCOL, "feedline": VERSION, "number": 1}
+        channel.send_json({"type": "hello", **versions, **Hello(rank=rank, world_size=world_size).to_json()})
+        assert self._receive()[1]["type"] == "facts"
+
+    def begin(self, *, last: bool) -> None:
+        """Ask for the batches of the next epoch."""
+        begin = BeginStream(stream=self._epoch + 1, epoch=self._epoch, step=0, last=last, seen=None)
+        self.channel.send_json(begin.to_json())
+
+    def read(self) -> list[int]:
+        """The steps of the epoch that was asked for, as they are announced; other messages are skipped."""
+        steps: list[int] = []
+        while (arrival := self._receive())[0] != b"E":
+            if arrival[0] == b"R":
+                _, _, generation, slot, _, _, step, _ = arrival
+                self.channel.send(FREE.pack(b"F", generation, slot))
+                steps.append(step)
+        self.channel.send_json({"type": "epoch_done", "epoch": self._epoch})
+        self._epoch += 1
+        return steps
+
+    def _receive(self) -> Arrival:
+        arrival = self.channel.receive()
+        assert arrival is not None
+        if arrival[0] == b"J":
+            _, message, descriptor = arrival
+            assert message["type"] != "error", message
+            if descriptor is not None:
+                descriptor.close()
+        return arrival
+
+
+@contextmanager
+def trainers_of(path: Path, ranks: int = 1) -> Iterator[list[Trainer]]:
+    """A trainer per rank, of one feeder with its Dask cluster. What a feeder's end does to its process is left out."""
+    request = feed.FeedRequest(path=str(path), overrides={}, ranks=range(ranks), world_size=ranks, local_ranks=ranks)
+    with ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        for name in ("stop_waiting", "ignore_sigterm"):
+            patch.setattr(feed, name, lambda: None)
+        sessions = stack.enter_context(feed._sessions(request))
+        feeder = Feeder(sessions.cluster)
+        channels = []
+        for rank in range(ranks):
+            ours, theirs = pair()
+            channels.append(ours)
+            feeder.add(sessions.open(Channel(theirs), rank=rank, wake=feeder.wake))
+        thread = threading.Thread(target=lambda: feeder.serve(until=lambda: not feeder.sessions))
+        thread.start()
+        try:
+            yield [Trainer(channel, rank=rank, world_size=ranks) for rank, channel in enumerate(channels)]
+        finally:
+            for channel in channels:
+                channel.close()
+            thread.join()
