@@ -13,6 +13,7 @@ import gc
 import json
 import os
 import platform
+import queue
 import sys
 import threading
 import time
@@ -50,6 +51,8 @@ from feedline.warehouse.storage.parallel import stop_waiting
 _STATUS_S = 0.5
 # A feeder of a host's ranks waits so long for the first one.
 _FIRST_RANK_S = 60.0
+# The last events of a feeder may take so long to be read.
+_LAST_EVENTS_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,16 +222,17 @@ def feed_listening(request: FeedRequest) -> int:
         ownership.add(request.parent or os.getppid())
         sessions = stack.enter_context(_sessions(request))
         job = job_fingerprint(sessions.spec)
+        pipe = stack.enter_context(contextlib.closing(_EventPipe()))
         doors = {}
         events = threading.Lock()  # a session's "left" comes after its "stats"
         for rank in request.ranks:
             try:
                 listener = Listener(socket_path(job, rank, request.world_size))
             except FeederError as error:  # starting again would not help
-                _print(FeederEvent(type="refused", rank=rank, error=str(error)))
+                pipe.put(FeederEvent(type="refused", rank=rank, error=str(error)))
                 return 1
             stack.callback(listener.close)
-            doors[rank] = _RankDoor(listener, sessions, rank)
+            doors[rank] = _RankDoor(listener, sessions, rank, pipe)
 
         def ended(session: TrainerSession, error: Exception | None) -> None:
             assert session.rank is not None
@@ -238,8 +242,8 @@ def feed_listening(request: FeedRequest) -> int:
         feeder = Feeder(sessions.cluster, doors=list(doors.values()), on_end=ended, demand=sessions.demand)
         for rank, door in doors.items():
             door.open(feeder)
-            _print(FeederEvent(type="ready", rank=rank, dashboard=sessions.cluster.dashboard, pid=os.getpid()))
-        threading.Thread(target=_report, args=(feeder, events), name="feedline-report", daemon=True).start()
+            pipe.put(FeederEvent(type="ready", rank=rank, dashboard=sessions.cluster.dashboard, pid=os.getpid()))
+        threading.Thread(target=_report, args=(feeder, events, pipe), name="feedline-report", daemon=True).start()
         feeder.serve(until=lambda: ownership.is_ending)
     return 0
 
@@ -247,10 +251,11 @@ def feed_listening(request: FeedRequest) -> int:
 class _RankDoor:
     """Where the trainers of one rank connect, one after the other."""
 
-    def __init__(self, listener: Listener, sessions: _Sessions, rank: int) -> None:
+    def __init__(self, listener: Listener, sessions: _Sessions, rank: int, pipe: _EventPipe) -> None:
         self._listener = listener
         self._sessions = sessions
         self._rank = rank
+        self._pipe = pipe
         self._feeder: Feeder | None = None
 
     def open(self, feeder: Feeder) -> None:
@@ -266,7 +271,7 @@ class _RankDoor:
         channel = self._listener.accept()
         if channel is None:
             return None
-        _print(FeederEvent(type="trainer", rank=self._rank, pid=channel.peer_pid()))
+        self._pipe.put(FeederEvent(type="trainer", rank=self._rank, pid=channel.peer_pid()))
         return self._sessions.open(channel, rank=self._rank, wake=self._feeder.wake, on_plan=self._print_plan)
 
     def on_end(self, session: TrainerSession, error: Exception | None) -> None:
@@ -280,13 +285,13 @@ class _RankDoor:
             stats=session.counters.stats(),
             quality=() if total is None else (total,),
         )
-        _print(event)  # from now on the next trainer can connect
+        self._pipe.put(event)  # from now on the next trainer can connect
 
     def _print_plan(self, plan: Plan) -> None:
-        _print(FeederEvent(type="plan", rank=self._rank, plan=plan.facts()))
+        self._pipe.put(FeederEvent(type="plan", rank=self._rank, plan=plan.facts()))
 
 
-def _report(feeder: Feeder, events: threading.Lock) -> None:
+def _report(feeder: Feeder, events: threading.Lock, pipe: _EventPipe) -> None:
     """Report statistics periodically, and soon after a first batch: a feeder that dies then has made progress."""
     ticks, begun = 0, set[TrainerSession]()
     while True:
@@ -295,13 +300,39 @@ def _report(feeder: Feeder, events: threading.Lock) -> None:
         sessions = set(feeder.sessions)
         new = {session for session in sessions if session.counters.batches} - begun
         begun = (begun | new) & sessions
+        if pipe.is_behind:
+            continue
         with events:
             for session in (sessions if ticks % 5 == 0 else new) & set(feeder.sessions):
-                _print(FeederEvent(type="stats", rank=session.rank, stats=session.counters.stats()))
+                pipe.put(FeederEvent(type="stats", rank=session.rank, stats=session.counters.stats()))
 
 
-def _print(event: FeederEvent) -> None:
-    print(json.dumps(event.to_json()), flush=True)
+class _EventPipe:
+    """Writes events to `feedline run` from a thread: where that is suspended, the pipe is full, and trainers go on."""
+
+    def __init__(self) -> None:
+        self._events: queue.SimpleQueue[FeederEvent | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._write, name="feedline-events", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether events wait to be written."""
+        return not self._events.empty()
+
+    def put(self, event: FeederEvent) -> None:
+        """Write an event, after those before it. Returns at once."""
+        self._events.put(event)
+
+    def close(self) -> None:
+        """Write what waits, for at most 5 s."""
+        self._events.put(None)
+        self._thread.join(_LAST_EVENTS_S)
+
+    def _write(self) -> None:
+        with contextlib.suppress(BrokenPipeError):  # `feedline run` is gone, and this process ends
+            while (event := self._events.get()) is not None:
+                print(json.dumps(event.to_json()), flush=True)
 
 
 class _Sessions:

@@ -15,22 +15,24 @@ import termios
 import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
-from pipelines import Place, eventually, furnished, image, oracle
+from pipelines import PATIENCE_S, Place, eventually, furnished, image, oracle
 from processes import Program, all_gone, connections, ended, ended_here, feedline, trainer
 
 from feedline import FeedlineDataset, Pipeline
 from feedline.cli import parse_ranks
 from feedline.errors import SpecError, StateError
+from feedline.loader.ring import rendezvous
 from feedline.loader.ring.rendezvous import job_fingerprint
 from feedline.spec import load_spec
 
 STEPS = 78
-SECONDS = 12  # to end within, on a machine that is busy with other things
+SECONDS = 60  # to end within, on a machine that is busy with other things
 
 
 @pytest.fixture
@@ -313,6 +315,33 @@ def test_two_trainers_knock_at_once(place: Place):
             for dataset in datasets:
                 dataset.close()
         assert run.wait(SECONDS) == 0
+
+
+def test_trainers_of_a_suspended_run_start_feeders_of_their_own(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """After Ctrl-Z nobody accepts connections; the third trainer waited for ever in its constructor."""
+    monkeypatch.setattr(rendezvous, "_GREETING_S", 0.5)
+    path = place.write()
+    with feedline("run", path) as run, ExitStack() as stack:
+        run.line("waiting for a trainer")
+        family = [psutil.Process(run.pid), *run.descendants()]
+        for process in family:
+            process.suspend()
+        try:
+            with ThreadPoolExecutor(1) as pool:
+                for _ in range(3):
+                    dataset = stack.enter_context(pool.submit(FeedlineDataset, path).result(PATIENCE_S))
+                    assert [image(batch) for batch in dataset] == oracle(path)
+                    assert not dataset._feed._connection.attached
+        finally:
+            for process in family:
+                process.resume()
+        assert caplog.text.count("did not greet a trainer within 0.5 s: it is suspended") == 3
+        run.line("trainer .* attached")  # one of those that had connected and left
+        run.line("trainer left")
+        run.send(signal.SIGTERM)
+        assert run.wait(SECONDS) == 143
 
 
 def test_a_run_after_a_dead_one_and_beyond_a_trainers_error(place: Place):

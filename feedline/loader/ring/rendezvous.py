@@ -18,6 +18,7 @@ import os
 import select
 import socket
 import stat
+import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -31,8 +32,9 @@ logger = logging.getLogger(__name__)
 
 # Keys of pipeline.yaml for how a job runs, not what it delivers: feeder and trainer may differ in them.
 _RUN_KEYS = ("epochs", "cluster", "memory", "feeder")
-# A feeder greets right after accepting, unless it is stopped or swapped out.
+# A feeder accepts and greets right away, unless it is stopped or swapped out.
 _GREETING_S = 5.0
+_BACKLOG = 16
 # A feeder starts in a few seconds.
 _SUCCESSOR_S, _PAUSE_S = 15.0, 0.2
 
@@ -113,7 +115,7 @@ def address_of(path: Path) -> Iterator[str]:
 
 
 def connect(path: Path) -> Channel | None:
-    """The channel to the feeder that waits on this socket for one trainer, or None."""
+    """The channel to the feeder that waits on this socket for one trainer, or None. Takes 10 s at most."""
     channel = dial(path)
     if channel is not None and not _is_greeted(channel):
         channel.close()
@@ -122,16 +124,21 @@ def connect(path: Path) -> Channel | None:
 
 
 def dial(path: Path) -> Channel | None:
-    """The channel to this user's process that listens on a socket in a private folder, or None."""
+    """The channel to this user's process that listens on a socket in a private folder, or None. Takes 5 s at most."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    # For a backlog that is full. A timeout of Python's would not wait at all: it makes the socket non-blocking.
+    _limit_sending(connection, _GREETING_S)
     try:
         if not _is_private(path.parent.lstat()):
             raise PermissionError
         with address_of(path) as address:
             connection.connect(address)
-    except OSError:
+    except OSError as error:
         connection.close()
+        if isinstance(error, BlockingIOError):
+            _warn_of_silence(_owner_of(path.with_suffix(".lock")), "accept connections")
         return None
+    _limit_sending(connection, 0)
     channel = Channel(connection)
     if channel.peer_uid() != os.getuid():
         channel.close()
@@ -139,13 +146,44 @@ def dial(path: Path) -> Channel | None:
     return channel
 
 
+def _limit_sending(connection: socket.socket, seconds: float) -> None:
+    """Limit how long the kernel waits for room in `connect` and `send`; 0: no limit."""
+    limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+
 def _is_greeted(channel: Channel) -> bool:
     """Whether the feeder serves this trainer: another one may have connected first, and it serves only one."""
+    if not select.select([channel], [], [], _GREETING_S)[0]:
+        _warn_of_silence(str(channel.peer_pid()), "greet a trainer")
+        return False
     try:
-        greeting = select.select([channel], [], [], _GREETING_S)[0] and channel.receive(wait=False)
+        return bool(channel.receive(wait=False))
     except ChannelClosedError:
         return False
-    return bool(greeting)
+
+
+def _warn_of_silence(process: str, action: str) -> None:
+    state = ""
+    with contextlib.suppress(OSError, IndexError):
+        suspended = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+        state = ": it is suspended" if suspended else ""
+    logger.warning(
+        "the feeder of this job's feedline run (process %s) did not %s within %g s%s. Starting another feeder; resume "
+        "feedline run (fg, or kill -CONT) before trainers start, or stop it",
+        process,
+        action,
+        _GREETING_S,
+        state,
+    )
+
+
+def _owner_of(lock: Path) -> str:
+    """The process that has locked a file, as it wrote it there."""
+    owner = ""
+    with contextlib.suppress(OSError):
+        owner = lock.read_text()
+    return owner or "unknown"
 
 
 def await_successor(path: Path, *, unless: Callable[[], bool]) -> None:
@@ -178,7 +216,7 @@ class Listener:
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with address_of(self._path) as address:
             listening.bind(address)
-        listening.listen(1)
+        listening.listen(_BACKLOG)
         self._socket = listening
 
     def fileno(self) -> int:
@@ -212,12 +250,9 @@ class Listener:
     def _claim(self) -> int:
         lock = open_lock(self._lock_path)
         if lock is None:
-            owner = "unknown"
-            with contextlib.suppress(OSError):
-                owner = self._lock_path.read_text() or owner
             raise FeederError(
                 f"this job's rank is already served: got a second feeder for {self._path.name}, expected one (the "
-                f"other is process {owner}). Stop it, or start this run with other --ranks"
+                f"other is process {_owner_of(self._lock_path)}). Stop it, or start this run with other --ranks"
             )
         os.ftruncate(lock, 0)
         os.write(lock, str(os.getpid()).encode())

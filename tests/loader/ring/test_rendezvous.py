@@ -7,10 +7,11 @@ import socket
 import stat
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from pipelines import Place, eventually, furnished
+from pipelines import PATIENCE_S, Place, eventually, furnished
 from processes import connections
 
 from feedline.errors import FeederError
@@ -174,6 +175,22 @@ def test_a_feeder_that_does_not_greet_is_skipped(place: Place, monkeypatch: pyte
     listener = Listener(path)
     listener.open()
     assert connect(path) is None
+    listener.close()
+
+
+def test_a_full_backlog_is_left_after_the_deadline(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """Of a suspended `feedline run`: nobody accepts, and `connect` would wait for ever."""
+    monkeypatch.setattr(rendezvous, "_GREETING_S", 0.1)
+    monkeypatch.setattr(rendezvous, "_BACKLOG", 0)
+    path = socket_path("0" * 64, 0, 1)
+    listener = Listener(path)
+    listener.open()
+    with ThreadPoolExecutor(1) as pool:
+        assert [pool.submit(connect, path).result(PATIENCE_S) for _ in range(2)] == [None, None]
+    assert f"(process {os.getpid()}) did not greet a trainer within" in caplog.text
+    assert f"(process {os.getpid()}) did not accept connections within" in caplog.text
     listener.close()
 
 
