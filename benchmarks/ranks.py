@@ -33,6 +33,7 @@ from feedline.loader.ring.launch import (
     overrides_text,
 )
 from feedline.pipeline import Pipeline
+from feedline.resources import available_cores
 from feedline.spec import load_spec
 from feedline.warehouse.synthetic.clicks import ClickRecipe
 from feedline.warehouse.synthetic.generate import clicks_pipeline, generate_clicks
@@ -63,9 +64,9 @@ def feeder_bytes(path: Path, ranks: int) -> int:
     """Private memory of the feeder of so many ranks, each of which has had a few batches."""
     spec = load_spec(path)
     command = FeederCommand(
-        arguments=feeder_arguments(path, ranks=(), world_size=ranks, local_ranks=ranks),
+        arguments=feeder_arguments(path, ranks=(), world_size=ranks, local_ranks=ranks, cores=available_cores()),
         overrides=overrides_text({}),
-        environment=feeder_environment(spec, feeders=1),
+        environment=feeder_environment(spec, cores=available_cores()),
     )
     name, round = launch_name(f"benchmark-{os.getpid()}", ranks, {})
     access = FeederAccess(command=command, host=HostLaunch(name=name, round=round, command=command))

@@ -23,7 +23,7 @@ import platform
 import struct
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -38,6 +38,11 @@ from feedline.errors import ClusterError
 _PR_SET_THP_DISABLE = 41
 _CGROUP = Path("/sys/fs/cgroup")
 _PROC_CGROUP = Path("/proc/self/cgroup")
+# Of a cgroup's memory: the limit, what is used, and the counts of cached files, by whether it is of version 1.
+_MEMORY_FILES = {
+    False: ("memory.max", "memory.current", ("inactive_file", "active_file")),
+    True: ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
+}
 SCRATCH_VARIABLE = "DASK_TEMPORARY_DIRECTORY"
 # A feeder allocates and frees blocks of tens of megabytes all its life. Allocators that return memory to the kernel at
 # once pay for it again page by page; one that never does keeps its peak and what lies between the pieces. See
@@ -59,13 +64,47 @@ def allocator_environment(threads: int) -> dict[str, str]:
     }
 
 
-def available_cores() -> int:
-    """Cores that this process may run on: its affinity, limited by the cgroup's quota."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    quota, _, period = _read(_CGROUP / "cpu.max").partition(" ")
-    if quota.isdigit() and period.strip().isdigit():
-        cores = min(cores, math.ceil(int(quota) / int(period)))
-    return max(1, cores)
+def available_cores(affinity: Collection[int] | None = None) -> int:
+    """Cores that this process may run on: its affinity (default: the current one), limited by the quotas of its cgroup
+    and of those above it."""
+    cores = len(affinity or _affinity(0)) or os.cpu_count() or 1
+    return max(1, min([cores, *_cpu_quotas()]))
+
+
+def launcher_affinity() -> frozenset[int]:
+    """CPUs that the process which started this one may run on, and this one: those of all ranks of a host, where a
+    launcher binds each rank to its own."""
+    return _affinity(os.getppid()) | _affinity(0)
+
+
+def rank_cores(ranks: int) -> int:
+    """Cores for one rank of a host: its share of the launcher's cores, no more than it may run on itself."""
+    return min(available_cores(), max(1, available_cores(launcher_affinity()) // ranks))
+
+
+def widen_affinity(cpus: Collection[int]) -> None:
+    """Run on these CPUs, as far as the cpuset of this process's cgroup has them."""
+    if hasattr(os, "sched_setaffinity"):
+        with contextlib.suppress(OSError):  # the cpuset has none of them
+            os.sched_setaffinity(0, cpus)
+
+
+def _affinity(process: int) -> frozenset[int]:
+    """The CPUs that a process may run on; empty if unknown."""
+    with contextlib.suppress(OSError, AttributeError):
+        return frozenset(os.sched_getaffinity(process))
+    return frozenset()
+
+
+def _cpu_quotas() -> Iterator[int]:
+    """Cores by the quota of each cgroup that limits this process's CPU time, versions 2 and 1."""
+    for folder, is_first in _cgroups("cpu"):
+        if is_first:
+            quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+        else:
+            quota, _, period = _read(folder / "cpu.max").partition(" ")
+        if quota.isdigit() and period.isdigit() and int(period):
+            yield math.ceil(int(quota) / int(period))
 
 
 def available_memory_bytes() -> int:
@@ -74,7 +113,8 @@ def available_memory_bytes() -> int:
     A cgroup's usage includes files that the kernel has cached, which it drops first: they count as available.
     """
     free = _free_bytes()
-    for folder, limit_name, used_name, cache_names in _memory_cgroups():
+    for folder, is_first in _cgroups("memory"):
+        limit_name, used_name, cache_names = _MEMORY_FILES[is_first]
         limit, used = _read(folder / limit_name), _read(folder / used_name)
         if limit.isdigit() and used.isdigit():
             counts = dict(line.split()[:2] for line in _read(folder / "memory.stat").splitlines())
@@ -83,24 +123,20 @@ def available_memory_bytes() -> int:
     return free
 
 
-def _memory_cgroups() -> Iterator[tuple[Path, str, str, tuple[str, ...]]]:
-    """The folders of the cgroups that limit this process's memory, with the names of their files, versions 2 and 1.
+def _cgroups(controller: str) -> Iterator[tuple[Path, bool]]:
+    """The folders of the cgroups that limit a resource of this process, and whether they are of version 1.
 
     In a container the process's own cgroup is the root of what it sees; elsewhere (Slurm, systemd) it lies below.
     """
     for line in _read(_PROC_CGROUP).splitlines() or ["0::/"]:
         _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        root = _CGROUP / "memory" if controllers else _CGROUP
+        root = _CGROUP / controller if controllers else _CGROUP
         own = root / path.lstrip("/")
         below = [own, *own.parents][: len(own.relative_to(root).parts)]
         for folder in [*(each for each in below if ".." not in each.parts), root]:
-            if controllers:
-                names = ("total_inactive_file", "total_active_file")
-                yield folder, "memory.limit_in_bytes", "memory.usage_in_bytes", names
-            else:
-                yield folder, "memory.max", "memory.current", ("inactive_file", "active_file")
+            yield folder, bool(controllers)
 
 
 def _free_bytes() -> int:

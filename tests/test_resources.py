@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -133,7 +134,7 @@ def test_machines_below_the_level(monkeypatch: pytest.MonkeyPatch, names: Any, k
     document = {"version": 1, "name": "n", "source": {"table": "t"}, "features": {}, "batch": {"size": 1}}
     spec = PipelineSpec.model_validate({**document, "cluster": {"cpu": "x86-64-v3"}}, strict=False)
     with pytest.raises(ClusterError, match="got x86-64-v3"):
-        feeder_environment(spec, feeders=1)
+        feeder_environment(spec, cores=1)
 
 
 def test_a_worker_is_refused_with_the_line_to_add(monkeypatch: pytest.MonkeyPatch):
@@ -191,3 +192,55 @@ def test_free_memory_is_that_of_the_tightest_cgroup(tmp_path: Path, monkeypatch:
     own.unlink()
     (group / "memory.max").unlink()
     assert abs(resources.available_memory_bytes() - machine) < machine / 2, "no limit: the machine's"
+
+
+def test_cores_are_those_of_the_tightest_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Of the own cgroup or one above it: a container's limit may lie on either."""
+    own, group = tmp_path / "own", tmp_path / "sys"
+    monkeypatch.setattr(resources, "_PROC_CGROUP", own)
+    monkeypatch.setattr(resources, "_CGROUP", group)
+    monkeypatch.setattr(resources, "_affinity", lambda process: frozenset(range(64)))
+    assert resources.available_cores() == 64
+    own.write_text("0::/slurm/job_7/step_0\n")
+    for path, quota in (("slurm/job_7/step_0", "max 100000"), ("slurm/job_7", "750000 100000"), ("slurm", "9900000 1")):
+        (group / path).mkdir(parents=True, exist_ok=True)
+        (group / path / "cpu.max").write_text(quota + "\n")
+    assert resources.available_cores() == 8, "7.5 cores"
+    own.write_text("4:cpu,cpuacct:/box\n")
+    (group / "cpu/box").mkdir(parents=True)
+    (group / "cpu/box/cpu.cfs_quota_us").write_text("-1\n")
+    (group / "cpu/cpu.cfs_quota_us").write_text("300000\n")
+    for folder in ("cpu", "cpu/box"):
+        (group / folder / "cpu.cfs_period_us").write_text("100000\n")
+    assert resources.available_cores() == 3
+
+
+@pytest.mark.parametrize(
+    ("own", "launcher", "cores"),
+    [
+        (128, 128, 16),  # not bound
+        (16, 128, 16),  # bound to its own cores: they are not divided again
+        (64, 128, 16),  # bound to those of its NUMA node, which it shares with three others
+        (16, 16, 2),  # the launcher is bound, too
+        (2, 4, 1),
+    ],
+)
+def test_a_rank_has_its_share_of_the_launchers_cores(
+    own: int, launcher: int, cores: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(resources, "_PROC_CGROUP", Path("/nowhere"))
+    monkeypatch.setattr(resources, "_CGROUP", Path("/nowhere"))
+    monkeypatch.setattr(resources, "_affinity", lambda process: frozenset(range(launcher if process else own)))
+    assert resources.rank_cores(8) == cores
+    assert len(resources.launcher_affinity()) == launcher
+
+
+def test_a_process_on_one_cpu_widens_to_its_cpuset():
+    allowed = os.sched_getaffinity(0)
+    code = (
+        "import os; from feedline.resources import launcher_affinity, widen_affinity; "
+        "os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); "
+        "widen_affinity({*launcher_affinity(), 1000}); print(sorted(os.sched_getaffinity(0)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == sorted(allowed)

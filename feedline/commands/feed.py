@@ -34,7 +34,7 @@ from feedline.loader.ring.messages import FeederFailure
 from feedline.loader.ring.rendezvous import Listener, job_fingerprint, socket_path
 from feedline.planning.plan import Plan, code_of, first_fragment
 from feedline.planning.resolve import resolve_hello
-from feedline.resources import use_huge_pages
+from feedline.resources import use_huge_pages, widen_affinity
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.feeder import Feeder
 from feedline.service.feeder_process import Ownership, ignore_sigterm, keep_log_short, startup_seconds
@@ -57,7 +57,7 @@ _LAST_EVENTS_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedRequest:
-    """The pipeline, the ranks to serve, the number of ranks in all and on this host.
+    """The pipeline, the ranks to serve, the number of ranks in all and on this host, the cores to use.
 
     ranks: empty if their trainers name them. parent: the process that started the feeder. scratch: its folder for
     Dask's workers, removed at the end.
@@ -68,13 +68,9 @@ class FeedRequest:
     ranks: Sequence[int]
     world_size: int
     local_ranks: int
+    cores: int
     parent: int | None = None
     scratch: str | None = None
-
-    @property
-    def feeders(self) -> int:
-        """The number of feeders among which this host's cores are divided."""
-        return self.local_ranks if len(self.ranks) == 1 else 1
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
@@ -90,20 +86,24 @@ def _feed(arguments: Sequence[str]) -> NoReturn:
     parser = argparse.ArgumentParser(prog="feedline feed")
     parser.add_argument("path")
     parser.add_argument("--ranks", default="")
-    for name in ("--world-size", "--local-ranks"):
-        parser.add_argument(name, type=int, default=1)
+    for name in ("--world-size", "--local-ranks", "--cores"):
+        parser.add_argument(name, type=int, required=True)
+    parser.add_argument("--cpus", default="")
     for name in ("--fd", "--lock", "--parent"):
         parser.add_argument(name, type=int)
     parser.add_argument("--host", type=Path)
     parser.add_argument("--scratch")
     parser.add_argument("--listen", action="store_true")
     options = parser.parse_args(arguments)
+    if options.cpus:
+        widen_affinity([int(cpu) for cpu in options.cpus.split(",")])
     request = FeedRequest(
         path=options.path,
         overrides=read_overrides(sys.stdin.buffer.read()),
         ranks=[int(rank) for rank in options.ranks.split(",") if rank],
         world_size=options.world_size,
         local_ranks=options.local_ranks,
+        cores=options.cores,
         parent=options.parent,
         scratch=options.scratch,
     )
@@ -384,7 +384,7 @@ def _sessions(request: FeedRequest, *, early: bool = False) -> Iterator[_Session
     keep_pandas_out(code)
     if spec.cluster.kind != "threads":
         use_huge_pages(True)  # processes that are started inherit the setting
-    threads = feeder_threads(spec, feeders=request.feeders)
+    threads = feeder_threads(spec, cores=request.cores)
     demand = None if spec.cluster.kind == "threads" else Demand(spec.name, job_fingerprint(spec), spec.cluster)
     report = None if demand is None else demand.first_report()
     # A thread connects: a signal then interrupts the wait for it, and the cluster that it has started is closed.

@@ -24,6 +24,7 @@ from feedline.planning.dedup.group_measure import describe_groups
 from feedline.planning.nulls import first_lines
 from feedline.planning.plan import Plan
 from feedline.planning.schedule import Schedule
+from feedline.resources import available_cores
 from feedline.service.dispatch.window import window_bounds
 from feedline.service.scaling.scheduler_load import describe_load, present_setting, scheduler_load
 from feedline.warehouse.reading.columns import part_bytes
@@ -45,7 +46,7 @@ def describe(plan: Plan, *, world_size: int, rows_per_s: float = 0.0) -> dict[st
     table_bytes = _table_bytes(snapshot)
     lanes_per_rank = plan.lanes // world_size
     cluster = plan.spec.cluster
-    threads = feeder_threads(plan.spec, feeders=1) * cluster.most_workers
+    threads = feeder_threads(plan.spec, cores=available_cores()) * cluster.most_workers
     fewest, most = window_bounds(schedule.open_blocks(range(lanes_per_rank)), threads, cluster.window)
     block_bytes = row_bytes(plan) * int(np.diff(schedule.lane(0).borders).max())
     twice = _read_twice(plan, schedule)

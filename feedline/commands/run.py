@@ -35,6 +35,7 @@ from feedline.loader.ring.launch import (
     overrides_text,
 )
 from feedline.loader.ring.rendezvous import job_fingerprint, socket_paths, sweep
+from feedline.resources import available_cores, rank_cores
 from feedline.service.drain import DrainProgress, start_draining, stop_draining
 from feedline.service.supervisor import FeederEvent, RankReports, SupervisedFeeder, Supervisor
 from feedline.spec import PipelineSpec
@@ -194,10 +195,12 @@ def _measures(plans: Sequence[PlanFacts], parts: Sequence[Quality]) -> dict[str,
 def _feeder_command(request: RunRequest, ranks: Sequence[int]) -> FeederCommand:
     """A feeder of these ranks, or, of none, one whose trainers name them."""
     local_ranks = len(request.ranks)
-    arguments = feeder_arguments(request.path, ranks=ranks, world_size=request.world_size, local_ranks=local_ranks)
+    cores = rank_cores(local_ranks) if len(ranks) == 1 else available_cores()
     return FeederCommand(
-        arguments=arguments,
-        environment=feeder_environment(request.spec, feeders=local_ranks if len(ranks) == 1 else 1),
+        arguments=feeder_arguments(
+            request.path, ranks=ranks, world_size=request.world_size, local_ranks=local_ranks, cores=cores
+        ),
+        environment=feeder_environment(request.spec, cores=cores),
         overrides=overrides_text(request.overrides),
         exit_s=exit_seconds(request.spec),
     )

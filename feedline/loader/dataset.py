@@ -12,7 +12,7 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -53,6 +53,7 @@ from feedline.loader.state import (
     state_of,
 )
 from feedline.loader.torchrec_tensors import register_pipelineable
+from feedline.resources import available_cores, launcher_affinity, rank_cores
 from feedline.spec import PipelineSpec, load_spec
 
 _printed_ranks: set[RankInfo] = set()
@@ -407,21 +408,22 @@ _REPLACED = (
 def _feeder_access(path: Path, spec: PipelineSpec, overrides: str, ranks: RankInfo) -> FeederAccess:
     """How this rank gets its feeder: one of `feedline run` that waits, its host's, or its own."""
 
-    def command(own: Sequence[int], *, feeders: int) -> FeederCommand:
-        counts = {"world_size": ranks.world_size, "local_ranks": ranks.local_ranks}
+    def command(own: Sequence[int], *, cores: int, cpus: Collection[int] = ()) -> FeederCommand:
+        counts = {"world_size": ranks.world_size, "local_ranks": ranks.local_ranks, "cores": cores}
         return FeederCommand(
-            arguments=feeder_arguments(path, ranks=own, **counts),
+            arguments=feeder_arguments(path, ranks=own, cpus=cpus, **counts),
             overrides=overrides,
-            environment=feeder_environment(spec, feeders=feeders),
+            environment=feeder_environment(spec, cores=cores),
             exit_s=exit_seconds(spec),
         )
 
     job, host = job_fingerprint(spec), None
     if spec.feeder == "host" and ranks.local_ranks > 1:
         name, round = launch_name(job, ranks.world_size, os.environ)
-        host = HostLaunch(name=name, round=round, command=command((), feeders=1))
+        cpus = launcher_affinity()  # the rank that starts the feeder may be bound to a few of them
+        host = HostLaunch(name=name, round=round, command=command((), cores=available_cores(cpus), cpus=cpus))
     return FeederAccess(
-        command=command([ranks.rank], feeders=ranks.local_ranks),
+        command=command([ranks.rank], cores=rank_cores(ranks.local_ranks)),
         attach_paths=socket_paths(job, ranks.rank, ranks.world_size),
         host=host,
     )
@@ -472,6 +474,12 @@ def _print_ranks(ranks: RankInfo) -> None:
     if ranks not in _printed_ranks:
         _printed_ranks.add(ranks)
         print(f"feedline: rank {ranks.rank} of {ranks.world_size} ({ranks.source})", file=sys.stderr)
+        if ranks.world_size > 1 and ranks.local_rank is None:
+            print(
+                f"feedline: no launcher says how many ranks this host has: the feeder of this one uses all "
+                f"{available_cores()} cores. Set LOCAL_RANK and LOCAL_WORLD_SIZE in each rank, and they share a feeder",
+                file=sys.stderr,
+            )
 
 
 def _print_rebase(ranks: RankInfo, facts: PlanFacts, state: Mapping[str, Any]) -> None:

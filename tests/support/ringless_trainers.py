@@ -94,7 +94,9 @@ class Trainer:
 @contextmanager
 def trainers_of(path: Path, ranks: int = 1) -> Iterator[list[Trainer]]:
     """A trainer per rank, of one feeder with its Dask cluster. What a feeder's end does to its process is left out."""
-    request = feed.FeedRequest(path=str(path), overrides={}, ranks=range(ranks), world_size=ranks, local_ranks=ranks)
+    request = feed.FeedRequest(
+        path=str(path), overrides={}, ranks=range(ranks), world_size=ranks, local_ranks=ranks, cores=1
+    )
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         for name in ("stop_waiting", "ignore_sigterm"):

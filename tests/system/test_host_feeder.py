@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -218,7 +219,7 @@ def test_a_feeder_without_trainers_ends_and_removes_its_files(place: Place, tmp_
         earlier = list(host_feeder._started.values())
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("FEEDLINE_COMMAND", command)
-            arguments = feeder_arguments(path, ranks=(), world_size=RANKS, local_ranks=RANKS)
+            arguments = feeder_arguments(path, ranks=(), world_size=RANKS, local_ranks=RANKS, cores=1)
             command = FeederCommand(arguments=arguments, overrides=overrides_text({}), environment={})
             name, round = host_feeder.launch_name(launch, RANKS, {})
             feeder = host_feeder.attach(
@@ -250,3 +251,18 @@ def test_the_name_of_a_launch():
     names = [name(**environment)[0] for environment in others]
     names += [host_feeder.launch_name("k" * 64, 8, {})[0], host_feeder.launch_name("j" * 64, 4, {})[0]]
     assert len(set(names)) == len(names)
+
+
+def test_the_feeder_of_a_host_is_not_bound_to_one_ranks_cpus(place: Place):
+    """Launchers bind each rank to its own CPUs; the rank that starts the feeder must not bind it to those."""
+    allowed = os.sched_getaffinity(0)
+    path = place.write()
+    code = (
+        "import os, sys; from feedline import FeedlineDataset; os.sched_setaffinity(0, [int(sys.argv[1])]); "
+        "dataset = FeedlineDataset(sys.argv[2], rank=0, world_size=2); pid = dataset.facts['feeder']; "
+        "print(sorted(os.sched_getaffinity(pid)), flush=True); dataset.close()"
+    )
+    environment = {**os.environ, "RANK": "0", "WORLD_SIZE": str(RANKS), "LOCAL_RANK": "0"}
+    line = [sys.executable, "-c", code, str(min(allowed)), str(path)]
+    done = subprocess.run(line, capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout == f"{sorted(allowed)}\n", done.stderr

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from feedline.loader.ring.launch import feeder_threads
 from feedline.loader.ring.rendezvous import job_fingerprint
 from feedline.planning.plan import code_of
-from feedline.resources import make_scratch
+from feedline.resources import available_cores, make_scratch
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.scaling.demand import Demand
 from feedline.service.scheduler.job_reports import JobReport
@@ -38,7 +38,7 @@ def pipeline_cluster(spec: PipelineSpec) -> Iterator[Cluster | None]:
         own = spec.cluster.kind == "processes"
         before = signal.signal(signal.SIGINT, signal.SIG_IGN) if own else signal.getsignal(signal.SIGINT)
         try:
-            threads, report = feeder_threads(spec, feeders=1), first_report(spec)
+            threads, report = feeder_threads(spec, cores=available_cores()), first_report(spec)
             cluster = Cluster(spec.cluster, threads=threads, scratch=scratch, early=not own, report=report)
         finally:
             signal.signal(signal.SIGINT, before)

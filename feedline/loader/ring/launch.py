@@ -17,7 +17,7 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -27,7 +27,6 @@ from feedline.loader.ring.channel import pair
 from feedline.resources import (
     SCRATCH_VARIABLE,
     allocator_environment,
-    available_cores,
     available_memory_bytes,
     choose_cpu,
     cpu_environment,
@@ -224,11 +223,16 @@ def exit_seconds(spec: PipelineSpec) -> float:
     return _PROVIDER_EXIT_S if spec.cluster.kind == "provider" else _EXIT_S
 
 
-def feeder_arguments(path: Path, *, ranks: Sequence[int], world_size: int, local_ranks: int) -> list[str]:
+def feeder_arguments(
+    path: Path, *, ranks: Sequence[int], world_size: int, local_ranks: int, cores: int, cpus: Collection[int] = ()
+) -> list[str]:
     """The arguments of `python -m feedline feed`: the pipeline, the ranks that it serves (none: the trainers name
-    them), the number of ranks in all and on this host."""
-    named = ["--ranks", ",".join(map(str, ranks))] if ranks else []
-    return [str(path), *named, "--world-size", str(world_size), "--local-ranks", str(local_ranks)]
+    them), the number of ranks in all and on this host, the cores that it may use, and the CPUs that it runs on
+    (default: those of the process that starts it)."""
+    lists = {"--ranks": ranks, "--cpus": sorted(cpus)}
+    words = [word for name, each in lists.items() if each for word in (name, ",".join(map(str, each)))]
+    counts = {"--world-size": world_size, "--local-ranks": local_ranks, "--cores": cores}
+    return [str(path), *words, *(str(word) for item in counts.items() for word in item)]
 
 
 def overrides_text(overrides: Mapping[str, object]) -> str:
@@ -251,15 +255,10 @@ def _json_value(value: object) -> object:
     return dict(value) if isinstance(value, Mapping) else operator.index(value)  # type: ignore[arg-type]
 
 
-def feeder_threads(spec: PipelineSpec, *, feeders: int) -> int:
-    """Dask threads of the feeder, or of each worker process: `cluster.threads`, or its share of this host's cores.
-
-    feeders: of this job on this host.
-    """
+def feeder_threads(spec: PipelineSpec, *, cores: int) -> int:
+    """Dask threads of the feeder, or of each worker process: `cluster.threads`, or its share of the feeder's cores."""
     threads = spec.cluster.threads
-    if threads != "auto":
-        return threads
-    return max(1, available_cores() // feeders // spec.cluster.most_workers)
+    return max(1, cores // spec.cluster.most_workers) if threads == "auto" else threads
 
 
 def memory_share(spec: PipelineSpec, *, local_ranks: int) -> int:
@@ -269,14 +268,14 @@ def memory_share(spec: PipelineSpec, *, local_ranks: int) -> int:
     return min(_MEMORY_BYTES, available_memory_bytes() // 2 // local_ranks)
 
 
-def feeder_environment(spec: PipelineSpec, *, feeders: int) -> dict[str, str]:
+def feeder_environment(spec: PipelineSpec, *, cores: int) -> dict[str, str]:
     """The environment variables of a new feeder: allocators, a Polars pool of one thread per Dask thread, not per core,
     no pool for linear algebra, which no op uses and which costs numpy's import 0.05 s (the current environment takes
     precedence), and numpy's instructions by `cluster.cpu` (here it does not).
 
     Raises ClusterError if this machine lacks the instructions of `cluster.cpu`.
     """
-    threads = feeder_threads(spec, feeders=feeders)
+    threads = feeder_threads(spec, cores=cores)
     pools = {"POLARS_MAX_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1"}
     defaults = {**pools, **allocator_environment(threads)}
     variables = {name: os.environ.get(name, value) for name, value in defaults.items()}
