@@ -210,6 +210,12 @@ class Plan:
         return self.features.fingerprint[:32]
 
     @property
+    def needs_artifacts(self) -> bool:
+        """Whether features use what a fit, a file or an array holds: another artifact set would make another plan."""
+        artifacts = self.job.artifacts
+        return bool(self.features.missing_fits or artifacts.readings or artifacts.manifest is not None)
+
+    @property
     def on_expect(self) -> OnExpect:
         return self.spec.on_expect
 
@@ -330,11 +336,12 @@ def make_plan(
     map: Map | None = None,
     rebase: Rebase | None = None,
     artifacts: ArtifactSetRef | None = None,
+    selection: Selection | None = None,
 ) -> Plan:
     """Resolve a spec against a snapshot; `map` runs the counting pass (default: threads of this process).
 
     `artifacts`: the artifact set to use (default: the current one). Artifacts may be missing: see
-    `Plan.require_fitted`.
+    `Plan.require_fitted`. `selection`: that of another plan of the spec on this snapshot, which is not counted again.
 
     Raises SpecError, with file, line and path, where pipeline.yaml does not match the table.
     """
@@ -354,7 +361,7 @@ def make_plan(
         raise spec.error(("shuffle", "by"), f"column {by!r} is not in the table. {hint}")
     if spec.source.schema_rules.missing == "error":
         require_columns(spec, snapshot, columns.parts(snapshot.schema), where)
-    selection = select(spec, snapshot, map)
+    selection = select(spec, snapshot, map) if selection is None else selection
     if not int(selection.rows.sum()):
         if snapshot.rows == 0:
             raise PlanError(

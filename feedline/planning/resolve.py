@@ -58,7 +58,8 @@ def resolve_hello(
 ) -> Plan:
     """The plan that a trainer's hello asks for: its state's, or one that all ranks of this start agree on.
 
-    plans: of the spec, for other ranks in this process; one on the same snapshot is returned, not made again.
+    plans: of the spec, for other ranks in this process. One on the same snapshot and with the same artifacts is
+    returned; one on the same snapshot is not counted again.
 
     Raises StateError, with both values, where the trainer's state belongs to another plan or other features.
     """
@@ -76,21 +77,21 @@ def resolve_hello(
         name = hello.snapshot
     else:
         name, taken = _agreed_snapshot(spec, start, map)
-    plan = next((each for each in plans if _serves(each, name, lanes=lanes, features=features)), None)
+    plans = [each for each in plans if (each.snapshot_name, each.lanes) == (name, lanes)]
+    plan = next((each for each in plans if features == each.features_fingerprint or not each.needs_artifacts), None)
     if plan is None:
-        snapshot, rest = _load_named(spec, name) if taken is None else (taken, None)
+        alike = next(iter(plans), None)
+        if alike is not None:
+            snapshot, rest = alike.snapshot, alike.rebase
+        else:
+            snapshot, rest = _load_named(spec, name) if taken is None else (taken, None)
         plan = resolve_snapshot(
-            spec, snapshot, lanes=lanes, rebase=rest, fit=fit, map=map, start=start, features=features
+            spec, snapshot, lanes=lanes, rebase=rest, fit=fit, map=map, start=start, features=features, alike=alike
         )
+        plan = next((each for each in plans if each.job.artifacts == plan.job.artifacts), plan)
     plan = plan.matching(plan_id) if version is None else plan.at(version)
     _refuse_other_plan(plan, {"plan": plan_id, "features": features})
     return plan
-
-
-def _serves(plan: Plan, snapshot_name: str, *, lanes: int, features: str | None) -> bool:
-    """Whether a plan of another rank is the one for a snapshot, and for a state's features."""
-    same = (plan.snapshot_name, plan.lanes) == (snapshot_name, lanes)
-    return same and features in (None, plan.features_fingerprint)
 
 
 def resolve_state(spec: PipelineSpec, state: Mapping[str, Any], *, fit: Fit, map: Map | None = None) -> Plan:
@@ -135,11 +136,16 @@ def resolve_snapshot(
     map: Map | None = None,
     start: RunStart | None = None,
     features: str | None = None,
+    alike: Plan | None = None,
 ) -> Plan:
-    """A plan on a snapshot, with every artifact that its features need. features: the fingerprint of a state."""
+    """A plan on a snapshot, with every artifact that its features need.
+
+    features: the fingerprint of a state. alike: another plan of the spec on this snapshot.
+    """
+    selection = None if alike is None else alike.selection
 
     def plan_with(artifacts: ArtifactSetRef | None = None) -> Plan:
-        return make_plan(spec, snapshot, lanes=lanes, map=map, rebase=rebase, artifacts=artifacts)
+        return make_plan(spec, snapshot, lanes=lanes, map=map, rebase=rebase, artifacts=artifacts, selection=selection)
 
     plan = resolve_artifacts(plan_with(), plan_with, lambda: fit(snapshot), start=start, features=features)
     return _with_recorded_types(plan)
