@@ -182,9 +182,9 @@ class Cluster:
         """The addresses of all workers, as of a few seconds ago."""
         return frozenset() if self._only_threads else self.connection.members()
 
-    def workers_of(self, keys: Collection[str]) -> dict[str, str]:
-        """The worker that runs each task, or holds its result."""
-        return {} if self._only_threads else self.connection.workers_of(keys)
+    def workers_of(self, keys: Collection[str], among: frozenset[str] | None = None) -> dict[str, str]:
+        """The worker that runs each task, or holds its result. among: the workers that may run them (default: all)."""
+        return {} if self._only_threads else self.connection.workers_of(keys, among)
 
     def stacks_of(self, keys: Collection[str]) -> dict[str, Sequence[str]]:
         """The calls of running tasks, by key, the innermost last."""

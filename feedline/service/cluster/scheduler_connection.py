@@ -135,10 +135,17 @@ class SchedulerConnection:
             self._members_s = self._clock()
         return self._members
 
-    def workers_of(self, keys: Collection[str]) -> dict[str, str]:
-        """The worker that runs each task, or holds its result; without the tasks that wait for a worker."""
+    def workers_of(self, keys: Collection[str], among: frozenset[str] | None = None) -> dict[str, str]:
+        """The worker that runs each task, or holds its result; without the tasks that wait for a worker.
+
+        among: the workers that may run them (default: all). The answer names every task of each.
+        """
         tasks = set(keys)
-        processing = self._ask("processing") or {}
+        asked = None if among is None else sorted(among & self.members())
+        try:
+            processing = self._ask("processing", workers=asked) or {}
+        except KeyError:  # of the scheduler, for a worker that has just left
+            processing = self._ask("processing") or {}
         running = {key: worker for worker, keys_there in processing.items() for key in keys_there if key in tasks}
         holders = self._ask("who_has", keys=sorted(tasks - set(running))) or {}
         return running | {key: workers[0] for key, workers in holders.items() if workers}

@@ -19,6 +19,7 @@ from feedline.errors import ClusterError, FeedlineError, from_wire
 ATTEMPTS = 4
 EXCLUDED_S = 300.0
 _AGREE = 2
+_PAUSE_S = 1.0  # before a block's second attempt in the same place; twice as long before each further one
 
 Kind = Literal["unknown", "data", "unfit", "transient", "killed", "other"]
 
@@ -45,9 +46,10 @@ class BlockFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
-    """Compute the block again, on one of these workers (None: any)."""
+    """Compute the block again, on one of these workers (None: any). after_s: a pause where there is no other to try."""
 
     workers: frozenset[str] | None
+    after_s: float = 0.0
 
 
 def host_of(worker: str) -> str:
@@ -67,7 +69,7 @@ def decide(block: str, failures: Sequence[BlockFailure], members: Collection[str
     if others := elsewhere({failure.worker for failure in failures}, members):
         return Retry(workers=others)
     if last.kind == "transient" and not last.ours:
-        return Retry(workers=None)
+        return Retry(workers=None, after_s=_PAUSE_S * 2 ** (len(failures) - 1))
     return _error(block, failures)
 
 

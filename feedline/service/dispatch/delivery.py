@@ -12,6 +12,7 @@ import logging
 import platform
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -33,10 +34,13 @@ from feedline.service.dispatch.window import Window
 
 logger = logging.getLogger(__name__)
 
+_RECENT_BLOCKS = 256
+
 
 @dataclass(slots=True)
 class _Attempt:
-    """One task. workers: those that may run it (None: all). slow: the worker on which an earlier attempt is late."""
+    """One task. workers: those that may run it (None: all). slow: the worker on which an earlier attempt is late, where
+    other blocks were computed meanwhile."""
 
     key: str
     task: BlockTask
@@ -52,6 +56,7 @@ class _Work:
     attempts: list[_Attempt] = field(default_factory=list)
     submissions: int = 0
     failures: list[BlockFailure] = field(default_factory=list)
+    due_s: float = 0.0  # when it may be submitted again after a failure
     hedged: bool = False
     rows: tuple[Rows, ...] | None = None
     quality: Quality | None = None
@@ -145,6 +150,7 @@ class Delivery:
         self._closed = False
         self._lock = threading.Lock()
         self._durations_s = Recent()  # from the submission of a block to its result
+        self._finished: deque[tuple[float, float]] = deque(maxlen=_RECENT_BLOCKS)  # submissions and results
         self._priorities = Priorities()
         self.stats = stats
 
@@ -245,10 +251,13 @@ class Delivery:
         """Resubmit blocks that were lost with the scheduler, once it is back."""
         if not self._cluster.alive():
             return
-        works, self._unsubmitted = self._unsubmitted, []
+        now_s = self._clock()
+        works = [work for work in self._unsubmitted if work.due_s <= now_s]
+        self._unsubmitted = [work for work in self._unsubmitted if work.due_s > now_s]
         if self._connection != self._cluster.number:
             self._connection = self._cluster.number
             works = [work for work in self._work.values() if work.rows is None]
+            self._unsubmitted = []
             for work in works:
                 self._forget(work)
         for work in works:
@@ -275,7 +284,7 @@ class Delivery:
         due = [work for work in late if work.block.first_step <= self._priorities.step]
         if not due:
             return
-        workers = self._cluster.workers_of([work.attempts[0].key for work in late])
+        workers = _workers_of([work.attempts[0] for work in late], self._cluster)
         slow = {workers[work.attempts[0].key] for work in due if work.attempts[0].key in workers}
         others = among(elsewhere(slow, self._cluster.members()), self._cluster.eligible_workers())
         for work in late:
@@ -285,7 +294,13 @@ class Delivery:
                     "a block has taken more than %.0f s on %s: it is also computed on another worker", limit_s, worker
                 )
                 work.hedged = True
-                self._submit_again(work, others, slow=worker)
+                self._submit_again(work, others, slow=worker if self._is_alone(work.attempts[0]) else "")
+
+    def _is_alone(self, late: _Attempt) -> bool:
+        """Whether blocks that were submitted later were computed while this one was late: else everything may stall, a
+        store, say, and the worker is not to blame."""
+        late_from_s = late.submitted_s + self._durations_s.median
+        return any(at >= late.submitted_s and done > late_from_s for at, done in self._finished)
 
     # -- results --------------------------------------------------------------------------------------------------
 
@@ -330,11 +345,16 @@ class Delivery:
         logger.warning("a block failed on %s (%s): it is computed again", failure.host or "a worker", failure)
         if failure.kind == "unfit":
             self._cluster.exclude(failure.worker, str(failure))
+        if decision.after_s:
+            work.due_s = self._clock() + decision.after_s
+            self._unsubmitted.append(work)
+            return
         self._submit_again(work, among(decision.workers, self._cluster.eligible_workers()))
 
     def _keep(self, work: _Work, attempt: _Attempt, result: BlockResult, now_s: float) -> None:
         _refuse_other_block(result, attempt.key, work.request.rows)
         self._durations_s.add(now_s - attempt.submitted_s)
+        self._finished.append((attempt.submitted_s, now_s))
         for failure in work.failures:
             if failure.worker:
                 self._cluster.exclude(failure.worker, f"another worker computed the block that failed there: {failure}")
@@ -385,7 +405,13 @@ def _key(name: str, job: Job, work: _Work, *, packed: bool) -> str:
     return f"feedline-block-{block}-{digest}-a{work.submissions}-{'p' if packed else 'r'}"
 
 
+def _workers_of(attempts: Sequence[_Attempt], cluster: Cluster) -> dict[str, str]:
+    """The worker of each attempt, by key. Only the workers that may run one are asked about."""
+    allowed = [attempt.workers for attempt in attempts]
+    asked = None if None in allowed else frozenset().union(*filter(None, allowed))
+    return cluster.workers_of([attempt.key for attempt in attempts], asked)
+
+
 def _describe(works: Sequence[_Work], cluster: Cluster, now_s: float) -> str:
-    keys = [attempt.key for work in works for attempt in work.attempts]
-    workers = cluster.workers_of(keys)
+    workers = _workers_of([attempt for work in works for attempt in work.attempts], cluster)
     return describe_missing([work.missing(now_s) for work in works], workers, cluster.stacks_of(workers))

@@ -6,8 +6,9 @@ as `ArrowInvalid` or `OSError`, a real failure of a disk as `OSError` with an er
 a file may be left out of a plan for the first, never for the second.
 
 `outlook` says whether another attempt may help, by the store's name for the failure or its HTTP status: server
-errors, throttling, timeouts and broken connections are transient; denials, absence, wrong keys and addresses that do
-not resolve are final, and so is an unknown failure that does not look like a broken connection.
+errors, throttling, timeouts, broken connections and the errors of a mount whose server is away are transient; denials,
+absence, wrong keys and addresses that do not resolve are final, and so is an unknown failure that does not look like a
+broken connection.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ _TRANSIENT_STATUS = {-1, 408, 500, 502, 504}  # -1: the answer could not be pars
 _TRANSIENT_ERRNO = {
     *(errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.EPIPE, errno.ETIMEDOUT, errno.EAGAIN),
     *(errno.ENETRESET, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN),
+    *(errno.ESTALE, errno.EIO),  # of mounts (NFS, FUSE) whose server is away or has failed over
 }
 # Raised by libraries under fsspec when a connection breaks; by name, as they are not imported.
 _TRANSIENT_CLASSES = {

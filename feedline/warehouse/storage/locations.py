@@ -18,7 +18,7 @@ import os
 import re
 import threading
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -236,7 +236,8 @@ def list_tree(location: Location) -> list[pafs.FileInfo]:
     Raises StoreError where a part cannot be listed before the deadline, and what `faults.explain_errors` raises.
     """
     if is_local(location.filesystem):
-        return _file_infos(location.filesystem, location.path, recursive=True)
+        listing = partial(_file_infos, location.filesystem, location.path, recursive=True)
+        return with_retries(listing, location.filesystem, redact(location.uri), verb="listed")
     with explain_errors(redact(location.uri), fetching=True, verb="listed"):
         return _list_folder(location.filesystem, location.path, redact(location.uri))
 

@@ -2,7 +2,8 @@
 
 Runs in every process that reads or writes a store. `with_retries` wraps whole operations (a listing, the opening of a
 file with its footer, one row group's bytes, a stored file), each of which is repeatable and returns nothing before it
-has succeeded. Local file systems are not retried: their failures are final. Pauses grow exponentially with full jitter
+has succeeded. Local paths are retried like stores, as they may lie on a mount (NFS, FUSE) whose server is away for a
+moment; what is final there (absence, denial, damage) is raised unchanged. Pauses grow exponentially with full jitter
 (`tenacity`) up to a cap. When the next one would exceed the deadline, the operation fails with a StoreError that names
 the file, the attempts, the seconds and the store's last message.
 
@@ -93,7 +94,7 @@ budget = Budget()
 
 
 def is_local(filesystem: pafs.FileSystem) -> bool:
-    """Whether this is the machine's own file system, whose failures are final."""
+    """Whether these are paths of this machine, on its disks or on mounts."""
     return bool(filesystem.type_name == "local")
 
 
@@ -106,14 +107,14 @@ def with_retries(
     listed: bool = False,
     verb: str = "read",
 ) -> T:
-    """Run an operation, retrying it on a remote store as `POLICY` and the budget allow.
+    """Run an operation, retrying it as `POLICY` and the budget allow.
 
     `name`, `row_group`, `listed` and `verb` as in `faults.explain_errors`; a remote operation must only move bytes.
-    Raises StoreError if the store keeps failing, else what `explain_errors` makes of a final failure; on a local file
-    system whatever the operation raises.
+    Raises StoreError if the store keeps failing, else what `explain_errors` makes of a final failure; for local paths
+    whatever the operation raises.
     """
     if is_local(filesystem):
-        return operation()
+        return retry_transient(operation, label(name, row_group), verb)
     with explain_errors(name, row_group=row_group, listed=listed, fetching=True, verb=verb):
         return retry_transient(operation, label(name, row_group), verb)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from distributed import LocalCluster, get_worker
 from distributed.comm import CommClosedError
-from pipelines import eventually
+from pipelines import PATIENCE_S, eventually
 from schedulers import local_cluster
 from streams import Stream, run, window
 
@@ -150,6 +150,42 @@ def test_a_block_that_hangs_is_computed_elsewhere_once_it_is_needed(
     assert delivery.stats.blocks == 10
     assert all(first != second for first, second in places.values())
     assert "it is also computed on another worker" in caplog.text
+    delivery.close()
+
+
+@pytest.mark.parametrize("uniform", [True, False])
+def test_a_worker_is_excluded_only_if_others_computed_blocks_meanwhile(
+    uniform: bool, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
+    """A store that stalls for all: the second attempt may finish first, and says nothing of the first one's worker."""
+    hang, excluded, places = threading.Event(), [], []
+
+    def work(index: int, key: str) -> str:
+        if index == 2:
+            places.append(here())
+            if uniform or len(places) == 1:
+                hang.wait(PATIENCE_S)
+        return here()
+
+    monkeypatch.setattr(cluster, "exclude", lambda worker, why: excluded.append(worker))
+    stream = Stream(cluster, monkeypatch, work)
+    now_s = [100.0]
+    delivery = stream.open("stall", 6, clock=lambda: now_s[0], window=window(fixed_blocks=1))
+    stream.read(delivery, range(2))
+    delivery.pump(2)
+    assert eventually(lambda: len(places) == 1)
+    if not uniform:
+        now_s[0] += 2
+        delivery.pump(3)
+        assert settled(stream, delivery, 3)
+    now_s[0] += 31
+    delivery.look(starved=True)
+    assert eventually(lambda: len(places) == 2)
+    if not uniform:
+        assert settled(stream, delivery, 4)
+    hang.set()
+    stream.read(delivery, range(2, 6))
+    assert excluded == ([] if uniform else [places[0]])
     delivery.close()
 
 

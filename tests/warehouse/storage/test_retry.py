@@ -65,7 +65,10 @@ class ServerDisconnectedError(Exception):
         (OSError("GetProperties failed Azure Error: [AuthenticationFailed] 403 no"), Outlook.FINAL),
         (RESET, Outlook.TRANSIENT),
         (OSError(errno.ETIMEDOUT, "timed out"), Outlook.TRANSIENT),
-        (OSError(errno.EIO, "Input/output error"), Outlook.FINAL),
+        (OSError(errno.EIO, "Input/output error"), Outlook.TRANSIENT),
+        (OSError(errno.ESTALE, "Stale file handle"), Outlook.TRANSIENT),
+        (OSError(errno.ENOSPC, "No space left on device"), Outlook.FINAL),
+        (OSError("Corrupt snappy compressed data."), Outlook.FINAL),
         (TimeoutError(), Outlook.TRANSIENT),
         (ShortBodyError("short"), Outlook.TRANSIENT),
         (AnswerError(502), Outlook.TRANSIENT),
@@ -109,15 +112,15 @@ def test_an_operation_is_repeated_until_it_succeeds() -> None:
     assert with_retries(Failing(RESET, OSError(AWS.format("SLOW_DOWN")), ShortBodyError("x")), ANYWHERE, "x") == 4
 
 
-def test_final_failures_and_local_files_are_not_repeated() -> None:
+def test_final_failures_are_not_repeated() -> None:
     denied = Failing(RESET, OSError(AWS.format("ACCESS_DENIED")), RESET)
     with pytest.raises(TableError, match=r"^x, row group 3 may not be read: the store denies it"):
         with_retries(denied, ANYWHERE, "x", row_group=3)
     assert denied.calls == 2
-    local = Failing(RESET)
-    with pytest.raises(ConnectionResetError):
-        with_retries(local, pafs.LocalFileSystem(), "x")
-    assert local.calls == 1
+    gone = Failing(RESET, FileNotFoundError(errno.ENOENT, "No such file"))
+    with pytest.raises(FileNotFoundError):
+        with_retries(gone, pafs.LocalFileSystem(), "x")
+    assert gone.calls == 2, "a local path may lie on a mount"
     for interruption in (KeyboardInterrupt(), SystemExit()):
         with pytest.raises(type(interruption)):
             with_retries(Failing(interruption), ANYWHERE, "x")
