@@ -10,7 +10,8 @@ from that column. A map is skipped if all requested keys have such columns.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import copy
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,6 +54,12 @@ class _Source:
     keys: Keys = ()
     doubled: tuple[str, Keys] | None = None
 
+    @property
+    def inputs(self) -> list[tuple[str, Keys]]:
+        """The stored columns, each with the keys within it, that are read."""
+        own = [] if self.column is None else [(self.column, self.keys)]
+        return own if self.doubled is None else [*own, self.doubled]
+
 
 class FileColumns:
     """The stored columns of one file from which `fields` are built: columns and parts, in the table's types.
@@ -78,11 +85,13 @@ class FileColumns:
         self._sources = [self._find_doubled(source) for source in found]
         self.leaves: list[int] = []
         self._map_keys: list[tuple[int, bool]] = []
+        self._keyed: dict[str, list[int]] = {}  # the leaves of those keys, by column
         for name in list(self._trees):
-            first_leaf = len(self.leaves)
+            first_leaf, first_key = len(self.leaves), len(self._map_keys)
             self._pick(file_schema.field(name).type, stored[name].start, self._trees[name])
             if len(self.leaves) == first_leaf:  # a struct that has none of the fields
                 del self._trees[name]
+            self._keyed[name] = [leaf for leaf, _ in self._map_keys[first_key:]]
         # Decoded in the table's type already, and needing no check: most columns of most files.
         self._plain = {
             source.column
@@ -99,6 +108,29 @@ class FileColumns:
         """The stored columns to decode."""
         return tuple(self._trees)
 
+    def field(self, name: str) -> pa.Field:
+        """A field by its name."""
+        return self._schema.field(name)
+
+    def inputs(self) -> dict[str, frozenset[str]]:
+        """The stored columns from which each field is built, and checked."""
+        return {
+            source.field.name: frozenset(column for column, _ in source.inputs if column in self._trees)
+            for source in self._sources
+        }
+
+    def only(self, names: Collection[str]) -> FileColumns:
+        """The same for some of the fields. Each is built, and checked, as it is among all of them."""
+        part = copy.copy(self)
+        part._sources = [source for source in self._sources if source.field.name in names]
+        part._schema = pa.schema([source.field for source in part._sources])
+        part._trees = {}
+        for source in part._sources:
+            for column, keys in source.inputs:
+                if column in self._trees:
+                    part._trees.setdefault(column, PartTree()).add(keys)
+        return part
+
     def dictionaries(self, metadata: pq.FileMetaData, row_groups: Iterable[int]) -> list[str]:
         """Return the paths of map keys to read as dictionaries: 9 million keys decode in 0.15 s instead of 0.8 s."""
         groups = [metadata.row_group(index) for index in row_groups]
@@ -110,9 +142,19 @@ class FileColumns:
         paths = [metadata.schema.column(leaf).path for leaf in range(metadata.num_columns)] if found else []
         return [path for path in found if paths.count(path) == 1]  # with dots in names, two columns can have one path
 
-    def chunk_rows(self, row_group: pq.RowGroupMetaData, most: int) -> int:
-        """Return how many rows to decode at once: `most`, or fewer if rows have thousands of map entries."""
-        entries = max((row_group.column(leaf).num_values for leaf, _ in self._map_keys), default=0)
+    def chunk_rows(self, row_group: pq.RowGroupMetaData, most: int, copies: Mapping[str, float] | None = None) -> int:
+        """Return how many rows to decode at once: `most`, or fewer if rows have thousands of map entries.
+
+        copies: how often a stored column's entries are in memory once it is repeated (default: once).
+        """
+        entries = max(
+            (
+                int(row_group.column(leaf).num_values * (copies or {}).get(column, 1))
+                for column, leaves in self._keyed.items()
+                for leaf in leaves
+            ),
+            default=0,
+        )
         fitting = _ENTRIES * row_group.num_rows // max(entries, 1)
         return min(most, max(_LEAST_ROWS, fitting)) if entries > _ENTRIES else most
 

@@ -147,21 +147,22 @@ def batches(
         names = (*columns, *row_filter.parts)
         if not all(has_column(schema, name) for name in names):
             whole = _columns_of(file, fragment, schema, names)
-            file.read_dictionaries(whole.plain.dictionaries(file.metadata, fragment.row_groups))
+            file.read_dictionaries(whole.dictionaries(file.metadata, fragment.row_groups))
         skipped = skip(file)
         number_rows = number_rows or row_filter.sample is not None
         starts = file.row_starts() if number_rows else None  # a footer may name thousands of row groups
-        needed: dict[tuple[str, ...], StoredColumns] = {}
+        needed: dict[tuple[tuple[str, ...], frozenset[str]], StoredColumns] = {}
         for position, row_group in enumerate(fragment.row_groups):
             if position in skipped:
                 continue
             rows, expected = file.metadata.row_group(row_group).num_rows, fragment.expected[position]
             here = row_filter.for_row_group(proofs=fragment.proofs_of(position), whole=expected == rows)
             names = (*columns, *sorted(here.parts.difference(columns)))
-            if names not in needed:
-                needed[names] = _columns_of(file, fragment, schema, names, frozenset(compact) - here.parts)
+            need = names, frozenset(compact) - here.parts
+            if need not in needed:
+                needed[need] = _columns_of(file, fragment, schema, *need)
             first_row = 0 if starts is None else starts[row_group]
-            for rows_here, data, groups in _decode(file, needed[names], fragment, row_group, chunk_rows):
+            for rows_here, data, groups in _decode(file, needed[need], fragment, row_group, chunk_rows):
                 held = [FrameBatch(position, data, first_row, here, groups)]
                 first_row += rows_here
                 del data, groups
@@ -194,14 +195,9 @@ def _columns_of(
     file: OpenFile, fragment: Fragment, schema: pa.Schema, names: Sequence[str], compact: Collection[str] = ()
 ) -> StoredColumns:
     """Resolve these columns and parts against the columns that the file stores."""
-    partition = dict(fragment.partition)
-
-    def columns_of(names: Sequence[str]) -> FileColumns:
-        fields = [field_of(schema, name) for name in names]
-        return FileColumns(fields, schema, file.stored, file.schema, partition)
-
-    own = {name for name in names if name in file.stored and name not in partition and has_column(schema, name)}
-    return StoredColumns(names, compact, own, file.dedup, columns_of)
+    fields = [field_of(schema, name) for name in names]
+    columns = FileColumns(fields, schema, file.stored, file.schema, dict(fragment.partition))
+    return StoredColumns(columns, compact, file.dedup)
 
 
 def _decode(
@@ -210,7 +206,7 @@ def _decode(
     """Yield one row group in chunks: rows, and exactly the fields of `columns`, of every row and of unique rows."""
     group = file.metadata.row_group(row_group)
     flags, reader = columns.flag_leaves(file), None
-    batches = file.batches(row_group, columns.leaves, columns.chunk_rows(group, chunk_rows), flags)
+    batches = file.batches(row_group, columns.leaves, columns.chunk_rows(group, row_group, chunk_rows), flags)
     if flags:
         with explain_errors(fragment.uri, row_group=row_group, listed=True):
             decoded_flags = next(batches)

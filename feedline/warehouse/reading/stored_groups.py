@@ -8,7 +8,7 @@ last one of the chunk before, which `RunReader` keeps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -129,40 +129,40 @@ def _at_starts(stored: pa.Array, index: pa.Array) -> pa.Array:
 class StoredColumns:
     """The stored columns of one file for some fields: those of rows, and of groups stored once per run.
 
-    names: the fields; own: those that are stored under their name. plain: of the fields that are delivered in every
-    row; their stored columns may belong to groups. compact: of the fields that are delivered as unique rows, by group.
+    A field whose stored columns are all of one group is built from the group's unique rows, and then repeated unless it
+    is `compact`: delivered as unique rows. Every other field is built from columns that are repeated before.
     """
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        compact: Collection[str],
-        own: Collection[str],
-        metadata: DedupMetadata | None,
-        columns_of: Callable[[Sequence[str]], FileColumns],
-    ) -> None:
+    def __init__(self, fields: FileColumns, compact: Collection[str], metadata: DedupMetadata | None) -> None:
+        self._fields = fields
+        self._metadata = metadata
         group_of = {} if metadata is None else _group_of(metadata)
         found: dict[str | None, list[str]] = {None: []}
-        for name in names:
-            stored = (name,) if not group_of or name in own else columns_of([name]).columns
-            groups = {group_of.get(column) for column in stored}
-            whole = len(groups) == 1 and name in compact
-            found.setdefault(groups.pop() if whole else None, []).append(name)
-        self.plain = columns_of(found.pop(None))
-        self.compact = {str(group): columns_of(fields) for group, fields in found.items()}
-        every = [self.plain, *self.compact.values()]
-        read = dict.fromkeys(column for columns in every for column in columns.columns)
+        for name, columns in fields.inputs().items():
+            groups = {group_of.get(column) for column in columns}
+            found.setdefault(groups.pop() if len(groups) == 1 else None, []).append(name)
+        self._rows = fields.only(found.pop(None))
+        self._unique = {str(group): fields.only(names) for group, names in found.items()}
+        self._compact = {group: [name for name in found[group] if name in compact] for group in self._unique}
+        self._names = [name for name in fields.inputs() if not any(name in each for each in self._compact.values())]
         self._groups = {
-            name: tuple(column for column in read if group_of.get(column) == name)
-            for name in dict.fromkeys(group_of[column] for column in read if column in group_of)
+            name: tuple(column for column in fields.columns if group_of.get(column) == name)
+            for name in dict.fromkeys(group_of[column] for column in fields.columns if column in group_of)
         }
-        self._metadata = metadata
-        self.leaves = list(dict.fromkeys(leaf for columns in every for leaf in columns.leaves))
+        self.leaves = fields.leaves
 
-    def chunk_rows(self, row_group: pq.RowGroupMetaData, most: int) -> int:
+    def dictionaries(self, metadata: pq.FileMetaData, row_groups: Sequence[int]) -> list[str]:
+        """As `FileColumns.dictionaries`."""
+        return self._fields.dictionaries(metadata, row_groups)
+
+    def chunk_rows(self, row_group: pq.RowGroupMetaData, index: int, most: int) -> int:
         """As `FileColumns.chunk_rows`; twice as many rows where some columns are delivered as unique rows."""
-        most = 2 * most if self.compact else most
-        return min(columns.chunk_rows(row_group, most) for columns in (self.plain, *self.compact.values()))
+        copies: dict[str, float] = {}
+        for group, columns in self._groups.items():
+            runs = self._runs(group, index)
+            copies |= {name: runs.rows / max(runs.runs, 1) for name in columns if name in self._rows.columns}
+        most = 2 * most if any(self._compact.values()) else most
+        return self._fields.chunk_rows(row_group, most, copies)
 
     def flag_leaves(self, file: OpenFile) -> list[int]:
         """The Parquet columns of the flags to read."""
@@ -182,20 +182,28 @@ class StoredColumns:
     ) -> tuple[pa.RecordBatch, tuple[GroupBatch, ...]]:
         """The fields of a decoded chunk: those of every row, and those of unique rows, group by group."""
         if reader is None:
-            return self.plain.batch(decoded, uri, row_group), ()
+            return self._rows.batch(decoded, uri, row_group), ()
         groups = reader.take(decoded)
-        arrays = {name: decoded.column(name) for name in self.plain.columns}
-        for group in groups.values():
-            names = [name for name in group.data.schema.names if name in arrays]
-            if names:
-                index = pa.array(group.inverse)
-                arrays |= {name: group.data.column(name).take(index) for name in names}
-        whole = pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
-        compact = tuple(
-            GroupBatch(columns.batch(groups[name].data, uri, row_group), groups[name].inverse)
-            for name, columns in self.compact.items()
-        )
-        return self.plain.batch(whole, uri, row_group, rows=decoded.num_rows), compact
+        arrays = {name: decoded.column(name) for name in self._rows.columns}
+        found: dict[str, pa.Array] = {}
+        compact: list[GroupBatch] = []
+        for group, batch in groups.items():
+            index = pa.array(batch.inverse)
+            for name in arrays.keys() & set(batch.data.schema.names):
+                arrays[name] = batch.data.column(name).take(index)
+            if group in self._unique:
+                unique = self._unique[group].batch(batch.data, uri, row_group)
+                delivered = self._compact[group]
+                found |= {
+                    name: unique.column(name).take(index) for name in unique.schema.names if name not in delivered
+                }
+                if delivered:
+                    compact.append(GroupBatch(unique.select(delivered), batch.inverse))
+        stored = pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
+        rows = self._rows.batch(stored, uri, row_group, rows=decoded.num_rows)
+        found |= dict(zip(rows.schema.names, rows.columns, strict=True))
+        schema = pa.schema([self._fields.field(name) for name in self._names])
+        return pa.RecordBatch.from_arrays([found[name] for name in self._names], schema=schema), tuple(compact)
 
     def _runs(self, group: str, row_group: int) -> RowGroupRuns:
         assert self._metadata is not None

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from stored_runs import write_in_place
 
 from feedline import Table
-from feedline.errors import TableError
+from feedline.errors import DataError, TableError
 from feedline.expressions import bind_where
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at, pack_mask
 from feedline.warehouse.reading.read import read_arrow, read_fragment
@@ -87,6 +87,7 @@ WHERES = [
     "site is None and row % 2 == 0",
     'who["size"] > 4',
     "ids is not None",
+    "age is not None",
     "row < 0",
 ]
 COLUMNS = [
@@ -263,3 +264,73 @@ def test_a_delta_table_of_such_files_has_the_logical_columns(tmp_path: Path) -> 
     read = read.select(TABLE.schema.names)
     assert read.to_pylist() == TABLE.to_pylist()
     assert "__run_user" in deltalake.DeltaTable(str(tmp_path)).schema().to_json()
+
+
+def test_a_filter_that_some_row_groups_need_not_evaluate(tmp_path: Path) -> None:
+    """By their counts: there its column is delivered as unique rows, elsewhere the filter reads it in every row."""
+    ages = [1.0, 1.0, 2.0, 2.0, None, None, 3.0, 3.0, 4.0, 4.0, 4.0, 4.0]
+    table = pa.table({"row": pa.array(range(12)), "age": pa.array(ages, pa.float64())})
+    starts = {"user": [index % 2 == 0 for index in range(12)]}
+    write_in_place(tmp_path / "a.parquet", table, {"user": ["age"]}, starts, 4)
+    snapshot = take_snapshot(str(tmp_path))
+    bound = bind_where("age is not None", snapshot.schema)
+    for order in ([0, 1, 2], [1, 0, 2], [2, 0, 1]):
+        expected = np.array([4, 2, 4])[order]
+        fragment = fragment_at(snapshot, 0, np.array(order), expected)
+        chunks = list(read_fragment(fragment, ["row", "age"], bound, snapshot.schema, compact=("age",)))
+        assert [bool(chunk.groups) for chunk in chunks] == [count == 4 for count in expected]
+        frames = [chunk.frame.hstack([one for each in chunk.groups for one in each.expand()]) for chunk in chunks]
+        rows = pl.concat([frame.select("row", "age") for frame in frames]).sort("row").rows()
+        assert rows == [(row, age) for row, age in enumerate(ages) if age is not None]
+
+
+MAPS = [[("price", 1.5), ("cost", 2.5)], None, [("cost", 4.0)], [("price", 7.0)]]
+MAP_GROUPS = [
+    {"user": ["m"]},
+    {"user": ["m.price"]},
+    {"user": ["m", "m.price"]},
+    {"user": ["m"], "page": ["m.price"]},
+    {"user": ["m", "row"], "page": ["m.price"]},
+]
+
+
+@pytest.mark.parametrize("groups", MAP_GROUPS)
+@pytest.mark.parametrize("copies", [True, False])
+@pytest.mark.parametrize("compact", [(), ('m["price"]',), ('m["price"]', 'm["cost"]'), ("m", 'm["cost"]')])
+def test_a_key_beside_its_map_reads_as_in_the_plain_table(
+    groups: dict[str, list[str]], copies: bool, compact: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Whatever group each is in. A value that only the map holds is an error, never a null."""
+    which = [0, 0, 0, 1, 1, 2, 2, 2, 3, 3]
+    prices = [dict(MAPS[index] or []).get("price") if copies else None for index in which]
+    table = pa.table(
+        {
+            "row": pa.array(which),
+            "m": pa.array([MAPS[index] for index in which], pa.map_(pa.string(), pa.float64())),
+            "m.price": pa.array(prices, pa.float64()),
+            "n": pa.array(range(10)),
+        }
+    )
+    starts = [index == 0 or which[index] != which[index - 1] for index in range(10)]
+    write_in_place(tmp_path / "a.parquet", table, groups, dict.fromkeys(groups, starts), 4)
+    snapshot = take_snapshot(str(tmp_path))
+    columns = ["n", 'm["price"]', 'm["cost"]', *(["m"] if "m" in compact else [])]
+
+    def read() -> pl.DataFrame:
+        frames = [
+            chunk.frame.hstack([one for group in chunk.groups for one in group.expand()]).select(columns)
+            for chunk in read_fragment(whole(snapshot), columns, None, snapshot.schema, chunk_rows=3, compact=compact)
+        ]
+        return pl.concat(frames)
+
+    if copies:
+        maps = [dict(MAPS[index] or []) for index in which]
+        expected = [(row, each.get("price"), each.get("cost")) for row, each in enumerate(maps)]
+        assert read().select(columns[:3]).rows() == expected
+        found = read_arrow(whole(snapshot), columns[:3], None, snapshot.schema, chunk_rows=3)
+        assert pl.DataFrame(found).rows() == expected
+    else:
+        with pytest.raises(DataError, match=r'm\["price"\] of .*row group 0 is stored twice'):
+            read()
+        with pytest.raises(DataError, match="is stored twice"):
+            read_arrow(whole(snapshot), columns, None, snapshot.schema)
