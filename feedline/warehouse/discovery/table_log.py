@@ -24,7 +24,7 @@ import pyarrow.types as pat
 
 from feedline.errors import TableChangedError, TableError, TableNotFoundError
 from feedline.warehouse.discovery.hive import ColumnHistory, Listing, listing_of
-from feedline.warehouse.parquet.dedup_columns import FLAG_PREFIX
+from feedline.warehouse.parquet.dedup_columns import may_be_flag
 from feedline.warehouse.parquet.schemas import (
     KindChangedError,
     SchemaRules,
@@ -85,7 +85,7 @@ def declared_listing(
     by_path = {path[start:]: indices[path] for path in infos}
     order = pa.array([by_path[path] for path in listing.files["path"].to_pylist()], pa.int64())
     keys = {name: column.take(order) for name, column in partition.items()}
-    columns = pa.schema([field for field in schema if not field.name.startswith(FLAG_PREFIX)])  # flags of runs are none
+    columns = pa.schema([field for field in schema if not may_be_flag(field)])  # flags of runs are none
     listing = replace(
         listing, partition=keys, inferred_keys=frozenset(), source_names=f"{format} {table}", schema=columns
     )

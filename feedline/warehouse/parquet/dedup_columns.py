@@ -114,6 +114,11 @@ def flag_field(group: str) -> pa.Field:
     return pa.field(flag_column(group), pa.bool_(), nullable=False)
 
 
+def may_be_flag(field: pa.Field) -> bool:
+    """Whether a column may be the flags of a group: a Boolean that is named like one. The file's metadata decides."""
+    return field.name.startswith(FLAG_PREFIX) and bool(pat.is_boolean(field.type))
+
+
 def is_group_name(name: str) -> bool:
     """Whether a group may have this name: letters, digits, `_`, `.` and `-`."""
     return _GROUP_NAME.fullmatch(name) is not None
@@ -155,19 +160,21 @@ def _only_at(starts: Bools, column: pa.ChunkedArray) -> pa.Array:
 
 
 def dedup_metadata(
-    notes: Mapping[bytes, bytes] | None, columns: Sequence[str], rows: Iterable[int], file: str
+    notes: Mapping[bytes, bytes] | None, schema: pa.Schema, rows: Iterable[int], file: str
 ) -> DedupMetadata | None:
     """The groups of a file, from its key-value metadata, columns and rows per row group; None if it has none.
 
-    Raises TableError, naming the file, if they contradict each other: another tool wrote it.
+    Raises TableError, naming the file, if they contradict each other: another tool wrote it. A column of another type
+    than bool is no flag, whatever its name.
     """
-    flags = [name for name in columns if name.startswith(FLAG_PREFIX)]
+    columns = frozenset(schema.names)
+    flags = [field.name for field in schema if may_be_flag(field)]
     content = (notes or {}).get(METADATA_KEY)
     if content is None:
         if flags:
             raise TableError(
                 f"{file} has a column {flags[0]!r} without the metadata {METADATA_KEY.decode()!r}: expected both, as "
-                f"columns that begin with {FLAG_PREFIX} flag runs. {_REWRITE}, or rename the column"
+                f"Boolean columns that begin with {FLAG_PREFIX} flag runs. {_REWRITE}, or rename the column"
             )
         return None
     metadata = DedupMetadata.from_json(content, file)

@@ -217,7 +217,7 @@ def _facts(parquet: pq.ParquetFile, tail: bytes, name: str) -> FileFacts:
         _column(structure, leaf_range, without_dictionaries(field.type), stored[leaf_range.start])
         for leaf_range, field in zip(leaf_ranges, schema, strict=True)
     ]
-    groups = dedup_metadata(metadata.metadata, schema.names, structure.rows, name)
+    groups = dedup_metadata(metadata.metadata, schema, structure.rows, name)
     if groups is not None:
         schema, columns = _logical(schema, columns, groups)
     return FileFacts(footer_digest(tail), len(tail), _bare(schema), structure.rows, columns)

@@ -317,7 +317,7 @@ _layouts = _Layouts()
 def _dedup(parquet: pq.ParquetFile, schema: pa.Schema, uri: str) -> DedupMetadata | None:
     metadata = parquet.metadata
     rows = (metadata.row_group(index).num_rows for index in range(metadata.num_row_groups))
-    return dedup_metadata(metadata.metadata, schema.names, rows, uri)
+    return dedup_metadata(metadata.metadata, schema, rows, uri)
 
 
 class _CheckedFooters:

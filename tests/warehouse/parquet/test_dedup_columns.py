@@ -32,6 +32,10 @@ METADATA = DedupMetadata(groups={"user": GroupRuns(columns=("a", "b"), row_group
 COLUMNS = ("a", "b", "c", "__run_user")
 
 
+def schema_of(*names: str) -> pa.Schema:
+    return pa.schema([(name, pa.bool_() if name.startswith("__run_") else pa.int64()) for name in names])
+
+
 def test_metadata_comes_back_from_json():
     digest = xxhash.xxh3_64(bytes([0b00001001, 0b00000001])).hexdigest()
     body = {"version": 1, "groups": {"user": {"columns": ["a", "b"], "row_groups": [[10, 3, digest]]}}}
@@ -80,18 +84,19 @@ def test_no_json_and_other_versions_are_refused():
 
 def test_columns_and_row_groups_that_contradict_the_metadata_are_refused():
     notes = {METADATA_KEY: METADATA.to_json()}
-    assert dedup_metadata(notes, COLUMNS, [10], "x.parquet") == METADATA
-    assert dedup_metadata({}, ("a", "b"), [10], "x.parquet") is dedup_metadata(None, ("a",), [], "x.parquet") is None
+    assert dedup_metadata(notes, schema_of(*COLUMNS), [10], "x.parquet") == METADATA
+    assert dedup_metadata({}, schema_of("a", "b"), [10], "x.parquet") is None
+    assert dedup_metadata(None, schema_of("a"), [], "x.parquet") is None
     with pytest.raises(TableError, match=r"x.parquet has a column '__run_user' without the metadata"):
-        dedup_metadata(None, COLUMNS, [10], "x.parquet")
+        dedup_metadata(None, schema_of(*COLUMNS), [10], "x.parquet")
     with pytest.raises(TableError, match=r"column '__run_item' of no group: its metadata names user"):
-        dedup_metadata(notes, (*COLUMNS, "__run_item"), [10], "x.parquet")
+        dedup_metadata(notes, schema_of(*COLUMNS, "__run_item"), [10], "x.parquet")
     with pytest.raises(TableError, match=r"lacks column '__run_user' of the group 'user'.*expected a, b and __run_"):
-        dedup_metadata(notes, ("a", "b"), [10], "x.parquet")
+        dedup_metadata(notes, schema_of("a", "b"), [10], "x.parquet")
     with pytest.raises(TableError, match=r"lacks column 'b' of the group 'user'"):
-        dedup_metadata(notes, ("a", "__run_user"), [10], "x.parquet")
+        dedup_metadata(notes, schema_of("a", "__run_user"), [10], "x.parquet")
     with pytest.raises(TableError, match=r"row groups of x.parquet .* got 2 of 5, 5 rows, expected 1 of 10\. Another"):
-        dedup_metadata(notes, COLUMNS, [5, 5], "x.parquet")
+        dedup_metadata(notes, schema_of(*COLUMNS), [5, 5], "x.parquet")
 
 
 def test_other_flags_are_refused():

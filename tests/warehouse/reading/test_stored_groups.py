@@ -236,6 +236,21 @@ def test_files_of_one_table_may_store_other_groups_or_none(tmp_path: Path) -> No
         assert read_arrow(fragment, list(KINDS), None, snapshot.schema).select(TABLE.schema.names).equals(TABLE)
 
 
+@pytest.mark.parametrize("stored", [False, True])
+def test_columns_and_keys_named_like_flags_are_ordinary(stored: bool, tmp_path: Path) -> None:
+    table = TABLE.append_column("__run_id", pa.array(range(TABLE.num_rows), pa.int64()))
+    folder = tmp_path / "__run_day=3"
+    folder.mkdir()
+    if stored:
+        write_in_place(folder / "a.parquet", table, GROUPS, STARTS, 4)
+    else:
+        pq.write_table(table, folder / "a.parquet")
+    found = Table(str(tmp_path)).read(["__run_id", "__run_day", "ids"])
+    assert found["__run_id"].to_pylist() == list(range(TABLE.num_rows))
+    assert found["__run_day"].to_pylist() == [3] * TABLE.num_rows
+    assert found["ids"].to_pylist() == TABLE["ids"].to_pylist()
+
+
 def test_excluded_rows_leave_the_rows_that_repeat_them(tmp_path: Path) -> None:
     write_in_place(tmp_path / "a.parquet", TABLE, GROUPS, STARTS, 6)
     snapshot = take_snapshot(str(tmp_path))
