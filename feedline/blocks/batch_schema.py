@@ -35,6 +35,7 @@ def batch_schema(features: CompiledFeatures) -> BatchSchema:
                 chain=chain_text(feature),
                 on_nonfinite=feature.on_nonfinite,
                 looks_up=bool(output.lookups),
+                lookups=len(output.lookups),
                 num_embeddings=output.num_embeddings if dtype == "int64" and output.group != "extra" else None,
                 dedup=feature.dedup,
             )

@@ -253,8 +253,8 @@ class _Encoder:
     ) -> EncodedRows:
         """Transform and encode rows. repeats: how many rows of the table each stands for (None: one)."""
         features, lookup_counts = part.features.apply_counting(frame, repeats)
-        for name, (lookups, misses) in lookup_counts.items():
-            self.observer.count_lookups(name, lookups, misses)
+        for name, counts in lookup_counts.items():
+            self.observer.count_lookups(name, counts)
         self._clock.lap("transform")
         encoded = encode(features, part.schema, self.observer, self._compiled.filters, repeats)
         if not part.schema.columns:  # Polars forgets the rows of a frame without columns

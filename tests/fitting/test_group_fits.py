@@ -106,7 +106,7 @@ def test_unknown_keys_are_counted(pipeline: Path):
             features, FRAME.to_arrow().schema, InMemoryArtifacts(artifacts=known.artifacts, out_of_fold=out_of_fold)
         )
         _, counts = compiled.apply_counting(rows)
-        assert counts == {"rate": (3, 1), "prices": (3, 1), "rows": (3, 0), "rates": (3, 2)}
+        assert counts == {"rate": [(3, 1)], "prices": [(3, 1)], "rows": [(3, 0)], "rates": [(3, 2)]}
 
 
 def test_a_state_that_is_spilled_makes_the_same_artifact(tmp_path: Path):

@@ -109,10 +109,10 @@ def test_misses_are_counted(place: Place):
     assert isinstance(frame, pl.DataFrame)
     _, counts = held.apply_counting(frame)
     unknown = int(np.sum((ids < 0) | (ids >= 2 * ITEMS) | (ids % 2 == 1)))
-    assert counts["price"] == counts["shop"] == (ROWS, unknown)
-    assert counts["vector"] == (ROWS, int(np.sum((ids < 0) | (ids >= ITEMS))))
-    assert counts["prices"] == (len(seen), int(np.sum(seen % 2 == 1)))
-    assert counts["tastes"] == (len(seen), int(np.sum(seen >= ITEMS)))
+    assert counts["price"] == counts["shop"] == [(ROWS, unknown)]
+    assert counts["vector"] == [(ROWS, int(np.sum((ids < 0) | (ids >= ITEMS))))]
+    assert counts["prices"] == [(len(seen), int(np.sum(seen % 2 == 1)))]
+    assert counts["tastes"] == [(len(seen), int(np.sum(seen >= ITEMS)))]
 
 
 def test_what_is_joined_can_be_learnt_from(place: Place):

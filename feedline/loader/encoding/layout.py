@@ -40,7 +40,8 @@ class SlotColumn:
 
     offset, width: its columns in its group's matrix; a vector has `width` columns. unit: of timestamps and durations
     ("s", "ms", "us", "ns") and dates ("D"). weighted: whether a sparse feature has weights. chain: the feature's ops,
-    for messages. on_nonfinite: the treatment of NaN and infinities. looks_up: whether an op counts unknown values.
+    for messages. on_nonfinite: the treatment of NaN and infinities. looks_up: whether an op counts unknown
+    values; lookups: how many do.
     num_embeddings: ids are in [0, num_embeddings), the rows that an embedding table needs; None if no op bounds them.
     dedup: the deduplicated group that it belongs to, whose matrices have columns of their own; None if to none.
     """
@@ -58,6 +59,7 @@ class SlotColumn:
     looks_up: bool = False
     num_embeddings: int | None = None
     dedup: str | None = None
+    lookups: int = 0
 
 
 @dataclass(frozen=True)
@@ -127,13 +129,17 @@ class BatchSchema:
         return BatchSchema(tuple(columns))
 
     def to_json(self) -> str:
-        """The columns as `from_json` reads them, without `dedup` where there is none."""
+        """The columns as `from_json` reads them, without `dedup` where there is none, and `lookups` below two."""
         facts = [asdict(column) for column in self.columns]
-        return json.dumps([{key: each[key] for key in each if key != "dedup" or each[key]} for each in facts])
+        omitted = {"dedup": (None,), "lookups": (0, 1)}
+        return json.dumps(
+            [{key: value for key, value in each.items() if value not in omitted.get(key, ())} for each in facts]
+        )
 
     @classmethod
     def from_json(cls, content: str) -> BatchSchema:
-        return cls(tuple(SlotColumn(**column) for column in json.loads(content)))
+        columns = json.loads(content)
+        return cls(tuple(SlotColumn(**{"lookups": int(column["looks_up"]), **column}) for column in columns))
 
 
 class SlotHeader(NamedTuple):

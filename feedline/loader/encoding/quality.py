@@ -11,6 +11,7 @@ percentiles are exact below, and at most 0.2 % too low above.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -24,7 +25,7 @@ from feedline.native import rows as native
 
 Counts = NDArray[np.int64]
 
-COUNTS = ("nulls", "values", "nonfinite", "asked", "missed", "longest")
+COUNTS = ("nulls", "values", "nonfinite", "longest")
 PERCENTILES = (50, 90, 99)
 _EXACT_LENGTHS = 1024
 _PER_DOUBLING = 512
@@ -33,11 +34,12 @@ _MOST, _LEAST = np.iinfo(np.int64).max, np.iinfo(np.int64).min
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Quality:
-    """Counts of some rows, per feature in the order of a schema's columns (F of them, S sparse ones).
+    """Counts of some rows, per feature in the order of a schema's columns (F of them, S sparse ones, L lookups).
 
     counts: int64 [len(COUNTS), F]; `longest` is a maximum, all others are sums. Minimum and maximum are int64 [2, F]
     for features whose values are integers, float64 [2, F] for others. histogram: int64, the S histograms of list
-    lengths end to end, each as long as `widths` int64 [S] says.
+    lengths end to end, each as long as `widths` int64 [S] says. lookups: int64 [2, L], the values that each lookup of a
+    chain was asked for, and those that it did not find.
     """
 
     rows: int
@@ -46,6 +48,7 @@ class Quality:
     floats: NDArray[np.float64]
     histogram: Counts
     widths: Counts
+    lookups: Counts
 
     def histograms(self) -> list[Counts]:
         """Rows per length bucket, for each sparse feature."""
@@ -60,6 +63,7 @@ class Quality:
             "floats": [[value if np.isfinite(value) else None for value in row] for row in self.floats.tolist()],
             "histogram": self.histogram.tolist(),
             "widths": self.widths.tolist(),
+            "lookups": self.lookups.tolist(),
         }
 
     @classmethod
@@ -74,6 +78,7 @@ class Quality:
             floats=floats,
             histogram=np.array(facts["histogram"], dtype=np.int64),
             widths=np.array(facts["widths"], dtype=np.int64),
+            lookups=np.array(facts["lookups"], dtype=np.int64).reshape(2, -1),
         )
 
 
@@ -94,6 +99,7 @@ def _merge(one: Quality, other: Quality) -> Quality:
         floats=_widest(one.floats, other.floats),
         histogram=_join(lengths),
         widths=np.array([len(buckets) for buckets in lengths], dtype=np.int64),
+        lookups=one.lookups + other.lookups,
     )
 
 
@@ -127,6 +133,8 @@ class Observer:
         self._integers = [[int(_MOST)] * len(schema), [int(_LEAST)] * len(schema)]
         self._floats = [[np.inf] * len(schema), [-np.inf] * len(schema)]
         self._lengths: list[Counts] = [np.zeros(1, dtype=np.int64)] * len(self._sparse_index)
+        self._first_lookup = _lookup_starts(schema)
+        self._lookups = np.zeros((2, sum(column.lookups for column in schema)), dtype=np.int64)
 
     def count_rows(self, frame: pl.DataFrame, repeated: Sequence[tuple[pl.DataFrame, NDArray[np.int32]]] = ()) -> None:
         """Count source rows and nulls: a feature's row is null if one of its columns is.
@@ -141,11 +149,10 @@ class Observer:
         for index, columns in enumerate(self._reads):
             self._counts["nulls"][index] += counts[columns]
 
-    def count_lookups(self, name: str, lookups: int, misses: int) -> None:
-        """Count values that an op of the feature looked up, and those that it did not find."""
-        index = self._index[name]
-        self._counts["asked"][index] += lookups
-        self._counts["missed"][index] += misses
+    def count_lookups(self, name: str, counts: Sequence[tuple[int, int]]) -> None:
+        """Count, per lookup of the feature's chain, the values looked up and those that it did not find."""
+        first = self._first_lookup[name]
+        self._lookups[:, first : first + len(counts)] += np.array(counts, dtype=np.int64).T
 
     def count_integers(self, column: SlotColumn, values: Counts, count: int | None = None) -> None:
         """Count finished ids. count: how many all rows have, if more than these."""
@@ -187,6 +194,7 @@ class Observer:
             floats=np.array(self._floats, dtype=np.float64),
             histogram=_join(self._lengths),
             widths=np.array([len(buckets) for buckets in self._lengths], dtype=np.int64),
+            lookups=self._lookups.copy(),
         )
 
     def _stretch(self, bounds: list[list[Any]], index: int, low: float, high: float) -> None:
@@ -194,6 +202,12 @@ class Observer:
             bounds[0][index] = low
         if high > bounds[1][index]:
             bounds[1][index] = high
+
+
+def _lookup_starts(schema: BatchSchema) -> dict[str, int]:
+    """The index of each feature's first lookup among those of all features."""
+    ends = itertools.accumulate((column.lookups for column in schema), initial=0)
+    return {column.name: first for column, first in zip(schema, ends, strict=False)}
 
 
 def _extremes(values: Counts) -> tuple[int, int]:
@@ -228,10 +242,11 @@ def measures(quality: Quality, schema: BatchSchema, only: Container[str] | None 
     """The measures of each feature by name, as plain numbers. only: the features to measure (default: all).
 
     All features: rows, nulls, null_rate. All but extras: values, min, max (None without values). Floats: nonfinite,
-    nonfinite_rate. Features with lookups: oov, oov_rate. Lists: list_length_mean, _p50, _p90, _p99, _max.
+    nonfinite_rate. Features with lookups: oov, oov_rate, of that lookup of the chain which misses most. Lists:
+    list_length_mean, _p50, _p90, _p99, _max.
     """
     sparse = {column.name: index for index, column in enumerate(schema.group("sparse"))}
-    histograms = quality.histograms()
+    histograms, first_lookup = quality.histograms(), _lookup_starts(schema)
     result = {}
     for index, column in enumerate(schema):
         if only is not None and column.name not in only:
@@ -246,7 +261,11 @@ def measures(quality: Quality, schema: BatchSchema, only: Container[str] | None 
         if (column.dtype == "float32" and column.group != "extra") or column.weighted:
             facts |= {"nonfinite": counts["nonfinite"], "nonfinite_rate": _rate(counts["nonfinite"], counts["values"])}
         if column.looks_up:
-            facts |= {"oov": counts["missed"], "oov_rate": _rate(counts["missed"], counts["asked"])}
+            first = first_lookup[column.name]
+            asked, missed = quality.lookups[:, first : first + column.lookups].tolist()
+            rates = [(_rate(*pair) or 0.0, pair) for pair in zip(missed, asked, strict=True)]
+            worst = max(rates)[1]
+            facts |= {"oov": worst[0], "oov_rate": _rate(*worst)}
         if column.name in sparse:
             facts |= _lengths(histograms[sparse[column.name]], counts, quality.rows)
         result[column.name] = facts

@@ -98,7 +98,7 @@ class Compiler:
                     )
                     context, self._provenance[key] = self._context(bound, [value], position)
                     result = bound.apply(value, context)
-                    self.lookups[key] = (*self.lookups[before], *_own_lookups(result))
+                    self.lookups[key] = self._lookups_after(self.lookups[before], result)
                     self.ids[key] = self._ids(bound, context, key, [before])
                     self._built[key] = self._shared_value(result, key)
             except OpError as error:
@@ -142,6 +142,13 @@ class Compiler:
         if isinstance(seen_rows, str):
             side_values[SEEN] = Value(expr=pl.col(seen_rows), dtype=pl.Boolean())
         return OpContext(artifact=artifact, side_values=side_values), provenance
+
+    def _lookups_after(self, before: Sequence[Lookup], value: Value) -> tuple[Lookup, ...]:
+        """The lookups of a chain with those of its last op, whose column is computed before the op's result."""
+        own = () if value.lookup is None or value.lookup in before else (value.lookup,)
+        for lookup in own:
+            self.stages.add(lookup)
+        return (*before, *own)
 
     def _ids(self, bound: BoundOp, context: OpContext, key: Key, inputs: Sequence[Key]) -> int | None:
         """The number of ids that an op's result may have; None before the fits that decide it."""
@@ -193,7 +200,7 @@ class Compiler:
                 context, self._provenance[key] = self._context(bound, values, position)
                 result = bound.combine(values, context)
                 before = [lookup for _, input_key in chains for lookup in self.lookups[input_key]]
-                self.lookups[key] = (*before, *_own_lookups(result))
+                self.lookups[key] = self._lookups_after(before, result)
                 self.ids[key] = self._ids(bound, context, key, [input_key for _, input_key in chains])
                 self._built[key] = self._shared_value(result, key)
         except OpError as error:
@@ -250,10 +257,6 @@ class Compiler:
                 self.types[name] = dtype
         self.columns.update(bound.columns)
         return Value(expr=bound.narrow, dtype=bound.dtype), tuple(sorted(bound.parts))
-
-
-def _own_lookups(value: Value) -> tuple[Lookup, ...]:
-    return () if value.lookup is None else (value.lookup,)
 
 
 def input_feature(feature: FeatureSpec, source: FeatureInput) -> FeatureSpec:

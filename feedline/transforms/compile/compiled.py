@@ -30,7 +30,7 @@ from feedline.transforms.compile.shared import Levels, shared_keys
 from feedline.transforms.learning.learner import NO_ARTIFACTS, ArtifactSet, FitRequest
 from feedline.transforms.ops import bind
 from feedline.transforms.values.kinds import Lookup
-from feedline.transforms.values.lookup_counts import collect_counts
+from feedline.transforms.values.lookup_counts import count_lookups
 
 FINGERPRINT_VERSION = 1
 _ALL = slice(None)
@@ -41,8 +41,8 @@ _MARK = pl.Boolean()
 class Output:
     """One finished feature: `dtype` is its group's, `kind` that of its chain's last value, such as "float list".
 
-    reads: the columns, or parts of columns, that it derives from. lookups: the counters that `apply_counting` sums for
-    it. num_embeddings: n if its ids are in [0, n); None if that is unknown, or its fit is missing.
+    reads: the columns, or parts of columns, that it derives from. lookups: those of its chain, in order.
+    num_embeddings: n if its ids are in [0, n); None if that is unknown, or its fit is missing.
     """
 
     name: str
@@ -81,19 +81,18 @@ class CompiledFeatures:
 
     def apply_counting(
         self, frame: pl.DataFrame, repeats: NDArray[np.int64] | None = None
-    ) -> tuple[pl.DataFrame, dict[str, tuple[int, int]]]:
-        """Like `apply`, and for each feature with lookups: the values looked up, and how many were unknown.
+    ) -> tuple[pl.DataFrame, dict[str, list[tuple[int, int]]]]:
+        """Like `apply`, and for each feature with lookups, per lookup of its chain: the values looked up, and how many
+        were unknown.
 
         repeats: int64 [rows], how often each row counts (None: once).
         """
-        with collect_counts(repeats) as found:
-            finished = self.apply(frame)
-        sums: dict[str, tuple[int, int]] = {}
-        for output in self.outputs:
-            counts = [found[lookup] for lookup in output.lookups if lookup in found]
-            if counts:
-                sums[output.name] = sum(values for values, _ in counts), sum(unknown for _, unknown in counts)
-        return finished, sums
+        lookups = {lookup.name: lookup for output in self.outputs for lookup in output.lookups}
+        finished, ids = self._apply(frame, list(lookups))
+        counts = {name: count_lookups(ids[name], lookup.unknown, repeats) for name, lookup in lookups.items()}
+        return finished, {
+            output.name: [counts[lookup.name] for lookup in output.lookups] for output in self.outputs if output.lookups
+        }
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
         """One column per feature, of that name, row by row. `frame` holds `parts` or `columns`, in the schema's types.
@@ -101,6 +100,10 @@ class CompiledFeatures:
         Raises DataError where a column is missing or of another type, or a value cannot be computed (a strict cast);
         the message names the column or the feature, and the error carries the row.
         """
+        return self._apply(frame)[0]
+
+    def _apply(self, frame: pl.DataFrame, held: Sequence[str] = ()) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """The features, and columns that are held for them. Raises as `apply`."""
         if not set(self.parts).issubset(frame.columns):
             marks = [frame.get_column(name) for name in self.marks if name in frame.columns]
             frame = project(frame, self.parts).with_columns(marks)
@@ -115,7 +118,7 @@ class CompiledFeatures:
             frame = frame.select(*self.parts, *self.marks).rechunk()
         try:
             return self._pass.run(
-                frame, lambda expressions: self._select(frame, expressions).collect(engine="in-memory")
+                frame, lambda expressions: self._select(frame, expressions).collect(engine="in-memory"), held
             )
         except (pl.exceptions.PolarsError, DataError) as error:
             raise self._blame(frame, error) from error

@@ -58,9 +58,15 @@ class FusedPass:
                     self._native.append(ending.expr.alias(name))
             self._columns.append(column)
 
-    def run(self, frame: pl.DataFrame, select: Callable[[Sequence[pl.Expr]], pl.DataFrame]) -> pl.DataFrame:
-        """The features of an unchunked frame; `select` computes expressions over it."""
-        computed = select(self._native) if self._native else frame
+    def run(
+        self,
+        frame: pl.DataFrame,
+        select: Callable[[Sequence[pl.Expr]], pl.DataFrame],
+        held: Sequence[str] = (),
+    ) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """The features of an unchunked frame, and columns that are held for them; `select` computes expressions."""
+        wanted = [*self._native, *(pl.col(name) for name in held)]
+        computed = select(wanted) if wanted else frame
         done: dict[int, pl.Series] = {}
         columns = []
         for column in self._columns:
@@ -71,7 +77,8 @@ class FusedPass:
                     done[id(ending)] = ending.run(series)
                 series = done[id(ending)]
             columns.append(series.alias(column.name))
-        return pl.DataFrame(columns) if done else computed
+        finished = pl.DataFrame(columns) if done or held or not self._native else computed
+        return finished, computed.select(held)
 
 
 def _ending(value: Value) -> _Ending | None:

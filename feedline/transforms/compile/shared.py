@@ -16,7 +16,7 @@ from feedline.spec.features import FeatureInput, FeatureSpec
 from feedline.transforms.compile.fit_requests import Key
 from feedline.transforms.ops import bind
 from feedline.transforms.registry.op import OpError
-from feedline.transforms.values.kinds import Value
+from feedline.transforms.values.kinds import Lookup, Value
 
 Levels = tuple[tuple[pl.Expr, ...], ...]
 
@@ -78,14 +78,20 @@ class Stages:
         weights = None if value.weights is None else self._column(value.weights)
         return replace(value, expr=self._column(value.expr), weights=weights)
 
+    def add(self, lookup: Lookup) -> None:
+        """Compute the column of a lookup, under its own name."""
+        self._held[lookup.name] = _SharedColumn(lookup.ids, self._level(lookup.ids))
+
+    def _level(self, expr: pl.Expr) -> int:
+        return max((self._held[root].level + 1 for root in expr.meta.root_names() if root in self._held), default=0)
+
     def _column(self, expr: pl.Expr) -> pl.Expr:
         if expr.meta.is_column():
             return expr
         name = f"__held_{len(self._held)}"
         while name in self._taken:
             name = f"_{name}"
-        level = max((self._held[root].level + 1 for root in expr.meta.root_names() if root in self._held), default=0)
-        self._held[name] = _SharedColumn(expr.alias(name), level)
+        self._held[name] = _SharedColumn(expr.alias(name), self._level(expr))
         return pl.col(name)
 
     @property

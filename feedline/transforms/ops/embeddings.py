@@ -23,7 +23,7 @@ from feedline.transforms.learning.learner import Artifact, Reading
 from feedline.transforms.registry.op import Parameters, example, op
 from feedline.transforms.values.arrays import map_series
 from feedline.transforms.values.kinds import Value, element_type
-from feedline.transforms.values.lookup_counts import count_lookups
+from feedline.transforms.values.lookup_counts import hold_lookup
 from feedline.transforms.values.ragged import Ragged, over_flat, vectors_of
 
 Text = Annotated[str, Field(min_length=1)]
@@ -119,7 +119,7 @@ def embedding(x: Value, parameters: Embedding, artifact: Artifact, _: Mapping[st
         return vectors_of(_pool(rows, Ragged.of(found), mean) if x.kind.listed else _vectors(rows, found.to_numpy()))
 
     positions = over_flat(x.expr, numbers, pl.Int64()) if x.kind.listed else map_series(x.expr, numbers, pl.Int64())
-    positions, lookup = count_lookups(positions, pl.List(pl.Int64()) if x.kind.listed else pl.Int64(), range(-1, 0))
+    positions, lookup = hold_lookup(positions, range(-1, 0))
     return Value(expr=map_series(positions, gather, dtype), dtype=dtype, lookup=lookup)
 
 

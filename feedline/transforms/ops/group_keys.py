@@ -23,7 +23,7 @@ from feedline.transforms.kernels.key_index import KeyIndex, key_index
 from feedline.transforms.learning.learner import Artifact
 from feedline.transforms.registry.op import Input
 from feedline.transforms.values.kinds import Lookup, Value, element_type
-from feedline.transforms.values.lookup_counts import count_lookups
+from feedline.transforms.values.lookup_counts import hold_lookup
 from feedline.transforms.values.ragged import Mask, Offsets, flatten_lists, lists_of, over_columns, over_flat
 
 N = TypeVar("N", bound=np.generic)
@@ -111,16 +111,16 @@ class GroupKeys:
         return replace(rows, keys=self._convert_types(rows.keys))
 
     def positions(self, values: Sequence[Value], artifact: Artifact) -> tuple[pl.Expr, Lookup]:
-        """The position of each row's group in `index`, from 1: int64 or lists of it. 0 stands for unknown groups; the
-        `Lookup` counts them.
+        """The position of each row's group in `index`, from 1: int64 or lists of it. 0 stands for unknown groups,
+        which the `Lookup` names.
         """
 
         def find(*columns: pl.Series) -> pl.Series:
             return pl.Series(self.index(artifact).find(self._convert_types(columns)))
 
         if self.listed:
-            return count_lookups(over_flat(values[0].expr, find, pl.Int64()), pl.List(pl.Int64()), _UNKNOWN)
-        return count_lookups(over_columns([value.expr for value in values], find, pl.Int64()), pl.Int64(), _UNKNOWN)
+            return hold_lookup(over_flat(values[0].expr, find, pl.Int64()), _UNKNOWN)
+        return hold_lookup(over_columns([value.expr for value in values], find, pl.Int64()), _UNKNOWN)
 
     def _convert_types(self, columns: Sequence[pl.Series]) -> tuple[pl.Series, ...]:
         pairs = zip(columns, self.types, strict=True)

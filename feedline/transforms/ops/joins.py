@@ -23,7 +23,7 @@ from feedline.transforms.ops.dense import FillNull, Number, fill_null
 from feedline.transforms.registry.op import Input, Parameters, example, op
 from feedline.transforms.values.arrays import map_series
 from feedline.transforms.values.kinds import Value, element_type
-from feedline.transforms.values.lookup_counts import count_lookups
+from feedline.transforms.values.lookup_counts import hold_lookup
 from feedline.transforms.values.ragged import over_columns, over_flat
 
 Text = Annotated[str, Field(min_length=1)]
@@ -131,12 +131,12 @@ def join_external(keys: Sequence[Value], parameters: JoinExternal, artifact: Art
     values = _miss_and_values(taken, index, parameters)
     if listed[0]:
         positions = over_flat(keys[0].expr, lambda flat: pl.Series(index.find([flat])), pl.Int64())
-        positions, lookup = count_lookups(positions, pl.List(pl.Int64()), _MISS)
+        positions, lookup = hold_lookup(positions, _MISS)
         dtype = pl.List(values.dtype)
         expr = over_flat(positions, lambda flat: values.gather(flat), values.dtype)
         return Value(expr=expr, dtype=dtype, weights=keys[0].weights, lookup=lookup)
     positions = over_columns([x.expr for x in keys], lambda *series: pl.Series(index.find(series)), pl.Int64())
-    positions, lookup = count_lookups(positions, pl.Int64(), _MISS)
+    positions, lookup = hold_lookup(positions, _MISS)
     return Value(
         expr=map_series(positions, lambda found: values.gather(found), values.dtype), dtype=values.dtype, lookup=lookup
     )

@@ -27,7 +27,7 @@ from feedline.spec.features import OpCall
 from feedline.spec.positions import Path
 from feedline.transforms.learning.learner import Artifact, Learner, Learning, Reading
 from feedline.transforms.values.kinds import ANYTHING, ELEMENTS, TEMPORAL, Kind, Value
-from feedline.transforms.values.lookup_counts import count_lookups
+from feedline.transforms.values.lookup_counts import hold_lookup
 
 Lists = Literal["elements", "whole", "only", "never"]
 # From parameters, artifact and this bound of each input: n if ids are in [0, n), None if unknown.
@@ -285,10 +285,10 @@ class BoundOp:
 
 
 def _count(result: Value) -> Value:
-    """An op's result with a counter of its unknown values, if it declares their ids."""
+    """An op's result as a lookup, if it declares the ids of unknown values."""
     if result.unknown is None:
         return result
-    expr, lookup = count_lookups(result.expr, result.dtype, result.unknown)
+    expr, lookup = hold_lookup(result.expr, result.unknown)
     return replace(result, expr=expr, lookup=lookup)
 
 

@@ -59,8 +59,14 @@ class Kind:
         return f"{'weighted ' if self.weighted else ''}{self.element} list" if self.listed else self.element
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Lookup:
-    """Identifies one lookup whose unknown values are counted (see `lookup_counts`)."""
+    """One lookup of a chain: the column of its ids, the expression that computes them, and the ids of unknown values
+    (see `lookup_counts`)."""
+
+    name: str
+    ids: pl.Expr
+    unknown: range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +76,7 @@ class Value:
     weights: an expression of `WEIGHTS` with the lengths of the list `expr`; only with a list. fused_kernels: the
     kernels that `expr` ends with, so that more can be appended; valid only while its expression is `expr`. elements:
     the same for a list whose elements `expr` computes one by one. tail: the same for a slice of lists. unknown: the ids
-    that an op gives to values it does not know. lookup: the counter of those, in `expr`.
+    that an op gives to values it does not know. lookup: the lookup whose column `expr` derives from.
     """
 
     expr: pl.Expr

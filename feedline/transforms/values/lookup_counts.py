@@ -1,17 +1,14 @@
 """Count the values that ops look up, and those that they do not know.
 
 Runs wherever features are compiled and applied. An op declares with its result the ids that stand for unknown values
-(`Value(..., unknown=range(2, 3))`), or calls `count_lookups` itself. A function in the pass returns the column
-unchanged and adds two numbers to the counts of the thread's `collect_counts`. (Counting by expressions would make
-Polars look up every list twice: it does not share `list.eval`.) Polars runs the functions of a pass in the calling
-thread.
+(`Value(..., unknown=range(2, 3))`), or calls `hold_lookup` itself. The ids become a column of the pass, from which the
+op's result derives, and which `CompiledFeatures.apply_counting` returns beside the features. So they are computed once,
+and counted after the pass, wherever and however often Polars evaluates what derives from them.
 """
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Iterator
+import itertools
 
 import numpy as np
 import polars as pl
@@ -19,46 +16,31 @@ import polars as pl
 from feedline.transforms.values.kinds import Lookup
 
 Repeats = np.ndarray[tuple[int], np.dtype[np.int64]]
-LookupCounts = dict[Lookup, tuple[int, int]]  # values looked up, and how many were unknown
 
-_thread = threading.local()
+_numbers = itertools.count()
 
 
-@contextlib.contextmanager
-def collect_counts(repeats: Repeats | None = None) -> Iterator[LookupCounts]:
-    """Collect the counts of each lookup in this thread's passes.
+def hold_lookup(ids: pl.Expr, unknown: range) -> tuple[pl.Expr, Lookup]:
+    """int64 ids, or lists of them, as a column that the pass computes; ids in `unknown` stand for unknown values.
 
-    repeats: int64 [rows of the frame], how often each row counts (None: once).
+    The `Lookup` belongs into the op's `Value`.
     """
-    counts: LookupCounts = {}
-    _thread.counts, _thread.repeats = counts, repeats
-    try:
-        yield counts
-    finally:
-        _thread.counts = _thread.repeats = None
+    name = f"__lookup_{next(_numbers)}"
+    return pl.col(name), Lookup(name=name, ids=ids.alias(name), unknown=unknown)
 
 
-def count_lookups(ids: pl.Expr, dtype: pl.DataType, unknown: range) -> tuple[pl.Expr, Lookup]:
-    """The same int64 ids, or lists of them, counted during the pass: ids in `unknown` stand for unknown values.
+def count_lookups(series: pl.Series, unknown: range, repeats: Repeats | None = None) -> tuple[int, int]:
+    """How many ids, or elements of lists, were looked up, and how many were unknown. Null ids, and the elements of null
+    lists, are not counted.
 
-    Null ids, and the elements of null lists, are not counted.
+    repeats: int64 [rows], how often each row counts (None: once).
     """
-    lookup = Lookup()
-
-    def count(series: pl.Series) -> pl.Series:
-        counts: LookupCounts | None = getattr(_thread, "counts", None)
-        if counts is not None:
-            values = _values(series)
-            within = (values - unknown.start).view(np.uint64) < np.uint64(len(unknown))
-            repeats: Repeats | None = _thread.repeats
-            if repeats is None:
-                counts[lookup] = len(values), int(np.count_nonzero(within))
-            else:
-                of_values = _repeats_of_values(series, repeats)
-                counts[lookup] = int(of_values.sum()), int(of_values[within].sum())
-        return series
-
-    return ids.map_batches(count, return_dtype=dtype), lookup
+    values = _values(series)
+    within = (values - unknown.start).view(np.uint64) < np.uint64(len(unknown))
+    if repeats is None:
+        return len(values), int(np.count_nonzero(within))
+    of_values = _repeats_of_values(series, repeats)
+    return int(of_values.sum()), int(of_values[within].sum())
 
 
 def _values(series: pl.Series) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

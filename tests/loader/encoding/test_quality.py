@@ -103,7 +103,7 @@ def observe(features: CompiledFeatures, frame: pl.DataFrame, chunks: int = 1) ->
         observer.count_rows(part)
         finished, lookups = features.apply_counting(part)
         for name, found in lookups.items():
-            observer.count_lookups(name, *found)
+            observer.count_lookups(name, found)
         encode(finished, schema, observer)
     return observer.quality()
 

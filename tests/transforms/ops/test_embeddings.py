@@ -208,7 +208,9 @@ def embedded(folder: Path, arguments: dict[str, Any], column: pl.Series) -> pl.S
     assert bound.op.reads is not None
     context = OpContext(artifact=read_external(bound.op.reads(bound.parameters), str(folder)))
     value = bound.apply(Value(expr=pl.col("c"), dtype=column.dtype), context)
-    found = pl.DataFrame({"c": column}).lazy().select(value.expr).collect(engine="in-memory").to_series()
+    assert value.lookup is not None
+    frame = pl.DataFrame({"c": column}).lazy().with_columns(value.lookup.ids)
+    found = frame.select(value.expr).collect(engine="in-memory").to_series()
     assert found.dtype == value.dtype == pl.Array(pl.Float32, WIDTH)
     return found
 

@@ -32,7 +32,8 @@ def joined(table: pa.Table, arguments: dict[str, Any], *columns: pl.Series) -> p
     bound, context = resolve(call), OpContext(artifact=Artifact(facts={}, table=table))
     value = bound.apply(values[0], context) if len(values) == 1 else bound.combine(values, context)
     frame = pl.DataFrame({f"c{place}": column for place, column in enumerate(columns)})
-    found = frame.lazy().select(value.expr).collect(engine="in-memory").to_series()
+    assert value.lookup is not None
+    found = frame.lazy().with_columns(value.lookup.ids).select(value.expr).collect(engine="in-memory").to_series()
     assert found.dtype == value.dtype
     assert len(found) == frame.height
     return found
@@ -172,7 +173,8 @@ def test_weights_stay_beside_their_keys():
         Value(expr=pl.col("c"), dtype=pairs.dtype), OpContext(artifact=Artifact(facts={}, table=ITEMS))
     )
     assert value.weights is not None
-    frame = pl.DataFrame({"c": pairs}).select(ids=value.expr, weights=value.weights)
+    assert value.lookup is not None
+    frame = pl.DataFrame({"c": pairs}).with_columns(value.lookup.ids).select(ids=value.expr, weights=value.weights)
     assert frame.to_dict(as_series=False) == {"ids": [[1, 0], None], "weights": [[0.5, 1.5], None]}
     assert frame.schema["weights"] == WEIGHTS
 

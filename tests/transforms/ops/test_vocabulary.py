@@ -50,7 +50,9 @@ def looked_up(artifact: Artifact, series: pl.Series, **parameters: Any) -> list[
     """The ids of a series, by way of the op."""
     bound = resolve(OpCall(op="vocabulary", arguments=json.dumps(parameters)))
     value = bound.apply(Value(expr=pl.col("a"), dtype=series.dtype), OpContext(artifact=artifact))
-    found = series.alias("a").to_frame().lazy().select(value.expr).collect(engine="in-memory").to_series()
+    assert value.lookup is not None
+    frame = series.alias("a").to_frame().lazy().with_columns(value.lookup.ids)
+    found = frame.select(value.expr).collect(engine="in-memory").to_series()
     assert found.dtype == value.dtype
     return found.to_list()
 
