@@ -212,8 +212,7 @@ class Plan:
     @property
     def needs_artifacts(self) -> bool:
         """Whether features use what a fit, a file or an array holds: another artifact set would make another plan."""
-        artifacts = self.job.artifacts
-        return bool(self.features.missing_fits or artifacts.readings or artifacts.manifest is not None)
+        return bool(self.features.missing_fits or self.job.artifacts.readings or self.job.artifacts.manifest)
 
     @property
     def on_expect(self) -> OnExpect:
@@ -340,10 +339,9 @@ def make_plan(
 ) -> Plan:
     """Resolve a spec against a snapshot; `map` runs the counting pass (default: threads of this process).
 
-    `artifacts`: the artifact set to use (default: the current one). Artifacts may be missing: see
-    `Plan.require_fitted`. `selection`: that of another plan of the spec on this snapshot, which is not counted again.
-
-    Raises SpecError, with file, line and path, where pipeline.yaml does not match the table.
+    `artifacts`: the artifact set to use (default: the current one); some may be missing, see `Plan.require_fitted`.
+    `selection`: that of another plan of the spec on this snapshot, which is not counted again. Raises
+    SpecError, with file, line and path, where pipeline.yaml does not match the table.
     """
     stored = _artifact_set(spec, snapshot, artifacts)
     features = compile_spec(spec, planned_schema(spec, snapshot.schema), artifacts=stored)

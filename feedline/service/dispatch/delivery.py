@@ -12,8 +12,7 @@ import logging
 import platform
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from feedline.blocks.compute import unpack
@@ -29,12 +28,10 @@ from feedline.service.cluster.cluster import BlockTask, Cluster
 from feedline.service.dispatch.attempts import Outcome, attempt_block
 from feedline.service.dispatch.blame import BlockFailure, Retry, among, decide, elsewhere
 from feedline.service.dispatch.diagnosis import MissingBlock, describe_missing
-from feedline.service.dispatch.timing import Priorities, Recent, overdue_after_s
+from feedline.service.dispatch.timing import FinishedBlocks, Priorities, overdue_after_s
 from feedline.service.dispatch.window import Window
 
 logger = logging.getLogger(__name__)
-
-_RECENT_BLOCKS = 256
 
 
 @dataclass(slots=True)
@@ -149,8 +146,7 @@ class Delivery:
         self._outcomes: list[tuple[str, Outcome, float]] = []  # appended to by the threads of tasks
         self._closed = False
         self._lock = threading.Lock()
-        self._durations_s = Recent()  # from the submission of a block to its result
-        self._finished: deque[tuple[float, float]] = deque(maxlen=_RECENT_BLOCKS)  # submissions and results
+        self._finished = FinishedBlocks()
         self._priorities = Priorities()
         self.stats = stats
 
@@ -210,8 +206,7 @@ class Delivery:
 
     def describe_missing(self, step: int) -> str:
         """Why the step is not there yet: its missing blocks, their workers, and what these do."""
-        works = [work for work in self._work.values() if work.block.first_step <= step and work.rows is None]
-        return _describe(works, self._cluster, self._clock())
+        return _describe(self._work.values(), step, self._cluster, self._clock())
 
     def close(self) -> None:
         with self._lock:
@@ -251,17 +246,16 @@ class Delivery:
         """Resubmit blocks that were lost with the scheduler, once it is back."""
         if not self._cluster.alive():
             return
-        now_s = self._clock()
-        works = [work for work in self._unsubmitted if work.due_s <= now_s]
-        self._unsubmitted = [work for work in self._unsubmitted if work.due_s > now_s]
+        works, self._unsubmitted = self._unsubmitted, []
         if self._connection != self._cluster.number:
             self._connection = self._cluster.number
             works = [work for work in self._work.values() if work.rows is None]
-            self._unsubmitted = []
             for work in works:
                 self._forget(work)
         for work in works:
-            if work.rows is None and work.error is None and not work.attempts:
+            if work.due_s > self._clock():
+                self._unsubmitted.append(work)
+            elif work.rows is None and work.error is None and not work.attempts:
                 self._submit_again(work, self._cluster.eligible_workers())
 
     def _resubmit_stranded(self) -> None:
@@ -279,7 +273,7 @@ class Delivery:
 
     def _hedge(self) -> None:
         """Compute an overdue block that the trainer needs on another worker too, with other late ones of its worker."""
-        limit_s = overdue_after_s(self._durations_s.median)
+        limit_s = overdue_after_s(self._finished.median_s)
         late = [work for work in self._work.values() if work.late_s(self._clock()) >= limit_s]
         due = [work for work in late if work.block.first_step <= self._priorities.step]
         if not due:
@@ -294,13 +288,8 @@ class Delivery:
                     "a block has taken more than %.0f s on %s: it is also computed on another worker", limit_s, worker
                 )
                 work.hedged = True
-                self._submit_again(work, others, slow=worker if self._is_alone(work.attempts[0]) else "")
-
-    def _is_alone(self, late: _Attempt) -> bool:
-        """Whether blocks that were submitted later were computed while this one was late: else everything may stall, a
-        store, say, and the worker is not to blame."""
-        late_from_s = late.submitted_s + self._durations_s.median
-        return any(at >= late.submitted_s and done > late_from_s for at, done in self._finished)
+                overtaken = self._finished.overtook(work.attempts[0].submitted_s)
+                self._submit_again(work, others, slow=worker if overtaken else "")
 
     # -- results --------------------------------------------------------------------------------------------------
 
@@ -338,28 +327,23 @@ class Delivery:
         if self._cluster.packed and not members:  # no scheduler: whether the block is to blame cannot be decided yet
             self._unsubmitted.append(work)
             return
-        decision = decide(f"{self._name}-l{work.block.lane}-b{work.block.index}", work.failures, members)
+        decision = decide(_name_of(self._name, work), work.failures, members)
         if not isinstance(decision, Retry):
             work.error = _explained(work, decision) if self._cluster.packed else decision
             return
         logger.warning("a block failed on %s (%s): it is computed again", failure.host or "a worker", failure)
         if failure.kind == "unfit":
             self._cluster.exclude(failure.worker, str(failure))
+        work.due_s = self._clock() + decision.after_s
         if decision.after_s:
-            work.due_s = self._clock() + decision.after_s
             self._unsubmitted.append(work)
-            return
-        self._submit_again(work, among(decision.workers, self._cluster.eligible_workers()))
+        else:
+            self._submit_again(work, among(decision.workers, self._cluster.eligible_workers()))
 
     def _keep(self, work: _Work, attempt: _Attempt, result: BlockResult, now_s: float) -> None:
         _refuse_other_block(result, attempt.key, work.request.rows)
-        self._durations_s.add(now_s - attempt.submitted_s)
-        self._finished.append((attempt.submitted_s, now_s))
-        for failure in work.failures:
-            if failure.worker:
-                self._cluster.exclude(failure.worker, f"another worker computed the block that failed there: {failure}")
-        if attempt.slow:
-            self._cluster.exclude(attempt.slow, "another worker was much faster")
+        self._finished.add(attempt.submitted_s, now_s)
+        _exclude_others(work, attempt, self._cluster)
         if not self._cluster.packed:  # its result is what `rows` refers to
             del self._running[attempt.key]
             work.hold(attempt)
@@ -381,6 +365,15 @@ class Delivery:
         attempt.task.cancel()
 
 
+def _exclude_others(work: _Work, attempt: _Attempt, cluster: Cluster) -> None:
+    """Exclude the workers that are to blame for a block that this attempt has computed."""
+    for failure in work.failures:
+        if failure.worker:
+            cluster.exclude(failure.worker, f"another worker computed the block that failed there: {failure}")
+    if attempt.slow:
+        cluster.exclude(attempt.slow, "another worker was much faster")
+
+
 def _refuse_other_block(result: BlockResult, key: str, rows: int) -> None:
     if (result.key, result.rows) != (key, rows):
         raise ClusterError(
@@ -398,11 +391,14 @@ def _explained(work: _Work, error: FeedlineError) -> FeedlineError:
     return unreadable_error(f"every worker that was tried ({workers})", platform.node(), str(error))
 
 
+def _name_of(name: str, work: _Work) -> str:
+    return f"{name}-l{work.block.lane}-b{work.block.index}"
+
+
 def _key(name: str, job: Job, work: _Work, *, packed: bool) -> str:
     """The key of the next attempt, which names all that its bytes depend on."""
     digest = hashlib.blake2b(f"{job.digest} {work.request!r}".encode(), digest_size=8).hexdigest()
-    block = f"{name}-l{work.block.lane}-b{work.block.index}"
-    return f"feedline-block-{block}-{digest}-a{work.submissions}-{'p' if packed else 'r'}"
+    return f"feedline-block-{_name_of(name, work)}-{digest}-a{work.submissions}-{'p' if packed else 'r'}"
 
 
 def _workers_of(attempts: Sequence[_Attempt], cluster: Cluster) -> dict[str, str]:
@@ -412,6 +408,7 @@ def _workers_of(attempts: Sequence[_Attempt], cluster: Cluster) -> dict[str, str
     return cluster.workers_of([attempt.key for attempt in attempts], asked)
 
 
-def _describe(works: Sequence[_Work], cluster: Cluster, now_s: float) -> str:
+def _describe(works: Iterable[_Work], step: int, cluster: Cluster, now_s: float) -> str:
+    works = [work for work in works if work.block.first_step <= step and work.rows is None]
     workers = _workers_of([attempt for work in works for attempt in work.attempts], cluster)
     return describe_missing([work.missing(now_s) for work in works], workers, cluster.stacks_of(workers))

@@ -23,6 +23,7 @@ HORIZON_S = 10.0
 _OVERDUE_TIMES = 10
 _OVERDUE_S = 30.0
 _RECENT = 31
+_RECENT_BLOCKS = 256
 # Steps that show a trainer's own pace: the first ones fill a ring that is empty.
 _ENOUGH_STEPS = 12
 
@@ -48,6 +49,29 @@ class Recent:
 
     def __len__(self) -> int:
         return len(self._values)
+
+
+class FinishedBlocks:
+    """When recent blocks were submitted, and when their results came."""
+
+    def __init__(self) -> None:
+        self._durations_s = Recent()
+        self._times_s: deque[tuple[float, float]] = deque(maxlen=_RECENT_BLOCKS)
+
+    def add(self, submitted_s: float, now_s: float) -> None:
+        self._durations_s.add(now_s - submitted_s)
+        self._times_s.append((submitted_s, now_s))
+
+    @property
+    def median_s(self) -> float:
+        """Seconds from the submission of a block to its result; 0 before the first."""
+        return self._durations_s.median
+
+    def overtook(self, submitted_s: float) -> bool:
+        """Whether blocks that were submitted later came while one submitted then was late: else everything may stall, a
+        store, say, and its worker is not to blame."""
+        late_from_s = submitted_s + self.median_s
+        return any(at_s >= submitted_s and done_s > late_from_s for at_s, done_s in self._times_s)
 
 
 class TrainerPace:
