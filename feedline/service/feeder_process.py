@@ -129,7 +129,9 @@ def watch_process(pid: int, then: Callable[[], None]) -> None:
 
     def watch() -> None:
         if pidfd is not None:
-            select.select([pidfd], [], [])
+            poll = select.poll()  # a feeder may have more than the 1,024 descriptors of `select`
+            poll.register(pidfd, select.POLLIN)
+            poll.poll()
             os.close(pidfd)
         then()
 

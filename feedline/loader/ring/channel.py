@@ -210,6 +210,12 @@ class Channel:
             except OSError:
                 return  # the other side is gone
 
+    def await_packet(self, seconds: float) -> bool:
+        """Wait until a packet can be received, or the other side is gone; False after so many seconds."""
+        poll = select.poll()
+        poll.register(self._socket.fileno(), select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
+
     def await_readiness(self) -> None:
         """Wait until a packet can be sent or received, or the other side is gone."""
         poll = select.poll()

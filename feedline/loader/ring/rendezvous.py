@@ -15,7 +15,6 @@ import hashlib
 import json
 import logging
 import os
-import select
 import socket
 import stat
 import struct
@@ -154,7 +153,7 @@ def _limit_sending(connection: socket.socket, seconds: float) -> None:
 
 def _is_greeted(channel: Channel) -> bool:
     """Whether the feeder serves this trainer: another one may have connected first, and it serves only one."""
-    if not select.select([channel], [], [], _GREETING_S)[0]:
+    if not channel.await_packet(_GREETING_S):
         _warn_of_silence(str(channel.peer_pid()), "greet a trainer")
         return False
     try:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import stat
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -150,6 +152,26 @@ def test_a_trainer_and_a_feeder_meet(place: Place):
     ours, theirs = meet(listener, path)
     for each in (ours, theirs, listener):
         each.close()
+
+
+def test_a_trainer_with_many_open_files_meets_its_feeder(place: Place):
+    """`select` refuses descriptors from 1,024 on."""
+    path = socket_path("j" * 64, 0, 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with closing(Listener(path)) as listener, ExitStack() as stack:
+        listener.open()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1024):
+            stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        with ThreadPoolExecutor(1) as pool:
+            trainer = pool.submit(connect, path)
+            theirs = listener.accept()
+            ours = trainer.result(PATIENCE_S)
+        for channel in (ours, theirs):
+            assert channel is not None
+            assert channel.fileno() >= 1024
+            channel.close()
 
 
 def test_of_two_trainers_that_connect_at_once_one_is_served(place: Place):
