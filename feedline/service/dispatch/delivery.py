@@ -33,6 +33,8 @@ from feedline.service.dispatch.window import Window
 
 logger = logging.getLogger(__name__)
 
+_LATE = "a block has taken more than %.0f s on %s: it is also computed on another worker"
+
 
 @dataclass(slots=True)
 class _Attempt:
@@ -284,9 +286,7 @@ class Delivery:
         for work in late:
             worker = workers.get(work.attempts[0].key)
             if worker in slow and others:
-                logger.warning(
-                    "a block has taken more than %.0f s on %s: it is also computed on another worker", limit_s, worker
-                )
+                logger.warning(_LATE, limit_s, worker)
                 work.hedged = True
                 overtaken = self._finished.overtook(work.attempts[0].submitted_s)
                 self._submit_again(work, others, slow=worker if overtaken else "")
