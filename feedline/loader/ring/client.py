@@ -73,14 +73,15 @@ class FeederClient:
         self._answer: Answer | None = None  # the plan of the stream
         self._stream = 0
         self._steps = 0  # of the stream's epoch
-        self._begin_sent = False
+        self._begin_sent = self._last_epoch = False
         self._resuming = False  # the stream continues one of another feeder, with its counts
-        self._last_epoch = False
         self._node: int | None = None
         self._position: tuple[int, int] | None = None  # epoch and step of the next batch
         self._waiting_for: tuple[tuple[int, int], float] | None = None  # a position, and since when
         self._first_step = 0  # of the stream
         self._stalled_s = self._stall_sent_s = 0.0  # seconds to report, and when the last ones were
+        self._counted_s: float | None = None  # up to when a wait is counted; None: a stream's first block is not
+        self._connection.tick = self._report_stall
         self.timeout_s: float | None = None  # for a batch, and for a plan
         self.stats = ClientStats()
 
@@ -249,21 +250,24 @@ class FeederClient:
         epoch, step = self._position
         if self._waiting_for is None or self._waiting_for[0] != self._position:
             self._waiting_for = self._position, time.perf_counter()
-        start_s = time.perf_counter()
+        self._counted_s = time.perf_counter() if step > self._first_step else None
         try:
             self._connection.wait(
                 f"step {step} of epoch {epoch}", since_s=self._waiting_for[1], timeout_s=self.timeout_s
             )
+            self._report_stall()
         except BatchTimeoutError:
             self._waiting_for = None  # the next call waits again
             raise
-        if step > self._first_step:  # a stream's first block is always waited for
-            self._report_stall(start_s, time.perf_counter())
+        finally:
+            self._counted_s = None
 
-    def _report_stall(self, start_s: float, end_s: float) -> None:
-        """Count a wait for the feeder, which sums them to decide on workers; sends at most two messages a second."""
-        self._stalled_s += end_s - start_s
-        if end_s - self._stall_sent_s < _STALL_REPORT_S:
+    def _report_stall(self) -> None:
+        """Count the wait for the feeder so far, which decides on workers by it; sends at most two messages a second."""
+        end_s = time.perf_counter()
+        if self._counted_s is not None:
+            self._stalled_s, self._counted_s = self._stalled_s + end_s - self._counted_s, end_s
+        if not self._stalled_s or end_s - self._stall_sent_s < _STALL_REPORT_S:
             return
         with self._connection.transaction:
             self._connection.send({"type": "stalled", "seconds": self._stalled_s})

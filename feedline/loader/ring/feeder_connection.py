@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 PROTOCOL = 6
 _QUIET_S = 30.0
+_TICK_S = 0.5
 # A busy feeder answers a question after this long at most.
 _ANSWER_S = 12.0
 
@@ -84,12 +85,20 @@ class Watch:
                 self._pidfd = os.pidfd_open(pid)
                 self._poll.register(self._pidfd, select.POLLIN)
 
-    def wait(self, seconds: float) -> bool:
-        """Whether a message comes in time. Raises ChannelClosedError if the feeder's process ends instead."""
-        events = self._poll.poll(max(0.0, seconds) * 1000)
-        if self._pidfd is not None and events == [(self._pidfd, select.POLLIN)]:
-            raise ChannelClosedError("the feeder's process ended")
-        return bool(events)
+    def wait(self, seconds: float, tick: Callable[[], None] = lambda: None) -> bool:
+        """Whether a message comes in time. tick: called about twice a second meanwhile.
+
+        Raises ChannelClosedError if the feeder's process ends instead.
+        """
+        end_s = time.perf_counter() + seconds
+        while True:
+            left_s = max(0.0, end_s - time.perf_counter())
+            events = self._poll.poll(min(_TICK_S, left_s) * 1000)
+            if self._pidfd is not None and events == [(self._pidfd, select.POLLIN)]:
+                raise ChannelClosedError("the feeder's process ended")
+            if events or left_s <= _TICK_S:
+                return bool(events)
+            tick()
 
     def close(self) -> None:
         pidfd, self._pidfd = self._pidfd, None
@@ -102,8 +111,7 @@ class FeederConnection:
 
     def __init__(self, access: FeederAccess, *, pin: Callable[[int, int], bool], unpin: Callable[[int], None]) -> None:
         self._source = FeederSource(access, unless=lambda: self._closed)
-        self._pin = pin
-        self._unpin = unpin
+        self._pin, self._unpin = pin, unpin
         self._feeder: Feeder | None = None
         self._channel: Channel | None = None
         self._watch: Watch | None = None
@@ -121,6 +129,7 @@ class FeederConnection:
         self._receiving_thread = 0
         self.transaction = Transaction()
         self.has_delivered = False  # whether a batch has come from this feeder
+        self.tick: Callable[[], None] = lambda: None  # called about twice a second while it waits
         self.feeders = 0
         self.room = Room()
         self.reports = FeederReports()
@@ -294,7 +303,7 @@ class FeederConnection:
         start_s = self._last_message_s if since_s is None else since_s
         while True:
             left_s = math.inf if timeout_s is None else start_s + timeout_s - time.perf_counter()
-            if self._watch.wait(min(_QUIET_S, left_s)):
+            if self._watch.wait(min(_QUIET_S, left_s), self.tick):
                 return
             diagnosis = _diagnose(self, self._watch)
             if self.queue or (self.current is None and self._facts is not None):

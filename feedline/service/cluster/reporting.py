@@ -124,7 +124,7 @@ class Reporter:
                 if client is not self._client:
                     await self._meet(client)
                 if self._is_extended and (report := self.next_report()) is not None:
-                    report = replace(report, route=route_digest(self._share.route))
+                    report = replace(report, route=route_digest(self._share.route), client=client.id)
                     answer = await scheduler.feedline_report(report=report.to_json())
                     self._share.update(JobAnswer.from_json(answer), self._clock())
                     self._idle.close_others(client.rpc, self._share.route, self._clock())

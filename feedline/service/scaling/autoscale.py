@@ -38,7 +38,8 @@ _KEPT = 0.75
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingRules:
-    """Limits and thresholds. most_workers: None for no limit. wait: share of time that a trainer may wait.
+    """Limits and thresholds. most_workers: None for no limit. wait: share of time that a trainer may wait. unit: what
+    is counted as workers, for messages: "threads" of a cluster that others share.
 
     grow_after_s, shrink_after_s: for which a trainer has waited, or not. gain, loss: of the policy `cost`, shares of
     the time per step.
@@ -51,6 +52,7 @@ class ScalingRules:
     shrink_after_s: float = 60.0
     gain: float = 0.07
     loss: float = 0.03
+    unit: str = "workers"
 
     def clamp(self, workers: int) -> int:
         """The nearest number within the limits."""
@@ -158,7 +160,8 @@ class StallPolicy:
             return None
         self._growth, self._ceiling = None, (growth.before, sample.now_s + _RETRY_S)
         return self._change(
-            growth.before, f"more workers did not help ({growth.blocks_per_s:.2g} blocks/s before, {rate:.2g} after)"
+            growth.before,
+            f"more {self.rules.unit} did not help ({growth.blocks_per_s:.2g} blocks/s before, {rate:.2g} after)",
         )
 
     def _target(self, sample: ScalingSample, need: float) -> int:
@@ -182,7 +185,9 @@ class StallPolicy:
         if self._growth is None:
             self._growth = _Growth(before=self.wanted, blocks_per_s=load.blocks_per_s)
         return self._change(
-            target, f"trainers wait {load.wait_fraction:.0%} of the time, and need {need:.1f} workers by their own pace"
+            target,
+            f"trainers wait {load.wait_fraction:.0%} of the time, and need {need:.1f} {self.rules.unit} by their own "
+            "pace",
         )
 
     def _shrink(self, sample: ScalingSample) -> ScalingDecision:
@@ -208,7 +213,7 @@ class StallPolicy:
             return self._same
         idle = self.wanted - math.ceil(most - _TOLERANCE)
         why = "no trainer took a batch" if not most else "ring full"
-        return self._change(target, f"{why} for {self.rules.shrink_after_s:.0f} s, {idle} workers idle")
+        return self._change(target, f"{why} for {self.rules.shrink_after_s:.0f} s, {idle} {self.rules.unit} idle")
 
     def _change(self, target: int, why: str) -> ScalingDecision:
         reason = f"{why}: {self.wanted} → {target}"

@@ -11,13 +11,26 @@ import platform
 import uuid
 from collections.abc import Mapping
 
-from feedline.service.scaling.autoscale import CostPolicy, ScalingPolicy, ScalingRules, ScalingSample, StallPolicy
+from feedline.service.scaling.autoscale import (
+    CostPolicy,
+    ScalingPolicy,
+    ScalingRules,
+    ScalingSample,
+    StallPolicy,
+    is_calm,
+)
 from feedline.service.scaling.load import FeederLoad, LoadMeter, TrainerLoad
 from feedline.service.scheduler.job_book import ClusterSize
 from feedline.service.scheduler.job_reports import JobAnswer, JobReport
 from feedline.spec.cluster_section import ClusterSpec
 
 logger = logging.getLogger("feedline.scaling")
+
+# Rates are measured anew when this feeder's own threads change by more than this share: a large cluster changes its
+# size all the time.
+_OTHER_SIZE = 0.2
+# A feeder that does not wait demands little more than it uses of a cluster that it shares: most use a part of a thread.
+_CALM, _LEAST_THREADS = 1.1, 0.05
 
 
 class Demand:
@@ -31,21 +44,25 @@ class Demand:
         self._spec = spec
         self._meter = LoadMeter()
         self._policy = policy_of(spec)
-        self._size = ClusterSize(workers=0, threads=0)
+        self._counts_threads = _counts_threads(spec)
+        self._available = 0.0  # threads, since when rates are measured
         self._is_heard = spec.kind != "scheduler"  # whether somebody may follow what is decided
 
     def look(
         self, loads: Mapping[int, TrainerLoad], now_s: float, size: ClusterSize, answer: JobAnswer | None
     ) -> JobReport:
         """Take the trainers' counts, by session; returns the report of the moment. size: of the cluster. answer: the
-        scheduler's last one."""
-        if size != self._size:
-            self._size = size
+        scheduler's last one.
+
+        A cluster of others counts in threads: the demands of all feeders are added up and then rounded to workers.
+        """
+        available = size.threads if answer is None else min(float(size.threads), answer.threads)
+        if abs(available - self._available) > _OTHER_SIZE * self._available:
+            self._available = available
             self._meter.restart()
         self._is_heard |= answer is not None
         load = self._meter.observe(loads, now_s)
-        threads = size.threads_per_worker
-        available = size.threads if answer is None else min(float(size.threads), answer.threads)
+        threads = 1.0 if self._counts_threads else size.threads_per_worker
         window = self._spec.window
         decision = self._policy.decide(
             ScalingSample(
@@ -57,8 +74,11 @@ class Demand:
             )
         )
         if decision.reason is not None and self._is_heard:
-            logger.info("workers needed: %s", decision.reason)
-        return self._report(load, decision.workers * threads)
+            logger.info("%s needed: %s", "threads" if self._counts_threads else "workers", decision.reason)
+        demand_threads = decision.workers * threads
+        if self._counts_threads and is_calm(load, self._spec.autoscale.wait):
+            demand_threads = min(demand_threads, _CALM * load.use_blocks_per_s * load.block_s + _LEAST_THREADS)
+        return self._report(load, demand_threads)
 
     def first_report(self) -> JobReport:
         """The report of a job that waits for its first worker: it needs one, or the least that its spec says."""
@@ -86,13 +106,19 @@ class Demand:
         )
 
 
+def _counts_threads(spec: ClusterSpec) -> bool:
+    """Whether demands are decided in threads: those of many feeders make up a worker. A step of `cost` is a worker."""
+    return spec.kind == "scheduler" and spec.policy == "stall"
+
+
 def policy_of(spec: ClusterSpec) -> ScalingPolicy:
     """The policy that `cluster.policy` names, with the limits of `cluster.workers`."""
     limits, thresholds = spec.workers, spec.autoscale
     rules = ScalingRules(
         # Several feeders of a job share the limits of its scheduler, which applies them to their sum.
         least_workers=0 if limits is None or spec.kind == "scheduler" else limits.min,
-        most_workers=None if limits is None else limits.max,
+        most_workers=None if limits is None or spec.kind == "scheduler" else limits.max,
+        unit="threads" if _counts_threads(spec) else "workers",
         wait=thresholds.wait,
         grow_after_s=thresholds.grow_after_s,
         shrink_after_s=thresholds.shrink_after_s,

@@ -43,8 +43,8 @@ class FeederLoad:
     """The load of a feeder: sums over its trainers, means over the last `seconds`, in which `blocks` were finished.
 
     use_blocks_per_s: that the trainers used up; pace_blocks_per_s: that they would without waiting, by the time that
-    each took for itself. wait_fraction: share of the time in which the trainer that waited most waited for a batch, but
-    for the worst second: a single pause says nothing about workers. busy_threads: that computed blocks.
+    each took for itself. wait_fraction: share of the time in which the trainer that waited most waited for a batch,
+    without the worst second: a short pause says nothing about workers. busy_threads: that computed blocks.
     """
 
     ranks: int
@@ -128,13 +128,17 @@ class _Rates:
         if seconds <= 0:
             return cls()
         steps_per_s = (last.steps - first.steps) / seconds
-        waits = [after.stalled_s - before.stalled_s for (_, before), (_, after) in pairwise(samples)]
-        own_share = max(_LEAST_OWN_SHARE, 1.0 - sum(waits) / seconds)
+        waits = [
+            (after.stalled_s - before.stalled_s, at_s - before_s)
+            for (before_s, before), (at_s, after) in pairwise(samples)
+        ]
+        waited_s, (worst_s, worst_of_s) = sum(wait for wait, _ in waits), max(waits)
+        own_share = max(_LEAST_OWN_SHARE, 1.0 - waited_s / seconds)
         return cls(
             seconds=seconds,
             blocks=last.blocks - first.blocks,
             steps_per_s=steps_per_s,
             pace_steps_per_s=steps_per_s / own_share,
             busy_threads=(last.busy_s - first.busy_s) / seconds,
-            wait_fraction=min(1.0, (sum(waits) - max(waits)) / seconds),
+            wait_fraction=min(1.0, max(0.0, waited_s - worst_s) / (seconds - worst_of_s)) if len(waits) > 1 else 0.0,
         )

@@ -16,9 +16,11 @@ from typing import Any
 import distributed.scheduler
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
+from tornado.ioloop import PeriodicCallback
 from tornado.web import RequestHandler
 
-from feedline.service.scheduler.job_book import ClusterSize, JobBook
+from feedline.errors import ClusterError
+from feedline.service.scheduler.job_book import START_S, ClusterSize, JobBook
 from feedline.service.scheduler.job_reports import REPORT_FORMAT, JobReport
 from feedline.service.scheduler.retirement import finish_before_retirement
 from feedline.service.scheduler.steady_loop import scheduler_clock, steady, steady_clock
@@ -26,6 +28,10 @@ from feedline.version import VERSION
 
 # Key of the scheduler's metadata that says that it has this extension, with its version and the format of reports.
 METADATA_KEY = "feedline"
+_UNKNOWN = (
+    f"the number of workers is unknown: the scheduler started less than {START_S:.0f} s ago, and jobs may connect "
+    "again. Keep the size, and ask later"
+)
 # A `worker-saturation` with which no task waits in the scheduler's queue. Dask reads infinity only when it starts.
 _NO_QUEUE = 1e6
 
@@ -69,8 +75,22 @@ class JobExtension(SchedulerPlugin):
         ]
 
     def adaptive_target(self, target_duration: object = None) -> int:
-        """The workers that all jobs together need. target_duration: of Dask's interface; of no use here."""
-        return self.book.demand_workers(self._clock(), self._size())
+        """The workers that all jobs together need. target_duration: of Dask's Adaptive, which starts its scheduler.
+
+        Anybody else gets an error for half a minute after the scheduler's start, and keeps the size: unknown is not 0.
+        """
+        now_s = self._clock()
+        if target_duration is None and not self.book.is_known(now_s):
+            raise ClusterError(_UNKNOWN)
+        return self.book.demand_workers(now_s, self._size())
+
+    def remove_client(self, scheduler: Scheduler, client: str) -> None:
+        """Forget the feeder whose connection is lost. Dask calls this."""
+        self.book.forget_client(client)
+
+    def tick(self) -> None:
+        """Notice pauses of the scheduler. Called every second."""
+        self.book.tick(self._clock())
 
     def restart(self, scheduler: Scheduler) -> None:
         """Say again that there is an extension. Dask calls this when a client has cleared the scheduler."""
@@ -104,7 +124,11 @@ class _TargetHandler(RequestHandler):
 
     def get(self) -> None:
         self.set_header("Content-Type", "application/json")
-        self.write(json.dumps({"workers": self._extension.adaptive_target()}))
+        try:
+            self.write(json.dumps({"workers": self._extension.adaptive_target()}))
+        except ClusterError as error:
+            self.set_status(503)  # the operator keeps the size
+            self.write(json.dumps({"error": str(error)}))
 
 
 def install(scheduler: Scheduler) -> JobExtension:
@@ -124,6 +148,10 @@ def install(scheduler: Scheduler) -> JobExtension:
         scheduler.handlers[handler.__name__] = handler
     setattr(scheduler, "adaptive_target", extension.adaptive_target)  # noqa: B010 -- Dask's own, replaced
     extension.restart(scheduler)
+    extension.book.begin(extension.feedline_clock())
+    callback = PeriodicCallback(extension.tick, 1000)
+    scheduler.periodic_callbacks["feedline-tick"] = callback
+    callback.start()
     finish_before_retirement(scheduler)
     steady(scheduler.io_loop)
     # By which `worker-ttl` finds silent workers: all of them, when the wall clock jumps ahead.

@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from feedline.service.scheduler.fair_shares import VirtualStarts, claimed_threads, divide_by_job
 from feedline.service.scheduler.job_reports import JobAnswer, JobReport
 from feedline.service.scheduler.routes import Routes, route_digest
 
-# A feeder reports every two seconds; one that has been silent for so long has died.
-SILENT_S = 10.0
+# A feeder reports every two seconds, and is forgotten when its connection is lost. One that has been silent for so long
+# is forgotten without that: no part of a network is dark for longer and comes back.
+SILENT_S = 300.0
+# After a pause of this process its feeders may have to connect again: for so long the cluster does not shrink. A
+# half-open connection takes up to 17.5 s to be replaced (docs/decisions/0025-half-open-connections.md).
+GRACE_S = 60.0
+# After a start, the demand is unknown for so long: feeders and workers of a scheduler that died connect again.
+START_S = 30.0
+_PAUSE_S = 5.0  # `tick` is called every second; a longer time between two calls was a pause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +50,27 @@ class JobBook:
     _entries: dict[str, _Entry] = field(default_factory=dict)  # by feeder
     _threads_per_worker: float = 1.0  # of the last workers that there were
     _virtual_starts: VirtualStarts = field(default_factory=VirtualStarts)
+    _ticked_s: float | None = None
+    _certain_s: float = -math.inf  # from when on the demand may fall
+    _known_s: float = -math.inf  # from when on it is known
+    _demanded: int = 0  # workers, by the last answer
     routes: Routes = field(default_factory=Routes)
+
+    def begin(self, now_s: float) -> None:
+        """The scheduler has started."""
+        self._known_s = now_s + START_S
+
+    def is_known(self, now_s: float) -> bool:
+        """Whether feeders of before the scheduler's start have had the time to report."""
+        return now_s >= self._known_s
+
+    def tick(self, now_s: float) -> None:
+        """Notice pauses of this process. Called every second."""
+        before_s, self._ticked_s = self._ticked_s, now_s
+        if before_s is not None and now_s - before_s > _PAUSE_S:
+            self._certain_s = now_s + GRACE_S
+            # their silence was ours
+            self._entries = {name: replace(entry, reported_s=now_s) for name, entry in self._entries.items()}
 
     def record(
         self, report: JobReport, now_s: float, size: ClusterSize, workers: AbstractSet[str] = frozenset()
@@ -75,8 +102,15 @@ class JobBook:
         reports = [entry.report for entry in self._entries.values()]
         return sorted(reports, key=lambda report: (report.job, report.feeder))
 
+    def forget_client(self, client: str) -> None:
+        """Forget the feeder of a Dask client whose connection is lost."""
+        self._entries = {name: entry for name, entry in self._entries.items() if entry.report.client != client}
+
     def demand_workers(self, now_s: float, size: ClusterSize) -> int:
-        """The workers that all feeders together need. The scheduler's own workers say how many threads one has."""
+        """The workers that all feeders together need; after a pause, no fewer than there are, or were needed before.
+
+        The scheduler's own workers say how many threads one has.
+        """
         if size.workers:
             self._threads_per_worker = size.threads_per_worker
         demands: dict[str, float] = {}
@@ -85,7 +119,9 @@ class JobBook:
             demands[report.job] = demands.get(report.job, 0.0) + report.demand_threads / self._threads_per_worker
             limits[report.job] = report.least_workers, math.inf if report.most_workers is None else report.most_workers
         workers = sum(min(max(demand, limits[job][0]), limits[job][1]) for job, demand in demands.items())
-        return math.ceil(workers - 1e-6)
+        demand = math.ceil(workers - 1e-6)
+        self._demanded = demand if now_s >= self._certain_s else max(demand, self._demanded, size.workers)
+        return self._demanded
 
     def _drop_silent(self, now_s: float) -> None:
         self._entries = {

@@ -22,7 +22,7 @@ class JobReport:
     wait_fraction: of the last seconds, in which a trainer's next step waited for a block; starved: it does now.
     steps_ready: finished batches that wait in the rings. block_s: median computing time of a block. blocks_per_s:
     blocks that were finished for this feeder, per second of late. busy_s_total: seconds of computing of all blocks.
-    route: digest of the route that the feeder has; see `routes.py`.
+    route: digest of the route that the feeder has; see `routes.py`. client: the id of its Dask client.
     """
 
     job: str
@@ -42,6 +42,7 @@ class JobReport:
     blocks_per_s: float
     busy_s_total: float
     route: str = ""
+    client: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain values."""

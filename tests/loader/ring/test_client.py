@@ -13,8 +13,8 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import CodeType, FrameType
-from typing import Any
+from types import CodeType, FrameType, SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +30,7 @@ from feedline.loader.encoding.layout import SlotHeader
 from feedline.loader.facts import Hello, PlanFacts
 from feedline.loader.ring import channel, client, feeder_connection, feeder_source, reports, room, slots
 from feedline.loader.ring.channel import ChannelClosedError, adopt, pair
+from feedline.loader.ring.launch import FeederAccess
 from feedline.loader.ring.slots import RingWriter
 
 LENGTHS = (2, 2, 90, 2, 400)  # ids per row, a step each: batches outgrow their slots, twice
@@ -168,7 +169,7 @@ class NearWatch:
     def __init__(self, *_: object) -> None:
         pass
 
-    def wait(self, _seconds: float) -> bool:
+    def wait(self, _seconds: float, _tick: Callable[[], None] = lambda: None) -> bool:
         if NearWatch.interrupts:
             NearWatch.interrupts -= 1
             raise KeyboardInterrupt
@@ -437,3 +438,50 @@ def _train(data: FeedlineDataset, state: dict[str, Any], interrupts: Interrupts)
             ended = True
     assert seen == NearFeeder.images[state["plan"], 0][state["step"] :]
     assert data.state_dict() == {**state, "epoch": 1, "step": 0}
+
+
+def test_a_wait_is_reported_while_it_lasts(monkeypatch: pytest.MonkeyPatch):
+    """A trainer that waits all the time for large batches must not seem not to wait."""
+    sent: list[float] = []
+    lengths: list[int] = []
+    now_s = [100.0]
+    access = SimpleNamespace(host=None, attach_paths=())
+    feed = client.FeederClient(cast("FeederAccess", access))
+    monkeypatch.setattr(feed._connection, "send", lambda message: sent.append(message["seconds"]))
+
+    class Watch:
+        def wait(self, _seconds: float, tick: Callable[[], None]) -> bool:
+            for _ in range(32):
+                now_s[0] += 0.5
+                tick()
+                lengths.append(len(sent))
+            return True
+
+    monkeypatch.setattr(feed._connection, "_watch", Watch())
+    monkeypatch.setattr(client.time, "perf_counter", lambda: now_s[0])
+    feed._position, feed._first_step = (0, 7), 3
+    feed._wait()
+    assert lengths == list(range(1, 33)), "as time passes"
+    assert sum(sent) == 16.0
+    feed._position = (0, 3)
+    feed._wait()
+    assert sum(sent) == 16.0, "a stream's first block is always waited for"
+    monkeypatch.undo()
+
+
+def test_waiting_ticks_until_a_message_comes():
+    ours, theirs = pair()
+    other = adopt(theirs.detach())
+    watch = feeder_connection.Watch(ours, 0)
+    ticks: list[int] = []
+
+    def tick() -> None:
+        ticks.append(1)
+        if len(ticks) == 2:
+            other.send_json({})
+
+    assert watch.wait(60.0, tick)
+    assert len(ticks) == 2
+    watch.close()
+    ours.close()
+    other.close()

@@ -10,6 +10,7 @@ import pytest
 from feedline.service.scaling.demand import Demand
 from feedline.service.scaling.load import TrainerLoad
 from feedline.service.scheduler.job_book import ClusterSize, JobBook
+from feedline.service.scheduler.job_reports import JobAnswer
 from feedline.spec.cluster_section import ClusterSpec
 
 START = TrainerLoad(
@@ -40,8 +41,8 @@ def test_a_waiting_trainer_demands_threads_and_says_why(caplog: pytest.LogCaptur
     report = reports[-1]
     assert (report.job, report.ranks, report.least_workers, report.most_workers) == ("ctr-01234567", 1, 1, 8)
     assert report.busy_s_total == 22.0
-    assert report.wait_fraction == pytest.approx(0.45, abs=0.01)
-    assert "workers needed: trainers wait 40% of the time, and need 2.0 workers by their own pace: 1 → 2" in caplog.text
+    assert report.wait_fraction == pytest.approx(0.5, abs=0.01)
+    assert "workers needed: trainers wait 50% of the time, and need 2.0 workers by their own pace: 1 → 2" in caplog.text
 
 
 def test_nothing_is_said_where_nobody_follows(caplog: pytest.LogCaptureFixture):
@@ -62,3 +63,44 @@ def test_feeders_of_one_job_share_its_limits_and_other_jobs_have_their_own():
         report = Demand(name, "0123456789", spec).look({}, 0.0, size, None)
         book.record(replace(report, demand_threads=20.0), 0.0, size)
     assert book.demand_workers(0.0, size) == 3 + 3
+
+
+def test_demands_are_rounded_to_workers_once():
+    """32 feeders that use half a thread each need two workers of eight threads and a bit, not one worker each."""
+    spec = ClusterSpec(scheduler="tcp://127.0.0.1:8786")
+    size = ClusterSize(workers=3, threads=24)
+    book = JobBook()
+    for _ in range(32):
+        demand = Demand("ctr", "0123456789", spec)
+        for second in range(12):
+            calm = replace(START, starved=False, ready=4, steps=second, blocks=second // 2, busy_s=second / 2)
+            calm = replace(calm, blocks_per_step=0.5)
+            report = demand.look({1: calm}, float(second), size, None)
+        book.record(report, 0.0, size)
+    assert book.demand_workers(0.0, size) == 3
+
+
+def test_a_cluster_that_changes_all_the_time_does_not_keep_a_waiting_trainer_from_workers():
+    """Workers come and go every 3 s; this feeder's part of their threads stays nearly the same."""
+    demand = Demand("ctr", "0123456789", ClusterSpec(scheduler="tcp://127.0.0.1:8786"))
+    reports = []
+    for second in range(60):
+        workers = 100 + second // 3 % 2
+        size = ClusterSize(workers=workers, threads=2 * workers)
+        answer = JobAnswer(now_s=0.0, virtual_start_s=0.0, threads=2.0 * workers / 100, workers=workers, jobs=50)
+        reports.append(demand.look({1: waiting(second)}, float(second), size, answer))
+    assert reports[-1].wait_fraction > 0.4
+    assert reports[-1].demand_threads >= 4.0
+
+
+def test_a_trainer_that_waits_all_the_time_for_large_batches_demands_more():
+    """A batch every 16 s; the wait is reported while it lasts, twice a second."""
+    spec = ClusterSpec.model_validate({"workers": {"min": 1, "max": 8}, "threads": 1})
+    demand = Demand("ctr", "0123456789", spec)
+    size = ClusterSize(workers=1, threads=1)
+    for second in range(120):
+        steps = second // 16
+        load = replace(START, steps=steps, blocks=steps, busy_s=float(second), stalled_s=float(second), block_s=16.0)
+        report = demand.look({1: load}, float(second), size, None)
+    assert report.wait_fraction == pytest.approx(1.0)
+    assert report.demand_threads > 1.0

@@ -40,8 +40,12 @@ def test_reports_are_answered_and_their_sum_is_what_dask_scales_to():
         assert dask.answer is not None
         assert (dask.answer.workers, dask.answer.jobs) == (2, 1)
         client = cluster.client
+        with pytest.raises(ClusterError, match="number of workers is unknown"):  # whoever asks keeps the size
+            client.sync(client.scheduler.adaptive_target)
+        assert client.sync(client.scheduler.adaptive_target, target_duration="5s") == 3, "Dask's Adaptive"
+        local.scheduler.plugins["feedline-jobs"].book.begin(0.0)  # as half a minute later
         assert client.sync(client.scheduler.adaptive_target) == 3
-        listed = REPORT.to_json() | {"threads": 2, "route_workers": 0}
+        listed = REPORT.to_json() | {"threads": 2, "route_workers": 0, "client": client.id}
         assert list(client.sync(client.scheduler.feedline_jobs)) == [listed]
         page = f"http://127.0.0.1:{local.scheduler.http_server.port}/api/v1/"
         with urlopen(page + "adaptive_target") as answer:

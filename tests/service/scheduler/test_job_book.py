@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from job_reports import REPORT
 
-from feedline.service.scheduler.job_book import SILENT_S, ClusterSize, JobBook
+from feedline.service.scheduler.job_book import GRACE_S, SILENT_S, START_S, ClusterSize, JobBook
 from feedline.service.scheduler.job_reports import JobAnswer, JobReport
 
 SIZE = ClusterSize(workers=4, threads=8)
@@ -34,7 +34,44 @@ def test_a_new_report_replaces_the_last_one_of_its_feeder():
     assert (answer.workers, answer.jobs, answer.now_s) == (4, 1, 2.0)
 
 
-def test_a_feeder_that_has_died_demands_nothing_after_ten_seconds():
+def test_a_feeder_is_forgotten_with_its_connection_not_for_its_silence():
+    book = JobBook()
+    book.record(replace(REPORT, client="c1"), 0.0, SIZE)
+    book.record(replace(REPORT, feeder="b", client="c2"), 0.0, SIZE)
+    assert book.demand_workers(120.0, SIZE) == 3
+    book.forget_client("c1")
+    assert [report.feeder for report in book.reports(120.0)] == ["b"]
+    assert book.demand_workers(120.0, SIZE) == 2
+
+
+def test_a_pause_of_the_scheduler_takes_no_worker_away():
+    """On waking up it finds all connections lost; then the feeders connect again."""
+    book, large = JobBook(), ClusterSize(workers=40, threads=80)
+    for second in range(10):
+        book.tick(float(second))
+        book.record(replace(REPORT, demand_threads=80.0, most_workers=None, client="c"), float(second), large)
+    assert book.demand_workers(9.0, large) == 40
+    book.tick(9.0 + 1000.0)
+    assert [report.feeder for report in book.reports(1009.0)] == ["a"], "their silence was ours"
+    book.forget_client("c")
+    none = ClusterSize(workers=3, threads=6)
+    assert book.demand_workers(1009.0, none) == 40
+    book.tick(1010.0)
+    assert book.demand_workers(1010.0, none) == 40
+    for second in range(1011, 1009 + int(GRACE_S) + 1):
+        book.tick(float(second))
+    assert book.demand_workers(1009.0 + GRACE_S, none) == 0
+
+
+def test_after_a_start_the_demand_is_unknown():
+    book = JobBook()
+    book.begin(100.0)
+    assert not book.is_known(100.0 + START_S - 1)
+    assert book.is_known(100.0 + START_S)
+    assert JobBook().is_known(0.0)
+
+
+def test_a_feeder_that_is_silent_for_minutes_demands_nothing():
     book = JobBook()
     book.record(REPORT, 0.0, SIZE)
     book.record(replace(REPORT, feeder="b"), 5.0, SIZE)
