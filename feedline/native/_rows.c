@@ -1,8 +1,8 @@
-/* Copy, gather, slice and measure rows of columns without the interpreter's lock.
+/* Copy, gather, slice and compare rows of columns without the interpreter's lock.
  *
  * Every function takes objects with the buffer protocol, checks that they are contiguous and large enough, and then
- * releases the lock until it has finished. Nothing is computed but offsets and extremes of integers, so results are
- * equal to numpy's bit by bit.
+ * releases the lock until it has finished. Nothing is computed but offsets, so results are equal to numpy's bit by
+ * bit.
  * Rows of several parts laid end to end are addressed by the index among all of them and the number of their part: the
  * address of a part's values is moved back by its first row, so that the index serves all parts.
  *
@@ -21,13 +21,6 @@
 #define PREFETCH(address) __builtin_prefetch(address)
 #else
 #define PREFETCH(address) ((void)(address))
-#endif
-
-/* Compiled once more for newer processors; the loader chooses when the module is loaded. */
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#define FOR_WIDE_REGISTERS __attribute__((target_clones("avx512f", "avx2", "default"), optimize("O3")))
-#else
-#define FOR_WIDE_REGISTERS
 #endif
 
 /* The buffers of one call, released together. */
@@ -54,6 +47,10 @@ static void buffers_close(Buffers *buffers) {
 }
 
 static Py_buffer *buffers_add(Buffers *buffers, PyObject *object, int writable) {
+    if (buffers->used >= buffers->room) {
+        PyErr_SetString(PyExc_ValueError, "the arguments hold more buffers than their sizes say");
+        return NULL;
+    }
     Py_buffer *view = &buffers->views[buffers->used];
     if (PyObject_GetBuffer(object, view, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE) != 0)
         return NULL;
@@ -110,7 +107,9 @@ typedef struct {
     Py_ssize_t rows, parts;
 } Rows;
 
-static int rows_open(Rows *rows, Buffers *buffers, PyObject *index, PyObject *part, PyObject *starts) {
+/* parts: how many the caller has room for, by len(starts), which counts items of any size. */
+static int rows_open(Rows *rows, Buffers *buffers, PyObject *index, PyObject *part, PyObject *starts,
+                     Py_ssize_t parts) {
     Py_buffer *indices = buffers_add(buffers, index, 0);
     Py_buffer *numbers = indices == NULL ? NULL : buffers_add(buffers, part, 0);
     Py_buffer *firsts = numbers == NULL ? NULL : buffers_add(buffers, starts, 0);
@@ -121,6 +120,8 @@ static int rows_open(Rows *rows, Buffers *buffers, PyObject *index, PyObject *pa
     rows->starts = firsts->buf;
     rows->rows = indices->len / (Py_ssize_t)sizeof(int64_t);
     rows->parts = firsts->len / (Py_ssize_t)sizeof(int64_t);
+    if (firsts->len != parts * (Py_ssize_t)sizeof(int64_t))
+        return too_small("the first rows of the parts", firsts->len, parts * (Py_ssize_t)sizeof(int64_t));
     if (numbers->len != rows->rows * (Py_ssize_t)sizeof(uint16_t))
         return too_small("the array of parts", numbers->len, rows->rows * (Py_ssize_t)sizeof(uint16_t));
     return 0;
@@ -178,7 +179,7 @@ static PyObject *gather(PyObject *module, PyObject *args) {
         PyErr_NoMemory();
         goto done;
     }
-    if (rows_open(&rows, &buffers, index, part, starts) != 0)
+    if (rows_open(&rows, &buffers, index, part, starts, parts) != 0)
         goto done;
     for (Py_ssize_t column = 0; column < count; column++) {
         PyObject *target, *sources;
@@ -247,7 +248,7 @@ static PyObject *gather_lists(PyObject *module, PyObject *args) {
         PyErr_NoMemory();
         goto done;
     }
-    if (rows_open(&rows, &buffers, index, part, starts) != 0)
+    if (rows_open(&rows, &buffers, index, part, starts, parts) != 0)
         goto done;
     for (Py_ssize_t column = 0; column < count; column++) {
         PyObject *target, *borders, *offsets, *values;
@@ -373,57 +374,6 @@ failed:
     return NULL;
 }
 
-/* ---- extremes ---------------------------------------------------------------------------------------------------- */
-
-/* GCC's and Clang's vectors, of one or several registers. */
-typedef int64_t Lanes __attribute__((vector_size(64)));
-#define LANES ((Py_ssize_t)(sizeof(Lanes) / sizeof(int64_t)))
-
-FOR_WIDE_REGISTERS
-static void extremes_of(const int64_t *values, Py_ssize_t count, int64_t *least, int64_t *greatest) {
-    Lanes low, high;
-    Py_ssize_t index = 0;
-    for (int lane = 0; lane < LANES; lane++) {
-        low[lane] = INT64_MAX;
-        high[lane] = INT64_MIN;
-    }
-    for (; index + LANES <= count; index += LANES) {
-        Lanes lanes;
-        memcpy(&lanes, values + index, sizeof lanes);
-        const Lanes is_less = lanes < low, is_more = lanes > high;
-        low = (lanes & is_less) | (low & ~is_less);
-        high = (lanes & is_more) | (high & ~is_more);
-    }
-    *least = INT64_MAX;
-    *greatest = INT64_MIN;
-    for (int lane = 0; lane < LANES; lane++) {
-        *least = low[lane] < *least ? low[lane] : *least;
-        *greatest = high[lane] > *greatest ? high[lane] : *greatest;
-    }
-    for (; index < count; index++) {
-        *least = values[index] < *least ? values[index] : *least;
-        *greatest = values[index] > *greatest ? values[index] : *greatest;
-    }
-}
-
-static PyObject *extremes(PyObject *module, PyObject *values) {
-    Buffers buffers;
-    Py_buffer *view;
-    int64_t least, greatest;
-    (void)module;
-    if (buffers_open(&buffers, 1) != 0)
-        return NULL;
-    if ((view = buffers_add(&buffers, values, 0)) == NULL) {
-        buffers_close(&buffers);
-        return NULL;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    extremes_of(view->buf, view->len / (Py_ssize_t)sizeof(int64_t), &least, &greatest);
-    Py_END_ALLOW_THREADS
-    buffers_close(&buffers);
-    return Py_BuildValue("LL", (long long)least, (long long)greatest);
-}
-
 /* ---- repeated lists ---------------------------------------------------------------------------------------------- */
 
 static PyObject *equal_neighbours(PyObject *module, PyObject *args) {
@@ -472,7 +422,6 @@ static PyMethodDef methods[] = {
     {"slice_offsets", slice_offsets, METH_VARARGS, "slice_offsets(offsets, start, stop, out): offsets of slices."},
     {"slice_values", slice_values, METH_VARARGS, "slice_values(offsets, values, size, start, sliced, out)."},
     {"equal_neighbours", equal_neighbours, METH_VARARGS, "equal_neighbours(offsets, values, size, out)."},
-    {"extremes", extremes, METH_O, "extremes(values): minimum and maximum of int64."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -480,7 +429,7 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_rows", NULL, 0,
 
 PyMODINIT_FUNC PyInit__rows(void) {
     PyObject *module = PyModule_Create(&definition);
-    if (module != NULL && PyModule_AddIntConstant(module, "VERSION", 3) != 0) {
+    if (module != NULL && PyModule_AddIntConstant(module, "VERSION", 4) != 0) {
         Py_DECREF(module);
         return NULL;
     }

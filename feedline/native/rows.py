@@ -1,4 +1,4 @@
-"""Copy, gather, slice and measure rows of columns: one call for many columns, with the interpreter's lock released.
+"""Copy, gather, slice and compare rows of columns: one call for many columns, with the interpreter's lock released.
 
 Runs in: every process that transforms, encodes or writes slots. The functions are compiled (`_rows.c`) when the package
 is installed, if there is a C compiler. Without them, `COMPILED` is False, the functions must not be called, and callers
@@ -19,7 +19,7 @@ _compiled: Any = None
 with suppress(ImportError):  # installed without a compiler
     from feedline.native import _rows as _compiled  # type: ignore[attr-defined,no-redef]
 
-VERSION = 3  # of the functions: of an older build, left in a checkout, nothing is called
+VERSION = 4  # of the functions: of an older build, left in a checkout, nothing is called
 COMPILED = _compiled is not None and getattr(_compiled, "VERSION", 1) == VERSION
 
 Array = NDArray[Any]
@@ -81,12 +81,6 @@ def equal_neighbours(offsets: NDArray[np.int64], values: Any, size: int) -> NDAr
     equal = np.empty(len(offsets) - 2, dtype=np.bool_)
     _compiled.equal_neighbours(offsets, values, size, equal)
     return equal
-
-
-def extremes(values: NDArray[np.int64]) -> tuple[int, int]:
-    """The minimum and maximum of at least one value."""
-    least, greatest = _compiled.extremes(values)
-    return least, greatest
 
 
 def parts_of(index: NDArray[np.int64], starts: Sequence[int] | NDArray[np.int64]) -> NDArray[np.uint16]:

@@ -76,14 +76,6 @@ def test_slices_of_lists_are_those_of_python_with_and_without_the_kernel(lists, 
 
 
 @compiled
-@given(values=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=40), skip=st.integers(0, 39))
-def test_extremes_are_those_of_python(values, skip):
-    """Also of numbers that are not aligned to a register, or fewer than it holds."""
-    rest = np.array(values, dtype=np.int64)[min(skip, len(values) - 1) :]
-    assert rows.extremes(rest) == (min(rest.tolist()), max(rest.tolist()))
-
-
-@compiled
 def test_buffers_of_wrong_sizes_are_refused_before_anything_is_written():
     target, source = np.zeros(3, np.int64), np.ones(2, np.int64)
     index, starts = np.zeros(3, np.int64), np.zeros(1, np.int64)
@@ -98,6 +90,11 @@ def test_buffers_of_wrong_sizes_are_refused_before_anything_is_written():
         rows.gather_lists([(target, 8, np.array([0, 1, 1, 1]), (starts,), (source,))], index, part, starts)
     with pytest.raises(ValueError, match="wrong size"):
         rows.slice_values(np.array([0, 3]), source, 8, 0, np.array([0, 3]), target)
+    for starts_of_bytes in (np.zeros(1, np.int32), np.zeros(8, np.int8), np.zeros((1, 8), np.int64)):
+        with pytest.raises(ValueError, match="the first rows of the parts has a wrong size"):
+            rows.gather([(target, 8, (source,) * 8)], index, part, starts_of_bytes)
+        with pytest.raises(ValueError, match="the first rows of the parts has a wrong size"):
+            rows.gather_lists([(target, 8, starts, (source,) * 8, (source,) * 8)], index, part, starts_of_bytes)
     with pytest.raises(ValueError, match="contiguous"):
         rows.copy([(np.zeros((4, 4))[:, :2], np.zeros((4, 2)))])
     assert not target.any()

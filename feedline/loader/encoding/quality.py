@@ -21,7 +21,6 @@ import polars as pl
 from numpy.typing import NDArray
 
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn
-from feedline.native import rows as native
 
 Counts = NDArray[np.int64]
 
@@ -160,7 +159,7 @@ class Observer:
             return
         index = self._index[column.name]
         self._counts["values"][index] += len(values) if count is None else count
-        self._stretch(self._integers, index, *_extremes(values))
+        self._stretch(self._integers, index, int(np.minimum.reduce(values)), int(np.maximum.reduce(values)))
 
     def count_floats(self, column: SlotColumn, values: int, extremes: tuple[float, float]) -> None:
         """Count finished floats. extremes: minimum and maximum of the finite ones."""
@@ -208,12 +207,6 @@ def _lookup_starts(schema: BatchSchema) -> dict[str, int]:
     """The index of each feature's first lookup among those of all features."""
     ends = itertools.accumulate((column.lookups for column in schema), initial=0)
     return {column.name: first for column, first in zip(schema, ends, strict=False)}
-
-
-def _extremes(values: Counts) -> tuple[int, int]:
-    if native.COMPILED and values.flags.c_contiguous:
-        return native.extremes(values)  # in one pass
-    return int(np.minimum.reduce(values)), int(np.maximum.reduce(values))
 
 
 def _null_rows(columns: Sequence[pl.Series]) -> int:
