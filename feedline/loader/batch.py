@@ -220,29 +220,21 @@ class Batch(SlotTensors):
             return _columns(self.labels, column)
         return self.sparse[name] if column.group == "sparse" else self.extra[name]
 
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """Every feature with its name."""
+        return ((name, self[name]) for name in self.keys())
+
     def to_dict(self) -> dict[str, Any]:
         """Every feature by name."""
-        return {column.name: self[column.name] for column in self.schema}
+        return dict(self.items())
 
     # -- facts ----------------------------------------------------------------------------------------------------
-
-    @property
-    def schema(self) -> BatchSchema:
-        return self._layout.schema
 
     def is_pinned(self) -> bool:
         """Whether the memory is pinned, so that copies to a GPU can be asynchronous."""
         if self._root is None:
             return False
         return self._lease.pinned if self._lease is not None else bool(self._bytes().is_pinned())
-
-    def __len__(self) -> int:
-        return self.rows
-
-    def __repr__(self) -> str:
-        return (
-            f"Batch(epoch={self.epoch}, step={self.step}, rows={self.rows}, bytes={self.nbytes}, device={self.device})"
-        )
 
     # -- moving ---------------------------------------------------------------------------------------------------
 
@@ -262,6 +254,15 @@ class Batch(SlotTensors):
     def clone(self) -> Batch:
         """A copy that does not hold the slot."""
         return self._over(self._bytes().clone())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Batch:
+        return self.clone()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As a clone, on the same device."""
+        here = self.to("cpu")
+        assert here._root is not None
+        return _unpickled, (self._layout.schema.to_json(), np.array(here._root[: self.nbytes]), str(self.device))
 
     def pin_memory(self) -> Batch:
         """This batch if the ring is pinned or there is no CUDA, else a copy in pinned memory."""
@@ -300,6 +301,10 @@ class Batch(SlotTensors):
         if self._arrow_extras is None:
             self._arrow_extras = read_extras(self._layout, self._read_header(), pa.py_buffer(self._root))
         return self._arrow_extras
+
+
+def _unpickled(schema: str, root: NDArray[np.uint8], device: str) -> Batch:
+    return Batch.over(SlotLayout(BatchSchema.from_json(schema)), root).to(device)
 
 
 def _columns(matrix: torch.Tensor, column: SlotColumn) -> torch.Tensor:

@@ -15,7 +15,6 @@ import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
@@ -154,7 +153,7 @@ class FeedlineDataset(IterableDataset[Batch]):
         self._closer = weakref.finalize(self, self._feed.close)
         self._progress = _Progress(None, None, (0, 0), _Positions((0, 0), (0, 0)))
         self._iterators = 0  # how many there were: the last one, if none has been dismissed since, is the current one
-        self._rows = 0
+        self._untouched = self._rows = 0  # the current iterator, until its first next(); rows handed out
         self._start_s: float | None = None
 
     # -- iterating ------------------------------------------------------------------------------------------------
@@ -164,19 +163,18 @@ class FeedlineDataset(IterableDataset[Batch]):
         refuse_workers()
         refuse_batching(sys._getframe(1))
         self._refuse_other_processes()
-        self._open()
-        progress = self._progress
-        assert progress.answer is not None
-        facts = progress.answer.facts
+        answer = self._open()
+        facts, progress = answer.facts, self._progress
         epoch, step = progress.start
         if step >= facts.steps_of(epoch):
             epoch, step = epoch + 1, 0
         step = max(step, facts.first_step_of(epoch))
         self._pinning.choose()
         self._iterators += 1  # an older iterator would get the new one's batches
-        self._feed.begin(progress.answer, epoch, step, node=self._pinning.numa_node())
+        self._feed.begin(answer, epoch, step, node=self._pinning.numa_node())
         here, number = (epoch, step), self._iterators
-        self._progress = _Progress(progress.answer, progress.layout, (epoch + 1, 0), _Positions(here, here))
+        self._progress = _Progress(answer, progress.layout, here, _Positions(here, here))
+        self._untouched = number
         return _Epoch(self, number) if self._copies is None else _DeviceEpoch(self, number, self._copies, here)
 
     def __len__(self) -> int:
@@ -192,6 +190,7 @@ class FeedlineDataset(IterableDataset[Batch]):
         progress = self._progress
         positions = _Positions((epoch, 0), progress.positions.reading)
         self._progress = _Progress(progress.answer, progress.layout, (epoch, 0), positions)
+        self._untouched = 0
 
     def _refuse_replaced(self, iterator: int) -> None:
         self._refuse_other_processes()  # a worker of a DataLoader has called `iter`, or is a forked child
@@ -206,6 +205,8 @@ class FeedlineDataset(IterableDataset[Batch]):
             self._start_s = time.perf_counter()
         progress = self._progress
         at, reading = progress.positions
+        if self._untouched == iterator:
+            progress.start, self._untouched = (reading[0] + 1, 0), 0
         feed = self._feed
         item = feed.next(reading)
         for warning in feed.reports.take_warnings() if feed.reports.warnings else ():
@@ -307,9 +308,7 @@ class FeedlineDataset(IterableDataset[Batch]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:

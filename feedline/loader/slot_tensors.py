@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.loader.encoding.layout import Placement, SlotHeader, SlotLayout
+from feedline.loader.encoding.layout import BatchSchema, Placement, SlotHeader, SlotLayout
 from feedline.loader.encoding.slot import read_header
 from feedline.loader.ring.pinning import events_on_all
 from feedline.loader.ring.slots import Lease
@@ -114,6 +114,23 @@ class SlotTensors:
         self.nbytes = nbytes
         self._root = root
         self._lease = lease
+
+    @property
+    def schema(self) -> BatchSchema:
+        """Every column of the batch."""
+        return self._layout.schema
+
+    def keys(self) -> tuple[str, ...]:
+        """The names of all features, in the order of pipeline.yaml."""
+        return tuple(column.name for column in self.schema)
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __repr__(self) -> str:
+        return (
+            f"Batch(epoch={self.epoch}, step={self.step}, rows={self.rows}, bytes={self.nbytes}, device={self.device})"
+        )
 
     @property
     def dense(self) -> torch.Tensor:

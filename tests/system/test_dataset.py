@@ -153,6 +153,22 @@ def test_an_abandoned_iterator_costs_its_epoch_and_nothing_else(shared: Feedline
         next(first)
 
 
+def test_an_iterator_without_next_uses_up_no_epoch(shared: FeedlineDataset, epochs: list[list[bytes]]):
+    """A progress bar, a debugger or a check of types may call iter()."""
+    shared.set_epoch(1)
+    iter(shared)
+    iter(shared)
+    assert [image(batch) for batch in shared] == epochs[1]
+    iter(shared)
+    shared.set_epoch(3)
+    iter(shared)
+    assert [image(batch) for batch in shared] == epochs[3]
+    begun = iter(shared)
+    shared.set_epoch(0)
+    next(begun)
+    assert [image(batch) for batch in shared] == epochs[0]
+
+
 def test_many_iterators_begun_and_dropped(shared: FeedlineDataset, epochs: list[list[bytes]]):
     for _ in range(30):
         shared.set_epoch(0)
@@ -426,7 +442,7 @@ def test_batches_that_outgrow_their_slots(tmp_path: Path, place: Place):
 
 
 def test_more_messages_than_a_socket_holds_stop_nothing(place: Place):
-    """Both sides have much to say and nobody listens: who waits for room has to listen meanwhile."""
+    """Both sides have much to say and nobody listens: what finds no room waits, and both go on listening."""
     features = {"dense": {"n": {"expr": "request_id"}}}
     path = place.write("tiny.yaml", batch={"size": 4}, memory="512MiB", features=features)
     with FeedlineDataset(path) as dataset:
@@ -434,9 +450,11 @@ def test_more_messages_than_a_socket_holds_stop_nothing(place: Place):
         held = [next(iterator) for _ in range(1030)]  # the ring has 2,048 slots now: the feeder fills the rest
         feeder = psutil.Process(dataset.facts["feeder"])
         assert eventually(lambda: _is_idle(feeder))
+        feeder.suspend()
         held.clear()
         gc.collect()
         assert len(dataset._feed._connection._channel.unsent) > 100
+        feeder.resume()
         iterator = iter(dataset)
         assert sum(batch.rows for batch in iterator) == 20_000
 
