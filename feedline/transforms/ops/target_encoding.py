@@ -50,7 +50,9 @@ class TargetEncoding(Parameters):
     target: Annotated[str, Field(min_length=1, description="The column of the table whose mean is learnt.")]
     fold_by: Annotated[
         str | list[str] | None,
-        Field(description="The columns of the table whose values decide the fold of a row."),
+        Field(
+            description="The columns of the table whose values decide the fold of a row. Required unless `folds` is 1."
+        ),
     ] = None
     folds: Annotated[int, Field(ge=1, le=_MOST_FOLDS, description="The number of folds; 1: no row is left out.")] = 5
     smoothing: Annotated[
