@@ -60,7 +60,10 @@ def agree(
 
 def launch_name(environment: Mapping[str, str]) -> str | None:
     """The launcher's name of this start, different after a restart; None without a launcher."""
-    for keys in (("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"), ("SLURM_JOB_ID", "SLURM_STEP_ID")):
+    for keys in (
+        ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+        ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),  # the last is set once a job has been requeued
+    ):
         values = [environment[key] for key in keys if key in environment]
         if values and values[0] != "none":
             return "".join(character if character.isalnum() else "_" for character in "-".join(values))

@@ -100,6 +100,8 @@ def test_a_launchers_name_distinguishes_starts(tmp_path: Path):
     assert starts.start(1, 2, **torchrun) == "s1", "slow ranks of a named start join it"
     assert launch_name({"TORCHELASTIC_RUN_ID": "none"}) is None
     assert launch_name({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}) == "7_0"
+    requeued = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_RESTART_COUNT": "2"}
+    assert launch_name(requeued) == "7_0_2", "a job that is requeued keeps its id"
     assert launch_name({}) is None
 
 

@@ -182,7 +182,7 @@ def _owner_of(lock: Path) -> str:
     owner = ""
     with contextlib.suppress(OSError):
         owner = lock.read_text()
-    return owner or "unknown"
+    return owner if owner.isdigit() else "unknown"
 
 
 def await_successor(path: Path, *, unless: Callable[[], bool]) -> None:
