@@ -75,14 +75,17 @@ class JobExtension(SchedulerPlugin):
         ]
 
     def adaptive_target(self, target_duration: object = None) -> int:
-        """The workers that all jobs together need. target_duration: of Dask's Adaptive, which starts its scheduler.
+        """The workers that all jobs together need. target_duration: of Dask's interface; of no use here."""
+        return self.book.demand_workers(self._clock(), self._size())
+
+    def answer_target(self, target_duration: object = None) -> int:
+        """The same for another process. target_duration: of Dask's Adaptive, which starts its scheduler.
 
         Anybody else gets an error for half a minute after the scheduler's start, and keeps the size: unknown is not 0.
         """
-        now_s = self._clock()
-        if target_duration is None and not self.book.is_known(now_s):
+        if target_duration is None and not self.book.is_known(self._clock()):
             raise ClusterError(_UNKNOWN)
-        return self.book.demand_workers(now_s, self._size())
+        return self.adaptive_target()
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """Forget the feeder whose connection is lost. Dask calls this."""
@@ -125,7 +128,7 @@ class _TargetHandler(RequestHandler):
     def get(self) -> None:
         self.set_header("Content-Type", "application/json")
         try:
-            self.write(json.dumps({"workers": self._extension.adaptive_target()}))
+            self.write(json.dumps({"workers": self._extension.answer_target()}))
         except ClusterError as error:
             self.set_status(503)  # the operator keeps the size
             self.write(json.dumps({"error": str(error)}))
@@ -139,13 +142,9 @@ def install(scheduler: Scheduler) -> JobExtension:
         return existing
     extension = JobExtension(scheduler)
     scheduler.add_plugin(extension)
-    for handler in (
-        extension.feedline_report,
-        extension.feedline_clock,
-        extension.feedline_jobs,
-        extension.adaptive_target,
-    ):
+    for handler in (extension.feedline_report, extension.feedline_clock, extension.feedline_jobs):
         scheduler.handlers[handler.__name__] = handler
+    scheduler.handlers["adaptive_target"] = extension.answer_target
     setattr(scheduler, "adaptive_target", extension.adaptive_target)  # noqa: B010 -- Dask's own, replaced
     extension.restart(scheduler)
     extension.book.begin(extension.feedline_clock())

@@ -69,7 +69,12 @@ class Blocks:
     def read(self, number: int) -> tuple[EncodedRows, ...]:
         block = self.blocks[number]
         self.delivery.pump(block.first_step)
-        rows = eventually(lambda: self.delivery.get(0, block.index))
+
+        def arrived() -> tuple[EncodedRows, ...] | None:
+            self.delivery.look()  # submits again what paused after a failure
+            return self.delivery.get(0, block.index)
+
+        rows = eventually(arrived)
         assert rows is not None
         self.delivery.drop(block.last_step)
         return rows
