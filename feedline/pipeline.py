@@ -28,6 +28,7 @@ from feedline.planning.resolve import (
     resolve_rebase,
     resolve_snapshot,
     resolve_state,
+    start_of,
 )
 from feedline.resources import available_cores
 from feedline.service.in_process import iterate_plan
@@ -113,7 +114,9 @@ class Pipeline:
 
         Raises StateError, with both values, where the trainer's state belongs to another plan or other features.
         """
-        return resolve_hello(self.spec, hello, job=job, fit=self._fit_with(workers), map=map, plans=plans)
+        return resolve_hello(
+            self.spec, hello, start=start_of(hello, job=job), fit=self._fit_with(workers), map=map, plans=plans
+        )
 
     def plan_for(self, state: Mapping[str, Any], *, map: Map | None = None) -> Plan:
         """The plan that a state belongs to. Raises StateError where it is of another plan or other features."""

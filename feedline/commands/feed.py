@@ -32,6 +32,7 @@ from feedline.loader.ring.host_feeder import HostListener
 from feedline.loader.ring.launch import feeder_threads, log_path, memory_share, read_overrides
 from feedline.loader.ring.messages import FeederFailure
 from feedline.loader.ring.rendezvous import Listener, job_fingerprint, socket_path
+from feedline.planning.agreement import RunStart, verify
 from feedline.planning.plan import Plan, code_of, first_fragment
 from feedline.planning.resolve import resolve_hello
 from feedline.resources import use_huge_pages, widen_affinity
@@ -394,7 +395,11 @@ def _sessions(request: FeedRequest, *, early: bool = False) -> Iterator[_Session
     try:
         if not early:
             cluster.check_workers(code)
-        planner = Planner(partial(_resolve, spec, cluster))
+        planner = Planner(
+            partial(_resolve, spec, cluster),
+            job=job_fingerprint(spec),
+            verify=lambda start: verify(start, spec.work_dir),
+        )
         yield _Sessions(request, spec, cluster, planner, demand)
     finally:
         ignore_sigterm()
@@ -404,10 +409,10 @@ def _sessions(request: FeedRequest, *, early: bool = False) -> Iterator[_Session
             planner.close()
 
 
-def _resolve(spec: PipelineSpec, cluster: Cluster, hello: Hello, plans: Sequence[Plan]) -> Plan:
+def _resolve(spec: PipelineSpec, cluster: Cluster, hello: Hello, start: RunStart, plans: Sequence[Plan]) -> Plan:
     """Resolve the plan that a trainer requests; rank 0 of a new job adds it to the usage record."""
     fit = _fit_on(spec, cluster)
-    plan = resolve_hello(spec, hello, job=job_fingerprint(spec), fit=fit, map=cluster.map, plans=plans)
+    plan = resolve_hello(spec, hello, start=start, fit=fit, map=cluster.map, plans=plans)
     if hello.snapshot is None and hello.rebase is None:  # a resumed run may have delivered those rows
         plan.without_gaps()
     if not any(plan is each for each in plans):

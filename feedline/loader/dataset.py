@@ -452,6 +452,7 @@ def _agree(feed: FeederClient, ranks: RankInfo, hello: Hello, resume: Mapping[st
     store = _store() if connected else None
     if store is None:
         return feed.open(hello)
+    hello = replace(hello, connected=True)
     return agree(store, feed.open, hello, rank=ranks.global_rank, world_size=ranks.global_size, state=resume)
 
 

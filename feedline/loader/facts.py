@@ -50,7 +50,8 @@ class Hello:
     """A trainer's request for a plan: its rank and, on resume, the names and numbers in its state that must match.
 
     A `snapshot` of None lets the feeder take one; `features` of None accepts any. `trainer`, `trainers`: its rank among
-    all trainers and their number, if several of them read the same rank's rows.
+    all trainers and their number, if several of them read the same rank's rows. `connected`: torch.distributed connects
+    the ranks, and rank 0 plans first.
     """
 
     rank: int
@@ -64,6 +65,7 @@ class Hello:
     seed: int | None = None
     batch_size: int | None = None
     rebase: RebaseRequest | None = None
+    connected: bool = False
 
     @property
     def global_rank(self) -> int:

@@ -2,9 +2,10 @@
 
 Runs in: the feeder of each rank. The first rank of a start writes its choice to `work_dir/runs`; the others read it
 there. A rank that the file already lists has restarted, and begins a new agreement. Where a launcher names the
-start (torchrun, Slurm), the file's name contains it; otherwise ranks may join for a few minutes only, so that
-yesterday's agreement is not mistaken for today's. A single rank needs no agreement, and neither do ranks that
-torch.distributed connects: rank 0 sends them its choice.
+start (torchrun, Slurm), the file's name contains it. Ranks may join for a while only, so that yesterday's agreement is
+not mistaken for today's; and since a rank may join the agreement of a start that has just failed, every rank looks
+again, for as long, whether its value is still the one in the file. A single rank needs no agreement. Ranks that
+torch.distributed connects plan after rank 0 and compare their plans.
 """
 
 from __future__ import annotations
@@ -13,24 +14,40 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from feedline.errors import TableError, TableNotFoundError
+from feedline.errors import PlanError, TableError, TableNotFoundError
 from feedline.warehouse.storage import content_store
-from feedline.warehouse.storage.locations import absolute, locate
+from feedline.warehouse.storage.locations import absolute, locate, redact
 
-# The ranks of one start come up within this time, slow image pulls included.
-_JOIN_S = 600.0
+# The ranks of one start come up within this time, slow image pulls included; those of a launcher that names the start,
+# queues of the cluster included.
+_JOIN_S, _NAMED_JOIN_S = 600.0, 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStart:
-    """One rank of a start. `job`: a digest, the same for all ranks, that names what they agree on."""
+    """One rank of a start.
+
+    job: a digest, the same for all ranks, that names what they agree on. connected: torch.distributed connects the
+    ranks, and rank 0 plans before the others. agreed: what this rank has agreed on so far.
+    """
 
     job: str
     rank: int
     world_size: int
+    connected: bool = False
+    agreed: list[Agreed] = field(default_factory=list, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """A value that a rank took, the file's name, and until when other ranks may change it."""
+
+    name: str
+    value: str
+    until_s: float
 
 
 def agree(
@@ -41,21 +58,52 @@ def agree(
     environment: Mapping[str, str] = os.environ,
     now_s: Callable[[], float] = time.time,
 ) -> str:
-    """The value that all ranks of this start use. The first rank calls `choose`, which saves what the value names."""
+    """The value that all ranks of this start use. The first rank calls `choose`, which saves what the value names.
+
+    Raises PlanError where nothing connects the ranks and `work_dir` has no locks.
+    """
     if start.world_size == 1:
         return choose()
     launch = launch_name(environment)
     suffix = f"-{launch}" if launch else ""
+    join_s = _NAMED_JOIN_S if launch else _JOIN_S
     file = _AgreementFile(work_dir, f"runs/{start.job[:16]}-{start.world_size}{suffix}.json")
+    if not (start.connected or content_store.has_locks(file.location)):
+        raise PlanError(
+            f"{start.world_size} ranks cannot agree on what they read: work_dir is {redact(file.location.uri)}, a "
+            "store without locks, and torch.distributed does not connect them. Call init_process_group before the "
+            "dataset's first use, or name a work_dir that all hosts mount"
+        )
     with content_store.lock_file(file.location, file.name):
         agreement = file.read()
-        open_to_ranks = agreement is not None and (launch is not None or now_s() - agreement["created_s"] < _JOIN_S)
-        if agreement is not None and open_to_ranks and start.rank not in agreement["ranks"]:
+        if agreement is not None and now_s() - agreement["created_s"] < join_s and start.rank not in agreement["ranks"]:
             file.write({**agreement, "ranks": sorted([*agreement["ranks"], start.rank])})
-            return str(agreement["snapshot"])
-        value = choose()
-        file.write({"snapshot": value, "ranks": [start.rank], "created_s": now_s()})
-        return value
+            value = str(agreement["snapshot"])
+        else:
+            value = choose()
+            file.write({"snapshot": value, "ranks": [start.rank], "created_s": now_s()})
+    if not start.connected:
+        start.agreed.append(Agreed(file.name, value, now_s() + join_s))
+    return value
+
+
+def verify(start: RunStart, work_dir: str, *, now_s: Callable[[], float] = time.time) -> bool:
+    """Whether this rank should look again later: other ranks of its start may still come.
+
+    Raises PlanError, with both values, where they have agreed on another value without this rank.
+    """
+    for agreed in (open_agreements := [each for each in start.agreed if now_s() < each.until_s]):
+        agreement = _AgreementFile(work_dir, agreed.name).read()
+        if agreement is None or agreement["snapshot"] == agreed.value or start.rank in agreement["ranks"]:
+            continue
+        others = ", ".join(map(str, agreement["ranks"]))
+        raise PlanError(
+            f"the ranks of this start do not agree: got {agreed.value} on rank {start.rank}, which joined what an "
+            f"earlier start had agreed on, expected {agreement['snapshot']} as on rank {others} ({agreed.name} in "
+            "work_dir). Restart all ranks. Ranks that torch.distributed connects, or that a launcher names anew at "
+            "each start (torchrun --rdzv-id, Slurm), do not meet those of another start"
+        )
+    return bool(open_agreements)
 
 
 def launch_name(environment: Mapping[str, str]) -> str | None:

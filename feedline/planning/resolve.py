@@ -53,17 +53,21 @@ def current_snapshot(spec: PipelineSpec, *, take: Take = snapshot_of_source, map
     return snapshot
 
 
-def resolve_hello(
-    spec: PipelineSpec, hello: Hello, *, job: str, fit: Fit, map: Map | None = None, plans: Sequence[Plan] = ()
-) -> Plan:
-    """The plan that a trainer's hello asks for: its state's, or one that all ranks of this start agree on.
+def start_of(hello: Hello, *, job: str) -> RunStart:
+    """The start that a trainer's hello belongs to."""
+    return RunStart(job=job, rank=hello.global_rank, world_size=hello.global_size, connected=hello.connected)
 
-    plans: of the spec, for other ranks in this process. One on the same snapshot and with the same artifacts is
-    returned; one on the same snapshot is not counted again.
+
+def resolve_hello(
+    spec: PipelineSpec, hello: Hello, *, start: RunStart, fit: Fit, map: Map | None = None, plans: Sequence[Plan] = ()
+) -> Plan:
+    """The plan that a trainer's hello asks for: its state's, or one that all ranks of its start agree on.
+
+    start: takes what is agreed on, for `agreement.verify`. plans: of the spec, for other ranks in this process. One on
+    the same snapshot and with the same artifacts is returned; one on the same snapshot is not counted again.
 
     Raises StateError, with both values, where the trainer's state belongs to another plan or other features.
     """
-    start = RunStart(job=job, rank=hello.global_rank, world_size=hello.global_size)
     _refuse_other_settings(spec, hello.to_json())
     lanes = spec.lanes or hello.lanes or hello.world_size
     rank_lanes(lanes, hello.rank, hello.world_size)

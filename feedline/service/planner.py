@@ -1,8 +1,8 @@
-"""Resolve the plans of a feeder's trainers, once for all that ask for the same one.
+"""Resolve the plans of a feeder's trainers, once for all that ask for the same one, and order their epochs.
 
-Runs in: the feeder. Planning a new table takes as long as its listing and counting, and neither other trainers nor
-questions about it must wait for it: a feeder plans in a thread, one request after the other. Plans and schedules live
-as long as a session uses them.
+Runs in: the feeder. Planning a new table takes as long as its listing and counting, the order of an epoch of millions
+of splits takes seconds, and neither other trainers nor questions about it must wait for it: a feeder plans in a thread,
+one request after the other. Plans and schedules live as long as a session uses them.
 
 What the thread does is described by the calls in it, so that no code on the way has to report.
 """
@@ -16,15 +16,22 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from feedline.loader.facts import Hello
+from feedline.planning.agreement import RunStart
 from feedline.planning.plan import Plan
+from feedline.planning.resolve import start_of
 from feedline.planning.schedule import Schedule
 
-# The plan that a hello asks for; one of those given, if it is among them.
-Resolve: TypeAlias = Callable[[Hello, Sequence[Plan]], Plan]
+# The plan that a hello asks for, in a start; one of those given, if it is among them.
+Resolve: TypeAlias = Callable[[Hello, RunStart, Sequence[Plan]], Plan]
+# Checks what a rank has agreed on; whether it should look again later.
+Verify: TypeAlias = Callable[[RunStart], bool]
 
+T = TypeVar("T")
+
+_FIRST_LOOK_S, _LONGEST_LOOK_S = 1.0, 60.0
 _END_S = 5.0  # time for a request under way when the feeder ends
 # What a thread does that is in one of these modules, or in these functions; the innermost call decides.
 _ACTIVITIES = (
@@ -34,6 +41,7 @@ _ACTIVITIES = (
     ("feedline.warehouse.snapshot.", (), "takes or reads the table's snapshot"),
     ("feedline.warehouse.selection.", (), "counts the rows that the filter and the sample keep"),
     ("feedline.fitting.", (), "fits artifacts"),
+    ("feedline.planning.schedule", (), "orders the epoch's rows"),
 )
 
 
@@ -46,21 +54,33 @@ class _Planned:
 
 
 class Planner:
-    """Plans for several sessions, in a thread of its own."""
+    """Plans for several sessions, in a thread of its own. job: the digest under which the ranks of a start agree.
 
-    def __init__(self, resolve: Resolve) -> None:
+    `done` is called when an answer, or its error, is there, in any thread.
+    """
+
+    def __init__(self, resolve: Resolve, *, job: str, verify: Verify = lambda start: False) -> None:
         self._resolve = resolve
+        self._verify = verify
+        self._job = job
         self._began_s = time.monotonic()
         self._planned: list[_Planned] = []
-        self._requests: queue.SimpleQueue[tuple[Hello, Future[Plan], Callable[[], None]] | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="feedline-planner", daemon=True)
         self._thread.start()
 
-    def plan(self, hello: Hello, done: Callable[[], None]) -> Future[Plan]:
-        """The plan, or the error, that answers a hello. `done` is called when it is there, in any thread."""
-        future: Future[Plan] = Future()
-        self._requests.put((hello, future, done))
-        return future
+    def plan(self, hello: Hello, done: Callable[[], None]) -> tuple[Future[Plan], Agreement]:
+        """The plan that answers a hello, and what its rank agrees on with others for it."""
+        start = start_of(hello, job=self._job)
+        return self._submit(lambda: self._plan(hello, start), done), Agreement(self, start, done)
+
+    def schedule(self, plan: Plan, epoch: int, lanes: range, done: Callable[[], None]) -> Future[Schedule]:
+        """The epoch's schedule, one for all sessions. Raises PlanError where it has no step."""
+        return self._submit(lambda: self._schedule(plan, epoch, lanes), done)
+
+    def verify(self, start: RunStart, done: Callable[[], None]) -> Future[bool]:
+        """Whether a rank should look again later at what it has agreed on. Raises PlanError where that has changed."""
+        return self._submit(lambda: self._verify(start), done)
 
     def describe(self) -> str:
         """What the request under way is doing, and since when."""
@@ -71,43 +91,80 @@ class Planner:
             frame = frame.f_back
         return f"it has been planning for {time.monotonic() - self._began_s:.0f} s, and {activity(calls)}"
 
-    def schedule(self, plan: Plan, epoch: int) -> Schedule:
-        """The epoch's schedule, one for all sessions. Raises PlanError where it has no step."""
-        schedules = next(each.schedules for each in self._planned if each.plan() is plan)
-        schedule = schedules.get(epoch)
-        if schedule is None:
-            schedule = schedules[epoch] = plan.schedule(epoch)
-        return schedule
-
     def close(self) -> None:
         """Take no more requests, and wait for the one under way, which the cluster's end interrupts."""
         self._requests.put(None)
         self._thread.join(_END_S)
+
+    def _submit(self, answer: Callable[[], T], done: Callable[[], None]) -> Future[T]:
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            self._began_s = time.monotonic()
+            try:
+                future.set_result(answer())
+            except Exception as error:
+                future.set_exception(error)
+            done()
+
+        self._requests.put(run)
+        return future
 
     def _work(self) -> None:
         while self._work_once():  # whose variables would keep the last plan alive
             pass
 
     def _work_once(self) -> bool:
-        request = self._requests.get()
-        if request is not None and request[1].set_running_or_notify_cancel():
-            self._answer(*request)
-        return request is not None
+        run = self._requests.get()
+        if run is not None:
+            run()
+        return run is not None
 
-    def _answer(self, hello: Hello, future: Future[Plan], done: Callable[[], None]) -> None:
-        self._began_s = time.monotonic()
+    def _plan(self, hello: Hello, start: RunStart) -> Plan:
         planned = [each for each in self._planned if each.plan() is not None]
         plans = [plan for each in planned if (plan := each.plan()) is not None]
-        try:
-            plan = self._resolve(hello, plans)
-        except Exception as error:
-            future.set_exception(error)
-        else:
-            if not any(plan is each for each in plans):
-                planned = [*planned, _Planned(plan)]
-            self._planned = planned
-            future.set_result(plan)
-        done()
+        plan = self._resolve(hello, start, plans)
+        if not any(plan is each for each in plans):
+            planned = [*planned, _Planned(plan)]
+        self._planned = planned
+        return plan
+
+    def _schedule(self, plan: Plan, epoch: int, lanes: range) -> Schedule:
+        schedules = next(each.schedules for each in self._planned if each.plan() is plan)
+        schedule = schedules.get(epoch)
+        if schedule is None:
+            schedule = schedules[epoch] = plan.schedule(epoch)
+        if schedule.rows:
+            schedule.open_blocks(lanes)  # which orders the splits, and cuts the lanes
+        return schedule
+
+
+class Agreement:
+    """What a rank agreed on with the others for its plan, looked at again while other ranks may still come."""
+
+    def __init__(self, planner: Planner, start: RunStart, done: Callable[[], None]) -> None:
+        self._planner = planner
+        self._start = start
+        self._done = done
+        self._pause_s = _FIRST_LOOK_S
+        self._due_s = float("inf")  # until the first stream begins
+        self._looking: Future[bool] | None = None
+
+    def begin(self) -> None:
+        """A stream begins."""
+        if self._looking is None:
+            self._due_s = 0.0
+
+    def look(self, now_s: float) -> None:
+        """Look again if it is time to. Raises PlanError if the other ranks have agreed on another value."""
+        if self._looking is not None and self._looking.done():
+            again, self._looking = self._looking.result(), None
+            self._due_s = now_s + self._pause_s if again else float("inf")
+            self._pause_s = min(2 * self._pause_s, _LONGEST_LOOK_S)
+        if self._looking is None and now_s >= self._due_s:
+            self._looking = self._planner.verify(self._start, self._done)
 
 
 def activity(calls: Sequence[tuple[str, str]]) -> str:

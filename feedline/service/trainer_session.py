@@ -30,13 +30,13 @@ from feedline.planning.schedule import rank_lanes
 from feedline.resources import available_memory_bytes
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.dispatch.delivery import DeliveryStats
-from feedline.service.dispatch.timing import HORIZON_S, TrainerPace
+from feedline.service.dispatch.timing import TrainerPace
 from feedline.service.dispatch.window import Window, WindowLimits
-from feedline.service.planner import Planner
+from feedline.service.planner import Agreement, Planner
 from feedline.service.quality_monitor import QualityMonitor
 from feedline.service.scaling.load import TrainerLoad
 from feedline.service.slot_writers import SlotWriters
-from feedline.service.trainer_stream import TrainerStream
+from feedline.service.trainer_stream import TrainerStream, TrainerStreams
 from feedline.version import VERSION
 
 _window_logger = logging.getLogger("feedline.window")
@@ -150,35 +150,36 @@ class TrainerSession:
         self._writers = SlotWriters(self._ring, self._wake)
         self._hello_number = 0  # of the last hello
         self._planning: Future[Plan] | None = None
+        self._agreement: Agreement | None = None
         self._plan: Plan | None = None
-        self._window: Window | None = None  # of the plan, kept over epochs
-        self._stream: TrainerStream | None = None
-        self._ahead: TrainerStream | None = None  # the next epoch's, started when this one ended
         self._pace = TrainerPace()
         self._report_s = 0.0
         self.runnable = False  # something has happened since `advance` had nothing to do
         self.starved = False  # the trainer's next step waits for a block
         self.counters = FeederCounters()
+        self._streams = TrainerStreams(cluster, planner, self._pace, self.counters.delivery, self._wake)
         self.monitor = QualityMonitor(BatchSchema(()), (), "warn")
         self._about = about
         self.trainer = _pidfd(channel)
 
     def count_wait(self, waited_s: float) -> None:
         """Count time in which the loop slept as waiting for blocks or for slots."""
-        if self._stream is not None and not self._stream.ended:
-            self.counters.count_wait(waited_s, for_slot=self._stream.draft is not None)
+        stream = self._streams.current
+        if stream is not None and not stream.ended:
+            self.counters.count_wait(waited_s, for_slot=stream.draft is not None)
 
     def load(self) -> TrainerLoad:
         """What the trainer uses and waits for."""
-        return self.counters.load(self._stream, starved=self.starved)
+        return self.counters.load(self._streams.current, starved=self.starved)
 
     def look(self) -> None:
-        """Check the blocks in flight. Called about once a second."""
+        """Check the blocks in flight, and what ranks agreed on. Called about once a second."""
         self.runnable = True
-        for stream in (self._stream, self._ahead):
-            if stream is not None and not stream.ended:
-                stream.delivery.look(starved=self.starved and stream is self._stream)
-                self._adjust_window(stream)
+        if self._agreement is not None:
+            self._agreement.look(time.monotonic())
+        for stream in self._streams.running():
+            stream.delivery.look(starved=self.starved and stream is self._streams.current)
+            self._adjust_window(stream)
 
     def _adjust_window(self, stream: TrainerStream) -> None:
         """Adjust how many blocks are in flight, and how many slots the ring has."""
@@ -233,11 +234,12 @@ class TrainerSession:
 
     def _diagnose(self) -> str:
         """What the trainer's next batch waits for."""
-        if self._planning is not None:
+        stream = self._streams.current
+        if self._planning is not None or (stream is None and self._streams.is_opening):
             return self._planner.describe()
-        if self._stream is None or self._stream.ended:
+        if stream is None or stream.ended:
             return "the feeder has nothing to deliver"
-        return self._stream.diagnose(self._ring.slots)
+        return stream.diagnose(self._ring.slots)
 
     def _on_hello(self, message: dict[str, Any]) -> None:
         self._hello_number = int(message.get("number", 0))
@@ -251,7 +253,7 @@ class TrainerSession:
         self._end_stream()
         if self._planning is not None:
             self._planning.cancel()
-        self._planning = self._planner.plan(hello, self._wake)
+        self._planning, self._agreement = self._planner.plan(hello, self._wake)
 
     def _answer_hello(self, planning: Future[Plan]) -> None:
         """Send the facts of the plan, once it is there."""
@@ -259,54 +261,33 @@ class TrainerSession:
             return
         self._planning = None
         self._plan = plan = planning.result()
-        self._window = Window(
-            WindowLimits(open_blocks=1, memory_bytes=self._blocks_bytes, fixed_blocks=self._cluster.fixed_window)
-        )
+        assert self.rank is not None
+        limits = WindowLimits(
+            open_blocks=1, memory_bytes=self._blocks_bytes, fixed_blocks=self._cluster.fixed_window
+        )  # of all epochs
+        self._streams.use(plan, rank_lanes(plan.lanes, self.rank, self._world_size), Window(limits))
         self._on_plan(plan)
         self.monitor = QualityMonitor(plan.layout.schema, plan.job.features, plan.on_expect)
         facts = {**plan.facts().to_json(), **replace(self._about, dashboard=self._cluster.dashboard).to_json()}
         self.channel.post_json({"type": "facts", "number": self._hello_number, "facts": facts})
 
     def _on_begin(self, begin: BeginStream) -> None:
-        ahead, self._ahead = self._ahead, None
-        self._end_stream()
-        if ahead is not None and (ahead.epoch, ahead.step) == (begin.epoch, begin.step):
-            self._stream = ahead
-            ahead.number = begin.stream
-        else:
-            if ahead is not None:
-                ahead.delivery.close()
-            self._stream = self._open(begin.stream, begin.epoch, begin.step)
-        self._stream.last = begin.last
-        self._ring.node = begin.node
-        self.monitor.begin(begin.epoch, begin.seen)
-        self.counters.begin(begin, self._stream.schedule.steps)
+        self._writers.drop()
+        self._streams.begin(begin)
+        if self._agreement is not None:
+            self._agreement.begin()
+            self._agreement.look(time.monotonic())
 
-    def _open(self, number: int, epoch: int, step: int) -> TrainerStream:
-        assert self._plan is not None
-        assert self._window is not None
-        assert self.rank is not None
-        schedule = self._planner.schedule(self._plan, epoch)
-        lanes = rank_lanes(schedule.lanes, self.rank, self._world_size)
-        return TrainerStream.open(
-            self._cluster,
-            self._plan,
-            schedule,
-            lanes,
-            number=number,
-            epoch=epoch,
-            step=max(step, schedule.first_step),
-            window=self._window,
-            wake=self._wake,
-            stats=self.counters.delivery,
-        )
+    def _open_stream(self) -> None:
+        begin, stream = self._streams.open(), self._streams.current
+        if begin is not None and stream is not None:
+            self._ring.node = begin.node
+            self.monitor.begin(begin.epoch, begin.seen)
+            self.counters.begin(begin, stream.schedule.steps)
 
     def _end_stream(self) -> None:
-        for stream in (self._stream, self._ahead):
-            if stream is not None:
-                stream.delivery.close()
         self._writers.drop()
-        self._stream = self._ahead = None
+        self._streams.end()
 
     # -- filling --------------------------------------------------------------------------------------------------
 
@@ -315,12 +296,14 @@ class TrainerSession:
         self.runnable = False
         if self._planning is not None:
             self._answer_hello(self._planning)
-        elif self._fill():
+            return
+        self._open_stream()
+        if self._fill():
             self.runnable = True
 
     def _fill(self) -> bool:
         """Announce or begin to write a batch, or end the stream; False if there is nothing to do before an event."""
-        stream = self._stream
+        stream = self._streams.current
         self.starved = False
         if stream is None or stream.ended:
             return False
@@ -339,8 +322,7 @@ class TrainerSession:
             stream.delivery.close()
             # Most trainers continue with the next epoch: compute its first blocks while they evaluate and save.
             if not stream.last:
-                self._ahead = self._open(0, stream.epoch + 1, 0)
-                self._ahead.delivery.pump(0, step_s=self._pace.step_s, delay_s=HORIZON_S)
+                self._streams.begin_ahead(stream.epoch + 1)
             return True
         assert self._plan is not None
         if stream.draft is None:
@@ -356,12 +338,13 @@ class TrainerSession:
         return True
 
     def _report(self, warnings: Sequence[str] = (), *, every_s: float = 0.0) -> None:
-        if self._stream is None or time.monotonic() - self._report_s < every_s:
+        stream = self._streams.current
+        if stream is None or time.monotonic() - self._report_s < every_s:
             return
         if every_s and self.channel.has_posted:
             return  # a trainer that reads nothing gets the next one: reports must not pile up
         self._report_s = time.monotonic()
-        self.channel.post(report_packet(self._stream.number, self.counters.stats(), self.monitor.epoch_counts()))
+        self.channel.post(report_packet(stream.number, self.counters.stats(), self.monitor.epoch_counts()))
         if warnings:
             self.channel.post_json({"type": "warnings", "texts": list(warnings)})
 

@@ -20,8 +20,9 @@ from pipelines import PATIENCE_S, Place, furnished
 from processes import SUPPORT, running
 
 from feedline import FeedlineDataset, Pipeline
+from feedline.errors import PlanError
 from feedline.loader.facts import Hello
-from feedline.planning.agreement import RunStart, agree, launch_name
+from feedline.planning.agreement import RunStart, agree, launch_name, verify
 
 JOB = "f" * 64
 
@@ -50,10 +51,14 @@ class Starts:
         self.work_dir = str(work_dir)
         self.taken = 0
         self.now_s = 1000.0
+        self.last: dict[int, RunStart] = {}  # by rank
 
-    def start(self, rank: int, world_size: int, job: str = JOB, **environment: str) -> str:
-        begun = RunStart(job=job, rank=rank, world_size=world_size)
+    def start(self, rank: int, world_size: int, job: str = JOB, connected: bool = False, **environment: str) -> str:
+        begun = self.last[rank] = RunStart(job=job, rank=rank, world_size=world_size, connected=connected)
         return agree(begun, self.work_dir, self.take, environment=environment, now_s=lambda: self.now_s)
+
+    def verify(self, rank: int) -> bool:
+        return verify(self.last[rank], self.work_dir, now_s=lambda: self.now_s)
 
     def take(self) -> str:
         self.taken += 1
@@ -96,13 +101,68 @@ def test_a_launchers_name_distinguishes_starts(tmp_path: Path):
     torchrun = {"TORCHELASTIC_RUN_ID": "a", "TORCHELASTIC_RESTART_COUNT": "0"}
     assert starts.start(0, 2, **torchrun) == "s1"
     assert starts.start(1, 2, **{**torchrun, "TORCHELASTIC_RESTART_COUNT": "1"}) == "s2"
-    starts.now_s += 10_000
+    starts.now_s += 3500
     assert starts.start(1, 2, **torchrun) == "s1", "slow ranks of a named start join it"
+    assert starts.start(0, 2, **torchrun) == "s3"
+    starts.now_s += 3601
+    assert starts.start(1, 2, **torchrun) == "s4", "a name that is used again is another start"
     assert launch_name({"TORCHELASTIC_RUN_ID": "none"}) is None
     assert launch_name({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}) == "7_0"
     requeued = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_RESTART_COUNT": "2"}
     assert launch_name(requeued) == "7_0_2", "a job that is requeued keeps its id"
     assert launch_name({}) is None
+
+
+def test_ranks_that_joined_a_failed_start_are_told(tmp_path: Path):
+    starts = Starts(tmp_path)
+    assert [starts.start(rank, 4) for rank in (0, 1)] == ["s1", "s1"]  # and it fails
+    assert [starts.start(rank, 4) for rank in (2, 0, 1, 3)] == ["s1", "s2", "s2", "s2"]
+    assert all(starts.verify(rank) for rank in (0, 1, 3))
+    with pytest.raises(PlanError, match=r"got s1 on rank 2, .* expected s2 as on rank 0, 1, 3 .*Restart all ranks"):
+        starts.verify(2)
+    starts.now_s += 601
+    assert not any(starts.verify(rank) for rank in range(4)), "what other ranks do later is another start"
+
+
+def test_a_rank_that_starts_twice_is_in_both_starts(tmp_path: Path):
+    starts = Starts(tmp_path)
+    assert [starts.start(rank, 2) for rank in (0, 1)] == ["s1", "s1"]
+    first = dict(starts.last)
+    assert [starts.start(rank, 2) for rank in (0, 1)] == ["s2", "s2"], "the ranks open a second dataset"
+    starts.last = first
+    assert starts.verify(0)
+    assert starts.verify(1)
+
+
+def test_ranks_that_are_connected_compare_their_plans_themselves(tmp_path: Path):
+    starts = Starts(tmp_path)
+    assert [starts.start(rank, 2, connected=True) for rank in (0, 1, 0)] == ["s1", "s1", "s2"]
+    assert not starts.verify(1)
+
+
+def test_a_store_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("feedline.warehouse.storage.content_store.is_local", lambda filesystem: False)
+    starts = Starts(tmp_path)
+    with pytest.raises(PlanError, match=r"2 ranks cannot agree on what they read: work_dir is .*torch.distributed"):
+        starts.start(0, 2)
+    assert [starts.start(0, 1), starts.start(0, 2, connected=True)] == ["s1", "s2"], "these need no locks"
+
+
+@pytest.mark.slow
+def test_a_rank_that_joined_a_failed_start_ends_its_epoch(place: Place):
+    path = place.write(batch={"size": 100, "tail": "pad"})
+    for rank in (0, 1):  # a start of three ranks that fails before the last one is there
+        with FeedlineDataset(path, rank=rank, world_size=3) as dataset:
+            assert len(dataset) > 0
+    grow(place, "part-late.parquet")
+    with ExitStack() as stack:
+        ranks = {rank: stack.enter_context(FeedlineDataset(path, rank=rank, world_size=3)) for rank in (2, 0, 1)}
+        lengths = [len(ranks[rank]) for rank in (2, 0, 1)]  # rank 2 comes first, and finds the failed start
+        assert lengths[1] == lengths[2] > lengths[0]
+        assert len(_ids(ranks[0])) > 0
+        snapshots = [ranks[rank].facts["snapshot"] for rank in (2, 0)]
+        with pytest.raises(PlanError, match=r"got {} on rank 2.*{}".format(*snapshots)):
+            list(map(_ids, [ranks[2]] * 1000))
 
 
 def test_a_damaged_agreement_is_replaced(tmp_path: Path):

@@ -220,7 +220,7 @@ def test_what_ranks_agree_on_lies_in_the_store_too(s3: Store, server: int) -> No
     taken = iter(["a", "b", "c"])
 
     def agreed(rank: int) -> str:
-        start = RunStart(job="f" * 64, rank=rank, world_size=2)
+        start = RunStart(job="f" * 64, rank=rank, world_size=2, connected=True)
         return agree(start, s3.uri("work/ranks"), lambda: next(taken), environment={})
 
     assert [agreed(0), agreed(1), agreed(0), agreed(1)] == ["a", "a", "b", "b"]

@@ -241,10 +241,15 @@ def get(location: Location, name: str) -> bytes | pa.Buffer:
     return with_retries(read, filesystem, join(redact(location.uri), name))
 
 
+def has_locks(location: Location) -> bool:
+    """Whether `lock_file` keeps other processes out."""
+    return is_local(location.filesystem)
+
+
 @contextlib.contextmanager
 def lock_file(location: Location, name: str) -> Iterator[None]:
     """Lock a file below a folder against other processes; has no effect on stores, which have no locks."""
-    if not is_local(location.filesystem):
+    if not has_locks(location):
         yield
         return
     path = Path(location.path, name)
