@@ -144,7 +144,7 @@ def compile_spec(
 
 
 def grouped_features(spec: PipelineSpec) -> tuple[FeatureSpec, ...]:
-    """The spec's features, each with the deduplicated group that it belongs to, however pipeline.yaml names it."""
+    """The spec's features, each with the deduplicated group that it belongs to."""
     if not spec.dedup:
         return spec.features
     features = assign_groups(spec.features, spec.dedup, out_of_fold=spec.fit.out_of_fold)
@@ -163,8 +163,7 @@ def refuse_constant_groups(spec: PipelineSpec, features: CompiledFeatures, parti
             reads.setdefault(feature.dedup, set()).update(output.reads)
     for name, columns in reads.items():
         if columns.issubset(partition_columns):
-            path = next((group.path for group in spec.dedup if group.name == name), None)
-            path = path or next((*feature.path, "dedup") for feature in features.features if feature.dedup == name)
+            path = next(group.path for group in spec.dedup if group.name == name)
             message = f"group {name!r} reads partition keys alone: got {', '.join(sorted(columns))}, which are constant"
             raise spec.error(path, f"{message} in every file. Leave its features out of groups, or name more columns")
 

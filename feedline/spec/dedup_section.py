@@ -6,12 +6,11 @@ and ops are known: see `feedline.transforms.compile.dedup_groups`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from feedline.spec.column_ranges import expand
-from feedline.spec.features import FeatureSpec
 from feedline.spec.positions import Document, Path, Problems, describe_value, path_text, unknown_message
 
 _FORM = "Write `dedup: {user: {columns: [user_id, 'hist_{0..5}']}}`"
@@ -46,21 +45,6 @@ def read_groups(document: Document, problems: Problems) -> tuple[DedupSpec, ...]
                 message = f"column {column!r} is in two groups: got it here and at {path_text(earlier.path)}"
                 problems.add((*group.path, "columns"), f"{message}. A column belongs to one group: remove it from one")
     return found
-
-
-def check_features(
-    groups: Sequence[DedupSpec], features: Sequence[FeatureSpec], problems: Problems, *, has_runs: bool
-) -> None:
-    """Add an error where a feature names a group of the section, and where the shuffle leaves no runs of rows."""
-    names = {group.name: group for group in groups}
-    grouped = [(*feature.path, "dedup") for feature in features if feature.dedup is not None]
-    for feature in features:
-        if feature.dedup in names:
-            there = path_text(names[str(feature.dedup)].path)
-            message = f"group {feature.dedup!r} is named here and at {there}, where its columns decide"
-            problems.add((*feature.path, "dedup"), f"{message}. Remove it here, or rename one of the two groups")
-    if not has_runs and (groups or grouped):
-        problems.add(groups[0].path if groups else grouped[0], NEEDS_RUNS)
 
 
 def _group(name: str, body: Any, problems: Problems) -> Iterator[DedupSpec]:

@@ -114,7 +114,6 @@ def _feature_definitions() -> Schema:
             "ops": ops,
             "on_nonfinite": on_nonfinite,
             "expect": _expect(),
-            "dedup": {"description": "The group of features that repeat together.", **_NAME},
         },
         **source,
     }
@@ -141,7 +140,7 @@ def _add_templates(definitions: Schema) -> None:
     """Add the entries for several features to those for one."""
     feature, extra = definitions["feature"]["anyOf"], definitions["extra_feature"]["anyOf"]
     properties = feature[1]["properties"]
-    template = _template(properties, ["ops", "on_nonfinite", "expect", "dedup"])
+    template = _template(properties, ["ops", "on_nonfinite", "expect"])
     extra_template = _template(properties, ["expect"])
     definitions["features_of_a_range"] = {"anyOf": [feature[0], template]}
     definitions["extra_features_of_a_range"] = {"anyOf": [extra[0], extra_template]}

@@ -24,7 +24,7 @@ from pydantic_core import ErrorDetails
 
 from feedline.errors import SpecError
 from feedline.spec.cluster_section import ClusterSpec, TlsSpec
-from feedline.spec.dedup_section import DedupSpec, check_features, read_groups
+from feedline.spec.dedup_section import NEEDS_RUNS, DedupSpec, read_groups
 from feedline.spec.expectations import OnExpect
 from feedline.spec.features import FeatureSpec, OnNonfinite, OpCall, canonical_json, read_features
 from feedline.spec.json_schema import describe
@@ -233,9 +233,8 @@ def _validate(document: Document, base_dir: str) -> PipelineSpec:
             _add_problem(detail, document, problems)
     if spec is not None and spec.cluster.provider is not None and not spec.allow_code:
         problems.add(("cluster", "class"), _CLASS_NEEDS_CODE)
-    if spec is not None:
-        has_runs = spec.shuffle is None or not spec.shuffle.rows or spec.shuffle.by is not None
-        check_features(spec.dedup, spec.features, problems, has_runs=has_runs)
+    if spec is not None and spec.dedup and spec.shuffle is not None and spec.shuffle.rows and spec.shuffle.by is None:
+        problems.add(spec.dedup[0].path, NEEDS_RUNS)
     problems.raise_all()
     if spec is None:
         raise AssertionError("pydantic refused a pipeline without saying why")

@@ -260,9 +260,10 @@ def test_a_train_pipeline_takes_batches_of_a_dataset(torchrec, tmp_path):
                 f"{dedup}.yaml",
                 name="sessions",
                 features={
-                    "sparse": {"history": {"column": "history", **({"dedup": "user"} if dedup else {})}, "tags": []},
+                    "sparse": {"history": [], "tags": []},
                     "label": {"clicked": []},
                 },
+                dedup={"user": {"columns": ["history"]}} if dedup else None,
                 batch={"size": 64},
                 shuffle={"by": "session", "seed": 1},
             )

@@ -63,20 +63,27 @@ def place(tmp_path: Path, table: Path) -> Iterator[Place]:
         yield place
 
 
-def features(groups: bool, **more: Any) -> dict[str, Any]:
-    def of(group: str, column: str, *ops: Any) -> dict[str, Any]:
-        return {"column": column, "ops": [*ops], **({"dedup": group} if groups else {})}
+DEDUP = {
+    "user": {"columns": ["dense_{0..1}", "id_0"]},
+    "viewed": {"columns": ["hist_0"]},
+    "bought": {"columns": ["hist_1"]},
+}
+
+
+def features(**more: Any) -> dict[str, Any]:
+    def of(column: str, *ops: Any) -> dict[str, Any]:
+        return {"column": column, "ops": [*ops]}
 
     return {
         "dense": {
-            "age": of("user", "dense_0", {"fill_null": 0}, "standardize"),
+            "age": of("dense_0", {"fill_null": 0}, "standardize"),
             "price": {"column": "dense_3", "ops": [{"fill_null": 0}]},
-            "visits": of("user", "dense_1", {"fill_null": -1}),
+            "visits": of("dense_1", {"fill_null": -1}),
         },
-        "categorical": {"city": of("user", "id_0", {"hash_bucket": 50}), "item": {"column": "id_3"}},
+        "categorical": {"city": of("id_0", {"hash_bucket": 50}), "item": {"column": "id_3"}},
         "sparse": {
-            "viewed": of("viewed", "hist_0", {"vocabulary": {"min_count": 3}}),
-            "bought": of("bought", "hist_1", {"first_x": 4}),
+            "viewed": of("hist_0", {"vocabulary": {"min_count": 3}}),
+            "bought": of("hist_1", {"first_x": 4}),
         },
         "label": {"clicked": []},
         "extra": ["request_id", "session_id"],
@@ -89,7 +96,8 @@ def pipeline(place: Place, groups: bool, **changes: Any) -> Pipeline:
     path = path_of(place, groups)
     settings = {
         "name": "flows",
-        "features": features(groups),
+        "features": features(),
+        "dedup": DEDUP if groups else None,
         "fit": "auto",
         "batch": {"size": BATCH, "tail": "drop"},
         "shuffle": BY_SESSION,
@@ -264,10 +272,13 @@ def test_errors_name_the_first_row_of_a_run_that_the_filter_leaves(place: Place,
     pq.write_table(pa.table({**values, "x": [1.0] * 20 + [0.0] * 20}), table / "0.parquet", row_group_size=16)
     messages = []
     for groups in (False, True):
-        infinite = {"expr": "1 / x", "on_nonfinite": "error", **({"dedup": "user"} if groups else {})}
-        only = {"dense": {"infinite": infinite}, "label": {"clicked": []}}
+        infinite = {"expr": "1 / x", "on_nonfinite": "error"}
+        only = {
+            "features": {"dense": {"infinite": infinite}, "label": {"clicked": []}},
+            "dedup": {"user": {"columns": ["x"]}} if groups else None,
+        }
         source = {"table": str(table), "where": "request_id % 5 == 3"}
-        broken = pipeline(place, groups, features=only, source=source, shuffle="off", batch={"size": 4})
+        broken = pipeline(place, groups, **only, source=source, shuffle="off", batch={"size": 4})
         with pytest.raises(DataError, match="'infinite' holds a value that is not finite") as caught:
             list(broken.batches())
         messages.append(str(caught.value).rpartition(" (")[2])

@@ -72,42 +72,35 @@ def stored(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def features(dedup: bool) -> dict[str, Any]:
-    def of(group: str, **body: Any) -> dict[str, Any]:
-        return {**body, **({"dedup": group} if dedup else {})}
-
-    return {
-        "dense": {
-            "age": of("user", column="age", ops=[{"fill_null": -1}]),
-            "item_number": {"column": "item"},
-            "both": {"expr": "coalesce(age, 0) + item"},
-        },
-        "categorical": {
-            "city": of("user", column="city", ops=[{"fill_null": "none"}, {"hash_bucket": 50}]),
-            "item": [{"modulo": 7}],
-            "known": of("user", column="city", ops=[{"vocabulary": {"min_count": 800}}]),
-        },
-        "sparse": {
-            "tags": [],
-            "hist": of("user", column="hist"),
-            "first": of("lists", column="hist", ops=[{"first_x": 1}]),
-            "score": of("lists", column="score"),
-        },
-        "label": {"clicked": []},
-        "extra": ["row"],
-    }
+FEATURES: dict[str, Any] = {
+    "dense": {
+        "age": [{"fill_null": -1}],
+        "item_number": {"column": "item"},
+        "both": {"expr": "coalesce(age, 0) + item"},
+    },
+    "categorical": {
+        "city": [{"fill_null": "none"}, {"hash_bucket": 50}],
+        "item": [{"modulo": 7}],
+        "known": {"column": "city", "ops": [{"vocabulary": {"min_count": 800}}]},
+    },
+    "sparse": {"tags": [], "hist": [], "first": {"column": "hist", "ops": [{"first_x": 1}]}, "score": []},
+    "label": {"clicked": []},
+    "extra": ["row"],
+}
+GROUPS = {"user": {"columns": ["age", "city"]}, "lists": {"columns": ["hist", "score"]}}
 
 
-def pipeline(place: Place, *, dedup: bool, dedup_groups: Any = None, **changes: Any) -> Pipeline:
+def pipeline(place: Place, *, dedup: bool, **changes: Any) -> Pipeline:
     rows = changes.get("source", {})  # what is fitted on other rows is another pipeline's
     settings = {
         "name": "_".join(["clicks", *rows]),
-        "features": features(dedup),
+        "features": FEATURES,
         "batch": {"size": 128, "tail": "pad"},
         "fit": "auto",
-        "dedup": dedup_groups,
         **changes,
+        "dedup": changes.get("dedup_groups", GROUPS) if dedup else None,
     }
+    settings.pop("dedup_groups", None)
     return Pipeline.from_yaml(place.write(f"{'dedup' if dedup else 'plain'}.yaml", **settings))
 
 
@@ -176,11 +169,11 @@ def test_quality_counts_rows_and_the_rows_of_errors_are_those_of_the_table(place
     assert counts[0]["known"]["oov"] > 0
     assert counts[0]["score"]["nonfinite"] > 0
     messages = []
-    for group in ({"dedup": "user"}, {}):
-        infinite = {"expr": "1.0 / coalesce(age, 0)", "on_nonfinite": "error", **group}
-        broken = {**features(True), "dense": {"infinite": infinite}}
+    infinite = {"expr": "1.0 / coalesce(age, 0)", "on_nonfinite": "error"}
+    broken = {**FEATURES, "dense": {"infinite": infinite}}
+    for grouped in (True, False):
         with pytest.raises(DataError, match="'infinite' holds a value that is not finite") as caught:
-            next(pipeline(place, dedup=True, features=broken, **changes).batches())
+            next(pipeline(place, dedup=grouped, features=broken, **changes).batches())
         messages.append(str(caught.value).rpartition(" (")[2])
     assert messages[0] == messages[1]
     assert "row" in messages[0]
@@ -188,7 +181,7 @@ def test_quality_counts_rows_and_the_rows_of_errors_are_those_of_the_table(place
 
 def test_a_dataset_gives_groups_and_a_state_belongs_to_them(place: Place):
     path = place.write(
-        "set.yaml", fit="auto", features=features(True), shuffle="off", batch={"size": 128, "tail": "drop"}
+        "set.yaml", fit="auto", features=FEATURES, dedup=GROUPS, shuffle="off", batch={"size": 128, "tail": "drop"}
     )
     wanted = list(pipeline(place, dedup=False, shuffle="off", batch={"size": 128, "tail": "drop"}).batches())
     with FeedlineDataset(path, timeout=PATIENCE_S) as dataset:
@@ -236,17 +229,42 @@ def test_the_described_tensors_are_those_of_a_batch(place: Place):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"shuffle": {"seed": 1}}, r"features.dense.age.dedup: .*`shuffle: {by: COLUMN}`"),
-        ({"features": {"label": {"clicked": {"column": "clicked", "dedup": "user"}}}}, "labels belong to rows"),
-        ({"features": {"dense": {"age": {"column": "age", "dedup": 3}}}}, "the name of a group of features"),
-        ({"dedup": {"user": {"columns": ["age"]}}}, r"age.dedup: group 'user' is named here and at dedup.user, where"),
-        ({"features": features(False), "dedup": USER, "shuffle": {"seed": 1}}, "dedup.user: .*`shuffle: {by: COLUMN}`"),
+        ({"dedup": USER, "shuffle": {"seed": 1}}, "dedup.user: .*`shuffle: {by: COLUMN}`"),
+        (
+            {"features": {"dense": {"age": {"column": "age", "dedup": "user"}}, "label": {"clicked": []}}},
+            (
+                r"bad.yaml:\d+:\d+: features.dense.age.dedup: a feature does not name its group: .*Remove the key, and "
+                r"write `dedup: {\"user\":{\"columns\":\[\"age\"\]}}` beside `features`"
+            ),
+        ),
+        (
+            {"features": {"label": {"clicked": {"column": "clicked", "dedup": "user"}}}},
+            "features.label.clicked.dedup: a feature does not name its group: .* Remove the key$",
+        ),
     ],
 )
 def test_bad_groups_are_refused_when_the_pipeline_is_read(place: Place, change: dict[str, Any], message: str):
-    settings = {"features": features(True), "shuffle": "off", **change}
+    settings = {"features": FEATURES, "shuffle": "off", **change}
     with pytest.raises(SpecError, match=message):
         Pipeline.from_yaml(place.write("bad.yaml", **settings))
+
+
+def test_the_section_to_write_names_the_columns_of_all_features_and_groups(place: Place):
+    features = {
+        "dense": {
+            "age": {"column": "age", "dedup": "user"},
+            "half": {"expr": "age / 2", "dedup": "user"},
+            "hist_{0..1}": {"ops": [{"first_x": 3}], "dedup": "lists"},
+        },
+        "categorical": {"both": {"op": {"cross_hash": 9}, "inputs": ["age", "city"], "dedup": "user"}},
+    }
+    with pytest.raises(SpecError) as caught:
+        Pipeline.from_yaml(place.write("bad.yaml", features=features, dedup=USER, shuffle="off"))
+    assert str(caught.value).endswith(
+        "Remove the key from 5 features, and write `dedup: "
+        '{"lists":{"columns":["hist_0","hist_1"]},"user":{"columns":["age","city","<columns of age / 2>"]}}` beside '
+        "`features`"
+    )
 
 
 @pytest.mark.parametrize(
@@ -255,49 +273,19 @@ def test_bad_groups_are_refused_when_the_pipeline_is_read(place: Place, change: 
         ({"dedup": {"g": {"columns": ["age", "cty"]}}}, r"bad.yaml:\d+:\d+: dedup.g.columns: .*'cty', .* mean `city`"),
         ({"dedup": {"g": {"columns": ["session"]}}}, "no feature belongs to the group 'g': no feature reads session"),
         (
-            {"features": {"dense": {"day": {"column": "ds", "dedup": "g"}}}},
-            "features.dense.day.dedup: group 'g' reads partition keys alone: got ds, which are constant",
-        ),
-        (
             {"features": {"dense": {"day": {"column": "ds"}}}, "dedup": {"g": {"columns": ["ds"]}}},
-            "dedup.g: group 'g' reads partition keys alone",
+            "dedup.g: group 'g' reads partition keys alone: got ds, which are constant",
         ),
     ],
 )
 def test_groups_that_do_not_fit_the_table_are_refused_before_a_run(place: Place, changes: dict[str, Any], message: str):
-    settings = {"features": features(False), "shuffle": "off", "fit": "auto", **changes}
+    settings = {"features": FEATURES, "shuffle": "off", "fit": "auto", **changes}
     path = place.write("bad.yaml", **settings)
     with pytest.raises(SpecError, match=message):
         Pipeline.from_yaml(path).plan()
     if "partition" not in message:
         shown = CliRunner().invoke(app, ["check", str(path)])
         assert isinstance(shown.exception, SpecError)
-
-
-def test_groups_named_by_their_columns_are_those_named_at_each_feature(place: Place):
-    """The same batches, fingerprints and described tensors."""
-    plain = features(False)
-    group_of = {"age": "user", "city": "user", "known": "user", "hist": "lists", "first": "lists", "score": "lists"}
-    each = {
-        group: {
-            name: {**(body or {"column": name}), "dedup": group_of[name]} if name in group_of else body
-            for name, body in bodies.items()
-        }
-        if isinstance(bodies, dict)
-        else bodies
-        for group, bodies in plain.items()
-    }
-    columns = {"user": {"columns": ["age", "city"]}, "lists": {"columns": ["hist", "score"]}}
-    spelled = pipeline(place, dedup=True, shuffle="off", features=each)
-    named = pipeline(place, dedup=True, shuffle="off", features=plain, dedup_groups=columns)
-    for found, wanted in zip(named.batches(), spelled.batches(), strict=True):
-        assert found._root.tobytes() == wanted._root.tobytes()
-    assert named.plan().features_fingerprint == spelled.plan().features_fingerprint
-    assert named.plan().fingerprint == spelled.plan().fingerprint
-    assert named.schema == spelled.schema
-    assert named.schema.dedup == ("user", "lists")
-    row = {"age": 1.0, "city": "a", "hist": [1], "score": [0.5], "item": 3, "tags": []}
-    assert named.transform(row).dense.tolist() == spelled.transform(row).dense.tolist()
 
 
 @pytest.mark.parametrize(("fold_by", "where"), [("row", "item < 5"), ("session", "row % 10 < 9")])
@@ -307,13 +295,14 @@ def test_rows_that_a_fit_has_seen_repeat_no_others(place: Place, fold_by: str, w
     plain, dedup = (
         pipeline(
             place,
-            dedup=False,
+            dedup=bool(groups),
+            dedup_groups=groups,
             name=f"folds_{fold_by}",
-            features={"dense": {"rate": {"column": "city", "ops": [encoding], **group}}, "extra": ["row"]},
+            features={"dense": {"rate": {"column": "city", "ops": [encoding]}}, "extra": ["row"]},
             fit={"auto": True, "where": where},
             shuffle="off",
         )
-        for group in ({}, {"dedup": "user"})
+        for groups in ({}, {"user": {"columns": ["city", fold_by]}})
     )
     rows = unique = 0
     for wanted, found in zip(plain.batches(), dedup.batches(), strict=True):

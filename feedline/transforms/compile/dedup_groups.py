@@ -51,11 +51,11 @@ def deciding_columns(feature: FeatureSpec, *, out_of_fold: bool) -> set[str]:
 def assign_groups(
     features: Sequence[FeatureSpec], groups: Sequence[DedupSpec], *, out_of_fold: bool
 ) -> tuple[FeatureSpec, ...]:
-    """The features, those that belong to one of the groups with its name in `dedup`; a feature's own `dedup` stays."""
+    """The features, those that belong to one of the groups with its name in `dedup`."""
     group_of = {column: group.name for group in groups for column in group.columns}
     assigned = []
     for feature in features:
-        if feature.group not in PLAIN_GROUPS and feature.dedup is None:
+        if feature.group not in PLAIN_GROUPS:
             names = {group_of.get(column) for column in deciding_columns(feature, out_of_fold=out_of_fold)}
             assigned.append(replace(feature, dedup=names.pop()) if len(names) == 1 else feature)
         else:
@@ -88,8 +88,6 @@ def _empty_group(group: DedupSpec, features: Sequence[FeatureSpec], *, out_of_fo
         used = columns.intersection(group.columns)
         if used and (feature := own[name]).group in PLAIN_GROUPS:
             words.append(f"{name} is {'a label' if feature.group == 'label' else 'passed through'}")
-        elif used and feature.dedup is not None:
-            words.append(f"{name} names the group {feature.dedup!r} itself")
         elif used:
             words.append(f"{name} reads {', '.join(sorted(columns.difference(group.columns)))} as well")
     if words:

@@ -17,7 +17,6 @@ from feedline.spec import PipelineSpec, parse_spec
 FEATURES = {
     "dense": {
         "age": [{"fill_null": 0}],
-        "own": {"column": "age", "dedup": "other"},
         "both": {"expr": "age + price"},
         "shape": {"expr": "user['height'] / user['weight']"},
         "mean": {"column": "city", "ops": [{"target_encoding": {"target": "clicked", "fold_by": "request"}}]},
@@ -47,7 +46,6 @@ def spec_of(dedup: dict[str, list[str]], **changes: Any) -> PipelineSpec:
 def test_features_that_read_no_other_columns_belong_to_a_group():
     assert groups_of(spec_of({"u": ["age", "city", "user"], "lists": ["hist_{0..5}"]})) == {
         "age": "u",
-        "own": "other",
         "shape": "u",
         "mean_of_fold": "u",
         "cross": "u",
@@ -87,16 +85,15 @@ def test_a_group_without_features_is_refused(columns: list[str], message: str):
     [
         ({"extra": ["age"]}, "age is passed through"),
         ({"label": {"y": {"column": "age"}}}, "y is a label"),
-        ({"dense": {"years": {"column": "age", "dedup": "v"}}}, "years names the group 'v' itself"),
     ],
 )
-def test_labels_extras_and_features_with_a_group_of_their_own_fill_no_group(features: dict[str, Any], message: str):
+def test_labels_and_extras_fill_no_group(features: dict[str, Any], message: str):
     with pytest.raises(SpecError, match=message):
         grouped_features(spec_of({"g": ["age"]}, features=features))
 
 
 @given(st.dictionaries(st.sampled_from(list("abcdef")), st.sampled_from(["g", "h", None])), st.data())
-def test_both_forms_name_the_same_groups(group_of: dict[str, str | None], data: st.DataObject):
+def test_a_feature_is_in_the_group_of_all_its_columns(group_of: dict[str, str | None], data: st.DataObject):
     """A feature of columns of one group is in it, of several or none in none: as a set of columns says it."""
     pool = st.lists(st.sampled_from(list("abcdef")), min_size=1, max_size=3)
     inputs = data.draw(st.lists(pool, min_size=1, max_size=6))
@@ -110,6 +107,4 @@ def test_both_forms_name_the_same_groups(group_of: dict[str, str | None], data: 
             grouped_features(spec)
         return
     assert groups_of(spec) == wanted
-    each = {name: {**body, **({"dedup": wanted[name]} if name in wanted else {})} for name, body in features.items()}
-    assert grouped_features(spec_of({}, features={"dense": each})) == grouped_features(spec)
     assert PipelineSpec.from_canonical(spec.canonical()) == spec
