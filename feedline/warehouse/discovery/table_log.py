@@ -85,19 +85,23 @@ def declared_listing(
     by_path = {path[start:]: indices[path] for path in infos}
     order = pa.array([by_path[path] for path in listing.files["path"].to_pylist()], pa.int64())
     keys = {name: column.take(order) for name, column in partition.items()}
-    columns = pa.schema([field for field in schema if not may_be_flag(field)])  # flags of runs are none
     listing = replace(
-        listing, partition=keys, inferred_keys=frozenset(), source_names=f"{format} {table}", schema=columns
+        listing, partition=keys, inferred_keys=frozenset(), source_names=f"{format} {table}", schema=schema
     )
     listing = replace(listing, histories=histories or {})
     return listing.take(_table_order(listing.files["path"], keys))
 
 
 def unite_schemas(listing: Listing, files: Sequence[tuple[str, pa.Schema]], rules: SchemaRules) -> pa.Schema:
-    """A table's columns, from (file, schema) pairs: those of its log if it has one, else the union of the files'."""
+    """A table's columns, from (file, schema) pairs: those of its log if it has one, else the union of the files'.
+
+    The files' schemas are without flags of runs, which a log names like other columns.
+    """
     if listing.schema is None:
         return union(files, rules, keys=listing.partition)
-    return declared_schema(listing.schema, files, keys=listing.partition, rules=rules, histories=listing.histories)
+    stored = {name for _, schema in files for name in schema.names}
+    declared = [field for field in listing.schema if field.name in stored or not may_be_flag(field)]  # no flags of runs
+    return declared_schema(pa.schema(declared), files, keys=listing.partition, rules=rules, histories=listing.histories)
 
 
 def declared_schema(

@@ -67,6 +67,11 @@ def check_groups(groups: DedupGroups) -> None:
 def refuse_columns(snapshot: Snapshot, groups: DedupGroups, flatten: tuple[str, ...]) -> None:
     """Raise TableArgumentError for columns that no group can hold."""
     for name, members in groups:
+        if flag_column(name) in snapshot.schema.names:
+            raise TableArgumentError(
+                f"--dedup {name} needs a column {flag_column(name)!r} for its flags, and the table has one of its own. "
+                "Name the group otherwise"
+            )
         for column in members:
             if column in snapshot.partition_columns:
                 raise TableArgumentError(

@@ -31,7 +31,7 @@ from feedline.errors import TableError
 from feedline.warehouse.parquet.repeated_rows import first_rows_of_table
 
 METADATA_KEY = b"feedline.dedup"
-FLAG_PREFIX = "__run_"  # reserved: no other column may begin with it
+FLAG_PREFIX = "__run_"
 
 _VERSION = 1
 _GROUP_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -115,7 +115,7 @@ def flag_field(group: str) -> pa.Field:
 
 
 def may_be_flag(field: pa.Field) -> bool:
-    """Whether a column may be the flags of a group: a Boolean that is named like one. The file's metadata decides."""
+    """Whether a column is named and typed like the flags of a group. The file's metadata decides whether it is."""
     return field.name.startswith(FLAG_PREFIX) and bool(pat.is_boolean(field.type))
 
 
@@ -164,25 +164,14 @@ def dedup_metadata(
 ) -> DedupMetadata | None:
     """The groups of a file, from its key-value metadata, columns and rows per row group; None if it has none.
 
-    Raises TableError, naming the file, if they contradict each other: another tool wrote it. A column of another type
-    than bool is no flag, whatever its name.
+    Raises TableError, naming the file, if they contradict each other: another tool wrote it. Only the flags of the
+    groups that the metadata names are flags; any other column is plain, whatever its name.
     """
     columns = frozenset(schema.names)
-    flags = [field.name for field in schema if may_be_flag(field)]
     content = (notes or {}).get(METADATA_KEY)
     if content is None:
-        if flags:
-            raise TableError(
-                f"{file} has a column {flags[0]!r} without the metadata {METADATA_KEY.decode()!r}: expected both, as "
-                f"Boolean columns that begin with {FLAG_PREFIX} flag runs. {_REWRITE}, or rename the column"
-            )
         return None
     metadata = DedupMetadata.from_json(content, file)
-    for name in flags:
-        if name.removeprefix(FLAG_PREFIX) not in metadata.groups:
-            raise TableError(
-                f"{file} has a column {name!r} of no group: its metadata names {', '.join(metadata.groups)}. {_REWRITE}"
-            )
     stored_rows = list(rows)
     for name, group in metadata.groups.items():
         missing = [column for column in (flag_column(name), *group.columns) if column not in columns]
@@ -198,6 +187,15 @@ def dedup_metadata(
                 f"expected {_some(described)}. Another tool rewrote it. {_REWRITE}"
             )
     return metadata
+
+
+def lost_metadata(flags: str, file: str) -> TableError:
+    """The error for a file that looks like a copy without the metadata."""
+    return TableError(
+        f"{file} has a column {flags!r} without the metadata {METADATA_KEY.decode()!r}, and nulls in others: it "
+        "may be a copy, by a tool that drops the metadata, of a file that stores columns once per run, where such nulls "
+        f"are repeated rows. {_REWRITE}, or rename the column"
+    )
 
 
 def logical_nulls(runs: RowGroupRuns, stored: int) -> int:

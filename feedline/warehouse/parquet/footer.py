@@ -24,7 +24,14 @@ import pyarrow.parquet as pq
 import pyarrow.types as pat
 
 from feedline.errors import CorruptFileError, TableChangedError, TableError
-from feedline.warehouse.parquet.dedup_columns import DedupMetadata, dedup_metadata, flag_column, logical_nulls
+from feedline.warehouse.parquet.dedup_columns import (
+    DedupMetadata,
+    dedup_metadata,
+    flag_column,
+    logical_nulls,
+    lost_metadata,
+    may_be_flag,
+)
 from feedline.warehouse.parquet.schemas import leaf_count, without_dictionaries
 from feedline.warehouse.parquet.thrift import PHYSICAL_NAMES, MalformedError, Structure, structure_of
 from feedline.warehouse.storage.faults import encrypted_error, explain_errors
@@ -35,6 +42,7 @@ _TRAILER_BYTES = 8  # footer length (4, little-endian) and magic (4)
 _GUESS_BYTES = 64 * 1024  # the first read, which holds most footers: one request instead of two on an object store
 _PHYSICAL = {name: index for index, name in enumerate(PHYSICAL_NAMES)}
 _Bytes: TypeAlias = bytes  # `ColumnFacts.bytes` hides the type of that name
+_TRUE = b"\x01"  # a Boolean bound
 _FIELD_ID = b"PARQUET:field_id"
 _KEPT_FOOTERS = 32  # parsed footers a process keeps; 400 columns x 8 row groups are 3 MB each
 
@@ -220,6 +228,8 @@ def _facts(parquet: pq.ParquetFile, tail: bytes, name: str) -> FileFacts:
     groups = dedup_metadata(metadata.metadata, schema, structure.rows, name)
     if groups is not None:
         schema, columns = _logical(schema, columns, groups)
+    elif (flags := _lost_flags(schema, columns)) is not None:
+        raise lost_metadata(flags, name)
     return FileFacts(footer_digest(tail), len(tail), _bare(schema), structure.rows, columns)
 
 
@@ -234,6 +244,18 @@ def _logical(
     flags = {flag_column(name) for name in groups.groups}
     kept = [index for index, name in enumerate(schema.names) if name not in flags]
     return pa.schema([schema.field(index) for index in kept]), [columns[index] for index in kept]
+
+
+def _lost_flags(schema: pa.Schema, columns: Sequence[ColumnFacts]) -> str | None:
+    """A column that, by place, name, type and statistics, may hold flags of runs, where others may hold their nulls."""
+    for end in reversed(range(len(columns))):  # flags come last, and are never null
+        field, flags = schema.field(end), columns[end]
+        if not may_be_flag(field) or any(nulls > 0 for nulls in flags.nulls):
+            return None
+        for index, low in enumerate(flags.low):
+            if low != _TRUE and any(column.nulls[index] for column in columns[:end]):
+                return str(field.name)
+    return None
 
 
 def _bare(schema: pa.Schema) -> pa.Schema:

@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from optimized import CLUSTERED, files_of, in_arrow, multiset, rewrite, warehouse
 from typer.testing import CliRunner
 
+from feedline import Table
 from feedline.cli import app
 from feedline.errors import SpecError, TableArgumentError, TableError
 from feedline.warehouse.optimize.footprint import footprint
@@ -300,10 +301,24 @@ def test_the_documented_queries_give_the_rows_back(
     assert frame.to_dicts() == [by_time[ts] for ts in frame["ts"]]
 
 
-def test_reserved_names_are_refused(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"a": [1], "__run_user": [True]}), tmp_path / "in.parquet")
-    with pytest.raises(TableError, match=r"has a column '__run_user' without the metadata 'feedline\.dedup'"):
-        rewrite(tmp_path / "in.parquet", tmp_path / "out")
+def test_a_column_named_like_flags_is_a_column(tmp_path: Path) -> None:
+    """Unless the file may be a copy of one with groups, from which a tool dropped the metadata."""
+    table = pa.table({"a": [1, 1, 2], "__run_user": [True, False, False], "__run_first": [True, None, True]})
+    pq.write_table(table, tmp_path / "in.parquet")
+    rewrite(tmp_path / "in.parquet", tmp_path / "out", dedup=(("item", ("a",)),))
+    assert Table(str(tmp_path / "out")).read().to_pylist() == table.to_pylist()
+    with pytest.raises(
+        TableArgumentError, match="--dedup user needs a column '__run_user' for its flags, and the table"
+    ):
+        rewrite(tmp_path / "in.parquet", tmp_path / "again", dedup=(("user", ("a",)),))
+    all_first = pa.table({"a": [1, None, 2], "__run_user": [True, True, True]})
+    pq.write_table(all_first, tmp_path / "first.parquet")
+    assert Table(str(tmp_path / "first.parquet")).read().equals(all_first)
+    pq.write_table(pa.table({"a": [1, None, 2], "__run_user": [True, False, True]}), tmp_path / "copy.parquet")
+    with pytest.raises(
+        TableError, match=r"has a column '__run_user' without the metadata 'feedline\.dedup', and nulls"
+    ):
+        rewrite(tmp_path / "copy.parquet", tmp_path / "other")
 
 
 def test_a_table_in_place_is_rewritten_as_the_plain_one(tmp_path: Path) -> None:

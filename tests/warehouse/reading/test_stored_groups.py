@@ -206,7 +206,7 @@ def metadata_of_another_column(document: dict[str, Any]) -> dict[str, Any]:
         ({"flags": {"user": [True, None, True, False, False, True]}}, "'__run_user' .* holds 1 nulls"),
         ({"keep": True}, "column '(ids|site)' of .*row group 0.* holds values in rows that repeat the row above"),
         ({"late": True}, "column 'ids' of .*row group 0.* holds values in rows that repeat the row above"),
-        ({"metadata": metadata_without}, "has a column '__run_user' without the metadata"),
+        ({"metadata": metadata_without}, "has a column '__run_page' without the metadata"),
         ({"metadata": metadata_of_other_rows}, "row groups of .* are not those of its group 'user'"),
         ({"metadata": metadata_of_another_column}, "lacks column 'place' of the group 'page'"),
     ],
