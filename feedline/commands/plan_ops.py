@@ -17,6 +17,7 @@ from rich.table import Table
 
 from feedline.blocks.compute import first_chunks
 from feedline.loader.encoding.encode import encode
+from feedline.planning.dedup.group_measure import job_of
 from feedline.planning.plan import Plan
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
 from feedline.transforms.compile.describe import Chain, chains
@@ -27,7 +28,8 @@ _CHUNKS, _ROUNDS = 3, 2
 def describe_ops(plan: Plan) -> dict[str, Any]:
     """Describe every feature's chain with kinds, types and cost, and the cost of all together, as plain values."""
     compiled = plan.features
-    frames = first_chunks(plan.job, (plan.request(block, 0) for block in plan.schedule(0).blocks(0)), _CHUNKS)
+    job = job_of(plan, compiled.features)
+    frames = first_chunks(job, (plan.request(block, 0) for block in plan.schedule(0).blocks(0)), _CHUNKS)
     alone = [compile_features([feature], compiled.schema, compiled.artifacts) for feature in compiled.features]
     costs = [None if one.missing_fits else _cpu_seconds(one.apply, frames) for one in alone]
     total = sum(cost for cost in costs if cost is not None)

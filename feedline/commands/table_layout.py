@@ -28,7 +28,7 @@ from feedline.resources import available_cores, make_scratch
 from feedline.service.cluster.cluster import Cluster
 from feedline.spec import load_spec
 from feedline.spec.cluster_section import ClusterSpec
-from feedline.spec.column_ranges import expand as expand_range
+from feedline.spec.column_ranges import split_names
 from feedline.spec.sections import parse_bytes
 from feedline.warehouse.optimize.footprint import Footprint
 from feedline.warehouse.optimize.optimize import OptimizeReport
@@ -86,9 +86,9 @@ def optimize(
     console = Console(stderr=as_json)
     table = Table(source)
     settings = Settings.of(
-        cluster_by=_split_names(cluster_by),
-        sort_by=_split_names(sort_by),
-        order=order if order in ("keep", "popular") else _split_names(order),
+        cluster_by=_names("--cluster-by", cluster_by),
+        sort_by=_names("--sort-by", sort_by),
+        order=order if order in ("keep", "popular") else _names("--order", order),
         goal=goal,
         row_group_rows=row_group_rows,
         row_group_bytes=None if row_group_bytes is None else _parse_size("--row-group-bytes", row_group_bytes),
@@ -154,7 +154,7 @@ def _run_optimize(
 def _projection_columns(text: str, table: Table) -> tuple[str, ...]:
     """The columns of a list of names, or those that a pipeline reads from files."""
     if not _is_pipeline(text):
-        return _split_names(text)
+        return _names("--projection", text)
     spec = load_spec(Path(text), {})
     snapshot = table.snapshot()
     read = set(source_columns(snapshot.schema, sorted(read_columns_of(spec, snapshot.schema).columns(snapshot.schema))))
@@ -165,8 +165,11 @@ def _is_pipeline(text: str) -> bool:
     return text.endswith((".yaml", ".yml"))
 
 
-def _split_names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+def _names(option: str, text: str, *, ranges: bool = False) -> tuple[str, ...]:
+    try:
+        return split_names(text, ranges=ranges)
+    except ValueError as error:
+        raise SpecError(f"{option}: {error}") from None
 
 
 def _parse_groups(texts: Sequence[str]) -> dict[str, list[str]]:
@@ -177,10 +180,7 @@ def _parse_groups(texts: Sequence[str]) -> dict[str, list[str]]:
         if not equals or name in groups:
             got = f"group {name!r} twice" if equals else repr(text)
             raise SpecError(f"--dedup is not a group: got {got}, expected one list, --dedup user=column,column")
-        try:
-            groups[name] = [column for part in _split_names(columns) for column in expand_range(part)]
-        except ValueError as error:
-            raise SpecError(f"--dedup {name}: {error}") from None
+        groups[name] = list(_names(f"--dedup {name}", columns, ranges=True))
     return groups
 
 

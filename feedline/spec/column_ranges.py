@@ -1,6 +1,6 @@
-"""Expand a range in a name: `C{1..26}` stands for C1, C2, … C26.
+"""Expand a range in a name, `C{1..26}` stands for C1, C2, … C26, and read lists of names in an option, `a,"b,c"`.
 
-Runs in: every process that reads a pipeline.yaml. Pure.
+Runs in: every process that reads a pipeline.yaml or a command line. Pure.
 
 A range is written as in a shell, leading zeros included: `C{01..26}` stands for C01 … C26. There is no wildcard: the
 file alone decides which features a pipeline has, so that a column that is added to the table does not become an input
@@ -10,8 +10,11 @@ of a trained model.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_LISTED = re.compile(r'\s*(?:"((?:[^"]|"")*)"|([^,"]*))\s*(?:,|$)')
+_BARE = re.compile(r"[^\s,\"{}]+")
 _MAX_NAMES = 10_000  # a typo such as {1..100000000} must not fill the memory
 
 
@@ -41,3 +44,25 @@ def expand(name: str) -> list[str]:
     width = len(first) if first.startswith("0") else 0
     before, after = _RANGE.split(name)[0], _RANGE.split(name)[-1]
     return [f"{before}{number:0{width}}{after}" for number in range(int(first), int(last) + 1)]
+
+
+def split_names(text: str, *, ranges: bool = False) -> tuple[str, ...]:
+    """The names in a list `a,b,"c,d"`. Quoted ones are taken as they are, with `""` for a quote; `ranges` in others are
+    expanded. Raises ValueError for a list that does not end where a name does, and as `expand` does."""
+    names: list[str] = []
+    position = 0
+    while position < len(text):
+        found = _LISTED.match(text, position)
+        if found is None:
+            raise ValueError(f'a list of names is malformed: got {text!r}, expected a,b or, quoted, "a,b",c')
+        position = found.end()
+        if found[1] is not None:
+            names.append(found[1].replace('""', '"'))
+        elif word := found[2].strip():
+            names += expand(word) if ranges else [word]
+    return tuple(names)
+
+
+def join_names(names: Iterable[str]) -> str:
+    """The list that `split_names` reads as these names."""
+    return ",".join(name if _BARE.fullmatch(name) else '"' + name.replace('"', '""') + '"' for name in names)

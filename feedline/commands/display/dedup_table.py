@@ -5,25 +5,26 @@ Runs in: the process of the command.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from feedline.planning.dedup.group_measure import NS_PER_BYTE
+from feedline.planning.dedup.group_measure import WORTHWHILE
 from feedline.planning.dedup.proposals import with_ranges
 
 _UNCLUSTERED = 1.1  # the factor of a sorted sample by that of the table's order from which on sessions are apart
 
 
 def group_lines(facts: dict[str, Any]) -> list[str]:
-    """A line per group of `describe_groups`, then one for each that costs more than it saves, and the sample's size."""
+    """A line per group of `describe_groups`, what to change about it, and the sample's size."""
     lines = []
     for group in facts["groups"]:
         lines.append(f"{group['name']}: {_measure(group)}")
-        if group["worth_it"] is False:
-            lines.append(f"{group['name']} {_warning(group)}")
+        if (advice := _advice(group, facts["stored_once"])) is not None:
+            lines.append(f"{group['name']} {advice}")
     return [*lines, f"measured on {_sample(facts)}"]
 
 
@@ -37,7 +38,7 @@ def print_proposals(facts: dict[str, Any], console: Console) -> None:
         console.print(_table("deduplicated groups", facts["groups"]))
         for group in facts["groups"]:
             if group["worth_it"] is False:
-                say(f"{group['name']} {_warning(group)}")
+                say(f"{group['name']} {_advice(group, ())}")
     if facts["proposals"]:
         console.print(_table("proposed groups", facts["proposals"]))
     say(f"measured on {_sample(facts)}{_together(facts['proposals'])}")
@@ -45,13 +46,19 @@ def print_proposals(facts: dict[str, Any], console: Console) -> None:
         say("no further group saves more than it costs" if facts["groups"] else "no group saves more than it costs")
         if facts["by"] is None:
             say("if the rows of a session are apart, name its column: --set shuffle.by=COLUMN")
+        _say_how_to_store(facts, say)
         return
     if any(group["factor"] > _UNCLUSTERED * group["factor_now"] for group in facts["proposals"]):
         say(f"the table is not clustered by {facts['by']}: factors are those of the sample sorted by it, at least")
     say(f"\nfor pipeline.yaml:\n\n{facts['yaml']}\n")
     if facts["needs_runs"]:
         say("and `shuffle: {by: COLUMN}`, `{rows: false}` or `off`: the present shuffle permutes single rows\n")
-    say(f"to store each run once:\n\n{facts['optimize']}")
+    _say_how_to_store(facts, say)
+
+
+def _say_how_to_store(facts: dict[str, Any], say: Callable[[str], None]) -> None:
+    if facts["optimize"] is not None:
+        say(f"to store each run once:\n\n{facts['optimize']}")
 
 
 def _table(title: str, groups: list[dict[str, Any]]) -> Table:
@@ -61,9 +68,12 @@ def _table(title: str, groups: list[dict[str, Any]]) -> Table:
     for name in ("S", "d", "formula", "factor", "now", "bytes saved per row"):
         table.add_column(name, justify="right")
     for group in groups:
-        factors = (group["formula"], group["factor"], group.get("factor_now", group["factor"]))
+        factors = (group["factor"], group.get("factor_now", group["factor"]))
         saved, plain = group["bytes_saved"], group["bytes_plain"]
-        numbers = [f"{group['session_rows']:.1f}", f"{group['repeated']:.3f}", *(f"{each:.2f}" for each in factors)]
+        rows, formula = group["session_rows"], group["formula"]
+        sessions = [*(["-"] if rows is None else [f"{rows:.1f}"]), f"{group['repeated']:.3f}"]
+        sessions.append("-" if formula is None else f"{formula:.2f}")
+        numbers = [*sessions, *(f"{each:.2f}" for each in factors)]
         numbers.append("unknown" if saved is None else f"{saved:,.0f} of {plain:,.0f}")
         table.add_row(escape(group["name"]), escape(", ".join(with_ranges(group["columns"]))), *numbers)
     return table
@@ -79,25 +89,34 @@ def _together(proposals: list[dict[str, Any]]) -> str:
 
 
 def _measure(group: dict[str, Any]) -> str:
-    """`4.01 rows per unique row (S 16.5, d 0.950: 9.29 if …); 1,204 of 1,720 bytes saved per row`."""
+    """`4.01 rows per unique row (S 16.5, d 0.950: at most 9.29); 1,204 of 1,720 bytes saved per row`."""
     if group["bytes_saved"] is None:
         saved = f"its features cannot be computed: {group['error']}"
     else:
         saved = f"{group['bytes_saved']:,.0f} of {group['bytes_plain']:,.0f} bytes saved per row"
-    formula = f"S {group['session_rows']:.1f}, d {group['repeated']:.3f}: at most {group['formula']:.2f}"
+    formula = f"d {group['repeated']:.3f}"
+    if group["session_rows"] is not None:
+        formula = f"S {group['session_rows']:.1f}, {formula}: at most {group['formula']:.2f}"
     return f"{group['factor']:.2f} rows per unique row ({formula}); {saved}"
 
 
-def _warning(group: dict[str, Any]) -> str:
-    """Why a group costs more than it saves, and which column to leave out."""
-    transforms = group["work_ns"] * (1 - 1 / group["factor"])
-    network = max(group["bytes_saved"], 0) * NS_PER_BYTE
-    costs = f"comparing takes {group['compare_ns']:,.0f} ns per row, transforms save {transforms:,.0f} ns, "
-    costs += f"and {group['bytes_saved']:,.0f} bytes at 10 Gbit/s {network:,.0f} ns"
-    remedy = "Remove the group"
-    if (worst := group["worst"]) is not None and worst["factor_without"] > 1.2 * group["factor"]:
-        remedy = f"Leave out {worst['column']!r}: without it the factor is {worst['factor_without']:.2f}"
-    return f"costs more than it saves: {costs}. {remedy}"
+def _advice(group: dict[str, Any], stored: Sequence[str]) -> str | None:
+    """What to change about a group: leave out a column, remove the group, or store it once per run.
+
+    stored: the columns that the table stores so.
+    """
+    if group["worth_it"] is False:
+        little = (
+            f"saves too little: {group['bytes_saved']:,.0f} of {group['bytes_plain']:,.0f} bytes per row, and a group "
+        )
+        little += f"should save {WORTHWHILE:.0%}"
+        if (worst := group["worst"]) is not None and worst["factor_without"] > 1.2 * group["factor"]:
+            return f"{little}. Leave out {worst['column']!r}: without it the factor is {worst['factor_without']:.2f}"
+        return f"{little}. Remove the group"
+    if group["worth_it"] and not set(group["columns"]).issubset(stored):
+        how = "feedline plan --dedup has the command"
+        return f"is stored {group['factor']:.1f} times over: store it once per run of equal rows, {how}"
+    return None
 
 
 def _sample(facts: dict[str, Any]) -> str:

@@ -2,22 +2,16 @@
 
 Runs in: the process of `feedline plan`. The sample is the beginning of a few blocks, evenly spaced over the first
 lane's epoch, in the order in which tasks read them; only columns of deduplicated features are read. Bytes are those of
-a slot: in the ring and, between processes, on the network.
-
-A group is worth it if it saves more time per row than it takes:
-
-    (1 - 1 / factor) x (transforms and encoding) + bytes saved x NS_PER_BYTE  >  comparing the rows
-
-where transforms, encoding and comparing are CPU times of this process on the sample.
+a slot: in the ring and, between processes, on the network. Time follows them: a group is worth it if it saves at least
+a tenth of its features' bytes, whatever this machine takes for the sample.
 """
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -25,7 +19,7 @@ from numpy.typing import NDArray
 
 from feedline.blocks.compute import sampled_rows
 from feedline.blocks.jobs import CompiledPart, compile_job
-from feedline.blocks.request import Job
+from feedline.blocks.request import BlockRequest, Job
 from feedline.errors import DataError
 from feedline.expressions.column_parts import has_column, part_of
 from feedline.loader.encoding.encode import encode
@@ -41,25 +35,23 @@ from feedline.planning.dedup.column_changes import (
 from feedline.planning.plan import Plan
 from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile.compiled import CompiledFeatures
-from feedline.warehouse.parquet.repeated_rows import first_rows
+from feedline.warehouse.reading.read import stored_columns
 
-NS_PER_BYTE = 0.8  # of a byte that is sent: a network of 10 Gbit/s
+WORTHWHILE = 0.1  # the share of its bytes that a group has to save
 _BLOCKS, _ROWS = 4, 32_768  # of a sample: how many blocks, and the rows of each
-_ROUNDS = 2  # of which the faster counts
 _LIST_BYTES = 4 + 8  # of a sparse feature per row: its length and its offset
-T = TypeVar("T")
 Frames = Sequence[tuple[pl.DataFrame, Sequence[int]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupMeasure:
-    """One group on a sample; bytes and ns are per row of the table.
+    """One group on a sample; bytes are per row of the table.
 
-    session_rows: S, the mean rows of a session. repeated: d, the share of rows in which a column repeats the row above
-    it: the mean of the columns, weighted by the bytes of their features. compare_ns: finding the runs. worst: the
-    column without which the factor would be highest, and that factor. bytes_plain: of the group's features without
-    deduplication. bytes: with it, inverse included. work_ns: transforming and encoding without deduplication; None, as
-    the bytes, where rows of the sample cannot be computed: `error` says why.
+    session_rows: S, the mean rows of a session; None without `shuffle.by`, which names sessions. repeated: d, the share
+    of rows in which a column repeats the row above it: the mean of the columns, weighted by the bytes of their
+    features. worst: the column without which the factor would be highest, and that factor. bytes_plain: of the group's
+    features without deduplication. bytes: with it, inverse included; both None where rows of the sample cannot be
+    computed: `error` says why.
     """
 
     name: str
@@ -67,13 +59,11 @@ class GroupMeasure:
     features: tuple[str, ...]
     rows: int
     unique_rows: int
-    session_rows: float
+    session_rows: float | None
     repeated: float
-    compare_ns: float
     worst: tuple[str, float] | None
     bytes_plain: float | None = None
     bytes: float | None = None
-    work_ns: float | None = None
     error: str | None = None
 
     @property
@@ -82,9 +72,9 @@ class GroupMeasure:
         return self.rows / self.unique_rows
 
     @property
-    def formula(self) -> float:
+    def formula(self) -> float | None:
         """The factor that S and d give, if all columns changed in the same rows."""
-        return factor_of(self.session_rows, self.repeated)
+        return None if self.session_rows is None else factor_of(self.session_rows, self.repeated)
 
     @property
     def bytes_saved(self) -> float | None:
@@ -92,19 +82,15 @@ class GroupMeasure:
         return None if self.bytes_plain is None or self.bytes is None else self.bytes_plain - self.bytes
 
     @property
-    def saved_ns(self) -> float | None:
-        """What the group saves per row, less what it costs."""
-        if self.bytes_saved is None or self.work_ns is None:
-            return None
-        return self.work_ns * (1 - 1 / self.factor) + self.bytes_saved * NS_PER_BYTE - self.compare_ns
-
-    @property
     def worth_it(self) -> bool | None:
-        return None if self.saved_ns is None else self.saved_ns > 0
+        """Whether it saves enough; None if that is unknown."""
+        if self.bytes_saved is None or self.bytes_plain is None:
+            return None
+        return self.bytes_saved >= WORTHWHILE * self.bytes_plain
 
     def facts(self) -> dict[str, Any]:
         """The measure as plain values."""
-        names = ("factor", "formula", "bytes_saved", "saved_ns", "worth_it")
+        names = ("factor", "formula", "bytes_saved", "worth_it")
         worst = None if self.worst is None else {"column": self.worst[0], "factor_without": self.worst[1]}
         lists = {"columns": list(self.columns), "features": list(self.features), "worst": worst}
         return {**asdict(self), **lists, **{name: getattr(self, name) for name in names}}
@@ -139,15 +125,26 @@ def job_of(plan: Plan, features: Sequence[FeatureSpec]) -> Job:
 
 def sample_rows(plan: Plan, job: Job) -> Frames:
     """The first rows of some blocks in the order of the table, each with the rows at which a piece begins."""
-    schedule = plan.schedule(0)
-    blocks = schedule.block_indices(0)
-    chosen = np.unique(np.linspace(0, len(blocks) - 1, _BLOCKS).astype(int)).tolist()
-    return [sampled_rows(job, plan.request(schedule.block(0, blocks[index]), 0), _ROWS) for index in chosen]
+    return [sampled_rows(job, request, _ROWS) for request in _sampled_blocks(plan)]
 
 
 def sample_facts(plan: Plan, frames: Frames) -> dict[str, Any]:
-    """The size of a sample, and the column whose runs are its sessions."""
-    return {"rows": sum(frame.height for frame, _ in frames), "blocks": len(frames), "by": plan.job.by}
+    """The size of a sample, the column whose runs are its sessions, and the columns that all its files store once per
+    run."""
+    stored = [stored_columns(request.pieces[0].fragment) for request in _sampled_blocks(plan)]
+    return {
+        "rows": sum(frame.height for frame, _ in frames),
+        "blocks": len(frames),
+        "by": plan.job.by,
+        "stored_once": sorted(frozenset.intersection(*stored)),
+    }
+
+
+def _sampled_blocks(plan: Plan) -> list[BlockRequest]:
+    schedule = plan.schedule(0)
+    blocks = schedule.block_indices(0)
+    chosen = np.unique(np.linspace(0, len(blocks) - 1, _BLOCKS).astype(int)).tolist()
+    return [plan.request(schedule.block(0, blocks[index]), 0) for index in chosen]
 
 
 def source_columns(features: CompiledFeatures) -> dict[str, list[str]]:
@@ -177,7 +174,6 @@ def _measure(name: str, part: CompiledPart, frames: Frames, by: str | None) -> G
     marks = part.features.marks
     columns = tuple(name for name in changes.changes if name not in marks)
     compared = (*columns, *marks)
-    keys = (*(() if by is None else (by,)), *part.columns)
     starts = np.split(changes.first_rows(compared), np.cumsum([frame.height for frame, _ in frames])[:-1])
     index = [np.flatnonzero(each) for each in starts]
     measure = GroupMeasure(
@@ -186,9 +182,8 @@ def _measure(name: str, part: CompiledPart, frames: Frames, by: str | None) -> G
         features=tuple(feature.name for feature in part.features.features),
         rows=changes.rows,
         unique_rows=changes.unique_rows(compared),
-        session_rows=changes.session_rows,
+        session_rows=None if by is None else changes.session_rows,
         repeated=_mean_repeated(changes, dict.fromkeys(columns, 1.0)),
-        compare_ns=1e9 * _cpu_seconds(lambda pair: first_rows(pair[0], keys, pair[1]), frames) / changes.rows,
         worst=without_worst(changes, columns, marks),
     )
     try:
@@ -204,7 +199,7 @@ def _with_bytes(
     frames: Sequence[pl.DataFrame],
     index: Sequence[NDArray[np.int64]],
 ) -> GroupMeasure:
-    """The measure with bytes and work. index: of each frame, its unique rows. Raises DataError."""
+    """The measure with bytes. index: of each frame, its unique rows. Raises DataError."""
     unique = [frame.select(part.columns)[rows] for frame, rows in zip(frames, index, strict=True)]
     plain: Counter[str] = Counter()
     nbytes = 0
@@ -212,12 +207,10 @@ def _with_bytes(
         encoded = encode(part.features.apply(frame), part.schema)
         plain.update(feature_bytes(encoded, part.schema, np.diff(rows, append=whole.height)))
         nbytes += sum(feature_bytes(encoded, part.schema, np.ones_like(rows)).values())
-    seconds = _cpu_seconds(lambda frame: encode(part.features.apply(frame), part.schema), unique)
     return replace(
         measure,
         bytes_plain=sum(plain.values()) / changes.rows,
         bytes=nbytes / changes.rows + INVERSE_BYTES,
-        work_ns=1e9 * seconds / measure.unique_rows,
         repeated=_mean_repeated(changes, column_bytes(part.features, plain)),
     )
 
@@ -237,16 +230,3 @@ def _mean_repeated(changes: ColumnChanges, weights: Mapping[str, float]) -> floa
     """The mean of the columns' d."""
     total = sum(weights.values())
     return sum(changes.repeated(name) * weight for name, weight in weights.items()) / total if total else 0.0
-
-
-def _cpu_seconds(work: Callable[[T], object], items: Sequence[T]) -> float:
-    """CPU seconds for all items, each the minimum of some rounds."""
-    seconds = 0.0
-    for item in items:
-        rounds = []
-        for _ in range(_ROUNDS):
-            start = time.process_time()
-            work(item)
-            rounds.append(time.process_time() - start)
-        seconds += min(rounds)
-    return seconds

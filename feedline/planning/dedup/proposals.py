@@ -31,11 +31,14 @@ from feedline.planning.dedup.group_measure import (
     source_columns,
 )
 from feedline.planning.plan import Plan
+from feedline.spec.column_ranges import join_names
 from feedline.spec.dedup_section import DedupSpec
 from feedline.transforms.compile.dedup_groups import PLAIN_GROUPS, assign_groups
+from feedline.warehouse.parquet.dedup_columns import is_group_name
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT
 
 _RANGED = re.compile(r"(.*?)(0|[1-9][0-9]*)$")
+_NOT_IN_A_GROUP_NAME = re.compile(r"[^A-Za-z0-9_.-]")
 _PLAIN_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _YAML_WORDS = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
 
@@ -44,7 +47,8 @@ def describe_proposals(plan: Plan) -> dict[str, Any]:
     """The plan's groups and the proposed ones, measured, as plain values.
 
     proposals: those that are worth it, with `factor` in sessions and `factor_now` in the table's order. yaml: the
-    section for pipeline.yaml. optimize: the command that stores the groups once per run.
+    section for pipeline.yaml. optimize: the command that stores all groups that are worth it once per run; None where
+    the table stores them so.
     """
     features = tuple(feature for feature in plan.features.features if feature.group not in PLAIN_GROUPS)
     job = job_of(plan, features)
@@ -62,14 +66,18 @@ def describe_proposals(plan: Plan) -> dict[str, Any]:
     factors = {measure.name: measure.factor for measure in measure_groups(proposed, frames)}
     worthwhile = [measure for measure in measures if measure.worth_it is not False]
     columns = {each.name: each.columns for each in worthwhile}
+    facts = sample_facts(plan, frames)
+    stored = [*(each for each in measure_groups(present, clustered) if each.worth_it is not False), *worthwhile]
+    to_store = {each.name: [name for name in each.columns if name not in not_stored] for each in stored}
+    is_stored = all(set(names).issubset(facts["stored_once"]) for names in to_store.values())
     return {
         "table": plan.spec.source.table,
-        **sample_facts(plan, frames),
+        **facts,
         "needs_runs": plan.spec.shuffle is not None and plan.spec.shuffle.rows and by is None,
         "groups": [measure.facts() for measure in measure_groups(present, frames)],
         "proposals": [{**measure.facts(), "factor_now": factors[measure.name]} for measure in worthwhile],
         "yaml": yaml_section(columns) if columns else None,
-        "optimize": _optimize(plan, columns) if columns else None,
+        "optimize": None if is_stored else _optimize(plan, to_store),
     }
 
 
@@ -89,18 +97,24 @@ def _propose(job: Job, frames: Frames, taken: Collection[str], excluded: Collect
 
 
 def _name_groups(groups: Sequence[tuple[str, ...]], taken: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """Each group under the beginning that its columns' names share, or its first column's name."""
+    """Each group under the beginning that its columns' names share, or its first column's name, as far as that may name
+    a stored group."""
     named: dict[str, tuple[str, ...]] = {}
     for columns in groups:
         same = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*columns, strict=False))
         shared = "".join(letters[0] for letters in same).rstrip("_0123456789")
-        name = shared if len(shared) > 1 and len(columns) > 1 else columns[0]
+        name = _group_name(shared if len(shared) > 1 and len(columns) > 1 else columns[0])
         number = 2
         unique = name
         while unique in named or unique in taken:
             unique, number = f"{name}_{number}", number + 1
         named[unique] = columns
     return named
+
+
+def _group_name(text: str) -> str:
+    name = _NOT_IN_A_GROUP_NAME.sub("_", text)
+    return name if is_group_name(name) else f"_{name}"
 
 
 def yaml_section(groups: Mapping[str, Sequence[str]]) -> str:
@@ -145,7 +159,9 @@ def _word(text: str) -> str:
 def _optimize(plan: Plan, groups: Mapping[str, Sequence[str]]) -> str:
     """The command that writes the table with each group's columns once per run, an option per line."""
     table = plan.spec.source.table
-    options = [] if plan.job.by is None else [["--cluster-by", plan.job.by]]
-    options += [["--dedup", f"{name}={','.join(columns)}"] for name, columns in groups.items()]
+    options = [] if plan.job.by is None else [["--cluster-by", join_names([plan.job.by])]]
+    options += [
+        ["--dedup", f"{_group_name(name)}={join_names(columns)}"] for name, columns in groups.items() if columns
+    ]
     command = ["feedline", "optimize", table if isinstance(table, str) else "TABLE", "OUT"]
     return " \\\n  ".join(shlex.join(words) for words in [command, *options])

@@ -192,20 +192,23 @@ def dedup_metadata(
 def lost_metadata(flags: str, file: str) -> TableError:
     """The error for a file that looks like a copy without the metadata."""
     return TableError(
-        f"{file} has a column {flags!r} without the metadata {METADATA_KEY.decode()!r}, and nulls in others: it "
-        "may be a copy, by a tool that drops the metadata, of a file that stores columns once per run, where such nulls "
+        f"{file} has a column {flags!r} without the metadata {METADATA_KEY.decode()!r}, and nulls in others: it may "
+        "be a copy, by a tool that drops the metadata, of a file that stores columns once per run, where such nulls "
         f"are repeated rows. {_REWRITE}, or rename the column"
     )
 
 
 def logical_nulls(runs: RowGroupRuns, stored: int) -> int:
-    """How many rows of a row group are null in a column of a group, -1 if unknown, by the nulls that are stored.
+    """How many rows of a row group are null in a column of a group, by the nulls that are stored; -1 if unknown, and
+    -1 - n if at least n are.
 
-    A row that repeats the row above is stored as null. So all rows are null, or none is, where the stored nulls say so.
+    A row that repeats the row above is stored as null. What is stored beyond that stands at starts of runs: of all
+    runs, of none, or of some, whose lengths are unknown.
     """
     if stored == runs.rows:
         return stored
-    return 0 if stored == runs.rows - runs.runs else -1
+    starts = stored - (runs.rows - runs.runs)
+    return -1 if starts < 0 else -1 - starts if starts else 0
 
 
 def check_flags(flags: pa.Array | pa.ChunkedArray, expected: RowGroupRuns, group: str, place: str) -> Bools:

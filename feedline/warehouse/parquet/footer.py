@@ -49,10 +49,10 @@ _KEPT_FOOTERS = 32  # parsed footers a process keeps; 400 columns x 8 row groups
 
 @dataclass(slots=True)
 class ColumnFacts:
-    """One top-level column of one file, a value per row group: compressed bytes, nulls (-1: unknown), stored bounds.
+    """One top-level column of one file, a value per row group: compressed bytes, nulls, stored bounds.
 
-    `physical`: the Parquet type that bounds are stored as (see `thrift`). Bounds are None if unknown; `exact`: both are
-    values of the column, not truncated ones.
+    `nulls`: -1 if unknown, -1 - n if at least n. `physical`: the Parquet type that bounds are stored as (see `thrift`).
+    Bounds are None if unknown; `exact`: both are values of the column, not truncated ones.
     """
 
     physical: int

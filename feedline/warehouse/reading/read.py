@@ -200,6 +200,14 @@ def _columns_of(
     return StoredColumns(columns, compact, file.dedup)
 
 
+def stored_columns(fragment: Fragment) -> frozenset[str]:
+    """The columns that a fragment's file stores once per run."""
+    location = locate(fragment.table)
+    with open_unchanged(location.filesystem, join(location.path, fragment.path), fragment.file_version) as file:
+        groups = () if file.dedup is None else file.dedup.groups.values()
+        return frozenset(name for group in groups for name in group.columns)
+
+
 def _decode(
     file: OpenFile, columns: StoredColumns, fragment: Fragment, row_group: int, chunk_rows: int
 ) -> Iterator[tuple[int, pa.RecordBatch, tuple[GroupBatch, ...]]]:

@@ -63,12 +63,13 @@ def null_counts(
     kept = np.where(rows < 0, stored, rows)
     read = int(np.count_nonzero(_files(snapshot, kept > 0)))
     for name, nulls in _nulls(snapshot, columns):
-        if not (nulls > 0).any() or (where is not None and _drops_nulls(where, name)):
+        if not ((nulls > 0) | (nulls < -1)).any() or (where is not None and _drops_nulls(where, name)):
             continue
-        most = np.minimum(np.maximum(nulls, 0), kept)
+        most = np.minimum(np.where(nulls < -1, stored - 1, np.maximum(nulls, 0)), kept)
         if not most.any():
             continue
-        least = np.where(rows < 0, 0, np.maximum(nulls - (stored - kept), 0))
+        proven = np.where(nulls < -1, -1 - nulls, nulls)
+        least = np.where(rows < 0, 0, np.maximum(proven - (stored - kept), 0))
         files = np.flatnonzero(_files(snapshot, most > 0))
         found[name] = NullCount(
             column=name,
@@ -116,7 +117,7 @@ def _path(snapshot: Snapshot, files: npt.NDArray[Any]) -> str:
 
 
 def _nulls(snapshot: Snapshot, columns: Iterable[str]) -> Iterator[tuple[str, Int64s]]:
-    """Yield nulls per row group, negative if unknown, of each column that is nullable and not nested."""
+    """Yield nulls per row group (-1: unknown, -1 - n: at least n) of each column that is nullable and not nested."""
     stored = []
     for name in columns:
         if not has_column(snapshot.schema, name):

@@ -39,7 +39,7 @@ class ColumnStatistics:
     """The bounds and null counts of one column, per row group.
 
     `low`, `high`: comparable numpy values (int64, uint64, float64, or objects: str, bytes, Decimal); valid where
-    `bounded`. `nulls`: int64, -1 if unknown. `unit`: converts a literal before comparison (None: not
+    `bounded`. `nulls`: int64, below 0 if unknown. `unit`: converts a literal before comparison (None: not
     comparable with these statistics). `exact`: bounds are values of the column, not truncated ones. `floating`: NaN may
     be among the values; a bound that is NaN is the only value. `partition`: the column is a partition key.
     """

@@ -4,9 +4,9 @@ Runs where snapshots are taken and where plans are made. A table of 20,000 files
 plan needs only the few columns that its filter and its features name. So facts stay where they are (compressed in
 blocks, as footers were read; in the parts of a stored file; in an older snapshot) until a column is requested.
 
-The facts of a column are a struct array, one entry per row group: bytes and nulls (int64; nulls -1: unknown) and, for
-types that have them, min and max in the column's type (null: unknown). Strings and bytes also have the boolean `exact`:
-both bounds are values of the column, not truncated ones.
+The facts of a column are a struct array, one entry per row group: bytes and nulls (int64; nulls -1: unknown, -1 - n: at
+least n) and, for types that have them, min and max in the column's type (null: unknown). Strings and bytes also have
+the boolean `exact`: both bounds are values of the column, not truncated ones.
 """
 
 from __future__ import annotations

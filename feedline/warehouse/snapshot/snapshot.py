@@ -106,7 +106,7 @@ class Snapshot:
         return tuple((name, values[name]) for name in self.partition_columns)
 
     def column_facts(self, name: str) -> pa.StructArray:
-        """A file column's bytes, nulls (-1: unknown) and, depending on its type, min, max and exact, per row group."""
+        """A file column's bytes, nulls (< 0: unknown) and, depending on its type, min, max and exact, per row group."""
         return self.facts.column(self.schema.field(name))
 
     def without(self, paths: Collection[str]) -> Snapshot:
@@ -128,7 +128,7 @@ class Snapshot:
         return dataclasses.replace(self, id=id, files=files, row_groups=row_groups, facts=facts, home=None)
 
     def column_part(self, name: str, part: Part) -> npt.NDArray[np.int64]:
-        """int64 [row groups]: a file column's bytes or nulls (-1: unknown). Reads less than `column_facts`."""
+        """int64 [row groups]: a file column's bytes or nulls (below 0: unknown). Reads less than `column_facts`."""
         return self.facts.part(self.schema.field(name), part)
 
     def column_parts(

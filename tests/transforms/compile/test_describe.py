@@ -243,3 +243,18 @@ def test_errors_mark_the_op_in_its_chain(spec: FeatureSpec, chain: str) -> None:
     with pytest.raises(OpError) as caught:
         compile_features([spec], SCHEMA)
     assert caught.value.message.startswith(chain)
+
+
+def test_a_feature_that_is_not_fitted_has_no_cost(pipeline: Path) -> None:
+    """Its target is read by the fit alone: no block has that column."""
+    content = json.loads(pipeline.read_text())
+    content["features"]["dense"]["rate"] = {
+        "column": "price",
+        "ops": [{"cast": "int64"}, {"target_encoding": {"target": "unread", "folds": 1}}],
+    }
+    pipeline.write_text(json.dumps(content))
+    facts = describe_ops(Pipeline.from_yaml(pipeline).plan())
+    costs = {one["name"]: one["ms_per_million_values"] for one in facts["features"]}
+    assert costs["rate"] is None
+    assert costs["price"] > 0
+    assert facts["ms_per_million_rows"]["pass"] is None
