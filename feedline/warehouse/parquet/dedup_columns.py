@@ -147,10 +147,18 @@ def dedup_table(table: pa.Table, groups: Groups, keys: Sequence[str] = ()) -> tu
     return pa.Table.from_arrays([arrays[name] for name in schema.names], schema=schema), runs
 
 
-def _only_at(starts: Bools, column: pa.ChunkedArray) -> pa.Array:
+def _only_at(starts: Bools, column: pa.ChunkedArray) -> pa.ChunkedArray:
     """The column with its values where runs start, null elsewhere."""
-    array = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-    mask = ~starts
+    borders = np.cumsum([0, *(len(chunk) for chunk in column.chunks)]).tolist()
+    chunks = [
+        _kept(chunk, ~starts[first : first + len(chunk)])
+        for first, chunk in zip(borders[:-1], column.chunks, strict=True)
+    ]
+    return pa.chunked_array(chunks, column.type)
+
+
+def _kept(array: pa.Array, mask: Bools) -> pa.Array:
+    """The array with nulls where the mask is true."""
     if not pat.is_struct(array.type):
         return array.take(pa.array(np.arange(len(array)), mask=mask))
     if array.null_count:  # the writer refuses a null in a required field, even within a null struct: fields stay whole

@@ -93,7 +93,9 @@ def _choose_column(column: pa.Table, goal: Goal) -> list[Choice]:
     paths = leaf_paths(column.schema)
     encodings = {path: Encoding(leaf=path, encoding=DICTIONARY, codec="zstd") for path in paths}
     nullable = pa.schema([_nullable(field) for field in column.schema])
-    defaults = _measure(column.cast(nullable), list(encodings.values()), _REPEATS)
+    [field], [values] = nullable, column.columns
+    values = values if values.type == field.type else values.cast(field.type)  # pyarrow casts no vectors to themselves
+    defaults = _measure(pa.Table.from_arrays([values], schema=nullable), list(encodings.values()), _REPEATS)
     choices = []
     for path in paths:
         best = _best(column, encodings, path, goal, empty=not defaults[path].values)

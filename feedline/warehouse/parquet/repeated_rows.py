@@ -39,8 +39,29 @@ def first_rows_of_table(table: pa.Table, columns: Sequence[str]) -> Bools:
     starts[:1] = True
     for name in sorted(columns, key=lambda name: pat.is_nested(table.schema.field(name).type)):
         if table.num_rows > 1 and not starts.all():
-            starts[1:] |= ~_equal(pa.concat_arrays(table[name].chunks), _ROWS, _ABOVE)
+            _mark_changes(table[name], starts)
     return starts
+
+
+def _mark_changes(column: pa.ChunkedArray, starts: Bools) -> None:
+    """Set the rows that differ from the one above. Chunk by chunk: all of them may hold more values than one array."""
+    first, above = 0, None
+    for chunk in column.chunks:
+        if not len(chunk):
+            continue
+        if above is not None and not starts[first]:
+            starts[first] = not _equal(_pair(above, chunk.slice(0, 1)), _ROWS, _ABOVE)[0]
+        starts[first + 1 : first + len(chunk)] |= ~_equal(chunk, _ROWS, _ABOVE)
+        first, above = first + len(chunk), chunk.slice(len(chunk) - 1)
+
+
+def _pair(above: pa.Array, row: pa.Array) -> pa.Array:
+    """Two rows as one array."""
+    try:
+        return pa.concat_arrays([above, row])
+    except pa.ArrowInvalid:  # they hold more values than 32 bits count
+        kind = pa.large_list(above.type.value_field) if pat.is_list(above.type) else pa.large_binary()
+        return pa.concat_arrays([above.cast(kind), row.cast(kind)])
 
 
 def _arrow(series: pl.Series) -> pa.Array:
@@ -57,7 +78,7 @@ def _equal(array: pa.Array, rows: Rows, others: Rows) -> Bools:
     valid = None if not array.null_count else array.is_valid().to_numpy(zero_copy_only=False)
     kind = array.type
     if pat.is_struct(kind):
-        equal = np.ones(len(np.arange(len(array))[rows]), np.bool_)
+        equal = np.ones(_count(rows, len(array)), np.bool_)
         for field in array.flatten():  # with the struct's nulls
             equal &= _equal(field, rows, others)
     elif pat.is_fixed_size_list(kind):
@@ -68,7 +89,7 @@ def _equal(array: pa.Array, rows: Rows, others: Rows) -> Bools:
         digits = _bytes_of(array)
         equal = np.logical_and.reduce(digits[rows] == digits[others], axis=1)
     elif pat.is_null(kind):
-        equal = np.ones(len(np.arange(len(array))[rows]), np.bool_)
+        equal = np.ones(_count(rows, len(array)), np.bool_)
     elif isinstance(rows, slice) and not _is_number(kind):
         series = pl.Series(array)
         equal = series.eq_missing(series.shift(1)).to_numpy()[1:]
@@ -79,6 +100,10 @@ def _equal(array: pa.Array, rows: Rows, others: Rows) -> Bools:
         return equal
     result: Bools = np.where(valid[rows] & valid[others], equal, valid[rows] == valid[others])
     return result
+
+
+def _count(rows: Rows, length: int) -> int:
+    return len(range(length)[rows]) if isinstance(rows, slice) else len(rows)
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -131,6 +156,8 @@ def _equal_lists(array: pa.Array, rows: Rows, others: Rows) -> Bools:
         return native.equal_neighbours(offsets, values.buffers()[1].slice(values.offset * size), size)
     lengths = np.diff(offsets)
     equal: Bools = lengths[rows] == lengths[others]
+    if pat.is_null(kind):
+        return equal
     pairs = np.flatnonzero(equal & (lengths[rows] > 0))
     counts = lengths[rows][pairs]
     starts = np.cumsum(counts) - counts

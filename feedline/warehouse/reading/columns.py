@@ -37,6 +37,7 @@ from feedline.warehouse.storage.faults import label
 
 _ENTRIES = 4_000_000  # map entries decoded at once: keys, values and their indices take about 100 MB
 _LEAST_ROWS = 1024
+_VALUES = 1 << 27  # values of a column of lists that is repeated, in one chunk: its offsets are 32 bits wide
 _DICTIONARY = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 _AS_DICTIONARY = _DICTIONARY | {"PLAIN", "RLE", "BIT_PACKED"}  # all that pyarrow can read as a dictionary
 
@@ -77,6 +78,7 @@ class FileColumns:
     ) -> None:
         self._schema = pa.schema(fields)
         self._partition = partition
+        self._stored = stored
         self._trees: dict[str, PartTree] = {}
         found = [_source(field, schema, stored, partition) for field in fields]
         for source in found:
@@ -143,7 +145,8 @@ class FileColumns:
         return [path for path in found if paths.count(path) == 1]  # with dots in names, two columns can have one path
 
     def chunk_rows(self, row_group: pq.RowGroupMetaData, most: int, copies: Mapping[str, float] | None = None) -> int:
-        """Return how many rows to decode at once: `most`, or fewer if rows have thousands of map entries.
+        """Return how many rows to decode at once: `most`, or fewer if rows have thousands of map entries, or lists that
+        are repeated thousands of values.
 
         copies: how often a stored column's entries are in memory once it is repeated (default: once).
         """
@@ -155,8 +158,12 @@ class FileColumns:
             ),
             default=0,
         )
-        fitting = _ENTRIES * row_group.num_rows // max(entries, 1)
-        return min(most, max(_LEAST_ROWS, fitting)) if entries > _ENTRIES else most
+        if entries > _ENTRIES:
+            most = min(most, max(_LEAST_ROWS, _ENTRIES * row_group.num_rows // entries))
+        for column, count in (copies or {}).items():
+            values = max(int(row_group.column(leaf).num_values * count) for leaf in self._stored[column])
+            most = max(1, min(most, _VALUES * row_group.num_rows // max(values, 1)))
+        return most
 
     def batch(self, decoded: pa.RecordBatch, uri: str, row_group: int, rows: int | None = None) -> pa.RecordBatch:
         """Build the fields from a batch of the file's columns as pyarrow decodes them. rows: those of a batch without

@@ -190,12 +190,14 @@ class StoredColumns:
         for group, batch in groups.items():
             index = pa.array(batch.inverse)
             for name in arrays.keys() & set(batch.data.schema.names):
-                arrays[name] = batch.data.column(name).take(index)
+                arrays[name] = _repeat(batch.data.column(name), index, name, uri, row_group)
             if group in self._unique:
                 unique = self._unique[group].batch(batch.data, uri, row_group)
                 delivered = self._compact[group]
                 found |= {
-                    name: unique.column(name).take(index) for name in unique.schema.names if name not in delivered
+                    name: _repeat(unique.column(name), index, name, uri, row_group)
+                    for name in unique.schema.names
+                    if name not in delivered
                 }
                 if delivered:
                     compact.append(GroupBatch(unique.select(delivered), batch.inverse))
@@ -208,6 +210,17 @@ class StoredColumns:
     def _runs(self, group: str, row_group: int) -> RowGroupRuns:
         assert self._metadata is not None
         return self._metadata.groups[group].row_groups[row_group]
+
+
+def _repeat(unique: pa.Array, index: pa.Array, name: str, uri: str, row_group: int) -> pa.Array:
+    """The rows of unique ones. Raises TableError where they hold more values than a list array can."""
+    try:
+        return unique.take(index)
+    except pa.ArrowInvalid as error:
+        raise TableError(
+            f"column {name!r} of {label(uri, row_group)} cannot be read as rows: {error} in {len(index):,} rows that "
+            f"repeat {len(unique):,}. Read its group with `dedup`, or shorten its lists"
+        ) from error
 
 
 def _group_of(metadata: DedupMetadata) -> dict[str, str]:

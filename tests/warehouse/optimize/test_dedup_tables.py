@@ -365,3 +365,25 @@ def test_the_command_reports_what_groups_save(tmp_path: Path) -> None:
     (user, _) = json.loads(again.stdout)["groups"]
     assert user["columns"] == ["word", "session"]
     assert (user["rows"], user["runs"], user["factor"]) == (400, flags.sum(), 400 / flags.sum())
+
+
+REQUIRED = pa.field("element", pa.int32(), nullable=False)
+STRUCTS = pa.struct([pa.field("a", pa.int8(), nullable=False)])
+
+
+@pytest.mark.parametrize("dedup", [(), (("g", ("x",)),)])
+@pytest.mark.parametrize(
+    ("kind", "row"),
+    [
+        (pa.list_(REQUIRED, 2), [1, 2]),
+        (pa.list_(STRUCTS, 2), [{"a": 1}, {"a": 2}]),
+        (pa.list_(pa.field("element", STRUCTS, nullable=False), 2), [{"a": 1}, {"a": 2}]),
+    ],
+)
+def test_vectors_of_required_elements_may_be_null(
+    tmp_path: Path, kind: pa.DataType, row: list[Any], dedup: Any
+) -> None:
+    table = pa.table({"x": pa.array([row, row, None, None, row], kind), "y": range(5)})
+    pq.write_table(table, tmp_path / "in.parquet")
+    rewrite(tmp_path / "in.parquet", tmp_path / "out", dedup=dedup)
+    assert Table(str(tmp_path / "out")).read().to_pylist() == table.to_pylist()

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline.native import rows as native
+from feedline.warehouse.parquet.dedup_columns import dedup_table
 from feedline.warehouse.parquet.repeated_rows import first_rows, first_rows_of_table
 
 floats = st.sampled_from([0.0, -0.0, 1.5, math.nan, -math.nan, math.inf])
@@ -130,3 +131,16 @@ def test_lists_over_a_part_of_their_values(compiled: bool, monkeypatch: pytest.M
     column = pl.from_arrow(pa.table({"ids": lists})).get_column("ids")
     assert column.to_list() == [[1, 2], [1, 2], None, None]
     assert first_rows(pl.DataFrame({"ids": column}), ["ids"], []).tolist() == [True, False, True, False]
+
+
+def test_chunks_that_hold_more_values_than_one_array_can():
+    """1.2 billion nulls in each of two lists, which take no memory; as one array they would have 64-bit offsets."""
+    large = pa.ListArray.from_arrays(pa.array([0, 1_200_000_000], pa.int32()), pa.nulls(1_200_000_000))
+    small = pa.array([[None]], large.type)
+    column = pa.chunked_array([large, large, small, small[:0], small])
+    with pytest.raises(pa.ArrowInvalid, match="overflow"):
+        pa.concat_arrays(column.chunks)
+    table, runs = dedup_table(pa.table({"x": column}), {"g": ["x"]})
+    assert table["__run_g"].to_pylist() == [True, False, True, False]
+    assert (runs["g"].rows, runs["g"].runs) == (4, 2)
+    assert table["x"].is_valid().to_pylist() == [True, False, True, False]

@@ -25,6 +25,7 @@ from feedline.expressions import bind_where
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at, pack_mask
 from feedline.warehouse.reading.read import read_arrow, read_fragment
 from feedline.warehouse.reading.sample import Sample, bind_sample
+from feedline.warehouse.reading.stored_groups import _repeat
 from feedline.warehouse.selection.null_counts import null_counts
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot
@@ -350,3 +351,21 @@ def test_a_key_beside_its_map_reads_as_in_the_plain_table(
             read()
         with pytest.raises(DataError, match="is stored twice"):
             read_arrow(whole(snapshot), columns, None, snapshot.schema)
+
+
+def test_long_lists_are_repeated_a_few_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk of rows holds no more values than an array of lists can."""
+    lists = [[run] * 1000 for run in range(4) for _ in range(25)]
+    table = pa.table({"ids": pa.array(lists, pa.list_(pa.int64())), "row": range(100)})
+    write_in_place(tmp_path / "a.parquet", table, {"g": ["ids"]}, {"g": [row % 25 == 0 for row in range(100)]}, 100)
+    monkeypatch.setattr("feedline.warehouse.reading.columns._VALUES", 10_000)
+    snapshot = take_snapshot(str(tmp_path))
+    frames = [chunk.frame for chunk in read_fragment(whole(snapshot), ["ids"], None, snapshot.schema)]
+    assert [frame.height for frame in frames] == [10] * 10
+    assert pl.concat(frames)["ids"].to_list() == lists
+    full = pa.array([0] * 3, pa.int32())
+    million = pa.ListArray.from_arrays(pa.array([0, 2**30], pa.int32()), pa.nulls(2**30))
+    with pytest.raises(
+        TableError, match=r"column 'ids' of a.parquet.* cannot be read as rows: .* 3 rows that repeat 1\."
+    ):
+        _repeat(million, full, "ids", "a.parquet", 0)
