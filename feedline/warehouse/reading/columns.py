@@ -144,15 +144,22 @@ class FileColumns:
         paths = [metadata.schema.column(leaf).path for leaf in range(metadata.num_columns)] if found else []
         return [path for path in found if paths.count(path) == 1]  # with dots in names, two columns can have one path
 
-    def chunk_rows(self, row_group: pq.RowGroupMetaData, most: int, copies: Mapping[str, float] | None = None) -> int:
+    def chunk_rows(
+        self,
+        row_group: pq.RowGroupMetaData,
+        most: int,
+        copies: Mapping[str, float] | None = None,
+        built: Collection[str] = (),
+    ) -> int:
         """Return how many rows to decode at once: `most`, or fewer if rows have thousands of map entries, or lists that
         are repeated thousands of values.
 
-        copies: how often a stored column's entries are in memory once it is repeated (default: once).
+        copies: how often a stored column's entries are in memory once it is repeated (default: once). built: the
+        columns whose map entries are read before they are repeated.
         """
         entries = max(
             (
-                int(row_group.column(leaf).num_values * (copies or {}).get(column, 1))
+                int(row_group.column(leaf).num_values * (1 if column in built else (copies or {}).get(column, 1)))
                 for column, leaves in self._keyed.items()
                 for leaf in leaves
             ),

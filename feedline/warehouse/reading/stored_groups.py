@@ -158,11 +158,17 @@ class StoredColumns:
     def chunk_rows(self, row_group: pq.RowGroupMetaData, index: int, most: int) -> int:
         """As `FileColumns.chunk_rows`; twice as many rows where some columns are delivered as unique rows."""
         copies: dict[str, float] = {}
+        built: set[str] = set()  # from unique rows, and repeated then
         for group, columns in self._groups.items():
             runs = self._runs(group, index)
-            copies |= {name: runs.rows / max(runs.runs, 1) for name in columns if name in self._rows.columns}
+            unique = self._unique.get(group)
+            if unique is not None and len(self._compact[group]) < len(unique.inputs()):
+                built |= set(unique.columns).difference(self._rows.columns)
+            copies |= dict.fromkeys(
+                (name for name in columns if name in built or name in self._rows.columns), runs.rows / max(runs.runs, 1)
+            )
         most = 2 * most if any(self._compact.values()) else most
-        return self._fields.chunk_rows(row_group, most, copies)
+        return self._fields.chunk_rows(row_group, most, copies, built)
 
     def flag_leaves(self, file: OpenFile) -> list[int]:
         """The Parquet columns of the flags to read."""
