@@ -19,6 +19,7 @@ from feedline.native import rows as native
 
 Bools = NDArray[np.bool_]
 Rows = NDArray[np.int64] | slice
+_INLINE = 12  # bytes of a string that its view holds
 _ROWS, _ABOVE = slice(1, None), slice(None, -1)  # all rows but the first, and those above them
 
 
@@ -102,6 +103,44 @@ def _equal(array: pa.Array, rows: Rows, others: Rows) -> Bools:
     return result
 
 
+def _equal_lists_of_bytes(offsets: NDArray[np.int64], values: pa.Array) -> Bools:
+    """bool [lists - 1]: whether each list of strings but the first is the one above: in its bytes, in the lengths of
+    its strings, and in its nulls."""
+    valid = values.is_valid() if values.null_count else None
+    if valid is not None:
+        values = values.fill_null(pa.scalar("" if _is_text(values.type) else b"", values.type))
+    if pat.is_string_view(values.type) or pat.is_binary_view(values.type):
+        views = np.frombuffer(values.buffers()[1], np.int32).reshape(-1, 4)[values.offset :][: len(values)]
+        if views[:, 0].max(initial=0) <= _INLINE:
+            equal = native.equal_neighbours(offsets, views, 16)
+        else:
+            values = values.cast(pa.large_string() if _is_text(values.type) else pa.large_binary())
+            equal = _equal_bytes(offsets, values)
+    else:
+        equal = _equal_bytes(offsets, values)
+    if valid is not None:
+        equal &= native.equal_neighbours(offsets, valid.to_numpy(zero_copy_only=False), 1)
+    return equal
+
+
+def _equal_bytes(offsets: NDArray[np.int64], values: pa.Array) -> Bools:
+    wide = pat.is_large_string(values.type) or pat.is_large_binary(values.type)
+    if not len(values):
+        return np.ones(len(offsets) - 2, np.bool_)
+    borders = np.frombuffer(values.buffers()[1], np.int64 if wide else np.int32)[values.offset :][: len(values) + 1]
+    lengths = np.diff(borders)
+    equal = native.equal_neighbours(offsets, lengths, lengths.itemsize)
+    return equal & native.equal_neighbours(borders[offsets].astype(np.int64), values.buffers()[2] or b"", 1)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return any(test(kind) for test in (pat.is_string, pat.is_large_string, pat.is_string_view))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return _is_text(kind) or any(test(kind) for test in (pat.is_binary, pat.is_large_binary, pat.is_binary_view))
+
+
 def _count(rows: Rows, length: int) -> int:
     return len(range(length)[rows]) if isinstance(rows, slice) else len(rows)
 
@@ -146,14 +185,12 @@ def _equal_lists(array: pa.Array, rows: Rows, others: Rows) -> Bools:
         else pa.StructArray.from_arrays([array.keys, array.items], ["k", "v"])
     )
     kind = values.type
-    if (
-        isinstance(rows, slice)
-        and native.COMPILED
-        and not values.null_count
-        and (pat.is_integer(kind) or pat.is_floating(kind))
-    ):
-        size = kind.bit_width // 8
-        return native.equal_neighbours(offsets, values.buffers()[1].slice(values.offset * size), size)
+    if isinstance(rows, slice) and native.COMPILED:
+        if (pat.is_integer(kind) or pat.is_floating(kind)) and not values.null_count:
+            size = kind.bit_width // 8
+            return native.equal_neighbours(offsets, values.buffers()[1].slice(values.offset * size), size)
+        if _is_bytes(kind):
+            return _equal_lists_of_bytes(offsets, values)
     lengths = np.diff(offsets)
     equal: Bools = lengths[rows] == lengths[others]
     if pat.is_null(kind):

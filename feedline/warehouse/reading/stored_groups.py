@@ -219,14 +219,28 @@ class StoredColumns:
 
 
 def _repeat(unique: pa.Array, index: pa.Array, name: str, uri: str, row_group: int) -> pa.Array:
-    """The rows of unique ones. Raises TableError where they hold more values than a list array can."""
+    """The rows of unique ones. Raises TableError where they hold more values than an array of lists can."""
     try:
-        return unique.take(index)
-    except pa.ArrowInvalid as error:
+        rows = unique.take(index)
+        overflowed = _overflowed(rows)
+    except pa.ArrowInvalid:  # of strings
+        overflowed = True
+    if overflowed:
         raise TableError(
-            f"column {name!r} of {label(uri, row_group)} cannot be read as rows: {error} in {len(index):,} rows that "
-            f"repeat {len(unique):,}. Read its group with `dedup`, or shorten its lists"
-        ) from error
+            f"column {name!r} of {label(uri, row_group)} cannot be read as rows: its values in {len(index):,} rows "
+            f"that repeat {len(unique):,} are more than 32 bits count. Deduplicate its group, or shorten its lists"
+        )
+    return rows
+
+
+def _overflowed(taken: pa.Array) -> bool:
+    """Whether offsets of an array that `take` made have overflowed, which it does not check for lists."""
+    kind = taken.type
+    if pat.is_struct(kind):
+        return any(_overflowed(taken.field(index)) for index in range(kind.num_fields))
+    if not (pat.is_list(kind) or pat.is_large_list(kind) or pat.is_map(kind)):
+        return False
+    return taken.offsets[len(taken)].as_py() != len(taken.values) or _overflowed(taken.values)
 
 
 def _group_of(metadata: DedupMetadata) -> dict[str, str]:

@@ -33,6 +33,8 @@ TYPES = {
     "holes": (pl.List(pl.Int64()), st.lists(st.none() | integers, max_size=2)),
     "scores": (pl.List(pl.Float32()), st.lists(floats, max_size=2)),
     "words": (pl.List(pl.String()), st.lists(st.none() | texts, max_size=2)),
+    "long words": (pl.List(pl.String()), st.lists(st.none() | texts | texts.map("0123456789ab".__add__), max_size=2)),
+    "bytes": (pl.List(pl.Binary()), st.lists(st.none() | texts.map(str.encode), max_size=2)),
     "nested": (pl.List(pl.List(pl.Int64())), st.lists(st.none() | st.lists(integers, max_size=1), max_size=2)),
     "vector": (pl.Array(pl.Float32(), 2), st.lists(floats, min_size=2, max_size=2)),
     "struct": (
@@ -91,6 +93,9 @@ HOUR = datetime.time(1)
         (pa.map_(pa.string(), pa.int64()), [[("a", 1)], [("a", None)], [], [("a", 1), ("b", 1)], [("b", 1)]]),
         (pa.dictionary(pa.int8(), pa.string()), ["a", "b", ""]),
         (pa.list_(pa.dictionary(pa.int8(), pa.string())), [["a"], ["b"], ["a", None], []]),
+        (pa.list_(pa.string()), [["a"], ["b", ""], ["", "b"], ["", None], []]),
+        (pa.large_list(pa.large_binary()), [[b"a"], [b"b", b""], [b"", b"b"], [b"", None], []]),
+        (pa.list_(pa.string_view()), [["a"], ["b" * 13], ["b" * 12, "b"], ["b", "b" * 12], []]),
         (pa.decimal128(38, 2), [Decimal("1.50"), Decimal("-1.50"), Decimal(10) ** 35]),
         (pa.decimal256(76, 2), [Decimal("1.50"), Decimal("-1.50"), Decimal(10) ** 70]),
         (pa.list_(pa.decimal128(5, 1)), [[Decimal("1.5")], [None], [Decimal("2.5"), Decimal("1.5")]]),

@@ -363,9 +363,15 @@ def test_long_lists_are_repeated_a_few_rows_at_a_time(tmp_path: Path, monkeypatc
     frames = [chunk.frame for chunk in read_fragment(whole(snapshot), ["ids"], None, snapshot.schema)]
     assert max(frame.height for frame in frames) in (9, 10)  # rows that repeat others count as a value
     assert pl.concat(frames)["ids"].to_list() == lists
-    full = pa.array([0] * 3, pa.int32())
-    million = pa.ListArray.from_arrays(pa.array([0, 2**30], pa.int32()), pa.nulls(2**30))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_rows_that_no_array_can_hold_are_refused(nested: bool) -> None:
+    """Arrow's offsets of lists overflow without an error."""
+    row = pa.ListArray.from_arrays(pa.array([0, 2**30], pa.int32()), pa.nulls(2**30))
+    row = pa.StructArray.from_arrays([row], ["x"]) if nested else row
     with pytest.raises(
-        TableError, match=r"column 'ids' of a.parquet.* cannot be read as rows: .* 3 rows that repeat 1\."
+        TableError, match=r"column 'ids' of a.parquet.* its values in 3 rows that repeat 1 are more than"
     ):
-        _repeat(million, full, "ids", "a.parquet", 0)
+        _repeat(row, pa.array([0] * 3, pa.int32()), "ids", "a.parquet", 0)
+    assert len(_repeat(row, pa.array([0], pa.int32()), "ids", "a.parquet", 0)) == 1
