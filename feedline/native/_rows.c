@@ -1,4 +1,4 @@
-/* Copy, gather, slice and compare rows of columns without the interpreter's lock.
+/* Gather, slice and compare rows of columns without the interpreter's lock.
  *
  * Every function takes objects with the buffer protocol, checks that they are contiguous and large enough, and then
  * releases the lock until it has finished. Nothing is computed but offsets, so results are equal to numpy's bit by
@@ -63,38 +63,29 @@ static int too_small(const char *what, Py_ssize_t got, Py_ssize_t expected) {
     return -1;
 }
 
-/* ---- copies ------------------------------------------------------------------------------------------------------ */
+/* A size of a value or a row in bytes: products with counts of rows that fit into memory cannot overflow. */
+static int check_size(Py_ssize_t size) {
+    if (size >= 0 && size <= INT32_MAX)
+        return 0;
+    PyErr_Format(PyExc_ValueError, "a value's size is out of range: got %zd bytes, expected 0 to 2^31 - 1", size);
+    return -1;
+}
 
-static PyObject *copy(PyObject *module, PyObject *args) {
-    PyObject *pairs;
-    Buffers buffers;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "O!", &PyList_Type, &pairs))
-        return NULL;
-    Py_ssize_t count = PyList_Size(pairs);
-    if (buffers_open(&buffers, 2 * count) != 0)
-        return NULL;
-    for (Py_ssize_t index = 0; index < count; index++) {
-        PyObject *target, *source;
-        Py_buffer *to, *from;
-        if (!PyArg_ParseTuple(PyList_GetItem(pairs, index), "OO", &target, &source))
-            goto failed;
-        if ((to = buffers_add(&buffers, target, 1)) == NULL || (from = buffers_add(&buffers, source, 0)) == NULL)
-            goto failed;
-        if (to->len != from->len) {
-            too_small("a copy's target", to->len, from->len);
-            goto failed;
-        }
+/* Offsets of lists in values of `size` bytes, of which there are `bytes`. */
+static int check_borders(const int64_t *borders, Py_ssize_t rows, Py_ssize_t size, Py_ssize_t bytes) {
+    int64_t falls = borders[0];
+    for (Py_ssize_t row = 0; row < rows; row++)
+        falls |= borders[row + 1] - borders[row];
+    if (falls < 0) {
+        PyErr_SetString(PyExc_ValueError, "the offsets of lists fall, or are negative");
+        return -1;
     }
-    Py_BEGIN_ALLOW_THREADS
-    for (Py_ssize_t index = 0; index < count; index++)
-        memcpy(buffers.views[2 * index].buf, buffers.views[2 * index + 1].buf, (size_t)buffers.views[2 * index].len);
-    Py_END_ALLOW_THREADS
-    buffers_close(&buffers);
-    Py_RETURN_NONE;
-failed:
-    buffers_close(&buffers);
-    return NULL;
+    if (size > 0 && borders[rows] > bytes / size) {
+        PyErr_Format(PyExc_ValueError, "the values of lists have a wrong size: got %zd bytes, expected %lld of %zd each",
+                     bytes, (long long)borders[rows], size);
+        return -1;
+    }
+    return 0;
 }
 
 /* ---- gathers ----------------------------------------------------------------------------------------------------- */
@@ -124,6 +115,13 @@ static int rows_open(Rows *rows, Buffers *buffers, PyObject *index, PyObject *pa
         return too_small("the first rows of the parts", firsts->len, parts * (Py_ssize_t)sizeof(int64_t));
     if (numbers->len != rows->rows * (Py_ssize_t)sizeof(uint16_t))
         return too_small("the array of parts", numbers->len, rows->rows * (Py_ssize_t)sizeof(uint16_t));
+    uint16_t last = 0;
+    for (Py_ssize_t row = 0; row < rows->rows; row++)
+        last = rows->part[row] > last ? rows->part[row] : last;
+    if (rows->rows > 0 && last >= parts) {
+        PyErr_Format(PyExc_ValueError, "a row is of part %d: expected one of %zd parts", (int)last, parts);
+        return -1;
+    }
     return 0;
 }
 
@@ -185,6 +183,8 @@ static PyObject *gather(PyObject *module, PyObject *args) {
         PyObject *target, *sources;
         Py_buffer *to;
         if (!PyArg_ParseTuple(PyList_GetItem(columns, column), "OnO", &target, &widths[column], &sources))
+            goto done;
+        if (check_size(widths[column]) != 0)
             goto done;
         if ((to = buffers_add(&buffers, target, 1)) == NULL)
             goto done;
@@ -264,6 +264,9 @@ static PyObject *gather_lists(PyObject *module, PyObject *args) {
         }
         ends[column] = between->buf;
         targets[column] = to->buf;
+        if (check_size(sizes[column]) != 0
+            || check_borders(ends[column], rows.rows, 0, 0) != 0)
+            goto done;
         if (to->len != sizes[column] * (Py_ssize_t)(ends[column][rows.rows] - ends[column][0])) {
             too_small("a gather's target", to->len,
                       sizes[column] * (Py_ssize_t)(ends[column][rows.rows] - ends[column][0]));
@@ -352,13 +355,20 @@ static PyObject *slice_values(PyObject *module, PyObject *args) {
         too_small("the offsets of the slices", between->len, from->len);
         goto failed;
     }
+    if (check_size(size) != 0 || check_borders(borders, rows, size, source->len) != 0
+        || check_borders(ends, rows, size, to->len) != 0)
+        goto failed;
     if (to->len != size * (Py_ssize_t)ends[rows]) {
         too_small("the slices' values", to->len, size * (Py_ssize_t)ends[rows]);
         goto failed;
     }
-    if (source->len < size * (Py_ssize_t)borders[rows]) {
-        too_small("the lists' values", source->len, size * (Py_ssize_t)borders[rows]);
-        goto failed;
+    for (Py_ssize_t row = 0; row < rows; row++) {
+        const int64_t length = borders[row + 1] - borders[row];
+        if (ends[row + 1] - ends[row] > length - border(start, length)) {
+            PyErr_Format(PyExc_ValueError, "the slice of list %zd is longer than what the list holds from its start",
+                         row);
+            goto failed;
+        }
     }
     Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t row = 0; row < rows; row++) {
@@ -395,10 +405,8 @@ static PyObject *equal_neighbours(PyObject *module, PyObject *args) {
         too_small("the rows that are compared", to->len, rows - 1);
         goto failed;
     }
-    if (borders[rows] * size > source->len) {
-        too_small("the values of the lists", source->len, borders[rows] * size);
+    if (check_size(size) != 0 || check_borders(borders, rows, size, source->len) != 0)
         goto failed;
-    }
     Py_BEGIN_ALLOW_THREADS
     const char *bytes = source->buf;
     char *equal = to->buf;
@@ -416,7 +424,6 @@ failed:
 }
 
 static PyMethodDef methods[] = {
-    {"copy", copy, METH_VARARGS, "copy(pairs): copy each (target, source)."},
     {"gather", gather, METH_VARARGS, "gather(columns, index, part, starts): gather rows of fixed width."},
     {"gather_lists", gather_lists, METH_VARARGS, "gather_lists(columns, index, part, starts): gather lists."},
     {"slice_offsets", slice_offsets, METH_VARARGS, "slice_offsets(offsets, start, stop, out): offsets of slices."},
@@ -429,7 +436,7 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_rows", NULL, 0,
 
 PyMODINIT_FUNC PyInit__rows(void) {
     PyObject *module = PyModule_Create(&definition);
-    if (module != NULL && PyModule_AddIntConstant(module, "VERSION", 4) != 0) {
+    if (module != NULL && PyModule_AddIntConstant(module, "VERSION", 5) != 0) {
         Py_DECREF(module);
         return NULL;
     }

@@ -1,9 +1,9 @@
-"""Copy, gather, slice and compare rows of columns: one call for many columns, with the interpreter's lock released.
+"""Gather, slice and compare rows of columns: one call for many columns, with the interpreter's lock released.
 
 Runs in: every process that transforms, encodes or writes slots. The functions are compiled (`_rows.c`) when the package
 is installed, if there is a C compiler. Without them, `COMPILED` is False, the functions must not be called, and callers
 use numpy and Arrow instead, with the same result bit by bit. Arrays are C-contiguous and of the types named; their
-sizes are checked, indices are not.
+sizes, parts and offsets are checked, indices are not.
 """
 
 from __future__ import annotations
@@ -19,18 +19,13 @@ _compiled: Any = None
 with suppress(ImportError):  # installed without a compiler
     from feedline.native import _rows as _compiled  # type: ignore[attr-defined,no-redef]
 
-VERSION = 4  # of the functions: of an older build, left in a checkout, nothing is called
+VERSION = 5  # of the functions: of an older build, left in a checkout, nothing is called
 COMPILED = _compiled is not None and getattr(_compiled, "VERSION", 1) == VERSION
 
 Array = NDArray[Any]
 Column = tuple[Array, int, tuple[Array, ...]]  # target, bytes of a row, the column's parts
 # Target, bytes of a value, offsets [rows + 1] of the result (from any number on), offsets and values of the parts.
 RaggedColumn = tuple[Array, int, NDArray[np.int64], tuple[NDArray[np.int64], ...], tuple[Array, ...]]
-
-
-def copy(pairs: list[tuple[Array, Array]]) -> None:
-    """Copy each (target, source), of equal bytes."""
-    _compiled.copy(pairs)
 
 
 def gather(

@@ -80,8 +80,6 @@ def test_buffers_of_wrong_sizes_are_refused_before_anything_is_written():
     target, source = np.zeros(3, np.int64), np.ones(2, np.int64)
     index, starts = np.zeros(3, np.int64), np.zeros(1, np.int64)
     part = rows.parts_of(index, starts)
-    with pytest.raises(ValueError, match="got 24 bytes, expected 16"):
-        rows.copy([(target, source)])
     with pytest.raises(ValueError, match="got 24 bytes, expected 12"):
         rows.gather([(target, 4, (source,))], index, part, starts)
     with pytest.raises(ValueError, match="one buffer per part"):
@@ -96,7 +94,40 @@ def test_buffers_of_wrong_sizes_are_refused_before_anything_is_written():
         with pytest.raises(ValueError, match="the first rows of the parts has a wrong size"):
             rows.gather_lists([(target, 8, starts, (source,) * 8, (source,) * 8)], index, part, starts_of_bytes)
     with pytest.raises(ValueError, match="contiguous"):
-        rows.copy([(np.zeros((4, 4))[:, :2], np.zeros((4, 2)))])
+        rows.gather([(np.zeros((4, 4))[:, :2], 16, (source,))], index, part, starts)
+    assert not target.any()
+
+
+@compiled
+def test_parts_offsets_and_sizes_that_cannot_be_are_refused():
+    """Such arguments would read or write beyond the buffers."""
+    target, source = np.zeros(3, np.int64), np.ones(3, np.int64)
+    index, starts, falling = np.zeros(3, np.int64), np.zeros(1, np.int64), np.array([0, 2, 1, 3])
+    wrong = np.array([0, 1, 0], np.uint16)
+    for size in (-1, 2**62, 2**31):
+        with pytest.raises(ValueError, match="a value's size is out of range"):
+            rows.gather([(target, size, (source,))], index, wrong * 0, starts)
+        with pytest.raises(ValueError, match="a value's size is out of range"):
+            rows.equal_neighbours(np.arange(4), source, size)
+        with pytest.raises(ValueError, match="a value's size is out of range"):
+            rows.slice_values(np.arange(4), source, size, 0, np.arange(4), target)
+    with pytest.raises(ValueError, match="a row is of part 1: expected one of 1 parts"):
+        rows.gather([(target, 8, (source,))], index, wrong, starts)
+    with pytest.raises(ValueError, match="a row is of part 1: expected one of 1 parts"):
+        rows.gather_lists([(target, 8, np.arange(4), (starts,), (source,))], index, wrong, starts)
+    for offsets in (falling, np.array([-1, 0, 1, 2])):
+        with pytest.raises(ValueError, match="the offsets of lists fall, or are negative"):
+            rows.gather_lists([(target, 8, offsets, (starts,), (source,))], index, wrong * 0, starts)
+        with pytest.raises(ValueError, match="the offsets of lists fall, or are negative"):
+            rows.equal_neighbours(offsets, source, 8)
+        with pytest.raises(ValueError, match="the offsets of lists fall, or are negative"):
+            rows.slice_values(offsets, source, 8, 0, np.arange(4), target)
+        with pytest.raises(ValueError, match="the offsets of lists fall, or are negative"):
+            rows.slice_values(np.arange(4), source, 8, 0, offsets, target)
+    with pytest.raises(ValueError, match="the values of lists have a wrong size: got 24 bytes, expected 4 of 8 each"):
+        rows.equal_neighbours(np.array([0, 1, 4]), source, 8)
+    with pytest.raises(ValueError, match="the slice of list 1 is longer than what the list holds from its start"):
+        rows.slice_values(np.array([0, 2, 3]), source, 8, 1, np.array([0, 1, 3]), target)
     assert not target.any()
 
 

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from feedline.loader.encoding.encoded_rows import EncodedRows, UniqueRows, unique_range
 from feedline.loader.encoding.layout import Placement, SlotColumn, SlotHeader, SlotLayout
 from feedline.loader.encoding.shuffled_rows import Rows, ShuffledRows, Targets, gather
-from feedline.native import rows as native
 
 # Anything with the buffer protocol: a mapping, a numpy array, an Arrow buffer.
 Buffer = Any
@@ -213,24 +212,16 @@ def _write_offsets(arrays: TensorArrays, piece: RowSlice, row: int, filled: Sequ
 
 def _copy(encoded: EncodedRows, start: int, stop: int, targets: Targets) -> None:
     """Copy rows [start, stop)."""
-    pairs: list[tuple[NDArray[Any], NDArray[Any]]] = [
-        (targets.dense, encoded.dense[start:stop]),
-        (targets.labels, encoded.labels[start:stop]),
-    ]
-    pairs += [
-        (target, column[start:stop]) for target, column in zip(targets.categorical, encoded.categorical, strict=True)
-    ]
+    targets.dense[...] = encoded.dense[start:stop]
+    targets.labels[...] = encoded.labels[start:stop]
+    for target, column in zip(targets.categorical, encoded.categorical, strict=True):
+        target[...] = column[start:stop]
     for index, borders in enumerate(encoded.offsets):
         rows = slice(int(borders[start]), int(borders[stop]))
-        pairs.append((targets.values[index], encoded.values[index][rows]))
-        target, weights = targets.weights[index], encoded.weights[index]
-        if target is not None and weights is not None:
-            pairs.append((target, weights[rows]))
-    if native.COMPILED:
-        native.copy(pairs)
-        return
-    for target, source in pairs:
-        target[...] = source
+        targets.values[index][...] = encoded.values[index][rows]
+        target_weights, weights = targets.weights[index], encoded.weights[index]
+        if target_weights is not None and weights is not None:
+            target_weights[...] = weights[rows]
 
 
 class TensorArrays:
