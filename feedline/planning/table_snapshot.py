@@ -123,6 +123,8 @@ def _read_saved(spec: PipelineSpec, file: str) -> Snapshot:
 def _refuse_other_source(spec: PipelineSpec, origin: Mapping[str, str]) -> None:
     for key, mine in _origin(spec).items():
         theirs = origin.get(key)
+        if key == "format" and "auto" in (theirs, mine):
+            continue
         if theirs != mine:
             raise spec.error(
                 ("source", "snapshot"),

@@ -22,7 +22,7 @@ from feedline.spec.sections import (
     value_error,
 )
 
-Format = Literal["hive", "manifest", "delta", "iceberg"]
+Format = Literal["auto", "hive", "manifest", "delta", "iceberg"]
 KeyType = Literal["int", "date", "string", "timestamp"]
 
 
@@ -112,8 +112,9 @@ class SourceSpec(Section):
 
     table: TablePaths = Field(description="Parquet: a folder, file or glob, a URI, or a list of them; see `format`.")
     format: Format = Field(
-        default="hive",
-        description="hive: files in folders; manifest: a file that lists files; delta or iceberg.",
+        default="auto",
+        description="auto: delta or iceberg where the folder has such a log, else hive: files in folders; manifest: a "
+        "file that lists files.",
     )
     version: Amount | None = Field(default=None, description="Version of a Delta table (default: the newest).")
     snapshot_id: Amount | None = Field(default=None, description="Snapshot of an Iceberg table (default: the newest).")
@@ -150,7 +151,7 @@ class SourceSpec(Section):
             ("as_of", ("delta", "iceberg")),
         )
         for key, formats in formats_of_key:
-            if getattr(self, key) is not None and self.format not in formats:
+            if getattr(self, key) is not None and self.format not in ("auto", *formats):
                 raise rule_error(
                     key, f"has no meaning with format {self.format}: expected {' or '.join(formats)}. Remove it"
                 )
@@ -159,7 +160,7 @@ class SourceSpec(Section):
             raise rule_error(
                 states[1], f"contradicts {states[0]!r}: each names one state of the table. Remove one of the two"
             )
-        if self.format != "hive" and not isinstance(self.table, str):
+        if self.format not in ("auto", "hive") and not isinstance(self.table, str):
             raise rule_error("table", f"must be one path or URI with format {self.format}: got a list")
         if self.partitions is not None and self.format in ("delta", "iceberg"):
             raise rule_error(

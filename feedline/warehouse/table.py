@@ -33,8 +33,9 @@ from feedline.warehouse.storage.parallel import Map, in_threads
 class Table:
     """A Hive-partitioned Parquet table: a folder, a file, a glob, or a list of them; local paths or `pyarrow.fs` URIs.
 
-    With `format="delta"` or `"iceberg"` a table of that format: its newest state, or that at a `version` (delta), a
-    `snapshot_id` (iceberg) or an ISO time `as_of` (both).
+    A folder with the log of a Delta Lake or Iceberg table is read as that: its newest state, or that at a `version`
+    (delta), a `snapshot_id` (iceberg) or an ISO time `as_of` (both). `format`: hive, manifest, delta or iceberg, where
+    it should not be found out (auto).
 
     Every method raises TableNotFoundError if there is nothing to read, TableError for files that contradict each
     other, CorruptFileError naming the file, and ExpressionError for a `where` that does not fit the columns.
@@ -44,7 +45,7 @@ class Table:
         self,
         uri: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         *,
-        format: str = "hive",
+        format: str = "auto",
         version: int | None = None,
         snapshot_id: int | None = None,
         as_of: str | None = None,
@@ -64,7 +65,7 @@ class Table:
         return cls(uri, format="manifest")
 
     def __repr__(self) -> str:
-        state = "".join(f", {name}={value!r}" for name, value in self._state.items() if value not in (None, "hive"))
+        state = "".join(f", {name}={value!r}" for name, value in self._state.items() if value not in (None, "auto"))
         return f"Table({self.uri!r}{state})"
 
     def snapshot(self) -> Snapshot:

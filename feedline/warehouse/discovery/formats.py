@@ -7,31 +7,45 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from feedline.errors import SpecError
+from feedline.errors import SpecError, TableError, TableNotFoundError
+from feedline.warehouse.discovery import logs
 from feedline.warehouse.discovery.delta import list_delta
 from feedline.warehouse.discovery.hive import Listing, discover
 from feedline.warehouse.discovery.iceberg import list_iceberg
 from feedline.warehouse.discovery.manifest import discover_manifest
+from feedline.warehouse.storage.locations import absolute, locate
 
-FORMATS = ("hive", "manifest", "delta", "iceberg")
+FORMATS = ("auto", "hive", "manifest", "delta", "iceberg")
 
 
 def list_table(
     table: str | Sequence[str],
     *,
-    format: str = "hive",
+    format: str = "auto",
     version: int | None = None,
     snapshot_id: int | None = None,
     as_of: str | None = None,
     partitions: Mapping[str, str] | None = None,
 ) -> Listing:
-    """List a table: `hive` lists folders, a `manifest` names files, `delta` and `iceberg` read the table's log.
+    """List a table: `hive` lists folders, a `manifest` names files, `delta` and `iceberg` read the table's log; `auto`
+    reads the log of a folder that has one, and lists others.
 
     `version` (delta), `snapshot_id` (iceberg) and `as_of` (both) name an older state. `partitions`: types of the keys
     of `hive` and `manifest`; the other formats have a schema. Raises SpecError for arguments that exclude each other,
     and the errors of the format's listing.
     """
     _refuse_mixtures(table, format, {"version": version, "snapshot_id": snapshot_id, "as_of": as_of}, partitions)
+    if format == "auto":
+        if version is None and snapshot_id is None and as_of is None and not _is_metadata(table):
+            try:
+                return discover(table, partitions=partitions)
+            except TableError as error:
+                format = _format_of(table, error)
+        else:
+            format = (
+                "delta" if version is not None else "iceberg" if snapshot_id is not None else _format_of(table, None)
+            )
+        _refuse_mixtures(table, format, {"as_of": as_of}, partitions)
     if format == "hive":
         return discover(table, partitions=partitions)
     assert isinstance(table, str)
@@ -42,19 +56,43 @@ def list_table(
     return list_iceberg(table, snapshot_id=snapshot_id, as_of=as_of)
 
 
+def _is_metadata(table: str | Sequence[str]) -> bool:
+    return isinstance(table, str) and table.partition("?")[0].endswith(logs.METADATA_NAMES)
+
+
+def _format_of(table: str | Sequence[str], error: TableError | None) -> str:
+    """The format of a table that is not made of folders. error: of listing them, raised if there is no log either."""
+    found = None
+    if isinstance(table, str) and not _is_metadata(table):
+        if error is None or isinstance(error, TableNotFoundError):  # a log may name no file
+            found = logs.log_of_folder(table)
+        elif isinstance(error, logs.LogFoundError) and error.root == locate(absolute(table)).path:
+            found = error.mark
+    elif error is None:
+        found = logs.ICEBERG
+    format = {logs.DELTA: "delta", logs.ICEBERG: "iceberg"}.get(found or "")
+    if format is None and error is not None:
+        raise error
+    return format or "hive"
+
+
 def _refuse_mixtures(
     table: str | Sequence[str], format: str, states: Mapping[str, object], partitions: Mapping[str, str] | None
 ) -> None:
     if format not in FORMATS:
         raise SpecError(f"format is unknown: got {format!r}, expected one of {', '.join(FORMATS)}")
-    meaning = {"delta": ("version", "as_of"), "iceberg": ("snapshot_id", "as_of")}.get(format, ())
+    meaning = {
+        "auto": ("version", "snapshot_id", "as_of"),
+        "delta": ("version", "as_of"),
+        "iceberg": ("snapshot_id", "as_of"),
+    }.get(format, ())
     names = [name for name, value in states.items() if value is not None]
     for name in names:
         if name not in meaning:
             raise SpecError(f"{name} has no meaning with format {format}: expected none. Leave it out")
     if len(names) > 1:
         raise SpecError(f"{names[1]} contradicts {names[0]}: each names one state of the table. Leave one of them out")
-    if format != "hive" and not isinstance(table, str):
+    if format not in ("auto", "hive") and not isinstance(table, str):
         raise SpecError(f"format {format} reads one table: got a list of {len(table)} paths, expected one")
     if format in ("delta", "iceberg") and partitions:
         raise SpecError(f"partitions has no meaning with format {format}: the table's own schema types its keys")

@@ -18,6 +18,7 @@ lead to by symbolic links (`links`).
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,7 +33,7 @@ import pyarrow.fs as pafs
 
 from feedline.errors import TableError, TableNotFoundError
 from feedline.warehouse.discovery.links import Walk, links_among, refuse_same_files, walk
-from feedline.warehouse.discovery.logs import logs_above, logs_below, refuse_files_with_log
+from feedline.warehouse.discovery.logs import LogFoundError, logs_above, logs_below, refuse_files_with_log
 from feedline.warehouse.discovery.partitions import is_hidden, is_partition, typed_columns
 from feedline.warehouse.storage.faults import explain_errors
 from feedline.warehouse.storage.locations import (
@@ -46,6 +47,8 @@ from feedline.warehouse.storage.locations import (
     redact,
 )
 from feedline.warehouse.storage.retry import is_local, with_retries
+
+logger = logging.getLogger(__name__)
 
 _SUFFIXES = (".parquet", ".parq", ".pq")
 _TAGS = ("ETag", "etag", "generation", "md5Hash", "content_md5")  # names of the entity tag in s3fs, adlfs and gcsfs
@@ -105,6 +108,7 @@ class _NamedFiles:
     anchor: str
     files: tuple[pafs.FileInfo, ...]
     ignored: tuple[str, ...] = ()
+    is_folder: bool = True
     whole_folder: bool = False
     logs: Mapping[str, str] = field(default_factory=dict)
     links: frozenset[str] = frozenset()
@@ -128,7 +132,7 @@ def discover(table: str | Sequence[str], *, partitions: Mapping[str, str] | None
     ignored = sorted({path for entry in entries for path in entry.ignored})
     if not infos:
         raise _no_parquet_error(redact(first.uri), ignored)
-    _refuse_files_with_log(entries, infos)
+    _refuse_files_with_log(entries, infos, named=isinstance(table, str) and not entries[0].is_folder)
     if is_local(first.filesystem) and (len(entries) > 1 or entries[0].links or entries[0].duplicates):
         duplicates = {folder: first for entry in entries for folder, first in entry.duplicates.items()}
         refuse_same_files(infos, {link for entry in entries for link in entry.links}, duplicates)
@@ -154,13 +158,19 @@ def _matches(name: str, uri: str) -> bool:
     return bool(pattern) and uri.startswith(folder) and _glob_matches(pattern.split("/"), uri[len(folder) :].split("/"))
 
 
-def _refuse_files_with_log(entries: Sequence[_NamedFiles], infos: Mapping[str, pafs.FileInfo]) -> None:
+def _refuse_files_with_log(entries: Sequence[_NamedFiles], infos: Mapping[str, pafs.FileInfo], *, named: bool) -> None:
+    """named: the user has named one file."""
     first = entries[0].location
     logs = {root: mark for entry in entries for root, mark in entry.logs.items()}
     listed = {entry.anchor for entry in entries if entry.location.path == entry.anchor}
     anchors = sorted({entry.anchor for entry in entries})
     above = logs_above(first, anchors, listed=listed, name=redact(first.uri))
-    refuse_files_with_log(first, infos, {**above, **logs})
+    try:
+        refuse_files_with_log(first, infos, {**above, **logs})
+    except LogFoundError as error:
+        if not named:
+            raise
+        logger.warning("%s is read although %s", redact(first.uri), str(error).partition(", so its folders")[0])
 
 
 def _refuse_several_stores(uris: list[str]) -> None:
@@ -179,7 +189,7 @@ def _find(uri: str) -> _NamedFiles:
         info = _info(location)
         if info.type == pafs.FileType.File:
             links = links_among([info.path]) if is_local(location.filesystem) else ()
-            return _NamedFiles(location, parent(location.path), (info,), links=frozenset(links))
+            return _NamedFiles(location, parent(location.path), (info,), is_folder=False, links=frozenset(links))
         return _folder(location)
     base, pattern = _split_glob(uri)
     folder = _locate_existing(base) if pattern else None
@@ -313,7 +323,7 @@ def listing_of(
     """The listing of files (by their paths) below a root, given by its URI and its path on the filesystem."""
     start = len(root) + (not root.endswith("/")) if root else 0
     paths = sorted((path[start:] for path in infos), key=lambda path: path.split("/"))
-    prefix = next(iter(infos))[:start]
+    prefix = next(iter(infos), "")[:start]
     partition = typed_columns(paths, partitions)
     order = _table_order(len(paths), partition)
     ordered = [infos[prefix + paths[i]] for i in order.tolist()]

@@ -140,8 +140,6 @@ def _snapshot_id(log: Any, uri: str, snapshot_id: int | None, as_of: str | None)
             f"{redact(uri)} has no snapshot {snapshot_id}: its last ones are {last}. Expired ones cannot be restored"
         )
     if as_of is None:
-        if snapshot_id is None and log.current_snapshot() is None:
-            raise TableNotFoundError(f"{redact(uri)} is empty: expected at least one snapshot")
         return snapshot_id
     moment = datetime.datetime.fromisoformat(as_of)
     if moment.tzinfo is None:

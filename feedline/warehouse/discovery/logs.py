@@ -18,23 +18,42 @@ import pyarrow.fs as pafs
 from feedline.errors import TableError
 from feedline.warehouse.discovery.partitions import is_hidden, is_partition
 from feedline.warehouse.storage.faults import explain_errors, is_denied
-from feedline.warehouse.storage.locations import Location, join, redact, uri_on
+from feedline.warehouse.storage.locations import Location, absolute, is_uri, join, locate, redact, uri_on
 from feedline.warehouse.storage.retry import is_local, with_retries
 
 DELTA, ICEBERG, HUDI, SPARK_SINK = "_delta_log", "metadata/*.metadata.json", ".hoodie", "_spark_metadata"
 _HIDDEN = (DELTA, HUDI, SPARK_SINK)
-_METADATA = (".metadata.json", ".metadata.json.gz")
+METADATA_NAMES = (".metadata.json", ".metadata.json.gz")
 
 _MANIFEST = "or name its files in a manifest (`format: manifest`)"
 _MEANINGS = {
-    DELTA: ("a Delta Lake table", f"Write `format: delta`, {_MANIFEST}"),
-    ICEBERG: ("an Iceberg table", f"Write `format: iceberg`, {_MANIFEST}"),
+    DELTA: ("a Delta Lake table", f"Name that folder, whose log is read then, {_MANIFEST}"),
+    ICEBERG: ("an Iceberg table", f"Name that folder, whose log is read then, {_MANIFEST}"),
     HUDI: ("a Hudi table, whose log Feedline cannot read", f"Export it as Parquet, {_MANIFEST}"),
     SPARK_SINK: (
         "the sink of a Spark stream",
         f"Copy it with Spark, {_MANIFEST}, or delete {SPARK_SINK} if every file counts",
     ),
 }
+
+
+class LogFoundError(TableError):
+    """Files of a table with a log were named as such. root: the table's folder, on its filesystem; mark: its log's."""
+
+    def __init__(self, message: str, root: str, mark: str) -> None:
+        super().__init__(message)
+        self.root = root
+        self.mark = mark
+
+
+def log_of_folder(table: str) -> str | None:
+    """The mark of the log in a folder; None for a folder without one, and for anything else."""
+    uri = absolute(table)
+    address = uri.partition("?")[0] if is_uri(uri) else uri
+    if any(wildcard in address for wildcard in "*?[") or address.endswith(".parquet"):
+        return None
+    location = locate(uri)
+    return _log_in(location, location.path, redact(uri))
 
 
 def logs_below(root: str, folders: Iterable[str], files: Iterable[str]) -> dict[str, str]:
@@ -46,7 +65,7 @@ def logs_below(root: str, folders: Iterable[str], files: Iterable[str]) -> dict[
     logs = {}
     for path in files:
         folder, _, name = path.rpartition("/")
-        if name.endswith(_METADATA) and folder.rpartition("/")[2] == "metadata":
+        if name.endswith(METADATA_NAMES) and folder.rpartition("/")[2] == "metadata":
             logs[folder.rpartition("/")[0]] = ICEBERG
     for folder in folders:
         segments = folder[len(root) :].lstrip("/").split("/")
@@ -71,15 +90,17 @@ def logs_above(
 
 
 def refuse_files_with_log(location: Location, files: Iterable[str], logs: Mapping[str, str]) -> None:
-    """Raise TableError if one of the files is below a folder with a log, with no hidden folder in between."""
+    """Raise LogFoundError if one of the files is below a folder with a log, with no hidden folder in between."""
     for root, mark in logs.items():
         start = join(root, "")
         for path in files:
             if path.startswith(start) and not any(is_hidden(part) for part in path[len(start) :].split("/")[:-1]):
                 what, remedy = _MEANINGS[mark]
-                raise TableError(
+                raise LogFoundError(
                     f"{redact(uri_on(location, root))} is {what}: its {mark} defines which of its files are current, "
-                    f"so its folders cannot be read as they are (format hive). {remedy}"
+                    f"so its folders cannot be read as they are. {remedy}",
+                    root,
+                    mark,
                 )
 
 
@@ -106,7 +127,7 @@ def _log_in(location: Location, root: str, name: str) -> str | None:
         if True in exists[:-1]:
             return _HIDDEN[exists.index(True)]
         inside = filesystem.get_file_info(pafs.FileSelector(metadata)) if exists[-1] else []
-        return ICEBERG if any(info.base_name.endswith(_METADATA) for info in inside) else None
+        return ICEBERG if any(info.base_name.endswith(METADATA_NAMES) for info in inside) else None
 
     def find_mark_if_allowed() -> str | None:
         try:

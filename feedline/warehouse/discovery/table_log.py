@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.types as pat
 
-from feedline.errors import TableChangedError, TableError, TableNotFoundError
+from feedline.errors import TableChangedError, TableError
 from feedline.warehouse.discovery.hive import ColumnHistory, Listing, listing_of
 from feedline.warehouse.parquet.dedup_columns import may_be_flag
 from feedline.warehouse.parquet.schemas import (
@@ -62,12 +62,10 @@ def declared_listing(
     """List the files that a table's log names, in the table's order: by partition values, nulls last, then by path.
 
     `paths`: below the table's URI, absolute, or URIs. `partition`: one array per key, aligned with `paths`. `schema`:
-    the log's columns; `histories`: of those with field ids. Raises TableNotFoundError for a table without files,
-    TableChangedError for files that are gone.
+    the log's columns; `histories`: of those with field ids. A table without rows has no files. Raises TableChangedError
+    for files that are gone.
     """
     location = locate(table)
-    if not paths:
-        raise TableNotFoundError(f"{redact(table)} is empty: expected at least one file in this version of it")
     full = [_store_path(path, location) for path in paths]
     root = location.path if all(_below(path, location.path) for path in full) else _common_folder(full, table)
     infos = _file_infos(location, root, set(full))

@@ -97,19 +97,24 @@ def blocks_of(facts: Sequence[tuple[int, FileFacts]]) -> list[FactBlock]:
         # one Arrow type may have several physical types, which bounds are stored as
         key = file.schema.serialize().to_pybytes(), tuple(file.physical)
         groups.setdefault(key, []).append((index, file))
-    return [_block(files) for files in groups.values()]
+    return [_block(files[0][1].schema, files) for files in groups.values()]
 
 
-def _block(indexed_files: Sequence[tuple[int, FileFacts]]) -> FactBlock:
+def part_without_files() -> SnapshotPart:
+    """The facts of a table without files."""
+    return _block(pa.schema([]), []).part()
+
+
+def _block(schema: pa.Schema, indexed_files: Sequence[tuple[int, FileFacts]]) -> FactBlock:
     files = [file for _, file in indexed_files]
     columns = [
         _arrays([file.columns[index] for file in files], without_dictionaries(field.type))
-        for index, field in enumerate(files[0].schema)
+        for index, field in enumerate(schema)
     ]
     rows = np.fromiter(chain.from_iterable(file.rows for file in files), np.int64)
     sizes = sum((column["bytes"].to_numpy() for column in columns), np.zeros(len(rows), np.int64))
     return FactBlock(
-        schema=files[0].schema,
+        schema=schema,
         files=pa.table(
             {
                 "file": pa.array([index for index, _ in indexed_files], pa.int64()),

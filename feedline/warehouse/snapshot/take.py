@@ -28,6 +28,7 @@ from feedline.warehouse.snapshot.assembly import Assembly, SnapshotPart, assembl
 from feedline.warehouse.snapshot.column_facts import contiguous
 from feedline.warehouse.snapshot.footer_waves import FooterWaves
 from feedline.warehouse.snapshot.overflow import Overflow, overflow_folder
+from feedline.warehouse.snapshot.packed_facts import part_without_files
 from feedline.warehouse.snapshot.snapshot import Snapshot, identity
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import join, redact
@@ -67,7 +68,7 @@ def snapshot_of(
     Raises TableNotFoundError, CorruptFileError (naming the file), or TableError for files that contradict each other.
     Warns if a partition key is also a column in the files: the key of the path is used.
     """
-    if not len(listing.files):
+    if not len(listing.files) and listing.schema is None:
         raise TableNotFoundError(f"{redact(listing.uri)} is empty: expected at least one file")
     now_ns = time.time_ns()
     last = None if work_dir is None else _load_last(work_dir, listing)
@@ -85,7 +86,7 @@ def snapshot_of(
         for index, message in sorted(corrupt.items()):
             on_bad(listing.files["path"][index].as_py(), CorruptFileError(message))
         listing, parts = _leave_out(listing, parts, np.array(sorted(corrupt), np.int64))
-    snapshot = _freeze(listing, assemble(parts), rules or SchemaRules())
+    snapshot = _freeze(listing, assemble(parts or [part_without_files()]), rules or SchemaRules())
     if work_dir is None:
         return snapshot
     changed = last is None or (last[0].id, last[0].uri) != (snapshot.id, snapshot.uri)

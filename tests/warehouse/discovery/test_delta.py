@@ -12,9 +12,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pipelines import CLICKS
 
-from feedline import Table
-from feedline.errors import TableChangedError, TableError, TableNotFoundError
+from feedline import Pipeline, Table
+from feedline.errors import PlanError, TableChangedError, TableError, TableNotFoundError
 from feedline.expressions import bind_where
 from feedline.warehouse.discovery.delta import list_delta
 from feedline.warehouse.selection.select import screen_rows
@@ -222,6 +223,29 @@ def test_folders_without_a_delta_table_are_refused(tmp_path: Path):
     for folder in (tmp_path / "t", tmp_path / "nothing"):
         with pytest.raises(TableNotFoundError, match="is not a Delta table"):
             Table(folder, format="delta").snapshot()
-    deltalake.write_deltalake(str(tmp_path / "e"), rows(0).slice(0, 0))
-    with pytest.raises(TableNotFoundError, match="is empty: expected at least one file in this version"):
-        Table(tmp_path / "e", format="delta").snapshot()
+
+
+@pytest.mark.parametrize("keys", [[], ["day", "k"]])
+def test_a_table_without_rows_is_read_as_no_rows(tmp_path: Path, keys: list[str]):
+    """Created so, and emptied; its columns are those of the log."""
+    deltalake.write_deltalake(str(tmp_path / "new"), rows(0).slice(0, 0), partition_by=keys)
+    deltalake.write_deltalake(str(tmp_path / "old"), rows(0), partition_by=keys)
+    deltalake.DeltaTable(str(tmp_path / "old")).delete()
+    for name in ("new", "old"):
+        table = Table(tmp_path / name)
+        read = table.read()
+        expected = deltalake.DeltaTable(str(tmp_path / name)).to_pyarrow_table()
+        assert read.num_rows == expected.num_rows == 0
+        assert set(read.schema.names) == set(expected.schema.names)
+        assert {field.name: field.type for field in read.schema}["price"] == pa.float64()
+        assert table.read(["id"], where="price > 1").num_rows == 0
+        assert len(table.to_dask().compute()) == 0
+        path = tmp_path / "p.yaml"
+        source = {"table": str(tmp_path / name)}
+        path.write_text(
+            json.dumps({**CLICKS, "source": source, "features": {"extra": ["id"]}, "work_dir": str(tmp_path)})
+        )
+        with pytest.raises(PlanError, match="no rows"):
+            Pipeline.from_yaml(path).plan()
+    deltalake.write_deltalake(str(tmp_path / "old"), rows(0), mode="append")
+    same_rows(Table(tmp_path / "old").read(), rows(0))

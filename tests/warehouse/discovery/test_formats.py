@@ -15,6 +15,7 @@ from pipelines import CLICKS
 from feedline import Pipeline, Table
 from feedline.commands.check import run_check
 from feedline.errors import SpecError, TableError
+from feedline.planning.table_snapshot import freeze
 from feedline.warehouse.discovery.delta import list_delta
 from feedline.warehouse.discovery.formats import list_table
 from feedline.warehouse.discovery.iceberg import list_iceberg
@@ -131,7 +132,7 @@ def test_the_same_files_in_another_format_are_the_same_snapshot(delta: Path, tmp
     """As folders the table has the same files in the same order."""
     as_delta = Table(delta, format="delta").snapshot()
     (delta / "_delta_log").rename(delta.with_name("log"))
-    as_hive = snapshot_of(list_table(str(delta)))
+    as_hive = snapshot_of(list_table(str(delta), format="hive"))
     assert as_delta.files["path"].to_pylist() == as_hive.files["path"].to_pylist()
     assert as_delta.files["footer_digest"].equals(as_hive.files["footer_digest"])
 
@@ -154,7 +155,9 @@ def test_a_missing_package_names_its_extra(package: str, read: Any, monkeypatch:
     ("options", "message"),
     [
         ({"format": "orc"}, "format is unknown: got 'orc'"),
-        ({"version": 3}, "version has no meaning with format hive"),
+        ({"format": "hive", "version": 3}, "version has no meaning with format hive"),
+        ({"as_of": "2026-01-01"}, "as_of has no meaning with format hive"),
+        ({"snapshot_id": 1, "version": 3}, "snapshot_id contradicts version"),
         ({"format": "iceberg", "version": 3}, "version has no meaning with format iceberg"),
         ({"format": "delta", "version": 3, "as_of": "2026-01-01"}, "as_of contradicts version"),
     ],
@@ -164,6 +167,48 @@ def test_conflicting_options_are_refused(options: dict[str, Any], message: str):
         Table("/t", **options).snapshot()
     with pytest.raises(SpecError, match="got a list of 2 paths"):
         Table(["/t", "/u"], format="delta").snapshot()
+
+
+def test_a_table_says_what_it_is(delta: Path, iceberg: Any, tmp_path: Path):
+    same_rows(Table(delta).read(), Table(delta, format="delta").read())
+    assert Table(delta, version=0).read().equals(Table(delta, format="delta", version=0).read())
+    location = iceberg.metadata.location
+    first = iceberg.snapshots()[0].snapshot_id
+    for state in ({}, {"snapshot_id": first}):
+        assert Table(location, **state).read().equals(Table(location, format="iceberg", **state).read())
+    newest = max(Path(location, "metadata").glob("*.metadata.json"))
+    assert Table(newest).read().equals(Table(location).read())
+    for table in (delta, location):
+        now = "2999-01-01"
+        same_rows(Table(table, as_of=now).read(), Table(table).read())
+        with pytest.raises(TableError, match="so its folders cannot be read as they are"):
+            Table(table, format="hive").read()
+        file = next(Path(table).rglob("*.parquet"))
+        with pytest.raises(TableError, match="Name that folder, whose log is read then"):
+            Table(file.parent if table == delta else f"{table}/data").read()
+        with pytest.raises(TableError, match="Name that folder, whose log is read then"):
+            Table([file]).read()
+    assert ids(pipeline(tmp_path, table=str(delta))) == ids(pipeline(tmp_path, table=str(delta), format="delta"))
+
+
+def test_a_file_below_a_log_is_read_with_a_warning_if_it_is_named(delta: Path, caplog: pytest.LogCaptureFixture):
+    file = next(delta.rglob("*.parquet"))
+    assert Table(file).read().num_rows > 0
+    [record] = caplog.records
+    assert record.getMessage() == (
+        f"{file} is read although {delta} is a Delta Lake table: its _delta_log defines which of its files are current"
+    )
+
+
+def test_a_saved_snapshot_belongs_to_the_table_however_its_format_is_named(delta: Path, tmp_path: Path):
+    """`feedline snapshot` before the format was found out."""
+    named = pipeline(tmp_path, table=str(delta), format="delta")
+    freeze(named.spec, str(tmp_path / "saved.arrow"))
+    again = pipeline(tmp_path, table=str(delta), snapshot=str(tmp_path / "saved.arrow"))
+    assert again.plan().fingerprint == named.plan().fingerprint
+    other = pipeline(tmp_path, table=str(delta), format="hive", snapshot=str(tmp_path / "saved.arrow"))
+    with pytest.raises(SpecError, match=r"its format is delta, pipeline\.yaml's is hive"):
+        other.plan()
 
 
 def field(name: str, kind: pa.DataType, number: int | None = None) -> pa.Field:
