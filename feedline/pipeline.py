@@ -58,6 +58,12 @@ class Pipeline:
         """Read a pipeline.yaml, with overrides. Raises SpecError naming file, line and path."""
         return cls(load_spec(path, set or {}))
 
+    @classmethod
+    def from_dict(cls, pipeline: Mapping[str, object], set: Mapping[str, object] | None = None) -> Pipeline:
+        """A pipeline from what a pipeline.yaml would hold, with overrides; relative paths are relative to the current
+        folder. Equal contents have equal fingerprints. Raises SpecError naming the path."""
+        return cls(load_spec(pipeline, set or {}))
+
     @staticmethod
     def json_schema() -> dict[str, Any]:
         """The JSON Schema of pipeline.yaml, ops included."""

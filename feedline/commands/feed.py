@@ -60,11 +60,13 @@ _LAST_EVENTS_S = 5.0
 class FeedRequest:
     """The pipeline, the ranks to serve, the number of ranks in all and on this host, the cores to use.
 
-    ranks: empty if their trainers name them. parent: the process that started the feeder. scratch: its folder for
-    Dask's workers, removed at the end.
+    pipeline: its content, if it is no file; `path` is the folder that its paths are relative to then. ranks: empty if
+    their trainers name them. parent: the process that started the feeder. scratch: its folder for Dask's workers,
+    removed at the end.
     """
 
     path: str
+    pipeline: dict[str, object] | None
     overrides: dict[str, object]
     ranks: Sequence[int]
     world_size: int
@@ -98,9 +100,11 @@ def _feed(arguments: Sequence[str]) -> NoReturn:
     options = parser.parse_args(arguments)
     if options.cpus:
         widen_affinity([int(cpu) for cpu in options.cpus.split(",")])
+    overrides, pipeline = read_overrides(sys.stdin.buffer.read())
     request = FeedRequest(
         path=options.path,
-        overrides=read_overrides(sys.stdin.buffer.read()),
+        pipeline=pipeline,
+        overrides=overrides,
         ranks=[int(rank) for rank in options.ranks.split(",") if rank],
         world_size=options.world_size,
         local_ranks=options.local_ranks,
@@ -380,7 +384,7 @@ def _sessions(request: FeedRequest, *, early: bool = False) -> Iterator[_Session
     """early: serve trainers before the cluster is up, and has workers that fit."""
     if request.scratch is not None and log_path(request.scratch).exists():
         keep_log_short()
-    spec = load_spec(request.path, request.overrides)
+    spec = load_spec(request.pipeline or request.path, request.overrides, base_dir=request.path)
     code = code_of(spec)
     keep_pandas_out(code)
     if spec.cluster.kind != "threads":

@@ -14,7 +14,7 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from feedline.loader.dedup_tensors import DedupGroup, InverseColumn, InverseSparse
+from feedline.loader.dedup_tensors import DedupGroup, InverseColumn, InverseSparse, whole_matrix
 from feedline.loader.encoding.encoded_rows import expand
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotLayout
 from feedline.loader.encoding.row_digests import batch_digest, row_digests
@@ -67,8 +67,8 @@ class Batch(SlotTensors):
     (timestamps are int64, with their unit in the schema), else a pyarrow.Array. valid: bool [B], False for padding
     (tail: pad). `batch["price"]` is any feature by name. epoch, step: the position in the plan.
 
-    Features of deduplicated groups are in `groups`, by the group's name, and not in `dense` and `categorical`; in
-    `sparse` they are `InverseSparse`. `expanded()` is the batch without deduplication.
+    Features of deduplicated groups are in `groups`, by the group's name, and not in `dense` and `categorical`, but in
+    `all_dense` and `all_categorical`; in `sparse` they are `InverseSparse`. `expanded()` is the batch without groups.
 
     Tensors are views of shared memory that is reused once nothing refers to them: to keep a batch for more than a few
     steps, keep `batch.clone()`.
@@ -102,6 +102,16 @@ class Batch(SlotTensors):
         if self._groups is None:
             self._groups = self._dedup_groups() if self._layout.schema.dedup else {}
         return self._groups
+
+    @property
+    def all_dense(self) -> torch.Tensor:
+        """float32 [B, D]: `dense` with the columns of groups, as without deduplication; a copy if there are groups."""
+        return whole_matrix(self.dense, self.groups, self.schema, "dense")
+
+    @property
+    def all_categorical(self) -> torch.Tensor:
+        """int64 [B, K]: `categorical` with the columns of groups, as without deduplication."""
+        return whole_matrix(self.categorical, self.groups, self.schema, "categorical")
 
     def _dedup_groups(self) -> dict[str, DedupGroup]:
         layout, header, placement = self._layout, self._read_header(), self._place()
@@ -227,8 +237,6 @@ class Batch(SlotTensors):
     def to_dict(self) -> dict[str, Any]:
         """Every feature by name."""
         return dict(self.items())
-
-    # -- facts ----------------------------------------------------------------------------------------------------
 
     def is_pinned(self) -> bool:
         """Whether the memory is pinned, so that copies to a GPU can be asynchronous."""

@@ -41,7 +41,7 @@ from feedline.loader.ring.launch import (
     exit_seconds,
     feeder_arguments,
     feeder_environment,
-    overrides_text,
+    feeder_input,
 )
 from feedline.loader.ring.pinning import Pinning
 from feedline.loader.ring.rendezvous import job_fingerprint, socket_paths
@@ -106,7 +106,8 @@ class FeedlineDataset(IterableDataset[Batch]):
     `device`: copy each batch there, on a stream of its own and up to two batches ahead of the training step: "cuda",
     "cuda:1", or "cpu", whose batches do not hold a slot. Without it, batches are views of the ring.
 
-    `set` overrides keys of pipeline.yaml: `set={"batch.tail": "pad", "shuffle": "off"}`. `rank` and `world_size`
+    `pipeline`: a pipeline.yaml, or a dict of what it would hold. `set` overrides keys of it: `set={"batch.tail": "pad",
+    "shuffle": "off"}`. `rank` and `world_size`
     default to torch.distributed's, then to the launcher's environment. With tensor, pipeline or context parallelism,
     several ranks must see the same batch: `mesh` is the data-parallel part of the `DeviceMesh` (`mesh["dp"]`);
     `data_rank` and `data_world_size` are the same as numbers.
@@ -119,7 +120,7 @@ class FeedlineDataset(IterableDataset[Batch]):
 
     def __init__(
         self,
-        pipeline: str | os.PathLike[str],
+        pipeline: str | os.PathLike[str] | Mapping[str, object],
         *,
         set: Mapping[str, object] | None = None,
         rank: int | None = None,
@@ -144,8 +145,7 @@ class FeedlineDataset(IterableDataset[Batch]):
         )
         _print_ranks(self._ranks)
         self._pid = _process_id
-        path = Path(pipeline).absolute()
-        access = _feeder_access(path, self._spec, overrides_text(overrides), self._ranks)
+        access = _feeder_access(*feeder_input(pipeline, overrides), self._spec, self._ranks)
         self._pinning = Pinning(self._ranks.local_rank)
         self._feed = FeederClient(access, pin=self._pinning.register, unpin=self._pinning.unregister)
         self._feed.timeout_s = timeout
@@ -404,7 +404,7 @@ _REPLACED = (
 )
 
 
-def _feeder_access(path: Path, spec: PipelineSpec, overrides: str, ranks: RankInfo) -> FeederAccess:
+def _feeder_access(path: Path, overrides: str, spec: PipelineSpec, ranks: RankInfo) -> FeederAccess:
     """How this rank gets its feeder: one of `feedline run` that waits, its host's, or its own."""
 
     def command(own: Sequence[int], *, cores: int, cpus: Collection[int] = ()) -> FeederCommand:

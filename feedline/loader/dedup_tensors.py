@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
+from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.slot_tensors import Sparse
 
 
@@ -106,3 +108,17 @@ class DedupGroup:
 
     def __repr__(self) -> str:
         return f"DedupGroup({self.name!r}, rows={len(self.inverse)}, unique_rows={self.unique_rows})"
+
+
+def whole_matrix(
+    own: torch.Tensor, groups: Mapping[str, DedupGroup], schema: BatchSchema, kind: Literal["dense", "categorical"]
+) -> torch.Tensor:
+    """The matrix [B, columns] of all features of a kind in the order of pipeline.yaml, in memory as it is without
+    groups. own: that of the features in no group, returned where there is no other."""
+    if not groups:
+        return own
+    matrices = {None: own} | {name: group.expand(getattr(group, kind)) for name, group in groups.items()}
+    columns = [matrices[column.dedup][:, column.offset : column.offset + column.width] for column in schema.group(kind)]
+    if not columns:
+        return own
+    return torch.cat(columns, 1) if kind == "dense" else torch.cat([column.t() for column in columns]).t()

@@ -122,6 +122,12 @@ def apply_overrides(document: Document, overrides: Mapping[str, object]) -> None
         document.positions[path] = document.key_positions[path] = position
 
 
+def plain_document(pipeline: Mapping[str, object], label: str) -> dict[str, Any]:
+    """A pipeline that is given as a Python mapping, as what pipeline.yaml would hold."""
+    plain: dict[str, Any] = _plain_value(pipeline, label, 0)
+    return plain
+
+
 def _forget(document: Document, path: Path) -> None:
     for table in (document.positions, document.key_positions):
         for below in [key for key in table if key[: len(path)] == path]:

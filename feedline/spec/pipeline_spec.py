@@ -28,7 +28,7 @@ from feedline.spec.dedup_section import NEEDS_RUNS, DedupSpec, read_groups
 from feedline.spec.expectations import OnExpect
 from feedline.spec.features import FeatureSpec, OnNonfinite, OpCall, canonical_json, read_features
 from feedline.spec.json_schema import describe
-from feedline.spec.overrides import apply_overrides, parse_overrides, substitute_variables
+from feedline.spec.overrides import apply_overrides, parse_overrides, plain_document, substitute_variables
 from feedline.spec.positions import Document, Path, Problems, describe_value, unknown_message
 from feedline.spec.sections import (
     Artifacts,
@@ -69,6 +69,7 @@ __all__ = [
     "parse_spec",
 ]
 
+DICT_NAME = "pipeline"  # in errors about a mapping, where a file would have its name
 _NO_OVERRIDES: Mapping[str, object] = {}
 
 
@@ -157,8 +158,14 @@ class PipelineSpec(Section):
         return hash(self.canonical())
 
 
-def load_spec(path: str | os.PathLike[str], overrides: Mapping[str, object] = _NO_OVERRIDES) -> PipelineSpec:
-    """Read a pipeline.yaml; relative paths in it are relative to its folder.
+def load_spec(
+    pipeline: str | os.PathLike[str] | Mapping[str, object],
+    overrides: Mapping[str, object] = _NO_OVERRIDES,
+    *,
+    base_dir: str | None = None,
+) -> PipelineSpec:
+    """Read a pipeline.yaml, or a mapping that holds what it would; relative paths in the file are relative to its
+    folder, those in a mapping to `base_dir` (default: the current folder).
 
     Args:
         overrides: values by dotted key, such as {"batch.tail": "pad", "shuffle": "off"}, checked like the file.
@@ -166,7 +173,10 @@ def load_spec(path: str | os.PathLike[str], overrides: Mapping[str, object] = _N
     Raises:
         SpecError: the file cannot be read or breaks a rule; one line per problem, in the order of the file.
     """
-    file = os.fspath(path)
+    if isinstance(pipeline, Mapping):
+        document = Document(file=DICT_NAME, value=plain_document(pipeline, DICT_NAME))
+        return _read(document, overrides, base_dir)
+    file = os.fspath(pipeline)
     try:
         with open(file, "rb") as stream:
             content = stream.read(4 * MAX_BYTES + 1)
@@ -194,7 +204,10 @@ def parse_spec(
     Raises:
         SpecError: as `load_spec`; `file` is the name in its messages.
     """
-    document = read_document(text, file)
+    return _read(read_document(text, file), overrides, base_dir)
+
+
+def _read(document: Document, overrides: Mapping[str, object], base_dir: str | os.PathLike[str] | None) -> PipelineSpec:
     if not isinstance(document.value, dict):
         got = "an empty document" if document.value is None else describe_value(document.value)
         raise document.error((), f"must be a mapping: got {got}, expected the keys {', '.join(_KEYS)}")

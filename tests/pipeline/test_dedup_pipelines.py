@@ -126,6 +126,11 @@ def test_expanded_batches_are_those_without_deduplication(
             plain.batches(1, rank, lanes, step=2), dedup.batches(1, rank, lanes, step=2), strict=True
         ):
             assert found.expanded()._root.tobytes() == wanted._root.tobytes()
+            assert torch.equal(found.all_dense, wanted.dense)
+            assert torch.equal(found.all_categorical, wanted.categorical)
+            assert found.all_dense.stride() == wanted.dense.stride()
+            assert found.all_categorical.stride() == wanted.categorical.stride()
+            assert wanted.all_dense is wanted.dense
             for group in found.groups.values():
                 inverse = group.inverse[found.valid].numpy()
                 assert set(np.diff(inverse)) <= {0, 1}

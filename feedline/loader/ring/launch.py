@@ -235,17 +235,31 @@ def feeder_arguments(
     return [str(path), *words, *(str(word) for item in counts.items() for word in item)]
 
 
-def overrides_text(overrides: Mapping[str, object]) -> str:
-    """Overrides as JSON for a feeder, and whether they came from a command line: errors quote them accordingly."""
+def feeder_input(
+    pipeline: str | os.PathLike[str] | Mapping[str, object], overrides: Mapping[str, object]
+) -> tuple[Path, str]:
+    """The path that names a pipeline to its feeder, and the feeder's standard input: overrides and, for a pipeline that
+    is a mapping, its content, with the folder that its paths are relative to as the path."""
+    if isinstance(pipeline, Mapping):
+        return Path.cwd(), overrides_text(overrides, pipeline)
+    return Path(pipeline).absolute(), overrides_text(overrides)
+
+
+def overrides_text(overrides: Mapping[str, object], pipeline: Mapping[str, object] | None = None) -> str:
+    """Overrides as JSON for a feeder, and whether they came from a command line: errors quote them accordingly.
+
+    pipeline: the content of one that is no file.
+    """
     from_command_line = isinstance(overrides, CommandLineOverrides)
-    return json.dumps({"from_command_line": from_command_line, "overrides": dict(overrides)}, default=_json_value)
+    message = {"from_command_line": from_command_line, "overrides": dict(overrides)}
+    return json.dumps(message | ({} if pipeline is None else {"pipeline": dict(pipeline)}), default=_json_value)
 
 
-def read_overrides(content: bytes) -> dict[str, object]:
+def read_overrides(content: bytes) -> tuple[dict[str, object], dict[str, object] | None]:
     """The inverse of `overrides_text`; no overrides for an empty input."""
     message = json.loads(content or b'{"from_command_line": false, "overrides": {}}')
     values: dict[str, object] = message["overrides"]
-    return CommandLineOverrides(values) if message["from_command_line"] else values
+    return CommandLineOverrides(values) if message["from_command_line"] else values, message.get("pipeline")
 
 
 def _json_value(value: object) -> object:

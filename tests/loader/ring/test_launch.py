@@ -59,7 +59,7 @@ def test_overrides_travel_on_standard_input_only(tmp_path: Path, monkeypatch: py
         arguments, heard, status = words.splitlines()
         assert arguments.startswith("--quick feed p.yaml --scratch ")
         assert "secret" not in arguments
-        assert read_overrides(heard.encode()) == {"source.table": "s3://key:secret@bucket"}
+        assert read_overrides(heard.encode()) == ({"source.table": "s3://key:secret@bucket"}, None)
         assert status == "(exit status 3)"
         assert process.log_path.read_text().strip() == words.removesuffix(f"\n{status}")
     finally:
@@ -71,10 +71,10 @@ def test_overrides_travel_on_standard_input_only(tmp_path: Path, monkeypatch: py
 def test_overrides_keep_their_origin():
     for kind in (dict, CommandLineOverrides):
         given = kind({"batch.size": 3, "source.table": Path("/t")})
-        heard = read_overrides(overrides_text(given).encode())
+        heard, _ = read_overrides(overrides_text(given).encode())
         assert type(heard) is kind
         assert heard == {"batch.size": 3, "source.table": "/t"}
-    assert read_overrides(b"") == {}
+    assert read_overrides(b"") == ({}, None)
 
 
 def test_a_command_that_cannot_be_started_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
