@@ -21,14 +21,8 @@ from feedline.loader.encoding.row_digests import batch_digest, row_digests
 from feedline.loader.encoding.slot import SlotArrays, encoded_rows, read_extras, read_header, write_rows
 from feedline.loader.ring.pinning import event_on
 from feedline.loader.ring.slots import Lease
-from feedline.loader.slot_tensors import FLOAT32, INT32, INT64, Features, SlotTensors, missing_feature
-from feedline.loader.torchrec_tensors import (
-    expand_lists,
-    inverse_indices_of,
-    keyed_jagged_tensor,
-    missing_lists,
-    register_pipelineable,
-)
+from feedline.loader.slot_tensors import FLOAT32, INT32, INT64, Features, missing_feature
+from feedline.loader.torchrec_tensors import KeyedTensors, register_pipelineable
 
 
 class _Extras(Mapping[str, Any]):
@@ -59,7 +53,7 @@ class _Extras(Mapping[str, Any]):
         return len(self._names)
 
 
-class Batch(SlotTensors):
+class Batch(KeyedTensors):
     """B rows of every feature.
 
     dense: float32 [B, D], row-major. categorical: int64 [B, K], feature-major in memory: a column is contiguous, the
@@ -78,7 +72,6 @@ class Batch(SlotTensors):
     _fixed_extras: dict[str, torch.Tensor] | None = None
     _arrow_extras: dict[str, pa.Array] | None = None
     _groups: dict[str, DedupGroup] | None = None
-    _inverse_indices: torch.Tensor | None = None
 
     @classmethod
     def over(cls, layout: SlotLayout, root: NDArray[np.uint8], lease: Lease | None = None) -> Batch:
@@ -148,74 +141,6 @@ class Batch(SlotTensors):
         layout = SlotLayout(self._layout.schema.expanded)
         valid = SlotArrays(self._layout, here._read_header(), here._root).valid
         return Batch.over(layout, write_rows(layout, [rows], valid, epoch=self.epoch, step=self.step)).to(self.device)
-
-    def keyed_jagged(self, dtype: str = "int64") -> tuple[list[str], torch.Tensor, torch.Tensor]:
-        """(keys, values, lengths) of the sparse features of one dtype, without a copy and without weights.
-
-        The arguments of `torchrec.KeyedJaggedTensor(keys=, values=, lengths=)`: values by feature, lengths [F * B].
-        """
-        return self._key_by([index for index, column in enumerate(self._layout.sparse) if column.dtype == dtype], dtype)
-
-    def weighted_keyed_jagged(self) -> tuple[list[str], torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(keys, values, weights, lengths) of the weighted sparse features, without a copy, for torchrec."""
-        indices = [index for index, column in enumerate(self._layout.sparse) if column.weighted]
-        keys, values, lengths = self._key_by(indices, "int64")
-        start = self._place().weights[indices[0]] if indices else 0
-        return keys, values, self._tensor(FLOAT32, start or 0, (len(values),)), lengths
-
-    def to_torchrec(
-        self, dtype: str = "int64", *, weighted: bool = False, expand: bool = False, group: str | None = None
-    ) -> Any:
-        """A `torchrec.KeyedJaggedTensor` of the sparse features of one dtype, without a copy and without weights.
-
-        weighted: the weighted features only, with their weights. Of deduplicated features it holds the unique rows,
-        with `stride_per_key_per_rank` and `inverse_indices`, by which `EmbeddingBagCollection` gives the result of all
-        rows. An unsharded `EmbeddingCollection` ignores inverse indices: for it, `expand` copies all rows.
-        group: the features of one deduplicated group only, those with weights or those without, as a plain one of U
-        rows for any module; `batch.groups[group].expand` gives the result of all rows.
-
-        ValueError: there are no such features. ModuleNotFoundError: without the extra `torchrec`.
-        """
-        columns = list(enumerate(self._layout.sparse))
-        indices = [index for index, column in columns if (column.weighted if weighted else column.dtype == dtype)]
-        if group is not None:
-            chosen = [index for index in indices if self._layout.sparse[index].dedup == group]
-            indices = [index for index in chosen if self._layout.sparse[index].weighted == weighted]
-        if not indices:
-            raise missing_lists(self._layout.sparse, dtype, weighted, group)
-        keys, values, lengths, weights = self._keyed(indices, weighted)
-        parts = [self._layout.part_of[index] for index in indices]
-        if expand and any(parts):
-            values, lengths, expanded = expand_lists([self.sparse[name] for name in keys])
-            return keyed_jagged_tensor(keys, values, lengths, expanded if weighted else None)
-        if group is not None or not any(parts):
-            return keyed_jagged_tensor(keys, values, lengths, weights)
-        if self._inverse_indices is None:
-            self._inverse_indices = inverse_indices_of(self._layout.part_of, self.groups, self.rows, self.device)
-        rows = self._layout.list_rows(self.rows, self._read_header().unique)
-        first, stop = indices[0], indices[-1] + 1  # neighbours in memory
-        inverse_indices = self._inverse_indices[first:stop]
-        return keyed_jagged_tensor(keys, values, lengths, weights, rows[first:stop], inverse_indices)
-
-    def _keyed(
-        self, indices: list[int], weighted: bool
-    ) -> tuple[list[str], torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Keys, values, lengths and weights of sparse features that are neighbours in memory."""
-        keys, values, lengths = self._key_by(indices, self._layout.sparse[indices[0]].dtype)
-        start = self._place().weights[indices[0]] if weighted else None
-        return keys, values, lengths, None if start is None else self._tensor(FLOAT32, start, (len(values),))
-
-    def _key_by(self, indices: list[int], dtype: str) -> tuple[list[str], torch.Tensor, torch.Tensor]:
-        """(keys, values, lengths) of sparse features that are neighbours in memory."""
-        first = indices[0] if indices else 0
-        placement = self._place()
-        counts = self._read_header().values
-        count = sum(counts[index] for index in indices)
-        values = self._tensor(np.dtype(dtype), placement.values[first] if indices else 0, (count,))
-        rows = self._layout.list_rows(self.rows, self._read_header().unique)
-        start = placement.matrices.lengths + 4 * sum(rows[:first])
-        lengths = self._tensor(INT32, start, (sum(rows[index] for index in indices),))
-        return [self._layout.sparse[index].name for index in indices], values, lengths
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.schema:

@@ -52,6 +52,15 @@ SCHEMA = BatchSchema(
 )
 INVERSE = {"u": [0, 0, 0, 1, 2, 2, 3], "v": [0, 1, 1, 1, 1, 1, 2]}
 ROWS = 7
+WITH_IDS = BatchSchema(
+    (
+        *SCHEMA,
+        SlotColumn(name="p", group="categorical", dtype="int64", arrow="int64", offset=0),
+        SlotColumn(name="q", group="categorical", dtype="int64", arrow="int64", offset=0, dedup="u"),
+        SlotColumn(name="r", group="categorical", dtype="int64", arrow="int64", offset=1),
+    )
+)
+IDS_OF_ROWS = {"p": [3, 1, 4, 1, 5, 9, 2], "q": [6, 6, 6, 5, 3, 3, 5], "r": [8, 9, 7, 9, 3, 2, 3]}
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +88,12 @@ def lists_of(name: str) -> list[Any]:
 def batch_of(schema: BatchSchema = SCHEMA) -> Batch:
     types = {"int64": pl.List(pl.Int64), "int32": pl.List(pl.Int32), "float32": pl.List(pl.Float32)}
     frame = pl.DataFrame(
-        {"y": [0.0] * ROWS, **{c.name: lists_of(c.name) for c in SCHEMA.sparse}},
-        schema={"y": pl.Float32, **{c.name: WEIGHTED if c.weighted else types[c.dtype] for c in SCHEMA.sparse}},
+        {"y": [0.0] * ROWS, **{c.name: lists_of(c.name) for c in SCHEMA.sparse}, **IDS_OF_ROWS},
+        schema={
+            "y": pl.Float32,
+            **{c.name: WEIGHTED if c.weighted else types[c.dtype] for c in SCHEMA.sparse},
+            **dict.fromkeys(IDS_OF_ROWS, pl.Int64),
+        },
     )
     own, *grouped = schema.parts
     groups = []
@@ -159,6 +172,40 @@ def test_embedding_bags_of_unique_rows_are_those_of_all_rows(torchrec, dtype, we
     plain = written_out(torchrec, [column.name for column in PLAIN.sparse if column.name in keys], weighted)
     assert_same(batch.expanded().to_torchrec(dtype, weighted=weighted), plain)
     assert_same(batch_of(PLAIN).to_torchrec(dtype, weighted=weighted), plain)
+
+
+@pytest.mark.parametrize("schema", [WITH_IDS, WITH_IDS.expanded], ids=["groups", "plain"])
+def test_categorical_features_follow_the_lists_as_lists_of_one(torchrec, schema):
+    """Deduplicated or not, the embeddings of all rows are those of the ids written out."""
+    batch = batch_of(schema)
+    names = [column.name for column in schema.group("categorical")]
+    assert names
+    features = batch.to_torchrec(categorical=True)
+    lists = batch.to_torchrec().keys()
+    assert features.keys() == [*lists, *names]
+    wanted = batch.expanded()
+    assert {name: wanted[name].tolist() for name in names} == IDS_OF_ROWS
+    for each in (features, batch.to_torchrec(categorical=True, expand=True)):
+        collection = bags(torchrec, each.keys())
+        result = collection(each)
+        for name in names:
+            table = dict(collection.named_parameters())[f"embedding_bags.t{name}.weight"]
+            assert torch.equal(result[name], table[wanted[name]]), name
+        for name in lists:
+            ids = wanted.sparse[name]
+            table = dict(collection.named_parameters())[f"embedding_bags.t{name}.weight"]
+            pooled = torch.nn.functional.embedding_bag(
+                ids.values, table, ids.offsets, mode="sum", include_last_offset=True
+            )
+            torch.testing.assert_close(result[name], pooled)
+    for group, tensors in batch.groups.items():
+        own = [name for name in names if schema[name].dedup == group]
+        of_group = batch.to_torchrec(categorical=True, group=group)
+        keys = of_group.keys()
+        assert [key for key in keys if key in names] == own
+        assert of_group.stride() == tensors.unique_rows
+    with pytest.raises(ValueError, match="in a deduplicated group 'nobody'"):
+        batch.to_torchrec(categorical=True, group="nobody")
 
 
 def test_values_lengths_and_weights_are_views_of_the_slot(torchrec):

@@ -1,8 +1,9 @@
 """Give values the type of their group, and refuse kinds that the group does not take.
 
 Runs in: every process that compiles features. Pure. The dtype is per group: float32 (or vectors of float32) for dense
-and label, int64 for categorical, lists of int64 or float32 for sparse; extra keeps its types. A weighted list becomes
-one struct of two lists, `VALUES` and `WEIGHTS_OF_VALUES`.
+and label, int64 for categorical, lists of int64 or float32 for sparse; extra keeps its types. A scalar under sparse is
+a list of at most one value, none for null. A weighted list becomes one struct of two lists, `VALUES` and
+`WEIGHTS_OF_VALUES`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import polars as pl
 from feedline.errors import SpecError
 from feedline.expressions.types import BINARY, BOOLEAN, DECIMAL, FLOAT, INTEGER, NUMBERS, STRING
 from feedline.spec.features import AnyGroup, Group
+from feedline.transforms.values.arrays import map_series
 from feedline.transforms.values.kinds import TEMPORAL, WEIGHTS, Kind, Value
+from feedline.transforms.values.ragged import lists_of_one
 
 VALUES, WEIGHTS_OF_VALUES = "values", "weights"
 
@@ -29,8 +32,14 @@ def finish(value: Value, group: AnyGroup) -> Value:
         _require(kind, group, "one integer id per row", elements=(INTEGER, BOOLEAN), listed=False)
         dtype = pl.Int64()
     elif group == "sparse":
-        _require(kind, group, "lists of integers or floats", elements=(INTEGER, FLOAT, DECIMAL), listed=True)
-        dtype = pl.List(pl.Int64() if kind.element == INTEGER else pl.Float32())
+        scalar = not kind.listed and kind.width is None
+        expected = "lists of integers or floats, or one per row"
+        _require(kind, group, expected, elements=(INTEGER, FLOAT, DECIMAL), listed=not scalar)
+        element = pl.Int64() if kind.element == INTEGER else pl.Float32()
+        dtype = pl.List(element)
+        if scalar:
+            numbers = value.plain().convert(element).expr
+            return Value(expr=map_series(numbers, lists_of_one, dtype), dtype=dtype)
         if kind.weighted:
             return _finish_weighted(value.plain(), kind, dtype)
     elif kind.width is not None and kind.element in (*NUMBERS, BOOLEAN):

@@ -100,6 +100,15 @@ def lists_of(values: Values, offsets: Offsets, *, holes: Mask | None = None, abs
     return pl.Series(pa.LargeListArray.from_arrays(pa.array(offsets), flat, mask=mask))
 
 
+def lists_of_one(scalars: pl.Series) -> pl.Series:
+    """Each number as a list of one, a null as a list of none."""
+    offsets = np.arange(len(scalars) + 1, dtype=np.int64)
+    if scalars.null_count():
+        np.cumsum(scalars.is_not_null().to_numpy(), out=offsets[1:])
+        scalars = scalars.drop_nulls()
+    return pl.Series(pa.LargeListArray.from_arrays(pa.array(offsets), scalars.rechunk().to_arrow()))
+
+
 def vectors_of(matrix: Values, absent: Mask | None = None, *, holes: Mask | None = None) -> pl.Series:
     """The rows of a matrix [N, width] as vectors, with nulls where `absent` [N] and `holes` [N, width] are true."""
     mask = None if absent is None else pa.array(absent)
