@@ -120,11 +120,18 @@ class ArtifactSetRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Why no set is used: the mismatch and the remedy. final: `fit: auto` cannot remedy it."""
+    """Why no set is used: the mismatch and the remedy, which may name the command `feedline fit`.
+
+    final: `fit: auto` cannot remedy it.
+    """
 
     mismatch: str
     remedy: str
     final: bool = False
+
+    def remedy_for(self, command: str) -> str:
+        """The remedy with the command that fits one pipeline."""
+        return self.remedy.replace("feedline fit", f"`{command}`")
 
 
 def table_name(table: str) -> str:
@@ -212,8 +219,8 @@ def explain_refusal(
         return Refusal(
             mismatch=f"the fits of pipeline {request.owner!r} were learnt from another sample: got {_sample(rows[0])}, "
             f"expected {_sample(own)}",
-            remedy=f"{fit}, or write `artifacts: {{from: {request.owner}}}` to use those fits, "
-            "such as for an evaluation on other rows",
+            remedy=f"Write `artifacts: {{from: {request.owner}}}` to use those fits, as an evaluation on other rows "
+            "does, or learn from this sample: feedline fit",
             final=True,
         )
     got, expected = _where(candidates[0].where), _where(own.where)
@@ -237,10 +244,10 @@ def _no_set_refusal(request: ArtifactSetKey, others: Sequence[str]) -> Refusal |
         return Refusal(
             mismatch=f"got {got}, expected fits of pipeline {request.shared_from!r}", remedy=remedy, final=True
         )
-    share = f"write `artifacts: {{from: {others[0]}}}` to share the fits of pipeline {others[0]!r}"
     return Refusal(
         mismatch=f"got {got}, expected fits of pipeline {request.pipeline!r}",
-        remedy=f"Fit it: feedline fit, or {share}",
+        remedy=f"Write `artifacts: {{from: {others[0]}}}` to share the fits of pipeline {others[0]!r}, as a renamed "
+        "evaluation does, or fit this one: feedline fit",
     )
 
 

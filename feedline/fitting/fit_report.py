@@ -72,7 +72,8 @@ def load_fit_facts(spec: PipelineSpec) -> tuple[FitFacts, ...]:
     if manifest is None or record is None:
         refusal = set_refusal(stored)
         if refusal is not None:
-            raise spec.error(("artifacts",), f"nothing is fitted: {refusal.mismatch}. {refusal.remedy}")
+            remedy = refusal.remedy_for(spec.command("fit"))
+            raise spec.error(("artifacts",), f"nothing is fitted: {refusal.mismatch}. {remedy}")
         return ()
     fits = sorted(manifest.fits.values(), key=lambda fit: (fit.features, fit.chain))
     return tuple(fit_facts(fit, record.fit_times[fit.key]) for fit in fits)

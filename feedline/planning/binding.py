@@ -90,14 +90,14 @@ def require_fitted(
     refusal = set_refusal(artifacts)
     if refusal is not None:
         names = ", ".join(dict.fromkeys(f"{fit.feature}: {fit.op[0]}" for fit in features.missing_fits[:_MAX_MISSING]))
-        remedy = refusal.remedy.replace("feedline fit", f"feedline fit {spec.file}")
+        remedy = refusal.remedy_for(spec.command("fit"))
         raise spec.error(position, f"not fitted: {names}{_and_more(features)}: {refusal.mismatch}. {remedy}")
     missing = [f"{fit.feature}: {fit.op[0]}: {_found_instead(artifacts, fit)}" for fit in features.missing_fits]
     shared = spec.artifacts.shared
     if shared is not None:
         remedy = f"Fit pipeline {shared!r}, whose fits these are: `artifacts: {{from: {shared}}}`"
     else:
-        remedy = f"Run `feedline fit {spec.file}`" + (" where the table is" if served else ", or write `fit: auto`")
+        remedy = f"Run `{spec.command('fit')}`" + (" where the table is" if served else ", or write `fit: auto`")
     raise spec.error(position, f"not fitted: {'; '.join(missing[:_MAX_MISSING])}{_and_more(features)}. {remedy}")
 
 

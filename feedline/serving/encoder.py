@@ -163,7 +163,7 @@ class Serving:
         if isinstance(resolved, AmbiguousType):
             feature = self.features[resolved.feature]
             remedy = (
-                f"Send it with a type, or record those of training: run `feedline plan {self._spec.file}` where the "
+                f"Send it with a type, or record those of training: run `{self._spec.command('plan')}` where the "
                 "table is (run and fit record them, too)"
             )
             raise ambiguous_type_error(resolved, feature.name, chain_text(feature), remedy)

@@ -10,6 +10,8 @@ structs and maps; anything else is an error that names the column and both types
     integers, decimals into floats     where the float is exactly the integer; decimals are rounded
     floats                             of any width; rounded to a narrower one, as when a table is written
     strings; binary values             of any Arrow layout
+    strings into timestamps            ISO 8601, as JSON has them; with an offset or Z where training has a zone, else
+    and dates                          without
     timestamps, durations              of any unit, where no value loses digits; with a zone or without, as in training
     lists, large lists, vectors        of one another; a vector's length must fit
     structs                            fields by name; a missing one is null, unless a feature reads it
@@ -20,7 +22,7 @@ Values without a type of their own (Python lists) are parsed as training's type.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -70,7 +72,9 @@ def _flat(source: pa.DataType, target: pa.DataType) -> bool:
     if pat.is_integer(target) or pat.is_decimal(target):
         return bool(pat.is_integer(source) or pat.is_decimal(source))
     if pat.is_timestamp(target):
-        return bool(pat.is_timestamp(source)) and (source.tz is None) == (target.tz is None)
+        return _is(source, _STRINGS) or (pat.is_timestamp(source) and (source.tz is None) == (target.tz is None))
+    if pat.is_date(target) and _is(source, _STRINGS):
+        return True
     families = (_STRINGS, _BYTES, (pat.is_duration,), (pat.is_date,), (pat.is_time,))
     return any(_is(source, family) and _is(target, family) for family in families)
 
@@ -91,9 +95,10 @@ def convert(column: Column, target: pa.DataType, name: str) -> Column:
     except pa.ArrowInvalid as error:
         row = _first_wrong(column, target)
         value, cause = repr(column[row].as_py())[:80], str(error).partition("\n")[0]
+        remedy = _iso_remedy(target) if _holds(column.type, _is_string) else ""
         raise DataError(
             f"column {name!r} holds a value that does not fit its type in training: got {value}, expected {target} "
-            f"({cause})"
+            f"({cause}){remedy}"
         ).at(row) from error
 
 
@@ -177,7 +182,44 @@ def _array(name: str, values: Any, kind: pa.DataType | None) -> Any:
     try:
         return pa.array(values, kind)
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+        if kind is None or not _holds(kind, _is_moment):
+            raise _type_error(name, kind, error) from None
+    return _of_strings(name, values, kind)
+
+
+def _of_strings(name: str, values: Sequence[Any], kind: pa.DataType) -> Any:
+    """Values whose times are strings, as JSON has them."""
+    try:
+        array = pa.array(values)
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise _type_error(name, kind, error) from None
+    if not convertible(array.type, kind):
+        raise _type_error(name, kind, TypeError(f"got {array.type}"))
+    return convert(array, kind, name)
+
+
+def _holds(kind: pa.DataType, test: Callable[[pa.DataType], bool]) -> bool:
+    """Whether the type, or one inside it, passes the test."""
+    return test(kind) or any(_holds(kind.field(index).type, test) for index in range(kind.num_fields))
+
+
+def _is_moment(kind: pa.DataType) -> bool:
+    return bool(pat.is_timestamp(kind) or pat.is_date(kind))
+
+
+def _is_string(kind: pa.DataType) -> bool:
+    return _is(_value_type(kind), _STRINGS)
+
+
+def _iso_remedy(kind: pa.DataType) -> str:
+    """How the times of a type are written as strings."""
+    if not _holds(kind, _is_moment):
+        return ""
+    if _holds(kind, pat.is_date):
+        return ". Write dates as ISO 8601: 2026-01-31"
+    zoned = _holds(kind, lambda inner: bool(pat.is_timestamp(inner) and inner.tz is not None))
+    form, rule = ("2026-01-31T12:00:00+00:00", "an offset or Z") if zoned else ("2026-01-31T12:00:00", "no offset")
+    return f". Write times as ISO 8601 with {rule}, as training has them: {form}"
 
 
 def _type_error(name: str, kind: pa.DataType | None, error: Exception) -> DataError:

@@ -13,22 +13,29 @@ import re
 from collections.abc import Iterable
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_BRACES = re.compile(r"\{[^{}]*(?:,|\.\.)[^{}]*\}")
 _LISTED = re.compile(r'\s*(?:"((?:[^"]|"")*)"|([^,"]*))\s*(?:,|$)')
 _BARE = re.compile(r"[^\s,\"{}]+")
 _MAX_NAMES = 10_000  # a typo such as {1..100000000} must not fill the memory
 
 
 def has_range(name: str) -> bool:
-    """Whether the name contains a range."""
-    return _RANGE.search(name) is not None
+    """Whether the name contains a range, or braces that look like one, which `expand` refuses."""
+    return _BRACES.search(name) is not None
 
 
 def expand(name: str) -> list[str]:
     """The names that a name with a range stands for, in order; a name without a range stands for itself.
 
-    Raises ValueError for two ranges, a descending range, and more than 10,000 names.
+    Raises ValueError for other braces, such as `{a,b}`, two ranges, a descending range, and more than 10,000 names.
     """
     ranges = _RANGE.findall(name)
+    wrong = _BRACES.search(_RANGE.sub("", name))
+    if wrong is not None:
+        raise ValueError(
+            f"braces in a name are for a range of numbers: got {wrong.group()!r} in {name!r}, expected for example "
+            "{1..26}. Write an entry for each name"
+        )
     if not ranges:
         return [name]
     if len(ranges) > 1:

@@ -12,9 +12,11 @@ other stays a string; `$$` is one `$`.
 from __future__ import annotations
 
 import json
+import math
 import operator
 import os
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, SupportsIndex
@@ -24,6 +26,7 @@ from feedline.spec.positions import Document, Path, Position, Problems, describe
 from feedline.spec.yaml_document import MAX_DEPTH, SURROGATE, read_document, resolve_scalar
 
 _VARIABLE = re.compile(r"\$(?:\$|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}|(?P<wrong>\{[^}]*\}?))")
+_WORD = re.compile(r"[A-Za-z_][\w./-]*", re.ASCII)
 _DECODER = json.JSONDecoder()
 
 
@@ -117,9 +120,50 @@ def apply_overrides(document: Document, overrides: Mapping[str, object]) -> None
                 message = f"{whole} has no keys to set: got {describe_value(target[part])}. Set {whole} as a whole"
                 raise SpecError(f"{label}: {message}")
             target = target[part]
-        target[path[-1]] = _plain_value(value, label, 0)
+        target[path[-1]] = document.overrides[path_text(path)] = _plain_value(value, label, 0)
         _forget(document, path)
         document.positions[path] = document.key_positions[path] = position
+
+
+def override_options(overrides: Mapping[str, Any]) -> str:
+    """Options for a shell that `parse_overrides` reads as these overrides, each with a space before it."""
+    settings = [f"{_option_key(key)}={_option_value(value)}" for key, value in overrides.items()]
+    return "".join(f" --set {shlex.quote(setting)}" for setting in settings)
+
+
+def _option_key(key: str) -> str:
+    path, _ = _split_key(key, key)
+    parts = map(str, path)
+    return ".".join(json.dumps(part, ensure_ascii=False) if "=" in part else path_text((part,)) for part in parts)
+
+
+def _option_value(value: Any) -> str:
+    if not isinstance(value, str):
+        return _flow(value)
+    plain = value.isprintable() and value == value.strip() and not value.startswith(("[", "{", '"', "'"))
+    return value if plain and _is_string(value) else _flow(value)
+
+
+def _flow(value: Any) -> str:
+    """A plain value as YAML in flow style."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_flow(name)}: {_flow(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_flow, value)) + "]"
+    if isinstance(value, str) and _WORD.fullmatch(value) and _is_string(value):
+        return value
+    if isinstance(value, float) and not math.isfinite(value):
+        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in text)
+
+
+def _is_string(text: str) -> bool:
+    """Whether an unquoted scalar is this string."""
+    try:
+        return resolve_scalar(text) == text
+    except ValueError:
+        return False
 
 
 def plain_document(pipeline: Mapping[str, object], label: str) -> dict[str, Any]:

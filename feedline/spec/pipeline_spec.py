@@ -16,6 +16,7 @@ import json
 import os
 import posixpath
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -28,7 +29,13 @@ from feedline.spec.dedup_section import NEEDS_RUNS, DedupSpec, read_groups
 from feedline.spec.expectations import OnExpect
 from feedline.spec.features import FeatureSpec, OnNonfinite, OpCall, canonical_json, read_features
 from feedline.spec.json_schema import describe
-from feedline.spec.overrides import apply_overrides, parse_overrides, plain_document, substitute_variables
+from feedline.spec.overrides import (
+    apply_overrides,
+    override_options,
+    parse_overrides,
+    plain_document,
+    substitute_variables,
+)
 from feedline.spec.positions import Document, Path, Problems, describe_value, unknown_message
 from feedline.spec.sections import (
     Artifacts,
@@ -117,6 +124,12 @@ class PipelineSpec(Section):
     def base_dir(self) -> str:
         """The absolute folder that relative paths are relative to; not part of the canonical text."""
         return self._base_dir
+
+    def command(self, name: str) -> str:
+        """The call that runs a command, such as `fit`, for this pipeline: with the overrides that are in force."""
+        if self.file == DICT_NAME and () not in self._document.positions:
+            return f"Pipeline.from_dict(…).{name}()"
+        return f"feedline {name} {shlex.quote(self.file)}{override_options(self._document.overrides)}"
 
     def error(self, path: Path, message: str) -> SpecError:
         """A SpecError "FILE:LINE:COL: features.dense.price[1]: message", or with the override instead of the line."""

@@ -43,6 +43,7 @@ class Document:
     value: Any
     positions: dict[Path, Position] = field(default_factory=dict)
     key_positions: dict[Path, Position] = field(default_factory=dict)
+    overrides: dict[str, Any] = field(default_factory=dict)  # in force, by dotted key
 
     def position(self, path: Path, *, key: bool = False) -> Position:
         """The position of the value at `path`, or of its key; of the nearest parent where it has none."""

@@ -163,7 +163,7 @@ def test_another_fit_where_is_refused_with_both_filters(tmp_path: Path, small: s
     Pipeline.from_yaml(path).fit()
     message = refusal(path, {"fit.where": "day > 0"})
     assert "the fits of pipeline 'a' were learnt from other rows: got fit.where 'day < 3'" in message
-    assert f"expected fit.where 'day > 0'. Fit it: feedline fit {path}" in message
+    assert f"expected fit.where 'day > 0'. Fit it: `feedline fit {path} --set 'fit.where=day > 0'`" in message
     assert "expected no `fit.where`" in refusal(path, {"fit.where": None})
 
 
@@ -205,7 +205,10 @@ def test_a_new_name_is_refused_with_the_existing_names(tmp_path: Path, small: st
     Pipeline.from_yaml(written(tmp_path, "before", small)).fit()
     message = refusal(written(tmp_path, "after", small))
     assert "x: standardize: got fits of pipeline 'before', expected fits of pipeline 'after'" in message
-    assert "write `artifacts: {from: before}` to share the fits of pipeline 'before'" in message
+    assert (
+        "Write `artifacts: {from: before}` to share the fits of pipeline 'before', as a renamed evaluation does"
+        in message
+    )
     named = written(tmp_path, "after", small, artifacts={"folder": "work/artifacts", "from": "before"})
     np.testing.assert_allclose(made(named), scaled(SMALL, SMALL), rtol=1e-6)
 
@@ -282,7 +285,7 @@ def test_a_set_without_a_name_is_used_if_it_matches(tmp_path: Path, small: str, 
     assert [one.pipeline for one in load_fit_facts(load_spec(a))] == [None]
     got = f"got fits without a pipeline's name, learnt from {small} where day >= 0, expected"
     message = refusal(b)
-    assert f"{got} {large}. Fit it: feedline fit {b}, or, if those fits are this pipeline's, write" in message
+    assert f"{got} {large}. Fit it: `feedline fit {b}`, or, if those fits are this pipeline's, write" in message
     with pytest.raises(SpecError, match=r"got fits without a pipeline's name, learnt from .*small where day >= 0, exp"):
         served(b, [2.0])
     assert f"{got} {small} where day < 2" in refusal(a, {"fit.where": "day < 2"})

@@ -130,7 +130,8 @@ def test_other_parameters_are_refused_with_both_values(path: Path):
     message = refusal(path, features__categorical__word={"column": "str_0", "ops": [{"occurrences": {"scale": 2}}]})
     assert "not fitted: word: occurrences: got an artifact of occurrences (version 1)" in message
     assert 'with {"name":null,"scale":1}, expected occurrences (version 1) with {"name":null,"scale":2}' in message
-    assert f"Run `feedline fit {path}`" in message
+    word = "'features.categorical.word={column: str_0, ops: [{occurrences: {scale: 2}}]}'"
+    assert f"Run `feedline fit {path} --set {word}`" in message
 
 
 def test_other_ops_before_are_refused_with_both_chains(path: Path):

@@ -260,6 +260,9 @@ def test_a_list_of_columns_stands_for_several_features():
     [
         ("dense: {'I{3..1}': []}", r"a range must ascend: got 'I\{3\.\.1\}'\. Write \{1\.\.3\}"),
         ("dense: {'I{1..2}_{1..2}': []}", "a name may contain only one range"),
+        ("dense: {'{a,b}': []}", r"braces in a name are for a range of numbers: got '\{a,b\}' in '\{a,b\}', expected"),
+        ("dense: {'I{1..2}_{a,b}': []}", r"got '\{a,b\}' in 'I\{1\.\.2\}_\{a,b\}'"),
+        ("extra: ['C{a..c}']", r"braces in a name are for a range of numbers: got '\{a\.\.c\}'"),
         ("dense: {'I{1..99999999}': []}", "at most 10,000 names: got 99,999,999"),
         ("dense: {'I{1..3}': {columns: [a, b]}}", r"columns: must be one per feature: got 2, expected 3"),
         (

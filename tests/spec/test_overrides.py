@@ -1,8 +1,10 @@
 """Overrides by dotted key, and variables from the environment."""
 
 import json
+import shlex
 from pathlib import PurePosixPath
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline.errors import SpecError
-from feedline.spec.overrides import CommandLineOverrides, apply_overrides, parse_overrides, substitute_variables
+from feedline.spec.overrides import (
+    CommandLineOverrides,
+    apply_overrides,
+    override_options,
+    parse_overrides,
+    substitute_variables,
+)
 from feedline.spec.positions import path_text
 from feedline.spec.yaml_document import read_document
 
@@ -248,3 +256,35 @@ def test_variables_in_overrides_name_the_override():
     document = applied(CommandLineOverrides(name="${NOPE}"))
     with pytest.raises(SpecError, match=r"^--set name: environment variable NOPE is not set"):
         substitute_variables(document, {})
+
+
+NAMES = st.text(min_size=1)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=300)
+@given(st.dictionaries(st.lists(NAMES, min_size=1, max_size=3).map(tuple).map(path_text), VALUES, max_size=3))
+def test_options_repeat_the_overrides(overrides: dict[str, Any]):
+    [*words] = shlex.split(override_options(overrides))
+    assert words[::2] == ["--set"] * len(overrides)
+    again = parse_overrides(words[1::2])
+    assert dict(again) == overrides
+    assert repr(list(again.values())) == repr(list(overrides.values())), "1, 1.0 and true are equal"
+
+
+def test_options_are_short_where_they_may_be():
+    overrides = {
+        "fit.where": 'day < 3 and c == "x"',
+        "batch.size": 8,
+        "batch.tail": "pad",
+        "source.table": ["a", "b c"],
+    }
+    options = """ --set 'fit.where=day < 3 and c == "x"' --set batch.size=8 --set batch.tail=pad"""
+    assert override_options(overrides) == options + """ --set 'source.table=[a, "b c"]'"""
+    assert override_options({'features.dense."a=b"': [], "name": "8"}) == (
+        """ --set 'features.dense."a=b"=[]' --set 'name="8"'"""
+    )

@@ -185,6 +185,16 @@ def test_overrides_are_validated_like_the_file():
     )
 
 
+def test_commands_repeat_the_overrides(tmp_path):
+    file = tmp_path / "a b.yaml"
+    file.write_text(REFERENCE)
+    assert load_spec(file).command("fit") == f"feedline fit '{file}'"
+    spec = load_spec(file, parse_overrides(["source.table=/a b", "batch.tail=pad", "source.table=/c"]))
+    assert spec.command("fit") == f"feedline fit '{file}' --set batch.tail=pad --set source.table=/c"
+    pipeline = {"version": 1, "name": "a", "source": {"table": "t"}, "features": {"extra": ["a"]}, "batch": {"size": 1}}
+    assert load_spec(pipeline, {"lanes": 2}).command("fit") == "Pipeline.from_dict(…).fit()"
+
+
 def test_an_override_supplies_a_missing_key():
     text = MINIMAL.replace("source: {table: data}\n", "").replace("size: 8", "size: wrong")
     spec = parse(text, {"source.table": "/t", "batch.size": 4, 'features.dense."a.b"': ["log1p"]})

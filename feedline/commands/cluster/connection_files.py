@@ -17,6 +17,11 @@ Address = Annotated[str, typer.Argument(metavar="ADDRESS", help="The scheduler: 
 TlsCa = Annotated[str | None, typer.Option(metavar="FILE", help="Certificate of the authority (PEM).")]
 TlsCert = Annotated[str | None, typer.Option(metavar="FILE", help="Certificate of this side (PEM).")]
 TlsKey = Annotated[str | None, typer.Option(metavar="FILE", help="Private key of this side (PEM).")]
+# What the rules of pipeline.yaml advise, as options.
+_OPTIONS = {
+    "`tls: {ca, cert, key}`": "--tls-ca, --tls-cert and --tls-key",
+    "`insecure: true`": "--insecure",
+}
 Insecure = Annotated[bool, typer.Option("--insecure", help="Allow tcp:// to another machine.")]
 
 
@@ -29,9 +34,21 @@ def connection_files(
     if given and len(given) < len(files):
         missing = ", ".join(f"--tls-{name}" for name in files if name not in given)
         raise SpecError(f"tls:// needs three files: {missing} missing. Give --tls-ca, --tls-cert and --tls-key")
+    if address.startswith("tls://") and not given:
+        raise SpecError(
+            f"tls:// needs certificates: got {address!r} without any. Give --tls-ca, --tls-cert and --tls-key"
+        )
+    if address.startswith("tls://") and insecure:
+        raise SpecError("--insecure contradicts tls://, which is always authenticated. Leave it out")
+    if address.startswith("tcp://") and given:
+        raise SpecError(
+            f"--tls-ca, --tls-cert and --tls-key need tls://: got {address!r}. Write tls://, or leave them out"
+        )
     try:
         return ClusterSpec.model_validate({"scheduler": address, "tls": given or None, "insecure": insecure}).tls
     except ValidationError as error:
         details = error.errors()[0]
         message = str(details.get("ctx", {}).get("message") or details["msg"])
+        for key, option in _OPTIONS.items():
+            message = message.replace(key, option)
         raise SpecError(f"the scheduler's address is refused: got {address!r}: {message}") from None

@@ -282,8 +282,8 @@ class DaskCluster:
             refusal = explain_refusal(address, tls)
             raise ClusterError(
                 refusal
-                or f"no Dask scheduler answers at {address}: {error}. Start one (dask scheduler), or correct "
-                f"cluster.scheduler"
+                or f"no Dask scheduler answers at {address}: {error}. Start one (feedline scheduler), or "
+                "correct cluster.scheduler"
             ) from error
         steady(client.loop)
         try:

@@ -33,7 +33,7 @@ _LOOK_S = 1.0  # between checks while waiting for the cluster
 
 def _no_worker(address: str, wait_s: float, provider: str | None) -> ClusterError:
     """The error for a cluster without workers. provider: the class that starts them (None: nobody does)."""
-    remedy = f"Start one (dask worker {address})"
+    remedy = f"Start one (feedline worker {address}{' and its --tls files' * address.startswith('tls:')})"
     if provider is not None:
         remedy = f"{provider} was asked for them: look at its queue, quota and logs of workers"
     return ClusterError(
@@ -102,8 +102,8 @@ class SchedulerConnection:
         if self._refusal is not None:
             return ClusterError(f"no Dask scheduler for {self._wait_s:g} s (cluster.wait_s): {self._refusal}")
         return ClusterError(
-            f"no Dask scheduler answers at {self._address()}: got none for {self._wait_s:g} s. Start one (dask "
-            "scheduler), correct cluster.scheduler, or raise cluster.wait_s"
+            f"no Dask scheduler answers at {self._address()}: got none for {self._wait_s:g} s. Start one "
+            "(feedline scheduler), correct cluster.scheduler, or raise cluster.wait_s"
         )
 
     def alive(self) -> bool:

@@ -70,7 +70,8 @@ def _explain_plain(connection: socket.socket, address: str) -> str | None:
     with context.wrap_socket(connection):
         return (
             f"the scheduler at {address} speaks TLS: expected an unencrypted one. Write "
-            f"{address.replace('tcp:', 'tls:')} and `tls: {{ca: …, cert: …, key: …}}`"
+            f"{address.replace('tcp:', 'tls:')} and `tls: {{ca: …, cert: …, key: …}}`, or with a command --tls-ca, "
+            "--tls-cert and --tls-key"
         )
 
 

@@ -50,3 +50,8 @@ def test_what_cannot_be_asked_is_said():
         assert "feedline scheduler" in plain.stderr
         locked = ended_here("jobs", local.scheduler_address.replace("tcp", "tls"))
         assert (locked.returncode, "needs certificates" in locked.stderr) == (2, True)
+        assert "Give --tls-ca, --tls-cert and --tls-key" in locked.stderr
+    far = ended_here("jobs", "tcp://10.0.0.1:1")
+    assert "Use tls:// with --tls-ca, --tls-cert and --tls-key, or accept the risk with --insecure" in far.stderr
+    mixed = ended_here("jobs", "tcp://10.0.0.1:1", "--tls-ca", "a", "--tls-cert", "b", "--tls-key", "c")
+    assert "--tls-ca, --tls-cert and --tls-key need tls://" in mixed.stderr
