@@ -17,6 +17,7 @@ import typer
 import typer.core
 from rich.console import Console
 
+from feedline.commands.display.consoles import console_on
 from feedline.commands.exit_status import end_with
 from feedline.errors import PlanError, SpecError
 from feedline.version import VERSION
@@ -96,7 +97,6 @@ class _Commands(typer.core.TyperGroup):
 
 app = typer.Typer(cls=_Commands, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=_HELP)
 # Width of tables in files, where nothing should be cut off.
-_TABLE_WIDTH = 160
 
 PipelinePath = Annotated[Path, typer.Argument(metavar="PIPELINE.YAML", help="The pipeline.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key: --set batch.tail=pad")]
@@ -149,25 +149,25 @@ def run(
     request = RunRequest(
         path=pipeline.absolute(), overrides=values, spec=spec, ranks=here, world_size=world_size or len(here)
     )
-    console = Console(stderr=as_json)
+    console = console_on(stderr=as_json)
     stop = Stop()
     with stop.on_signals():
         summary = (run_null if sink == "null" else run_trainers)(request, console, stop)
     if as_json:
         print(json.dumps(dataclasses.asdict(summary)))
     else:
+        share = summary.wait_fraction
+        waited = "there was no trainer" if share is None else f"the trainer waited {share:.0%} of the time"
         console.print(
             f"{summary.rows:,} rows in {summary.batches:,} batches, {summary.seconds:.1f} s, "
             f"{summary.rows_per_s:,.0f} rows/s; read {summary.bytes_read:,} bytes, delivered "
-            f"{summary.bytes_delivered:,}; the trainer waited {summary.wait_fraction:.0%} of the time",
+            f"{summary.bytes_delivered:,}; {waited}",
             highlight=False,
             soft_wrap=True,
         )
         if summary.bad_files:
             console.print(summary_of(summary.bad_files), highlight=False)
         if summary.quality:
-            if not console.is_terminal:
-                console.width = _TABLE_WIDTH
             console.print(quality_table(summary.quality))
     if stop.status is not None:
         raise typer.Exit(stop.status)
@@ -257,7 +257,7 @@ def head(
     if as_json:
         print(json.dumps(json_facts(facts)))
     else:
-        Console().print(preview_table(facts))
+        console_on().print(preview_table(facts))
 
 
 @app.command()
@@ -361,7 +361,7 @@ def schema(
     if as_json:
         print(json.dumps(facts))
     else:
-        Console().print(schema_table(facts), highlight=False)
+        console_on().print(schema_table(facts), highlight=False)
 
 
 generate = typer.Typer(no_args_is_help=True, help="Generate example tables.")

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from feedline.commands.cluster.connect import pipeline_cluster
+from feedline.commands.display.consoles import console_on
 from feedline.commands.display.progress_line import ProgressLine
 from feedline.commands.exit_status import exit_on_sigterm
 from feedline.errors import SpecError
@@ -48,11 +49,11 @@ def fit(
     facts: Any
     if show:
         facts = load_fit_facts(spec)
-        _show_facts(facts, Console(stderr=as_json))
+        _show_facts(facts, console_on(stderr=as_json))
     else:
         report = _run_fit(spec, missing=missing, out=sys.stderr)
         facts = report.fits
-        _show_report(report, Console(stderr=as_json))
+        _show_report(report, console_on(stderr=as_json))
         if as_json:
             print(json.dumps(asdict(report)))
     if show and as_json:

@@ -52,7 +52,7 @@ class RunSummary:
     batches: int = 0
     seconds: float = 0.0
     rows_per_s: float = 0.0
-    wait_fraction: float = 0.0
+    wait_fraction: float | None = 0.0
     bytes_read: int = 0
     bytes_delivered: int = 0
     epochs: int = 0
@@ -168,6 +168,7 @@ def run_trainers(request: RunRequest, console: Console, stop: Stop) -> RunSummar
             for path in socket_paths(job_fingerprint(request.spec), number, request.world_size):
                 sweep(path)
     summary = RunSummary(seconds=time.perf_counter() - began, ranks=list(request.ranks), epochs=request.spec.epochs)
+    waited_s = 0.0
     for rank in supervisor.ranks:
         summary.dashboard = summary.dashboard or rank.dashboard
         if rank.plan is not None and summary.plan is None:
@@ -179,8 +180,8 @@ def run_trainers(request: RunRequest, console: Console, stop: Stop) -> RunSummar
             summary.bytes_delivered += stats.nbytes
             summary.bytes_read += stats.delivery.nbytes_read
             summary.steps = stats.steps
-            waited = stats.wait_blocks_s / len(request.ranks)
-            summary.wait_fraction = min(1.0, summary.wait_fraction + waited / max(summary.seconds, 1e-9))
+            waited_s += stats.wait_blocks_s / len(request.ranks)
+    summary.wait_fraction = min(1.0, waited_s / max(summary.seconds, 1e-9))
     summary.rows_per_s = summary.rows / summary.seconds
     plans = [rank.plan for rank in supervisor.ranks if rank.plan is not None]
     summary.quality = _measures(plans, [counted for rank in supervisor.ranks for counted in rank.quality])
@@ -261,8 +262,7 @@ def _has_finished(rank: RankReports, epochs: int) -> bool:
 
 def drain_view(view: DrainProgress, recent: RecentRates, epochs: int) -> RankView:
     """The display of a drained rank; a finished one shows the rate of its whole run."""
-    change = recent.add(Counters(rows=view.rows, batches=view.batches, trainer_s=view.wait_s, feeder_s=0.0))
-    waits = change.trainer > 0.5 or not change.rows_per_s  # a wait is counted only when it ends
+    change = recent.add(Counters(rows=view.rows, batches=view.batches, trainer_s=0.0, feeder_s=0.0))
     return RankView(
         rank=view.rank,
         state=_drain_state(view),
@@ -274,7 +274,7 @@ def drain_view(view: DrainProgress, recent: RecentRates, epochs: int) -> RankVie
         rows_per_s=view.rows / view.seconds if view.done and view.seconds else change.rows_per_s,
         batches_per_s=change.batches_per_s,
         ring_fill=view.ring_fill,
-        waits="" if view.done or not view.batches else ("trainer" if waits else "feeder"),
+        waits="",  # there is no trainer
         blocks=_blocks(view.feeder),
     )
 
@@ -324,7 +324,7 @@ def _summary(views: Sequence[DrainProgress], seconds: float, request: RunRequest
         batches=sum(view.batches for view in views),
         seconds=longest or seconds,
         rows_per_s=rows / longest if longest else 0.0,
-        wait_fraction=sum(view.wait_s for view in views) / max(sum(view.seconds for view in views), 1e-9),
+        wait_fraction=None,  # there is no trainer
         bytes_read=sum(view.feeder.delivery.nbytes_read for view in views if view.feeder is not None),
         bytes_delivered=sum(view.nbytes for view in views),
         epochs=request.spec.epochs,

@@ -19,6 +19,7 @@ from pydantic_core import PydanticCustomError
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from feedline.commands.display.consoles import console_on
 from feedline.commands.display.progress_line import ProgressLine
 from feedline.errors import SpecError
 from feedline.expressions.column_parts import source_columns
@@ -83,7 +84,7 @@ def optimize(
     """Rewrite a table so that reading it is cheap: clustered, compacted, each column in its best encoding."""
     if goal not in GOALS:
         raise SpecError(f"--for is unknown: got {goal!r}, expected one of {', '.join(GOALS)}")
-    console = Console(stderr=as_json)
+    console = console_on(stderr=as_json)
     table = Table(source)
     settings = Settings.of(
         cluster_by=_names("--cluster-by", cluster_by),
@@ -130,7 +131,7 @@ def usage(
     if as_json:
         print(json.dumps(asdict(facts)))
     else:
-        _show_popularity(facts, Console())
+        _show_popularity(facts, console_on())
 
 
 def _run_optimize(

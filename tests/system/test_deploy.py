@@ -34,13 +34,15 @@ from feedline.service.worker.departure import DRAIN_S
 ROOT = Path(__file__).resolve().parents[2]
 KUBERNETES, SLURM = ROOT / "deploy" / "kubernetes", ROOT / "deploy" / "slurm"
 FILES = sorted(path.name for path in KUBERNETES.glob("*.yaml"))
+KUSTOMIZATION = "kustomization.yaml"
 NAMES = {"PersistentVolumeClaim", "Service", "Job", "NetworkPolicy", "PodDisruptionBudget"}
 
 
 @cache
 def objects() -> tuple[dict[str, Any], ...]:
     yaml = YAML(typ="safe", pure=True)
-    return tuple(each for file in FILES for each in yaml.load_all((KUBERNETES / file).read_text(encoding="utf-8")))
+    files = [(KUBERNETES / file).read_text(encoding="utf-8") for file in FILES if file != KUSTOMIZATION]
+    return tuple(each for text in files for each in yaml.load_all(text))
 
 
 def of_kind(kind: str) -> list[dict[str, Any]]:
@@ -177,6 +179,31 @@ def test_the_operator_builds_deployments_that_keep_our_settings():
 
 
 # -- agreement ------------------------------------------------------------------------------------------------------
+
+
+def test_a_kustomization_has_every_file_and_tags_every_image():
+    found = YAML(typ="safe", pure=True).load((KUBERNETES / KUSTOMIZATION).read_text(encoding="utf-8"))
+    assert sorted(found["resources"]) == [file for file in FILES if file != KUSTOMIZATION]
+    used = {container["image"] for pod in pods().values() for container in containers(pod)}
+    assert {each["name"] for each in found["images"]} == used
+    assert len({each["newTag"] for each in found["images"]}) == 1
+
+
+def test_a_scraper_reaches_the_ports_of_metrics():
+    ports = set()
+    for policy in of_kind("NetworkPolicy"):
+        for rule in policy["spec"]["ingress"]:
+            spaces = [each["namespaceSelector"]["matchLabels"] for each in rule["from"] if "namespaceSelector" in each]
+            if {"kubernetes.io/metadata.name": "monitoring"} in spaces:
+                ports |= {each["port"] for each in rule["ports"]}
+    [cluster] = of_kind("DaskCluster")
+    served = {
+        port["containerPort"]
+        for role in ("scheduler", "worker")
+        for port in cluster["spec"][role]["spec"]["containers"][0]["ports"]
+        if port["name"].startswith("http")
+    }
+    assert ports == served
 
 
 def test_all_live_in_one_namespace_and_pods_find_their_volumes_and_secrets():

@@ -6,13 +6,11 @@ Runs in: the process of the command.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from feedline.commands.cluster.connection_files import (
@@ -23,11 +21,11 @@ from feedline.commands.cluster.connection_files import (
     TlsKey,
     connection_files,
 )
+from feedline.commands.display.consoles import console_on
 from feedline.service.cluster.job_listing import FeederShare, JobListing, list_jobs
 
 # A trainer that waits as much as this share of its time is starved, also between two waits.
 _STARVED = 0.05
-_TABLE_WIDTH = 160  # in a file, where nothing should be cut off
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +65,7 @@ def jobs(
         cluster = {"workers": listing.workers, "threads": listing.threads}
         print(json.dumps({**cluster, "jobs": [asdict(row) for row in rows]}))
     else:
-        console = Console(width=None if sys.stdout.isatty() else _TABLE_WIDTH)
-        console.print(jobs_table(listing, rows), highlight=False)
+        console_on().print(jobs_table(listing, rows), highlight=False)
 
 
 def job_rows(feeders: Sequence[FeederShare]) -> list[JobRow]:

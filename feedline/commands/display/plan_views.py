@@ -9,8 +9,9 @@ import dataclasses
 import json
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
+from feedline.commands.display.consoles import console_on
 from feedline.commands.display.dedup_table import print_proposals
 from feedline.commands.plan_ops import describe_ops, ops_table
 from feedline.commands.plan_report import describe, plan_table
@@ -43,13 +44,13 @@ def print_shuffle(plan: Plan, world_size: int, *, as_json: bool) -> None:
 def print_groups(plan: Plan, *, as_json: bool) -> None:
     """Deduplicated groups, and proposals for more."""
     facts = describe_proposals(plan)
-    print(json.dumps(facts)) if as_json else print_proposals(facts, Console())
+    print(json.dumps(facts)) if as_json else print_proposals(facts, console_on())
 
 
 def print_step(plan: Plan, *, epoch: int, step: int, rank: int | None, world_size: int, as_json: bool) -> None:
     """The rows of one step."""
     facts = describe_step(plan, epoch=epoch, step=step, rank=rank, world_size=world_size)
-    print(json.dumps(facts)) if as_json else Console().print(step_table(facts), highlight=False)
+    print(json.dumps(facts)) if as_json else console_on().print(step_table(facts), highlight=False)
 
 
 def print_saved_plan(spec: PipelineSpec, world_size: int, rows_per_s: float, *, as_json: bool) -> None:
@@ -59,10 +60,10 @@ def print_saved_plan(spec: PipelineSpec, world_size: int, rows_per_s: float, *, 
     if as_json:
         print(json.dumps({**facts, "saved": dataclasses.asdict(saved)}))
         return
-    console = Console()
+    console = console_on()
     console.print(plan_table(facts))
     console.print(saved.text(), highlight=False, markup=False, soft_wrap=True)
 
 
 def _print(facts: dict[str, Any], table: RenderableType, *, as_json: bool) -> None:
-    print(json.dumps(facts)) if as_json else Console().print(table)
+    print(json.dumps(facts)) if as_json else console_on().print(table)
