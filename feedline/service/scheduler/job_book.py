@@ -21,6 +21,9 @@ SILENT_S = 300.0
 GRACE_S = 60.0
 # After a start, the demand is unknown for so long: feeders and workers of a scheduler that died connect again.
 START_S = 30.0
+# Dividing the threads takes time for each feeder, and all of them report: beyond a few feeders, the parts are as old as
+# this at most, for each feeder that there is. A new feeder's are computed at once.
+_FEW, _AGE_S = 16, 0.002
 _PAUSE_S = 5.0  # `tick` is called every second; a longer time between two calls was a pause
 
 
@@ -43,6 +46,16 @@ class _Entry:
     reported_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shares:
+    """How a cluster's threads were divided, by feeder and by job."""
+
+    computed_s: float
+    size: ClusterSize
+    parts: dict[str, float]
+    job_threads: dict[str, float]
+
+
 @dataclass(slots=True)
 class JobBook:
     """The feeders that report to a scheduler."""
@@ -50,6 +63,7 @@ class JobBook:
     _entries: dict[str, _Entry] = field(default_factory=dict)  # by feeder
     _threads_per_worker: float = 1.0  # of the last workers that there were
     _virtual_starts: VirtualStarts = field(default_factory=VirtualStarts)
+    _shares: _Shares | None = None
     _ticked_s: float | None = None
     _certain_s: float = -math.inf  # from when on the demand may fall
     _known_s: float = -math.inf  # from when on it is known
@@ -77,24 +91,40 @@ class JobBook:
     ) -> JobAnswer:
         """Keep a report, and answer it. workers: the addresses of all, among which routes are chosen."""
         self._entries[report.feeder] = _Entry(report=report, reported_s=now_s)
-        self._drop_silent(now_s)
-        parts = self.threads_by_feeder(now_s, size)
-        feeders = [entry.report for entry in self._entries.values()]
-        job_threads = sum(parts[each.feeder] for each in feeders if each.job == report.job)
-        need_threads = min(parts[report.feeder], claimed_threads(report))
+        shares = self._divided(report.feeder, now_s, size)
+        threads = shares.parts[report.feeder]
+        need_threads = min(threads, claimed_threads(report))
         route = self.routes.update(report.feeder, need_threads / size.threads_per_worker, workers)
         return JobAnswer(
             now_s=now_s,
-            virtual_start_s=self._virtual_starts.advance(report, job_threads, now_s),
-            threads=parts[report.feeder],
+            virtual_start_s=self._virtual_starts.advance(report, shares.job_threads.get(report.job, threads), now_s),
+            threads=threads,
             workers=size.workers,
-            jobs=len({each.job for each in feeders}),
+            jobs=len(shares.job_threads),
             route=None if report.route == route_digest(route) else sorted(route),
         )
 
     def threads_by_feeder(self, now_s: float, size: ClusterSize) -> dict[str, float]:
         """The fair part of each feeder, of the threads of all workers."""
         return divide_by_job(size.threads, self.reports(now_s))
+
+    def _divided(self, feeder: str, now_s: float, size: ClusterSize) -> _Shares:
+        """The parts for a feeder's report, computed anew if they are too old."""
+        shares, count = self._shares, len(self._entries)
+        if (
+            shares is not None
+            and count > _FEW
+            and (shares.size, feeder in shares.parts) == (size, True)
+            and now_s - shares.computed_s < _AGE_S * count
+        ):
+            return shares
+        parts = self.threads_by_feeder(now_s, size)
+        job_threads: dict[str, float] = {}
+        for name, threads in parts.items():
+            job = self._entries[name].report.job
+            job_threads[job] = job_threads.get(job, 0.0) + threads
+        self._shares = _Shares(computed_s=now_s, size=size, parts=parts, job_threads=job_threads)
+        return self._shares
 
     def reports(self, now_s: float) -> list[JobReport]:
         """The last reports of all feeders that are alive, by job and feeder."""

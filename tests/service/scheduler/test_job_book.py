@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
 from job_reports import REPORT
 
+from feedline.service.scheduler.fair_shares import divide_by_job
 from feedline.service.scheduler.job_book import GRACE_S, SILENT_S, START_S, ClusterSize, JobBook
 from feedline.service.scheduler.job_reports import JobAnswer, JobReport
 
@@ -87,3 +90,36 @@ def test_without_workers_those_of_before_say_how_many_threads_one_has():
     assert book.demand_workers(0.0, none) == 3  # never saw one
     assert book.demand_workers(0.0, SIZE) == 2
     assert book.demand_workers(0.0, none) == 2
+
+
+def test_a_report_of_many_feeders_costs_no_division_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    """256 feeders report every two seconds; parts are half a second old at most, and a new feeder has one at once."""
+    divisions = 0
+
+    def divide(threads: float, reports: Sequence[JobReport]) -> dict[str, float]:
+        nonlocal divisions
+        divisions += 1
+        return divide_by_job(threads, reports)
+
+    monkeypatch.setattr("feedline.service.scheduler.job_book.divide_by_job", divide)
+    book, size = JobBook(), ClusterSize(workers=400, threads=800)
+    reports = [replace(REPORT, job=f"j{number % 8}", feeder=f"f{number}") for number in range(256)]
+    for report in reports:
+        assert book.record(report, 0.0, size).threads > 0
+    divisions, now_s = 0, 0.0
+    for _ in range(5):
+        for report in reports:
+            now_s += 2 / 256
+            answer = book.record(report, now_s, size)
+            assert answer.threads == pytest.approx(800 / 256, rel=0.3)
+            assert answer.jobs == 8
+    assert divisions <= 10 / 0.5 + 1
+    book.record(
+        replace(reports[0], demand_threads=0.0, blocks_per_s=0.0, starved=False, wait_fraction=0.0), now_s, size
+    )
+    late = book.record(reports[1], now_s + 0.52, size)
+    assert late.threads == pytest.approx(book.threads_by_feeder(now_s + 0.52, size)["f1"])
+    divisions = 0
+    assert book.record(replace(REPORT, job="new", feeder="new"), now_s + 0.53, size).jobs == 9
+    assert book.record(reports[2], now_s + 0.54, ClusterSize(workers=500, threads=1000)).workers == 500
+    assert divisions == 2
