@@ -2,20 +2,25 @@
 
 Runs where a snapshot is taken. The log is read by the package `deltalake` (the extra `delta`); files, partition values
 and columns come from it, statistics from the files' own footers. Tables that cannot be read as whole files, by column
-name, are refused: deletion vectors, column mapping, unknown features.
+name, are refused: deletion vectors, unknown features, and column mapping where a column or a field has another name in
+the files than in the table. (A table whose mapping was switched on later has the same names until one is renamed, or
+dropped and added again.) In mode `id` the files' field ids are compared, too.
 """
 
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 import pyarrow as pa
+import pyarrow.types as pat
 
 from feedline.errors import TableError, TableNotFoundError
 from feedline.warehouse.discovery.hive import Listing
-from feedline.warehouse.discovery.table_log import declared_listing, missing_package_error
+from feedline.warehouse.discovery.table_log import FIELD_ID, declared_listing, missing_package_error
+from feedline.warehouse.parquet.schemas import children
 from feedline.warehouse.storage.faults import safe_message
 from feedline.warehouse.storage.locations import absolute, is_uri, redact
 
@@ -26,6 +31,9 @@ _READABLE = {
 }
 # pyarrow's URI options and deltalake's names for them; credentials come from the environment.
 _OPTIONS = {"endpoint_override": "AWS_ENDPOINT_URL", "region": "AWS_REGION"}
+
+_PHYSICAL_NAME, _COLUMN_ID = b"delta.columnMapping.physicalName", b"delta.columnMapping.id"
+_SHOWN = 5
 
 
 def list_delta(table: str, *, version: int | None = None, as_of: str | None = None) -> Listing:
@@ -45,8 +53,8 @@ def list_delta(table: str, *, version: int | None = None, as_of: str | None = No
             newest = deltalake.DeltaTable(_address(uri), storage_options=_options(uri))
             _load_as_of(newest, log, as_of, uri)
         _refuse_features(log, uri)
+        schema = _columns(log, uri)
         actions = pa.table(log.get_add_actions(flatten=False))
-        schema = pa.schema(log.schema().to_arrow())
         keys = list(log.metadata().partition_columns)
     except deltalake.exceptions.TableNotFoundError as error:
         raise TableNotFoundError(f"{redact(uri)} is not a Delta table: {safe_message(error)}") from error
@@ -77,14 +85,46 @@ def _load_as_of(newest: Any, log: Any, as_of: str, uri: str) -> None:
         raise TableError(f"{redact(uri)} did not exist at {as_of}: its first version is of {first}. Name a later time")
 
 
+def _columns(log: Any, uri: str) -> pa.Schema:
+    """The table's columns; those of column mapping by id with their field ids."""
+    schema = pa.schema(log.schema().to_arrow())
+    mode = log.metadata().configuration.get("delta.columnMapping.mode", "none")
+    if mode == "none":
+        return schema
+    renamed = [one for field in schema for one in _renamed(field, field.name)]
+    if renamed:
+        names = "; ".join(renamed[:_SHOWN]) + (f"; and {len(renamed) - _SHOWN:,} more" if len(renamed) > _SHOWN else "")
+        raise TableError(
+            f"{redact(uri)} uses column mapping (mode {mode}) with other names in its files than in the table: got "
+            f"{names}, expected the same. Write the table to a new folder without delta.columnMapping.mode"
+        )
+    return pa.schema([_with_id(field) for field in schema]) if mode == "id" else schema
+
+
+def _renamed(field: pa.Field, path: str) -> Iterator[str]:
+    """The column, and the fields inside it, that have another name in files."""
+    physical = (field.metadata or {}).get(_PHYSICAL_NAME, field.name.encode()).decode()
+    if physical != field.name:
+        yield f"{physical!r} for {path!r}"
+    for child in children(field.type) if pat.is_nested(field.type) else ():
+        yield from _renamed(child, f"{path}.{child.name}")
+
+
+def _with_id(field: pa.Field) -> pa.Field:
+    """The field, and those inside it, with their ids as Parquet files have them."""
+    kind = field.type
+    if pat.is_struct(kind):
+        kind = pa.struct([_with_id(child) for child in kind])
+    elif pat.is_map(kind):
+        kind = pa.map_(_with_id(kind.key_field), _with_id(kind.item_field))
+    elif pat.is_list(kind):
+        kind = pa.list_(_with_id(kind.value_field))
+    id = (field.metadata or {}).get(_COLUMN_ID)
+    return field.with_type(kind).with_metadata({} if id is None else {FIELD_ID: id})
+
+
 def _refuse_features(log: Any, uri: str) -> None:
     features = set(log.protocol().reader_features or ())
-    mapping = log.metadata().configuration.get("delta.columnMapping.mode", "none")
-    if mapping != "none":
-        raise TableError(
-            f"{redact(uri)} uses column mapping (mode {mapping}): its files have other column names than the table, "
-            "expected the same. Write the table to a new folder without delta.columnMapping.mode"
-        )
     unknown = sorted(features - _READABLE)
     if unknown:
         raise TableError(f"{redact(uri)} uses features that Feedline does not support: {', '.join(unknown)}")
