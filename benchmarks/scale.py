@@ -1,12 +1,15 @@
 """How far one Dask scheduler carries: many workers and ranks simulated, a small cluster real, and both compared.
 
-    python benchmarks/scale.py             simulate 1,000 workers and 256 ranks on 1,000,000 files
-    python benchmarks/scale.py --real      the same, and 64 workers with 8 feeders, simulated and real: two minutes
+    python benchmarks/scale.py             64 workers with 8 feeders, real and simulated; then 1,000 workers and 256
+                                           ranks on 1,000,000 files, simulated
+    python benchmarks/scale.py --only-real only the comparison: two minutes
+    python benchmarks/scale.py --simulated only the simulation, with the costs of an earlier machine
     python benchmarks/scale.py --tiny      a small simulation: a test that all works
 
 Simulated is what a feeder acts on; the feeder's decisions are the real code (`scale_feeder`, `scale_simulation`). The
-costs come from the real cluster: with `--real` from this machine, now, else as measured on a machine of two cores. Its
-workers are in one process and their blocks sleep, so that hundreds of blocks run at once on few cores.
+costs come from the real cluster, on this machine, now. Its workers are in one process and their blocks sleep, so that
+hundreds of blocks run at once on few cores. How far the simulation is from the real cluster in the comparison are the
+error bars of its figures.
 """
 
 from __future__ import annotations
@@ -227,8 +230,22 @@ def small_scenario(workers: int = 64, ranks: int = 8, block_s: float = 2.0, use:
     )
 
 
-def compare(console: Console) -> Costs:
-    """Measure the costs, then run the small scenario for real and simulated. Returns the costs."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errors:
+    """How far simulated figures are from real ones: the largest ratio less 1 of blocks/s, load and recovery."""
+
+    blocks: float
+    scheduler: float
+    recovery: float
+
+    def words(self) -> str:
+        """The error bars as a line."""
+        parts = (("blocks/s", self.blocks), ("scheduler", self.scheduler), ("recovery", self.recovery))
+        return "error bars, from the comparison: " + ", ".join(f"{name} ±{error:.0%}" for name, error in parts)
+
+
+def compare(console: Console) -> tuple[Costs, Errors]:
+    """Measure the costs, then run the small scenario for real and simulated. Returns the costs, and the error bars."""
     import scale_real
 
     costs, counts = scale_real.measure_costs(MEASURED)
@@ -251,24 +268,33 @@ def compare(console: Console) -> Costs:
     for name, left, right in rows:
         table.add_row(name, f"{left:.2f}", f"{right:.2f}", f"{right / left:.2f}" if left else "")
     console.print(table)
-    return costs
+
+    def error(figure: str) -> float:
+        ratios = [right / left for name, left, right in rows if figure in name and left]
+        return max((abs(ratio - 1) for ratio in ratios), default=0.0)
+
+    errors = Errors(blocks=error("blocks/s"), scheduler=error("scheduler"), recovery=error("recovery"))
+    console.print(errors.words())
+    return costs, errors
 
 
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--real", action="store_true", help="compare with a real cluster")
-    parser.add_argument("--only-real", action="store_true", help="only the comparison")
+    parser.add_argument("--only-real", action="store_true", help="only the comparison with a real cluster")
+    parser.add_argument("--simulated", action="store_true", help="no real cluster: the costs of an earlier machine")
     parser.add_argument("--tiny", action="store_true", help="a small simulation")
     parser.add_argument("--warm-s", type=float, help="simulated seconds before the measured ones (default: 20)")
     options = parser.parse_args(arguments)
     console = Console(width=None if sys.stdout.isatty() else 160)
-    costs = compare(console) if options.real or options.only_real else MEASURED
+    costs, errors = (MEASURED, None) if options.tiny or options.simulated else compare(console)
     if options.only_real:
         return
     scenarios = [small_scenario(16, 4, 0.5)] if options.tiny else large_scenarios()
     outcomes = report(scenarios, costs, console, warm_s=options.warm_s)
     console.print("fairness: three jobs")
     console.print(fairness(costs, workers=16 if options.tiny else 400, seconds=10 if options.tiny else 30))
+    if errors is not None:
+        console.print(errors.words())
     console.print(f"median scheduler load: {statistics.median(each.scheduler for each in outcomes):.0%}")
 
 
