@@ -75,7 +75,7 @@ def pipeline_over(place: Place, table: Path, **changes: Any) -> Path:
         ({"source": {"where": "idss > 3"}}, ["b.yaml:", "source.where", "ids"]),
         ({"source": {"where": "id > "}}, ["b.yaml:", "source.where"]),
         ({"features": {"dense": {"ids": []}}}, ["b.yaml:", "features.dense.ids", "list"]),
-        ({"features": {"sparse": {"x": []}}}, ["b.yaml:", "features.sparse.x", "list"]),
+        ({"features": {"categorical": {"ids": []}}}, ["b.yaml:", "features.categorical.ids", "list"]),
         ({"source": {"where": "id < 0"}}, ["b.yaml:", "source.where", "the filter keeps no row: got 0 of 16,384 rows"]),
         ({"batch": {"size": 100_000}}, ["fewer rows than one global step: got 16,384 rows, expected at least 100,000"]),
     ],
