@@ -39,6 +39,7 @@ from feedline.resources import use_huge_pages, widen_affinity
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.feeder import Feeder
 from feedline.service.feeder_process import Ownership, ignore_sigterm, keep_log_short, startup_seconds
+from feedline.service.log_lines import write_log_lines
 from feedline.service.planner import Planner
 from feedline.service.scaling.demand import Demand
 from feedline.service.supervisor import FeederEvent
@@ -98,6 +99,7 @@ def _feed(arguments: Sequence[str]) -> NoReturn:
     parser.add_argument("--scratch")
     parser.add_argument("--listen", action="store_true")
     options = parser.parse_args(arguments)
+    write_log_lines()
     if options.cpus:
         widen_affinity([int(cpu) for cpu in options.cpus.split(",")])
     overrides, pipeline = read_overrides(sys.stdin.buffer.read())

@@ -39,10 +39,13 @@ from feedline.service.slot_writers import SlotWriters
 from feedline.service.trainer_stream import TrainerStream, TrainerStreams
 from feedline.version import VERSION
 
+logger = logging.getLogger(__name__)
 _window_logger = logging.getLogger("feedline.window")
 
 # How often the feeder reports to the trainer (or `feedline run`).
 _REPORT_S = 0.5
+# A trainer that has waited longer for blocks is said to have caught up, once it has its batch.
+_NOTABLE_S = 10.0
 # The ring's share of a feeder's memory; the rest is for blocks in flight.
 _RING_SHARE = 0.25
 
@@ -156,6 +159,7 @@ class TrainerSession:
         self._report_s = 0.0
         self.runnable = False  # something has happened since `advance` had nothing to do
         self.starved = False  # the trainer's next step waits for a block
+        self._starved_s: float | None = None  # since when it has, after the first batch
         self.counters = FeederCounters()
         self._streams = TrainerStreams(cluster, planner, self._pace, self.counters.delivery, self._wake)
         self.monitor = QualityMonitor(BatchSchema(()), (), "warn")
@@ -330,12 +334,20 @@ class TrainerSession:
             stream.draft = stream.measure(self._plan.layout)
         if stream.draft is None:
             self.starved = True
+            if self._starved_s is None and self.counters.batches:
+                self._starved_s = time.monotonic()
             return False
+        self._say_caught_up()
         if not self._writers.write(self._plan.layout, stream.draft):
             return False
         stream.draft = None
         stream.step += 1
         return True
+
+    def _say_caught_up(self) -> None:
+        since_s, self._starved_s = self._starved_s, None
+        if since_s is not None and (waited_s := time.monotonic() - since_s) > _NOTABLE_S:
+            logger.warning("rank %s caught up: its next batch had waited %.0f s for blocks", self.rank, waited_s)
 
     def _report(self, warnings: Sequence[str] = (), *, every_s: float = 0.0) -> None:
         stream = self._streams.current
@@ -361,7 +373,6 @@ def show_window_changes() -> None:
     """Write a line to standard error (or the feeder's log) whenever a window, or the demand for workers, changes."""
     for decisions in (_window_logger, logging.getLogger("feedline.scaling")):
         decisions.setLevel(logging.INFO)
-        decisions.addHandler(logging.StreamHandler())
 
 
 def _refuse_other_installations(message: Mapping[str, Any]) -> None:

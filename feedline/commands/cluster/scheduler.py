@@ -12,6 +12,7 @@ import typer
 
 from feedline.commands.cluster.connection_files import TlsCa, TlsCert, TlsKey, connection_files
 from feedline.errors import SpecError
+from feedline.service.log_lines import write_log_lines
 from feedline.service.scheduler.scheduler_process import SchedulerOptions, refuse_open, run_scheduler
 
 
@@ -42,6 +43,5 @@ def scheduler(
     tls = connection_files(f"{protocol}://127.0.0.1:{port or 8786}", tls_ca, tls_cert, tls_key, insecure=False)
     options = SchedulerOptions(host=host, port=port, dashboard=dashboard, tls=tls)
     refuse_open(options, insecure=insecure)
-    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
-    logging.getLogger("distributed").setLevel(logging.WARNING)
+    write_log_lines(level=logging.INFO)
     run_scheduler(options, lambda address: print(f"scheduler at {address}", flush=True))

@@ -16,6 +16,7 @@ import typer
 from feedline.commands.cluster.connection_files import Insecure, TlsCa, TlsCert, TlsKey, connection_files
 from feedline.errors import SpecError
 from feedline.resources import available_cores, choose_cpu
+from feedline.service.log_lines import write_log_lines
 from feedline.service.worker.departure import DRAIN_S
 from feedline.service.worker.worker_process import WorkerOptions, WorkerProcess, replace_process, worker_environment
 from feedline.spec.cluster_section import is_loopback, scheduler_address
@@ -82,9 +83,7 @@ def worker(
     )
     environment = worker_environment(options.threads, choose_cpu(cpu, shared=True), os.environ)
     replace_process(environment, [sys.executable, "-m", "feedline", *sys.argv[1:]])
-    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
-    logging.getLogger("distributed").setLevel(logging.WARNING)
-    logging.getLogger("feedline").setLevel(logging.INFO)
+    write_log_lines(level=logging.INFO)
     WorkerProcess(options).run()
 
 

@@ -64,6 +64,8 @@ class SchedulerConnection:
         self._provider = provider
         self._clock = time.monotonic
         self._outage = OutageTimer(wait_s)
+        self._lost_s: float | None = None  # since when there has been no scheduler, or no worker
+        self._empty_s: float | None = None
         self._echo = SchedulerEcho()
         self._refusal: ClusterError | None = None  # of the last attempt to find a lost scheduler
         self._search: threading.Thread | None = None
@@ -79,21 +81,30 @@ class SchedulerConnection:
         waiting: whether a caller waits for results. Raises ClusterError after waiting for `cluster.wait_s` without a
         scheduler, or without a worker.
         """
+        now_s = self._clock()
         if not self.alive():
             if not self._returns:
                 raise ClusterError("the Dask cluster in this process stopped. Start the feeder again")
-            verdict = self._outage.look(self._clock(), "scheduler", waiting=waiting)
+            verdict = self._outage.look(now_s, "scheduler", waiting=waiting)
             if verdict == "new":
+                self._lost_s = now_s
                 logger.warning("the Dask scheduler at %s is gone; waiting for it", self._address())
             elif verdict == "over":
                 raise self._not_found()
             self._search_scheduler()
             return
+        if self._lost_s is not None:
+            lost_s, self._lost_s = self._lost_s, None
+            logger.warning("the Dask scheduler at %s is back after %.0f s", self._address(), now_s - lost_s)
         if self._returns:
             self._echo.look(self.client)
-        verdict = self._outage.look(self._clock(), None if self.workers() else "worker", waiting=waiting)
+        verdict = self._outage.look(now_s, None if self.workers() else "worker", waiting=waiting)
         if verdict == "new":
+            self._empty_s = now_s
             logger.warning("the Dask cluster at %s has no worker; waiting for one", self._address())
+        elif verdict == "whole" and self._empty_s is not None:
+            empty_s, self._empty_s = self._empty_s, None
+            logger.warning("the Dask cluster at %s has workers after %.0f s", self._address(), now_s - empty_s)
         elif verdict == "over" and not self._ask("ncores"):  # the totals are seconds old
             raise _no_worker(self._address(), self._wait_s, self._provider)
 

@@ -9,6 +9,7 @@ which a feeder limits to a window. Adaptive clusters ask it directly; the Kubern
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -26,12 +27,16 @@ from feedline.service.scheduler.retirement import finish_before_retirement
 from feedline.service.scheduler.steady_loop import scheduler_clock, steady, steady_clock
 from feedline.version import VERSION
 
+logger = logging.getLogger("feedline.scheduler")
+
 # Key of the scheduler's metadata that says that it has this extension, with its version and the format of reports.
 METADATA_KEY = "feedline"
 _UNKNOWN = (
     f"the number of workers is unknown: the scheduler started less than {START_S:.0f} s ago, and jobs may connect "
     "again. Keep the size, and ask later"
 )
+# Why Dask removes a worker that did not say that it closes: its connection ended, or it was silent.
+_LOST = ("handle-worker-cleanup", "check-worker-ttl")
 # A `worker-saturation` with which no task waits in the scheduler's queue. Dask reads infinity only when it starts.
 _NO_QUEUE = 1e6
 
@@ -90,6 +95,19 @@ class JobExtension(SchedulerPlugin):
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """Forget the feeder whose connection is lost. Dask calls this."""
         self.book.forget_client(client)
+
+    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+        """Say that a worker has joined. Dask calls this."""
+        size = self._size()
+        logger.info("worker %s joined: %d workers, %d threads", worker, size.workers, size.threads)
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **_: object) -> None:
+        """Say that a worker has left, or is lost. Dask calls this."""
+        size = self._size()
+        if stimulus_id.startswith(_LOST):
+            logger.warning("worker %s is lost: %d workers, %d threads", worker, size.workers, size.threads)
+        else:
+            logger.info("worker %s left: %d workers, %d threads", worker, size.workers, size.threads)
 
     def tick(self) -> None:
         """Notice pauses of the scheduler. Called every second."""

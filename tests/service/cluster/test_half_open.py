@@ -182,7 +182,9 @@ def test_a_worker_that_does_not_answer_hides_no_answers_of_others(monkeypatch: p
     assert excluded == ["unfit"]
 
 
-def test_why_a_lost_scheduler_could_not_be_connected_to_is_in_the_error(served: Served):
+def test_why_a_lost_scheduler_could_not_be_connected_to_is_in_the_error(
+    served: Served, caplog: pytest.LogCaptureFixture
+):
     seconds, refusals, is_refused = iter(range(1000)), [], threading.Event()
 
     def connect() -> Any:
@@ -204,6 +206,10 @@ def test_why_a_lost_scheduler_could_not_be_connected_to_is_in_the_error(served: 
             connection.look(waiting=True)
         is_refused.clear()
         assert eventually(connection.alive)
+        connection.look(waiting=True)
+        connection.look(waiting=True)
+        assert "the Dask scheduler at there is gone; waiting for it" in caplog.text
+        assert caplog.text.count("the Dask scheduler at there is back after") == 1
     finally:
         connection.close()
 

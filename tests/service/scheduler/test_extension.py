@@ -210,3 +210,15 @@ def test_periodic_callbacks_go_on_when_the_wall_clock_is_set_back(monkeypatch: p
         before = len(beats)
         assert eventually(lambda: len(beats) > before + 2, within_s=20)
         cluster.loop.add_callback(callback.stop)
+
+
+def test_workers_that_join_leave_or_are_lost_are_said_once(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO, logger="feedline.scheduler")
+    with local_cluster("feedline.service.scheduler.preload") as local:
+        names = sorted(local.scheduler.workers)
+        assert [caplog.text.count(f"worker {name} joined: ") for name in names] == [1, 1]
+        local.sync(local.scheduler.remove_worker, names[0], stimulus_id="handle-worker-cleanup-1")
+        local.sync(local.scheduler.remove_worker, names[1], stimulus_id="retire-workers-1")
+        lines = [record.getMessage() for record in caplog.records if record.name == "feedline.scheduler"]
+        assert [line for line in lines if "lost" in line] == [f"worker {names[0]} is lost: 1 workers, 1 threads"]
+        assert [line for line in lines if "left" in line] == [f"worker {names[1]} left: 0 workers, 0 threads"]
