@@ -67,7 +67,6 @@ class FeedRequest:
     """
 
     path: str
-    pipeline: dict[str, object] | None
     overrides: dict[str, object]
     ranks: Sequence[int]
     world_size: int
@@ -75,6 +74,7 @@ class FeedRequest:
     cores: int
     parent: int | None = None
     scratch: str | None = None
+    pipeline: dict[str, object] | None = None
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
