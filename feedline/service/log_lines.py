@@ -11,12 +11,7 @@ _FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
 def write_log_lines(*, level: int = logging.WARNING) -> None:
-    """Write warnings of everybody, and what Feedline says from `level` on.
-
-    Dask's client says that it gives up a scheduler, as an error, while the feeder goes on and connects again: the
-    feeder says both itself.
-    """
+    """Write warnings of everybody, and what Feedline says from `level` on."""
     logging.basicConfig(format=_FORMAT, level=logging.WARNING)
     logging.getLogger("distributed").setLevel(logging.WARNING)
-    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
     logging.getLogger("feedline").setLevel(level)

@@ -129,7 +129,10 @@ class DaskCluster:
         for name, value in environment.items():
             config[f"distributed.nanny.pre-spawn-environ.{name}"] = value
         self._config.enter_context(dask.config.set(config))
+        # Set here, as importing Dask sets levels of its own. Its client says as an error that it gives up a scheduler;
+        # the feeder says that it is gone, and back.
         logging.getLogger("distributed").setLevel(logging.ERROR)
+        logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
         try:
             self.connection = SchedulerConnection(
                 self._connect,

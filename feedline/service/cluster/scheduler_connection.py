@@ -25,6 +25,8 @@ from feedline.service.cluster.scheduler_echo import SchedulerEcho
 
 logger = logging.getLogger(__name__)
 
+# A cluster without workers is said to be so after this time: those of a scheduler that is back follow it.
+_EMPTY_S = 5.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
 _ANSWER_S = 5.0  # a scheduler that takes longer counts as gone
 _MEMBERS_S = 2.0  # how long the list of workers is cached
@@ -65,7 +67,8 @@ class SchedulerConnection:
         self._clock = time.monotonic
         self._outage = OutageTimer(wait_s)
         self._lost_s: float | None = None  # since when there has been no scheduler, or no worker
-        self._empty_s: float | None = None
+        self._empty_s: float | None = None  # when there last was a worker, or a scheduler that might have one
+        self._said_empty = False
         self._echo = SchedulerEcho()
         self._refusal: ClusterError | None = None  # of the last attempt to find a lost scheduler
         self._search: threading.Thread | None = None
@@ -95,18 +98,25 @@ class SchedulerConnection:
             return
         if self._lost_s is not None:
             lost_s, self._lost_s = self._lost_s, None
+            self._empty_s = None  # its workers come after it
             logger.warning("the Dask scheduler at %s is back after %.0f s", self._address(), now_s - lost_s)
         if self._returns:
             self._echo.look(self.client)
         verdict = self._outage.look(now_s, None if self.workers() else "worker", waiting=waiting)
-        if verdict == "new":
-            self._empty_s = now_s
-            logger.warning("the Dask cluster at %s has no worker; waiting for one", self._address())
-        elif verdict == "whole" and self._empty_s is not None:
-            empty_s, self._empty_s = self._empty_s, None
-            logger.warning("the Dask cluster at %s has workers after %.0f s", self._address(), now_s - empty_s)
-        elif verdict == "over" and not self._ask("ncores"):  # the totals are seconds old
+        self._say_whether_empty(verdict == "whole", now_s)
+        if verdict == "over" and not self._ask("ncores"):  # the totals are seconds old
             raise _no_worker(self._address(), self._wait_s, self._provider)
+
+    def _say_whether_empty(self, has_workers: bool, now_s: float) -> None:
+        """Say that there is no worker once that has lasted, since they follow a scheduler that is back; and its end."""
+        since_s = now_s if self._empty_s is None else self._empty_s
+        self._empty_s = now_s if has_workers else since_s
+        if has_workers and self._said_empty:
+            self._said_empty = False
+            logger.warning("the Dask cluster at %s has workers after %.0f s", self._address(), now_s - since_s)
+        elif not has_workers and not self._said_empty and now_s - since_s >= _EMPTY_S:
+            self._said_empty = True
+            logger.warning("the Dask cluster at %s has no worker; waiting for one", self._address())
 
     def _not_found(self) -> ClusterError:
         """The error for a scheduler that was lost, and searched for `wait_s`."""

@@ -35,8 +35,8 @@ _UNKNOWN = (
     f"the number of workers is unknown: the scheduler started less than {START_S:.0f} s ago, and jobs may connect "
     "again. Keep the size, and ask later"
 )
-# Why Dask removes a worker that did not say that it closes: its connection ended, or it was silent.
-_LOST = ("handle-worker-cleanup", "check-worker-ttl")
+# Why a worker is removed that did not say that it closes: its connection ended, it was silent, or it came again.
+_LOST = ("handle-worker-cleanup", "check-worker-ttl", "feedline-forget")
 # A `worker-saturation` with which no task waits in the scheduler's queue. Dask reads infinity only when it starts.
 _NO_QUEUE = 1e6
 
