@@ -29,6 +29,7 @@ from feedline.pipeline import Pipeline
 from feedline.service.fit_workers import DaskWorkers
 from feedline.spec import PipelineSpec, load_spec
 from feedline.spec.overrides import parse_overrides
+from feedline.transforms.learning.learner import WARNING
 
 _SHOWN_FEATURES = 4
 _SHOWN_FACTS = 3
@@ -97,6 +98,10 @@ def _show_report(report: FitReport, console: Console) -> None:
             f"{_quantity(report.passes, 'pass', 'passes')}, {report.nbytes_read:,} bytes read, {report.seconds:.1f} s"
         )
     console.print(f"{summary}: {report.folder}", highlight=False, soft_wrap=True)
+    for one in report.fits:
+        if WARNING in one.shown:
+            text = f"warning: {one.op} of {', '.join(one.features)}: {one.shown[WARNING]}"
+            console.print(text, highlight=False, markup=False, soft_wrap=True)
     _show_vectors(report, console)
 
 
@@ -116,7 +121,7 @@ def _show_facts(facts: tuple[FitFacts, ...], console: Console) -> None:
             or "none",
             "ops": one.chain,
             "columns": ", ".join(f"{name} {kind}" for name, kind in one.types.items()),
-            **{name: _format_value(value) for name, value in one.shown.items()},
+            **{name: value if name == WARNING else _format_value(value) for name, value in one.shown.items()},
             "fitted": f"{one.when} on {one.rows:,} rows of {one.table}"
             + (f" where {one.where}" if one.where else "")
             + (f", a sample of {one.sample['fraction']}" if one.sample else ""),
@@ -141,7 +146,7 @@ def _table(facts: tuple[FitFacts, ...]) -> Table:
 
 
 def _short_facts(shown: Mapping[str, Any]) -> str:
-    texts = [f"{name} {_format_value(value)}" for name, value in shown.items()]
+    texts = [f"{name} {_format_value(value)}" for name, value in shown.items() if name != WARNING]
     return ", ".join([*texts[:_SHOWN_FACTS], *("…" for _ in texts[_SHOWN_FACTS : _SHOWN_FACTS + 1])])
 
 

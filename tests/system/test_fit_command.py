@@ -9,6 +9,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from processes import Program, ended, ended_here
 from toy_ops import toy_ops, written
@@ -63,6 +66,18 @@ def test_fit_in_json(tmp_path: Path, clicks: Path):
     assert shown[0]["shown"]["values"] == 100
     with pytest.raises(SpecError, match="--show fits nothing: got --missing"):
         printed("fit", path, "--show", "--missing")
+
+
+def test_a_fit_that_reveals_the_target_is_warned_of(tmp_path: Path, clicks: Path):
+    rows = 400  # one positive and three negatives of each key
+    table = pa.table({"key": np.arange(rows) // 4, "row": np.arange(rows), "clicked": np.arange(rows) % 4 == 0})
+    pq.write_table(table, tmp_path / "sampled.parquet")
+    encoding = {"target_encoding": {"target": "clicked", "fold_by": "row"}}
+    features = {"dense": {"key": [encoding]}}
+    path = str(written(tmp_path, tmp_path / "sampled.parquet", features=features))
+    sentence = "the target has the same mean in every key, as where negatives are sampled"
+    assert f"warning: target_encoding of key: {sentence}" in printed("fit", path)[0]
+    assert sentence in printed("fit", path, "--show")[0]
 
 
 def test_nothing_to_fit_is_no_error(tmp_path: Path, clicks: Path):

@@ -29,6 +29,7 @@ from feedline.spec.features import FeatureSpec
 
 T = TypeVar("T")
 SEEN = "seen"  # the role, besides those of `Learning.row_roles`, of the column that marks the rows a fit has seen
+WARNING = "warning"  # in a summary: a sentence for whoever fits
 _DIGESTED_ROWS = 1 << 20  # rows digested at a time, because a vocabulary may fill most of the memory
 Parts = Iterable[pl.DataFrame]  # merged states with disjoint keys; can be iterated again
 
@@ -104,7 +105,7 @@ class Learner(Protocol):
         ...
 
     def show(self, artifact: Artifact) -> dict[str, Any]:
-        """A summary of the artifact: a few readable values by name."""
+        """A summary of the artifact: a few readable values by name, and a sentence as `WARNING` where it misleads."""
         ...
 
 

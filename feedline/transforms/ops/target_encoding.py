@@ -14,13 +14,14 @@ from typing import Annotated, Any
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+import pyarrow as pa
 from pydantic import Field, model_validator
 
 from feedline.errors import DataError, SpecError
 from feedline.hashing import hashable, key_hash
 from feedline.transforms.learning.exact_sums import Bins, normal, total
 from feedline.transforms.learning.group_sums import GroupedState, GroupSums, check_numbers, finite, state_total
-from feedline.transforms.learning.learner import SEEN, Artifact, Learning, Parts
+from feedline.transforms.learning.learner import SEEN, WARNING, Artifact, Learning, Parts
 from feedline.transforms.ops.group_keys import KEY, GroupKeys, KeyedRows
 from feedline.transforms.ops.group_table import (
     MAX_MEMORY,
@@ -41,6 +42,7 @@ Bytes = npt.NDArray[np.uint8]
 _FOLD = "fold"
 _MOST_FOLDS = 100
 _NOWHERE = np.zeros(0, np.int64)
+_SAME, _DIFFERENT = 1e-9, 1e-6  # how far equal means may lie apart, and other means must, relative to the largest
 _SMALLER = "Use fewer folds, or fewer keys, with hash_bucket or a vocabulary's min_count before it"
 
 
@@ -134,7 +136,7 @@ class TargetMeans:
         return Artifact(facts={"rows": 0, "groups": 0, "means": [0.0] * self._means}, table=self._empty().to_arrow())
 
     def show(self, artifact: Artifact) -> dict[str, Any]:
-        """Rows with a target, groups, the overall mean, and the range of the groups' values."""
+        """Rows with a target, groups, the overall mean, the range of the groups' values, and a `warning` of a leak."""
         summary = {
             "rows": artifact.facts["rows"],
             "groups": artifact.facts["groups"],
@@ -143,7 +145,28 @@ class TargetMeans:
         if artifact.table is not None and artifact.table.num_rows:
             encoded = pl.Series(artifact.table["encoded"])
             summary |= {"least": encoded.min(), "greatest": encoded.max()}
+            if self._reveals_targets(artifact.table):
+                summary[WARNING] = (
+                    "the target has the same mean in every key, as where negatives are sampled for each positive of a "
+                    "key: without its own fold, a row's value tells its target. Name a fold_by that a positive shares "
+                    "with its negatives, fit on rows before the sampling, or leave the feature out"
+                )
         return summary
+
+    def _reveals_targets(self, table: pa.Table) -> bool:
+        """True if all keys have one mean, but other means without each fold: those differ by what is left out alone."""
+
+        def spread(name: str) -> float:
+            values = table[name].to_numpy()
+            return float(values.max() - values.min())
+
+        names = _encoded_names(self._means)
+        scale = max(1e-300, float(np.abs(table["encoded"].to_numpy()).max()))
+        return (
+            table.num_rows > 1
+            and spread("encoded") <= _SAME * scale
+            and any(spread(name) > _DIFFERENT * scale for name in names[1:])
+        )
 
     def _mean(self, counts: list[int], sums: list[Bins], without: int) -> float:
         """The target's mean over the rows outside of a fold; -1: over all rows."""
@@ -259,6 +282,10 @@ def target_encoding(
     fold: with a request's id each row is left out alone, with a user's id all rows of a user are left out together. Any
     other row, such as one of a held-out day, gets the value over all rows. So does every row in serving (`transform`),
     which needs neither target nor `fold_by`.
+
+    Where negatives were sampled for each positive of a key, every key has the same mean, and leaving out a fold tells
+    what was in it: a positive row gets less than a negative one. `feedline fit` warns of that; a `fold_by` that a
+    positive shares with its negatives avoids it.
 
     Rows whose target is null, NaN or infinite are left out; true is 1, false 0. Sums are exact, so the result does not
     depend on the order of rows or the partition of the table, to the last bit.

@@ -341,3 +341,32 @@ def test_summaries():
     shown = want.learner.show(learnt(spec, [frame]))
     assert shown == {"rows": 3, "groups": 2, "mean": 2 / 3, "least": 0.5, "greatest": 1.0}
     assert want.learner.show(want.learner.blank()) == {"rows": 0, "groups": 0, "mean": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("fold_by", "clicks", "warns"),
+    [
+        ("row", [1, 0, 0, 0], True),  # three negatives for each positive of a key
+        ("request", [1, 0, 0, 0], False),  # a positive's fold has its negatives
+        ("key", [1, 0, 0, 0], False),
+        ("row", [1, 1, 1, 1], False),  # nothing to tell
+    ],
+)
+def test_warning_of_negatives_sampled_per_key(fold_by: str, clicks: list[int], warns: bool):
+    rows = 4000
+    requests = np.arange(rows) // 4
+    frame = pl.DataFrame(
+        {"key": requests % 500, "request": requests, "row": np.arange(rows), "clicked": clicks * (rows // 4)}
+    )
+    for target, expected in (
+        (frame["clicked"], warns),
+        (frame["clicked"].set(frame["row"] == 7, 1 - clicks[3]), False),
+    ):
+        table = frame.with_columns(clicked=target)
+        spec = feature("key", fold_by=fold_by)
+        [want] = compile_features([spec], table.to_arrow().schema).missing_fits
+        assert ("warning" in want.learner.show(learnt(spec, [table]))) is expected
+    if warns:  # the means without a row's fold do tell its target
+        means = encoded(feature("key"), frame, frame, out_of_fold=True).to_numpy()
+        own = means - encoded(feature("key"), frame, frame, out_of_fold=False).to_numpy()
+        assert np.corrcoef(own, frame["clicked"].to_numpy())[0, 1] < -0.3
