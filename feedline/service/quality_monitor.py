@@ -1,6 +1,6 @@
 """Monitor the quality of delivered rows, feature by feature, and check it against `expect`.
 
-Runs in: the feeder, and `Pipeline.batches`. Pure. A block is counted once, when its last step has been delivered;
+Runs in: the feeder, and `Pipeline.batches`. A block is counted once, when its last step has been delivered;
 blocks that were computed ahead but not delivered are not counted.
 
 Expectations are checked against the counts of one epoch, at its end. With `on_expect: error` they are also checked
@@ -9,17 +9,19 @@ after every block: bounds that further rows cannot restore at once, others from 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Sequence
 
 from feedline.errors import DataError
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import Quality, measures, merge
+from feedline.loader.ring.reports import EpochCounts
 from feedline.planning.schedule import Block
 from feedline.spec.expectations import OnExpect, broken_bounds, complaint
 from feedline.spec.features import FeatureSpec
 
 ENOUGH_ROWS = 1_000_000
+_PACKING_SHARE = 0.01
 
 
 class QualityMonitor:
@@ -41,13 +43,14 @@ class QualityMonitor:
         self._through = -1
         self._epoch_counts: Quality | None = None
         self._past_counts: Quality | None = None
+        self._due_s = 0.0
 
-    def begin(self, epoch: int, seen: Mapping[str, Any] | None = None) -> None:
+    def begin(self, epoch: int, seen: EpochCounts | None = None) -> None:
         """Begin an epoch, or continue it from the counts in `seen`, by another feeder or this one."""
         if seen is None or epoch != self._epoch:
             self._past_counts, self._epoch_counts, self._through = self.total, None, -1
-        if seen is not None and self._through < int(seen["through"]):
-            self._through, self._epoch_counts = int(seen["through"]), Quality.from_json(seen["quality"])
+        if seen is not None and self._through < seen.through:
+            self._through, self._epoch_counts = seen.through, seen.quality
         self._epoch = epoch
 
     def add(self, step: int, blocks: Sequence[tuple[Block, Quality]]) -> None:
@@ -78,11 +81,20 @@ class QualityMonitor:
         parts = [part for part in (self._past_counts, self._epoch_counts) if part is not None]
         return merge(parts) if parts else None
 
-    def epoch_counts(self) -> dict[str, Any] | None:
-        """The counts of the epoch and its last counted step, from which another feeder can continue."""
-        return (
-            None if self._epoch_counts is None else {"through": self._through, "quality": self._epoch_counts.to_json()}
-        )
+    def epoch_counts(self) -> bytes | None:
+        """The epoch's `EpochCounts`, as bytes; None before its first block has left."""
+        if self._epoch_counts is None:
+            return None
+        return EpochCounts(through=self._through, quality=self._epoch_counts).to_bytes()
+
+    def due_counts(self) -> bytes | None:
+        """As `epoch_counts`, but None where packing them would take more than 1 % of the time since the last call."""
+        begun_s = time.perf_counter()
+        if begun_s < self._due_s:
+            return None
+        counts = self.epoch_counts()
+        self._due_s = begun_s + (time.perf_counter() - begun_s) / _PACKING_SHARE
+        return counts
 
     def _complaints(self, *, final: bool = False) -> list[str]:
         if self._epoch_counts is None or not self._expectations:

@@ -6,6 +6,7 @@ host, and reports in JSON lines. A feeder that dies is started again; three deat
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -87,7 +88,7 @@ class FeederEvent:
             "pid": self.pid,
             "error": self.error,
             "stats": stats,
-            "quality": [counts.to_json() for counts in self.quality],
+            "quality": [base64.b64encode(counts.to_bytes()).decode() for counts in self.quality],
         }
 
     @classmethod
@@ -103,7 +104,7 @@ class FeederEvent:
             dashboard=message.get("dashboard"),
             pid=message.get("pid"),
             stats=None if stats is None else FeederStats.from_json(stats),
-            quality=tuple(Quality.from_json(counts) for counts in message.get("quality", ())),
+            quality=tuple(Quality.from_bytes(base64.b64decode(counts)) for counts in message.get("quality", ())),
             error=message.get("error"),
         )
 

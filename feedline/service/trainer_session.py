@@ -23,7 +23,7 @@ from feedline.loader.facts import FeederFacts, FeederStats, Hello
 from feedline.loader.ring.channel import Channel, ChannelClosedError
 from feedline.loader.ring.feeder_connection import PROTOCOL
 from feedline.loader.ring.messages import BeginStream, FeederFailure
-from feedline.loader.ring.reports import report_packet
+from feedline.loader.ring.reports import EpochCounts, report_packet
 from feedline.loader.ring.slots import RingWriter
 from feedline.planning.plan import Plan
 from feedline.planning.schedule import rank_lanes
@@ -286,7 +286,8 @@ class TrainerSession:
         begin, stream = self._streams.open(), self._streams.current
         if begin is not None and stream is not None:
             self._ring.node = begin.node
-            self.monitor.begin(begin.epoch, begin.seen)
+            seen = None if begin.seen is None else EpochCounts.from_text(begin.seen)
+            self.monitor.begin(begin.epoch, seen)
             self.counters.begin(begin, stream.schedule.steps)
 
     def _end_stream(self) -> None:
@@ -356,7 +357,8 @@ class TrainerSession:
         if every_s and self.channel.has_posted:
             return  # a trainer that reads nothing gets the next one: reports must not pile up
         self._report_s = time.monotonic()
-        self.channel.post(report_packet(stream.number, self.counters.stats(), self.monitor.epoch_counts()))
+        counts = self.monitor.due_counts() if every_s else self.monitor.epoch_counts()
+        self.channel.post(report_packet(stream.number, self.counters.stats(), counts))
         if warnings:
             self.channel.post_json({"type": "warnings", "texts": list(warnings)})
 

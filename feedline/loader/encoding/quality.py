@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
+import struct
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -28,6 +30,7 @@ COUNTS = ("nulls", "values", "nonfinite", "longest")
 PERCENTILES = (50, 90, 99)
 _EXACT_LENGTHS = 1024
 _PER_DOUBLING = 512
+_SIZES = struct.Struct("<5q")  # rows, features, lists among them, lookups, buckets of the histogram
 _MOST, _LEAST = np.iinfo(np.int64).max, np.iinfo(np.int64).min
 
 
@@ -53,31 +56,32 @@ class Quality:
         """Rows per length bucket, for each sparse feature."""
         return np.split(self.histogram, np.cumsum(self.widths)[:-1]) if len(self.widths) else []
 
-    def to_json(self) -> dict[str, Any]:
-        """As plain numbers and lists."""
-        return {
-            "rows": self.rows,
-            "counts": self.counts.tolist(),
-            "integers": self.integers.tolist(),
-            "floats": [[value if np.isfinite(value) else None for value in row] for row in self.floats.tolist()],
-            "histogram": self.histogram.tolist(),
-            "widths": self.widths.tolist(),
-            "lookups": self.lookups.tolist(),
-        }
+    def to_bytes(self) -> bytes:
+        """All counts, in the order of the fields after their sizes: little-endian, 8 bytes each."""
+        sizes = (self.rows, self.counts.shape[1], len(self.widths), self.lookups.shape[1], len(self.histogram))
+        arrays = (self.counts, self.integers, self.floats, self.histogram, self.widths, self.lookups)
+        return b"".join([_SIZES.pack(*sizes), *(array.tobytes() for array in arrays)])
 
     @classmethod
-    def from_json(cls, facts: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`."""
-        floats = np.array(facts["floats"], dtype=np.float64).reshape(2, -1)
-        floats[0, np.isnan(floats[0])], floats[1, np.isnan(floats[1])] = np.inf, -np.inf
+    def from_bytes(cls, content: bytes) -> Self:
+        """The inverse of `to_bytes`; the arrays are views of `content`."""
+        rows, features, lists, lookups, buckets = _SIZES.unpack_from(content)
+        place = _SIZES.size
+
+        def take(dtype: type, *shape: int) -> NDArray[Any]:
+            nonlocal place
+            array: NDArray[Any] = np.frombuffer(content, dtype, math.prod(shape), place).reshape(shape)
+            place += array.nbytes
+            return array
+
         return cls(
-            rows=int(facts["rows"]),
-            counts=np.array(facts["counts"], dtype=np.int64).reshape(len(COUNTS), -1),
-            integers=np.array(facts["integers"], dtype=np.int64).reshape(2, -1),
-            floats=floats,
-            histogram=np.array(facts["histogram"], dtype=np.int64),
-            widths=np.array(facts["widths"], dtype=np.int64),
-            lookups=np.array(facts["lookups"], dtype=np.int64).reshape(2, -1),
+            rows=rows,
+            counts=take(np.int64, len(COUNTS), features),
+            integers=take(np.int64, 2, features),
+            floats=take(np.float64, 2, features),
+            histogram=take(np.int64, buckets),
+            widths=take(np.int64, lists),
+            lookups=take(np.int64, 2, lookups),
         )
 
 

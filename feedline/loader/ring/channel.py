@@ -5,7 +5,7 @@ JSON. A message too long for a packet travels as a sealed memfd. The death of ei
 
     trainer -> feeder   json hello, begin, grow, stalled, epoch_done;  FREE generation slot
     feeder -> trainer   json welcome, facts, map (with the memfd), retire, full, warnings, error;  READY ...;  END ...;
-                        REPORT ..., the JSON of the feeder's stats, and that of its quality counts
+                        REPORT ..., the JSON of the feeder's stats, and the bytes of its quality counts
 
 A packet with a descriptor follows one that says so, since receiving without room for descriptors is cheaper.
 """
@@ -28,7 +28,7 @@ from typing import Any, TypeAlias
 FREE = struct.Struct("<cII")  # kind, generation, slot
 READY = struct.Struct("<cIIIIQQQ")  # kind, stream, generation, slot, rows, epoch, step, bytes of the batch
 END = struct.Struct("<cIQ")  # kind, stream, epoch
-REPORT = struct.Struct("<cII")  # kind, stream, bytes of the first of the two JSON strings that follow
+REPORT = struct.Struct("<cII")  # kind, stream, bytes of the JSON that follows; the rest are `EpochCounts`
 
 # Linux refuses packets above the socket's buffer (208 KiB by default), and a short read truncates one silently.
 _PACKET_BYTES = 64 * 1024

@@ -33,7 +33,7 @@ from feedline.version import VERSION
 
 logger = logging.getLogger(__name__)
 
-PROTOCOL = 6
+PROTOCOL = 7
 _QUIET_S = 30.0
 _TICK_S = 0.5
 # A busy feeder answers a question after this long at most.

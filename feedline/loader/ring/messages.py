@@ -6,7 +6,6 @@ Runs in: both. Pure. What is sent for each batch is a packed struct (`channel.py
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -31,8 +30,8 @@ class _Message:
 class BeginStream(_Message):
     """`begin`: the trainer's next stream starts at this step; `last` if no other epoch follows.
 
-    seen: the quality counts of a dead feeder that delivered the epoch's steps before this one. node: the NUMA node of
-    the trainer's GPU (None: any).
+    seen: the `EpochCounts` of a dead feeder that delivered the epoch's steps before this one, as text. node: the NUMA
+    node of the trainer's GPU (None: any).
     """
 
     kind: ClassVar[str] = "begin"
@@ -41,7 +40,7 @@ class BeginStream(_Message):
     epoch: int
     step: int
     last: bool
-    seen: Mapping[str, Any] | None
+    seen: str | None
     node: int | None = None
 
 

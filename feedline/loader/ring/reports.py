@@ -1,20 +1,47 @@
 """The feeders' reports on their work, as the trainer keeps them.
 
 Runs in: the trainer, and `feedline run --sink null`. Reports are cumulative: each one on a stream replaces the one
-before it, and streams are summed here. Reports are parsed only when they are read: with thousands of features that
-takes longer than a step. The counts of a dead feeder's epoch are passed to the next feeder, which continues from them.
+before it, and streams are summed here. Reports are parsed only when they are read. The counts of a dead feeder's epoch
+are passed to the next feeder, which continues from them.
 """
 
 from __future__ import annotations
 
+import base64
 import json
+import struct
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import Quality, measures, merge
 from feedline.loader.facts import FeederStats
 from feedline.loader.ring.channel import REPORT
+
+_THROUGH = struct.Struct("<q")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EpochCounts:
+    """The counts of a stream's epoch up to the last rows of the step `through`: another feeder continues from them."""
+
+    through: int
+    quality: Quality
+
+    def to_bytes(self) -> bytes:
+        """The step, and the counts' bytes."""
+        return _THROUGH.pack(self.through) + self.quality.to_bytes()
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Self:
+        """The inverse of `to_bytes`."""
+        return cls(through=_THROUGH.unpack_from(content)[0], quality=Quality.from_bytes(content[_THROUGH.size :]))
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """The counts that `FeederReports.hand_over` returned."""
+        return cls.from_bytes(base64.b64decode(text))
 
 
 class FeederReports:
@@ -34,7 +61,7 @@ class FeederReports:
         seen = packet[REPORT.size + stats_bytes :]
         past, streams = self._quality
         if seen and stream >= self._first_stream:
-            ended = [_parse_quality(report) for number, report in streams.items() if number != stream]
+            ended = [EpochCounts.from_bytes(report).quality for number, report in streams.items() if number != stream]
             past = merge([*([] if past is None else [past]), *ended]) if ended else past
             self._quality = past, {stream: seen}
 
@@ -42,16 +69,18 @@ class FeederReports:
         """Keep the warnings of a message until they are taken."""
         self.warnings += warnings
 
-    def hand_over(self, stream: int, successor: int) -> dict[str, Any] | None:
-        """The counts of a stream that continues as `successor`, kept until the first report on that."""
+    def hand_over(self, stream: int, successor: int) -> str | None:
+        """The counts of a stream that continues as `successor`, kept until the first report on that.
+
+        As the text of their bytes, for a message of JSON.
+        """
         self._first_stream = successor
         past, streams = self._quality
         report = streams.get(stream) or streams.get(successor)
         if report is None:
             return None
         self._quality = past, {**{n: each for n, each in streams.items() if n != stream}, successor: report}
-        counts: dict[str, Any] = json.loads(report)
-        return counts
+        return base64.b64encode(report).decode()
 
     def take_warnings(self) -> list[str]:
         """Warnings about the data since the last call."""
@@ -67,7 +96,10 @@ class FeederReports:
     def quality(self) -> Quality | None:
         """Counts of all rows delivered, as far as reported."""
         past, streams = self._quality
-        parts = [*([] if past is None else [past]), *(_parse_quality(report) for report in streams.values())]
+        parts = [
+            *([] if past is None else [past]),
+            *(EpochCounts.from_bytes(report).quality for report in streams.values()),
+        ]
         return merge(parts) if parts else None
 
     def report(self, schema: BatchSchema) -> dict[str, dict[str, Any]]:
@@ -76,11 +108,7 @@ class FeederReports:
         return {} if quality is None else measures(quality, schema)
 
 
-def report_packet(stream: int, stats: FeederStats, seen: dict[str, Any] | None) -> bytes:
-    """The feeder's report on a stream: its stats, and the quality counts of the stream's epoch so far (`seen`)."""
+def report_packet(stream: int, stats: FeederStats, seen: bytes | None) -> bytes:
+    """The feeder's report on a stream: its stats, and the bytes of its `EpochCounts` (None: the last ones hold)."""
     work = json.dumps(stats.to_json()).encode()
-    return REPORT.pack(b"S", stream, len(work)) + work + (b"" if seen is None else json.dumps(seen).encode())
-
-
-def _parse_quality(report: bytes) -> Quality:
-    return Quality.from_json(json.loads(report)["quality"])
+    return REPORT.pack(b"S", stream, len(work)) + work + (seen or b"")
