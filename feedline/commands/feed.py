@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import gc
 import json
+import logging
 import os
 import platform
 import queue
@@ -49,6 +50,8 @@ from feedline.transforms.registry.user_functions import keep_pandas_out
 from feedline.warehouse.optimize.usage import record_usage
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.parallel import stop_waiting
+
+logger = logging.getLogger(__name__)
 
 _STATUS_S = 0.5
 # A feeder of a host's ranks waits so long for the first one.
@@ -145,7 +148,7 @@ def feed_over(fd: int, request: FeedRequest) -> int:
             _refuse(channel, error)
             failures.append(error)
     for failure in failures:
-        print(failure, file=sys.stderr)
+        logger.error("%s", failure)
     return 1 if failures else 0
 
 
@@ -172,7 +175,7 @@ def feed_host(listener: HostListener, request: FeedRequest) -> int:
         except FeedlineError as error:
             while (channel := listener.accept()) is not None:
                 _refuse(channel, error)
-            print(error, file=sys.stderr)
+            logger.error("%s", error)  # noqa: TRY400 -- without a traceback: it is for a person
             return 1
     return 0
 

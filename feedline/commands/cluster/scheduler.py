@@ -44,4 +44,4 @@ def scheduler(
     options = SchedulerOptions(host=host, port=port, dashboard=dashboard, tls=tls)
     refuse_open(options, insecure=insecure)
     write_log_lines(level=logging.INFO)
-    run_scheduler(options, lambda address: print(f"scheduler at {address}", flush=True))
+    run_scheduler(options)

@@ -113,7 +113,8 @@ class DaskCluster:
         self._started = 0
         self._in_process = spec.kind == "threads"
         self._fetcher = ResultFetcher()
-        self._reporter = Reporter(share, report, PassDemand(grow_after_s=spec.autoscale.grow_after_s))
+        passes = PassDemand(grow_after_s=spec.autoscale.grow_after_s)
+        self._reporter = Reporter(share, report, passes, is_remote=spec.scheduler is not None)
         self._config = contextlib.ExitStack()
         config: dict[str, Any] = {**_CONFIG, **(_CONFIG_OF_THREADS if self._in_process else {})}
         if scratch is not None:  # else as in Dask's configuration

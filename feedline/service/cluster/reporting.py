@@ -21,7 +21,7 @@ from feedline.service.cluster.idle_connections import IdleConnections
 from feedline.service.dispatch.fair_share import FairShare
 from feedline.service.scaling.pass_demand import PassDemand
 from feedline.service.scheduler.extension import METADATA_KEY
-from feedline.service.scheduler.job_reports import REPORT_FORMAT, JobAnswer, JobReport
+from feedline.service.scheduler.job_reports import LOST_TOPIC, REPORT_FORMAT, JobAnswer, JobReport
 from feedline.service.scheduler.routes import route_digest
 from feedline.version import VERSION
 
@@ -38,7 +38,7 @@ class Reporter:
 
     A cluster without workers starts one for the first report, so it must not wait for the first trainer.
     report: the last one; None before there is one. passes: what they demand; `open_tasks`: each counts the tasks of
-    passes that have not ended.
+    passes that have not ended. is_remote: whether the scheduler is in another process, which logs lost workers there.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class Reporter:
         report: JobReport | None,
         passes: PassDemand,
         *,
+        is_remote: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.report = report
@@ -55,6 +56,8 @@ class Reporter:
         self._pass_threads = 0.0
         self._share = share
         self._clock = clock
+        self._is_remote = is_remote
+        self._heard: object = None  # the connection over which lost workers are heard of
         self._client: Client | None = None  # that was asked whether its scheduler has the extension
         self._is_extended = False
         self._idle = IdleConnections()
@@ -123,6 +126,7 @@ class Reporter:
             async with asyncio.timeout(_ANSWER_S):
                 if client is not self._client:
                     await self._meet(client)
+                self._hear_losses(client)
                 if self._is_extended and (report := self.next_report()) is not None:
                     report = replace(report, route=route_digest(self._share.route), client=client.id)
                     answer = await scheduler.feedline_report(report=report.to_json())
@@ -130,3 +134,14 @@ class Reporter:
                     self._idle.close_others(client.rpc, self._share.route, self._clock())
         except (OSError, TimeoutError):  # the scheduler is away, or busy: the next report follows soon
             return
+
+    def _hear_losses(self, client: Client) -> None:
+        """Subscribe to the losses of workers, anew over each connection: another scheduler knows no subscriptions."""
+        if self._is_remote and self._is_extended and client.scheduler_comm is not self._heard:
+            self._heard = client.scheduler_comm
+            client.subscribe_topic(LOST_TOPIC, self._say_lost)
+
+    def _say_lost(self, event: tuple[float, str]) -> None:
+        _, worker = event
+        if not self._share.route or worker in self._share.route:
+            logger.warning("worker %s is lost: blocks that it had are computed on others", worker)

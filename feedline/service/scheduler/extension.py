@@ -22,7 +22,7 @@ from tornado.web import RequestHandler
 
 from feedline.errors import ClusterError
 from feedline.service.scheduler.job_book import START_S, ClusterSize, JobBook
-from feedline.service.scheduler.job_reports import REPORT_FORMAT, JobReport
+from feedline.service.scheduler.job_reports import LOST_TOPIC, REPORT_FORMAT, JobReport
 from feedline.service.scheduler.retirement import finish_before_retirement
 from feedline.service.scheduler.steady_loop import scheduler_clock, steady, steady_clock
 from feedline.version import VERSION
@@ -102,10 +102,11 @@ class JobExtension(SchedulerPlugin):
         logger.info("worker %s joined: %d workers, %d threads", worker, size.workers, size.threads)
 
     def remove_worker(self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **_: object) -> None:
-        """Say that a worker has left, or is lost. Dask calls this."""
+        """Say that a worker has left, or is lost; of the latter, feeders hear. Dask calls this."""
         size = self._size()
         if stimulus_id.startswith(_LOST):
             logger.warning("worker %s is lost: %d workers, %d threads", worker, size.workers, size.threads)
+            scheduler.log_event(LOST_TOPIC, worker)
         else:
             logger.info("worker %s left: %d workers, %d threads", worker, size.workers, size.threads)
 

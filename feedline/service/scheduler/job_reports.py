@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, TypeVar
 
+# The scheduler publishes the address of each worker that it loses under this topic; feeders subscribe to it.
+LOST_TOPIC = "feedline-lost"
+
 T = TypeVar("T", bound="JobReport | JobAnswer")
 
 

@@ -103,7 +103,7 @@ class Routes:
 
         The feeder's own weight is not in the coverage: with it, the first must be ahead by more than twice of that.
         """
-        # Most reports end here: the least of all workers, at the speed of a dict, is a bound of the least of the others.
+        # Most reports end here: the least coverage of all workers bounds that of the others, at the speed of a dict.
         bound = min(self._coverage.values(), default=0) if len(self._coverage) >= len(workers) else 0
         if max(self._coverage.get(each, 0) for each in kept) - bound <= weight:
             return

@@ -9,7 +9,6 @@ import asyncio
 import errno
 import logging
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,18 +59,18 @@ def refuse_open(options: SchedulerOptions, *, insecure: bool) -> None:
     )
 
 
-def run_scheduler(options: SchedulerOptions, announce: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or Ctrl-C. announce: called with the address when workers and feeders may connect.
+def run_scheduler(options: SchedulerOptions) -> None:
+    """Serve until SIGTERM or Ctrl-C; logs the address when workers and feeders may connect.
 
     Raises ClusterError if it cannot listen there, and for certificates that cannot be used.
     """
     if options.tls is not None:
         check_certificate_files(options.tls, listens=True)
     with dask.config.set(_CONFIG):
-        asyncio.run(_serve(options, announce))
+        asyncio.run(_serve(options))
 
 
-async def _serve(options: SchedulerOptions, announce: Callable[[str], None]) -> None:
+async def _serve(options: SchedulerOptions) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -86,7 +85,7 @@ async def _serve(options: SchedulerOptions, announce: Callable[[str], None]) -> 
         ) from error
     try:
         dask_setup(scheduler)
-        announce(str(scheduler.address))
+        logger.info("scheduler at %s", scheduler.address)
         await stop.wait()
     finally:
         await scheduler.close()

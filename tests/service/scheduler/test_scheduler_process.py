@@ -28,9 +28,9 @@ def test_a_scheduler_has_the_extension_and_ends_with_sigterm():
     command = [sys.executable, "-m", "feedline", "scheduler", "--port", "0", "--dashboard", page]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            found = re.fullmatch(r"scheduler at (tcp://127\.0\.0\.1:\d+)\n", line)
+            assert process.stderr is not None
+            line = process.stderr.readline()
+            found = re.fullmatch(r"\d{4}-\S+ \S+ INFO scheduler at (tcp://127\.0\.0\.1:\d+)\n", line)
             assert found is not None, line
             with Client(found[1], set_as_default=False) as client:
                 with pytest.raises(ClusterError, match="number of workers is unknown: the scheduler started less than"):
@@ -54,7 +54,7 @@ def test_a_port_in_use_is_named():
         port = taken.getsockname()[1]
         words = f"cannot listen on 127.0.0.1:{port}: Address already in use. Free it, or give another --host or --port"
         with pytest.raises(ClusterError, match=re.escape(words)):
-            run_scheduler(SchedulerOptions(port=port), print)
+            run_scheduler(SchedulerOptions(port=port))
     gc.collect()
 
 
