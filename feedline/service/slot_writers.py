@@ -67,6 +67,12 @@ class SlotWriters:
         self._ring.announce(written.memory, written.slot, stream, written.batch.header)
         return self._writing.popleft().batch
 
+    def finish(self, stream: int) -> None:
+        """Announce the batches that are being written, once they are. Raises the error of a writer."""
+        while self._writing:
+            self._writing[0].done.exception()  # waits
+            self.announce(stream)
+
     def drop(self) -> None:
         """Return the slots that have not been announced to the ring, once nobody writes them."""
         while self._writing:

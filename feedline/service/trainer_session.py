@@ -196,7 +196,11 @@ class TrainerSession:
         self.counters.blocks_in_flight = stream.delivery.in_flight
 
     def send_error(self, name: str, message: str) -> None:
-        """Send the error that ends the session."""
+        """Send the error that ends the session, after the batches before it."""
+        stream = self._streams.current
+        if stream is not None and not stream.ended:
+            with contextlib.suppress(Exception):  # the first error is the one to send
+                self._writers.finish(stream.number)
         with contextlib.suppress(ChannelClosedError):
             self.channel.post_json(FeederFailure(name=name, message=message, number=self._hello_number).to_json())
 
