@@ -4,6 +4,7 @@
                                            ranks on 1,000,000 files, simulated
     python benchmarks/scale.py --only-real only the comparison: two minutes
     python benchmarks/scale.py --simulated only the simulation, with the costs of an earlier machine
+    python benchmarks/scale.py --without-routes   the last scenario without routes, too
     python benchmarks/scale.py --tiny      a small simulation: a test that all works
 
 Simulated is what a feeder acts on; the feeder's decisions are the real code (`scale_feeder`, `scale_simulation`). The
@@ -212,8 +213,12 @@ def large_scenarios() -> list[Scenario]:
         scenarios.append(
             Scenario(name=name, workers=1_000, threads=8, ranks=256, step_s=batch / 50_000, workload=workload)
         )
-    free = dataclasses.replace(scenarios[-1], name=f"{scenarios[-1].name}, without routes", has_routes=False)
-    return [*scenarios, free]
+    return scenarios
+
+
+def without_routes(scenario: Scenario) -> Scenario:
+    """The same where every feeder may use all workers."""
+    return dataclasses.replace(scenario, name=f"{scenario.name}, without routes", has_routes=False)
 
 
 def small_scenario(workers: int = 64, ranks: int = 8, block_s: float = 2.0, use: float = 0.8) -> Scenario:
@@ -232,16 +237,18 @@ def small_scenario(workers: int = 64, ranks: int = 8, block_s: float = 2.0, use:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
-    """How far simulated figures are from real ones: the largest ratio less 1 of blocks/s, load and recovery."""
+    """How far simulated figures are from real ones: of blocks/s and load the largest ratio less 1, of recovery s."""
 
     blocks: float
     scheduler: float
-    recovery: float
+    recovery_s: float
 
     def words(self) -> str:
         """The error bars as a line."""
-        parts = (("blocks/s", self.blocks), ("scheduler", self.scheduler), ("recovery", self.recovery))
-        return "error bars, from the comparison: " + ", ".join(f"{name} ±{error:.0%}" for name, error in parts)
+        return (
+            f"error bars, from the comparison: blocks/s ±{self.blocks:.0%}, scheduler ±{self.scheduler:.0%}, "
+            f"recovery ±{self.recovery_s:.1f} s"
+        )
 
 
 def compare(console: Console) -> tuple[Costs, Errors]:
@@ -264,7 +271,8 @@ def compare(console: Console) -> tuple[Costs, Errors]:
         if each is scenario:
             rows.append(("steps, of the trainers' pace", real.delivered, simulated.delivered))
             phases = [simulate(each, costs, warm_s=WARM_S + phase).recovery_s or 0.0 for phase in range(-2, 3)]
-            rows.append(("recovery from losing 6 workers, s", real.recovery_s or 0.0, statistics.median(phases)))
+            recovered = real.recovery_s or 0.0, statistics.median(phases)
+            rows.append(("recovery from losing 6 workers, s", *recovered))
     for name, left, right in rows:
         table.add_row(name, f"{left:.2f}", f"{right:.2f}", f"{right / left:.2f}" if left else "")
     console.print(table)
@@ -273,7 +281,8 @@ def compare(console: Console) -> tuple[Costs, Errors]:
         ratios = [right / left for name, left, right in rows if figure in name and left]
         return max((abs(ratio - 1) for ratio in ratios), default=0.0)
 
-    errors = Errors(blocks=error("blocks/s"), scheduler=error("scheduler"), recovery=error("recovery"))
+    recovery_s = abs(recovered[0] - recovered[1])
+    errors = Errors(blocks=error("blocks/s"), scheduler=error("scheduler"), recovery_s=recovery_s)
     console.print(errors.words())
     return costs, errors
 
@@ -282,6 +291,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only-real", action="store_true", help="only the comparison with a real cluster")
     parser.add_argument("--simulated", action="store_true", help="no real cluster: the costs of an earlier machine")
+    parser.add_argument("--without-routes", action="store_true", help="the last scenario without routes, too: a minute")
     parser.add_argument("--tiny", action="store_true", help="a small simulation")
     parser.add_argument("--warm-s", type=float, help="simulated seconds before the measured ones (default: 20)")
     options = parser.parse_args(arguments)
@@ -290,6 +300,8 @@ def main(arguments: Sequence[str]) -> None:
     if options.only_real:
         return
     scenarios = [small_scenario(16, 4, 0.5)] if options.tiny else large_scenarios()
+    if options.without_routes:
+        scenarios.append(without_routes(scenarios[-1]))
     outcomes = report(scenarios, costs, console, warm_s=options.warm_s)
     console.print("fairness: three jobs")
     console.print(fairness(costs, workers=16 if options.tiny else 400, seconds=10 if options.tiny else 30))
