@@ -11,7 +11,7 @@ import itertools
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import polars as pl
@@ -24,17 +24,20 @@ from feedline.blocks.permutation import permuted_rows, run_starts
 from feedline.blocks.request import BlockRequest, BlockResult, Job, PieceRequest
 from feedline.errors import DataError
 from feedline.loader.encoding.encode import encode
-from feedline.loader.encoding.encoded_rows import EncodedRows, UniqueRows
+from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.encoding.quality import Observer
 from feedline.loader.encoding.shuffled_rows import Rows, shuffle
 from feedline.loader.encoding.slot import encoded_rows, write_rows
+from feedline.native.unique_rows import UniqueRows
 from feedline.warehouse.parquet.repeated_rows import first_rows
 from feedline.warehouse.reading.fragment import Chunk
 from feedline.warehouse.reading.read import CHUNK_ROWS, read_fragment
 from feedline.warehouse.reading.row_position import with_row_position
-from feedline.warehouse.reading.stored_groups import StoredGroup, join_groups
+from feedline.warehouse.reading.stored_groups import expand_group, join_groups
 from feedline.warehouse.rebase.recorded_rows import recorder_of
+
+_Stored: TypeAlias = UniqueRows[pl.DataFrame]
 
 _WORTH_GATHERING = 0.9  # the share of unique rows from which on all rows are taken for such: a gather costs more
 
@@ -212,15 +215,19 @@ class _Encoder:
             compiled = self._compiled
             raise with_row_position(error, chunks, compiled.where, compiled.schema, sample=compiled.sample) from error
 
-    def _encode(self, frame: pl.DataFrame, stored: Sequence[StoredGroup], borders: Sequence[int]) -> EncodedRows:
-        self.observer.count_rows(frame, [(group.frame, group.inverse) for group in stored])
+    def _encode(self, frame: pl.DataFrame, stored: Sequence[_Stored], borders: Sequence[int]) -> EncodedRows:
+        self.observer.count_rows(frame, [(group.rows, group.inverse) for group in stored])
         rows, *groups = self._compiled.parts
         encoded = self._encode_part(rows, frame)
         return replace(encoded, groups=tuple(self._encode_unique(group, frame, stored, borders) for group in groups))
 
     def _encode_unique(
-        self, group: CompiledPart, frame: pl.DataFrame, stored: Sequence[StoredGroup], borders: Sequence[int]
-    ) -> UniqueRows:
+        self,
+        group: CompiledPart,
+        frame: pl.DataFrame,
+        stored: Sequence[_Stored],
+        borders: Sequence[int],
+    ) -> UniqueRows[EncodedRows]:
         """Transform and encode the rows of a deduplicated group that do not repeat the row above them.
 
         frame, stored: the rows, without the columns that are stored once per run, and those columns.
@@ -228,9 +235,9 @@ class _Encoder:
         by = () if self._compiled.by is None else (self._compiled.by,)
         columns = [name for name in group.columns if name in frame.columns]
         starts = first_rows(frame, (*by, *columns), [border for border in borders if border < frame.height])
-        parts = [(each, [name for name in group.columns if name in each.frame.columns]) for each in stored]
+        parts = [(each, [name for name in group.columns if name in each.rows.columns]) for each in stored]
         for each, names in parts:
-            changes = np.flatnonzero(first_rows(each.frame, names, ()))
+            changes = np.flatnonzero(first_rows(each.rows, names, ()))
             starts[np.searchsorted(each.inverse, changes)] = True
         if np.count_nonzero(starts) > _WORTH_GATHERING * frame.height:
             starts[:] = True
@@ -238,7 +245,7 @@ class _Encoder:
         repeats = np.diff(index, append=frame.height) if len(index) < frame.height else None
         series = [*_rows_at(frame.select(columns), index)]
         for each, names in parts:
-            series.extend(_rows_at(each.frame.select(names), each.inverse[index]))
+            series.extend(_rows_at(each.rows.select(names), each.inverse[index]))
         unique = pl.DataFrame(series)
         try:
             rows = self._encode_part(group, unique, repeats)
@@ -246,7 +253,7 @@ class _Encoder:
             if error.row is not None:
                 error.at(int(index[error.row]))
             raise
-        return UniqueRows(rows=rows, inverse=np.cumsum(starts, dtype=np.int32) - np.int32(1))
+        return UniqueRows(rows, np.cumsum(starts, dtype=np.int32) - np.int32(1))
 
     def _encode_part(
         self, part: CompiledPart, frame: pl.DataFrame, repeats: NDArray[np.int64] | None = None
@@ -270,16 +277,16 @@ def _rows_at(frame: pl.DataFrame, index: NDArray[np.integer[Any]]) -> pl.DataFra
     return frame if whole or not frame.width else frame[index]
 
 
-def _join_chunks(chunks: Sequence[Chunk]) -> tuple[pl.DataFrame, tuple[StoredGroup, ...]]:
+def _join_chunks(chunks: Sequence[Chunk]) -> tuple[pl.DataFrame, tuple[UniqueRows[pl.DataFrame], ...]]:
     """Chunks as one, with what their files store once per run of equal rows, where all store the same columns so."""
     if len(chunks) == 1:
         return chunks[0].frame, chunks[0].groups
-    layouts = {tuple(tuple(group.frame.columns) for group in chunk.groups) for chunk in chunks}
+    layouts = {tuple(tuple(group.rows.columns) for group in chunk.groups) for chunk in chunks}
     if layouts == {()}:
         return pl.concat([chunk.frame for chunk in chunks], rechunk=True), ()
     if len(layouts) > 1:
         frames = [
-            chunk.frame.hstack([series for group in chunk.groups for series in group.expand()]) for chunk in chunks
+            chunk.frame.hstack([series for group in chunk.groups for series in expand_group(group)]) for chunk in chunks
         ]
         return pl.concat([frame.select(frames[0].columns) for frame in frames], rechunk=True), ()
     groups = tuple(join_groups(groups) for groups in zip(*(chunk.groups for chunk in chunks), strict=True))

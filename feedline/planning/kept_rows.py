@@ -77,6 +77,7 @@ def _read_row_group(plan: Plan, fragment: Fragment, names: Sequence[str], marks:
         pq.ParquetFile(join(location.path, fragment.path), filesystem=location.filesystem) as file,
     ):
         plain = [name for name in names if _stored_as(schema, file.schema_arrow, name)]
+        plain = plain if fragment.stored_names is None else []
         direct = _read_expanded(file, fragment.row_groups[0], plain) if plain else None
     others = [name for name in names if name not in plain]
     if direct is not None and not others and not marks:

@@ -134,7 +134,7 @@ def check_footers(
     files = list(zip(range(len(paths)), paths, sizes, strict=True))
     kinds: dict[bytes, tuple[pa.Schema, list[int]]] = {}  # by bytes: equal schemas may differ in field ids
     done = 0
-    for result in read_footers(listing.uri, files, map, collect=True):
+    for result in read_footers(listing.uri, files, map, stored_names=listing.stored_names, collect=True):
         for index, message in result.corrupt:
             findings.add_bad(index, reason_of(message, findings.name(index)))
         for index, message in result.problems:
@@ -276,6 +276,7 @@ def _fragments(findings: Findings, indices: Sequence[int]) -> Iterator[tuple[Fra
                 footer_bytes=footer.footer_bytes,
                 row_groups=tuple(range(first, stop)),
                 expected=(UNCOUNTED,) * (stop - first),
+                stored_names=findings.listing.stored_names,
             )
             yield fragment, rows
             first = stop

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.blocks.request import BlockRequest, PackedRequest, PieceRequest, pack_request
+from feedline.warehouse.parquet.stored_names import StoredNames
 from feedline.warehouse.reading.fragment import Fragment
 
 
@@ -39,6 +40,7 @@ def pieces(draw: st.DrawFn) -> PieceRequest:
         partition=tuple(draw(st.lists(st.tuples(st.text(max_size=3), values), max_size=2))),
         proofs=tuple(draw(st.lists(st.integers(0, 255), max_size=groups))),
         excluded=tuple(draw(st.lists(st.none() | st.binary(max_size=3), max_size=groups))),
+        stored_names=draw(st.none() | st.builds(StoredNames, st.sampled_from(["[true,[]]", "[false,[]]"]))),
     )
     return PieceRequest(fragment=fragment, skip=draw(whole), rows=draw(whole))
 

@@ -22,10 +22,11 @@ from pipelines import furnished
 from feedline import FeedlineDataset, Pipeline
 from feedline.loader.batch import Batch
 from feedline.loader.encoding.encode import encode
-from feedline.loader.encoding.encoded_rows import EncodedRows, UniqueRows
+from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotLayout
 from feedline.loader.encoding.slot import write_rows
 from feedline.loader.torchrec_tensors import register_pipelineable
+from feedline.native.unique_rows import UniqueRows
 
 IDS = 50
 WEIGHTED = pl.Struct({"values": pl.List(pl.Int64), "weights": pl.List(pl.Float32)})
@@ -99,7 +100,7 @@ def batch_of(schema: BatchSchema = SCHEMA) -> Batch:
     groups = []
     for name, part in zip(schema.dedup, grouped, strict=True):
         first = [INVERSE[name].index(number) for number in range(INVERSE[name][-1] + 1)]
-        groups.append(UniqueRows(rows=encode(frame[first], part), inverse=np.array(INVERSE[name], np.int32)))
+        groups.append(UniqueRows(encode(frame[first], part), np.array(INVERSE[name], np.int32)))
     rows: EncodedRows = encode(frame, own)
     layout = SlotLayout(schema)
     return Batch.over(layout, write_rows(layout, [replace(rows, groups=tuple(groups))]))

@@ -17,6 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from feedline.loader.encoding.layout import BatchSchema
+from feedline.native.unique_rows import UniqueRows, chosen_unique, join_inverses
 
 # A list<int64> is gathered as the binary string of its bytes: one memcpy per row. For 131,072 rows x 6 lists of 17
 # ids that takes a quarter of the time of a gather of single values; see docs/decisions/0002-gather-ragged-rows.md.
@@ -40,7 +41,7 @@ class EncodedRows:
     weights: tuple[NDArray[np.float32] | None, ...]
     offsets: tuple[NDArray[np.int64], ...]
     extra: tuple[pa.Array, ...]
-    groups: tuple[UniqueRows, ...] = ()
+    groups: tuple[UniqueRows[EncodedRows], ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -52,22 +53,6 @@ class EncodedRows:
 
     def __sizeof__(self) -> int:
         return self.nbytes  # Dask calls this on every task's result
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UniqueRows:
-    """A deduplicated group of N rows: row i has the group's features from row `inverse[i]`, int32 [N], of `rows`.
-
-    The inverse never falls, and rises by at most 1: the rows from `start` to `stop` use a range of the unique rows.
-    """
-
-    rows: EncodedRows
-    inverse: NDArray[np.int32]
-
-
-def unique_range(inverse: NDArray[np.int32], start: int, stop: int) -> tuple[int, int]:
-    """The unique rows [first, last) that rows [start, stop) of an inverse use."""
-    return (int(inverse[start]), int(inverse[stop - 1]) + 1) if stop > start else (0, 0)
 
 
 def join(parts: Sequence[EncodedRows]) -> EncodedRows:
@@ -87,27 +72,15 @@ def join(parts: Sequence[EncodedRows]) -> EncodedRows:
         offsets=tuple(_join_offsets([part.offsets[index] for part in parts]) for index in sparse),
         extra=tuple(pa.concat_arrays(arrays) for arrays in zip(*(part.extra for part in parts), strict=True)),
         groups=tuple(
-            UniqueRows(rows=join([group.rows for group in groups]), inverse=join_inverses(groups))
+            UniqueRows(join([group.rows for group in groups]), group_inverse(groups))
             for groups in zip(*(part.groups for part in parts), strict=True)
         ),
     )
 
 
-def join_inverses(groups: Sequence[UniqueRows]) -> NDArray[np.int32]:
+def group_inverse(groups: Sequence[UniqueRows[EncodedRows]]) -> NDArray[np.int32]:
     """The inverse of one group's parts, laid end to end."""
-    firsts = np.cumsum([0, *(group.rows.rows for group in groups[:-1])])
-    return np.concatenate([group.inverse + np.int32(first) for group, first in zip(groups, firsts, strict=True)])
-
-
-def chosen_unique(
-    inverse: NDArray[np.int32], indices: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """The unique rows that rows `indices` use, one for each run of rows with the same, and the inverse of the rows."""
-    used = inverse.take(indices)
-    changes = np.empty(len(used), dtype=np.bool_)
-    changes[:1] = True
-    np.not_equal(used[1:], used[:-1], out=changes[1:])
-    return used[changes].astype(np.int64), np.cumsum(changes, dtype=np.int32) - np.int32(1)
+    return join_inverses([group.inverse for group in groups], [group.rows.rows for group in groups])
 
 
 def _join_offsets(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
@@ -175,9 +148,9 @@ def take(parts: Sequence[EncodedRows], indices: NDArray[np.int64]) -> EncodedRow
     )
 
 
-def _take_group(groups: Sequence[UniqueRows], indices: NDArray[np.int64]) -> UniqueRows:
-    chosen, inverse = chosen_unique(join_inverses(groups), indices)
-    return UniqueRows(rows=take([group.rows for group in groups], chosen), inverse=inverse)
+def _take_group(groups: Sequence[UniqueRows[EncodedRows]], indices: NDArray[np.int64]) -> UniqueRows[EncodedRows]:
+    chosen, inverse = chosen_unique(group_inverse(groups), indices)
+    return UniqueRows(take([group.rows for group in groups], chosen), inverse)
 
 
 def expand(encoded: EncodedRows, schema: BatchSchema) -> EncodedRows:

@@ -16,8 +16,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from feedline.loader.encoding.encoded_rows import EncodedRows, UniqueRows, chosen_unique, join_inverses, take
+from feedline.loader.encoding.encoded_rows import EncodedRows, group_inverse, take
 from feedline.native import rows as native
+from feedline.native.unique_rows import UniqueRows, chosen_unique
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,7 @@ class ShuffledRows:
     starts: NDArray[np.int64]
     offsets: tuple[NDArray[np.int64], ...]
     extra: tuple[pa.Array, ...]
-    groups: tuple[ShuffledUniqueRows, ...] = ()
+    groups: tuple[UniqueRows[ShuffledRows], ...] = ()
 
     @property
     def rows(self) -> int:
@@ -53,14 +54,6 @@ class ShuffledRows:
     def rows_at(self, start: int, stop: int) -> EncodedRows:
         """Rows [start, stop), gathered."""
         return take(self.parts, self.index[start:stop])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShuffledUniqueRows:
-    """A deduplicated group in another order; see `UniqueRows`."""
-
-    rows: ShuffledRows
-    inverse: NDArray[np.int32]
 
 
 Rows = EncodedRows | ShuffledRows
@@ -89,9 +82,9 @@ def _shuffle(parts: Sequence[EncodedRows], index: NDArray[np.int64]) -> Shuffled
     )
 
 
-def _shuffle_group(groups: Sequence[UniqueRows], index: NDArray[np.int64]) -> ShuffledUniqueRows:
-    chosen, inverse = chosen_unique(join_inverses(groups), index)
-    return ShuffledUniqueRows(rows=_shuffle([group.rows for group in groups], chosen), inverse=inverse)
+def _shuffle_group(groups: Sequence[UniqueRows[EncodedRows]], index: NDArray[np.int64]) -> UniqueRows[ShuffledRows]:
+    chosen, inverse = chosen_unique(group_inverse(groups), index)
+    return UniqueRows(_shuffle([group.rows for group in groups], chosen), inverse)
 
 
 def _offsets(parts: Sequence[NDArray[np.int64]], index: NDArray[np.int64]) -> NDArray[np.int64]:

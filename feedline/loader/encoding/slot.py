@@ -16,9 +16,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from feedline.loader.encoding.encoded_rows import EncodedRows, UniqueRows, unique_range
+from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.encoding.layout import Placement, SlotColumn, SlotHeader, SlotLayout
 from feedline.loader.encoding.shuffled_rows import Rows, ShuffledRows, Targets, gather
+from feedline.native.unique_rows import UniqueRows, unique_range
 
 # Anything with the buffer protocol: a mapping, a numpy array, an Arrow buffer.
 Buffer = Any
@@ -326,7 +327,7 @@ def encoded_rows(layout: SlotLayout, buffer: pa.Buffer) -> EncodedRows:
         for column, array in zip(layout.extra, arrays.extra, strict=True)
     )
     groups = tuple(
-        UniqueRows(rows=EncodedRows(rows=count, extra=(), **group.as_rows()), inverse=group.inverse)
+        UniqueRows(EncodedRows(rows=count, extra=(), **group.as_rows()), group.inverse)
         for count, group in zip(header.unique, arrays.groups, strict=True)
     )
     return EncodedRows(rows=header.rows, extra=extra, groups=groups, **arrays.as_rows())

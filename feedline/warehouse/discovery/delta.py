@@ -1,26 +1,24 @@
 """List the files of a Delta Lake table at one of its versions.
 
 Runs where a snapshot is taken. The log is read by the package `deltalake` (the extra `delta`); files, partition values
-and columns come from it, statistics from the files' own footers. Tables that cannot be read as whole files, by column
-name, are refused: deletion vectors, unknown features, and column mapping where a column or a field has another name in
-the files than in the table. (A table whose mapping was switched on later has the same names until one is renamed, or
-dropped and added again.) In mode `id` the files' field ids are compared, too.
+and columns come from it, statistics from the files' own footers. Column mapping gives the columns' names in files (mode
+`name`), or their field ids (mode `id`). Tables that cannot be read as whole files are refused: deletion vectors and
+unknown features.
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 import pyarrow as pa
-import pyarrow.types as pat
 
 from feedline.errors import TableError, TableNotFoundError
 from feedline.warehouse.discovery.hive import Listing
-from feedline.warehouse.discovery.table_log import FIELD_ID, declared_listing, missing_package_error
+from feedline.warehouse.discovery.table_log import declared_listing, missing_package_error
 from feedline.warehouse.parquet.schemas import children
+from feedline.warehouse.parquet.stored_names import StoredField, StoredNames
 from feedline.warehouse.storage.faults import safe_message
 from feedline.warehouse.storage.locations import absolute, is_uri, redact
 
@@ -33,7 +31,6 @@ _READABLE = {
 _OPTIONS = {"endpoint_override": "AWS_ENDPOINT_URL", "region": "AWS_REGION"}
 
 _PHYSICAL_NAME, _COLUMN_ID = b"delta.columnMapping.physicalName", b"delta.columnMapping.id"
-_SHOWN = 5
 
 
 def list_delta(table: str, *, version: int | None = None, as_of: str | None = None) -> Listing:
@@ -53,7 +50,8 @@ def list_delta(table: str, *, version: int | None = None, as_of: str | None = No
             newest = deltalake.DeltaTable(_address(uri), storage_options=_options(uri))
             _load_as_of(newest, log, as_of, uri)
         _refuse_features(log, uri)
-        schema = _columns(log, uri)
+        schema = pa.schema(log.schema().to_arrow())
+        stored_names = _stored_names(log, schema)
         actions = pa.table(log.get_add_actions(flatten=False))
         keys = list(log.metadata().partition_columns)
     except deltalake.exceptions.TableNotFoundError as error:
@@ -68,7 +66,7 @@ def list_delta(table: str, *, version: int | None = None, as_of: str | None = No
         values = actions["partition"].combine_chunks()
         partition = {name: values.field(name).cast(schema.field(name).type) for name in keys}
     paths = [path if is_uri(path) else unquote(path) for path in actions["path"].to_pylist()]
-    return declared_listing(uri, paths, partition, schema, format="delta")
+    return declared_listing(uri, paths, partition, schema, format="delta", stored_names=stored_names)
 
 
 def _load_as_of(newest: Any, log: Any, as_of: str, uri: str) -> None:
@@ -85,42 +83,30 @@ def _load_as_of(newest: Any, log: Any, as_of: str, uri: str) -> None:
         raise TableError(f"{redact(uri)} did not exist at {as_of}: its first version is of {first}. Name a later time")
 
 
-def _columns(log: Any, uri: str) -> pa.Schema:
-    """The table's columns; those of column mapping by id with their field ids."""
-    schema = pa.schema(log.schema().to_arrow())
+def _stored_names(log: Any, schema: pa.Schema) -> StoredNames | None:
+    """The names of the table's columns in its files, or their field ids; None where they are the table's."""
     mode = log.metadata().configuration.get("delta.columnMapping.mode", "none")
     if mode == "none":
-        return schema
-    renamed = [one for field in schema for one in _renamed(field, field.name)]
-    if renamed:
-        names = "; ".join(renamed[:_SHOWN]) + (f"; and {len(renamed) - _SHOWN:,} more" if len(renamed) > _SHOWN else "")
-        raise TableError(
-            f"{redact(uri)} uses column mapping (mode {mode}) with other names in its files than in the table: got "
-            f"{names}, expected the same. Write the table to a new folder without delta.columnMapping.mode"
-        )
-    return pa.schema([_with_id(field) for field in schema]) if mode == "id" else schema
+        return None
+    fields = [_stored_field(field) for field in schema]
+    if mode == "name" and all(map(_is_same, fields)):
+        return None
+    return StoredNames.of(fields, by_id=mode == "id")
 
 
-def _renamed(field: pa.Field, path: str) -> Iterator[str]:
-    """The column, and the fields inside it, that have another name in files."""
-    physical = (field.metadata or {}).get(_PHYSICAL_NAME, field.name.encode()).decode()
-    if physical != field.name:
-        yield f"{physical!r} for {path!r}"
-    for child in children(field.type) if pat.is_nested(field.type) else ():
-        yield from _renamed(child, f"{path}.{child.name}")
+def _stored_field(field: pa.Field) -> StoredField:
+    metadata, kind = field.metadata or {}, field.type
+    id = metadata.get(_COLUMN_ID)
+    return StoredField(
+        name=field.name,
+        stored=metadata.get(_PHYSICAL_NAME, field.name.encode()).decode(),
+        id=None if id is None else int(id),
+        fields=tuple(_stored_field(child) for child in children(kind)),
+    )
 
 
-def _with_id(field: pa.Field) -> pa.Field:
-    """The field, and those inside it, with their ids as Parquet files have them."""
-    kind = field.type
-    if pat.is_struct(kind):
-        kind = pa.struct([_with_id(child) for child in kind])
-    elif pat.is_map(kind):
-        kind = pa.map_(_with_id(kind.key_field), _with_id(kind.item_field))
-    elif pat.is_list(kind):
-        kind = pa.list_(_with_id(kind.value_field))
-    id = (field.metadata or {}).get(_COLUMN_ID)
-    return field.with_type(kind).with_metadata({} if id is None else {FIELD_ID: id})
+def _is_same(field: StoredField) -> bool:
+    return field.name == field.stored and all(map(_is_same, field.fields))
 
 
 def _refuse_features(log: Any, uri: str) -> None:

@@ -35,6 +35,7 @@ from feedline.errors import TableError, TableNotFoundError
 from feedline.warehouse.discovery.links import Walk, links_among, refuse_same_files, walk
 from feedline.warehouse.discovery.logs import LogFoundError, logs_above, logs_below, refuse_files_with_log
 from feedline.warehouse.discovery.partitions import is_hidden, is_partition, typed_columns
+from feedline.warehouse.parquet.stored_names import StoredNames
 from feedline.warehouse.storage.faults import explain_errors
 from feedline.warehouse.storage.locations import (
     Location,
@@ -78,7 +79,8 @@ class Listing:
     store has one, etag (string). `partition`: one typed array per key, aligned with `files`. `ignored`: the number of
     files skipped because of their suffix. `inferred_keys`: those whose type was inferred from the paths.
     `source_names`: the names that the user gave, as one string. `schema`: the table's columns, if a log declares
-    them (see `table_log`). `histories`: of these columns, by field id.
+    them (see `table_log`). `histories`: of these columns, by field id. `stored_names`: of the columns in files,
+    if the log maps them.
     """
 
     uri: str
@@ -89,6 +91,7 @@ class Listing:
     source_names: str = ""
     schema: pa.Schema | None = None
     histories: Mapping[int, ColumnHistory] = field(default_factory=dict)
+    stored_names: StoredNames | None = None
 
     def take(self, positions: npt.NDArray[np.int64]) -> Listing:
         """The listing of some of the files."""

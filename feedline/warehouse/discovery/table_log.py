@@ -36,6 +36,7 @@ from feedline.warehouse.parquet.schemas import (
     widens,
     without_dictionaries,
 )
+from feedline.warehouse.parquet.stored_names import StoredNames
 from feedline.warehouse.storage.faults import explain_errors
 from feedline.warehouse.storage.locations import Location, is_uri, list_tree, locate, redact, uri_on
 
@@ -58,12 +59,13 @@ def declared_listing(
     *,
     format: str,
     histories: Mapping[int, ColumnHistory] | None = None,
+    stored_names: StoredNames | None = None,
 ) -> Listing:
     """List the files that a table's log names, in the table's order: by partition values, nulls last, then by path.
 
     `paths`: below the table's URI, absolute, or URIs. `partition`: one array per key, aligned with `paths`. `schema`:
-    the log's columns; `histories`: of those with field ids. A table without rows has no files. Raises TableChangedError
-    for files that are gone.
+    the log's columns; `histories`: of those with field ids; `stored_names`: in files, if the log maps them. A table
+    without rows has no files. Raises TableChangedError for files that are gone.
     """
     location = locate(table)
     full = [_store_path(path, location) for path in paths]
@@ -86,7 +88,7 @@ def declared_listing(
     listing = replace(
         listing, partition=keys, inferred_keys=frozenset(), source_names=f"{format} {table}", schema=schema
     )
-    listing = replace(listing, histories=histories or {})
+    listing = replace(listing, histories=histories or {}, stored_names=stored_names)
     return listing.take(_table_order(listing.files["path"], keys))
 
 

@@ -133,19 +133,21 @@ def _possible(predicate: Predicate, outcome: bool, absent: Callable[[Comparison 
 class RowGroupFilters:
     """The bloom filters of one file of `file_bytes`; `read_at(bytes, offset)` reads it.
 
-    `stored`: for each column of the table its Parquet columns in the file. `partition`: the file's keys and values.
+    `types`, `stored`: for each column of the table its type and its Parquet columns in the file. `partition`: the
+    file's keys and values.
     """
 
     def __init__(
         self,
-        parquet: pq.ParquetFile,
+        metadata: pq.FileMetaData,
+        types: pa.Schema,
         stored: dict[str, range],
         partition: dict[str, object],
         read_at: Callable[[int, int], bytes],
         file_bytes: int,
     ) -> None:
-        self._parquet = parquet
-        self._types = parquet.schema_arrow
+        self._metadata = metadata
+        self._types = types
         self._stored = stored
         self._partition = partition
         self._read_at = read_at
@@ -182,7 +184,7 @@ class RowGroupFilters:
     def _hashes_for(self, leaf: Comparison | Membership, column: int) -> Hashes | None:
         if leaf not in self._hashes:
             kind = self._types.field(self._types.get_field_index(leaf.column)).type
-            about = self._parquet.metadata.schema.column(column)
+            about = self._metadata.schema.column(column)
             values = leaf.values if isinstance(leaf, Membership) else (leaf.value,)
             logical = about.logical_type.to_json()
             self._hashes[leaf] = hashes_of(values, kind, about.physical_type, logical, about.length)
@@ -190,7 +192,7 @@ class RowGroupFilters:
 
     def _bitset(self, row_group: int, column: int, worth: int) -> tuple[Words | None, int]:
         """The words of a filter (None if there is none to be trusted), and the bytes read."""
-        chunk = self._parquet.metadata.row_group(row_group).column(column)
+        chunk = self._metadata.row_group(row_group).column(column)
         offset, length = chunk.bloom_filter_offset, chunk.bloom_filter_length
         if offset is None or offset < 4 or (length is not None and not 0 < length <= worth):
             return None, 0

@@ -33,6 +33,7 @@ from feedline.warehouse.parquet.dedup_columns import (
     may_be_flag,
 )
 from feedline.warehouse.parquet.schemas import leaf_count, without_dictionaries
+from feedline.warehouse.parquet.stored_names import StoredNames, groups_under_other_names
 from feedline.warehouse.parquet.thrift import PHYSICAL_NAMES, MalformedError, Structure, structure_of
 from feedline.warehouse.storage.faults import encrypted_error, explain_errors
 from feedline.warehouse.storage.ranges import read_range
@@ -79,15 +80,17 @@ class FileFacts:
         return [column.physical for column in self.columns]
 
 
-def file_facts(filesystem: pafs.FileSystem, path: str, size: int, name: str) -> FileFacts:
-    """Read one file's footer.
+def file_facts(
+    filesystem: pafs.FileSystem, path: str, size: int, name: str, stored_names: StoredNames | None = None
+) -> FileFacts:
+    """Read one file's footer. stored_names: of the table's columns, if they are not the table's.
 
     Raises CorruptFileError for a file that is not Parquet, TableError for an encrypted one, both naming `name`.
     """
     with explain_errors(name):
         tail = with_retries(lambda: _tail_of(filesystem, path, size, name), filesystem, name, listed=True)
         with open_parquet(pa.BufferReader(tail)) as parquet:
-            return _facts(parquet, tail, name)
+            return _facts(parquet, tail, name, stored_names)
 
 
 def key_value_metadata(filesystem: pafs.FileSystem, path: str, size: int, name: str) -> dict[bytes, bytes]:
@@ -208,7 +211,7 @@ def _tail(read: Callable[[int, int], bytes], size: int, name: str) -> bytes:
     return tail[-tail_bytes:] if tail_bytes <= guess else read(tail_bytes, size - tail_bytes)
 
 
-def _facts(parquet: pq.ParquetFile, tail: bytes, name: str) -> FileFacts:
+def _facts(parquet: pq.ParquetFile, tail: bytes, name: str, stored_names: StoredNames | None) -> FileFacts:
     schema, metadata = parquet.schema_arrow, parquet.metadata
     stored = [_PHYSICAL.get(metadata.schema.column(i).physical_type, -1) for i in range(metadata.num_columns)]
     leaf_ranges = column_leaves(schema, len(stored), name)
@@ -226,11 +229,14 @@ def _facts(parquet: pq.ParquetFile, tail: bytes, name: str) -> FileFacts:
         for leaf_range, field in zip(leaf_ranges, schema, strict=True)
     ]
     groups = dedup_metadata(metadata.metadata, schema, structure.rows, name)
+    if groups is not None and stored_names is not None:
+        raise groups_under_other_names(name)
     if groups is not None:
         schema, columns = _logical(schema, columns, groups)
     elif (flags := _lost_flags(schema, columns)) is not None:
         raise lost_metadata(flags, name)
-    return FileFacts(footer_digest(tail), len(tail), _bare(schema), structure.rows, columns)
+    schema = _bare(schema) if stored_names is None else stored_names.schema(schema, name)
+    return FileFacts(footer_digest(tail), len(tail), schema, structure.rows, columns)
 
 
 def _logical(

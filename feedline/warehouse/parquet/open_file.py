@@ -29,6 +29,7 @@ import pyarrow.parquet as pq
 from feedline.errors import TableChangedError
 from feedline.warehouse.parquet.dedup_columns import DedupMetadata, dedup_metadata
 from feedline.warehouse.parquet.footer import column_leaves, footer_digest, open_parquet, parsed_footers
+from feedline.warehouse.parquet.stored_names import StoredNames, groups_under_other_names
 from feedline.warehouse.storage.faults import Outlook, explain_errors, outlook
 from feedline.warehouse.storage.ranges import SparseFile, chunk_ranges, coalesce, read_range
 from feedline.warehouse.storage.retry import is_local, with_retries
@@ -41,13 +42,15 @@ _KEPT_TAGS = 4096  # files whose footer the process has checked: about 100 bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileVersion:
-    """A file as the snapshot describes it; `uri` as messages name it."""
+    """A file as the snapshot describes it; `uri` as messages name it. `stored_names`: of the table's columns in it, if
+    they are not the table's."""
 
     uri: str
     size_bytes: int
     mtime_ns: int
     footer_digest: bytes
     footer_bytes: int
+    stored_names: StoredNames | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,10 @@ class Stamp:
 
 
 class OpenFile:
-    """An open Parquet file that was verified to be the snapshot's."""
+    """An open Parquet file that was verified to be the snapshot's.
+
+    `schema`, `stored` (each column's range of Parquet columns) and batches have the table's names.
+    """
 
     def __init__(self, parquet: pq.ParquetFile, source: pa.NativeFile, version: FileVersion) -> None:
         self.parquet = parquet
@@ -68,6 +74,7 @@ class OpenFile:
         self.schema, self.stored, self.dedup = _layouts.get(version, parquet)
         self._source = source
         self._uri = version.uri
+        self._names = version.stored_names
 
     def close(self) -> None:
         """Close the file."""
@@ -96,7 +103,13 @@ class OpenFile:
 
         whole: further columns, if any, that the first batch holds, in all rows of the row group.
         """
-        return _decode(self.parquet, row_group, leaves, chunk_rows, whole)
+        return self._decode(self.parquet, row_group, leaves, chunk_rows, whole)
+
+    def _decode(
+        self, parquet: pq.ParquetFile, row_group: int, leaves: Sequence[int], chunk_rows: int, whole: Sequence[int]
+    ) -> Iterator[pa.RecordBatch]:
+        batches, names = _decode(parquet, row_group, leaves, chunk_rows, whole), self._names
+        return batches if names is None else (names.rename(batch, self._uri) for batch in batches)
 
 
 class _LocalFile(OpenFile):
@@ -142,7 +155,7 @@ class _LocalFile(OpenFile):
         def take() -> pa.RecordBatch | None:
             nonlocal batches
             if batches is None:
-                batches = islice(_decode(self.parquet, row_group, leaves, chunk_rows, whole), taken, None)
+                batches = islice(self._decode(self.parquet, row_group, leaves, chunk_rows, whole), taken, None)
             try:
                 return next(batches, None)
             except OSError:
@@ -233,7 +246,7 @@ class _RemoteFile(OpenFile):
 
         with_retries(fetch, self._filesystem, self._version.uri, row_group=row_group, listed=True)
         with open_parquet(sparse.reader(), self.metadata, pre_buffer=False, dictionaries=self._dictionaries) as parquet:
-            yield from _decode(parquet, row_group, leaves, chunk_rows, whole)
+            yield from self._decode(parquet, row_group, leaves, chunk_rows, whole)
 
     def _open(self) -> tuple[pa.NativeFile, Stamp, pq.FileMetaData]:
         version = self._version
@@ -293,19 +306,25 @@ class _Layouts:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: OrderedDict[bytes, _Layout] = OrderedDict()
+        self._entries: OrderedDict[tuple[bytes, StoredNames | None], _Layout] = OrderedDict()
 
     def get(self, version: FileVersion, parquet: pq.ParquetFile) -> _Layout:
+        key = version.footer_digest, version.stored_names
         with self._lock:
-            layout = self._entries.get(version.footer_digest)
+            layout = self._entries.get(key)
             if layout is not None:
-                self._entries.move_to_end(version.footer_digest)
+                self._entries.move_to_end(key)
                 return layout
         schema = parquet.schema_arrow
+        dedup = _dedup(parquet, schema, version.uri)
+        if version.stored_names is not None:
+            if dedup is not None:
+                raise groups_under_other_names(version.uri)
+            schema = version.stored_names.schema(schema, version.uri)
         leaves = column_leaves(schema, parquet.metadata.num_columns, version.uri)
-        layout = schema, dict(zip(schema.names, leaves, strict=True)), _dedup(parquet, schema, version.uri)
+        layout = schema, dict(zip(schema.names, leaves, strict=True)), dedup
         with self._lock:
-            self._entries[version.footer_digest] = layout
+            self._entries[key] = layout
             while len(self._entries) > _KEPT_LAYOUTS:
                 self._entries.popitem(last=False)
         return layout

@@ -17,10 +17,12 @@ import pyarrow as pa
 
 from feedline.errors import TableArgumentError
 from feedline.expressions.column_parts import PartError, part_field, part_of
+from feedline.native.unique_rows import UniqueRows
 from feedline.warehouse.parquet.open_file import FileVersion
+from feedline.warehouse.parquet.stored_names import StoredNames
 from feedline.warehouse.reading.row_filter import RowFilter
 from feedline.warehouse.reading.sample import Bools
-from feedline.warehouse.reading.stored_groups import GroupBatch, StoredGroup
+from feedline.warehouse.reading.stored_groups import group_part
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.splits import Splits
 from feedline.warehouse.storage.locations import join, redact
@@ -38,7 +40,7 @@ class Fragment:
     as of the snapshot. `row_groups`: indices in the file; `expected`: kept rows of each, or UNCOUNTED; `proofs`: what
     statistics prove about each (bits of `row_filter`), empty if nothing. `partition`: the file's keys and typed values.
     `excluded`: per row group, the kept rows that `read_fragment` omits (bits, see `pack_mask`) or None; empty if no
-    row group has any.
+    row group has any. `stored_names`: of the table's columns in the file, if they are not the table's.
     """
 
     table: str
@@ -52,6 +54,7 @@ class Fragment:
     partition: tuple[tuple[str, object], ...] = ()
     proofs: tuple[int, ...] = ()
     excluded: tuple[_Digest | None, ...] = ()
+    stored_names: StoredNames | None = None
 
     @property
     def uri(self) -> str:
@@ -71,6 +74,7 @@ class Fragment:
             mtime_ns=self.mtime_ns,
             footer_digest=self.footer_digest,
             footer_bytes=self.footer_bytes,
+            stored_names=self.stored_names,
         )
 
 
@@ -86,7 +90,7 @@ class Chunk:
     fragment: Fragment
     position: int
     start: int
-    groups: tuple[StoredGroup, ...] = ()
+    groups: tuple[UniqueRows[pl.DataFrame], ...] = ()
 
     @property
     def row_group(self) -> int:
@@ -100,7 +104,7 @@ class Chunk:
 
     def part(self, start: int, stop: int) -> Chunk:
         """Return the rows [start, stop)."""
-        groups = tuple(group.part(start, stop) for group in self.groups)
+        groups = tuple(group_part(group, start, stop) for group in self.groups)
         return replace(self, frame=self.frame.slice(start, stop - start), start=self.start + start, groups=groups)
 
 
@@ -116,7 +120,7 @@ class FrameBatch:
     data: pa.RecordBatch
     first_row: int
     row_filter: RowFilter
-    groups: tuple[GroupBatch, ...] = ()
+    groups: tuple[UniqueRows[pa.RecordBatch], ...] = ()
 
 
 def fragment_of(
@@ -157,6 +161,7 @@ def fragment_at(
         expected=tuple(expected[kept].tolist()),
         partition=snapshot.partition_of(file),
         proofs=() if proofs is None else tuple(proofs[row_groups[kept]].tolist()),
+        stored_names=snapshot.stored_names,
     )
 
 

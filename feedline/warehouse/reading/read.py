@@ -23,6 +23,7 @@ import pyarrow.types as pat
 from feedline.errors import CorruptFileError, DataError, TableError
 from feedline.expressions import BoundExpression
 from feedline.expressions.column_parts import has_column
+from feedline.native.unique_rows import UniqueRows
 from feedline.warehouse.parquet.open_file import OpenFile, open_unchanged
 from feedline.warehouse.parquet.schemas import children
 from feedline.warehouse.reading.columns import FileColumns, part_bytes
@@ -30,7 +31,7 @@ from feedline.warehouse.reading.fragment import UNCOUNTED, Chunk, Fragment, Fram
 from feedline.warehouse.reading.row_filter import RowFilter
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample
 from feedline.warehouse.reading.seen_rows import Mark
-from feedline.warehouse.reading.stored_groups import GroupBatch, StoredColumns, StoredGroup
+from feedline.warehouse.reading.stored_groups import StoredColumns, filter_group
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.faults import explain_errors, label
 from feedline.warehouse.storage.locations import join, locate
@@ -80,7 +81,7 @@ def read_fragment(
         counts[position] += frame.height
         if fragment.excluded and fragment.excluded[position] is not None:
             stays = ~unpack_mask(fragment.excluded[position], counts[position])[first:]
-            frame, groups = frame.filter(pl.Series(stays)), tuple(group.filter(stays) for group in groups)
+            frame, groups = frame.filter(pl.Series(stays)), tuple(filter_group(group, stays) for group in groups)
         if frame.height:
             held = [Chunk(frame=frame, fragment=fragment, position=position, start=delivered[position], groups=groups)]
             delivered[position] += frame.height
@@ -210,7 +211,7 @@ def stored_columns(fragment: Fragment) -> frozenset[str]:
 
 def _decode(
     file: OpenFile, columns: StoredColumns, fragment: Fragment, row_group: int, chunk_rows: int
-) -> Iterator[tuple[int, pa.RecordBatch, tuple[GroupBatch, ...]]]:
+) -> Iterator[tuple[int, pa.RecordBatch, tuple[UniqueRows[pa.RecordBatch], ...]]]:
     """Yield one row group in chunks: rows, and exactly the fields of `columns`, of every row and of unique rows."""
     group = file.metadata.row_group(row_group)
     flags, reader = columns.flag_leaves(file), None
@@ -244,11 +245,11 @@ def _frame(data: pa.RecordBatch) -> pl.DataFrame:
 
 def _kept_rows(
     batch: FrameBatch, columns: Sequence[str], marks: Sequence[Mark], fragment: Fragment
-) -> tuple[pl.DataFrame, tuple[StoredGroup, ...]]:
+) -> tuple[pl.DataFrame, tuple[UniqueRows[pl.DataFrame], ...]]:
     """Return the kept rows of a batch, with exactly `columns` and `marks`; columns stored once per run as groups."""
-    groups = tuple(StoredGroup(_frame(group.data), group.inverse) for group in batch.groups)
+    groups = tuple(UniqueRows(_frame(group.rows), group.inverse) for group in batch.groups)
     if groups:
-        compact = {name for group in groups for name in group.frame.columns}
+        compact = {name for group in groups for name in group.rows.columns}
         columns = [name for name in columns if name not in compact]
     frame, row_filter = _frame(batch.data), batch.row_filter
     if marks:
@@ -264,7 +265,7 @@ def _kept_rows(
     frame = frame.select(columns)
     if result.stays is None:
         return frame, groups
-    return frame.filter(pl.Series(result.stays)), tuple(group.filter(result.stays) for group in groups)
+    return frame.filter(pl.Series(result.stays)), tuple(filter_group(group, result.stays) for group in groups)
 
 
 def refuse_foreign(schema: pa.Schema, columns: Iterable[str]) -> None:

@@ -1,79 +1,61 @@
 """Read columns that a file stores once per run of equal rows: as unique rows, or in every row.
 
 Runs in every process that reads, on the calling thread. Pure, over Arrow arrays; the format is that of
-`parquet/dedup_columns`. The flags of a row group are checked
-as a whole before its first row is delivered. A chunk may begin in the middle of a run: its first unique row is then the
-last one of the chunk before, which `RunReader` keeps.
+`parquet/dedup_columns`. The flags of a row group are checked as a whole before its first row is delivered. A chunk may
+begin in the middle of a run: its first unique row is then the last one of the chunk before, which `RunReader` keeps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pat
 
 from feedline.errors import TableError
+from feedline.native.unique_rows import UniqueRows, join_inverses, unique_range
 from feedline.warehouse.parquet.dedup_columns import DedupMetadata, RowGroupRuns, check_flags, flag_column
 from feedline.warehouse.parquet.open_file import OpenFile
+from feedline.warehouse.parquet.schemas import children
 from feedline.warehouse.reading.columns import FileColumns
 from feedline.warehouse.storage.faults import label
 
 Bools = npt.NDArray[np.bool_]
-Int32s = npt.NDArray[np.int32]
+
+_MOST_VALUES = 2**31 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class StoredGroup:
-    """Columns of some rows that their file stores once per run of equal rows.
-
-    frame: the unique rows. inverse: int32 [N], row i has the columns of row `inverse[i]`; it never falls, rises by at
-    most 1, and uses every unique row.
-    """
-
-    frame: pl.DataFrame
-    inverse: Int32s
-
-    def part(self, start: int, stop: int) -> StoredGroup:
-        """The rows [start, stop)."""
-        if stop <= start:
-            return StoredGroup(self.frame.clear(), self.inverse[:0])
-        first, last = int(self.inverse[start]), int(self.inverse[stop - 1])
-        inverse = self.inverse[start:stop]
-        return StoredGroup(self.frame.slice(first, last - first + 1), inverse - np.int32(first) if first else inverse)
-
-    def filter(self, stays: Bools) -> StoredGroup:
-        """The rows where `stays` is true; unique rows that none of them uses go."""
-        kept = self.inverse[stays]
-        used = np.zeros(self.frame.height, np.bool_)
-        used[kept] = True
-        if used.all():
-            return StoredGroup(self.frame, kept)
-        return StoredGroup(self.frame.filter(pl.Series(used)), (np.cumsum(used, dtype=np.int32) - np.int32(1))[kept])
-
-    def expand(self) -> pl.DataFrame:
-        """The columns of all rows."""
-        return self.frame[self.inverse] if self.frame.height < len(self.inverse) else self.frame
+def group_part(group: UniqueRows[pl.DataFrame], start: int, stop: int) -> UniqueRows[pl.DataFrame]:
+    """The rows [start, stop)."""
+    first, last = unique_range(group.inverse, start, stop)
+    inverse = group.inverse[start:stop]
+    return UniqueRows(group.rows.slice(first, last - first), inverse - np.int32(first) if first else inverse)
 
 
-def join_groups(parts: Sequence[StoredGroup]) -> StoredGroup:
+def filter_group(group: UniqueRows[pl.DataFrame], stays: Bools) -> UniqueRows[pl.DataFrame]:
+    """The rows where `stays` is true; unique rows that none of them uses go."""
+    kept = group.inverse[stays]
+    used = np.zeros(group.rows.height, np.bool_)
+    used[kept] = True
+    if used.all():
+        return UniqueRows(group.rows, kept)
+    return UniqueRows(group.rows.filter(pl.Series(used)), (np.cumsum(used, dtype=np.int32) - np.int32(1))[kept])
+
+
+def expand_group(group: UniqueRows[pl.DataFrame]) -> pl.DataFrame:
+    """The columns of all rows."""
+    return group.rows[group.inverse] if group.rows.height < len(group.inverse) else group.rows
+
+
+def join_groups(parts: Sequence[UniqueRows[pl.DataFrame]]) -> UniqueRows[pl.DataFrame]:
     """Rows laid end to end."""
-    firsts = np.cumsum([0, *(part.frame.height for part in parts[:-1])])
-    inverse = np.concatenate([part.inverse + np.int32(first) for part, first in zip(parts, firsts, strict=True)])
-    return StoredGroup(pl.concat([part.frame for part in parts], rechunk=True), inverse)
-
-
-@dataclass(frozen=True, slots=True)
-class GroupBatch:
-    """As `StoredGroup`, in Arrow, as one decoded chunk."""
-
-    data: pa.RecordBatch
-    inverse: Int32s
+    inverse = join_inverses([part.inverse for part in parts], [part.rows.height for part in parts])
+    return UniqueRows(pl.concat([part.rows for part in parts], rechunk=True), inverse)
 
 
 class RunReader:
@@ -86,7 +68,7 @@ class RunReader:
         self._last: dict[str, pa.Array] = {}
         self._row = 0
 
-    def take(self, decoded: pa.RecordBatch) -> dict[str, GroupBatch]:
+    def take(self, decoded: pa.RecordBatch) -> dict[str, UniqueRows[pa.RecordBatch]]:
         """The unique rows of each group in the next chunk. Raises TableError for values in rows that repeat others."""
         first, self._row = self._row, self._row + decoded.num_rows
         found = {}
@@ -95,7 +77,7 @@ class RunReader:
             index = pa.array(np.flatnonzero(starts))
             arrays = [self._unique(name, decoded.column(name), index, not starts[0], group) for name in columns]
             inverse = np.cumsum(starts, dtype=np.int32)
-            found[group] = GroupBatch(
+            found[group] = UniqueRows(
                 pa.RecordBatch.from_arrays(arrays, names=list(columns)), inverse - np.int32(1) if starts[0] else inverse
             )
         return found
@@ -185,20 +167,20 @@ class StoredColumns:
 
     def rows(
         self, decoded: pa.RecordBatch, reader: RunReader | None, uri: str, row_group: int
-    ) -> tuple[pa.RecordBatch, tuple[GroupBatch, ...]]:
+    ) -> tuple[pa.RecordBatch, tuple[UniqueRows[pa.RecordBatch], ...]]:
         """The fields of a decoded chunk: those of every row, and those of unique rows, group by group."""
         if reader is None:
             return self._rows.batch(decoded, uri, row_group), ()
         groups = reader.take(decoded)
         arrays = {name: decoded.column(name) for name in self._rows.columns}
         found: dict[str, pa.Array] = {}
-        compact: list[GroupBatch] = []
+        compact: list[UniqueRows[pa.RecordBatch]] = []
         for group, batch in groups.items():
             index = pa.array(batch.inverse)
-            for name in arrays.keys() & set(batch.data.schema.names):
-                arrays[name] = _repeat(batch.data.column(name), index, name, uri, row_group)
+            for name in arrays.keys() & set(batch.rows.schema.names):
+                arrays[name] = _repeat(batch.rows.column(name), index, name, uri, row_group)
             if group in self._unique:
-                unique = self._unique[group].batch(batch.data, uri, row_group)
+                unique = self._unique[group].batch(batch.rows, uri, row_group)
                 delivered = self._compact[group]
                 found |= {
                     name: _repeat(unique.column(name), index, name, uri, row_group)
@@ -206,7 +188,7 @@ class StoredColumns:
                     if name not in delivered
                 }
                 if delivered:
-                    compact.append(GroupBatch(unique.select(delivered), batch.inverse))
+                    compact.append(UniqueRows(unique.select(delivered), batch.inverse))
         stored = pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
         rows = self._rows.batch(stored, uri, row_group, rows=decoded.num_rows)
         found |= dict(zip(rows.schema.names, rows.columns, strict=True))
@@ -220,27 +202,41 @@ class StoredColumns:
 
 def _repeat(unique: pa.Array, index: pa.Array, name: str, uri: str, row_group: int) -> pa.Array:
     """The rows of unique ones. Raises TableError where they hold more values than an array of lists can."""
-    try:
-        rows = unique.take(index)
-        overflowed = _overflowed(rows)
-    except pa.ArrowInvalid:  # of strings
-        overflowed = True
-    if overflowed:
+    counts = np.bincount(index.to_numpy(), minlength=len(unique))
+    if _overflows(unique, counts):
         raise TableError(
             f"column {name!r} of {label(uri, row_group)} cannot be read as rows: its values in {len(index):,} rows "
             f"that repeat {len(unique):,} are more than 32 bits count. Deduplicate its group, or shorten its lists"
         )
-    return rows
+    return unique.take(index)
 
 
-def _overflowed(taken: pa.Array) -> bool:
-    """Whether offsets of an array that `take` made have overflowed, which it does not check for lists."""
-    kind = taken.type
-    if pat.is_struct(kind):
-        return any(_overflowed(taken.field(index)) for index in range(kind.num_fields))
-    if not (pat.is_list(kind) or pat.is_large_list(kind) or pat.is_map(kind)):
+def _overflows(unique: pa.Array, counts: npt.NDArray[np.int64]) -> bool:
+    """Whether an array that has each row so often would hold more values than its offsets count. `take` checks it for
+    strings alone, and after the copy."""
+    kind = unique.type
+    if not _has_offsets(kind):
         return False
-    return taken.offsets[len(taken)].as_py() != len(taken.values) or _overflowed(taken.values)
+    if pat.is_struct(kind):
+        return any(_overflows(unique.field(index), counts) for index in range(kind.num_fields))
+    counts = np.where(unique.is_null().to_numpy(False), 0, counts)
+    if pat.is_string(kind) or pat.is_binary(kind):
+        lengths, values = pc.binary_length(unique).fill_null(0).to_numpy(), None
+    elif pat.is_fixed_size_list(kind):
+        lengths = np.full(len(unique), kind.list_size)
+        values = unique.values.slice(unique.offset * kind.list_size, len(unique) * kind.list_size)
+    else:
+        offsets = unique.offsets.to_numpy()
+        lengths, values = np.diff(offsets), unique.values.slice(offsets[0], offsets[-1] - offsets[0])
+    if not pat.is_large_list(kind) and int(lengths.astype(np.int64) @ counts) > _MOST_VALUES:
+        return True
+    return values is not None and _overflows(values, np.repeat(counts, lengths))
+
+
+def _has_offsets(kind: pa.DataType) -> bool:
+    """Whether arrays of a type hold offsets that may overflow, at some depth."""
+    own = pat.is_string(kind) or pat.is_binary(kind) or pat.is_list(kind) or pat.is_map(kind)
+    return own or any(_has_offsets(child.type) for child in children(kind))
 
 
 def _group_of(metadata: DedupMetadata) -> dict[str, str]:

@@ -43,7 +43,8 @@ def count_fragment(
     bloom_bytes = [0] * len(fragment.row_groups)
 
     def skip(file: OpenFile) -> Collection[int]:
-        filters = RowGroupFilters(file.parquet, file.stored, dict(fragment.partition), file.read_at, fragment.bytes)
+        partition = dict(fragment.partition)
+        filters = RowGroupFilters(file.metadata, file.schema, file.stored, partition, file.read_at, fragment.bytes)
         for position, row_group in enumerate(fragment.row_groups):
             conditions = row_filter.for_row_group(proofs=fragment.proofs_of(position), whole=False)
             if conditions.where is not None:

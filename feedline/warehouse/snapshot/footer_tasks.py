@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from feedline.errors import CorruptFileError, StoreError, TableError
 from feedline.warehouse.parquet.footer import FileFacts, file_facts
+from feedline.warehouse.parquet.stored_names import StoredNames
 from feedline.warehouse.snapshot.packed_facts import FactBlock, blocks_of, join_blocks
 from feedline.warehouse.storage.locations import join, locate, redact
 from feedline.warehouse.storage.parallel import Map, interruptible
@@ -29,11 +30,13 @@ _PARSED_CHUNKS = 131_072  # column chunks held as Python objects, about 650 byte
 class FooterTask:
     """Files of one table: the root's URI, and of each file its index in the listing, path below the root and bytes.
 
-    `collect`: files that cannot be read for another reason than damage are part of the result, too.
+    `stored_names`: see `Listing`. `collect`: files that cannot be read for another reason than damage are
+    part of the result, too.
     """
 
     uri: str
     files: tuple[tuple[int, str, int], ...]
+    stored_names: StoredNames | None = None
     collect: bool = False
 
 
@@ -48,14 +51,20 @@ class FooterResult:
 
 
 def read_footers(
-    uri: str, files: Sequence[tuple[int, str, int]], map: Map | None, *, collect: bool = False
+    uri: str,
+    files: Sequence[tuple[int, str, int]],
+    map: Map | None,
+    *,
+    stored_names: StoredNames | None = None,
+    collect: bool = False,
 ) -> Iterator[FooterResult]:
     """Read the footers of files (index, path, bytes); `map` runs the tasks (default: threads of this process).
 
-    Corrupt footers are part of the result. Other errors are raised, with `collect` only those of a failing store.
+    stored_names: see `Listing`. Corrupt footers are part of the result. Other errors are raised, with `collect` only
+    those of a failing store.
     """
     tasks = [
-        FooterTask(uri=uri, files=tuple(files[start : start + _TASK_FILES]), collect=collect)
+        FooterTask(uri=uri, files=tuple(files[start : start + _TASK_FILES]), stored_names=stored_names, collect=collect)
         for start in range(0, len(files), _TASK_FILES)
     ]
     if map is None:
@@ -73,7 +82,8 @@ def footer_task(task: FooterTask) -> FooterResult:
     def facts(file: tuple[int, str, int]) -> FileFacts | TableError:
         _, path, size = file
         try:
-            return file_facts(location.filesystem, join(location.path, path), size, join(redact(task.uri), path))
+            full, name = join(location.path, path), join(redact(task.uri), path)
+            return file_facts(location.filesystem, full, size, name, task.stored_names)
         except StoreError:
             raise
         except TableError as error:

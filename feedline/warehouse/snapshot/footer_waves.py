@@ -94,7 +94,7 @@ class FooterWaves:
         files = self._listing.files.take(pa.array(indices)).combine_chunks()
         if self._work_dir is None or not _is_settled(files, self._now_ns):
             return list(self._read(indices))
-        name = _name(self._listing.uri, indices, files)
+        name = _name(self._listing, indices, files)
         self._kept.append(name)
         result = _load(self._work_dir, name)
         if result is None:
@@ -109,7 +109,7 @@ class FooterWaves:
     def _read(self, indices: npt.NDArray[np.int64]) -> Iterator[FooterResult]:
         files = self._listing.files.select(["path", "bytes"]).take(pa.array(indices))
         values = zip(indices.tolist(), files["path"].to_pylist(), files["bytes"].to_pylist(), strict=True)
-        return read_footers(self._listing.uri, list(values), self._map)
+        return read_footers(self._listing.uri, list(values), self._map, stored_names=self._listing.stored_names)
 
 
 def _report(progress: FooterProgress) -> None:
@@ -129,13 +129,15 @@ def _is_settled(files: pa.Table, now_ns: int) -> bool:
     return bool(pc.all(pc.and_(old, pc.greater_equal(times, 0)), min_count=0).as_py())
 
 
-def _name(uri: str, indices: npt.NDArray[np.int64], files: pa.Table) -> str:
+def _name(listing: Listing, indices: npt.NDArray[np.int64], files: pa.Table) -> str:
     """A name from all that the wave's facts depend on."""
     identity = files.select([name for name in ("path", "bytes", "mtime_ns", "etag") if name in files.schema.names])
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, identity.schema) as writer:
         writer.write_table(identity)
-    digest = hashlib.sha256(f"{VERSION} {pa.__version__} {uri} ".encode())
+    digest = hashlib.sha256(f"{VERSION} {pa.__version__} {listing.uri} ".encode())
+    if listing.stored_names is not None:
+        digest.update(listing.stored_names.text.encode())
     digest.update(indices.tobytes())
     digest.update(memoryview(sink.getvalue()))
     return f"{_FOLDER}/{digest.hexdigest()}.arrow"

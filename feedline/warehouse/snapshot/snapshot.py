@@ -5,8 +5,9 @@ snapshot; all others, and every resume, load it by its id and never list the tab
 
 The id is the sha256 of everything that determines the table's rows: the schema, and for each file its path below the
 root, size, modification time, etag (if the store has one), footer digest and rows per row group. Partition values
-follow from the paths and the schema, statistics from the footers; if a table's log holds the partition values, they are
-part of the id, too. The root is not: the same files mounted elsewhere are the same snapshot.
+follow from the paths and the schema, statistics from the footers; if a table's log holds the partition values, or the
+names of columns in files, they are part of the id, too. The root is not: the same files mounted elsewhere are the same
+snapshot.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import pyarrow.compute as pc
 
 from feedline.errors import CorruptFileError, TableError, TableNotFoundError
 from feedline.resources import available_cores
+from feedline.warehouse.parquet.stored_names import StoredNames
 from feedline.warehouse.snapshot.column_facts import Facts, Part, arrange_facts, contiguous
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.content_store import StoredFile
@@ -47,7 +49,8 @@ class Snapshot:
     mtime_ns, etag (if the store has one), footer_digest (binary), footer_bytes, rows, row_groups, schema (int32, an
     index of `file_schemas`) and, if the table has partition keys, the struct `partition`. `row_groups`: file, row_group
     (within the file), rows, bytes. `facts`: of every column, see `column_facts`. `ignored`: the number of files skipped
-    because of their suffix. `logged`: partition values come from a table's log, not from the paths. `home`: the
+    because of their suffix. `logged`: partition values come from a table's log, not from the paths. `stored_names`: of
+    the columns in files, if the log maps them (None: those of `schema`). `home`: the
     work_dir that it was loaded from.
     """
 
@@ -61,6 +64,7 @@ class Snapshot:
     file_schemas: tuple[pa.Schema, ...] = field(repr=False)
     ignored: int = 0
     logged: bool = False
+    stored_names: StoredNames | None = None
     home: str | None = None
 
     @property
@@ -123,7 +127,7 @@ class Snapshot:
         files = self.files.take(pa.array(kept)).combine_chunks()
         row_groups = self.row_groups.take(pa.array(groups)).combine_chunks()
         row_groups = row_groups.set_column(0, "file", pa.array(file))
-        id = identity(self.schema, files, row_groups, logged=self.logged)
+        id = identity(self.schema, files, row_groups, logged=self.logged, stored_names=self.stored_names)
         facts = self.facts.take(groups)
         return dataclasses.replace(self, id=id, files=files, row_groups=row_groups, facts=facts, home=None)
 
@@ -193,9 +197,10 @@ class Snapshot:
         if metadata.get(b"version") != str(_VERSION).encode():
             raise CorruptFileError(f"{redact(join(folder, name))} is not a snapshot. Name a file that holds one")
         schema, logged = head.schema.remove_metadata(), b"logged" in metadata
+        names = StoredNames(metadata[b"stored_names"].decode()) if b"stored_names" in metadata else None
         id = metadata.get(b"id")  # verified as all content; earlier versions did not write it
         snapshot = cls(
-            id=identity(schema, files, row_groups, logged=logged) if id is None else id.decode(),
+            id=identity(schema, files, row_groups, logged=logged, stored_names=names) if id is None else id.decode(),
             uri=metadata[b"uri"].decode(),
             schema=schema,
             partition_columns=tuple(json.loads(metadata[b"partition_columns"])),
@@ -205,6 +210,7 @@ class Snapshot:
             file_schemas=tuple(pa.ipc.read_schema(pa.py_buffer(data)) for data in schemas["schema"].to_pylist()),
             ignored=int(metadata[b"ignored"]),
             logged=logged,
+            stored_names=names,
         )
         return snapshot, json.loads(metadata[b"notes"])
 
@@ -217,6 +223,7 @@ class Snapshot:
             b"ignored": str(self.ignored).encode(),
             b"notes": json.dumps(notes).encode(),
             **({b"logged": b"partition"} if self.logged else {}),
+            **({b"stored_names": self.stored_names.text.encode()} if self.stored_names is not None else {}),
         }
         schemas = [schema.serialize().to_pybytes() for schema in self.file_schemas]
         yield self.schema.with_metadata(head).empty_table()
@@ -259,7 +266,9 @@ def _is_whole(work_dir: str, name: str, uri: str) -> bool:
         return False
 
 
-def identity(schema: pa.Schema, files: pa.Table, row_groups: pa.Table, *, logged: bool) -> str:
+def identity(
+    schema: pa.Schema, files: pa.Table, row_groups: pa.Table, *, logged: bool, stored_names: StoredNames | None = None
+) -> str:
     """The id of a snapshot (see the module's docstring)."""
     schema = pa.ipc.read_schema(schema.serialize())  # as it will be loaded: field names inside a map's type are lost
     columns = [[field.name, str(field.type), field.nullable] for field in schema]
@@ -274,6 +283,8 @@ def identity(schema: pa.Schema, files: pa.Table, row_groups: pa.Table, *, logged
             coded = values.dictionary_encode()
             digest.update(json.dumps(coded.dictionary.to_pylist(), default=str).encode())
             digest.update(coded.indices.fill_null(-1).to_numpy().astype("<i8").tobytes())
+    if stored_names is not None:
+        digest.update(stored_names.text.encode())
     return digest.hexdigest()
 
 

@@ -118,7 +118,7 @@ def _freeze(listing: Listing, parts: Assembly, rules: SchemaRules) -> Snapshot:
         files = files.append_column("partition", keys)
     logged = listing.schema is not None
     return Snapshot(
-        id=identity(schema, files, parts.row_groups, logged=logged),
+        id=identity(schema, files, parts.row_groups, logged=logged, stored_names=listing.stored_names),
         uri=listing.uri,
         schema=schema,
         partition_columns=tuple(partition),
@@ -128,6 +128,7 @@ def _freeze(listing: Listing, parts: Assembly, rules: SchemaRules) -> Snapshot:
         file_schemas=parts.schemas,
         ignored=listing.ignored,
         logged=logged,
+        stored_names=listing.stored_names,
     )
 
 
@@ -206,7 +207,8 @@ def _save_last(work_dir: str, listing: Listing, id: str, taken_ns: int) -> None:
 
 
 def _last_name(listing: Listing) -> str:
-    name = hashlib.sha256(json.dumps([listing.uri, listing.source_names]).encode()).hexdigest()
+    names = [] if listing.stored_names is None else [listing.stored_names.text]
+    name = hashlib.sha256(json.dumps([listing.uri, listing.source_names, *names]).encode()).hexdigest()
     return f"tables/{name}.arrow"
 
 

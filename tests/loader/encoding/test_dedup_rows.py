@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from feedline.loader.batch import Batch, digest_of
 from feedline.loader.dedup_tensors import InverseColumn, InverseSparse
 from feedline.loader.encoding.encode import encode
-from feedline.loader.encoding.encoded_rows import EncodedRows, UniqueRows, expand, join, slice_rows
+from feedline.loader.encoding.encoded_rows import EncodedRows, expand, join, slice_rows
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotLayout
 from feedline.loader.encoding.shuffled_rows import shuffle
 from feedline.loader.encoding.slot import RowSlice, draft, encoded_rows, write
 from feedline.native import rows as native
+from feedline.native.unique_rows import UniqueRows
 
 LIST, FLOATS = "large_list<item: int64>", "large_list<item: float>"
 # Columns of group u, of group v and of none, mixed, with both dtypes of lists and with weights.
@@ -104,7 +105,7 @@ def deduplicated(data: pl.DataFrame, of_u: list[int], of_v: list[int]) -> Encode
     for part, numbers in zip(grouped, (of_u, of_v), strict=True):
         first = [numbers.index(number) for number, _ in groupby(numbers)]
         inverse = np.array([sorted(set(numbers)).index(number) for number in numbers], np.int32)
-        groups.append(UniqueRows(rows=encode(data[first], part), inverse=inverse))
+        groups.append(UniqueRows(encode(data[first], part), inverse))
     return replace(encode(data, own), groups=tuple(groups))
 
 

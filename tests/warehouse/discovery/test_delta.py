@@ -6,13 +6,11 @@ import datetime
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
-from itertools import count
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pipelines import CLICKS
 
@@ -176,75 +174,6 @@ def test_deletion_vectors_are_refused(tmp_path: Path):
     edit_log(folder, 0, add)
     with pytest.raises(TableError, match=r"has deletion vectors, which mark rows of its files as deleted.*PURGE"):
         Table(folder, format="delta").snapshot()
-
-
-def map_columns(folder: Path, mode: str, physical: Mapping[str, str], ids: Mapping[str, int] | None = None) -> None:
-    """Switch column mapping on; `physical`: names in files, `ids`: of fields (default: 1, 2, …, depth first)."""
-    numbers = count(1)
-
-    def map_fields(fields: list[dict[str, Any]]) -> None:
-        for field in fields:
-            name, number = field["name"], next(numbers)
-            field["metadata"] = {
-                "delta.columnMapping.id": (ids or {}).get(name, number),
-                "delta.columnMapping.physicalName": physical.get(name, name),
-            }
-            inner = field["type"]
-            while isinstance(inner, dict) and "elementType" in inner:
-                inner = inner["elementType"]
-            if isinstance(inner, dict) and "fields" in inner:
-                map_fields(inner["fields"])
-
-    def mapped(action: dict[str, Any]) -> None:
-        if "metaData" in action:
-            action["metaData"]["configuration"]["delta.columnMapping.mode"] = mode
-            schema = json.loads(action["metaData"]["schemaString"])
-            map_fields(schema["fields"])
-            action["metaData"]["schemaString"] = json.dumps(schema)
-        if "protocol" in action:
-            action["protocol"] = {"minReaderVersion": 2, "minWriterVersion": 5}
-
-    edit_log(folder, 0, mapped)
-
-
-@pytest.mark.parametrize("mode", ["name", "id"])
-def test_a_table_with_column_mapping_is_read_while_its_files_have_its_names(tmp_path: Path, mode: str):
-    folder = tmp_path / "t"
-    for start in (0, 100):
-        deltalake.write_deltalake(str(folder), rows(start).drop_columns(["ts"]), mode="append", partition_by=["k"])
-    map_columns(folder, mode, {})
-    same_rows(Table(folder).read(), deltalake.DeltaTable(folder).to_pyarrow_table())
-
-
-@pytest.mark.parametrize("mode", ["name", "id"])
-@pytest.mark.parametrize(("name", "message"), [("id", "got 'col-7' for 'id'"), ("name", "for 'user.name'")])
-def test_columns_of_other_names_in_files_are_refused(tmp_path: Path, mode: str, name: str, message: str):
-    folder = tmp_path / "t"
-    deltalake.write_deltalake(str(folder), rows(0).drop_columns(["ts"]), partition_by=["k"])
-    map_columns(folder, mode, {name: "col-7"})
-    with pytest.raises(TableError, match=rf"column mapping \(mode {mode}\) with other names.*{message}"):
-        Table(folder).snapshot()
-
-
-def test_a_file_with_another_field_id_for_a_name_is_refused_where_columns_are_mapped_by_id(tmp_path: Path):
-    folder = tmp_path / "t"
-    deltalake.write_deltalake(str(folder), rows(0).select(["id", "k"]))
-    [file] = folder.glob("*.parquet")
-    columns = pq.read_table(file)
-    fields = [field.with_metadata({"PARQUET:field_id": str(9 - i)}) for i, field in enumerate(columns.schema)]
-    pq.write_table(columns.cast(pa.schema(fields)), file)
-    size = file.stat().st_size
-
-    def resized(action: dict[str, Any]) -> None:
-        if "add" in action:
-            action["add"]["size"] = size
-
-    edit_log(folder, 0, resized)
-    map_columns(folder, "id", {}, {"id": 9, "k": 8})
-    same_rows(Table(folder).read(), rows(0).select(["id", "k"]))
-    map_columns(folder, "id", {}, {"id": 8, "k": 9})
-    with pytest.raises(TableError, match=r"column 'id' was .*with field id"):
-        Table(folder).snapshot()
 
 
 def test_unknown_features_are_refused():

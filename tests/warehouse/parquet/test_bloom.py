@@ -41,9 +41,11 @@ def filters_of(path: Path, partition: dict[str, object] | None = None) -> RowGro
     parquet = pq.ParquetFile(path)
     stored = {name: range(index, index + 1) for index, name in enumerate(parquet.schema_arrow.names)}
     content = path.read_bytes()
-    return RowGroupFilters(
-        parquet, stored, partition or {}, lambda size, start: content[start : start + size], len(content)
-    )
+
+    def read_at(size: int, start: int) -> bytes:
+        return content[start : start + size]
+
+    return RowGroupFilters(parquet.metadata, parquet.schema_arrow, stored, partition or {}, read_at, len(content))
 
 
 def denied(path: Path, column: str, *values: Any) -> bool:
@@ -264,7 +266,7 @@ def test_damage_outside_the_bitset_never_excludes_a_value(data: st.DataObject) -
         def read_at(size: int, start: int) -> bytes:
             return bytes(content[start : min(start + size, cut)])
 
-        filters = RowGroupFilters(parquet, {"x": range(1)}, {}, read_at, len(content))
+        filters = RowGroupFilters(parquet.metadata, parquet.schema_arrow, {"x": range(1)}, {}, read_at, len(content))
         for value in values:
             assert not filters.refute(Comparison(column="x", op="==", value=value), 0)[0]
         parquet.close()
@@ -291,7 +293,7 @@ def test_a_filter_beyond_the_end_of_the_file_is_not_read(tmp_path: Path, said: b
             assert offset + size <= end
             return content[offset : offset + size]
 
-        filters = RowGroupFilters(parquet, {"x": range(1)}, {}, read_at, end)
+        filters = RowGroupFilters(parquet.metadata, parquet.schema_arrow, {"x": range(1)}, {}, read_at, end)
         assert not filters.refute(Comparison(column="x", op="==", value=2), 0)[0]
         assert filters.refute(Comparison(column="x", op="==", value=77), 0)[0] == (end >= stop)
     real.close()

@@ -22,10 +22,10 @@ from stored_runs import write_in_place
 from feedline import Table
 from feedline.errors import DataError, TableError
 from feedline.expressions import bind_where
-from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at, pack_mask
+from feedline.warehouse.reading.fragment import UNCOUNTED, Chunk, Fragment, fragment_at, pack_mask
 from feedline.warehouse.reading.read import read_arrow, read_fragment
 from feedline.warehouse.reading.sample import Sample, bind_sample
-from feedline.warehouse.reading.stored_groups import _repeat
+from feedline.warehouse.reading.stored_groups import _overflows, _repeat, expand_group
 from feedline.warehouse.selection.null_counts import null_counts
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot
@@ -46,6 +46,11 @@ CELLS = {
     "site": st.none() | st.text(max_size=3),
     "price": st.floats(width=32, allow_nan=False),
 }
+
+
+def expanded(chunk: Chunk) -> pl.DataFrame:
+    """All rows of a chunk with all their columns."""
+    return chunk.frame.hstack([series for group in chunk.groups for series in expand_group(group)])
 
 
 @st.composite
@@ -139,8 +144,8 @@ def test_any_projection_filter_sample_and_chunk_reads_as_the_plain_table(
                 assert len(group.inverse) == chunk.frame.height
                 assert group.inverse[0] == 0
                 assert set(np.diff(group.inverse)) <= {0, 1}
-                assert group.inverse[-1] == group.frame.height - 1
-            frames.append(chunk.frame.hstack([one for group in chunk.groups for one in group.expand()]).select(columns))
+                assert group.inverse[-1] == group.rows.height - 1
+            frames.append(expanded(chunk).select(columns))
         results.append(bits(pl.concat(frames)) if frames else [])
         table = read_arrow(fragment, columns, bound, snapshot.schema, sample=sample, chunk_rows=chunk_rows)
         assert bits(pl.DataFrame(table)) == results[-1]
@@ -266,7 +271,7 @@ def test_excluded_rows_leave_the_rows_that_repeat_them(tmp_path: Path) -> None:
         chunks = list(
             read_fragment(fragment, ["row", "ids", "site"], None, snapshot.schema, chunk_rows=2, compact=compact)
         )
-        frames = [chunk.frame.hstack([one for group in chunk.groups for one in group.expand()]) for chunk in chunks]
+        frames = [expanded(chunk) for chunk in chunks]
         frame = pl.concat(frames)
         assert frame.select("row", "ids", "site").rows() == [(1, [1], "x"), (4, [2], "y"), (5, [3], "y")]
 
@@ -296,7 +301,7 @@ def test_a_filter_that_some_row_groups_need_not_evaluate(tmp_path: Path) -> None
         fragment = fragment_at(snapshot, 0, np.array(order), expected)
         chunks = list(read_fragment(fragment, ["row", "age"], bound, snapshot.schema, compact=("age",)))
         assert [bool(chunk.groups) for chunk in chunks] == [count == 4 for count in expected]
-        frames = [chunk.frame.hstack([one for each in chunk.groups for one in each.expand()]) for chunk in chunks]
+        frames = [expanded(chunk) for chunk in chunks]
         rows = pl.concat([frame.select("row", "age") for frame in frames]).sort("row").rows()
         assert rows == [(row, age) for row, age in enumerate(ages) if age is not None]
 
@@ -335,7 +340,7 @@ def test_a_key_beside_its_map_reads_as_in_the_plain_table(
 
     def read() -> pl.DataFrame:
         frames = [
-            chunk.frame.hstack([one for group in chunk.groups for one in group.expand()]).select(columns)
+            expanded(chunk).select(columns)
             for chunk in read_fragment(whole(snapshot), columns, None, snapshot.schema, chunk_rows=3, compact=compact)
         ]
         return pl.concat(frames)
@@ -365,13 +370,49 @@ def test_long_lists_are_repeated_a_few_rows_at_a_time(tmp_path: Path, monkeypatc
     assert pl.concat(frames)["ids"].to_list() == lists
 
 
-@pytest.mark.parametrize("nested", [False, True])
-def test_rows_that_no_array_can_hold_are_refused(nested: bool) -> None:
+def long_row(nesting: str) -> pa.Array:
+    """A row of 2**30 values, which take no memory."""
+    values, ends = pa.nulls(2**30), pa.array([0, 2**30], pa.int32())
+    if nesting == "map":
+        keys = pa.Array.from_buffers(pa.int8(), 2**30, [None, pa.py_buffer(np.zeros(2**30, np.int8))])
+        return pa.MapArray.from_arrays(ends, keys, values)
+    row = pa.ListArray.from_arrays(ends, values)
+    if nesting == "struct":
+        return pa.StructArray.from_arrays([row], ["x"])
+    if nesting == "fixed":
+        return pa.FixedSizeListArray.from_arrays(row, 1)
+    return pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), row) if nesting == "list" else row
+
+
+@pytest.mark.parametrize("nesting", ["none", "struct", "list", "fixed", "map"])
+def test_rows_that_no_array_can_hold_are_refused_before_they_are_made(nesting: str) -> None:
     """Arrow's offsets of lists overflow without an error."""
-    row = pa.ListArray.from_arrays(pa.array([0, 2**30], pa.int32()), pa.nulls(2**30))
-    row = pa.StructArray.from_arrays([row], ["x"]) if nested else row
+    row = long_row(nesting)
+    before = pa.default_memory_pool().max_memory()
     with pytest.raises(
         TableError, match=r"column 'ids' of a.parquet.* its values in 3 rows that repeat 1 are more than"
     ):
         _repeat(row, pa.array([0] * 3, pa.int32()), "ids", "a.parquet", 0)
-    assert len(_repeat(row, pa.array([0], pa.int32()), "ids", "a.parquet", 0)) == 1
+    assert pa.default_memory_pool().max_memory() - before < 2**20
+
+
+def test_long_strings_are_refused_before_they_are_repeated() -> None:
+    row = pa.array([["x" * 2**20] * 100])
+    with pytest.raises(TableError, match="its values in 30 rows that repeat 1 are more than"):
+        _repeat(row, pa.array([0] * 30, pa.int32()), "words", "a.parquet", 0)
+
+
+@given(st.data())
+def test_rows_are_repeated_as_pyarrow_takes_them(data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from([*KINDS.values(), pa.list_(pa.string()), pa.list_(pa.list_(pa.int8()), 2)]))
+    cell = {
+        pa.list_(pa.string()): st.none() | st.lists(st.none() | st.text(max_size=3), max_size=3),
+        pa.list_(pa.list_(pa.int8()), 2): st.none() | st.lists(st.none() | st.just([1, 2]), min_size=2, max_size=2),
+        **{KINDS[name]: cell for name, cell in CELLS.items()},
+    }.get(kind, st.integers(0, 9))
+    values = pa.array(data.draw(st.lists(cell, min_size=1, max_size=6)), kind)
+    values = values.slice(data.draw(st.integers(0, len(values) - 1)))
+    index = pa.array(data.draw(st.lists(st.integers(0, len(values) - 1), max_size=9)), pa.int32())
+    assert _repeat(values, index, "x", "a.parquet", 0).equals(values.take(index))
+    counts = np.bincount(index.to_numpy(), minlength=len(values))
+    assert not _overflows(values, counts)

@@ -45,9 +45,9 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     original = footer_tasks.file_facts
 
-    def facts(filesystem: Any, path: str, size: int, name: str) -> Any:
+    def facts(filesystem: Any, path: str, *rest: Any) -> Any:
         names.append(Path(path).name)
-        return original(filesystem, path, size, name)
+        return original(filesystem, path, *rest)
 
     monkeypatch.setattr(footer_tasks, "file_facts", facts)
     return names

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from feedline.errors import CorruptFileError, FeedlineError
+from feedline.warehouse.discovery.hive import discover
+from feedline.warehouse.parquet.stored_names import StoredField, StoredNames
 from feedline.warehouse.snapshot import footer_waves
 from feedline.warehouse.snapshot.footer_tasks import footer_task
 from feedline.warehouse.snapshot.footer_waves import FooterProgress, on_footer_progress
-from feedline.warehouse.snapshot.take import take_snapshot
+from feedline.warehouse.snapshot.take import snapshot_of, take_snapshot
 
 FILES = 10
 HOUR_NS = 3600 * 10**9
@@ -80,6 +83,17 @@ def test_an_interrupted_snapshot_reads_only_what_is_left(table: Path, tmp_path: 
     assert snapshot.id == whole.id
     for name in ("x", "y"):
         assert snapshot.facts.fetch(snapshot.schema.field(name)) == whole.facts.fetch(whole.schema.field(name))
+
+
+def test_a_wave_under_other_names_is_read_again(table: Path, tmp_path: Path):
+    work, read = tmp_path / "work", []
+    listing = discover(str(table))
+    with pytest.raises(StoppedError):
+        snapshot_of(listing, work_dir=str(work), map=reading([], stop_after=2))
+    swapped = StoredNames.of([StoredField("x", "y", None), StoredField("y", "x", None)], by_id=False)
+    snapshot = snapshot_of(replace(listing, stored_names=swapped), work_dir=str(work), map=reading(read))
+    assert len(read) == FILES
+    assert snapshot.column_facts("x")[1].as_py()["max"] == 0.5
 
 
 def test_a_wave_with_a_file_that_changed_is_read_again(table: Path, tmp_path: Path):

@@ -1,0 +1,47 @@
+"""Rows that repeat as unique rows and an inverse: what files store once per run, and deduplicated groups.
+
+Pure; runs in every process that reads, encodes or writes slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+T = TypeVar("T")
+Int32s = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class UniqueRows(Generic[T]):
+    """N rows of which some repeat the one above: row i is row `inverse[i]`, int32 [N], of `rows`.
+
+    The inverse never falls, and rises by at most 1: the rows from `start` to `stop` use a range of the unique rows.
+    """
+
+    rows: T
+    inverse: Int32s
+
+
+def unique_range(inverse: Int32s, start: int, stop: int) -> tuple[int, int]:
+    """The unique rows [first, last) that rows [start, stop) of an inverse use."""
+    return (int(inverse[start]), int(inverse[stop - 1]) + 1) if stop > start else (0, 0)
+
+
+def join_inverses(inverses: Sequence[Int32s], heights: Sequence[int]) -> Int32s:
+    """The inverse of parts that are laid end to end. heights: the unique rows of each."""
+    firsts = np.cumsum([0, *heights[:-1]])
+    return np.concatenate([inverse + np.int32(first) for inverse, first in zip(inverses, firsts, strict=True)])
+
+
+def chosen_unique(inverse: Int32s, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], Int32s]:
+    """The unique rows that rows `indices` use, one for each run of rows with the same, and the inverse of the rows."""
+    used = inverse.take(indices)
+    changes = np.empty(len(used), dtype=np.bool_)
+    changes[:1] = True
+    np.not_equal(used[1:], used[:-1], out=changes[1:])
+    return used[changes].astype(np.int64), np.cumsum(changes, dtype=np.int32) - np.int32(1)

@@ -1,0 +1,153 @@
+"""Name a file's columns as the table names them, where a log maps the names or the field ids that files store.
+
+Runs where a snapshot is taken and in every process that reads. Renaming copies no values. A file's column that the
+table does not have, but whose name it has for another, gets a name that no column of the table has.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from feedline.errors import TableError
+from feedline.warehouse.parquet.schemas import children
+
+_FIELD_ID = b"PARQUET:field_id"
+
+
+class StoredField(NamedTuple):
+    """A column of the table, or a field inside one: its name there, its name and id in files, and its own fields."""
+
+    name: str
+    stored: str
+    id: int | None
+    fields: tuple[StoredField, ...] = ()
+
+
+class _ParsedNames(NamedTuple):
+    fields: tuple[StoredField, ...]
+    by_id: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoredNames:
+    """The names, or field ids, of a table's columns in its files. `text`: all of them, as JSON."""
+
+    text: str
+
+    @classmethod
+    def of(cls, fields: Iterable[StoredField], *, by_id: bool) -> Self:
+        """by_id: files' columns are found by their field ids, else by their names."""
+        return cls(json.dumps([by_id, list(fields)], separators=(",", ":")))
+
+    def __repr__(self) -> str:
+        """A short name: keys of tasks are made of it, once per file."""
+        return f"StoredNames({_digest(self.text)})"
+
+    def schema(self, stored: pa.Schema, uri: str) -> pa.Schema:
+        """A file's schema under the table's names. Raises TableError, naming `uri`, for a file without field ids."""
+        fields, by_id = _parse(self.text)
+        try:
+            return pa.schema(_renamed(list(stored), fields, by_id))
+        except _NoIdError as error:
+            raise TableError(
+                f"{uri} has no field id for {error.args[0]!r}: expected one for each column, as the table's log maps "
+                "columns by id. Rewrite the file with the engine that wrote the table"
+            ) from None
+
+    def rename(self, batch: pa.RecordBatch, uri: str) -> pa.RecordBatch:
+        """Rows of a file, of all or some of its columns and their fields, under the table's names."""
+        renamed: pa.RecordBatch = pa.record_batch(_Relabelled(batch, self.schema(batch.schema, uri)))
+        return renamed
+
+
+def groups_under_other_names(uri: str) -> TableError:
+    """The error for a file that stores groups of columns once per run, in a table whose log maps names."""
+    return TableError(
+        f"{uri} stores groups of columns once per run under other names than the table's: expected files that other "
+        "readers of the log's mapping can read. Write the table to a new folder with feedline optimize"
+    )
+
+
+class _NoIdError(Exception):
+    pass
+
+
+class _Relabelled:
+    """An array with another schema of the same layout, by Arrow's C data interface."""
+
+    def __init__(self, batch: pa.RecordBatch, schema: pa.Schema) -> None:
+        self._batch = batch
+        self._schema = schema
+
+    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[Any, Any]:
+        _, array = self._batch.__arrow_c_array__()
+        return self._schema.__arrow_c_schema__(), array
+
+
+@functools.lru_cache(maxsize=8)
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@functools.lru_cache(maxsize=8)
+def _parse(text: str) -> _ParsedNames:
+    def field(parts: list[Any]) -> StoredField:
+        name, stored, id, fields = parts
+        return StoredField(name, stored, id, tuple(map(field, fields)))
+
+    by_id, fields = json.loads(text)
+    return _ParsedNames(tuple(map(field, fields)), by_id)
+
+
+def _renamed(stored: Sequence[pa.Field], fields: Sequence[StoredField], by_id: bool) -> Iterator[pa.Field]:
+    """The fields of one level of a file, under the table's names and without metadata."""
+    found = {field.id if by_id else field.stored: field for field in fields}
+    taken = {field.name for field in fields} | {field.name for field in stored}
+    for one in stored:
+        key = _field_id(one) if by_id else one.name
+        if key is None:
+            raise _NoIdError(one.name)
+        field = found.get(key)
+        if field is None:
+            name = next(_free(one.name, taken)) if any(one.name == other.name for other in fields) else one.name
+            yield one.with_name(name).remove_metadata()
+        else:
+            yield pa.field(field.name, _renamed_type(one.type, field.fields, by_id), one.nullable)
+
+
+def _renamed_type(kind: pa.DataType, fields: Sequence[StoredField], by_id: bool) -> pa.DataType:
+    if not fields or not pat.is_nested(kind):
+        return kind
+    if pat.is_struct(kind):
+        return pa.struct(list(_renamed(list(kind), fields, by_id)))
+    inner = [  # elements, keys and values have no names of their own
+        child.with_type(_renamed_type(child.type, field.fields, by_id)).remove_metadata()
+        for child, field in zip(children(kind), fields, strict=True)
+    ]
+    if pat.is_map(kind):
+        return pa.map_(*inner)
+    if pat.is_fixed_size_list(kind):
+        return pa.list_(inner[0], kind.list_size)
+    return pa.large_list(inner[0]) if pat.is_large_list(kind) else pa.list_(inner[0])
+
+
+def _free(name: str, taken: set[str]) -> Iterator[str]:
+    """Names like this one that are not taken."""
+    while True:
+        name += "'"
+        if name not in taken:
+            taken.add(name)
+            yield name
+
+
+def _field_id(field: pa.Field) -> int | None:
+    id = (field.metadata or {}).get(_FIELD_ID)
+    return None if id is None else int(id)
