@@ -36,7 +36,7 @@ help:
 install: $(INSTALLED)
 
 # A venv without pip is one whose making was interrupted, or failed: it is made again.
-$(INSTALLED): pyproject.toml constraints.txt feedline/native/_rows.c
+$(INSTALLED): pyproject.toml constraints.txt $(wildcard feedline/native/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "Feedline needs Python >= 3.11: $(PYTHON) is `$(PYTHON) --version 2>&1`." >&2; \
 	  echo "Name another interpreter: make $(or $(MAKECMDGOALS),install) PYTHON=python3.12" >&2; exit 1; }

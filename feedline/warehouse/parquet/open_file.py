@@ -15,10 +15,10 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import accumulate, chain, islice
+from itertools import accumulate, islice
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -27,6 +27,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from feedline.errors import TableChangedError
+from feedline.warehouse.parquet.decode import FileDecoder
 from feedline.warehouse.parquet.dedup_columns import DedupMetadata, dedup_metadata
 from feedline.warehouse.parquet.footer import column_leaves, footer_digest, open_parquet, parsed_footers
 from feedline.warehouse.parquet.stored_names import StoredNames, groups_under_other_names
@@ -71,10 +72,9 @@ class OpenFile:
     def __init__(self, parquet: pq.ParquetFile, source: pa.NativeFile, version: FileVersion) -> None:
         self.parquet = parquet
         self.metadata: pq.FileMetaData = parquet.metadata
-        self.schema, self.stored, self.dedup = _layouts.get(version, parquet)
+        self.schema, self.stored, self.dedup, self._decoder = _layouts.get(version, parquet)
         self._source = source
         self._uri = version.uri
-        self._names = version.stored_names
 
     def close(self) -> None:
         """Close the file."""
@@ -97,19 +97,26 @@ class OpenFile:
         return content
 
     def batches(
-        self, row_group: int, leaves: Sequence[int], chunk_rows: int, whole: Sequence[int] = ()
+        self,
+        row_group: int,
+        leaves: Sequence[int],
+        chunk_rows: int,
+        whole: Sequence[int] = (),
+        coded: Collection[int] = (),
     ) -> Iterator[pa.RecordBatch]:
         """Decode Parquet columns of one row group on the calling thread, in chunks of about `chunk_rows`.
 
-        whole: further columns, if any, that the first batch holds, in all rows of the row group.
+        whole: further columns, if any, that the first batch holds, in all rows of the row group. coded: columns that
+        may come as dictionary arrays, or lists of them.
         """
-        return self._decode(self.parquet, row_group, leaves, chunk_rows, whole)
+        return self._decoder.batches(
+            self.parquet, row_group, leaves, chunk_rows, whole, read=self._read_range, coded=coded
+        )
 
-    def _decode(
-        self, parquet: pq.ParquetFile, row_group: int, leaves: Sequence[int], chunk_rows: int, whole: Sequence[int]
-    ) -> Iterator[pa.RecordBatch]:
-        batches, names = _decode(parquet, row_group, leaves, chunk_rows, whole), self._names
-        return batches if names is None else (names.rename(batch, self._uri) for batch in batches)
+    def _read_range(self, start: int, stop: int) -> pa.Buffer:
+        """Bytes of the file that is decoded."""
+        self._source.seek(start)
+        return self._source.read_buffer(stop - start)
 
 
 class _LocalFile(OpenFile):
@@ -138,7 +145,12 @@ class _LocalFile(OpenFile):
         return content
 
     def batches(
-        self, row_group: int, leaves: Sequence[int], chunk_rows: int, whole: Sequence[int] = ()
+        self,
+        row_group: int,
+        leaves: Sequence[int],
+        chunk_rows: int,
+        whole: Sequence[int] = (),
+        coded: Collection[int] = (),
     ) -> Iterator[pa.RecordBatch]:
         """As `OpenFile.batches`."""
         ranges = coalesce(chunk_ranges(self.metadata, row_group, [*leaves, *whole], self._version.size_bytes))
@@ -155,7 +167,7 @@ class _LocalFile(OpenFile):
         def take() -> pa.RecordBatch | None:
             nonlocal batches
             if batches is None:
-                batches = islice(self._decode(self.parquet, row_group, leaves, chunk_rows, whole), taken, None)
+                batches = islice(OpenFile.batches(self, row_group, leaves, chunk_rows, whole, coded), taken, None)
             try:
                 return next(batches, None)
             except OSError:
@@ -225,7 +237,12 @@ class _RemoteFile(OpenFile):
         return with_retries(read, self._filesystem, self._version.uri, listed=True)
 
     def batches(
-        self, row_group: int, leaves: Sequence[int], chunk_rows: int, whole: Sequence[int] = ()
+        self,
+        row_group: int,
+        leaves: Sequence[int],
+        chunk_rows: int,
+        whole: Sequence[int] = (),
+        coded: Collection[int] = (),
     ) -> Iterator[pa.RecordBatch]:
         """As `OpenFile.batches`, after all bytes of the columns have arrived and are verified to be of this file."""
         if not leaves and not whole:
@@ -246,7 +263,9 @@ class _RemoteFile(OpenFile):
 
         with_retries(fetch, self._filesystem, self._version.uri, row_group=row_group, listed=True)
         with open_parquet(sparse.reader(), self.metadata, pre_buffer=False, dictionaries=self._dictionaries) as parquet:
-            yield from self._decode(parquet, row_group, leaves, chunk_rows, whole)
+            yield from self._decoder.batches(
+                parquet, row_group, leaves, chunk_rows, whole, read=sparse.read_range, coded=coded
+            )
 
     def _open(self) -> tuple[pa.NativeFile, Stamp, pq.FileMetaData]:
         version = self._version
@@ -297,7 +316,7 @@ def open_unchanged(filesystem: pafs.FileSystem, path: str, version: FileVersion)
         file.close()
 
 
-_Layout: TypeAlias = tuple[pa.Schema, dict[str, range], DedupMetadata | None]
+_Layout: TypeAlias = tuple[pa.Schema, dict[str, range], DedupMetadata | None, FileDecoder]
 
 
 class _Layouts:
@@ -306,10 +325,10 @@ class _Layouts:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: OrderedDict[tuple[bytes, StoredNames | None], _Layout] = OrderedDict()
+        self._entries: OrderedDict[tuple[str, bytes, StoredNames | None], _Layout] = OrderedDict()
 
     def get(self, version: FileVersion, parquet: pq.ParquetFile) -> _Layout:
-        key = version.footer_digest, version.stored_names
+        key = version.uri, version.footer_digest, version.stored_names
         with self._lock:
             layout = self._entries.get(key)
             if layout is not None:
@@ -322,7 +341,9 @@ class _Layouts:
                 raise groups_under_other_names(version.uri)
             schema = version.stored_names.schema(schema, version.uri)
         leaves = column_leaves(schema, parquet.metadata.num_columns, version.uri)
-        layout = schema, dict(zip(schema.names, leaves, strict=True)), dedup
+        stored = dict(zip(schema.names, leaves, strict=True))
+        decoder = FileDecoder(schema, stored, parquet.metadata, version.stored_names, version.uri, version.size_bytes)
+        layout = schema, stored, dedup, decoder
         with self._lock:
             self._entries[key] = layout
             while len(self._entries) > _KEPT_LAYOUTS:
@@ -362,21 +383,6 @@ class _CheckedFooters:
 
 
 _checked_footers = _CheckedFooters()
-
-
-def _decode(
-    parquet: pq.ParquetFile, row_group: int, leaves: Sequence[int], chunk_rows: int, whole: Sequence[int]
-) -> Iterator[pa.RecordBatch]:
-    batches: Iterator[pa.RecordBatch] = parquet.reader.iter_batches(
-        chunk_rows, row_groups=[row_group], column_indices=leaves, use_threads=False
-    )
-    return chain(_whole(parquet, row_group, whole), batches) if whole else batches
-
-
-def _whole(parquet: pq.ParquetFile, row_group: int, leaves: Sequence[int]) -> Iterator[pa.RecordBatch]:
-    """Columns of a row group as one batch."""
-    table = parquet.reader.read_row_group(row_group, column_indices=leaves, use_threads=False)
-    yield pa.RecordBatch.from_arrays([pa.concat_arrays(each.chunks) for each in table.columns], schema=table.schema)
 
 
 def _metadata(version: FileVersion, tail: bytes) -> pq.FileMetaData:

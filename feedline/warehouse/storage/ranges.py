@@ -122,6 +122,10 @@ class SparseFile:
         for failure in failures.values():
             raise failure
 
+    def read_range(self, start: int, stop: int) -> pa.Buffer:
+        """Bytes that were fetched, without a copy."""
+        return pa.py_buffer(self._memory).slice(start, stop - start)
+
     def reader(self) -> pa.BufferReader:
         """The file for Arrow to decode; the memory lives as long as anything refers to it."""
         return pa.BufferReader(pa.py_buffer(self._memory))

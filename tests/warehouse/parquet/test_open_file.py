@@ -15,6 +15,7 @@ import pytest
 from feedline import Table
 from feedline.errors import StoreError, TableChangedError, TableError
 from feedline.warehouse.parquet import open_file
+from feedline.warehouse.parquet.decode import FileDecoder
 from feedline.warehouse.storage import retry
 from feedline.warehouse.storage.retry import RetryPolicy
 
@@ -37,15 +38,16 @@ class Mount:
     """A mount that fails while rows are decoded: at every n-th batch, so many times."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, error: int, *, every: int, times: int) -> None:
-        self._decode: Callable[..., Iterator[pa.RecordBatch]] = open_file._decode
+        self._batches: Callable[..., Iterator[pa.RecordBatch]] = FileDecoder.batches
         self._error, self._every, self._times = error, every, times
         self.failures = self._taken = 0
-        monkeypatch.setattr(open_file, "_decode", self.decode)
+        own = self
+        monkeypatch.setattr(FileDecoder, "batches", lambda *args, **options: own.batches(*args, **options))
 
-    def decode(
-        self, parquet: Any, row_group: int, leaves: Any, chunk_rows: int, whole: Any
+    def batches(
+        self, decoder: Any, parquet: Any, row_group: int, leaves: Any, chunk_rows: int, whole: Any, **options: Any
     ) -> Iterator[pa.RecordBatch]:
-        for batch in self._decode(parquet, row_group, leaves, 500, whole):
+        for batch in self._batches(decoder, parquet, row_group, leaves, 500, whole, **options):
             self._taken += 1
             if self._taken % self._every == 0 and self.failures < self._times:
                 self.failures += 1
@@ -100,15 +102,14 @@ def test_final_failures_are_not_repeated(table: Path, error: int, monkeypatch: p
 def test_a_file_replaced_while_its_mount_was_away_is_refused(table: Path, monkeypatch: pytest.MonkeyPatch):
     snapshot = Table(str(table))
     mount = Mount(monkeypatch, errno.ESTALE, every=3, times=1)
-    decode = mount.decode
 
-    def replaced(*arguments: Any) -> Iterator[pa.RecordBatch]:
+    def replaced(*arguments: Any, **options: Any) -> Iterator[pa.RecordBatch]:
         try:
-            yield from decode(*arguments)
+            yield from mount.batches(*arguments, **options)
         except OSError:
             pq.write_table(pa.table({"id": [1]}), table / "part.parquet")
             raise
 
-    monkeypatch.setattr(open_file, "_decode", replaced)
+    monkeypatch.setattr(FileDecoder, "batches", replaced)
     with pytest.raises(TableChangedError, match=r"part\.parquet changed after the snapshot was taken"):
         snapshot.read()

@@ -1,0 +1,120 @@
+"""Decode the pages of Parquet column chunks: flat columns and lists of one level, to values or to codes.
+
+Runs in: every process that reads. The functions are compiled (`_parquet.c`) when the package is installed, if there is
+a C compiler. Without them, `COMPILED` is False, nothing else here may be used, and pyarrow decodes. All input is
+checked: what is not of the format raises ValueError, whatever its bytes are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+_compiled: Any = None
+with suppress(ImportError):  # installed without a compiler
+    from feedline.native import _parquet as _compiled  # type: ignore[attr-defined,no-redef]
+
+VERSION = 1  # of the functions: of an older build, left in a checkout, nothing is called
+COMPILED = _compiled is not None and getattr(_compiled, "VERSION", 0) == VERSION
+
+DATA_PAGE, INDEX_PAGE, DICTIONARY_PAGE, DATA_PAGE_V2 = range(4)
+RLE = 3
+
+
+class Page(NamedTuple):
+    """A page's header. start: of its bytes in the chunk. -1: the header does not say; rows, def_bytes, rep_bytes: only
+    pages of version 2 do.
+    """
+
+    kind: int
+    start: int
+    compressed: int
+    uncompressed: int
+    values: int
+    encoding: int
+    def_encoding: int
+    rep_encoding: int
+    rows: int
+    nulls: int
+    def_bytes: int
+    rep_bytes: int
+    is_compressed: int
+    crc: int
+
+
+class Decoded(NamedTuple):
+    """Some rows of a column. Objects have the buffer protocol, as Arrow lays arrays out.
+
+    values: of `elements` slots, little-endian values, int32 codes, a bitmap (BOOLEAN), or int32 offsets into `bytes`
+    (BYTE_ARRAY). valid: a bitmap, None without nulls. starts: int32 offsets of `rows` lists, None for flat columns,
+    whose elements are its rows. list_valid: a bitmap, None where no list is null.
+    """
+
+    rows: int
+    elements: int
+    values: Any
+    bytes: Any
+    valid: Any
+    nulls: int
+    starts: Any
+    list_valid: Any
+    null_lists: int
+
+
+def pages(chunk: Any, values: int) -> list[Page]:
+    """The pages of a column chunk, up to the one with which it has as many values as the footer says."""
+    table: NDArray[np.int64] = np.frombuffer(_compiled.page_table(chunk, values), np.int64)
+    return [Page._make(row) for row in table.reshape(-1, len(Page._fields)).tolist()]
+
+
+def crc32(content: Any) -> int:
+    """The CRC-32 of bytes, as of zlib; 4 GB/s."""
+    checksum: int = _compiled.crc32(content)
+    return checksum
+
+
+def lz4(content: Any, size: int, *, hadoop: bool) -> Any:
+    """Decompress an LZ4 block, or Hadoop's frames of blocks, to exactly `size` bytes."""
+    return _compiled.lz4(content, size, int(hadoop))
+
+
+class Cursor:
+    """A position in a column chunk. Rows are appended page by page, and taken.
+
+    physical, size: the Parquet type's number, and the bytes of a value (0: of BYTE_ARRAY; 1: of BOOLEAN). lists: 0 for
+    a flat column, 1 for lists that are never null, 2 for lists that may be. max_def: the definition level of values.
+    codes: deliver the codes of a dictionary, not its values.
+    """
+
+    __slots__ = ("_cursor",)
+
+    def __init__(self, physical: int, size: int, lists: int, max_def: int, *, codes: bool) -> None:
+        self._cursor = _compiled.Cursor(physical, size, lists, max_def, int(codes))
+
+    def set_dictionary(self, content: Any, count: int) -> None:
+        """Set the dictionary: `count` plain values."""
+        self._cursor.dictionary(content, count)
+
+    def dictionary_strings(self) -> Sequence[Any]:
+        """The int32 offsets of a dictionary's strings, their bytes, and the length of the longest."""
+        found: Sequence[Any] = self._cursor.dictionary_strings()
+        return found
+
+    def begin(self, page: Page, levels: Any, values: Any) -> None:
+        """Begin a page. levels: those of a page of version 2; values: its decompressed rest, of others all of it."""
+        self._cursor.begin(levels, values, page.values, page.encoding, page.rep_bytes, page.def_bytes)
+
+    def advance(self, rows: int) -> bool:
+        """Decode until there are `rows` rows, counted since they were last taken. False: the page has ended; of lists,
+        the last one may go on in the next page.
+        """
+        done: bool = self._cursor.advance(rows)
+        return done
+
+    def take(self) -> Decoded:
+        """The rows so far; the next ones are counted from 0."""
+        return Decoded._make(self._cursor.take())

@@ -1,0 +1,132 @@
+"""Decode Parquet columns of a row group in chunks of rows: with the compiled kernel where it can, else with pyarrow.
+
+Runs in every process that reads, on the calling thread. The decoder is chosen per column chunk, before the first row:
+the kernel's columns (`column_chunk`) keep step with the batches of pyarrow's reader, which decodes all others. Nobody
+above `warehouse/reading` knows which of them ran. FEEDLINE_DECODER=arrow leaves all columns to pyarrow.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TypeAlias
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from feedline.errors import CorruptFileError
+from feedline.native import parquet as native
+from feedline.warehouse.parquet.column_chunk import ChunkError, ChunkDecoder, ColumnKind, column_kind
+from feedline.warehouse.parquet.stored_names import StoredNames
+from feedline.warehouse.storage.faults import label
+from feedline.warehouse.storage.ranges import chunk_ranges
+
+DECODER_VARIABLE = "FEEDLINE_DECODER"
+# The bytes of a file from `start` to `stop`.
+ReadRange: TypeAlias = Callable[[int, int], pa.Buffer]
+
+
+class FileDecoder:
+    """Decodes one file's columns, under the table's names. schema, stored: its columns and their Parquet columns."""
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        stored: dict[str, range],
+        metadata: pq.FileMetaData,
+        names: StoredNames | None,
+        uri: str,
+        file_bytes: int,
+    ) -> None:
+        self._schema = schema
+        self._metadata = metadata
+        self._names = names
+        self._uri = uri
+        self._file_bytes = file_bytes
+        self._alone = {leaves.start: name for name, leaves in stored.items() if len(leaves) == 1}
+        self._kinds: dict[int, ColumnKind | str] = {}
+
+    def kind(self, leaf: int) -> ColumnKind | str:
+        """How the kernel decodes a Parquet column; or why it does not."""
+        if leaf not in self._kinds:
+            name = self._alone.get(leaf)
+            column = self._metadata.schema.column(leaf)
+            self._kinds[leaf] = "nested" if name is None else column_kind(self._schema.field(name), column)
+        return self._kinds[leaf]
+
+    def batches(
+        self,
+        parquet: pq.ParquetFile,
+        row_group: int,
+        leaves: Sequence[int],
+        chunk_rows: int,
+        whole: Sequence[int],
+        *,
+        read: ReadRange,
+        coded: Collection[int] = (),
+    ) -> Iterator[pa.RecordBatch]:
+        """Decode Parquet columns in chunks of about `chunk_rows`; first `whole` ones, if any, in all rows at once.
+
+        coded: those that may come as codes and a dictionary. Raises CorruptFileError.
+        """
+        if whole:
+            yield self._rename(_whole(parquet, row_group, whole))
+        own: dict[str, ChunkDecoder] = {}
+        others = []
+        for leaf in leaves:
+            chunk = self._open(row_group, leaf, read, codes=leaf in coded) if native.COMPILED else None
+            if chunk is None:
+                others.append(leaf)
+            else:
+                own[self._alone[leaf]] = chunk
+        if others or not own:
+            batches: Iterator[pa.RecordBatch] = parquet.reader.iter_batches(
+                chunk_rows, row_groups=[row_group], column_indices=others, use_threads=False
+            )
+            for batch in batches:
+                yield self._join(self._rename(batch), own, batch.num_rows, row_group)
+            return
+        rows = self._metadata.row_group(row_group).num_rows
+        for start in range(0, rows, chunk_rows):
+            yield self._join(None, own, min(chunk_rows, rows - start), row_group)
+
+    def _open(self, row_group: int, leaf: int, read: ReadRange, *, codes: bool) -> ChunkDecoder | None:
+        """A chunk for the kernel; None for pyarrow, which also says what is wrong with one that does not open."""
+        kind = self.kind(leaf)
+        if isinstance(kind, str) or os.environ.get(DECODER_VARIABLE) == "arrow":
+            return None
+        [(start, stop)] = chunk_ranges(self._metadata, row_group, [leaf], self._file_bytes)
+        if not 0 <= start < stop <= self._file_bytes:
+            return None
+        try:
+            chunk = self._metadata.row_group(row_group).column(leaf)
+            opened = ChunkDecoder.open(kind, chunk, read(start, stop), codes=codes)
+        except ChunkError:
+            return None
+        return None if isinstance(opened, str) else opened
+
+    def _join(
+        self, batch: pa.RecordBatch | None, own: dict[str, ChunkDecoder], rows: int, row_group: int
+    ) -> pa.RecordBatch:
+        """Some rows of pyarrow's columns and of the kernel's."""
+        if not own:
+            return batch
+        arrays = {} if batch is None else dict(zip(batch.schema.names, batch.columns, strict=True))
+        for name, chunk in own.items():
+            try:
+                arrays[name] = chunk.read(rows)
+            except ChunkError as error:
+                raise CorruptFileError(
+                    f"column {name!r} of {label(self._uri, row_group)} is not valid Parquet: {error}. Restore or "
+                    "rewrite the file"
+                ) from error
+        return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
+
+    def _rename(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch if self._names is None else self._names.rename(batch, self._uri)
+
+
+def _whole(parquet: pq.ParquetFile, row_group: int, leaves: Sequence[int]) -> pa.RecordBatch:
+    """Columns of a row group as one batch."""
+    table = parquet.reader.read_row_group(row_group, column_indices=leaves, use_threads=False)
+    return pa.RecordBatch.from_arrays([pa.concat_arrays(each.chunks) for each in table.columns], schema=table.schema)
