@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from feedline.errors import CorruptFileError
 from feedline.native import parquet as native
-from feedline.warehouse.parquet.column_chunk import ChunkError, ChunkDecoder, ColumnKind, column_kind
+from feedline.warehouse.parquet.column_chunk import ChunkDecoder, ChunkError, ColumnKind, column_kind
 from feedline.warehouse.parquet.stored_names import StoredNames
 from feedline.warehouse.storage.faults import label
 from feedline.warehouse.storage.ranges import chunk_ranges
