@@ -18,6 +18,7 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from feedline.blocks.coded_chunks import DictionaryFrame, join_coded
 from feedline.blocks.environment import check_environment
 from feedline.blocks.jobs import CompiledJob, CompiledPart, compile_job, find_job
 from feedline.blocks.permutation import permuted_rows, run_starts
@@ -30,6 +31,7 @@ from feedline.loader.encoding.quality import Observer
 from feedline.loader.encoding.shuffled_rows import Rows, shuffle
 from feedline.loader.encoding.slot import encoded_rows, write_rows
 from feedline.native.unique_rows import UniqueRows
+from feedline.transforms.compile.coded_features import CodedValues
 from feedline.warehouse.parquet.repeated_rows import first_rows
 from feedline.warehouse.reading.fragment import Chunk
 from feedline.warehouse.reading.read import CHUNK_ROWS, read_fragment
@@ -60,7 +62,7 @@ def run_block(job: Job | str, request: BlockRequest, key: str, packed: bool) -> 
         piece_rows = 0
         recorder = recorder_of(job.record, piece.fragment, piece.skip, piece.rows)
         encoder.begin_piece()
-        for chunk in _chunks(compiled, piece, compiled.compact):
+        for chunk in _chunks(compiled, piece, compiled.compact, compiled.coded):
             if job.by is not None:
                 groups.append(chunk.frame.get_column(job.by))
             piece_rows += chunk.frame.height
@@ -123,8 +125,12 @@ class _Clock:
         self._last = now
 
 
-def _chunks(compiled: CompiledJob, piece: PieceRequest, compact: Collection[str] = ()) -> Iterator[Chunk]:
-    """The piece's rows, chunk by chunk. compact: columns that come as unique rows from files that store them so."""
+def _chunks(
+    compiled: CompiledJob, piece: PieceRequest, compact: Collection[str] = (), coded: Collection[str] = ()
+) -> Iterator[Chunk]:
+    """The piece's rows, chunk by chunk. compact: columns that come as unique rows from files that store them so; coded:
+    columns that may come as codes.
+    """
     position, missing = 0, piece.rows
     chunks = read_fragment(
         piece.fragment,
@@ -135,6 +141,7 @@ def _chunks(compiled: CompiledJob, piece: PieceRequest, compact: Collection[str]
         marks=compiled.marks,
         chunk_rows=CHUNK_ROWS,
         compact=compact,
+        coded=coded,
     )
     for chunk in chunks:
         height = chunk.frame.height
@@ -215,10 +222,11 @@ class _Encoder:
             compiled = self._compiled
             raise with_row_position(error, chunks, compiled.where, compiled.schema, sample=compiled.sample) from error
 
-    def _encode(self, frame: pl.DataFrame, stored: Sequence[_Stored], borders: Sequence[int]) -> EncodedRows:
+    def _encode(self, coded: DictionaryFrame, stored: Sequence[_Stored], borders: Sequence[int]) -> EncodedRows:
+        frame = coded.frame
         self.observer.count_rows(frame, [(group.rows, group.inverse) for group in stored])
         rows, *groups = self._compiled.parts
-        encoded = self._encode_part(rows, frame)
+        encoded = self._encode_coded(rows, coded)
         return replace(encoded, groups=tuple(self._encode_unique(group, frame, stored, borders) for group in groups))
 
     def _encode_unique(
@@ -255,6 +263,30 @@ class _Encoder:
             raise
         return UniqueRows(rows, np.cumsum(starts, dtype=np.int32) - np.int32(1))
 
+    def _encode_coded(self, part: CompiledPart, coded: DictionaryFrame) -> EncodedRows:
+        """Transform and encode rows of which some columns are codes: what reads these, once per distinct value."""
+        split = self._compiled.coded_columns.split(coded.dictionaries) if coded.dictionaries else None
+        if split is None:
+            return self._encode_part(part, coded.expand())
+        features, columns = split
+        values: dict[str, CodedValues] = {}
+        lookups: dict[str, list[tuple[int, int]]] = {}
+        try:
+            for column in columns:
+                found, counts = column.apply(coded.frame.get_column(column.name), coded.dictionaries[column.name])
+                values |= found
+                lookups |= counts
+            plain, more = features.apply_counting(coded.frame)
+            self._clock.lap("transform")
+            filters, rows = self._compiled.filters, coded.frame.height
+            encoded = encode(plain, part.schema, self.observer, filters, coded=values, rows=rows)
+        except DataError:  # of which row, its own evaluation tells
+            return self._encode_part(part, coded.expand())
+        for name, counts_of_feature in (lookups | more).items():
+            self.observer.count_lookups(name, counts_of_feature)
+        self._clock.lap("encode")
+        return encoded
+
     def _encode_part(
         self, part: CompiledPart, frame: pl.DataFrame, repeats: NDArray[np.int64] | None = None
     ) -> EncodedRows:
@@ -277,17 +309,20 @@ def _rows_at(frame: pl.DataFrame, index: NDArray[np.integer[Any]]) -> pl.DataFra
     return frame if whole or not frame.width else frame[index]
 
 
-def _join_chunks(chunks: Sequence[Chunk]) -> tuple[pl.DataFrame, tuple[UniqueRows[pl.DataFrame], ...]]:
+def _join_chunks(chunks: Sequence[Chunk]) -> tuple[DictionaryFrame, tuple[UniqueRows[pl.DataFrame], ...]]:
     """Chunks as one, with what their files store once per run of equal rows, where all store the same columns so."""
     if len(chunks) == 1:
-        return chunks[0].frame, chunks[0].groups
+        return DictionaryFrame(chunks[0].frame, chunks[0].dictionaries), chunks[0].groups
     layouts = {tuple(tuple(group.rows.columns) for group in chunk.groups) for chunk in chunks}
     if layouts == {()}:
-        return pl.concat([chunk.frame for chunk in chunks], rechunk=True), ()
+        return join_coded([DictionaryFrame(chunk.frame, chunk.dictionaries) for chunk in chunks]), ()
+    plain = [DictionaryFrame(chunk.frame, chunk.dictionaries).expand() for chunk in chunks]
     if len(layouts) > 1:
         frames = [
-            chunk.frame.hstack([series for group in chunk.groups for series in expand_group(group)]) for chunk in chunks
+            frame.hstack([series for group in chunk.groups for series in expand_group(group)])
+            for frame, chunk in zip(plain, chunks, strict=True)
         ]
-        return pl.concat([frame.select(frames[0].columns) for frame in frames], rechunk=True), ()
+        joined = pl.concat([frame.select(frames[0].columns) for frame in frames], rechunk=True)
+        return DictionaryFrame(joined, {}), ()
     groups = tuple(join_groups(groups) for groups in zip(*(chunk.groups for chunk in chunks), strict=True))
-    return pl.concat([chunk.frame for chunk in chunks], rechunk=True), groups
+    return DictionaryFrame(pl.concat(plain, rechunk=True), {}), groups

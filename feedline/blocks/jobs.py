@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from feedline.artifacts.store import StoredArtifactSet, check_files
 from feedline.blocks.batch_schema import batch_schema
+from feedline.blocks.coded_chunks import CodedColumns
 from feedline.blocks.environment import check_environment
 from feedline.blocks.request import Job, kept_columns
 from feedline.blocks.single_flight import SingleFlight
@@ -21,6 +22,7 @@ from feedline.errors import ClusterError, FeedlineError
 from feedline.expressions import BoundExpression, bind_where
 from feedline.expressions.column_parts import not_null
 from feedline.loader.encoding.layout import BatchSchema, SlotLayout
+from feedline.transforms.compile.coded_features import coded_features
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
 from feedline.transforms.registry.user_functions import check_functions
 from feedline.warehouse.reading.sample import BoundSample, bind_sample
@@ -62,6 +64,12 @@ class CompiledJob:
     marks: tuple[Mark, ...]
     compact: frozenset[str]
     filters: dict[str, str]  # by feature, the filter that would drop its columns' nulls
+    coded_columns: CodedColumns
+
+    @property
+    def coded(self) -> frozenset[str]:
+        """Columns that may come as codes: all that is computed of them is computed value by value."""
+        return self.coded_columns.columns
 
 
 _jobs: SingleFlight[str, Job] = SingleFlight()
@@ -110,6 +118,10 @@ def _compile(job: Job) -> CompiledJob:
     layout = SlotLayout(columns_of_batch)
     plain = {*parts[0].features.parts, *kept_columns(job)} or set(list(columns)[:1])  # a frame has at least one column
     compact = frozenset(columns).difference(plain)
+    own = parts[0].features
+    reads = {output.name: output.reads for output in own.outputs}
+    grouped = {name for part in parts[1:] for name in part.columns}
+    coded = coded_features(own.features, schema, reads).difference(kept_columns(job), grouped)
     return CompiledJob(
         features=features,
         schema=schema,
@@ -122,6 +134,7 @@ def _compile(job: Job) -> CompiledJob:
         marks=marks,
         compact=compact,
         filters=filters,
+        coded_columns=CodedColumns(coded, own.features, schema, artifacts),
     )
 
 

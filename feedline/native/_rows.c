@@ -423,7 +423,118 @@ failed:
     return NULL;
 }
 
+/* ---- codes ------------------------------------------------------------------------------------------------------- */
+
+static PyObject *count_codes(PyObject *module, PyObject *args) {
+    PyObject *codes, *counts;
+    Buffers buffers;
+    Py_buffer *from, *to;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO", &codes, &counts))
+        return NULL;
+    if (buffers_open(&buffers, 2) != 0)
+        return NULL;
+    if ((from = buffers_add(&buffers, codes, 0)) == NULL || (to = buffers_add(&buffers, counts, 1)) == NULL) {
+        buffers_close(&buffers);
+        return NULL;
+    }
+    const uint32_t *code = from->buf;
+    int64_t *count = to->buf;
+    const Py_ssize_t rows = from->len / (Py_ssize_t)sizeof(uint32_t);
+    const uint64_t entries = (uint64_t)to->len / sizeof(int64_t);
+    Py_ssize_t row = 0;
+    Py_BEGIN_ALLOW_THREADS
+    for (; row < rows && code[row] < entries; row++)
+        count[code[row]]++;
+    Py_END_ALLOW_THREADS
+    buffers_close(&buffers);
+    if (row < rows) {
+        PyErr_Format(PyExc_ValueError, "a code is out of range: got that of row %zd", row);
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* A column's target, and the values that its codes stand for. */
+typedef struct {
+    char *target;
+    Py_ssize_t step, rows, size;
+    const void *table;
+    const uint32_t *codes;
+    uint64_t entries;
+} Coded;
+
+#define GATHER_CODES(type)                                                                                  \
+    for (row = 0; row < column->rows && column->codes[row] < column->entries; row++)                        \
+        ((type *)column->target)[row * column->step] = ((const type *)column->table)[column->codes[row]];
+
+/* Returns whether all codes are in range. */
+static int gather_coded(const Coded *column) {
+    Py_ssize_t row = 0;
+    if (column->size == 8) {
+        GATHER_CODES(uint64_t)
+    } else {
+        GATHER_CODES(uint32_t)
+    }
+    return row == column->rows;
+}
+
+static PyObject *gather_codes(PyObject *module, PyObject *args) {
+    PyObject *columns;
+    Buffers buffers;
+    int valid = 1;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O!", &PyList_Type, &columns))
+        return NULL;
+    const Py_ssize_t count = PyList_Size(columns);
+    if (buffers_open(&buffers, 3 * count) != 0)
+        return NULL;
+    Coded *coded = PyMem_Calloc((size_t)count + 1, sizeof(Coded));
+    PyObject *result = NULL;
+    if (coded == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    for (Py_ssize_t index = 0; index < count; index++) {
+        PyObject *target, *table, *codes;
+        Py_buffer *to, *from, *of;
+        Py_ssize_t first;
+        Coded *column = &coded[index];
+        if (!PyArg_ParseTuple(PyList_GetItem(columns, index), "OnnOO", &target, &first, &column->step, &table, &codes))
+            goto done;
+        if ((to = buffers_add(&buffers, target, 1)) == NULL || (from = buffers_add(&buffers, table, 0)) == NULL
+            || (of = buffers_add(&buffers, codes, 0)) == NULL)
+            goto done;
+        column->size = to->itemsize;
+        column->rows = of->len / (Py_ssize_t)sizeof(uint32_t);
+        const Py_ssize_t room = column->size ? to->len / column->size : 0;
+        if ((column->size != 4 && column->size != 8) || from->itemsize != column->size || first < 0 || column->step < 1
+            || (column->rows > 0 && (first >= room || (column->rows - 1) > (room - 1 - first) / column->step))) {
+            PyErr_SetString(PyExc_ValueError, "a target is too small for its codes, or its values have another size");
+            goto done;
+        }
+        column->target = (char *)to->buf + first * column->size;
+        column->table = from->buf;
+        column->codes = of->buf;
+        column->entries = (uint64_t)(from->len / column->size);
+    }
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t index = 0; index < count && valid; index++)
+        valid = gather_coded(&coded[index]);
+    Py_END_ALLOW_THREADS
+    if (valid)
+        result = Py_NewRef(Py_None);
+    else
+        PyErr_SetString(PyExc_ValueError, "a code is out of range");
+done:
+    PyMem_Free(coded);
+    buffers_close(&buffers);
+    return result;
+}
+
 static PyMethodDef methods[] = {
+    {"count_codes", count_codes, METH_VARARGS, "count_codes(codes, counts): count how often each occurs."},
+    {"gather_codes", gather_codes, METH_VARARGS, "gather_codes(columns): the values that codes stand for."},
     {"gather", gather, METH_VARARGS, "gather(columns, index, part, starts): gather rows of fixed width."},
     {"gather_lists", gather_lists, METH_VARARGS, "gather_lists(columns, index, part, starts): gather lists."},
     {"slice_offsets", slice_offsets, METH_VARARGS, "slice_offsets(offsets, start, stop, out): offsets of slices."},
@@ -436,7 +547,7 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_rows", NULL, 0,
 
 PyMODINIT_FUNC PyInit__rows(void) {
     PyObject *module = PyModule_Create(&definition);
-    if (module != NULL && PyModule_AddIntConstant(module, "VERSION", 5) != 0) {
+    if (module != NULL && PyModule_AddIntConstant(module, "VERSION", 6) != 0) {
         Py_DECREF(module);
         return NULL;
     }

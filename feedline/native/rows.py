@@ -19,13 +19,16 @@ _compiled: Any = None
 with suppress(ImportError):  # installed without a compiler
     from feedline.native import _rows as _compiled  # type: ignore[attr-defined,no-redef]
 
-VERSION = 5  # of the functions: of an older build, left in a checkout, nothing is called
+VERSION = 6  # of the functions: of an older build, left in a checkout, nothing is called
 COMPILED = _compiled is not None and getattr(_compiled, "VERSION", 1) == VERSION
 
 Array = NDArray[Any]
 Column = tuple[Array, int, tuple[Array, ...]]  # target, bytes of a row, the column's parts
 # Target, bytes of a value, offsets [rows + 1] of the result (from any number on), offsets and values of the parts.
 RaggedColumn = tuple[Array, int, NDArray[np.int64], tuple[NDArray[np.int64], ...], tuple[Array, ...]]
+
+# Target (flat), its first value, the distance of its values, values of the same size, and the code of each.
+CodedTarget = tuple[Array, int, int, Array, NDArray[np.int32]]
 
 
 def gather(
@@ -76,6 +79,25 @@ def equal_neighbours(offsets: NDArray[np.int64], values: Any, size: int) -> NDAr
     equal = np.empty(len(offsets) - 2, dtype=np.bool_)
     _compiled.equal_neighbours(offsets, values, size, equal)
     return equal
+
+
+def count_codes(codes: NDArray[np.int32], entries: int) -> NDArray[np.int64]:
+    """int64 [entries]: how often each code occurs."""
+    counts = np.zeros(entries, dtype=np.int64)
+    if COMPILED:
+        _compiled.count_codes(codes, counts)
+    else:
+        np.add.at(counts, codes, 1)
+    return counts
+
+
+def gather_codes(columns: list[CodedTarget]) -> None:
+    """Set each column's values to those that its codes stand for."""
+    if COMPILED:
+        _compiled.gather_codes(columns)
+        return
+    for target, first, step, table, codes in columns:
+        target[first : first + step * len(codes) : step] = table[codes]
 
 
 def parts_of(index: NDArray[np.int64], starts: Sequence[int] | NDArray[np.int64]) -> NDArray[np.uint16]:

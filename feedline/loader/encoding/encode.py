@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import polars as pl
@@ -21,12 +21,31 @@ from feedline.errors import DataError
 from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn
 from feedline.loader.encoding.quality import Observer
+from feedline.native import rows as native
 
 # A wide matrix is written in blocks of rows of this size, so that a cache line gets its 16 values before it is evicted:
 # 504 columns of 32,768 rows in 32 ms instead of 47.
 _MATRIX_BYTES = 8 * 2**20
 _UNFILTERED: Mapping[str, str] = MappingProxyType({})
+_NOT_CODED: Mapping[str, Any] = MappingProxyType({})
 _FILL = {"list": "fill_null", "list of weights": "{weighted: {fill: 1.0}}"}
+
+
+class CodedValues(Protocol):
+    """A feature's finished values, once per distinct value; see `coded_features`."""
+
+    @property
+    def values(self) -> pl.Series: ...
+    @property
+    def index(self) -> NDArray[np.int64]: ...
+    @property
+    def entries(self) -> int: ...
+    @property
+    def uses(self) -> NDArray[np.int64]: ...
+    @property
+    def codes(self) -> NDArray[np.int32]: ...
+    @property
+    def offsets(self) -> NDArray[np.int64] | None: ...
 
 
 def encode(
@@ -35,36 +54,94 @@ def encode(
     observer: Observer | None = None,
     filters: Mapping[str, str] = _UNFILTERED,
     repeats: NDArray[np.int64] | None = None,
+    *,
+    coded: Mapping[str, CodedValues] = _NOT_CODED,
+    rows: int | None = None,
 ) -> EncodedRows:
     """Encode a frame of finished features (one column per feature, of its group's dtype), counted by `observer`.
 
     filters: for features read from columns, the condition of `source.where` that would drop their nulls, for messages.
-    repeats: int64 [N], how many rows of the table each row stands for when it is counted (None: one).
+    repeats: int64 [N], how many rows of the table each row stands for when it is counted (None: one). coded: features
+    that the frame does not hold, once per distinct value; errors name no row of theirs. rows: N, if the frame may have
+    no columns.
 
     Raises DataError, with feature and row, for a null scalar, a null element of a list or vector, or a null weight. A
     null list is an empty list.
     """
-    rows = frame.height
+    gathered = _GatheredColumns()
+    rows = frame.height if rows is None else rows
     values, offsets = [], []
     weights: list[NDArray[np.float32] | None] = []
     for column in schema.sparse:
-        list_values, list_offsets, list_weights = _lists(frame.get_column(column.name), column, observer, repeats)
+        if column.name in coded:
+            own = coded[column.name]
+            assert own.offsets is not None
+            list_values, list_offsets, list_weights = _coded_lists(own, column, observer, gathered), own.offsets, None
+        else:
+            list_values, list_offsets, list_weights = _lists(frame.get_column(column.name), column, observer, repeats)
         values.append(list_values)
         offsets.append(list_offsets)
         weights.append(list_weights)
-    return EncodedRows(
+    categorical = []
+    for column in schema.group("categorical"):
+        if column.name in coded:
+            own = coded[column.name]
+            ids = _ids(own.values, column, observer, filters, own.uses)
+            categorical.append(gathered.add(ids, own, np.empty(rows, np.int64)))
+        else:
+            categorical.append(_ids(frame.get_column(column.name), column, observer, filters, repeats))
+    encoded = EncodedRows(
         rows=rows,
-        dense=_row_major(frame, schema, "dense", observer, filters, repeats),
-        categorical=tuple(
-            _ids(frame.get_column(column.name), column, observer, filters, repeats)
-            for column in schema.group("categorical")
-        ),
-        labels=_row_major(frame, schema, "label", observer, filters, repeats),
+        dense=_row_major(frame, schema, "dense", observer, filters, repeats, coded, rows, gathered),
+        categorical=tuple(categorical),
+        labels=_row_major(frame, schema, "label", observer, filters, repeats, coded, rows, gathered),
         values=tuple(values),
         weights=tuple(weights),
         offsets=tuple(offsets),
         extra=tuple(_arrow(frame.get_column(column.name)) for column in schema.group("extra")),
     )
+    gathered.finish()
+    return encoded
+
+
+class _GatheredColumns:
+    """The columns whose values are gathered, in one call, from those of distinct values."""
+
+    def __init__(self) -> None:
+        self._targets: list[native.CodedTarget] = []
+
+    def add(
+        self, values: NDArray[Any], coded: CodedValues, target: NDArray[Any], first: int = 0, step: int = 1
+    ) -> NDArray[Any]:
+        """Set every `step`-th value of the target from the first on. Returns the target."""
+        table = values
+        if len(values) < coded.entries:
+            table = np.zeros(coded.entries, values.dtype)
+            table[coded.index] = values
+        if len(coded.codes):
+            self._targets.append((target.reshape(-1), first, step, np.ascontiguousarray(table), coded.codes))
+        return target
+
+    def finish(self) -> None:
+        """Gather."""
+        if self._targets:
+            native.gather_codes(self._targets)
+
+
+def _coded_lists(
+    coded: CodedValues, column: SlotColumn, observer: Observer | None, gathered: _GatheredColumns
+) -> NDArray[Any]:
+    """A sparse feature's values."""
+    assert coded.offsets is not None
+    _refuse_null_elements(coded.values.to_arrow(), column.name, "list", lambda position: 0)
+    values = coded.values.to_numpy()
+    if observer is not None:
+        observer.count_lists(column, coded.offsets)
+    if column.dtype == "float32":
+        values = _apply_on_nonfinite(values, column, observer, repeats=_Repeats(coded.uses))
+    elif observer is not None:
+        observer.count_integers(column, values, len(coded.codes))
+    return gathered.add(values, coded, np.empty(len(coded.codes), values.dtype))
 
 
 def _scalars(series: pl.Series, name: str, filters: Mapping[str, str]) -> NDArray[Any]:
@@ -141,13 +218,22 @@ def _row_major(
     observer: Observer | None,
     filters: Mapping[str, str],
     repeats: NDArray[np.int64] | None,
+    coded: Mapping[str, CodedValues],
+    rows_of_all: int,
+    gathered: _GatheredColumns,
 ) -> NDArray[np.float32]:
     columns = schema.group(group)
     width = sum(column.width for column in columns)
-    matrix = np.empty((frame.height, width), dtype=np.float32)
+    matrix = np.empty((rows_of_all, width), dtype=np.float32)
     of_rows = _Repeats(repeats) if repeats is not None else None
     sources: list[tuple[int | slice, NDArray[Any]]] = []
     for column in columns:
+        if column.name in coded:
+            own = coded[column.name]
+            values = _scalars(own.values, column.name, filters)
+            values = _apply_on_nonfinite(values, column, observer, repeats=_Repeats(own.uses))
+            gathered.add(values, own, matrix, column.offset, width)
+            continue
         series = frame.get_column(column.name)
         target: int | slice
         if isinstance(series.dtype, pl.Array):
@@ -156,7 +242,7 @@ def _row_major(
             target, values = column.offset, _scalars(series, column.name, filters)
         sources.append((target, _apply_on_nonfinite(values, column, observer, repeats=of_rows)))
     step = max(_MATRIX_BYTES // (4 * max(width, 1)), 1)
-    for start in range(0, frame.height, step):
+    for start in range(0, rows_of_all, step):
         rows = slice(start, start + step)
         part = matrix[rows]
         for columns_of_feature, values in sources:
@@ -258,11 +344,16 @@ def _encode_ragged(series: pl.Series, name: str, what: str) -> tuple[NDArray[Any
     offsets = array.offsets.to_numpy()
     first, last = int(offsets[0]), int(offsets[-1])
     values = array.values.slice(first, last - first)
+    _refuse_null_elements(
+        values, name, what, lambda position: int(np.searchsorted(offsets - first, position, side="right")) - 1
+    )
+    return values.to_numpy(), offsets - first if first else offsets
+
+
+def _refuse_null_elements(values: pa.Array, name: str, what: str, row_of: Callable[[int], int]) -> None:
     if values.null_count:
         position = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
-        row = int(np.searchsorted(offsets - first, position, side="right")) - 1
         raise DataError(
             f"feature {name!r} holds a null inside a {what}: got {values.null_count:,} null elements, expected "
             f"none. Add {_FILL[what]} to its ops"
-        ).at(row)
-    return values.to_numpy(), offsets - first if first else offsets
+        ).at(row_of(position))

@@ -169,7 +169,7 @@ class Observer:
         """Count finished floats. extremes: minimum and maximum of the finite ones."""
         index = self._index[column.name]
         self._counts["values"][index] += values
-        self._stretch(self._floats, index, *extremes)
+        self._stretch(self._floats, index, *(bound + 0.0 for bound in extremes))  # of 0.0 and -0.0, always 0.0
 
     def count_nonfinite(self, column: SlotColumn, values: int) -> None:
         """Count values or weights that are NaN or infinite."""

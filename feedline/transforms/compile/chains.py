@@ -14,10 +14,10 @@ import pyarrow as pa
 
 from feedline.errors import ExpressionError, SpecError
 from feedline.expressions.column_parts import has_column, part_field, part_of
-from feedline.expressions.types import column_type, nearest
+from feedline.expressions.types import column_type, inner_type, language_type, nearest
 from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.compile.fit_requests import FitRequests, Key, OpPosition, Provenance, fit_key
-from feedline.transforms.compile.group_types import finish
+from feedline.transforms.compile.group_types import finish, finish_element
 from feedline.transforms.compile.shared import Stages, source_key
 from feedline.transforms.learning.learner import SEEN, ArtifactSet, Learning
 from feedline.transforms.ops import bind
@@ -42,10 +42,22 @@ def chain_text(feature: FeatureSpec, marked: int | None = None, end: str = "") -
 
 
 class Compiler:
-    """Builds values, each prefix of a chain once; collects source columns, and the fields and types of their parts."""
+    """Builds values, each prefix of a chain once; collects source columns, and the fields and types of their parts.
 
-    def __init__(self, schema: pa.Schema, artifacts: ArtifactSet, shared: frozenset[Key] = frozenset()) -> None:
+    elements: of columns of lists, their elements: what ops make of each value, whatever list it is in.
+    """
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        artifacts: ArtifactSet,
+        shared: frozenset[Key] = frozenset(),
+        *,
+        elements: bool = False,
+    ) -> None:
         self.schema = schema
+        self._elements = elements
+        self._finish = finish_element if elements else finish
         self.stages = Stages(schema.names)
         self._shared = shared
         self.requests = FitRequests(artifacts)
@@ -67,7 +79,7 @@ class Compiler:
         """The value in its group's type, the kind before that conversion, and the key of the value."""
         value, key = self.chain(feature)
         try:
-            finished = self._built.get((*key, feature.group)) or finish(value, feature.group)
+            finished = self._built.get((*key, feature.group)) or self._finish(value, feature.group)
         except SpecError as error:
             chain = chain_text(feature, end=feature.group)
             raise OpError(feature.path, f"{feature.name}: {chain}: {error}") from None
@@ -97,7 +109,8 @@ class Compiler:
                         before=(replace(feature, ops=feature.ops[:index]),),
                     )
                     context, self._provenance[key] = self._context(bound, [value], position)
-                    result = bound.apply(value, context)
+                    sliced = self._elements and bound.op.slices is not None
+                    result = value if sliced else bound.apply(value, context)
                     self.lookups[key] = self._lookups_after(self.lookups[before], result)
                     self.ids[key] = self._ids(bound, context, key, [before])
                     self._built[key] = self._shared_value(result, key)
@@ -213,6 +226,8 @@ class Compiler:
             dtype = self._type(name)
         except SpecError as error:
             raise OpError(feature.path, f"{feature.name}: {error}") from None
+        if self._elements and isinstance(dtype, pl.List):
+            dtype = language_type(inner_type(dtype))
         self._read(name, dtype)
         return dtype
 

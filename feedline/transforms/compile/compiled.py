@@ -78,6 +78,7 @@ class CompiledFeatures:
     _stages: Levels
     _expressions: tuple[pl.Expr, ...]
     _pass: FusedPass
+    _elements: bool = False
 
     def apply_counting(
         self, frame: pl.DataFrame, repeats: NDArray[np.int64] | None = None
@@ -142,7 +143,7 @@ class CompiledFeatures:
         return f"CompiledFeatures({len(self.outputs)} features of {len(self.columns)} columns, {self.fingerprint[:12]})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return compile_features, (self.features, self.schema, self.artifacts)
+        return compile_features, (self.features, self.schema, self.artifacts, self._elements)
 
     def _blame(self, frame: pl.DataFrame, error: Exception) -> DataError:
         """The error with the first failing feature and its first failing row."""
@@ -180,15 +181,20 @@ class CompiledFeatures:
 
 
 def compile_features(
-    features: Sequence[FeatureSpec], schema: pa.Schema, artifacts: ArtifactSet = NO_ARTIFACTS
+    features: Sequence[FeatureSpec],
+    schema: pa.Schema,
+    artifacts: ArtifactSet = NO_ARTIFACTS,
+    elements: bool = False,
 ) -> CompiledFeatures:
     """The features as one pass over frames whose columns have the types that Polars gives to `schema`.
+
+    elements: of columns of lists, frames have elements, a row each (see `coded_features`).
 
     Raises OpError (a SpecError with the path in pipeline.yaml) for an unknown column or op, a wrong parameter, an op
     that does not take the value before it, or a kind that the feature's group does not take. A fit that is missing or
     does not match is no error: see `missing_fits`.
     """
-    compiler = Compiler(schema, artifacts, shared_keys(features))
+    compiler = Compiler(schema, artifacts, shared_keys(features), elements=elements)
     values = [compiler.feature(feature) for feature in features]
     columns = tuple(name for name in schema.names if name in compiler.columns)
     parts = [*(name for name in columns if name in compiler.types), *sorted(set(compiler.types).difference(columns))]
@@ -222,6 +228,7 @@ def compile_features(
             finished.expr.alias(feature.name) for feature, (finished, *_) in zip(features, values, strict=True)
         ),
         _pass=FusedPass([feature.name for feature in features], [finished for finished, *_ in values], parts),
+        _elements=elements,
     )
 
 

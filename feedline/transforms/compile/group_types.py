@@ -20,6 +20,13 @@ from feedline.transforms.values.ragged import lists_of_one
 VALUES, WEIGHTS_OF_VALUES = "values", "weights"
 
 
+def finish_element(value: Value, group: AnyGroup) -> Value:
+    """The value of a list's element, of a feature that `finish` takes, in the type that its lists have."""
+    if group != "sparse":
+        return finish(value, group)
+    return value.plain().convert(pl.Int64() if value.kind.element == INTEGER else pl.Float32())
+
+
 def finish(value: Value, group: AnyGroup) -> Value:
     """The value in its group's type. Raises SpecError, with the remedy, for a kind that the group does not take."""
     if group == "observed":  # as an op over one column takes it

@@ -82,6 +82,7 @@ def _filled_ids(parameters: FillNull, _: Artifact | None, inputs: Sequence[int |
 
 
 @op(
+    per_value=True,
     ids=_filled_ids,
     takes=NUMBERS | {STRING, BOOLEAN},
     gives="the same type",
@@ -127,6 +128,7 @@ class FillNonfinite(Parameters):
 
 
 @op(
+    per_value=True,
     takes={FLOAT},
     gives="the same type",
     parameters=FillNonfinite,
@@ -173,6 +175,7 @@ class Clip(Parameters):
 
 
 @op(
+    per_value=True,
     takes=NUMBERS,
     gives="integers where column and bounds are integers, else floats",
     parameters=Clip,
@@ -207,6 +210,7 @@ def clip(x: Value, parameters: Clip) -> Value:
 
 
 @op(
+    per_value=True,
     takes=NUMBERS,
     gives="floats: float32 of a float32 column, else float64",
     examples=(
@@ -231,6 +235,7 @@ def log1p(x: Value, _: Parameters) -> Value:
 
 
 @op(
+    per_value=True,
     takes=NUMBERS,
     gives="floats: float32 of a float32 column, else float64",
     examples=(
@@ -259,6 +264,7 @@ class Logit(Parameters):
 
 
 @op(
+    per_value=True,
     takes=NUMBERS,
     gives="floats: float32 of a float32 column, else float64",
     parameters=Logit,
@@ -305,6 +311,7 @@ class BoxCox(Parameters):
 
 
 @op(
+    per_value=True,
     takes=NUMBERS,
     gives="floats: float32 of a float32 column, else float64",
     parameters=BoxCox,
@@ -345,6 +352,7 @@ class Cast(Parameters):
 
 
 @op(
+    per_value=True,
     ids=same_ids,
     takes=NUMBERS | {STRING, BOOLEAN},
     lists="whole",

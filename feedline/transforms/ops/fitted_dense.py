@@ -53,6 +53,7 @@ def _moments(parameters: Standardize, values: Sequence[Value]) -> Moments | None
 
 
 @op(
+    per_value=True,
     takes=NUMBERS,
     gives="floats: float32 of a float32 column, else float64",
     parameters=Standardize,
@@ -120,6 +121,7 @@ def _extremes(parameters: MinMax, values: Sequence[Value]) -> Extremes | None:
 
 
 @op(
+    per_value=True,
     takes=NUMBERS,
     gives="floats: float32 of a float32 column, else float64",
     parameters=MinMax,
@@ -173,6 +175,7 @@ def _median(parameters: FillMedian, values: Sequence[Value]) -> Quantiles:
 
 
 @op(
+    per_value=True,
     takes=NUMBERS,
     gives="integers of integers, floats of floats",
     parameters=FillMedian,
@@ -195,6 +198,7 @@ def fill_median(x: Value, _: FillMedian, artifact: Artifact, __: Mapping[str, Va
 
 
 @op(
+    per_value=True,
     takes=NUMBERS,
     gives="floats: float32 of a float32 column, else float64",
     examples=(
@@ -231,6 +235,7 @@ def _quantiles(parameters: QuantileBucketize, values: Sequence[Value]) -> Quanti
 
 
 @op(
+    per_value=True,
     ids=lambda parameters, *_: parameters.buckets,
     takes=NUMBERS,
     gives="int64",

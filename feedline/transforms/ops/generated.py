@@ -48,6 +48,7 @@ class Bucketize(Parameters):
 
 
 @op(
+    per_value=True,
     ids=lambda parameters, *_: len(parameters.borders) + 1,
     takes=NUMBERS,
     gives="int64",

@@ -34,6 +34,7 @@ class HashBucket(Parameters):
 
 
 @op(
+    per_value=True,
     ids=lambda parameters, *_: parameters.buckets + parameters.null_bucket,
     takes={INTEGER, STRING, BINARY},
     gives="int64",
@@ -100,6 +101,7 @@ class Modulo(Parameters):
 
 
 @op(
+    per_value=True,
     ids=lambda parameters, *_: parameters.divisor,
     takes={INTEGER},
     gives="int64",
@@ -135,6 +137,7 @@ class FirstX(Parameters):
 
 
 @op(
+    slices=lambda parameters: slice(parameters.count),
     ids=same_ids,
     takes=ANYTHING,
     lists="only",
@@ -163,6 +166,7 @@ class ListSlice(Parameters):
 
 
 @op(
+    slices=lambda parameters: slice(parameters.start, parameters.stop),
     ids=same_ids,
     takes=ANYTHING,
     lists="only",
@@ -190,6 +194,7 @@ class SigridHash(Parameters):
 
 
 @op(
+    per_value=True,
     ids=lambda parameters, *_: parameters.max_value,
     takes={INTEGER},
     gives="int64",

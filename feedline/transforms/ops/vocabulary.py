@@ -68,6 +68,7 @@ def _ids(parameters: Vocabulary, artifact: Artifact | None, _: Sequence[int | No
 
 
 @op(
+    per_value=True,
     ids=_ids,
     takes={INTEGER, STRING, BINARY},
     gives="int64",

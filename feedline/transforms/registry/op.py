@@ -120,7 +120,8 @@ class Op:
 
     weighted: its function handles the weights of a list. inputs: the columns of an op over several columns; with
     `repeats`, the last of them may occur any number of times. learns, reads: the source of its artifact. ids: the
-    number of ids that it may give.
+    number of ids that it may give. per_value: whether its result for a value, or an element of a list, depends on that
+    value alone. slices: the elements of each list that it keeps, if that is all it does.
     """
 
     name: str
@@ -139,6 +140,8 @@ class Op:
     learns: Learning | None
     reads: Callable[[Any], Reading] | None
     ids: Ids
+    per_value: bool = False
+    slices: Callable[[Any], slice] | None = None
 
     @property
     def takes_context(self) -> bool:
@@ -309,6 +312,8 @@ def op(
     learns: Learning | None = None,
     reads: Callable[[Any], Reading] | None = None,
     ids: Ids = any_ids,
+    per_value: bool = False,
+    slices: Callable[[Any], slice] | None = None,
 ) -> Callable[[F], F]:
     """Declare the decorated function as an op, named after it; its docstring is the op's documentation.
 
@@ -327,6 +332,8 @@ def op(
             `Learning.row_roles` by role (empty for rows that it was not fitted on).
         reads: what it reads from outside: its function gets the same two arguments.
         ids: the number of ids it may give, which is the number of rows its embedding table needs.
+        per_value: its result depends on nothing but the value, so that it may be computed once per distinct value.
+        slices: from parameters, the slice of each list that it keeps, if that is all it does.
     """
 
     def declare(function: F) -> F:
@@ -350,6 +357,8 @@ def op(
             learns=learns,
             reads=reads,
             ids=ids,
+            per_value=per_value,
+            slices=slices,
         )
         return function
 

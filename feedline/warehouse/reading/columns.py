@@ -79,6 +79,7 @@ class FileColumns:
         self._schema = pa.schema(fields)
         self._partition = partition
         self._stored = stored
+        self._file_schema = file_schema
         self._trees: dict[str, PartTree] = {}
         found = [_source(field, schema, stored, partition) for field in fields]
         for source in found:
@@ -120,6 +121,18 @@ class FileColumns:
             source.field.name: frozenset(column for column, _ in source.inputs if column in self._trees)
             for source in self._sources
         }
+
+    def coded_leaves(self, names: Collection[str]) -> list[int]:
+        """The Parquet columns of those of these columns that may be delivered as codes: stored in the table's type."""
+        return [
+            self._stored[name].start
+            for source in self._sources
+            if (name := source.field.name) in names
+            and source.column == name
+            and not self._trees[name].parts
+            and self._file_schema.field(name).type == source.field.type
+            and len(self._stored[name]) == 1
+        ]
 
     def only(self, names: Collection[str]) -> FileColumns:
         """The same for some of the fields. Each is built, and checked, as it is among all of them."""
@@ -172,22 +185,36 @@ class FileColumns:
             most = max(1, min(most, _VALUES * row_group.num_rows // max(values, 1)))
         return most
 
-    def batch(self, decoded: pa.RecordBatch, uri: str, row_group: int, rows: int | None = None) -> pa.RecordBatch:
-        """Build the fields from a batch of the file's columns as pyarrow decodes them. rows: those of a batch without
-        columns.
+    def batch(
+        self,
+        decoded: pa.RecordBatch,
+        uri: str,
+        row_group: int,
+        rows: int | None = None,
+        coded: Collection[str] = (),
+    ) -> pa.RecordBatch:
+        """Build the fields from a batch of the file's columns as they are decoded. rows: those of a batch without
+        columns. coded: columns that may be dictionary arrays, or lists of them, and stay so.
 
         Raises CorruptFileError for invalid values, DataError for values that do not fit the table's types.
         """
         count = decoded.num_rows if rows is None else rows
+        arrays_of_codes = {
+            name: _validate_codes(decoded.column(name), name, uri, row_group)
+            for name in coded
+            if name in self._trees and _is_coded(decoded.schema.field(name).type)
+        }
         parts: dict[tuple[str, Keys], pa.Array] = {}
         for name, tree in self._trees.items():
-            if name in self._plain:
+            if name in self._plain or name in arrays_of_codes:
                 continue
             array = _validate(decoded.column(name), name, uri, row_group)
             parts.update({(name, keys): part for keys, part in extract_parts(array, tree).items()})
         arrays = []
         for source in self._sources:
-            if source.column in self._plain:
+            if source.field.name in arrays_of_codes:
+                arrays.append(arrays_of_codes[source.field.name])
+            elif source.column in self._plain:
                 arrays.append(decoded.column(source.column))
             elif source.key:
                 constant = pa.scalar(self._partition[source.field.name], source.field.type)
@@ -199,7 +226,10 @@ class FileColumns:
                 if source.doubled is not None:
                     _refuse_doubled(source, array, parts[source.doubled], uri, row_group)
                 arrays.append(_conform(array, source.field, uri, row_group))
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        if not arrays_of_codes:
+            return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        fields = [field.with_type(array.type) for field, array in zip(self._schema, arrays, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
     def _find_doubled(self, source: _Source) -> _Source:
         part = None if source.column == source.field.name else part_of(source.field.name)
@@ -314,6 +344,42 @@ def _validate(array: pa.Array, name: str, uri: str, row_group: int) -> pa.Array:
             raise CorruptFileError(
                 f"column {name!r} of {label(uri, row_group)} is not valid Parquet: {error}. Restore or rewrite the file"
             ) from error
+    return array
+
+
+def _is_coded(kind: pa.DataType) -> bool:
+    """Whether a type is that of codes, or of lists of them."""
+    return bool(pat.is_dictionary(kind.value_type if pat.is_list(kind) or pat.is_large_list(kind) else kind))
+
+
+def split_codes(array: pa.Array) -> tuple[pa.Array, pa.Array] | None:
+    """The codes (int32, or lists of it) and the dictionary of a dictionary array, or of lists of them; else None."""
+    if not _is_coded(array.type):
+        return None
+    if pat.is_dictionary(array.type):
+        return array.indices, array.dictionary
+    values = array.values
+    kind = pa.large_list(pa.int32()) if pat.is_large_list(array.type) else pa.list_(pa.int32())
+    buffers = array.buffers()[:2]
+    codes = pa.Array.from_buffers(kind, len(array), buffers, array.null_count, array.offset, [values.indices])
+    return codes, values.dictionary
+
+
+def _validate_codes(array: pa.Array, name: str, uri: str, row_group: int) -> pa.Array:
+    """The array, after the checks of its dictionary that reading omits; expanded if the dictionary is not valid."""
+    found = split_codes(array)
+    assert found is not None
+    _, dictionary = found
+    if is_unchecked(dictionary.type):
+        try:
+            dictionary.validate(full=True)
+        except (pa.ArrowInvalid, pa.ArrowIndexError):
+            kind = array.type
+            if pat.is_dictionary(kind):
+                return _validate(array.cast(kind.value_type), name, uri, row_group)
+            element = kind.value_field.with_type(dictionary.type)
+            lists = pa.large_list(element) if pat.is_large_list(kind) else pa.list_(element)
+            return _validate(array.cast(lists), name, uri, row_group)
     return array
 
 

@@ -8,7 +8,8 @@ snapshot and a selection where work is planned, and travels with the request.
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -83,7 +84,8 @@ class Chunk:
     """Kept rows of one row group, in file order.
 
     `position`: the row group's index in the fragment. `start`: rows that the row group delivered before these.
-    `groups`: the columns that are delivered as unique rows; `frame` has the others, at least one.
+    `groups`: the columns that are delivered as unique rows; `frame` has the others, at least one. `dictionaries`: of
+    the columns of `frame` that are codes, int32 or lists of it, the values that they stand for.
     """
 
     frame: pl.DataFrame
@@ -91,6 +93,7 @@ class Chunk:
     position: int
     start: int
     groups: tuple[UniqueRows[pl.DataFrame], ...] = ()
+    dictionaries: Mapping[str, pl.Series] = field(default_factory=dict)
 
     @property
     def row_group(self) -> int:

@@ -26,7 +26,7 @@ from feedline.expressions.column_parts import has_column
 from feedline.native.unique_rows import UniqueRows
 from feedline.warehouse.parquet.open_file import OpenFile, open_unchanged
 from feedline.warehouse.parquet.schemas import children
-from feedline.warehouse.reading.columns import FileColumns, part_bytes
+from feedline.warehouse.reading.columns import FileColumns, part_bytes, split_codes
 from feedline.warehouse.reading.fragment import UNCOUNTED, Chunk, Fragment, FrameBatch, field_of, unpack_mask
 from feedline.warehouse.reading.row_filter import RowFilter
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample
@@ -49,12 +49,13 @@ def read_fragment(
     marks: Sequence[Mark] = (),
     chunk_rows: int = CHUNK_ROWS,
     compact: Collection[str] = (),
+    coded: Collection[str] = (),
 ) -> Iterator[Chunk]:
     """Yield the kept rows of a fragment, chunk by chunk, as Polars frames of `columns` in the types of `schema`.
 
     With a sample, `columns` may include `sample_weight`, a float32 of `schema` that files need not store. `marks`:
     Boolean columns appended to them. `compact`: columns, but not all, that come as unique rows (`Chunk.groups`) from
-    files that store them once per run of equal rows.
+    files that store them once per run of equal rows. `coded`: columns that may come as codes (`Chunk.dictionaries`).
 
     Raises TableChangedError if the file changed since the snapshot, CorruptFileError if a row group does not decode,
     DataError if the filter keeps a different number of rows than expected (after the row group's last chunk).
@@ -74,8 +75,9 @@ def read_fragment(
         counts=counts,
         number_rows=number_rows,
         compact=frozenset(compact).difference(*(mark.parts for mark in marks)),
+        coded=frozenset(coded).difference(*(mark.parts for mark in marks)),
     ):
-        (frame, groups), position = _kept_rows(batch, columns, marks, fragment), batch.position
+        (frame, groups, dictionaries), position = _kept_rows(batch, columns, marks, fragment), batch.position
         del batch
         first = counts[position]
         counts[position] += frame.height
@@ -83,9 +85,17 @@ def read_fragment(
             stays = ~unpack_mask(fragment.excluded[position], counts[position])[first:]
             frame, groups = frame.filter(pl.Series(stays)), tuple(filter_group(group, stays) for group in groups)
         if frame.height:
-            held = [Chunk(frame=frame, fragment=fragment, position=position, start=delivered[position], groups=groups)]
+            chunk = Chunk(
+                frame=frame,
+                fragment=fragment,
+                position=position,
+                start=delivered[position],
+                groups=groups,
+                dictionaries=dictionaries,
+            )
+            held = [chunk]
             delivered[position] += frame.height
-            del frame, groups
+            del frame, groups, dictionaries, chunk
             yield held.pop()  # keeps no reference to the chunk
 
 
@@ -135,9 +145,11 @@ def batches(
     skip: Callable[[OpenFile], Collection[int]] = lambda file: (),
     number_rows: bool = False,
     compact: Collection[str] = (),
+    coded: Collection[str] = (),
 ) -> Iterator[FrameBatch]:
     """Decode the fragment's row groups: `columns`, and the columns that filter and sample read. compact: those
-    delivered as unique rows where they are stored so, unless filter or sample read them.
+    delivered as unique rows where they are stored so, unless filter or sample read them; coded: as codes and a
+    dictionary, likewise.
 
     The caller adds the rows it keeps to `counts`, which is checked after each row group. `skip` is called once and
     returns the positions of row groups not to read. `number_rows`: set `first_row` even without a sample.
@@ -163,7 +175,8 @@ def batches(
             if need not in needed:
                 needed[need] = _columns_of(file, fragment, schema, *need)
             first_row = 0 if starts is None else starts[row_group]
-            for rows_here, data, groups in _decode(file, needed[need], fragment, row_group, chunk_rows):
+            codes = frozenset(coded) - here.parts
+            for rows_here, data, groups in _decode(file, needed[need], fragment, row_group, chunk_rows, codes):
                 held = [FrameBatch(position, data, first_row, here, groups)]
                 first_row += rows_here
                 del data, groups
@@ -210,12 +223,18 @@ def stored_columns(fragment: Fragment) -> frozenset[str]:
 
 
 def _decode(
-    file: OpenFile, columns: StoredColumns, fragment: Fragment, row_group: int, chunk_rows: int
+    file: OpenFile,
+    columns: StoredColumns,
+    fragment: Fragment,
+    row_group: int,
+    chunk_rows: int,
+    coded: Collection[str],
 ) -> Iterator[tuple[int, pa.RecordBatch, tuple[UniqueRows[pa.RecordBatch], ...]]]:
     """Yield one row group in chunks: rows, and exactly the fields of `columns`, of every row and of unique rows."""
     group = file.metadata.row_group(row_group)
     flags, reader = columns.flag_leaves(file), None
-    batches = file.batches(row_group, columns.leaves, columns.chunk_rows(group, row_group, chunk_rows), flags)
+    rows_at_once = columns.chunk_rows(group, row_group, chunk_rows)
+    batches = file.batches(row_group, columns.leaves, rows_at_once, flags, columns.coded_leaves(coded))
     if flags:
         with explain_errors(fragment.uri, row_group=row_group, listed=True):
             decoded_flags = next(batches)
@@ -228,7 +247,7 @@ def _decode(
         if batch is None:
             break
         missing -= batch.num_rows
-        held = [(batch.num_rows, *columns.rows(batch, reader, fragment.uri, row_group))]
+        held = [(batch.num_rows, *columns.rows(batch, reader, fragment.uri, row_group, coded))]
         del batch
         yield held.pop()  # keeps no reference: a chunk held while the next one is decoded would double the memory
     if missing:
@@ -243,29 +262,46 @@ def _frame(data: pa.RecordBatch) -> pl.DataFrame:
     return frame
 
 
+def _coded_frame(data: pa.RecordBatch) -> tuple[pl.DataFrame, dict[str, pl.Series]]:
+    """The columns, of coded ones the codes, and the dictionaries of these."""
+    arrays, dictionaries = [], {}
+    for name, array in zip(data.schema.names, data.columns, strict=True):
+        found = split_codes(array)
+        if found is not None:
+            array, dictionaries[name] = found[0], pl.Series(name, found[1])
+        arrays.append(array)
+    if not dictionaries:
+        return _frame(data), {}
+    return _frame(pa.RecordBatch.from_arrays(arrays, names=data.schema.names)), dictionaries
+
+
 def _kept_rows(
     batch: FrameBatch, columns: Sequence[str], marks: Sequence[Mark], fragment: Fragment
-) -> tuple[pl.DataFrame, tuple[UniqueRows[pl.DataFrame], ...]]:
-    """Return the kept rows of a batch, with exactly `columns` and `marks`; columns stored once per run as groups."""
+) -> tuple[pl.DataFrame, tuple[UniqueRows[pl.DataFrame], ...], dict[str, pl.Series]]:
+    """Return the kept rows of a batch, with exactly `columns` and `marks`; columns stored once per run as groups, and
+    the dictionaries of coded ones.
+    """
     groups = tuple(UniqueRows(_frame(group.rows), group.inverse) for group in batch.groups)
     if groups:
         compact = {name for group in groups for name in group.rows.columns}
         columns = [name for name in columns if name not in compact]
-    frame, row_filter = _frame(batch.data), batch.row_filter
+    (frame, dictionaries), row_filter = _coded_frame(batch.data), batch.row_filter
     if marks:
         columns_of_marks = [mark.of(batch.data, fragment.table, fragment.path, batch.first_row) for mark in marks]
         frame, columns = frame.with_columns(columns_of_marks), [*columns, *(mark.name for mark in marks)]
     if row_filter.idle:
-        return frame.select(columns) if marks else frame, groups
+        return frame.select(columns) if marks else frame, groups, dictionaries
     if row_filter.sample is None and not row_filter.weigh and row_filter.where is not None and not groups:
-        return frame.lazy().filter(row_filter.where.narrow).select(columns).collect(engine="in-memory"), ()
+        kept = frame.lazy().filter(row_filter.where.narrow).select(columns).collect(engine="in-memory")
+        return kept, (), dictionaries
     result = row_filter.apply(batch.data, fragment.path, batch.first_row)
     if row_filter.weigh:
         frame = frame.with_columns(pl.Series(SAMPLE_WEIGHT, result.weights))
     frame = frame.select(columns)
     if result.stays is None:
-        return frame, groups
-    return frame.filter(pl.Series(result.stays)), tuple(filter_group(group, result.stays) for group in groups)
+        return frame, groups, dictionaries
+    groups = tuple(filter_group(group, result.stays) for group in groups)
+    return frame.filter(pl.Series(result.stays)), groups, dictionaries
 
 
 def refuse_foreign(schema: pa.Schema, columns: Iterable[str]) -> None:

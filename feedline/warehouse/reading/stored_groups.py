@@ -165,12 +165,21 @@ class StoredColumns:
             groups[name] = columns, check_flags(stored, self._runs(name, row_group), name, place)
         return RunReader(groups, place)
 
+    def coded_leaves(self, names: Collection[str]) -> list[int]:
+        """As `FileColumns.coded_leaves`; none where columns are stored once per run."""
+        return [] if self._groups else self._rows.coded_leaves(names)
+
     def rows(
-        self, decoded: pa.RecordBatch, reader: RunReader | None, uri: str, row_group: int
+        self,
+        decoded: pa.RecordBatch,
+        reader: RunReader | None,
+        uri: str,
+        row_group: int,
+        coded: Collection[str] = (),
     ) -> tuple[pa.RecordBatch, tuple[UniqueRows[pa.RecordBatch], ...]]:
         """The fields of a decoded chunk: those of every row, and those of unique rows, group by group."""
         if reader is None:
-            return self._rows.batch(decoded, uri, row_group), ()
+            return self._rows.batch(decoded, uri, row_group, coded=coded), ()
         groups = reader.take(decoded)
         arrays = {name: decoded.column(name) for name in self._rows.columns}
         found: dict[str, pa.Array] = {}

@@ -1,0 +1,116 @@
+"""Rows of which some columns are codes into dictionaries, and the features that are computed on these.
+
+Runs in: every process that computes blocks. Pure. Which columns come as codes may differ between row groups, so a job's
+features are split, and compiled, for each set of columns that occurs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import polars as pl
+import pyarrow as pa
+
+from feedline.blocks.single_flight import SingleFlight
+from feedline.spec.features import FeatureSpec
+from feedline.transforms.compile.coded_features import CodedColumn
+from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
+from feedline.transforms.learning.learner import ArtifactSet
+
+_MOST_SETS = 8  # sets of coded columns for which a job's features are compiled
+
+
+@dataclass(frozen=True, slots=True)
+class DictionaryFrame:
+    """Rows. dictionaries: of the columns that are codes, Int32 or lists of it, the values that they stand for."""
+
+    frame: pl.DataFrame
+    dictionaries: Mapping[str, pl.Series]
+
+    def expand(self) -> pl.DataFrame:
+        """The rows with the values of all columns."""
+        return expand_codes(self.frame, self.dictionaries) if self.dictionaries else self.frame
+
+
+def expand_codes(frame: pl.DataFrame, dictionaries: Mapping[str, pl.Series]) -> pl.DataFrame:
+    """Replace the codes of these columns by the values that they stand for."""
+    return frame.with_columns([_expand(frame.get_column(name), values) for name, values in dictionaries.items()])
+
+
+def _expand(codes: pl.Series, values: pl.Series) -> pl.Series:
+    if not isinstance(codes.dtype, pl.List):
+        return values.gather(codes).alias(codes.name)
+    array = codes.rechunk().to_arrow()
+    kind = pa.large_list(values.to_arrow().type)
+    flat = values.gather(pl.Series(array.values)).to_arrow()
+    lists = pa.Array.from_buffers(kind, len(array), array.buffers()[:2], array.null_count, array.offset, [flat])
+    return pl.Series(codes.name, lists)
+
+
+def join_coded(parts: Sequence[DictionaryFrame]) -> DictionaryFrame:
+    """Rows laid end to end. A column is coded where it is so in all parts, with their dictionaries end to end."""
+    coded = set(parts[0].dictionaries).intersection(*(part.dictionaries for part in parts[1:]))
+    dictionaries = {name: pl.concat([part.dictionaries[name] for part in parts], rechunk=True) for name in coded}
+    frames = []
+    starts = dict.fromkeys(coded, 0)
+    for part in parts:
+        frame = expand_codes(
+            part.frame, {name: values for name, values in part.dictionaries.items() if name not in coded}
+        )
+        frames.append(frame.with_columns([_shift(frame.get_column(name), start) for name, start in starts.items()]))
+        for name in coded:
+            starts[name] += len(part.dictionaries[name])
+    return DictionaryFrame(pl.concat(frames, rechunk=True), dictionaries)
+
+
+def _shift(codes: pl.Series, start: int) -> pl.Series:
+    if start == 0:
+        return codes
+    if not isinstance(codes.dtype, pl.List):
+        return (codes + start).cast(pl.Int32)
+    array = codes.rechunk().to_arrow()
+    shifted = (pl.Series(array.values) + start).cast(pl.Int32).to_arrow()
+    buffers = array.buffers()[:2]
+    return pl.Series(
+        codes.name, pa.Array.from_buffers(array.type, len(array), buffers, array.null_count, array.offset, [shifted])
+    )
+
+
+class CodedColumns:
+    """The features of plain rows, by the columns that come as codes. columns: those that may."""
+
+    def __init__(
+        self, columns: Collection[str], features: Sequence[FeatureSpec], schema: pa.Schema, artifacts: ArtifactSet
+    ) -> None:
+        self.columns = frozenset(columns)
+        self._features = features
+        self._schema = schema
+        self._artifacts = artifacts
+        self._sets: set[frozenset[str]] = set()
+        self._plain: SingleFlight[frozenset[str], CompiledFeatures] = SingleFlight()
+        self._coded: SingleFlight[str, CodedColumn] = SingleFlight()
+
+    def split(self, coded: Collection[str]) -> tuple[CompiledFeatures, list[CodedColumn]] | None:
+        """The features that read none of the coded columns, and those of each of these; None where files differ so
+        much in what they code that it is not worth to compile the features for each set of columns.
+        """
+        names = frozenset(coded)
+        if names not in self._sets and len(self._sets) >= _MOST_SETS:
+            return None
+        self._sets.add(names)
+        plain = self._plain.get(names, lambda: self._compile(names))
+        return plain, [self._coded.get(name, functools.partial(self._column, name)) for name in sorted(names)]
+
+    def _compile(self, without: Collection[str]) -> CompiledFeatures:
+        features = [feature for feature in self._features if _column(feature) not in without]
+        return compile_features(features, self._schema, self._artifacts)
+
+    def _column(self, name: str) -> CodedColumn:
+        own = [feature for feature in self._features if _column(feature) == name]
+        return CodedColumn(name, own, self._schema, self._artifacts)
+
+
+def _column(feature: FeatureSpec) -> str | None:
+    return (feature.column or feature.name) if feature.op is None and feature.expr is None else None

@@ -1,0 +1,152 @@
+"""Compute features of a dictionary-coded column once per distinct value.
+
+Runs in: every process that computes blocks. Pure. A column comes as codes into a dictionary of its values, or lists of
+codes. Where all ops of a feature work on one value at a time (`Op.per_value`), or keep a slice of each list, the same
+expressions are evaluated on the dictionary, and the codes say which result each row has. Only values that rows use are
+evaluated, and each is counted as often as it is used; null is one value more. What cannot be evaluated so is an error
+that does not name the row: the caller then evaluates the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.types as pat
+from numpy.typing import NDArray
+
+from feedline.native import rows
+from feedline.spec.features import FeatureSpec
+from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
+from feedline.transforms.learning.learner import ArtifactSet
+from feedline.transforms.ops import bind
+from feedline.transforms.values.ragged import slice_numbers
+
+Slices = tuple[tuple[int, int | None], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodedValues:
+    """The finished values of a feature, once per distinct value, and where they belong.
+
+    values: of the entries that are used. index: int64, the place of each of them in the dictionary of `entries`. uses:
+    int64, how often. codes: int32, the entry of each row, or of each element of lists. offsets: int64 [rows + 1] of
+    lists, None for scalars.
+    """
+
+    values: pl.Series
+    index: NDArray[np.int64]
+    entries: int
+    uses: NDArray[np.int64]
+    codes: NDArray[np.int32]
+    offsets: NDArray[np.int64] | None
+
+
+class CodedColumn:
+    """The features that derive from one column alone, value by value."""
+
+    def __init__(self, name: str, features: Sequence[FeatureSpec], schema: pa.Schema, artifacts: ArtifactSet) -> None:
+        self.name = name
+        groups: dict[Slices, list[FeatureSpec]] = {}
+        for feature in features:
+            slices = coded_slices(feature, schema.field(name).type)
+            assert slices is not None
+            groups.setdefault(slices, []).append(feature)
+        self._groups: list[tuple[Slices, CompiledFeatures]] = [
+            (slices, compile_features(group, schema, artifacts, elements=True)) for slices, group in groups.items()
+        ]
+
+    def apply(
+        self, codes: pl.Series, dictionary: pl.Series
+    ) -> tuple[dict[str, CodedValues], dict[str, list[tuple[int, int]]]]:
+        """The values of each feature, and the counts of its lookups, as `CompiledFeatures.apply_counting` gives them.
+
+        codes: Int32 or lists of it. Raises DataError for values that cannot be computed.
+        """
+        found: dict[str, CodedValues] = {}
+        lookups: dict[str, list[tuple[int, int]]] = {}
+        for slices, features in self._groups:
+            sliced = codes
+            for start, stop in slices:
+                sliced = slice_numbers(sliced, start, stop)
+            flat, offsets = _flat_codes(sliced, len(dictionary))
+            uses = rows.count_codes(flat, len(dictionary) + 1)
+            index = np.flatnonzero(uses)
+            uses = uses[index]
+            entries = _entries(dictionary, index)
+            frame, counts = features.apply_counting(entries.rename(self.name).to_frame(), uses)
+            lookups |= counts
+            for output in features.outputs:
+                found[output.name] = CodedValues(
+                    values=frame.get_column(output.name),
+                    index=index,
+                    entries=len(dictionary) + 1,
+                    uses=uses,
+                    codes=flat,
+                    offsets=offsets,
+                )
+        return found, lookups
+
+
+def coded_slices(feature: FeatureSpec, kind: pa.DataType) -> Slices | None:
+    """The slices that a feature takes of its column's lists; None if it is not computed value by value.
+
+    A slice may follow an op only if that op neither fails nor counts: it is taken first.
+    """
+    lists = pat.is_list(kind) or pat.is_large_list(kind)
+    if feature.op is not None or feature.expr is not None or lists is not (feature.group == "sparse"):
+        return None
+    if feature.group == "extra" or pat.is_nested(kind.value_type if lists else kind):
+        return None
+    slices = []
+    may_fail = False
+    for call in feature.ops:
+        bound = bind(call)
+        if bound.op.slices is not None:
+            if may_fail:
+                return None
+            kept = bound.op.slices(bound.parameters)
+            slices.append((kept.start or 0, kept.stop))
+        elif not bound.op.per_value:
+            return None
+        may_fail |= bound.op.learns is not None or bound.op.name == "cast"
+    return tuple(slices)
+
+
+def coded_features(features: Sequence[FeatureSpec], schema: pa.Schema, reads: Mapping[str, Sequence[str]]) -> set[str]:
+    """The columns that features read, all of them value by value. reads: the columns of each feature, by name."""
+    columns = {feature.column or feature.name for feature in features if feature.op is None and feature.expr is None}
+    columns &= set(schema.names)
+    for feature in features:
+        name = feature.column or feature.name
+        own = name in columns and coded_slices(feature, schema.field(name).type) is not None
+        columns.difference_update(set(reads[feature.name]) - ({name} if own else set()))
+    return columns
+
+
+def _flat_codes(codes: pl.Series, null: int) -> tuple[NDArray[np.int32], NDArray[np.int64] | None]:
+    """The codes, `null` for nulls, and the offsets of lists, of which null ones are empty."""
+    if not isinstance(codes.dtype, pl.List):
+        return codes.fill_null(null).to_numpy(), None
+    array = codes.rechunk().to_arrow()
+    offsets = array.offsets.to_numpy()
+    if array.null_count:
+        lengths = np.where(array.is_null().to_numpy(zero_copy_only=False), 0, np.diff(offsets))
+        flat = pl.Series(array.flatten())
+        offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    else:
+        first = int(offsets[0])
+        flat = pl.Series(array.values.slice(first, int(offsets[-1]) - first))
+        offsets = offsets - first if first else offsets
+    return flat.fill_null(null).to_numpy(), offsets
+
+
+def _entries(dictionary: pl.Series, index: NDArray[np.int64]) -> pl.Series:
+    """The values at an ascending index; the one after the last is null."""
+    if len(index) and index[-1] == len(dictionary):
+        found = dictionary.gather(index[:-1]) if len(index) <= len(dictionary) else dictionary
+        return found.extend_constant(None, 1)
+    return dictionary.gather(index) if len(index) < len(dictionary) else dictionary

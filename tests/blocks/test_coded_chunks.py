@@ -1,0 +1,253 @@
+"""Blocks computed on dictionaries are, byte by byte, those computed on rows: batches, quality and errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedline import Pipeline
+from feedline.blocks import compute
+from feedline.blocks.coded_chunks import DictionaryFrame, join_coded
+from feedline.blocks.compute import run_block
+from feedline.errors import FeedlineError
+from feedline.native import parquet as native
+from feedline.warehouse.parquet.decode import DECODER_VARIABLE
+
+needs_kernel = pytest.mark.skipif(not native.COMPILED, reason="installed without a compiler: no column comes as codes")
+ROWS, GROUP = 4000, 700
+
+
+def few(random: np.random.Generator, values: list[Any], count: int, nulls: float = 0.0) -> list[Any]:
+    chosen = [values[index] for index in random.integers(0, len(values), count)]
+    return [None if lost else value for value, lost in zip(chosen, random.random(count) < nulls, strict=True)]
+
+
+def write_table(folder: Path) -> Path:
+    """Columns of few values each, in several files and row groups."""
+    random = np.random.default_rng(3)
+    ids = [*range(-5, 60), 2**40]
+    lists = [few(random, ids, int(length), 0.05) for length in random.integers(0, 9, ROWS)]
+    words = ["", "a", "Zürich", "long " * 9]
+    table = pa.table(
+        {
+            "row": pa.array(range(ROWS)),
+            "price": pa.array(few(random, [0.0, -0.0, 1.5, 2.25, 1e30, 7.0], ROWS, 0.2), pa.float32()),
+            "clean": pa.array(few(random, [0.5, 1.5, 2.5], ROWS), pa.float64()),
+            "small": pa.array(few(random, [1, 2, 3], ROWS, 0.1), pa.int8()),
+            "item": pa.array(few(random, ids, ROWS, 0.1), pa.int64()),
+            "word": pa.array(few(random, words, ROWS, 0.1), pa.string()),
+            "history": pa.array([None if number % 17 == 0 else each for number, each in enumerate(lists)]),
+            "filled": pa.array([[value or 0 for value in each] for each in lists], pa.list_(pa.int64())),
+            "tags": pa.array([few(random, words, int(n)) for n in random.integers(0, 4, ROWS)], pa.list_(pa.string())),
+            "scores": pa.array([few(random, [0.5, 1.5], int(n)) for n in random.integers(0, 4, ROWS)]),
+            "clicked": pa.array(few(random, [0, 1], ROWS), pa.int8()),
+        }
+    )
+    folder.mkdir()
+    half = ROWS // 2
+    pq.write_table(table.slice(0, half), folder / "0.parquet", row_group_size=GROUP, write_statistics=False)
+    pq.write_table(table.slice(half), folder / "1.parquet", row_group_size=GROUP, write_statistics=False, data_page_version="2.0")
+    return folder
+
+
+FEATURES: dict[str, Any] = {
+    "dense": {
+        "price": [{"fill_null": 0.25}, "log1p"],
+        "again": {"column": "price", "ops": [{"clip": {"min": 0, "max": 3}}, {"fill_null": 1}]},
+        "clean": [],
+        "small": [{"fill_null": 0}],
+        "scaled": {"column": "clean", "ops": ["standardize"]},
+    },
+    "categorical": {
+        "item": [{"hash_bucket": {"buckets": 1000, "null_bucket": True}}],
+        "word": [{"vocabulary": {"min_count": 2}}],
+        "plain": {"column": "item", "ops": [{"modulo": 7}, {"fill_null": 8}]},
+    },
+    "sparse": {
+        "history": [{"first_x": 4}, {"fill_null": 3}, {"hash_bucket": 50}],
+        "tail": {"column": "history", "ops": [{"fill_null": -1}, {"modulo": 9}, {"list_slice": -2}]},
+        "known": {"column": "filled", "ops": [{"first_x": 5}, {"vocabulary": {"min_count": 60}}]},
+        "tags": [{"hash_bucket": 20}],
+        "scores": ["log1p"],
+    },
+    "label": {"clicked": []},
+    "extra": ["row"],
+}
+
+
+def pipeline(table: Path, folder: Path, **changes: Any) -> Pipeline:
+    return Pipeline.from_dict(
+        {
+            "version": 1,
+            "name": "codes",
+            "work_dir": str(folder / "work"),
+            "source": {"table": str(table), **changes.pop("source", {})},
+            "features": FEATURES,
+            "batch": {"size": 256, "tail": "partial"},
+            "shuffle": {"seed": 1, "window_rows": 1500},
+            **changes,
+        }
+    )
+
+
+def outcome(table: Path, folder: Path, **changes: Any) -> Any:
+    """All bytes of all batches, or the error."""
+    made = pipeline(table, folder, **changes)
+    try:
+        batches = []
+        for batch in made.batches():
+            arrays = [batch.dense, batch.categorical, batch.labels, batch.extra["row"]]
+            arrays += [each for one in batch.sparse.values() for each in (one.values, one.lengths)]
+            batches.append([np.ascontiguousarray(array.numpy()).tobytes() for array in arrays])
+    except FeedlineError as error:
+        return type(error), str(error)
+    return batches
+
+
+class Counter:
+    """Counts the columns that are computed on dictionaries."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.columns: set[str] = set()
+        whole = compute._Encoder._encode_coded
+
+        def encode(encoder: Any, part: Any, coded: DictionaryFrame) -> Any:
+            self.columns |= set(coded.dictionaries)
+            return whole(encoder, part, coded)
+
+        monkeypatch.setattr(compute._Encoder, "_encode_coded", encode)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_table(tmp_path_factory.mktemp("codes") / "table")
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    "source",
+    [
+        {},
+        {"where": "row % 3 > 0 and clicked == 1"},
+        {"where": "item > 20"},
+        {"sample": {"fraction": 0.5, "seed": 4}},
+    ],
+    ids=str,
+)
+def test_batches_are_those_computed_on_rows(
+    table: Path, tmp_path: Path, source: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    pipeline(table, tmp_path, source=source).fit()
+    counter = Counter(monkeypatch)
+    coded = outcome(table, tmp_path, source=source)
+    read = {"price", "clean", "small", "item", "word", "history", "filled", "tags", "scores", "clicked"}
+    assert counter.columns == read - ({"item"} if "item" in str(source) else set()) - (
+        {"clicked"} if "clicked" in str(source) else set()
+    )
+    monkeypatch.setenv(DECODER_VARIABLE, "arrow")
+    counter.columns.clear()
+    rows = outcome(table, tmp_path, source=source)
+    assert not counter.columns
+    assert coded == rows
+    assert len(rows) > 3
+
+
+@needs_kernel
+def test_quality_is_that_of_rows(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Nulls, values, extremes, lengths, and what lookups miss."""
+    source = {"where": "row % 3 > 0"}
+    pipeline(table, tmp_path, source={"where": "row < 1000"}, name="codes").fit()
+
+    def qualities() -> list[bytes]:
+        plan = pipeline(table, tmp_path, source=source).plan()
+        blocks = list(plan.schedule(0).blocks(0, everything=True))
+        return [run_block(plan.job, plan.request(block, 0), "k", False).quality.to_bytes() for block in blocks]
+
+    coded = qualities()
+    monkeypatch.setenv(DECODER_VARIABLE, "arrow")
+    assert coded == qualities()
+    assert len(coded) > 1
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    "features",
+    [
+        {"dense": {"price": []}},
+        {"sparse": {"history": [{"first_x": 9}]}},
+        {"dense": {"price": {"column": "price", "ops": [{"fill_null": 0}, "log"], "on_nonfinite": "error"}}},
+        {"categorical": {"word": [{"cast": "int64"}, {"fill_null": 0}]}},
+        {"categorical": {"word": [{"fill_null": "x"}, {"cast": "int64"}]}},
+    ],
+    ids=str,
+)
+def test_errors_are_those_of_rows(table: Path, tmp_path: Path, features: dict, monkeypatch: pytest.MonkeyPatch):
+    coded = outcome(table, tmp_path, features={**features, "extra": ["row"]})
+    monkeypatch.setenv(DECODER_VARIABLE, "arrow")
+    rows = outcome(table, tmp_path, features={**features, "extra": ["row"]})
+    assert coded == rows
+    assert issubclass(rows[0], FeedlineError)
+    assert "row group" in rows[1]
+
+
+@needs_kernel
+def test_values_of_filtered_rows_are_neither_computed_nor_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The word that is no number is of rows that the filter drops."""
+    (tmp_path / "t").mkdir()
+    words = ["1", "2", "x"] * 100
+    rows = pa.table({"word": words, "row": range(300)})
+    pq.write_table(rows.append_column("keep", pa.array([word != "x" for word in words])), tmp_path / "t" / "0.parquet")
+    features = {"categorical": {"word": [{"cast": "int64"}]}, "extra": ["row"]}
+    counter = Counter(monkeypatch)
+    made = pipeline(tmp_path / "t", tmp_path, features=features, source={"where": "keep"})
+    ids = np.concatenate([batch.categorical.numpy().ravel() for batch in made.batches()])
+    assert counter.columns == {"word"}
+    assert sorted(ids) == [1] * 100 + [2] * 100
+    assert outcome(tmp_path / "t", tmp_path, features=features)[0] is not list
+
+
+@st.composite
+def parts(draw: st.DrawFn) -> list[tuple[DictionaryFrame, pl.DataFrame]]:
+    """Some parts, coded or not, and the rows that they stand for."""
+    found = []
+    for _ in range(draw(st.integers(1, 4))):
+        height = draw(st.integers(1, 5))
+        values = draw(st.lists(st.text(max_size=3), min_size=1, max_size=4))
+        code = st.none() | st.integers(0, len(values) - 1)
+        flat = pl.Series("a", draw(st.lists(code, min_size=height, max_size=height)), pl.Int32)
+        lists = st.lists(st.none() | st.lists(code, max_size=3), min_size=height, max_size=height)
+        nested = pl.Series("b", draw(lists), pl.List(pl.Int32))
+        plain = pl.Series("c", range(height))
+
+        def word(one: int | None, values: list[str] = values) -> str | None:
+            return None if one is None else values[one]
+
+        rows = pl.DataFrame(
+            [
+                pl.Series("a", [word(one) for one in flat], pl.String),
+                pl.Series("b", [None if one is None else [word(each) for each in one] for one in nested.to_list()],
+                          pl.List(pl.String)),
+                plain,
+            ]
+        )  # fmt: skip
+        coded = draw(st.sets(st.sampled_from("ab")))
+        dictionary = pl.Series(values, dtype=pl.String)
+        frame = pl.DataFrame([(flat if "a" in coded else rows["a"]), (nested if "b" in coded else rows["b"]), plain])
+        found.append((DictionaryFrame(frame, {name: dictionary.alias(name) for name in sorted(coded)}), rows))
+    return found
+
+
+@given(parts())
+def test_joined_parts_are_their_rows(cases: list[tuple[DictionaryFrame, pl.DataFrame]]):
+    joined = join_coded([frame for frame, _ in cases])
+    expected = pl.concat([rows for _, rows in cases])
+    assert joined.expand().select("a", "b", "c").equals(expected)
+    assert set(joined.dictionaries) == set.intersection(*(set(frame.dictionaries) for frame, _ in cases))
