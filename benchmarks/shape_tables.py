@@ -1,0 +1,105 @@
+"""Write the tables of the floor benchmark's shapes `wide` and `flat`; runs in its process, on all cores.
+
+Repeatable: every column of every row group has its own stream of words (`feedline.warehouse.synthetic.draws`), so the
+same rows come from any number of threads. Rows are independent of each other. Columns:
+
+    dense_0 ..   float32      log-normal minus a little; in `wide`, 5 % are null
+    id_0 ..      int64        Zipf over a few thousand to 2 million ids
+    hist_0 ..    list<int64>  0 to 40 ids, Zipf over 10 million
+    clicked      int8         1 in one row of 20
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from shapes import LABEL, Shape
+
+from feedline.warehouse.synthetic import draws
+
+SEED, NULL_SHARE, CLICKED = 0, 0.05, 0.05
+LIST_MAX, LIST_CARDINALITY = 40, 10_000_000
+ID_CARDINALITIES = (2_000_000, 500_000, 150_000, 40_000, 10_000, 3_000, 1_000_000, 80_000, 5_000)
+_LENGTHS = 1 << 32  # added to a list column's stream: its lengths
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A row group: the group's and the file's number, and its rows."""
+
+    group: int
+    file: int
+    rows: int
+
+    def words(self, stream: int, count: int | None = None) -> draws.Words:
+        """Return random words of a stream; by default one per row."""
+        return draws.draw_words((SEED, stream), (self.group, self.file, 0), self.rows if count is None else count)
+
+
+def write_table(folder: Path, shape: Shape, *, rows: int, group_rows: int) -> None:
+    """Write `rows` rows of a shape into files `part-00000.parquet` and so on, as writers do by default, in zstd."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file_rows = group_rows * shape.file_groups
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        writes = [
+            pool.submit(_write_file, folder, shape, number, min(file_rows, rows - first), group_rows)
+            for number, first in enumerate(range(0, rows, file_rows))
+        ]
+        for write in writes:
+            write.result()
+
+
+def _write_file(folder: Path, shape: Shape, number: int, rows: int, group_rows: int) -> None:
+    names = shape.columns
+    path = folder / f"part-{number:05d}.parquet"
+    writer: pq.ParquetWriter | None = None
+    for group, first in enumerate(range(0, rows, group_rows)):
+        place = Place(group, number, min(group_rows, rows - first))
+        table = pa.table([_draw(shape, name)(place, stream) for stream, name in enumerate(names)], names=names)
+        writer = writer or pq.ParquetWriter(path, table.schema, compression="zstd")
+        writer.write_table(table, row_group_size=group_rows)
+    assert writer is not None
+    writer.close()
+
+
+def _draw(shape: Shape, name: str) -> Callable[[Place, int], pa.Array]:
+    """Return the generator of a column."""
+    if name == LABEL:
+        return _labels
+    kind, number = name.split("_")
+    index = int(number)
+    match kind:
+        case "dense":
+            return functools.partial(_floats, null_share=NULL_SHARE if shape.name == "wide" else 0.0)
+        case "id":
+            return functools.partial(_ids, cardinality=ID_CARDINALITIES[index % len(ID_CARDINALITIES)])
+    return _lists
+
+
+def _floats(place: Place, stream: int, *, null_share: float) -> pa.Array:
+    words = place.words(stream)
+    values = draws.lognormal(words, 0.6 + 0.2 * (stream % 5))
+    return pa.array(values, mask=draws.nulls(words, null_share) if null_share else None)
+
+
+def _ids(place: Place, stream: int, *, cardinality: int) -> pa.Array:
+    return pa.array(draws.zipf(place.words(stream), cardinality))
+
+
+def _lists(place: Place, stream: int) -> pa.Array:
+    lengths = (draws.unit(place.words(stream + _LENGTHS)) * (LIST_MAX + 1)).astype(np.int32)
+    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    values = draws.zipf(place.words(stream, int(offsets[-1])), LIST_CARDINALITY)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
+
+
+def _labels(place: Place, stream: int) -> pa.Array:
+    return pa.array((draws.unit(place.words(stream)) < CLICKED).view(np.int8))
