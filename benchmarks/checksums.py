@@ -2,7 +2,10 @@
 
 Runs in the contenders' processes, with the same code for each. Integer sums are exact (modulo 2**64), float sums are
 in float64 and compared to 1e-5. Products with a row's mark detect values that moved to another row: its first id, or
-without ids the bits of its first dense value, of which only nulls are filled.
+where ids are hashed or missing the bits of its first dense value, of which only nulls are filled.
+
+Each loader hashes in its own way, so sums of hashed ids are compared among those with the same hash only (`hashes`):
+all others have Polars', Feedline has its own. What connects the two is `hashed_ids`.
 """
 
 from __future__ import annotations
@@ -20,19 +23,24 @@ CACHED = 2**17  # dense values converted at once: a wide batch would leave the c
 
 
 class Checksums:
-    """Sums over batches; `totals` maps names to plain numbers."""
+    """Sums over batches; `totals` and `hashes` map names to plain numbers."""
 
     def __init__(self, shape: Shape) -> None:
         self.rows = 0
-        self._marked_by_id = bool(shape.ids)
+        self._hashed = shape.hashed
+        self._marked_by_id = bool(shape.ids) and not shape.hashed
         self._sums: dict[str, torch.Tensor] = {}
+        self._hashes: dict[str, torch.Tensor] = {}
 
     def add(self, batch: Any) -> None:
         """Add one batch's tensors, reading each once."""
         first = self._mark(batch)
         mark = (first & 255).double()
         self.rows += len(first)
-        self._sum("ids", batch.categorical.sum(0))
+        if self._hashed:
+            self._add_hashes(batch.categorical, first & 255)
+        else:
+            self._sum("ids", batch.categorical.sum(0))
         self._sum("labels", batch.labels.double().sum(0))
         self._sum("labels x id", mark @ batch.labels.double())
         part = max(1, CACHED // batch.dense.shape[1])
@@ -55,6 +63,11 @@ class Checksums:
         """The sums so far, as plain numbers."""
         return {"rows": self.rows} | {name: value.tolist() for name, value in self._sums.items()}
 
+    @property
+    def hashes(self) -> dict[str, Any]:
+        """The sums of hashed ids so far, and the bounds of each column; empty if ids are not hashed."""
+        return {name: value.tolist() for name, value in self._hashes.items()}
+
     def _mark(self, batch: Any) -> torch.Tensor:
         if self._marked_by_id:
             ids: torch.Tensor = batch.categorical[:, 0]
@@ -62,6 +75,14 @@ class Checksums:
         bits = batch.dense[:, 0].contiguous().view(torch.int32).long()
         scrambled: torch.Tensor = (bits * SCRAMBLER) >> 20  # the low bits of an integer's mantissa are zeros
         return scrambled
+
+    def _add_hashes(self, ids: torch.Tensor, mark: torch.Tensor) -> None:
+        low, high = ids.aminmax(dim=0)
+        sums, products = ids.sum(0), (ids.T * mark).sum(1)
+        if self._hashes:
+            low, high = torch.minimum(low, self._hashes["low"]), torch.maximum(high, self._hashes["high"])
+            sums, products = sums + self._hashes["ids"], products + self._hashes["ids x mark"]
+        self._hashes = {"low": low, "high": high, "ids": sums, "ids x mark": products}
 
     def _sum(self, name: str, value: torch.Tensor) -> None:
         self._sums[name] = self._sums[name] + value if name in self._sums else value.clone()

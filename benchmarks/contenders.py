@@ -26,7 +26,7 @@ Encode = Callable[[Any], list[Any]]  # a row group to its pieces
 class Job:
     """The input of a contender: the table's files, the same as a pipeline.yaml, rows per batch, threads or workers.
 
-    shape: the table's, one of `SHAPES`.
+    shape: the table's, one of `SHAPES`; sample: the file for the first batches' ids where these are hashed.
     """
 
     files: Sequence[str]
@@ -34,16 +34,21 @@ class Job:
     batch_size: int
     threads: int
     shape: str = "lists"
+    sample: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """A contender. `needs`: packages without which it is skipped; `role`: the comparisons it takes part in."""
+    """A contender. `needs`: packages without which it is skipped; `role`: the comparisons it takes part in.
+
+    in_order: its batches are the table's rows in order.
+    """
 
     about: str
     role: str
     needs: tuple[str, ...]
     prepare: Callable[[Shape], Callable[[Job], Batches]]
+    in_order: bool = True
 
 
 def polars_scan(shape: Shape) -> Callable[[Job], Batches]:
@@ -145,6 +150,9 @@ def numpy_encoder(shape: Shape) -> Callable[[int], Encode]:
     """Import what encodes a shape in numpy; return the function from rows per batch to the encoding."""
     import numpy_workload
 
+    if shape.hashed:
+        import polars  # noqa: F401  imported where strings are hashed
+
     return lambda size: partial(numpy_workload.numpy_pieces, shape=shape, size=size)
 
 
@@ -175,6 +183,7 @@ CONTENDERS = {
         role="processes",
         needs=("torch",),
         prepare=torch_dataloader,
+        in_order=False,
     ),
     "grain": Contender(
         about="grain over pyarrow, threads", role="in-process", needs=("grain", "pyarrow"), prepare=grain_threads
@@ -196,6 +205,7 @@ CONTENDERS = {
         role="feedline",
         needs=("feedline",),
         prepare=partial(feedline, overrides={}),
+        in_order=False,
     ),
 }
 IN_PROCESS = ("floor", "in-process")  # the roles of contenders that run in the trainer's process

@@ -3,7 +3,7 @@
     python benchmarks/floor.py                        5 M rows, 5 rounds: tables of medians and spreads, and ratios
     python benchmarks/floor.py --optimized            also on the table that `optimize --for decode` writes of it
     python benchmarks/floor.py --busy 5               with a trainer that works 5 ms per batch
-    python benchmarks/floor.py --shape wide           another table and the work that goes with it; or flat
+    python benchmarks/floor.py --shape wide           another table and the work that goes with it; or strings, or flat
     python benchmarks/floor.py --tiny                 20,000 rows, one round: a test that all work and agree
 
 Shapes of the generated table, each with a label, and of the work (`shapes`):
@@ -11,6 +11,8 @@ Shapes of the generated table, each with a label, and of the work (`shapes`):
     lists     5 M clicks of 13 dense columns (fill_null, clip, log1p), 26 ids (modulo) and 6 histories (first_x)
     wide      400,000 rows of 504 dense columns (fill_null) and 42 lists of 20 ids on average (first_x, modulo), in row
               groups of 20,000: the public model of papers on data storage and ingestion
+    strings   5 M rows of 13 integers (fill_null, cast, log1p) and 26 strings of 8 hex digits, 3,000 to 200,000
+              different ones (hash_bucket)
     flat      20 M rows of 2 dense columns and 9 ids of 3,000 to 2 million values, without ops, in row groups of a
               million: little but decoding and copying
 
@@ -24,6 +26,12 @@ without imports; seconds to the first batch, without imports; CPU-seconds per mi
 own imports, and from the first batch on; and peak memory of the process tree (sampled). A ratio is the median of the
 rounds' ratios, and the best in-process contender is the one with the best median. Exit code 1 if a contender fails or
 two of them deliver different rows: sums of all values and of their products with a mark of the row are compared.
+
+In `strings` the others hash as Polars does, since Feedline's hash would cost them more, so the ids of one cannot be
+compared with those of the other by value. Everything else is; ids are compared among those of the same hash; all are
+within the buckets; and in the first batches of a contender in the table's order, ids are compared with the strings in
+the table: equal strings have equal ids, and different ones hardly ever (`hashed_ids`). A contender that has no other
+one with its hash and in the table's order beside it is refused.
 """
 
 from __future__ import annotations
@@ -43,7 +51,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from checksums import differences
+import numpy as np
+from agreement import Agreement, require_strings
 from contenders import CONTENDERS, IN_PROCESS, Job
 from floor_tables import OPTIMIZED, PLAIN, BenchmarkError, cached_files, open_tables
 from measure import measure
@@ -131,17 +140,22 @@ def available(names: Sequence[str], console: Console) -> list[str]:
 
 
 def run(name: str, files: Sequence[str], table: Path, options: argparse.Namespace, units: int) -> dict[str, Any]:
-    """Run one contender once, in a fresh process with a fresh work_dir."""
+    """Run one contender once, in a fresh process with a fresh work_dir.
+
+    The result has a `sample` of hashed ids beside the numbers, or None.
+    """
     shape = SHAPES[options.shape]
     with tempfile.TemporaryDirectory(prefix="feedline-bench-") as scratch:
         pipeline = Path(scratch) / "pipeline.yaml"
         pipeline.write_text(shape.pipeline(str(table.resolve()), batch_size=options.batch_size, work_dir=scratch))
+        ids = Path(scratch) / "ids.npy"
         job = Job(
             files=files,
             pipeline=str(pipeline),
             batch_size=options.batch_size,
             threads=options.threads,
             shape=shape.name,
+            sample=str(ids),
         )
         (Path(scratch) / "job.json").write_text(json.dumps(asdict(job)))
         command = [
@@ -153,6 +167,7 @@ def run(name: str, files: Sequence[str], table: Path, options: argparse.Namespac
             str(units),
         ]
         cost = measure(command, env=allocator_environment(options.threads) | os.environ)
+        sample = np.load(ids) if ids.exists() else None
     if cost.code != 0:
         raise BenchmarkError(f"{name} ended with exit code {cost.code}:\n{cost.stderr[-4000:]}")
     result = json.loads(cost.stdout.splitlines()[-1])
@@ -160,6 +175,7 @@ def run(name: str, files: Sequence[str], table: Path, options: argparse.Namespac
     later_rows = result["rows"] - result["first_batch_rows"]
     return {
         **result,
+        "sample": sample,
         "cpu_s": cpu_s,
         "cpu_s_per_million_rows": cpu_s / result["rows"] * 1e6,
         "later_cpu_s_per_million_rows": (
@@ -183,22 +199,21 @@ def calibrate(busy_ms: float, shape: str) -> int:
 def rounds(names: Sequence[str], tables: Mapping[str, Path], options: argparse.Namespace, console: Console) -> Tables:
     """Run all contenders on all tables, interleaved.
 
-    Raises BenchmarkError if one dies or delivers other rows than the first.
+    Raises BenchmarkError if one dies, delivers other rows than the first, or hashes ids that do not follow strings.
     """
     files = {name: cached_files(table, options.rows) for name, table in tables.items()}
     units = calibrate(options.busy, options.shape)
-    first: tuple[str, dict[str, Any]] | None = None
+    agreement = Agreement(SHAPES[options.shape])
     runs: Tables = {table: {name: [] for name in names} for table in tables}
     for number in range(options.rounds):
         turn = number % len(names)
         for name in [*names[turn:], *names[:turn]]:
             for table, folder in tables.items():
                 result = run(name, files[table], folder, options, units)
-                runs[table][name].append(result)
-                first = first or (name, result["checksums"])
-                wrong = differences(first[1], result["checksums"])
+                wrong = agreement.wrong(name, result, result.pop("sample"), files[table])
                 if wrong:
-                    raise BenchmarkError(f"{name} on the {table} table disagrees with {first[0]} in {'; '.join(wrong)}")
+                    raise BenchmarkError(f"{name} on the {table} table {wrong}")
+                runs[table][name].append(result)
                 if result["left_behind"]:
                     console.print(f"{name} left behind, and had to be killed: {result['left_behind']}", markup=False)
                 rate = f"{result['rows_per_s'] / 1e3:,.0f} k rows/s"
@@ -308,6 +323,7 @@ def main(arguments: Sequence[str]) -> int:
     console = Console(width=None if sys.stdout.isatty() else 160)
     try:
         names = available(options.contenders, console)
+        require_strings(names, SHAPES[options.shape])
         with open_tables(options) as tables:
             runs = rounds(names, tables, options, console)
     except BenchmarkError as error:

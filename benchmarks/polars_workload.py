@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import polars as pl
-from shapes import CLIP, FIRST, LABEL, MODULUS, Shape
+from shapes import BUCKETS, CLIP, FIRST, LABEL, MODULUS, Shape
 from workload import Piece, RowGroup, open_file
 
 Expressions = Callable[[str], pl.Expr]  # of a column's name
@@ -53,6 +53,11 @@ def _clipped_log(name: str) -> pl.Expr:
     return pl.col(name).fill_null(0.0).clip(0.0, CLIP).log1p()
 
 
+def _filled_log(name: str) -> pl.Expr:
+    filled = pl.col(name).fill_null(0).cast(pl.Float32)
+    return filled if name == "int_0" else filled.log1p()
+
+
 def _first(name: str) -> pl.Expr:
     return pl.col(name).list.head(FIRST)
 
@@ -64,5 +69,6 @@ def _first_modulo(name: str) -> pl.Expr:
 EXPRESSIONS: dict[str, tuple[Expressions, Expressions, Expressions]] = {  # shape -> dense, ids, lists
     "lists": (_clipped_log, lambda name: pl.col(name) % MODULUS, _first),
     "wide": (lambda name: pl.col(name).fill_null(0.0), pl.col, _first_modulo),
+    "strings": (_filled_log, lambda name: (pl.col(name).hash() % BUCKETS).cast(pl.Int64), _first),
     "flat": (pl.col, pl.col, _first),
 }

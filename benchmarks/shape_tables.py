@@ -1,10 +1,12 @@
-"""Write the tables of the floor benchmark's shapes `wide` and `flat`; runs in its process, on all cores.
+"""Write the tables of the floor benchmark's shapes `wide`, `strings` and `flat`; runs in its process, on all cores.
 
 Repeatable: every column of every row group has its own stream of words (`feedline.warehouse.synthetic.draws`), so the
 same rows come from any number of threads. Rows are independent of each other. Columns:
 
     dense_0 ..   float32      log-normal minus a little; in `wide`, 5 % are null
+    int_0 ..     int64        counts with a heavy tail, 5 % null
     id_0 ..      int64        Zipf over a few thousand to 2 million ids
+    str_0 ..     string       8 hex digits, Zipf over 3,000 to 200,000 of them
     hist_0 ..    list<int64>  0 to 40 ids, Zipf over 10 million
     clicked      int8         1 in one row of 20
 """
@@ -28,6 +30,8 @@ from feedline.warehouse.synthetic import draws
 SEED, NULL_SHARE, CLICKED = 0, 0.05, 0.05
 LIST_MAX, LIST_CARDINALITY = 40, 10_000_000
 ID_CARDINALITIES = (2_000_000, 500_000, 150_000, 40_000, 10_000, 3_000, 1_000_000, 80_000, 5_000)
+STRING_CARDINALITIES = (3_000, 200_000, 20_000, 100_000, 8_000, 50_000)
+_HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
 _LENGTHS = 1 << 32  # added to a list column's stream: its lengths
 
 
@@ -81,7 +85,11 @@ def _draw(shape: Shape, name: str) -> Callable[[Place, int], pa.Array]:
             return functools.partial(_floats, null_share=NULL_SHARE if shape.name == "wide" else 0.0)
         case "id":
             return functools.partial(_ids, cardinality=ID_CARDINALITIES[index % len(ID_CARDINALITIES)])
-    return _lists
+        case "str":
+            return functools.partial(_strings, cardinality=STRING_CARDINALITIES[index % len(STRING_CARDINALITIES)])
+        case "hist":
+            return _lists
+    return _integers
 
 
 def _floats(place: Place, stream: int, *, null_share: float) -> pa.Array:
@@ -90,8 +98,18 @@ def _floats(place: Place, stream: int, *, null_share: float) -> pa.Array:
     return pa.array(values, mask=draws.nulls(words, null_share) if null_share else None)
 
 
+def _integers(place: Place, stream: int) -> pa.Array:
+    words = place.words(stream)
+    values = draws.lognormal(words, 1.0 + 0.2 * (stream % 5)) * np.float32(10)
+    return pa.array(np.maximum(values, 0).astype(np.int64), mask=draws.nulls(words, NULL_SHARE))
+
+
 def _ids(place: Place, stream: int, *, cardinality: int) -> pa.Array:
     return pa.array(draws.zipf(place.words(stream), cardinality))
+
+
+def _strings(place: Place, stream: int, *, cardinality: int) -> pa.Array:
+    return _hex_digits(cardinality, stream).take(pa.array(draws.zipf(place.words(stream), cardinality)))
 
 
 def _lists(place: Place, stream: int) -> pa.Array:
@@ -103,3 +121,13 @@ def _lists(place: Place, stream: int) -> pa.Array:
 
 def _labels(place: Place, stream: int) -> pa.Array:
     return pa.array((draws.unit(place.words(stream)) < CLICKED).view(np.int8))
+
+
+@functools.cache
+def _hex_digits(count: int, stream: int) -> pa.Array:
+    """Return so many different strings of 8 hex digits; another stream has other ones."""
+    numbers = np.arange(count, dtype=np.uint32) * np.uint32(2_654_435_761)  # odd: permutes the numbers below 2**32
+    numbers += np.uint32(stream * 40_503)
+    digits = (numbers[:, None] >> np.arange(28, -4, -4, dtype=np.uint32)) & np.uint32(15)
+    offsets = np.arange(0, 8 * count + 1, 8, dtype=np.int32)
+    return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(_HEX[digits].tobytes()))

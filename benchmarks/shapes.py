@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 LABEL = "clicked"
-CLIP, MODULUS, FIRST = 1000.0, 1_000_003, 20
+CLIP, MODULUS, FIRST, BUCKETS = 1000.0, 1_000_003, 20, 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,8 +19,8 @@ class Shape:
     """A table's columns by the tensor that they become: `dense`, `ids` (categorical) and `lists` (sparse).
 
     features: the section of pipeline.yaml (None: that of `clicks_pipeline`). rows, group_rows: rows of the table and of
-    a row group by default; tiny_rows: of the table as a test, at most; file_groups: row groups of a file.
-    pool_in_polars: the thread pool computes expressions, and not in numpy.
+    a row group by default; tiny_rows: of the table as a test, at most; file_groups: row groups of a file. hashed: the
+    ids are hashes, each loader's own. pool_in_polars: the thread pool computes expressions, and not in numpy.
     """
 
     name: str
@@ -32,6 +32,7 @@ class Shape:
     group_rows: int
     file_groups: int
     tiny_rows: int = 20_000
+    hashed: bool = False
     pool_in_polars: bool = False
 
     @property
@@ -86,6 +87,24 @@ _SHAPES = (
         group_rows=20_000,
         file_groups=2,
         tiny_rows=5_000,
+    ),
+    Shape(
+        name="strings",
+        dense=_names("int", 13),
+        ids=_names("str", 26),
+        lists=(),
+        features={
+            "dense": {
+                "int_0": [{"fill_null": 0}],
+                "int_{1..12}": [{"fill_null": 0}, {"cast": "float32"}, "log1p"],
+            },
+            "categorical": {"str_{0..25}": [{"hash_bucket": BUCKETS}]},
+            "label": {LABEL: []},
+        },
+        rows=5_000_000,
+        group_rows=65_536,
+        file_groups=4,
+        hashed=True,
     ),
     Shape(
         name="flat",

@@ -17,6 +17,7 @@ import time
 import warnings
 from pathlib import Path
 
+import numpy as np
 import psutil
 import torch
 from checksums import Checksums
@@ -24,6 +25,7 @@ from contenders import CONTENDERS, Job
 from shapes import SHAPES
 
 ROWS = 512  # of a batch, that the busy trainer looks at
+SAMPLE_BATCHES = 4  # whose hashed ids are kept
 
 
 class Work:
@@ -63,6 +65,7 @@ def train(name: str, job: Job, started: float, units: int) -> dict[str, object]:
     shape = SHAPES[job.shape]
     loop = CONTENDERS[name].prepare(shape)
     sums, work = Checksums(shape), Work(units, len(shape.dense))
+    sample: list[torch.Tensor] = []
     arrivals: list[float] = []
     rows: list[int] = []
     ready, ready_cpu = time.monotonic(), time.process_time()
@@ -74,9 +77,13 @@ def train(name: str, job: Job, started: float, units: int) -> dict[str, object]:
             first_batch_cpu_s = tree_cpu_s()
         rows.append(len(batch.labels))
         sums.add(batch)
+        if shape.hashed and len(sample) < SAMPLE_BATCHES:
+            sample.append(batch.categorical.clone())
         if units:
             work(batch.dense)
         done = time.monotonic()
+    if sample:
+        np.save(job.sample, torch.cat(sample).numpy())
     # A loader in another process imports there while the trainer waits: this counts as an import, too.
     elsewhere = float(getattr(loop, "imports_s", 0.0))
     ready += elsewhere
@@ -93,6 +100,7 @@ def train(name: str, job: Job, started: float, units: int) -> dict[str, object]:
         "after_first_rows_per_s": sum(rows[1:]) / (done - arrivals[0]) if len(rows) > 1 else None,
         "steady_rows_per_s": steady(arrivals, rows),
         "checksums": sums.totals,
+        "hashes": sums.hashes,
     }
 
 

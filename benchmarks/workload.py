@@ -83,9 +83,14 @@ def row_groups(files: Sequence[str]) -> list[RowGroup]:
     return found
 
 
-def open_file(group: RowGroup) -> pq.ParquetFile:
-    """Open a file without reading its footer again; Arrow decodes its pages where they are in the page cache."""
-    return pq.ParquetFile(group.path, metadata=group.footer, memory_map=True, pre_buffer=False)
+def open_file(group: RowGroup, *, dictionaries: Sequence[str] = ()) -> pq.ParquetFile:
+    """Open a row group's file without reading its footer again.
+
+    Arrow decodes its pages where they are in the page cache. dictionaries: columns that become dictionary arrays.
+    """
+    return pq.ParquetFile(
+        group.path, metadata=group.footer, memory_map=True, pre_buffer=False, read_dictionary=dictionaries or None
+    )
 
 
 def batches(pieces: Iterable[Piece], size: int, shape: Shape) -> Iterator[Batch]:

@@ -317,7 +317,7 @@ def test_a_contender_that_disagrees_or_dies_fails_the_benchmark(table: Path, mon
     def run(name: str, *_: Any) -> dict[str, Any]:
         turns.append(name)
         sums = {"rows": 5 if len(turns) < 8 else 6}
-        return {"checksums": sums, "rows_per_s": 1.0, "left_behind": ()}
+        return {"checksums": sums, "sample": None, "rows_per_s": 1.0, "left_behind": ()}
 
     tables = {"plain": table, "optimized": table}
 
