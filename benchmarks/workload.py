@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import pandas as pd  # noqa: F401  pyarrow imports it in its first conversion to numpy: an import, not part of the loop
 import pyarrow.parquet as pq
 import torch
 from shapes import Shape
