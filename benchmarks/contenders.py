@@ -1,8 +1,9 @@
-"""The contenders of the floor benchmark, each a loop over batches of the same work (`workload`).
+"""The contenders of the floor benchmark, each a loop over batches of the same work.
 
 Runs in a contender's own process. `prepare` imports and returns the loop, so that imports and loop are timed
-separately; nothing heavy is imported before. The two floors run the same expressions with nothing around them; torch's
-DataLoader, grain and torchdata.nodes get hand-written numpy.
+separately; nothing heavy is imported before. A contender is a form of loader: what it does with a row group is up to
+the shape. torch's DataLoader, grain and torchdata.nodes get hand-written numpy (`numpy_workload`). The two floors have
+nothing around the work: the scan computes expressions (`polars_workload`), the thread pool these or numpy.
 """
 
 from __future__ import annotations
@@ -15,99 +16,118 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+from shapes import Shape
+
 Batches = Iterator[Any]
+Encode = Callable[[Any], list[Any]]  # a row group to its pieces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """The input of a contender: the table's files, the same as a pipeline.yaml, rows per batch, threads or workers."""
+    """The input of a contender: the table's files, the same as a pipeline.yaml, rows per batch, threads or workers.
+
+    shape: the table's, one of `SHAPES`; sample: the file for the first batches' ids where these are hashed.
+    """
 
     files: Sequence[str]
     pipeline: str
     batch_size: int
     threads: int
+    shape: str = "lists"
+    sample: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """A contender. `needs`: packages without which it is skipped; `role`: the comparisons it takes part in."""
+    """A contender. `needs`: packages without which it is skipped; `role`: the comparisons it takes part in.
+
+    in_order: its batches are the table's rows in order.
+    """
 
     about: str
     role: str
     needs: tuple[str, ...]
-    prepare: Callable[[], Callable[[Job], Batches]]
+    prepare: Callable[[Shape], Callable[[Job], Batches]]
+    in_order: bool = True
 
 
-def polars_scan() -> Callable[[Job], Batches]:
+def polars_scan(shape: Shape) -> Callable[[Job], Batches]:
     """A floor: one file after the other through Polars' own reader, which uses all cores."""
     import polars as pl
     import polars_workload
     import workload
 
     def loop(job: Job) -> Batches:
-        expressions = polars_workload.polars_expressions()
+        expressions = polars_workload.polars_expressions(shape)
         frames = (pl.scan_parquet(path, hive_partitioning=False).select(expressions).collect() for path in job.files)
-        return workload.batches(map(polars_workload.encode_frame, frames), job.batch_size)
+        pieces = (polars_workload.encode_frame(frame, shape) for frame in frames)
+        return workload.batches(pieces, job.batch_size, shape)
 
     return loop
 
 
-def thread_pool() -> Callable[[Job], Batches]:
+def thread_pool(shape: Shape) -> Callable[[Job], Batches]:
     """A floor: threads, one row group each."""
-    import polars_workload
     import workload
+
+    encoder = polars_encoder(shape) if shape.pool_in_polars else numpy_encoder(shape)
 
     def loop(job: Job) -> Batches:
-        pieces = in_order(polars_workload.polars_piece, workload.row_groups(job.files), job.threads)
-        return workload.batches(pieces, job.batch_size)
+        pieces = in_order(encoder(job.batch_size), workload.row_groups(job.files), job.threads)
+        return workload.batches(chain.from_iterable(pieces), job.batch_size, shape)
 
     return loop
 
 
-def torch_dataloader() -> Callable[[Job], Batches]:
+def torch_dataloader(shape: Shape) -> Callable[[Job], Batches]:
     """torch's DataLoader: worker processes, each with its share of the row groups."""
-    import workload
+    import sharded_rows
     from torch.utils.data import DataLoader
 
     def loop(job: Job) -> Batches:
-        dataset = workload.ShardedRows(job.files, job.batch_size)
+        dataset = sharded_rows.ShardedRows(job.files, job.batch_size, shape)
         loader = DataLoader(
             dataset, batch_size=None, num_workers=job.threads, multiprocessing_context="forkserver", prefetch_factor=2
         )
-        return map(workload.batch_of, loader)
+        return (sharded_rows.batch_of(tensors, shape) for tensors in loader)
 
     return loop
 
 
-def grain_threads() -> Callable[[Job], Batches]:
+def grain_threads(shape: Shape) -> Callable[[Job], Batches]:
     """grain: a dataset of row groups, read and encoded by its threads."""
     import grain
     import workload
 
+    encoder = numpy_encoder(shape)
+
     def loop(job: Job) -> Batches:
         groups = grain.MapDataset.source(workload.row_groups(job.files))
-        pieces = groups.map(partial(workload.numpy_pieces, size=job.batch_size))
+        pieces = groups.map(encoder(job.batch_size))
         options = grain.ReadOptions(num_threads=job.threads, prefetch_buffer_size=2 * job.threads)
-        return workload.batches(chain.from_iterable(pieces.to_iter_dataset(options)), job.batch_size)
+        return workload.batches(chain.from_iterable(pieces.to_iter_dataset(options)), job.batch_size, shape)
 
     return loop
 
 
-def torchdata_nodes() -> Callable[[Job], Batches]:
+def torchdata_nodes(shape: Shape) -> Callable[[Job], Batches]:
     """torchdata.nodes: row groups through a ParallelMapper of threads."""
     import workload
     from torchdata import nodes
 
+    encoder = numpy_encoder(shape)
+
     def loop(job: Job) -> Batches:
         groups = nodes.IterableWrapper(workload.row_groups(job.files))
-        encode = partial(workload.numpy_pieces, size=job.batch_size)
-        mapper = nodes.ParallelMapper(groups, encode, num_workers=job.threads, method="thread", in_order=True)
-        return workload.batches(chain.from_iterable(nodes.Loader(mapper)), job.batch_size)
+        mapper = nodes.ParallelMapper(
+            groups, encoder(job.batch_size), num_workers=job.threads, method="thread", in_order=True
+        )
+        return workload.batches(chain.from_iterable(nodes.Loader(mapper)), job.batch_size, shape)
 
     return loop
 
 
-def feedline(overrides: dict[str, object]) -> Callable[[Job], Batches]:
+def feedline(shape: Shape, *, overrides: dict[str, object]) -> Callable[[Job], Batches]:
     """Feedline, its feeder in another process."""
     from feedline import FeedlineDataset
 
@@ -117,6 +137,23 @@ def feedline(overrides: dict[str, object]) -> Callable[[Job], Batches]:
             yield from dataset
 
     return loop
+
+
+def polars_encoder(shape: Shape) -> Callable[[int], Encode]:
+    """Import what encodes a shape in Polars; return the function from rows per batch to the encoding."""
+    import polars_workload
+
+    return lambda _: lambda group: [polars_workload.polars_piece(group, shape)]
+
+
+def numpy_encoder(shape: Shape) -> Callable[[int], Encode]:
+    """Import what encodes a shape in numpy; return the function from rows per batch to the encoding."""
+    import numpy_workload
+
+    if shape.hashed:
+        import polars  # noqa: F401  imported where strings are hashed
+
+    return lambda size: partial(numpy_workload.numpy_pieces, shape=shape, size=size)
 
 
 def in_order(function: Callable[[Any], Any], items: Iterable[Any], threads: int) -> Iterator[Any]:
@@ -136,7 +173,7 @@ CONTENDERS = {
         about="per file polars.scan_parquet().select().collect()", role="floor", needs=("polars",), prepare=polars_scan
     ),
     "thread-pool": Contender(
-        about="threads, a row group each: pyarrow, Polars, numpy",
+        about="threads, a row group each: pyarrow, Polars or numpy",
         role="floor",
         needs=("polars", "pyarrow"),
         prepare=thread_pool,
@@ -146,6 +183,7 @@ CONTENDERS = {
         role="processes",
         needs=("torch",),
         prepare=torch_dataloader,
+        in_order=False,
     ),
     "grain": Contender(
         about="grain over pyarrow, threads", role="in-process", needs=("grain", "pyarrow"), prepare=grain_threads
@@ -160,10 +198,14 @@ CONTENDERS = {
         about="Feedline, shuffle: off",
         role="feedline",
         needs=("feedline",),
-        prepare=partial(feedline, {"shuffle": "off"}),
+        prepare=partial(feedline, overrides={"shuffle": "off"}),
     ),
     "feedline": Contender(
-        about="Feedline, default shuffle", role="feedline", needs=("feedline",), prepare=partial(feedline, {})
+        about="Feedline, default shuffle",
+        role="feedline",
+        needs=("feedline",),
+        prepare=partial(feedline, overrides={}),
+        in_order=False,
     ),
 }
 IN_PROCESS = ("floor", "in-process")  # the roles of contenders that run in the trainer's process

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from contenders import CONTENDERS, Job
 from measure import measure
+from shapes import SHAPES
 from trainer import steady
 
 from feedline.resources import allocator_environment
@@ -89,7 +90,7 @@ def feedline_epoch(case: Mapping[str, Any]) -> Callable[[Job], Iterator[Any]]:
 
 def train(case: Mapping[str, Any]) -> dict[str, float]:
     """Take every batch; return rows and rows per second."""
-    loop = feedline_epoch(case) if case["loader"] == FEEDLINE else CONTENDERS[case["loader"]].prepare()
+    loop = feedline_epoch(case) if case["loader"] == FEEDLINE else CONTENDERS[case["loader"]].prepare(SHAPES["lists"])
     job = Job(
         files=list(case["files"]),
         pipeline=case["pipeline"],

@@ -3,19 +3,35 @@
     python benchmarks/floor.py                        5 M rows, 5 rounds: tables of medians and spreads, and ratios
     python benchmarks/floor.py --optimized            also on the table that `optimize --for decode` writes of it
     python benchmarks/floor.py --busy 5               with a trainer that works 5 ms per batch
+    python benchmarks/floor.py --shape wide           another table and the work that goes with it; or strings, or flat
     python benchmarks/floor.py --tiny                 20,000 rows, one round: a test that all work and agree
 
-One generated click table (13 dense, 26 ids, 6 histories), read by each contender in rounds, so that a slow minute of
-the machine affects all alike; the order rotates from round to round. Each run is a fresh process (Feedline: two) with
-a fresh work_dir, so that all pay for the memory that they touch first; batches stay valid as long as the trainer keeps
-them. All processes have the allocator settings that Feedline gives its feeder (`allocator_environment`), which make
-the other loaders 10 to 15 % faster, too.
+Shapes of the generated table, each with a label, and of the work (`shapes`):
+
+    lists     5 M clicks of 13 dense columns (fill_null, clip, log1p), 26 ids (modulo) and 6 histories (first_x)
+    wide      400,000 rows of 504 dense columns (fill_null) and 42 lists of 20 ids on average (first_x, modulo), in row
+              groups of 20,000: the public model of papers on data storage and ingestion
+    strings   5 M rows of 13 integers (fill_null, cast, log1p) and 26 strings of 8 hex digits, 3,000 to 200,000
+              different ones (hash_bucket)
+    flat      20 M rows of 2 dense columns and 9 ids of 3,000 to 2 million values, without ops, in row groups of a
+              million: little but decoding and copying
+
+Each contender reads the table in rounds, so that a slow minute of the machine affects all alike; the order rotates
+from round to round. Each run is a fresh process (Feedline: two) with a fresh work_dir, so that all pay for the memory
+that they touch first; batches stay valid as long as the trainer keeps them. All processes have the allocator settings
+that Feedline gives its feeder (`allocator_environment`), which make the other loaders 10 to 15 % faster, too.
 
 Per contender: rows per second after the first batch, between 20 % and 80 % of the steps, and over the whole run
 without imports; seconds to the first batch, without imports; CPU-seconds per million rows, in all but the trainer's
 own imports, and from the first batch on; and peak memory of the process tree (sampled). A ratio is the median of the
 rounds' ratios, and the best in-process contender is the one with the best median. Exit code 1 if a contender fails or
-two of them deliver different rows.
+two of them deliver different rows: sums of all values and of their products with a mark of the row are compared.
+
+In `strings` the others hash as Polars does, since Feedline's hash would cost them more, so the ids of one cannot be
+compared with those of the other by value. Everything else is; ids are compared among those of the same hash; all are
+within the buckets; and in the first batches of a contender in the table's order, ids are compared with the strings in
+the table: equal strings have equal ids, and different ones hardly ever (`hashed_ids`). A contender that has no other
+one with its hash and in the table's order beside it is refused.
 """
 
 from __future__ import annotations
@@ -29,23 +45,22 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-from checksums import differences
+import numpy as np
+from agreement import Agreement, require_strings
 from contenders import CONTENDERS, IN_PROCESS, Job
+from floor_tables import OPTIMIZED, PLAIN, BenchmarkError, cached_files, open_tables
 from measure import measure
 from rich.console import Console
 from rich.table import Table
+from shapes import SHAPES
 
 from feedline.resources import allocator_environment
-from feedline.warehouse.synthetic.clicks import ClickRecipe
-from feedline.warehouse.synthetic.generate import clicks_pipeline, generate_clicks
 
 HERE = Path(__file__).resolve().parent
 VERSIONS = ("feedline", "torch", "polars", "pyarrow", "numpy", "dask", "grain", "torchdata")
@@ -74,19 +89,15 @@ COLUMNS = {  # measure -> (heading, formatter)
     "peak_pss_bytes": ("peak MB", _megabytes),
 }
 RATES = tuple(key for key in COLUMNS if key.endswith("rows_per_s"))  # the more the better; the others: the less
-PLAIN, OPTIMIZED = "plain", "optimized"
 Runs = dict[str, list[dict[str, Any]]]  # contender -> results of the rounds
 Tables = dict[str, Runs]
-
-
-class BenchmarkError(Exception):
-    """The benchmark cannot continue, or its contenders deliver different rows."""
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=5_000_000)
+    parser.add_argument("--shape", choices=tuple(SHAPES), default="lists", help="of the table and of the work")
+    parser.add_argument("--rows", type=int, help="of the table; by default as many as its shape has")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--contenders", default=",".join(CONTENDERS), help="some of: %(default)s")
     parser.add_argument("--batch-size", type=int, default=8192)
@@ -94,46 +105,24 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--busy", type=float, default=0, metavar="MS", help="the trainer's own work per batch")
     parser.add_argument("--table", metavar="DIR", help="keep the table there (and beside it, the optimized one)")
     parser.add_argument("--optimized", action="store_true", help="also on the table that `feedline optimize` writes")
-    parser.add_argument("--order", choices=("clustered", "log"), default="clustered")
+    parser.add_argument("--order", choices=("clustered", "log"), default="clustered", help="of --shape lists")
     parser.add_argument("--json", metavar="FILE", help="write everything measured there")
     parser.add_argument("--tiny", action="store_true", help="few rows, one round: a test, not a measurement")
     options = parser.parse_args(arguments)
+    shape = SHAPES[options.shape]
+    options.rows = shape.rows if options.rows is None else options.rows
     if options.tiny:
-        options.rows, options.rounds, options.batch_size = min(options.rows, 20_000), 1, min(options.batch_size, 1024)
-        options.threads = 1
+        options.rows, options.batch_size = min(options.rows, shape.tiny_rows), min(options.batch_size, 1024)
+        options.rounds = options.threads = 1
     options.contenders = options.contenders.split(",")
     unknown = [name for name in options.contenders if name not in CONTENDERS]
     if unknown:
         parser.error(f"no contender is called {unknown[0]!r}: expected some of {', '.join(CONTENDERS)}")
     if min(options.rows, options.rounds, options.batch_size, options.threads) < 1 or options.busy < 0:
         parser.error("rows, rounds, batch size and threads are at least 1, busy is not negative")
+    if options.order == "log" and shape.name != "lists":
+        parser.error(f"--order is for --shape lists: the rows of {shape.name} are independent of each other")
     return options
-
-
-@contextmanager
-def click_tables(options: argparse.Namespace) -> Iterator[dict[str, Path]]:
-    """Yield the tables' folders by name: the given ones, or temporary ones."""
-    with tempfile.TemporaryDirectory(prefix="feedline-bench-") as scratch:
-        folder = Path(options.table or Path(scratch) / "table")
-        if not folder.exists() or not any(folder.iterdir()):
-            days = 2 if options.tiny else 10
-            shape: dict[str, int] = {"row_group_rows": 2048, "part_rows": 6000} if options.tiny else {}
-            clustered = options.order == "clustered"
-            generate_clicks(
-                str(folder), ClickRecipe(rows=options.rows, days=days, strings=0, clustered=clustered, **shape)
-            )
-        tables = {PLAIN: folder}
-        if options.optimized:
-            tables[OPTIMIZED] = folder.with_name(f"{folder.name}-optimized")
-            optimize(folder, tables[OPTIMIZED])  # continues or keeps what is there
-        yield tables
-
-
-def optimize(source: Path, target: Path) -> None:
-    """Write the table anew as it decodes fastest, its rows in the same order."""
-    done = measure([sys.executable, "-m", "feedline", "optimize", str(source), str(target), "--for", "decode"])
-    if done.code != 0:
-        raise BenchmarkError(f"feedline optimize ended with exit code {done.code}:\n{done.stderr[-4000:]}")
 
 
 def available(names: Sequence[str], console: Console) -> list[str]:
@@ -151,12 +140,23 @@ def available(names: Sequence[str], console: Console) -> list[str]:
 
 
 def run(name: str, files: Sequence[str], table: Path, options: argparse.Namespace, units: int) -> dict[str, Any]:
-    """Run one contender once, in a fresh process with a fresh work_dir."""
+    """Run one contender once, in a fresh process with a fresh work_dir.
+
+    The result has a `sample` of hashed ids beside the numbers, or None.
+    """
+    shape = SHAPES[options.shape]
     with tempfile.TemporaryDirectory(prefix="feedline-bench-") as scratch:
         pipeline = Path(scratch) / "pipeline.yaml"
-        text = clicks_pipeline(str(table.resolve()), batch_size=options.batch_size, tail="partial", work_dir=scratch)
-        pipeline.write_text(text)
-        job = Job(files=files, pipeline=str(pipeline), batch_size=options.batch_size, threads=options.threads)
+        pipeline.write_text(shape.pipeline(str(table.resolve()), batch_size=options.batch_size, work_dir=scratch))
+        ids = Path(scratch) / "ids.npy"
+        job = Job(
+            files=files,
+            pipeline=str(pipeline),
+            batch_size=options.batch_size,
+            threads=options.threads,
+            shape=shape.name,
+            sample=str(ids),
+        )
         (Path(scratch) / "job.json").write_text(json.dumps(asdict(job)))
         command = [
             sys.executable,
@@ -167,6 +167,7 @@ def run(name: str, files: Sequence[str], table: Path, options: argparse.Namespac
             str(units),
         ]
         cost = measure(command, env=allocator_environment(options.threads) | os.environ)
+        sample = np.load(ids) if ids.exists() else None
     if cost.code != 0:
         raise BenchmarkError(f"{name} ended with exit code {cost.code}:\n{cost.stderr[-4000:]}")
     result = json.loads(cost.stdout.splitlines()[-1])
@@ -174,6 +175,7 @@ def run(name: str, files: Sequence[str], table: Path, options: argparse.Namespac
     later_rows = result["rows"] - result["first_batch_rows"]
     return {
         **result,
+        "sample": sample,
         "cpu_s": cpu_s,
         "cpu_s_per_million_rows": cpu_s / result["rows"] * 1e6,
         "later_cpu_s_per_million_rows": (
@@ -184,11 +186,11 @@ def run(name: str, files: Sequence[str], table: Path, options: argparse.Namespac
     }
 
 
-def calibrate(busy_ms: float) -> int:
+def calibrate(busy_ms: float, shape: str) -> int:
     """Return the units of work per batch that take a trainer so long when it runs alone."""
     if not busy_ms:
         return 0
-    cost = measure([sys.executable, str(HERE / "trainer.py"), "calibrate", str(busy_ms)])
+    cost = measure([sys.executable, str(HERE / "trainer.py"), "calibrate", str(busy_ms), shape])
     if cost.code != 0:
         raise BenchmarkError(f"the calibration ended with exit code {cost.code}:\n{cost.stderr[-4000:]}")
     return int(cost.stdout)
@@ -197,40 +199,26 @@ def calibrate(busy_ms: float) -> int:
 def rounds(names: Sequence[str], tables: Mapping[str, Path], options: argparse.Namespace, console: Console) -> Tables:
     """Run all contenders on all tables, interleaved.
 
-    Raises BenchmarkError if one dies or delivers other rows than the first.
+    Raises BenchmarkError if one dies, delivers other rows than the first, or hashes ids that do not follow strings.
     """
-    files = {name: _cached_files(table, options.rows) for name, table in tables.items()}
-    units = calibrate(options.busy)
+    files = {name: cached_files(table, options.rows) for name, table in tables.items()}
+    units = calibrate(options.busy, options.shape)
+    agreement = Agreement(SHAPES[options.shape])
     runs: Tables = {table: {name: [] for name in names} for table in tables}
-    first: tuple[str, dict[str, Any]] | None = None
     for number in range(options.rounds):
         turn = number % len(names)
         for name in [*names[turn:], *names[:turn]]:
             for table, folder in tables.items():
                 result = run(name, files[table], folder, options, units)
-                runs[table][name].append(result)
-                first = first or (name, result["checksums"])
-                wrong = differences(first[1], result["checksums"])
+                wrong = agreement.wrong(name, result, result.pop("sample"), files[table])
                 if wrong:
-                    raise BenchmarkError(f"{name} on the {table} table disagrees with {first[0]} in {'; '.join(wrong)}")
+                    raise BenchmarkError(f"{name} on the {table} table {wrong}")
+                runs[table][name].append(result)
                 if result["left_behind"]:
                     console.print(f"{name} left behind, and had to be killed: {result['left_behind']}", markup=False)
                 rate = f"{result['rows_per_s'] / 1e3:,.0f} k rows/s"
                 console.print(f"round {number + 1}, {table} table: {name} {rate}", highlight=False)
     return runs
-
-
-def _cached_files(table: Path, expected_rows: int) -> list[str]:
-    """Return the table's files, which all contenders find in the page cache. Raises BenchmarkError for other rows."""
-    files = sorted(str(file) for file in table.resolve().rglob("*.parquet"))
-    rows = sum(pq.read_metadata(file).num_rows for file in files)
-    if rows != expected_rows:
-        raise BenchmarkError(
-            f"{table} holds {rows} rows, expected {expected_rows}: say --rows {rows}, or another --table"
-        )
-    for file in files:
-        Path(file).read_bytes()
-    return files
 
 
 def spread(values: Sequence[float | None]) -> dict[str, float] | None:
@@ -335,13 +323,15 @@ def main(arguments: Sequence[str]) -> int:
     console = Console(width=None if sys.stdout.isatty() else 160)
     try:
         names = available(options.contenders, console)
-        with click_tables(options) as tables:
+        require_strings(names, SHAPES[options.shape])
+        with open_tables(options) as tables:
             runs = rounds(names, tables, options, console)
     except BenchmarkError as error:
         console.print(str(error), style="red", markup=False, highlight=False)
         return 1
     busy = f", trainer busy {options.busy:g} ms a batch" if options.busy else ""
-    title = f"{options.rows:,} rows, {options.order}, {options.threads} threads, {options.rounds} rounds{busy}"
+    kind = options.order if options.shape == "lists" else options.shape
+    title = f"{options.rows:,} rows, {kind}, {options.threads} threads, {options.rounds} rounds{busy}"
     for table, results in runs.items():
         show(table, results, title, console)
     found = ratios(runs)

@@ -1,7 +1,7 @@
 """Run one contender in a fresh process, which `floor.py` starts and measures.
 
     python benchmarks/trainer.py NAME JOB.json STARTED [BUSY_UNITS]   runs a contender, prints one line of JSON
-    python benchmarks/trainer.py calibrate MS                         prints how many units of work take so long here
+    python benchmarks/trainer.py calibrate MS SHAPE                   prints how many units of work take so long here
 
 The trainer reads every batch once (checksums) and, if busy, does a fixed amount of Python and torch work after each: an
 amount, not a time, so that a loader that competes for the interpreter or the cores makes it slower.
@@ -17,21 +17,27 @@ import time
 import warnings
 from pathlib import Path
 
+import numpy as np
 import psutil
 import torch
 from checksums import Checksums
 from contenders import CONTENDERS, Job
+from shapes import SHAPES
 
 ROWS = 512  # of a batch, that the busy trainer looks at
+SAMPLE_BATCHES = 4  # whose hashed ids are kept
 
 
 class Work:
-    """The trainer's work. A unit takes about 20 µs, half Python and half torch, as in a loop that logs and computes."""
+    """The trainer's work. A unit takes about 20 µs, half Python and half torch, as in a loop that logs and computes.
 
-    def __init__(self, units: int) -> None:
+    width: dense columns; with many, a unit takes longer.
+    """
+
+    def __init__(self, units: int, width: int) -> None:
         self.units = units
         self.seen = 0.0
-        self._weight = torch.full((13, 32), 0.01)
+        self._weight = torch.full((width, 32), 0.01)
 
     def __call__(self, dense: torch.Tensor) -> None:
         """Do the work for one batch."""
@@ -43,9 +49,9 @@ class Work:
             self.seen += float(hidden.mean()) + counts[3]
 
 
-def calibrate(target_s: float) -> int:
+def calibrate(target_s: float, width: int) -> int:
     """Return the units of work that take `target_s` here when nothing else runs, by the fastest of many tries."""
-    dense, work = torch.rand(ROWS, 13), Work(20)
+    dense, work = torch.rand(ROWS, width), Work(20, width)
     best = float("inf")
     for _ in range(50):
         began = time.perf_counter()
@@ -56,8 +62,10 @@ def calibrate(target_s: float) -> int:
 
 def train(name: str, job: Job, started: float, units: int) -> dict[str, object]:
     """Run a contender to the end; `started`: the monotonic clock when the process was started."""
-    loop = CONTENDERS[name].prepare()
-    sums, work = Checksums(), Work(units)
+    shape = SHAPES[job.shape]
+    loop = CONTENDERS[name].prepare(shape)
+    sums, work = Checksums(shape), Work(units, len(shape.dense))
+    sample: list[torch.Tensor] = []
     arrivals: list[float] = []
     rows: list[int] = []
     ready, ready_cpu = time.monotonic(), time.process_time()
@@ -69,9 +77,13 @@ def train(name: str, job: Job, started: float, units: int) -> dict[str, object]:
             first_batch_cpu_s = tree_cpu_s()
         rows.append(len(batch.labels))
         sums.add(batch)
+        if shape.hashed and len(sample) < SAMPLE_BATCHES:
+            sample.append(batch.categorical.clone())
         if units:
             work(batch.dense)
         done = time.monotonic()
+    if sample:
+        np.save(job.sample, torch.cat(sample).numpy())
     # A loader in another process imports there while the trainer waits: this counts as an import, too.
     elsewhere = float(getattr(loop, "imports_s", 0.0))
     ready += elsewhere
@@ -88,6 +100,7 @@ def train(name: str, job: Job, started: float, units: int) -> dict[str, object]:
         "after_first_rows_per_s": sum(rows[1:]) / (done - arrivals[0]) if len(rows) > 1 else None,
         "steady_rows_per_s": steady(arrivals, rows),
         "checksums": sums.totals,
+        "hashes": sums.hashes,
     }
 
 
@@ -112,7 +125,7 @@ def main() -> None:
     """Reads the arguments above."""
     torch.set_num_threads(1)
     if sys.argv[1] == "calibrate":
-        print(calibrate(float(sys.argv[2]) / 1000))
+        print(calibrate(float(sys.argv[2]) / 1000, len(SHAPES[sys.argv[3]].dense)))
         return
     name, path, started, *units = sys.argv[1:]
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # batches are never written to

@@ -31,12 +31,16 @@ sys.path.insert(0, str(BENCHMARKS))
 import checksums  # noqa: E402
 import contenders  # noqa: E402
 import floor  # noqa: E402
+import numpy_workload  # noqa: E402
 import polars_workload  # noqa: E402
+import sharded_rows  # noqa: E402
 import targets  # noqa: E402
 import trainer  # noqa: E402
 import workload  # noqa: E402
+from shapes import SHAPES  # noqa: E402
 
 ROWS, SIZE = 3_000, 256
+LISTS = SHAPES["lists"]
 
 
 @pytest.fixture(scope="module")
@@ -56,12 +60,14 @@ def files(table: Path) -> list[str]:
 
 
 def numpy_batches(files: Sequence[str], size: int) -> list[workload.Batch]:
-    pieces = (piece for group in workload.row_groups(files) for piece in workload.numpy_pieces(group, size))
-    return list(workload.batches(pieces, size))
+    pieces = (
+        piece for group in workload.row_groups(files) for piece in numpy_workload.numpy_pieces(group, LISTS, size)
+    )
+    return list(workload.batches(pieces, size, LISTS))
 
 
 def totals(batches: Iterable[Any]) -> dict[str, Any]:
-    sums = checksums.Checksums()
+    sums = checksums.Checksums(LISTS)
     for batch in batches:
         sums.add(batch)
     return sums.totals
@@ -72,10 +78,10 @@ def test_numpy_and_polars_encode_alike(files: list[str]) -> None:
     assert sum(group.rows for group in groups) == ROWS
     assert [group.start for group in groups] == list(np.cumsum([0, *(group.rows for group in groups)])[:-1])
     for group in groups:
-        pieces = workload.numpy_pieces(group, SIZE)
+        pieces = numpy_workload.numpy_pieces(group, LISTS, SIZE)
         ends = group.start + np.cumsum([len(piece) for piece in pieces])
         assert all(end % SIZE == 0 for end in ends[:-1])
-        whole = polars_workload.polars_piece(group)
+        whole = polars_workload.polars_piece(group, LISTS)
         np.testing.assert_allclose(np.concatenate([p.dense for p in pieces]), whole.dense, rtol=1e-6)
         assert np.array_equal(np.concatenate([p.ids for p in pieces], axis=1), whole.ids)
         assert np.array_equal(np.concatenate([p.labels for p in pieces]), whole.labels)
@@ -108,10 +114,10 @@ def test_batches_hold_the_rows_that_duckdb_computes(table: Path, files: list[str
 def test_a_worker_reads_its_share_and_cuts_it_into_batches(files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for worker in (SimpleNamespace(id=0, num_workers=2), SimpleNamespace(id=1, num_workers=2)):
-        monkeypatch.setattr(workload, "get_worker_info", lambda worker=worker: worker)
-        shares = list(workload.ShardedRows(files, SIZE))
+        monkeypatch.setattr(sharded_rows, "get_worker_info", lambda worker=worker: worker)
+        shares = list(sharded_rows.ShardedRows(files, SIZE, LISTS))
         assert all(len(share["labels"]) == SIZE for share in shares[:-1])
-        found += [workload.batch_of(share) for share in shares]
+        found += [sharded_rows.batch_of(share, LISTS) for share in shares]
     assert not checksums.differences(totals(numpy_batches(files, SIZE)), totals(found))
 
 
@@ -128,7 +134,7 @@ def test_cutting_keeps_every_row(sizes: list[int], size: int) -> None:
 
     starts = np.cumsum([0, *sizes])
     rows = int(starts[-1])
-    batches = list(workload.batches((piece(int(a), n) for a, n in zip(starts, sizes, strict=False)), size))
+    batches = list(workload.batches((piece(int(a), n) for a, n in zip(starts, sizes, strict=False)), size, LISTS))
     assert [len(batch.labels) for batch in batches] == [size] * (rows // size) + [rows % size] * (rows % size > 0)
     everything = list(range(rows))
     for column in (lambda b: b.dense[:, 12], lambda b: b.categorical[:, 25], lambda b: b.labels[:, 0]):
@@ -183,11 +189,11 @@ def test_busy_work_is_calibrated_in_units() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as the trainer does
     try:
-        units = trainer.calibrate(0.001)
+        units = trainer.calibrate(0.001, 13)
     finally:
         torch.set_num_threads(threads)
     assert 1 <= units < 1000
-    work = trainer.Work(units)
+    work = trainer.Work(units, 13)
     work(torch.rand(3, 13))  # a short last batch serves too
     assert work.seen > 0
 
@@ -263,7 +269,7 @@ def test_contenders_of_one_process_agree(name: str, table: Path, files: list[str
     pipeline = tmp_path / "pipeline.yaml"
     pipeline.write_text(clicks_pipeline(str(table), batch_size=SIZE, tail="partial", work_dir=str(tmp_path)))
     job = contenders.Job(files=files, pipeline=str(pipeline), batch_size=SIZE, threads=1)
-    batches = contenders.CONTENDERS[name].prepare()(job)
+    batches = contenders.CONTENDERS[name].prepare(LISTS)(job)
     assert not checksums.differences(totals(numpy_batches(files, SIZE)), totals(batches))
 
 
@@ -310,7 +316,8 @@ def test_a_contender_that_disagrees_or_dies_fails_the_benchmark(table: Path, mon
 
     def run(name: str, *_: Any) -> dict[str, Any]:
         turns.append(name)
-        return {"checksums": {"rows": 5 if len(turns) < 8 else 6}, "rows_per_s": 1.0, "left_behind": ()}
+        sums = {"rows": 5 if len(turns) < 8 else 6}
+        return {"checksums": sums, "sample": None, "rows_per_s": 1.0, "left_behind": ()}
 
     tables = {"plain": table, "optimized": table}
 
@@ -342,6 +349,7 @@ def test_a_missing_package_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--contenders", "grain,petastorm"], "no contender is called 'petastorm'"),
         (["--rows", "0"], "at least 1"),
         (["--busy", "-1"], "not negative"),
+        (["--shape", "flat", "--order", "log"], "independent of each other"),
     ],
 )
 def test_wrong_arguments_end_with_2(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
