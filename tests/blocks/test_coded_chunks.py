@@ -54,7 +54,9 @@ def write_table(folder: Path) -> Path:
     folder.mkdir()
     half = ROWS // 2
     pq.write_table(table.slice(0, half), folder / "0.parquet", row_group_size=GROUP, write_statistics=False)
-    pq.write_table(table.slice(half), folder / "1.parquet", row_group_size=GROUP, write_statistics=False, data_page_version="2.0")
+    pq.write_table(
+        table.slice(half), folder / "1.parquet", row_group_size=GROUP, write_statistics=False, data_page_version="2.0"
+    )
     return folder
 
 
