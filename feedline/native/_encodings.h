@@ -13,9 +13,11 @@
 
 #define DELTA_VALUES 1048576 /* the most values of a block that is believed */
 
+#define MOST_STEP (INT64_C(1) << 32)  /* between two integers of 32 bits; some writers compute it in 64 */
+
 /* Read a block header's or a value's zigzag integer. */
 INLINE int read_zigzag(const uint8_t *at, const uint8_t *end, int64_t *value) {
-    uint64_t raw;
+    uint64_t raw = 0;
     const int bytes = read_varint(at, end, 64, &raw);
     *value = (int64_t)(raw >> 1) ^ -(int64_t)(raw & 1);
     return bytes;
@@ -49,7 +51,7 @@ static int64_t decode_delta(const uint8_t *at, const uint8_t *end, uint8_t *out,
         return -1;
     at += bytes;
     if (block == 0 || block > DELTA_VALUES || block % 128 || minis == 0 || block % minis || block / minis % 32
-        || total > (uint64_t)room)
+        || total > (uint64_t)room || (size == 4 && (value < INT32_MIN || value > INT32_MAX)))
         return -1;
     const int64_t per_mini = (int64_t)(block / minis), count = (int64_t)total;
     uint64_t last = (uint64_t)value;
@@ -62,6 +64,8 @@ static int64_t decode_delta(const uint8_t *at, const uint8_t *end, uint8_t *out,
         int64_t smallest;
         if ((bytes = read_zigzag(at, end, &smallest)) == 0)
             return -1;
+        if (size == 4 && (smallest < -MOST_STEP || smallest > MOST_STEP))
+            return -1;
         at += bytes;
         const uint8_t *widths = at;
         if ((uint64_t)(end - at) < minis)
@@ -70,12 +74,10 @@ static int64_t decode_delta(const uint8_t *at, const uint8_t *end, uint8_t *out,
         for (uint64_t mini = 0; mini < minis && index < count; mini++) {
             const uint32_t width = widths[mini];
             const int64_t some = count - index < per_mini ? count - index : per_mini;
-            const uint64_t packed = (uint64_t)width * (uint64_t)per_mini / 8;
-            /* The last miniblock may lack the bytes of values that are not there. */
-            const uint64_t least = ((uint64_t)width * (uint64_t)some + 7) / 8, rest = (uint64_t)(end - at);
-            if (width > (uint32_t)size * 8 || rest < least)
+            const uint64_t packed = (uint64_t)width * (uint64_t)per_mini / 8; /* the last one is filled up */
+            if (width > (uint32_t)size * 8 || packed > (uint64_t)(end - at))
                 return -1;
-            const uint8_t *stop = at + (packed < rest ? packed : rest);
+            const uint8_t *stop = at + packed;
             for (int64_t each = 0; each < some; each++) {
                 last += (uint64_t)smallest + (width ? unpack_wide(at, stop, (uint64_t)each * width, width) : 0);
                 memcpy(out + (index + each) * size, &last, (size_t)size);

@@ -35,6 +35,11 @@ static int thrift_int(Thrift *thrift, int64_t *value) {
     return 0;
 }
 
+/* An integer of 32 bits, of which all numbers in a header are. */
+static int thrift_int32(Thrift *thrift, int64_t *value) {
+    return thrift_int(thrift, value) != 0 || *value < INT32_MIN || *value > INT32_MAX ? -1 : 0;
+}
+
 static int thrift_forward(Thrift *thrift, uint64_t bytes) {
     if ((uint64_t)(thrift->end - thrift->at) < bytes)
         return -1;
@@ -52,6 +57,8 @@ static int thrift_field(Thrift *thrift, int64_t *id) {
     if (head >> 4)
         *id += head >> 4;
     else if (thrift_int(thrift, id) != 0)
+        return -1;
+    if (*id < INT16_MIN || *id > INT16_MAX) /* ids have 16 bits */
         return -1;
     return head & 15;
 }
@@ -107,7 +114,7 @@ static int thrift_integers(Thrift *thrift, int64_t *const *fields, int count, in
         if (id == flag_id && (type == 1 || type == 2)) {
             *flag = type == 1;
         } else if (id >= 1 && id <= count && fields[id - 1] != NULL) {
-            if (type < 4 || type > 6 || thrift_int(thrift, fields[id - 1]) != 0)
+            if (type != 5 || thrift_int32(thrift, fields[id - 1]) != 0)
                 return -1;
         } else if (thrift_skip(thrift, type, 1) != 0) {
             return -1;
@@ -132,7 +139,7 @@ static int read_header(Thrift *thrift, Page *page) {
                                     &page->rep_bytes};
         int failed;
         if (id >= 1 && id <= 4)
-            failed = type < 4 || type > 6 || thrift_int(thrift, integers[id - 1]);
+            failed = type != 5 || thrift_int32(thrift, integers[id - 1]);
         else if (id == 5 && type == 12)
             failed = thrift_integers(thrift, data, 4, &unused, 0), own = DATA_PAGE;
         else if (id == 7 && type == 12)
@@ -148,14 +155,13 @@ static int read_header(Thrift *thrift, Page *page) {
     }
     if (page->kind < 0 || page->compressed < 0 || page->uncompressed < 0)
         return -1;
-    if (page->compressed > INT32_MAX || page->uncompressed > INT32_MAX)
-        return -1;
     if (page->kind != INDEX_PAGE && (page->kind > DATA_PAGE_V2 || own != page->kind || page->values < 0 || page->encoding < 0))
         return -1;
     if (page->kind == DATA_PAGE && (page->def_encoding < 0 || page->rep_encoding < 0))
         return -1;
     if (page->kind == DATA_PAGE_V2
-        && (page->def_bytes < 0 || page->rep_bytes < 0 || page->def_bytes + page->rep_bytes > page->compressed
+        && (page->rows < 0 || page->nulls < 0 || page->def_bytes < 0 || page->rep_bytes < 0
+            || page->def_bytes + page->rep_bytes > page->compressed
             || page->def_bytes + page->rep_bytes > page->uncompressed))
         return -1;
     return 0;

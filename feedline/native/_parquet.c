@@ -98,6 +98,7 @@ typedef struct {
     uint32_t max_def, defined;    /* the level of a value that is there is max_def; `defined`: of an element, null or not */
     uint32_t listed;              /* lists: from this definition level on, a list is not null */
     int lists, codes;
+    int busy, failed;             /* in a method; after an error, when there are no further rows */
     const char *error;
 
     /* The dictionary: values of a fixed size, or the borders of strings in its bytes. */
@@ -157,7 +158,7 @@ static int append_string(Cursor *cursor, int32_t *offsets, int64_t index, const 
 
 #define GATHER(type)                                                                                        \
     for (int64_t index = 0; index < some; index++)                                                          \
-        ((type *)out)[index] = ((const type *)entries)[block[index]];                                       \
+        memcpy(out + (size_t)index * sizeof(type), entries + (size_t)block[index] * sizeof(type), sizeof(type)); \
     break;
 
 /* Values that codes stand for. */
@@ -194,8 +195,6 @@ static int read_coded(Cursor *cursor, uint8_t *out, int64_t count) {
 
 static int read_strings(Cursor *cursor, int32_t *offsets, int64_t count) {
     if (cursor->lengths != NULL) { /* decoded */
-        if (count > cursor->strings)
-            return fail(cursor, VALUES_END);
         for (int64_t index = 0; index < count; index++) {
             const int64_t length = *cursor->lengths++;
             if (append_string(cursor, offsets, index, cursor->at, length) != 0)
@@ -219,7 +218,17 @@ static int read_strings(Cursor *cursor, int32_t *offsets, int64_t count) {
     return 0;
 }
 
-/* Append values that are there, `count` of them, where `out` has room for them. */
+/* The most values that the rest of the page's bytes may hold. Codes and Booleans in runs are bounded by levels alone. */
+static int64_t values_left(const Cursor *cursor) {
+    const int64_t bytes = cursor->end - cursor->at;
+    if (cursor->encoding == RLE_DICTIONARY || cursor->encoding == RLE)
+        return INT64_MAX;
+    if (cursor->physical == BYTE_ARRAY)
+        return cursor->lengths != NULL ? cursor->strings : bytes / 4;
+    return cursor->physical == BOOLEAN ? bytes * 8 - cursor->bit : bytes / cursor->size;
+}
+
+/* Append values that are there, `count` of them, where `out` has room for them and the page has as many left. */
 static int read_values(Cursor *cursor, uint8_t *out, int64_t count) {
     if (count == 0)
         return 0;
@@ -236,14 +245,10 @@ static int read_values(Cursor *cursor, uint8_t *out, int64_t count) {
     if (cursor->physical == BYTE_ARRAY)
         return read_strings(cursor, (int32_t *)out, count);
     if (cursor->physical == BOOLEAN) {
-        if (count > (cursor->end - cursor->at) * 8 - cursor->bit)
-            return fail(cursor, VALUES_END);
         for (int64_t index = 0; index < count; index++, cursor->bit++)
             out[index] = cursor->at[cursor->bit >> 3] >> (cursor->bit & 7) & 1;
         return 0;
     }
-    if (count > (cursor->end - cursor->at) / (cursor->size ? cursor->size : 1))
-        return fail(cursor, VALUES_END);
     memcpy(out, cursor->at, (size_t)(count * cursor->size));
     cursor->at += count * cursor->size;
     return 0;
@@ -317,6 +322,10 @@ static int read_sparse(Cursor *cursor, uint8_t *out, const uint8_t *valid, int64
 static int append_values(Cursor *cursor, const uint8_t *valid, int64_t slots, int64_t count) {
     const size_t size = slot_size(cursor);
     Vector *values = &cursor->values;
+    if (count > 0 && count > values_left(cursor)) /* before memory is taken for them */
+        return fail(cursor, VALUES_END);
+    if (cursor->lists && slots > INT32_MAX - cursor->elements)
+        return fail(cursor, TOO_MANY);
     if (reserve(cursor, values, slots + 1, size) != 0)
         return -1;
     if (values->used == 0 && cursor->physical == BYTE_ARRAY && !cursor->codes) { /* where the first string starts */
@@ -391,8 +400,6 @@ static int append_valid_lists(Cursor *cursor, int64_t count) {
 
 /* Begin a list at an element. */
 static int begin_list(Cursor *cursor, int64_t start, int is_null) {
-    if (start > INT32_MAX)
-        return fail(cursor, TOO_MANY);
     cursor->starts.used = (size_t)cursor->rows * sizeof(int32_t);
     if (reserve(cursor, &cursor->starts, 1, sizeof(int32_t)) != 0)
         return -1;
@@ -462,7 +469,7 @@ static int advance_full_lists(Cursor *cursor, int64_t rows, int64_t slots) {
         const int64_t some = reps->left < slots - done ? reps->left : slots - done;
         const int64_t room = rows - cursor->rows < some ? rows - cursor->rows : some;
         int64_t used = some;
-        if (cursor->elements + some > INT32_MAX)
+        if (some > INT32_MAX - cursor->elements)
             return fail(cursor, TOO_MANY);
         cursor->starts.used = (size_t)cursor->rows * sizeof(int32_t);
         if (reserve(cursor, &cursor->starts, room, sizeof(int32_t)) != 0)
@@ -642,6 +649,8 @@ static int open_delta_strings(Cursor *cursor, int64_t **base) {
 static int open_values(Cursor *cursor, int64_t **base) {
     const int physical = cursor->physical;
     const int integer = physical == INT32 || physical == INT64;
+    if (cursor->codes && cursor->encoding != RLE_DICTIONARY && cursor->encoding != PLAIN_DICTIONARY)
+        return fail(cursor, "its values have no codes");
     switch (cursor->encoding) {
     case PLAIN:
         return 0;
@@ -665,7 +674,9 @@ static int open_values(Cursor *cursor, int64_t **base) {
     case SPLIT:
         if (!integer && (cursor->encoding == DELTA || physical == BYTE_ARRAY || physical == BOOLEAN))
             break;
-        if ((cursor->decoded = malloc(((size_t)cursor->slots + 1) * (size_t)cursor->size)) == NULL)
+        const size_t room = cursor->encoding == DELTA ? ((size_t)cursor->slots + 1) * (size_t)cursor->size
+                                                      : (size_t)(cursor->end - cursor->at) + 1;
+        if ((cursor->decoded = malloc(room)) == NULL)
             return fail(cursor, NO_MEMORY);
         const int64_t count = cursor->encoding == DELTA
             ? decode_delta(cursor->at, cursor->end, cursor->decoded, cursor->size, cursor->slots, &cursor->at)
@@ -695,7 +706,8 @@ static int open_page(Cursor *cursor, int64_t rep_bytes, int64_t def_bytes, int64
     cursor->end = cursor->at + cursor->value_bytes.len;
     if (def_bytes >= 0) {
         const uint8_t *levels = cursor->level_bytes.buf;
-        if (rep_bytes < 0 || rep_bytes + def_bytes > cursor->level_bytes.len)
+        const int64_t size = cursor->level_bytes.len;
+        if (rep_bytes < 0 || rep_bytes > size || def_bytes > size - rep_bytes)
             return fail(cursor, LEVELS_END);
         runs_open(&cursor->reps, levels, levels + rep_bytes, 1);
         runs_open(&cursor->defs, levels + rep_bytes, levels + rep_bytes + def_bytes, def_width);
@@ -727,8 +739,27 @@ static void close_page(Cursor *cursor) {
 
 /* ---- methods ----------------------------------------------------------------------------------------------------- */
 
-static PyObject *cursor_begin(PyObject *self, PyObject *args) {
+/* Call a method. A cursor is of one thread at a time, and of no further use after an error: its vectors may differ in
+ * length. */
+static PyObject *guarded(PyObject *self, PyObject *args, PyObject *(*method)(Cursor *, PyObject *)) {
     Cursor *cursor = (Cursor *)self;
+    if (cursor->busy || cursor->failed) {
+        PyErr_SetString(PyExc_ValueError, cursor->busy ? "a cursor is in use" : "a cursor has failed before");
+        return NULL;
+    }
+    cursor->busy = 1;
+    PyObject *result = method(cursor, args);
+    cursor->busy = 0;
+    cursor->failed = result == NULL;
+    return result;
+}
+
+#define GUARDED(name, method)                                                                               \
+    static PyObject *name(PyObject *self, PyObject *args) {                                                 \
+        return guarded(self, args, method);                                                                 \
+    }
+
+static PyObject *begin_page(Cursor *cursor, PyObject *args) {
     PyObject *levels, *values;
     long long slots, rep_bytes, def_bytes;
     int encoding, failed;
@@ -762,8 +793,7 @@ static PyObject *cursor_begin(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyObject *cursor_dictionary(PyObject *self, PyObject *args) {
-    Cursor *cursor = (Cursor *)self;
+static PyObject *set_dictionary(Cursor *cursor, PyObject *args) {
     PyObject *bytes;
     long long count;
     if (!PyArg_ParseTuple(args, "OL", &bytes, &count))
@@ -783,7 +813,6 @@ static PyObject *cursor_dictionary(PyObject *self, PyObject *args) {
         int64_t at = 0;
         if (count > size / 4)
             goto cut;
-        free(cursor->borders);
         if ((cursor->borders = malloc(((size_t)count * 2 + 1) * sizeof(int64_t))) == NULL)
             return PyErr_NoMemory();
         for (int64_t entry = 0; entry < count; entry++) {
@@ -806,8 +835,7 @@ cut:
 }
 
 /* The strings of a dictionary: their offsets, and their bytes without the lengths between them. */
-static PyObject *cursor_dictionary_strings(PyObject *self, PyObject *unused) {
-    Cursor *cursor = (Cursor *)self;
+static PyObject *dictionary_strings(Cursor *cursor, PyObject *unused) {
     Vector offsets = {0}, bytes = {0};
     (void)unused;
     if (cursor->borders == NULL) {
@@ -819,6 +847,10 @@ static PyObject *cursor_dictionary_strings(PyObject *self, PyObject *unused) {
         const int64_t length = cursor->borders[2 * entry + 1] - cursor->borders[2 * entry];
         longest = length > longest ? length : longest;
         total += length;
+    }
+    if (total > MOST_BYTES) {
+        PyErr_SetString(PyExc_ValueError, TOO_LONG);
+        return NULL;
     }
     if (vector_reserve(&offsets, ((size_t)cursor->entries + 1) * 4) != 0 || vector_reserve(&bytes, (size_t)total) != 0) {
         free(offsets.bytes);
@@ -832,7 +864,7 @@ static PyObject *cursor_dictionary_strings(PyObject *self, PyObject *unused) {
         const int64_t first = cursor->borders[2 * entry], length = cursor->borders[2 * entry + 1] - first;
         memcpy(bytes.bytes + bytes.used, start + first, (size_t)length);
         bytes.used += (size_t)length;
-        ends[entry + 1] = (int32_t)bytes.used; /* a page has at most 2^31 - 1 bytes */
+        ends[entry + 1] = (int32_t)bytes.used;
     }
     offsets.used = ((size_t)cursor->entries + 1) * 4;
     PyObject *left = vector_take(&offsets), *right = vector_take(&bytes);
@@ -847,12 +879,15 @@ static PyObject *cursor_dictionary_strings(PyObject *self, PyObject *unused) {
 }
 
 /* advance(rows): whether there are so many rows; else the page has ended. */
-static PyObject *cursor_advance(PyObject *self, PyObject *args) {
-    Cursor *cursor = (Cursor *)self;
+static PyObject *advance(Cursor *cursor, PyObject *args) {
     long long rows;
     int stopped;
     if (!PyArg_ParseTuple(args, "L", &rows))
         return NULL;
+    if (rows < (cursor->lists ? cursor->rows : cursor->elements)) {
+        PyErr_SetString(PyExc_ValueError, "there are more rows already");
+        return NULL;
+    }
     Py_BEGIN_ALLOW_THREADS
     if (cursor->lists)
         stopped = advance_lists(cursor, rows);
@@ -880,8 +915,7 @@ static PyObject *take_bits(Vector *bytes, int64_t count, int64_t zeros) {
     return vector_take(&bits);
 }
 
-static PyObject *cursor_take(PyObject *self, PyObject *unused) {
-    Cursor *cursor = (Cursor *)self;
+static PyObject *take(Cursor *cursor, PyObject *unused) {
     PyObject *values, *bytes = NULL, *valid, *starts = NULL, *list_valid = NULL;
     const int64_t rows = cursor->lists ? cursor->rows : cursor->elements, elements = cursor->elements;
     const int64_t nulls = cursor->nulls, null_lists = cursor->null_lists;
@@ -926,6 +960,12 @@ static PyObject *cursor_take(PyObject *self, PyObject *unused) {
                          starts, list_valid, (long long)null_lists);
 }
 
+GUARDED(cursor_begin, begin_page)
+GUARDED(cursor_dictionary, set_dictionary)
+GUARDED(cursor_dictionary_strings, dictionary_strings)
+GUARDED(cursor_advance, advance)
+GUARDED(cursor_take, take)
+
 static PyObject *cursor_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
     int physical, size, lists, max_def, codes;
     (void)keywords;
@@ -936,7 +976,7 @@ static PyObject *cursor_new(PyTypeObject *type, PyObject *args, PyObject *keywor
         : physical == INT64 || physical == DOUBLE ? size == 8
         : physical == BYTE_ARRAY ? size == 0
         : physical == FIXED_LEN_BYTE_ARRAY && size > 0 && size <= 65536;
-    if (!fits || (lists ? lists > 2 || max_def < lists || max_def > lists + 1 : max_def < 0 || max_def > 1)) {
+    if (!fits || lists < 0 || (lists ? lists > 2 || max_def < lists || max_def > lists + 1 : max_def < 0 || max_def > 1)) {
         PyErr_SetString(PyExc_ValueError, "a cursor does not read such columns");
         return NULL;
     }

@@ -12,7 +12,8 @@
 #include <string.h>
 
 /* Functions that are compiled for processors with AVX2 as well, of which the loader chooses. */
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && __GNUC__ >= 12 && !defined(__clang__)
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && __GNUC__ >= 12 && !defined(__clang__) \
+    && !defined(__SANITIZE_ADDRESS__)
 #define FAST __attribute__((target_clones("arch=x86-64-v3", "default")))
 #else
 #define FAST
@@ -72,10 +73,12 @@ static void runs_open(Runs *runs, const uint8_t *at, const uint8_t *end, uint32_
 /* There are no further runs. */
 INLINE int runs_fail(Runs *runs) {
     runs->at = runs->end;
+    runs->left = 0;
     return -1;
 }
 
-/* Begin the next run. A packed run whose last group is cut short has as many values as its bytes hold. */
+/* Begin the next run. A packed run may lack bytes of its last group, as old writers left them out: it has as many values
+ * as its bytes hold. */
 static int runs_next(Runs *runs) {
     uint64_t header;
     const int bytes = read_varint(runs->at, runs->end, 35, &header);
@@ -88,6 +91,8 @@ static int runs_next(Runs *runs) {
         uint64_t size = groups * runs->width;
         runs->left = (int64_t)(groups * 8);
         if (size > room) {
+            if (size - room >= runs->width)
+                return runs_fail(runs);
             size = room;
             runs->left = (int64_t)(size * 8 / runs->width);
         }

@@ -8,7 +8,6 @@ else is pyarrow's (see `decode`). The values are the same, bit by bit.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +24,8 @@ _PHYSICAL = {"BOOLEAN": 0, "INT32": 1, "INT64": 2, "FLOAT": 4, "DOUBLE": 5, "BYT
 _SIZES = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 0}
 _PLAIN, _PLAIN_DICTIONARY, _RLE_DICTIONARY = 0, 2, 8
 _ENCODINGS = frozenset({0, 2, 3, 5, 6, 7, 8, 9})  # of values; BIT_PACKED is deprecated
+_MOST_SIZE = 65536  # bytes of a value of a fixed size; of longer ones a block of rows may not fit in memory
+_DATA = (DATA_PAGE, DATA_PAGE_V2)
 _MOST_BYTES = 2**31 - 1  # of a chunk's strings: their offsets are 32 bits wide
 # A dictionary is worth its codes while it has less than this share of the chunk's values: what is computed on it is
 # computed that much less often, and gathered once.
@@ -91,16 +92,27 @@ def _is_stored_as(kind: pa.DataType, physical: str, length: int) -> bool:
         return bool(short or pat.is_large_string(kind) or pat.is_large_binary(kind))
     if pat.is_decimal128(kind):
         return 0 < length <= 16
-    return bool(pat.is_fixed_size_binary(kind) or (pat.is_float16(kind) and length == 2))
+    short = 0 < length <= _MOST_SIZE
+    return bool((pat.is_fixed_size_binary(kind) and short) or (pat.is_float16(kind) and length == 2))
 
 
 class ChunkDecoder:
-    """A column chunk that is decoded here. Raises ChunkError for what is not valid, OSError where memory is short."""
+    """A column chunk that is decoded here. Raises ChunkError for what is not valid, MemoryError where memory is short."""
 
     def __init__(
-        self, kind: ColumnKind, pages: list[Page], content: pa.Buffer, decompress: _Decompress, *, codes: bool
+        self,
+        kind: ColumnKind,
+        rows: int,
+        pages: list[Page],
+        content: pa.Buffer,
+        decompress: _Decompress,
+        *,
+        codes: bool,
     ) -> None:
         self._kind = kind
+        self._rows_left = rows
+        # Of lists, only their levels say whether there are more rows.
+        self._has_more = kind.lists == 0 and sum(page.values for page in pages if page.kind in _DATA) > rows
         self._pages = iter(pages)
         self._content = content
         self._decompress = decompress
@@ -110,16 +122,16 @@ class ChunkDecoder:
 
     @classmethod
     def open(
-        cls, kind: ColumnKind, chunk: pq.ColumnChunkMetaData, content: pa.Buffer, *, codes: bool
+        cls, kind: ColumnKind, chunk: pq.ColumnChunkMetaData, rows: int, content: pa.Buffer, *, codes: bool
     ) -> ChunkDecoder | str:
-        """The chunk whose bytes begin with its first page; or why the kernel does not decode it. codes: deliver codes
-        of its dictionary, where that has far fewer entries than there are values.
+        """The chunk whose bytes begin with its first page; or why the kernel does not decode it. rows: of the row
+        group. codes: deliver codes of its dictionary, where that has far fewer entries than there are values.
         """
         decompress = _DECOMPRESSORS.get(chunk.compression)
         if decompress is None:
             return f"codec {chunk.compression}"
         pages = _checked(native.pages, content, chunk.num_values)
-        data = [page for page in pages if page.kind in (DATA_PAGE, DATA_PAGE_V2)]
+        data = [page for page in pages if page.kind in _DATA]
         unknown = {page.encoding for page in data}.difference(_ENCODINGS)
         levels = {page.def_encoding for page in data if page.kind == DATA_PAGE and kind.max_def}
         levels |= {page.rep_encoding for page in data if page.kind == DATA_PAGE and kind.lists}
@@ -128,7 +140,7 @@ class ChunkDecoder:
         entries = sum(page.values for page in pages if page.kind == DICTIONARY_PAGE)
         coded = {page.encoding for page in data} <= {_PLAIN_DICTIONARY, _RLE_DICTIONARY}
         codes = codes and coded and 0 < entries < _WORTH_CODES * chunk.num_values
-        opened = cls(kind, pages, content, decompress, codes=codes)
+        opened = cls(kind, rows, pages, content, decompress, codes=codes)
         longest = opened._open_dictionary() if entries else 0
         if kind.size or codes:
             return opened
@@ -137,12 +149,15 @@ class ChunkDecoder:
 
     def read(self, rows: int) -> pa.Array:
         """The next rows, of the column's type, or a dictionary array of it (in lists: of elements)."""
-        while not _checked(self._cursor.advance, rows):
+        while not (complete := _checked(self._cursor.advance, rows)):
             if not self._next_page():
                 break
         decoded = _checked(self._cursor.take)
         if decoded.rows != rows:
             raise ChunkError(f"its pages hold fewer rows than its footer says: got {decoded.rows}, expected {rows}")
+        self._rows_left -= rows
+        if self._rows_left == 0 and (self._has_more or (self._kind.lists and complete)):  # the next list has begun
+            raise ChunkError("its pages hold more rows than its footer says")
         return self._array(decoded)
 
     def _open_dictionary(self) -> int:
@@ -286,16 +301,11 @@ def _hadoop_lz4(content: pa.Buffer, size: int) -> Any:
 
 
 def _gzip(content: pa.Buffer, size: int) -> Any:
-    """Of one member or several."""
-    out, rest = bytearray(), bytes(content)
+    """Of one member or several, in a stream: each member that Python's zlib ends with copies all bytes behind it."""
     try:
-        while rest and len(out) <= size:
-            member = zlib.decompressobj(wbits=47)
-            out += member.decompress(rest, size - len(out) + 1)
-            if not member.eof:
-                raise ChunkError("a page does not decompress to its size")
-            rest = member.unused_data
-    except zlib.error as error:
+        with pa.CompressedInputStream(pa.BufferReader(content), "gzip") as stream:
+            out = stream.read_buffer(size + 1)  # one more, to reach the end and its checksum
+    except (OSError, pa.ArrowInvalid) as error:
         raise ChunkError(f"a page does not decompress: {error}") from None
     if len(out) != size:
         raise ChunkError("a page does not decompress to its size")

@@ -99,8 +99,8 @@ class FileDecoder:
         if not 0 <= start < stop <= self._file_bytes:
             return None
         try:
-            chunk = self._metadata.row_group(row_group).column(leaf)
-            opened = ChunkDecoder.open(kind, chunk, read(start, stop), codes=codes)
+            group = self._metadata.row_group(row_group)
+            opened = ChunkDecoder.open(kind, group.column(leaf), group.num_rows, read(start, stop), codes=codes)
         except ChunkError:
             return None
         return None if isinstance(opened, str) else opened
