@@ -419,9 +419,9 @@ static int begin_list(Cursor *cursor, int64_t start, int is_null) {
     return 0;
 }
 
-/* Append elements that are all there, `slots` levels of a packed run of repetition levels: lists begin at its zeros.
+/* Begin lists at the zeros of a packed run of repetition levels, `slots` of it, the first of which is element `base`.
  * Returns how many were used; fewer where the list after the last one begins. */
-FAST static int64_t scan_starts(Cursor *cursor, int64_t slots, int64_t rows) {
+FAST static int64_t scan_starts(Cursor *cursor, int64_t base, int64_t slots, int64_t rows) {
     Runs *reps = &cursor->reps;
     int64_t used = 0;
     int32_t *starts = (int32_t *)cursor->starts.bytes;
@@ -433,8 +433,7 @@ FAST static int64_t scan_starts(Cursor *cursor, int64_t slots, int64_t rows) {
         uint64_t word = ~(load_some(reps->bytes + (bit >> 3), reps->at) >> shift);
         if (some < 64)
             word &= ((uint64_t)1 << some) - 1;
-        const int64_t zeros = __builtin_popcountll(word);
-        int full = begun + zeros > rows;
+        const int full = begun + some > rows && begun + __builtin_popcountll(word) > rows;
         if (full) { /* find the list after the last one */
             uint64_t rest = word;
             for (int64_t skipped = begun; skipped < rows; skipped++)
@@ -442,7 +441,7 @@ FAST static int64_t scan_starts(Cursor *cursor, int64_t slots, int64_t rows) {
             some = __builtin_ctzll(rest);
             word &= ((uint64_t)1 << some) - 1;
         }
-        const int64_t first = cursor->elements + used;
+        const int64_t first = base + used;
         while (word) {
             starts[begun++] = (int32_t)(first + __builtin_ctzll(word));
             word &= word - 1;
@@ -462,36 +461,36 @@ FAST static int64_t scan_starts(Cursor *cursor, int64_t slots, int64_t rows) {
 static int advance_full_lists(Cursor *cursor, int64_t rows, int64_t slots) {
     Runs *reps = &cursor->reps;
     const int64_t before = cursor->rows;
+    int64_t done = 0;
     int stop = 0;
-    for (int64_t done = 0; done < slots && !stop;) {
+    if (slots > INT32_MAX - cursor->elements)
+        return fail(cursor, TOO_MANY);
+    cursor->starts.used = (size_t)cursor->rows * sizeof(int32_t);
+    if (reserve(cursor, &cursor->starts, rows - cursor->rows < slots ? rows - cursor->rows : slots, sizeof(int32_t)) != 0)
+        return -1;
+    while (done < slots && !stop) {
         if (reps->left == 0 && runs_next(reps) != 0)
             return fail(cursor, LEVELS_END);
-        const int64_t some = reps->left < slots - done ? reps->left : slots - done;
-        const int64_t room = rows - cursor->rows < some ? rows - cursor->rows : some;
+        const int64_t some = reps->left < slots - done ? reps->left : slots - done, base = cursor->elements + done;
         int64_t used = some;
-        if (some > INT32_MAX - cursor->elements)
-            return fail(cursor, TOO_MANY);
-        cursor->starts.used = (size_t)cursor->rows * sizeof(int32_t);
-        if (reserve(cursor, &cursor->starts, room, sizeof(int32_t)) != 0)
-            return -1;
         if (reps->packed) {
-            used = scan_starts(cursor, some, rows);
+            used = scan_starts(cursor, base, some, rows);
         } else {
             if (reps->value == 0) { /* each is a list of its own */
-                used = room;
+                used = rows - cursor->rows < some ? rows - cursor->rows : some;
                 for (int64_t index = 0; index < used; index++)
-                    ((int32_t *)cursor->starts.bytes)[cursor->rows++] = (int32_t)(cursor->elements + index);
+                    ((int32_t *)cursor->starts.bytes)[cursor->rows++] = (int32_t)(base + index);
             }
             reps->left -= used;
         }
         stop = used < some;
-        cursor->defs.left -= used;
-        cursor->slots -= used;
         done += used;
-        if (append_values(cursor, NULL, used, used) != 0)
-            return -1;
     }
-    return append_valid_lists(cursor, cursor->rows - before) == 0 ? stop : -1;
+    cursor->defs.left -= done;
+    cursor->slots -= done;
+    if (append_values(cursor, NULL, done, done) != 0 || append_valid_lists(cursor, cursor->rows - before) != 0)
+        return -1;
+    return stop;
 }
 
 static int advance_lists(Cursor *cursor, int64_t rows) {

@@ -425,6 +425,7 @@ failed:
 
 /* ---- codes ------------------------------------------------------------------------------------------------------- */
 
+/* count_codes(codes, counts): how often each code occurs, as int64; or, as bytes, whether it does. */
 static PyObject *count_codes(PyObject *module, PyObject *args) {
     PyObject *codes, *counts;
     Buffers buffers;
@@ -439,13 +440,20 @@ static PyObject *count_codes(PyObject *module, PyObject *args) {
         return NULL;
     }
     const uint32_t *code = from->buf;
-    int64_t *count = to->buf;
     const Py_ssize_t rows = from->len / (Py_ssize_t)sizeof(uint32_t);
-    const uint64_t entries = (uint64_t)to->len / sizeof(int64_t);
+    const int marks = to->itemsize == 1;
+    const uint64_t entries = (uint64_t)to->len / (marks ? 1 : sizeof(int64_t));
     Py_ssize_t row = 0;
     Py_BEGIN_ALLOW_THREADS
-    for (; row < rows && code[row] < entries; row++)
-        count[code[row]]++;
+    if (marks) {
+        char *seen = to->buf;
+        for (; row < rows && code[row] < entries; row++)
+            seen[code[row]] = 1;
+    } else {
+        int64_t *count = to->buf;
+        for (; row < rows && code[row] < entries; row++)
+            count[code[row]]++;
+    }
     Py_END_ALLOW_THREADS
     buffers_close(&buffers);
     if (row < rows) {

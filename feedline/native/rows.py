@@ -91,6 +91,16 @@ def count_codes(codes: NDArray[np.int32], entries: int) -> NDArray[np.int64]:
     return counts
 
 
+def mark_codes(codes: NDArray[np.int32], entries: int) -> NDArray[np.bool_]:
+    """bool [entries]: whether each code occurs."""
+    marks = np.zeros(entries, dtype=np.bool_)
+    if COMPILED:
+        _compiled.count_codes(codes, marks)
+    else:
+        marks[codes] = True
+    return marks
+
+
 def gather_codes(columns: list[CodedTarget]) -> None:
     """Set each column's values to those that its codes stand for."""
     if COMPILED:

@@ -41,7 +41,7 @@ class CodedValues(Protocol):
     @property
     def entries(self) -> int: ...
     @property
-    def uses(self) -> NDArray[np.int64]: ...
+    def uses(self) -> NDArray[np.int64] | None: ...
     @property
     def codes(self) -> NDArray[np.int32]: ...
     @property
@@ -86,10 +86,11 @@ def encode(
     for column in schema.group("categorical"):
         if column.name in coded:
             own = coded[column.name]
-            ids = _ids(own.values, column, observer, filters, own.uses)
+            ids = _ids(own.values, column, observer, filters, len(own.codes))
             categorical.append(gathered.add(ids, own, np.empty(rows, np.int64)))
         else:
-            categorical.append(_ids(frame.get_column(column.name), column, observer, filters, repeats))
+            count = rows if repeats is None else int(repeats.sum())
+            categorical.append(_ids(frame.get_column(column.name), column, observer, filters, count))
     encoded = EncodedRows(
         rows=rows,
         dense=_row_major(frame, schema, "dense", observer, filters, repeats, coded, rows, gathered),
@@ -102,6 +103,11 @@ def encode(
     )
     gathered.finish()
     return encoded
+
+
+def _repeats(coded: CodedValues) -> _Repeats:
+    assert coded.uses is not None, "floats are counted with their uses"
+    return _Repeats(coded.uses)
 
 
 class _GatheredColumns:
@@ -138,7 +144,7 @@ def _coded_lists(
     if observer is not None:
         observer.count_lists(column, coded.offsets)
     if column.dtype == "float32":
-        values = _apply_on_nonfinite(values, column, observer, repeats=_Repeats(coded.uses))
+        values = _apply_on_nonfinite(values, column, observer, repeats=_repeats(coded))
     elif observer is not None:
         observer.count_integers(column, values, len(coded.codes))
     return gathered.add(values, coded, np.empty(len(coded.codes), values.dtype))
@@ -160,11 +166,12 @@ def _ids(
     column: SlotColumn,
     observer: Observer | None,
     filters: Mapping[str, str],
-    repeats: NDArray[np.int64] | None,
+    count: int,
 ) -> NDArray[np.int64]:
+    """The ids of `count` rows, or of distinct values among them."""
     ids = _scalars(series, column.name, filters)
     if observer is not None:
-        observer.count_integers(column, ids, len(ids) if repeats is None else int(repeats.sum()))
+        observer.count_integers(column, ids, count)
     return ids
 
 
@@ -231,7 +238,7 @@ def _row_major(
         if column.name in coded:
             own = coded[column.name]
             values = _scalars(own.values, column.name, filters)
-            values = _apply_on_nonfinite(values, column, observer, repeats=_Repeats(own.uses))
+            values = _apply_on_nonfinite(values, column, observer, repeats=_repeats(own))
             gathered.add(values, own, matrix, column.offset, width)
             continue
         series = frame.get_column(column.name)

@@ -25,8 +25,8 @@ from feedline.transforms.learning.learner import ArtifactSet
 from feedline.transforms.ops import bind
 from feedline.transforms.values.ragged import slice_numbers
 
-# Ops on numbers that cost more than a value's code does: 5 ns per row, with the call for each chunk of a column. Strings
-# and lists are worth their codes with any op.
+# Ops on numbers that cost more than a value's code does: 5 ns per row, with the call for each chunk of a column.
+# Strings and lists are worth their codes with any op.
 _COSTLY = frozenset({"vocabulary"})
 
 Slices = tuple[tuple[int, int | None], ...]
@@ -37,14 +37,14 @@ class CodedValues:
     """The finished values of a feature, once per distinct value, and where they belong.
 
     values: of the entries that are used. index: int64, the place of each of them in the dictionary of `entries`. uses:
-    int64, how often. codes: int32, the entry of each row, or of each element of lists. offsets: int64 [rows + 1] of
-    lists, None for scalars.
+    int64, how often; None for integers that need no such count. codes: int32, the entry of each row, or of each element
+    of lists. offsets: int64 [rows + 1] of lists, None for scalars.
     """
 
     values: pl.Series
     index: NDArray[np.int64]
     entries: int
-    uses: NDArray[np.int64]
+    uses: NDArray[np.int64] | None
     codes: NDArray[np.int32]
     offsets: NDArray[np.int64] | None
 
@@ -77,9 +77,11 @@ class CodedColumn:
             for start, stop in slices:
                 sliced = slice_numbers(sliced, start, stop)
             flat, offsets = _flat_codes(sliced, len(dictionary))
-            uses = rows.count_codes(flat, len(dictionary) + 1)
-            index = np.flatnonzero(uses)
-            uses = uses[index]
+            size, uses = len(dictionary) + 1, None
+            if any(output.lookups or output.dtype == pl.Float32() for output in features.outputs):
+                uses = rows.count_codes(flat, size)
+            index = np.flatnonzero(rows.mark_codes(flat, size) if uses is None else uses)
+            uses = None if uses is None else uses[index]
             entries = _entries(dictionary, index)
             frame, counts = features.apply_counting(entries.rename(self.name).to_frame(), uses)
             lookups |= counts
@@ -87,7 +89,7 @@ class CodedColumn:
                 found[output.name] = CodedValues(
                     values=frame.get_column(output.name),
                     index=index,
-                    entries=len(dictionary) + 1,
+                    entries=size,
                     uses=uses,
                     codes=flat,
                     offsets=offsets,
