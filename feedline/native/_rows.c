@@ -463,28 +463,75 @@ static PyObject *count_codes(PyObject *module, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* A column's target, and the values that its codes stand for. */
+/* A column's target, and the values that its codes stand for: of the target's size, or int32 of int64. */
 typedef struct {
     char *target;
     Py_ssize_t step, rows, size;
     const void *table;
+    int narrow;
     const uint32_t *codes;
     uint64_t entries;
+    int64_t *extremes; /* of int64 values, or NULL */
 } Coded;
 
-#define GATHER_CODES(type)                                                                                  \
-    for (row = 0; row < column->rows && column->codes[row] < column->entries; row++)                        \
-        ((type *)column->target)[row * column->step] = ((const type *)column->table)[column->codes[row]];
+#define GATHER_CODES(type, stored, keep)                                                                    \
+    for (row = 0; row < column->rows && column->codes[row] < column->entries; row++) {                      \
+        const type value = (type)((const stored *)column->table)[column->codes[row]];                       \
+        ((type *)column->target)[row * column->step] = value;                                               \
+        keep                                                                                                \
+    }
+#define KEEP_EXTREMES                                                                                       \
+    low = value < low ? value : low;                                                                        \
+    high = value > high ? value : high;
 
 /* Returns whether all codes are in range. */
 static int gather_coded(const Coded *column) {
     Py_ssize_t row = 0;
-    if (column->size == 8) {
-        GATHER_CODES(uint64_t)
+    int64_t low = INT64_MAX, high = INT64_MIN;
+    if (column->size == 4) {
+        GATHER_CODES(uint32_t, uint32_t, )
+    } else if (column->extremes == NULL && !column->narrow) {
+        GATHER_CODES(uint64_t, uint64_t, )
+    } else if (column->narrow) {
+        GATHER_CODES(int64_t, int32_t, KEEP_EXTREMES)
     } else {
-        GATHER_CODES(uint32_t)
+        GATHER_CODES(int64_t, int64_t, KEEP_EXTREMES)
+    }
+    if (column->extremes != NULL) {
+        column->extremes[0] = low;
+        column->extremes[1] = high;
     }
     return row == column->rows;
+}
+
+/* Read the arguments of a column. */
+static int coded_open(Coded *column, Buffers *buffers, PyObject *arguments) {
+    PyObject *target, *table, *codes, *extremes;
+    Py_buffer *to, *from, *of, *bounds = NULL;
+    Py_ssize_t first;
+    if (!PyArg_ParseTuple(arguments, "OnnOOO", &target, &first, &column->step, &table, &codes, &extremes))
+        return -1;
+    if ((to = buffers_add(buffers, target, 1)) == NULL || (from = buffers_add(buffers, table, 0)) == NULL
+        || (of = buffers_add(buffers, codes, 0)) == NULL
+        || (extremes != Py_None && (bounds = buffers_add(buffers, extremes, 1)) == NULL))
+        return -1;
+    column->size = to->itemsize;
+    column->narrow = from->itemsize != to->itemsize;
+    column->rows = of->len / (Py_ssize_t)sizeof(uint32_t);
+    const Py_ssize_t room = column->size ? to->len / column->size : 0;
+    if ((column->size != 4 && column->size != 8)
+        || (column->narrow && (from->itemsize != 4 || column->size != 8)) || first < 0 || column->step < 1
+        || (column->rows > 0 && (first >= room || column->rows - 1 > (room - 1 - first) / column->step))
+        || (bounds != NULL && (column->size != 8 || bounds->len != 2 * (Py_ssize_t)sizeof(int64_t)))) {
+        PyErr_SetString(PyExc_ValueError, "a target is too small for its codes, or its values have another size");
+        return -1;
+    }
+    column->target = (char *)to->buf + first * column->size;
+    column->table = from->buf;
+    column->codes = of->buf;
+    column->entries = (uint64_t)(from->len / from->itemsize);
+    column->extremes = bounds == NULL ? NULL : bounds->buf;
+    return 0;
 }
 
 static PyObject *gather_codes(PyObject *module, PyObject *args) {
@@ -495,7 +542,7 @@ static PyObject *gather_codes(PyObject *module, PyObject *args) {
     if (!PyArg_ParseTuple(args, "O!", &PyList_Type, &columns))
         return NULL;
     const Py_ssize_t count = PyList_Size(columns);
-    if (buffers_open(&buffers, 3 * count) != 0)
+    if (buffers_open(&buffers, 4 * count) != 0)
         return NULL;
     Coded *coded = PyMem_Calloc((size_t)count + 1, sizeof(Coded));
     PyObject *result = NULL;
@@ -503,29 +550,9 @@ static PyObject *gather_codes(PyObject *module, PyObject *args) {
         PyErr_NoMemory();
         goto done;
     }
-    for (Py_ssize_t index = 0; index < count; index++) {
-        PyObject *target, *table, *codes;
-        Py_buffer *to, *from, *of;
-        Py_ssize_t first;
-        Coded *column = &coded[index];
-        if (!PyArg_ParseTuple(PyList_GetItem(columns, index), "OnnOO", &target, &first, &column->step, &table, &codes))
+    for (Py_ssize_t index = 0; index < count; index++)
+        if (coded_open(&coded[index], &buffers, PyList_GetItem(columns, index)) != 0)
             goto done;
-        if ((to = buffers_add(&buffers, target, 1)) == NULL || (from = buffers_add(&buffers, table, 0)) == NULL
-            || (of = buffers_add(&buffers, codes, 0)) == NULL)
-            goto done;
-        column->size = to->itemsize;
-        column->rows = of->len / (Py_ssize_t)sizeof(uint32_t);
-        const Py_ssize_t room = column->size ? to->len / column->size : 0;
-        if ((column->size != 4 && column->size != 8) || from->itemsize != column->size || first < 0 || column->step < 1
-            || (column->rows > 0 && (first >= room || (column->rows - 1) > (room - 1 - first) / column->step))) {
-            PyErr_SetString(PyExc_ValueError, "a target is too small for its codes, or its values have another size");
-            goto done;
-        }
-        column->target = (char *)to->buf + first * column->size;
-        column->table = from->buf;
-        column->codes = of->buf;
-        column->entries = (uint64_t)(from->len / column->size);
-    }
     Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t index = 0; index < count && valid; index++)
         valid = gather_coded(&coded[index]);

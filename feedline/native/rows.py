@@ -27,8 +27,9 @@ Column = tuple[Array, int, tuple[Array, ...]]  # target, bytes of a row, the col
 # Target, bytes of a value, offsets [rows + 1] of the result (from any number on), offsets and values of the parts.
 RaggedColumn = tuple[Array, int, NDArray[np.int64], tuple[NDArray[np.int64], ...], tuple[Array, ...]]
 
-# Target (flat), its first value, the distance of its values, values of the same size, and the code of each.
-CodedTarget = tuple[Array, int, int, Array, NDArray[np.int32]]
+# Target (flat), its first value, the distance of its values, values of the same size (or int32 of int64), the code of
+# each; int64 [2], set to the least and the greatest of int64 values, or None.
+CodedTarget = tuple[Array, int, int, Array, NDArray[np.int32], NDArray[np.int64] | None]
 
 
 def gather(
@@ -106,8 +107,11 @@ def gather_codes(columns: list[CodedTarget]) -> None:
     if COMPILED:
         _compiled.gather_codes(columns)
         return
-    for target, first, step, table, codes in columns:
-        target[first : first + step * len(codes) : step] = table[codes]
+    for target, first, step, table, codes, extremes in columns:
+        values = target[first : first + step * len(codes) : step]
+        values[:] = table[codes]
+        if extremes is not None:
+            extremes[:] = values.min(), values.max()
 
 
 def parts_of(index: NDArray[np.int64], starts: Sequence[int] | NDArray[np.int64]) -> NDArray[np.uint16]:

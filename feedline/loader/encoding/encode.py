@@ -37,7 +37,7 @@ class CodedValues(Protocol):
     @property
     def values(self) -> pl.Series: ...
     @property
-    def index(self) -> NDArray[np.int64]: ...
+    def index(self) -> NDArray[np.int64] | None: ...
     @property
     def entries(self) -> int: ...
     @property
@@ -68,7 +68,7 @@ def encode(
     Raises DataError, with feature and row, for a null scalar, a null element of a list or vector, or a null weight. A
     null list is an empty list.
     """
-    gathered = _GatheredColumns()
+    gathered = _GatheredColumns(observer)
     rows = frame.height if rows is None else rows
     values, offsets = [], []
     weights: list[NDArray[np.float32] | None] = []
@@ -86,11 +86,10 @@ def encode(
     for column in schema.group("categorical"):
         if column.name in coded:
             own = coded[column.name]
-            ids = _ids(own.values, column, observer, filters, len(own.codes))
-            categorical.append(gathered.add(ids, own, np.empty(rows, np.int64)))
+            _scalars(own.values, column.name, filters)
+            categorical.append(gathered.add_ids(own.values, own, column))
         else:
-            count = rows if repeats is None else int(repeats.sum())
-            categorical.append(_ids(frame.get_column(column.name), column, observer, filters, count))
+            categorical.append(_ids(frame.get_column(column.name), column, observer, filters, repeats))
     encoded = EncodedRows(
         rows=rows,
         dense=_row_major(frame, schema, "dense", observer, filters, repeats, coded, rows, gathered),
@@ -113,25 +112,53 @@ def _repeats(coded: CodedValues) -> _Repeats:
 class _GatheredColumns:
     """The columns whose values are gathered, in one call, from those of distinct values."""
 
-    def __init__(self) -> None:
+    def __init__(self, observer: Observer | None) -> None:
+        self._observer = observer
         self._targets: list[native.CodedTarget] = []
+        self._counted: list[tuple[SlotColumn, NDArray[np.int64], int]] = []
 
     def add(
         self, values: NDArray[Any], coded: CodedValues, target: NDArray[Any], first: int = 0, step: int = 1
     ) -> NDArray[Any]:
         """Set every `step`-th value of the target from the first on. Returns the target."""
+        self._add(values, coded, target, None, first, step)
+        return target
+
+    def add_ids(self, series: pl.Series, coded: CodedValues, column: SlotColumn) -> NDArray[np.int64]:
+        """The ids of all codes, which are set, and counted, at the end."""
+        count, extremes = len(coded.codes), np.empty(2, np.int64)
+        ids = series.to_numpy()
+        if len(ids) and ids.min() >= -(2**31) and ids.max() < 2**31:
+            ids = ids.astype(np.int32)  # twice as many of them in the caches
+        target = np.empty(count, np.int64)
+        self._add(ids, coded, target, extremes)
+        if count:
+            self._counted.append((column, extremes, count))
+        return target
+
+    def _add(
+        self,
+        values: NDArray[Any],
+        coded: CodedValues,
+        target: NDArray[Any],
+        extremes: NDArray[np.int64] | None,
+        first: int = 0,
+        step: int = 1,
+    ) -> None:
         table = values
-        if len(values) < coded.entries:
+        if coded.index is not None and len(values) < coded.entries:
             table = np.zeros(coded.entries, values.dtype)
             table[coded.index] = values
         if len(coded.codes):
-            self._targets.append((target.reshape(-1), first, step, np.ascontiguousarray(table), coded.codes))
-        return target
+            self._targets.append((target.reshape(-1), first, step, np.ascontiguousarray(table), coded.codes, extremes))
 
     def finish(self) -> None:
-        """Gather."""
+        """Gather, and count."""
         if self._targets:
             native.gather_codes(self._targets)
+        if self._observer is not None:
+            for column, extremes, count in self._counted:
+                self._observer.count_integers(column, extremes, count)
 
 
 def _coded_lists(
@@ -140,13 +167,11 @@ def _coded_lists(
     """A sparse feature's values."""
     assert coded.offsets is not None
     _refuse_null_elements(coded.values.to_arrow(), column.name, "list", lambda position: 0)
-    values = coded.values.to_numpy()
     if observer is not None:
         observer.count_lists(column, coded.offsets)
-    if column.dtype == "float32":
-        values = _apply_on_nonfinite(values, column, observer, repeats=_repeats(coded))
-    elif observer is not None:
-        observer.count_integers(column, values, len(coded.codes))
+    if column.dtype != "float32":
+        return gathered.add_ids(coded.values, coded, column)
+    values = _apply_on_nonfinite(coded.values.to_numpy(), column, observer, repeats=_repeats(coded))
     return gathered.add(values, coded, np.empty(len(coded.codes), values.dtype))
 
 
@@ -166,12 +191,11 @@ def _ids(
     column: SlotColumn,
     observer: Observer | None,
     filters: Mapping[str, str],
-    count: int,
+    repeats: NDArray[np.int64] | None,
 ) -> NDArray[np.int64]:
-    """The ids of `count` rows, or of distinct values among them."""
     ids = _scalars(series, column.name, filters)
     if observer is not None:
-        observer.count_integers(column, ids, count)
+        observer.count_integers(column, ids, len(ids) if repeats is None else int(repeats.sum()))
     return ids
 
 

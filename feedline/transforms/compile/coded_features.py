@@ -27,7 +27,9 @@ from feedline.transforms.values.ragged import slice_numbers
 
 # Ops on numbers that cost more than a value's code does: 5 ns per row, with the call for each chunk of a column.
 # Strings and lists are worth their codes with any op.
-_COSTLY = frozenset({"vocabulary"})
+_COSTLY = frozenset({"vocabulary", "log", "log1p", "logit", "box_cox"})
+# Ops whose result is an integer for every value: of their dictionary all may be computed, whether rows use it or not.
+_TOTAL = frozenset({"modulo", "hash_bucket", "sigrid_hash"})
 
 Slices = tuple[tuple[int, int | None], ...]
 
@@ -36,13 +38,13 @@ Slices = tuple[tuple[int, int | None], ...]
 class CodedValues:
     """The finished values of a feature, once per distinct value, and where they belong.
 
-    values: of the entries that are used. index: int64, the place of each of them in the dictionary of `entries`. uses:
-    int64, how often; None for integers that need no such count. codes: int32, the entry of each row, or of each element
-    of lists. offsets: int64 [rows + 1] of lists, None for scalars.
+    values: of the entries that are used. index: int64, the place of each of them in the dictionary of `entries`; None:
+    `values` has all of them, used or not. uses: int64, how often; None for integers that need no such count. codes:
+    int32, the entry of each row, or of each element of lists. offsets: int64 [rows + 1] of lists, None for scalars.
     """
 
     values: pl.Series
-    index: NDArray[np.int64]
+    index: NDArray[np.int64] | None
     entries: int
     uses: NDArray[np.int64] | None
     codes: NDArray[np.int32]
@@ -76,13 +78,17 @@ class CodedColumn:
             sliced = codes
             for start, stop in slices:
                 sliced = slice_numbers(sliced, start, stop)
-            flat, offsets = _flat_codes(sliced, len(dictionary))
-            size, uses = len(dictionary) + 1, None
-            if any(output.lookups or output.dtype == pl.Float32() for output in features.outputs):
-                uses = rows.count_codes(flat, size)
-            index = np.flatnonzero(rows.mark_codes(flat, size) if uses is None else uses)
-            uses = None if uses is None else uses[index]
-            entries = _entries(dictionary, index)
+            flat, offsets, has_nulls = _flat_codes(sliced, len(dictionary))
+            size = len(dictionary) + 1
+            uses: NDArray[np.int64] | None = None
+            index: NDArray[np.int64] | None = None
+            entries = dictionary
+            if has_nulls or not _is_total(features):
+                if any(output.lookups or output.dtype == pl.Float32() for output in features.outputs):
+                    uses = rows.count_codes(flat, size)
+                index = np.flatnonzero(rows.mark_codes(flat, size) if uses is None else uses)
+                uses = None if uses is None else uses[index]
+                entries = _entries(dictionary, index)
             frame, counts = features.apply_counting(entries.rename(self.name).to_frame(), uses)
             lookups |= counts
             for output in features.outputs:
@@ -95,6 +101,12 @@ class CodedColumn:
                     offsets=offsets,
                 )
         return found, lookups
+
+
+def _is_total(features: CompiledFeatures) -> bool:
+    return all(
+        call.op in _TOTAL or bind(call).op.slices is not None for feature in features.features for call in feature.ops
+    ) and all(output.dtype == pl.Int64() for output in features.outputs)
 
 
 def coded_slices(feature: FeatureSpec, kind: pa.DataType) -> Slices | None:
@@ -135,21 +147,22 @@ def coded_features(features: Sequence[FeatureSpec], schema: pa.Schema, reads: Ma
     return columns
 
 
-def _flat_codes(codes: pl.Series, null: int) -> tuple[NDArray[np.int32], NDArray[np.int64] | None]:
-    """The codes, `null` for nulls, and the offsets of lists, of which null ones are empty."""
-    if not isinstance(codes.dtype, pl.List):
-        return codes.fill_null(null).to_numpy(), None
-    array = codes.rechunk().to_arrow()
-    offsets = array.offsets.to_numpy()
-    if array.null_count:
-        lengths = np.where(array.is_null().to_numpy(zero_copy_only=False), 0, np.diff(offsets))
-        flat = pl.Series(array.flatten())
-        offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    else:
-        first = int(offsets[0])
-        flat = pl.Series(array.values.slice(first, int(offsets[-1]) - first))
-        offsets = offsets - first if first else offsets
-    return flat.fill_null(null).to_numpy(), offsets
+def _flat_codes(codes: pl.Series, null: int) -> tuple[NDArray[np.int32], NDArray[np.int64] | None, bool]:
+    """The codes, `null` for nulls, the offsets of lists, of which null ones are empty, and whether any code is null."""
+    offsets = None
+    if isinstance(codes.dtype, pl.List):
+        array = codes.rechunk().to_arrow()
+        offsets = array.offsets.to_numpy()
+        if array.null_count:
+            lengths = np.where(array.is_null().to_numpy(zero_copy_only=False), 0, np.diff(offsets))
+            codes = pl.Series(array.flatten())
+            offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        else:
+            first = int(offsets[0])
+            codes = pl.Series(array.values.slice(first, int(offsets[-1]) - first))
+            offsets = offsets - first if first else offsets
+    has_nulls = codes.null_count() > 0
+    return (codes.fill_null(null) if has_nulls else codes).to_numpy(), offsets, has_nulls
 
 
 def _entries(dictionary: pl.Series, index: NDArray[np.int64]) -> pl.Series:
