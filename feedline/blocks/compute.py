@@ -30,8 +30,8 @@ from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.encoding.quality import Observer
 from feedline.loader.encoding.shuffled_rows import Rows, shuffle
 from feedline.loader.encoding.slot import encoded_rows, write_rows
+from feedline.native.coded_values import CodedValues
 from feedline.native.unique_rows import UniqueRows
-from feedline.transforms.compile.coded_features import CodedValues
 from feedline.warehouse.parquet.repeated_rows import first_rows
 from feedline.warehouse.reading.fragment import Chunk
 from feedline.warehouse.reading.read import CHUNK_ROWS, read_fragment

@@ -28,7 +28,7 @@ from feedline.resources import available_cores
 from feedline.service.dispatch.window import window_bounds
 from feedline.service.scaling.scheduler_load import describe_load, present_setting, scheduler_load
 from feedline.warehouse.reading.columns import part_bytes
-from feedline.warehouse.reading.read import bytes_of
+from feedline.warehouse.reading.read import arrow_columns, bytes_of
 from feedline.warehouse.selection.pruning_report import SelectionReport, Share, stages_of
 from feedline.warehouse.snapshot.column_facts import contiguous
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -36,6 +36,7 @@ from feedline.warehouse.storage.locations import absolute, join, redact
 
 # Estimate of a list's decoded bytes per row, unknown before reading: 20 ids.
 _LIST_BYTES = 8 * 20
+_SHOWN = 5  # columns in one line
 _ALWAYS_SHOWN = ("pruned_by_partition", "pruned_by_statistics", "taken_whole", "counted")  # shown even if empty
 
 
@@ -63,12 +64,7 @@ def describe(plan: Plan, *, world_size: int, rows_per_s: float = 0.0) -> dict[st
         "stages": stages(plan, table_bytes),
         **_pruning_facts(selection.report),
         "sample": asdict(plan.sample.sample) if plan.sample is not None else None,
-        "columns": {
-            "read": len(plan.columns),
-            "table": len(snapshot.schema.names),
-            "share": len(plan.columns) / len(snapshot.schema.names),
-            "names": list(plan.columns),
-        },
+        "columns": _column_facts(plan, schedule),
         "bytes": {
             "read_per_epoch": read_bytes,
             "read_twice": twice,
@@ -227,13 +223,11 @@ def _facts_table(facts: dict[str, Any]) -> Table:
         ("snapshot", facts["snapshot"]),
         ("plan, features", f"{facts['plan']}, {facts['features']}"),
         ("columns read", f"{columns['read']:,} of {columns['table']:,} ({columns['share']:.1%})"),
+        ("decoded by", _decoders_text(columns)),
         ("bytes per epoch", f"{size['read_per_epoch']:,} of {size['table']:,} ({size['share']:.1%}){twice}"),
         ("rows", f"{facts['rows']:,}, of which {facts['rows_dropped']:,} dropped (tail: {facts['tail']})"),
         ("steps", f"{facts['steps']:,} on each of {facts['world_size']} ranks"),
-        (
-            "batch",
-            f"{facts['rows_per_rank_and_step']:,} rows per rank, from {facts['lanes']} x {facts['batch_size']:,}",
-        ),
+        ("batch", _batch_text(facts)),
         ("work", _work_text(facts)),
         ("memory per rank", f"{in_flight} of {memory['budget_bytes']:,}{fewer}"),
         ("row identities", _identities_text(facts["identities"])),
@@ -261,11 +255,42 @@ def _facts_table(facts: dict[str, Any]) -> Table:
             table.add_row(name, f"{share['row_groups']:,} row groups, {share['rows']:,} rows{note}")
     if facts["sample"] is not None:
         table.add_row("sampled", _sample_text(facts))
-    for name, text in (*rows[3:5], *part_rows(facts), *rows[5:], *_dedup_rows(facts)):
+    for name, text in (*rows[3:6], *part_rows(facts), *rows[6:], *_dedup_rows(facts)):
         table.add_row(name, text)
     if facts["scheduler"] is not None:
         table.add_row("scheduler", facts["scheduler"]["text"])
     return table
+
+
+def _column_facts(plan: Plan, schedule: Schedule) -> dict[str, Any]:
+    """The columns that are read. by_pyarrow: those that pyarrow decodes in the first file, each with the reason."""
+    table = plan.snapshot.schema
+    first = next(iter(schedule.blocks(0, everything=True)), None)
+    return {
+        "read": len(plan.columns),
+        "table": len(table.names),
+        "share": len(plan.columns) / len(table.names),
+        "names": list(plan.columns),
+        "by_pyarrow": {}
+        if first is None
+        else arrow_columns(plan.request(first, 0).pieces[0].fragment, plan.columns, table),
+    }
+
+
+def _decoders_text(facts: dict[str, Any]) -> str:
+    columns, read = facts["by_pyarrow"], facts["read"]
+    if not columns:
+        return "the kernel"
+    if len(columns) == read and len(set(columns.values())) == 1:
+        return f"pyarrow ({next(iter(columns.values()))})"
+    reasons: dict[str, list[str]] = {}
+    for name, reason in columns.items():
+        reasons.setdefault(reason, []).append(name)
+    lines = [
+        f"{', '.join(names[:_SHOWN])}{f' and {len(names) - _SHOWN:,} more' if len(names) > _SHOWN else ''} ({reason})"
+        for reason, names in reasons.items()
+    ]
+    return escape(f"pyarrow: {'; '.join(lines)}" + ("" if len(columns) == read else ". Others: the kernel"))
 
 
 def _read_twice(plan: Plan, schedule: Schedule) -> int:
@@ -284,6 +309,10 @@ def _read_twice(plan: Plan, schedule: Schedule) -> int:
         if inside != (int(ends[group - 1]) if group else 0):
             nbytes += int(plan.row_group_bytes[first + group])
     return nbytes
+
+
+def _batch_text(facts: dict[str, Any]) -> str:
+    return f"{facts['rows_per_rank_and_step']:,} rows per rank, from {facts['lanes']} x {facts['batch_size']:,}"
 
 
 def _work_text(facts: dict[str, Any]) -> str:

@@ -26,7 +26,7 @@ from feedline.planning.plan import Plan, make_plan, select
 from feedline.planning.rebase import rebase, require_comparable
 from feedline.planning.schedule import rank_lanes
 from feedline.planning.skip_bad_files import Take, good_snapshot
-from feedline.planning.table_snapshot import fresh_snapshot, snapshot_of_source
+from feedline.planning.table_snapshot import fresh_snapshot, snapshot_of_source, with_decoder
 from feedline.spec import PipelineSpec
 from feedline.warehouse.bad_files import save_skipped
 from feedline.warehouse.rebase.remaining_rows import Rebase, split_name
@@ -195,7 +195,8 @@ def _agreed_rebase(spec: PipelineSpec, request: RebaseRequest, start: RunStart, 
 def _load_named(spec: PipelineSpec, name: str) -> tuple[Snapshot, Rebase | None]:
     """The snapshot, and the rebase, that a state names."""
     id, rest = split_name(name)
-    return Snapshot.load(spec.work_dir, id), None if rest is None else Rebase.load(spec.work_dir, rest)
+    snapshot = with_decoder(spec, Snapshot.load(spec.work_dir, id))
+    return snapshot, None if rest is None else Rebase.load(spec.work_dir, rest)
 
 
 def _with_recorded_types(plan: Plan, *, fill: bool = False) -> Plan:

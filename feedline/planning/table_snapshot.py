@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from feedline.errors import FeedlineError, TableError
 from feedline.spec import PipelineSpec
@@ -35,7 +36,7 @@ def snapshot_of_source(
     out before their footers are read. A saved snapshot needs neither a listing nor footers.
     """
     if spec.source.snapshot is not None:
-        return _read_saved(spec, spec.source.snapshot)
+        return with_decoder(spec, _read_saved(spec, spec.source.snapshot))
     return fresh_snapshot(spec, map=map, on_bad=on_bad, filter_listing=filter_listing)
 
 
@@ -49,7 +50,13 @@ def fresh_snapshot(
     """A new snapshot of the table that `source` names, whatever `source.snapshot` says."""
     listing = listing_of_source(spec)
     listing = filter_listing(listing) if filter_listing else listing
-    return snapshot_of(listing, rules=schema_rules(spec), work_dir=spec.work_dir, map=map, on_bad=on_bad)
+    snapshot = snapshot_of(listing, rules=schema_rules(spec), work_dir=spec.work_dir, map=map, on_bad=on_bad)
+    return with_decoder(spec, snapshot)
+
+
+def with_decoder(spec: PipelineSpec, snapshot: Snapshot) -> Snapshot:
+    """The snapshot, whose files the pipeline's decoder reads."""
+    return replace(snapshot, decoder=spec.source.decoder)
 
 
 def listing_of_source(spec: PipelineSpec) -> Listing:

@@ -139,6 +139,10 @@ class SourceSpec(Section):
     on_bad_file: Literal["error", "skip"] = Field(
         default="error", description="A corrupt file: an error, or left out of the plan and reported."
     )
+    decoder: Literal["auto", "arrow"] = Field(
+        default="auto",
+        description="What decodes Parquet: Feedline's kernel where it can (the same values, faster), or pyarrow alone.",
+    )
     max_bad_files: Amount | None = Field(default=None, description="More skipped files than this are an error.")
     max_bad_rows: Amount | None = Field(default=None, description="More rows in skipped files than this are an error.")
     split_rows: Count = Field(default=65536, description="Rows of a split: whole row groups, about this many.")

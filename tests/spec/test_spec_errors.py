@@ -229,7 +229,7 @@ ALTERNATIVES = {
     ),
     ("source",): (
         "table format version snapshot_id as_of snapshot partitions schema where sample row_key on_bad_file "
-        "max_bad_files max_bad_rows split_rows"
+        "decoder max_bad_files max_bad_rows split_rows"
     ),
     ("source", "sample"): "fraction where seed key",
     ("source", "schema"): "missing extra columns",

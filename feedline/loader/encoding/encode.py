@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -22,6 +22,7 @@ from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn
 from feedline.loader.encoding.quality import Observer
 from feedline.native import rows as native
+from feedline.native.coded_values import CodedValues
 
 # A wide matrix is written in blocks of rows of this size, so that a cache line gets its 16 values before it is evicted:
 # 504 columns of 32,768 rows in 32 ms instead of 47.
@@ -29,23 +30,6 @@ _MATRIX_BYTES = 8 * 2**20
 _UNFILTERED: Mapping[str, str] = MappingProxyType({})
 _NOT_CODED: Mapping[str, Any] = MappingProxyType({})
 _FILL = {"list": "fill_null", "list of weights": "{weighted: {fill: 1.0}}"}
-
-
-class CodedValues(Protocol):
-    """A feature's finished values, once per distinct value; see `coded_features`."""
-
-    @property
-    def values(self) -> pl.Series: ...
-    @property
-    def index(self) -> NDArray[np.int64] | None: ...
-    @property
-    def entries(self) -> int: ...
-    @property
-    def uses(self) -> NDArray[np.int64] | None: ...
-    @property
-    def codes(self) -> NDArray[np.int32]: ...
-    @property
-    def offsets(self) -> NDArray[np.int64] | None: ...
 
 
 def encode(

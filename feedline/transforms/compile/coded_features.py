@@ -10,7 +10,6 @@ that does not name the row: the caller then evaluates the rows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
@@ -19,6 +18,7 @@ import pyarrow.types as pat
 from numpy.typing import NDArray
 
 from feedline.native import rows
+from feedline.native.coded_values import CodedValues
 from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
 from feedline.transforms.learning.learner import ArtifactSet
@@ -32,23 +32,6 @@ _COSTLY = frozenset({"vocabulary", "log", "log1p", "logit", "box_cox"})
 _TOTAL = frozenset({"modulo", "hash_bucket", "sigrid_hash"})
 
 Slices = tuple[tuple[int, int | None], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CodedValues:
-    """The finished values of a feature, once per distinct value, and where they belong.
-
-    values: of the entries that are used. index: int64, the place of each of them in the dictionary of `entries`; None:
-    `values` has all of them, used or not. uses: int64, how often; None for integers that need no such count. codes:
-    int32, the entry of each row, or of each element of lists. offsets: int64 [rows + 1] of lists, None for scalars.
-    """
-
-    values: pl.Series
-    index: NDArray[np.int64] | None
-    entries: int
-    uses: NDArray[np.int64] | None
-    codes: NDArray[np.int32]
-    offsets: NDArray[np.int64] | None
 
 
 class CodedColumn:

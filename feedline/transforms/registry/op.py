@@ -326,14 +326,11 @@ def op(
         examples: at least one.
         weighted: the function handles the weights that a list may have.
         inputs: the columns of an op over several columns; the function gets a value for each, None for an omitted
-            optional one.
-        repeats: the last of the inputs may occur more than once.
+            optional one; with `repeats`, the last of them may occur more than once.
         learns: how it learns from data: its function gets two more arguments, its artifact and the values of
             `Learning.row_roles` by role (empty for rows that it was not fitted on).
         reads: what it reads from outside: its function gets the same two arguments.
-        ids: the number of ids it may give, which is the number of rows its embedding table needs.
-        per_value: its result depends on nothing but the value, so that it may be computed once per distinct value.
-        slices: from parameters, the slice of each list that it keeps, if that is all it does.
+        ids, per_value, slices: see `Op`.
     """
 
     def declare(function: F) -> F:

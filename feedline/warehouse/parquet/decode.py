@@ -2,7 +2,8 @@
 
 Runs in every process that reads, on the calling thread. The decoder is chosen per column chunk, before the first row:
 the kernel's columns (`column_chunk`) keep step with the batches of pyarrow's reader, which decodes all others. Nobody
-above `warehouse/reading` knows which of them ran. FEEDLINE_DECODER=arrow leaves all columns to pyarrow.
+above `warehouse/reading` knows which of them ran. FEEDLINE_DECODER=arrow, or `source.decoder: arrow`, leaves all to
+pyarrow.
 """
 
 from __future__ import annotations
@@ -37,17 +38,24 @@ class FileDecoder:
         names: StoredNames | None,
         uri: str,
         file_bytes: int,
+        *,
+        decoder: str = "auto",
     ) -> None:
         self._schema = schema
         self._metadata = metadata
         self._names = names
         self._uri = uri
         self._file_bytes = file_bytes
+        self._decoder = decoder
         self._alone = {leaves.start: name for name, leaves in stored.items() if len(leaves) == 1}
         self._kinds: dict[int, ColumnKind | str] = {}
 
     def kind(self, leaf: int) -> ColumnKind | str:
         """How the kernel decodes a Parquet column; or why it does not."""
+        if self._decoder == "arrow" or os.environ.get(DECODER_VARIABLE) == "arrow":
+            return "decoder: arrow"
+        if not native.COMPILED:
+            return "installed without a compiler"
         if leaf not in self._kinds:
             name = self._alone.get(leaf)
             column = self._metadata.schema.column(leaf)
@@ -74,7 +82,7 @@ class FileDecoder:
         own: dict[str, ChunkDecoder] = {}
         others = []
         for leaf in leaves:
-            chunk = self._open(row_group, leaf, read, codes=leaf in coded) if native.COMPILED else None
+            chunk = self._open(row_group, leaf, read, codes=leaf in coded)
             if chunk is None:
                 others.append(leaf)
             else:
@@ -93,7 +101,7 @@ class FileDecoder:
     def _open(self, row_group: int, leaf: int, read: ReadRange, *, codes: bool) -> ChunkDecoder | None:
         """A chunk for the kernel; None for pyarrow, which also says what is wrong with one that does not open."""
         kind = self.kind(leaf)
-        if isinstance(kind, str) or os.environ.get(DECODER_VARIABLE) == "arrow":
+        if isinstance(kind, str):
             return None
         [(start, stop)] = chunk_ranges(self._metadata, row_group, [leaf], self._file_bytes)
         if not 0 <= start < stop <= self._file_bytes:

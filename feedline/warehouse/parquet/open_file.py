@@ -44,7 +44,7 @@ _KEPT_TAGS = 4096  # files whose footer the process has checked: about 100 bytes
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileVersion:
     """A file as the snapshot describes it; `uri` as messages name it. `stored_names`: of the table's columns in it, if
-    they are not the table's."""
+    they are not the table's. `decoder`: `auto`, or `arrow` for pyarrow alone."""
 
     uri: str
     size_bytes: int
@@ -52,6 +52,7 @@ class FileVersion:
     footer_digest: bytes
     footer_bytes: int
     stored_names: StoredNames | None = None
+    decoder: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class OpenFile:
     def __init__(self, parquet: pq.ParquetFile, source: pa.NativeFile, version: FileVersion) -> None:
         self.parquet = parquet
         self.metadata: pq.FileMetaData = parquet.metadata
-        self.schema, self.stored, self.dedup, self._decoder = _layouts.get(version, parquet)
+        self.schema, self.stored, self.dedup, self.decoder = _layouts.get(version, parquet)
         self._source = source
         self._uri = version.uri
 
@@ -109,7 +110,7 @@ class OpenFile:
         whole: further columns, if any, that the first batch holds, in all rows of the row group. coded: columns that
         may come as dictionary arrays, or lists of them.
         """
-        return self._decoder.batches(
+        return self.decoder.batches(
             self.parquet, row_group, leaves, chunk_rows, whole, read=self._read_range, coded=coded
         )
 
@@ -263,7 +264,7 @@ class _RemoteFile(OpenFile):
 
         with_retries(fetch, self._filesystem, self._version.uri, row_group=row_group, listed=True)
         with open_parquet(sparse.reader(), self.metadata, pre_buffer=False, dictionaries=self._dictionaries) as parquet:
-            yield from self._decoder.batches(
+            yield from self.decoder.batches(
                 parquet, row_group, leaves, chunk_rows, whole, read=sparse.read_range, coded=coded
             )
 
@@ -325,10 +326,10 @@ class _Layouts:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: OrderedDict[tuple[str, bytes, StoredNames | None], _Layout] = OrderedDict()
+        self._entries: OrderedDict[tuple[str, bytes, StoredNames | None, str], _Layout] = OrderedDict()
 
     def get(self, version: FileVersion, parquet: pq.ParquetFile) -> _Layout:
-        key = version.uri, version.footer_digest, version.stored_names
+        key = version.uri, version.footer_digest, version.stored_names, version.decoder
         with self._lock:
             layout = self._entries.get(key)
             if layout is not None:
@@ -342,7 +343,15 @@ class _Layouts:
             schema = version.stored_names.schema(schema, version.uri)
         leaves = column_leaves(schema, parquet.metadata.num_columns, version.uri)
         stored = dict(zip(schema.names, leaves, strict=True))
-        decoder = FileDecoder(schema, stored, parquet.metadata, version.stored_names, version.uri, version.size_bytes)
+        decoder = FileDecoder(
+            schema,
+            stored,
+            parquet.metadata,
+            version.stored_names,
+            version.uri,
+            version.size_bytes,
+            decoder=version.decoder,
+        )
         layout = schema, stored, dedup, decoder
         with self._lock:
             self._entries[key] = layout

@@ -42,6 +42,7 @@ class Fragment:
     statistics prove about each (bits of `row_filter`), empty if nothing. `partition`: the file's keys and typed values.
     `excluded`: per row group, the kept rows that `read_fragment` omits (bits, see `pack_mask`) or None; empty if no
     row group has any. `stored_names`: of the table's columns in the file, if they are not the table's.
+    `decoder`: see `Snapshot`.
     """
 
     table: str
@@ -56,6 +57,7 @@ class Fragment:
     proofs: tuple[int, ...] = ()
     excluded: tuple[_Digest | None, ...] = ()
     stored_names: StoredNames | None = None
+    decoder: str = "auto"
 
     @property
     def uri(self) -> str:
@@ -76,6 +78,7 @@ class Fragment:
             footer_digest=self.footer_digest,
             footer_bytes=self.footer_bytes,
             stored_names=self.stored_names,
+            decoder=self.decoder,
         )
 
 
@@ -165,6 +168,7 @@ def fragment_at(
         partition=snapshot.partition_of(file),
         proofs=() if proofs is None else tuple(proofs[row_groups[kept]].tolist()),
         stored_names=snapshot.stored_names,
+        decoder=snapshot.decoder,
     )
 
 

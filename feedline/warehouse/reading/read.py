@@ -214,6 +214,17 @@ def _columns_of(
     return StoredColumns(columns, compact, file.dedup)
 
 
+def arrow_columns(fragment: Fragment, columns: Sequence[str], schema: pa.Schema) -> dict[str, str]:
+    """The stored columns, of those from which these columns and parts are read, that pyarrow decodes, each with the
+    reason, as far as the file's footer says it.
+    """
+    location = locate(fragment.table)
+    with open_unchanged(location.filesystem, join(location.path, fragment.path), fragment.file_version) as file:
+        names = {leaf: name for name, leaves in file.stored.items() for leaf in leaves}
+        kinds = ((names[leaf], file.decoder.kind(leaf)) for leaf in _columns_of(file, fragment, schema, columns).leaves)
+        return {name: kind for name, kind in kinds if isinstance(kind, str)}
+
+
 def stored_columns(fragment: Fragment) -> frozenset[str]:
     """The columns that a fragment's file stores once per run."""
     location = locate(fragment.table)

@@ -50,8 +50,8 @@ class Snapshot:
     index of `file_schemas`) and, if the table has partition keys, the struct `partition`. `row_groups`: file, row_group
     (within the file), rows, bytes. `facts`: of every column, see `column_facts`. `ignored`: the number of files skipped
     because of their suffix. `logged`: partition values come from a table's log, not from the paths. `stored_names`: of
-    the columns in files, if the log maps them (None: those of `schema`). `home`: the
-    work_dir that it was loaded from.
+    the columns in files, if the log maps them (None: those of `schema`). `decoder`: of
+    its files, as `source.decoder`; no part of what is saved. `home`: the work_dir that it was loaded from.
     """
 
     id: str
@@ -65,6 +65,7 @@ class Snapshot:
     ignored: int = 0
     logged: bool = False
     stored_names: StoredNames | None = None
+    decoder: str = "auto"
     home: str | None = None
 
     @property

@@ -1,0 +1,30 @@
+"""A feature's values, once per distinct value: what transforming dictionaries gives, and encoding expands.
+
+Pure; runs in every process that computes blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodedValues:
+    """The finished values of a feature, once per distinct value, and where they belong.
+
+    values: a Polars series, of the entries that are used. index: int64, the place of each of them in the dictionary of
+    `entries`; None: `values` has all of them, used or not. uses: int64, how often; None for integers that need no such
+    count. codes: int32, the entry of each row, or of each element of lists. offsets: int64 [rows + 1] of lists, None
+    for scalars.
+    """
+
+    values: Any
+    index: NDArray[np.int64] | None
+    entries: int
+    uses: NDArray[np.int64] | None
+    codes: NDArray[np.int32]
+    offsets: NDArray[np.int64] | None
