@@ -318,12 +318,10 @@ def op(
     """Declare the decorated function as an op, named after it; its docstring is the op's documentation.
 
     Args:
-        takes: the kinds of elements it takes.
-        gives: the result's type, in words.
+        takes, gives: the kinds of elements it takes; the result's type, in words.
         lists: how it treats lists, see `Op`.
         version: raise it whenever the same call gives different values; part of every fingerprint.
-        parameters: the model of its parameters.
-        examples: at least one.
+        parameters, examples: the model of its parameters; at least one example.
         weighted: the function handles the weights that a list may have.
         inputs: the columns of an op over several columns; the function gets a value for each, None for an omitted
             optional one; with `repeats`, the last of them may occur more than once.

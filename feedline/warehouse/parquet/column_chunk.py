@@ -97,7 +97,7 @@ def _is_stored_as(kind: pa.DataType, physical: str, length: int) -> bool:
 
 
 class ChunkDecoder:
-    """A column chunk that is decoded here. Raises ChunkError for what is not valid, MemoryError for lack of memory."""
+    """A column chunk that is decoded here. Raises ChunkError for what is not valid, MemoryError without memory."""
 
     def __init__(
         self,

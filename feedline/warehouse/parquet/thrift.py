@@ -5,7 +5,8 @@ parquet-format's `parquet.thrift`). pyarrow parses it too, and its schema is use
 statistics are parsed here, because pyarrow's accessors for them
 
 - let C++ exceptions escape: of 3,600 footers with a flipped byte 11 ended the process with SIGABRT, where a chunk has
-  another type than its column or a bound the wrong length, or is encrypted. Here damage is a Python exception;
+  another type than its column, an unknown codec or a bound of the wrong length, or is encrypted. Here damage is a
+  Python exception;
 - do not return whether a string's bound is a value of the column or was truncated.
 
 In the compact protocol a field starts with one byte (the step from the last field's id, and a type), an integer is a
@@ -22,6 +23,7 @@ PHYSICAL_NAMES = ("BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYTE
 BOOLEAN, INT32, INT64, INT96, FLOAT, DOUBLE, BYTE_ARRAY, FIXED = range(8)  # parquet.thrift's enum Type
 
 _TRUE, _BINARY, _LIST, _SET, _STRUCT = 1, 8, 9, 10, 12  # types of the compact protocol
+_CODECS = 8  # parquet.thrift's enum CompressionCodec
 _DEEPEST = 16  # nested structures and lists; parquet.thrift needs half of it
 _WIDEST_BITS = 70  # the longest varint: ten bytes
 
@@ -128,7 +130,7 @@ def _chunk(data: bytes, position: int) -> tuple[ColumnChunk, int]:
 
 
 def _column(data: bytes, position: int) -> tuple[ColumnChunk, int]:
-    kind, size, statistics = -1, 0, None
+    kind, codec, size, statistics = -1, -1, 0, None
     field = 0
     while True:
         head = data[position]
@@ -146,14 +148,16 @@ def _column(data: bytes, position: int) -> tuple[ColumnChunk, int]:
             statistics, position = _statistics(data, position)
         elif field == 1:  # type
             kind, position = _integer(data, position)
+        elif field == 4:  # codec
+            codec, position = _integer(data, position)
         elif 4 <= head <= 6:
             while data[position] > 127:
                 position += 1
             position += 1
         else:
             position = _skip(data, position, head)
-    if size < 0 or not 0 <= kind <= FIXED:
-        raise MalformedError(f"a column chunk has type {kind} and {size} bytes")
+    if size < 0 or not 0 <= kind <= FIXED or not 0 <= codec < _CODECS:
+        raise MalformedError(f"a column chunk has type {kind}, codec {codec} and {size} bytes")
     return ColumnChunk(kind, size) if statistics is None else ColumnChunk(kind, size, *statistics), position
 
 

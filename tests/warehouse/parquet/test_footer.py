@@ -175,6 +175,18 @@ def test_a_chunk_of_another_type_than_its_column_is_refused(tmp_path: Path) -> N
             take_snapshot(str(tmp_path))
 
 
+def test_an_unknown_codec_is_refused(tmp_path: Path) -> None:
+    """pyarrow would end the process where the codec is asked for."""
+    good = written(pa.table({"x": [1]}), store_schema=False, compression="zstd", write_statistics=False)
+    tail = footer(good)
+    path_and_codec = b"\x18\x01x\x15\x0c"
+    assert tail.count(path_and_codec) == 1
+    place = len(good) - 8 - len(tail) + tail.index(path_and_codec) + 4
+    (tmp_path / "f.parquet").write_bytes(good[:place] + b"\x14" + good[place + 1 :])
+    with pytest.raises(CorruptFileError, match="a column chunk has type 2, codec 10 "):
+        take_snapshot(str(tmp_path))
+
+
 def test_bounds_of_the_wrong_length_are_unknown(tmp_path: Path) -> None:
     good = written(pa.table({"x": pa.array([2**40, 2**41])}), store_schema=False)
     tail = footer(good)

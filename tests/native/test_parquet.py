@@ -1,0 +1,571 @@
+"""Does the page decoder return what Parquet's definition says, and refuse all else, whatever it is called with?"""
+
+from __future__ import annotations
+
+import random
+import struct
+import zlib
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from feedline.native import parquet as native
+from feedline.native.parquet import Page
+
+pytestmark = pytest.mark.skipif(not native.COMPILED, reason="the kernel was not compiled: there is no C compiler")
+
+BOOLEAN, INT32, INT64, FLOAT, DOUBLE, BYTES, FIXED = 0, 1, 2, 4, 5, 6, 7
+PLAIN, PLAIN_DICTIONARY, RLE, DELTA, DELTA_LENGTH, DELTA_BYTES, CODED, SPLIT = 0, 2, 3, 5, 6, 7, 8, 9
+
+
+def cursor(physical: int, size: int, lists: int = 0, max_def: int = 0, codes: int = 0) -> Any:
+    return native._compiled.Cursor(physical, size, lists, max_def, codes)
+
+
+def varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes((*out, value))
+
+
+def zigzag(value: int) -> bytes:
+    return varint(value << 1 if value >= 0 else (-value << 1) - 1)
+
+
+def packed(values: list[int], width: int) -> bytes:
+    """A packed run of whole groups."""
+    groups = -(-len(values) // 8)
+    bits = sum(value << (index * width) for index, value in enumerate(values))
+    return varint(groups << 1 | 1) + bits.to_bytes(groups * width, "little")
+
+
+def repeated(value: int, count: int, width: int) -> bytes:
+    return varint(count << 1) + value.to_bytes((width + 7) // 8, "little")
+
+
+def sized(runs: bytes) -> bytes:
+    return struct.pack("<I", len(runs)) + runs
+
+
+@st.composite
+def hybrid(draw: Any, width: int, most: int | None = None) -> tuple[list[int], bytes]:
+    """Values of a width, and runs of them."""
+    values: list[int] = []
+    runs = b""
+    number = st.integers(0, 2**width - 1 if most is None else most)
+    for _ in range(draw(st.integers(1, 5))):
+        if draw(st.booleans()):
+            value, count = draw(number), draw(st.integers(1, 70))
+            values += [value] * count
+            runs += repeated(value, count, width)
+        else:
+            some = draw(st.lists(number, min_size=8, max_size=48))
+            some = some[: len(some) // 8 * 8]
+            values += some
+            runs += packed(some, width)
+    return values, runs
+
+
+@pytest.mark.parametrize("width", range(33))
+@given(data=st.data())
+@settings(max_examples=15)
+def test_codes_of_every_width_are_those_that_were_packed(width: int, data: st.DataObject):
+    entries = min(2**width, 1000)
+    codes, runs = data.draw(hybrid(width, entries - 1))
+    one = cursor(INT64, 8, codes=1)
+    values = np.arange(entries, dtype=np.int64) * 3 - 7
+    one.dictionary(values.tobytes(), entries)
+    other = cursor(INT64, 8)
+    other.dictionary(values.tobytes(), entries)
+    step = data.draw(st.integers(1, 50))
+    for each in (one, other):
+        each.begin(None, bytes([width]) + runs, len(codes), CODED, -1, -1)
+    for start in range(0, len(codes), step):
+        expected = codes[start : start + step]
+        assert one.advance(len(expected))
+        assert other.advance(len(expected))
+        assert np.frombuffer(one.take()[2], np.int32).tolist() == expected
+        assert np.frombuffer(other.take()[2], np.int64).tolist() == [3 * code - 7 for code in expected]
+
+
+@given(levels=hybrid(1), step=st.integers(1, 300))
+def test_null_slots_are_zero_and_marked(levels: tuple[list[int], bytes], step: int):
+    defs, runs = levels
+    values = np.arange(1, sum(defs) + 1, dtype=np.int32)
+    decoder = cursor(INT32, 4, max_def=1)
+    decoder.begin(None, sized(runs) + values.tobytes(), len(defs), PLAIN, -1, -1)
+    dense = iter(values.tolist())
+    expected = [next(dense) if level else 0 for level in defs]
+    for start in range(0, len(defs), step):
+        part = defs[start : start + step]
+        assert decoder.advance(len(part))
+        rows, elements, found, _, valid, nulls, *_ = decoder.take()
+        assert (rows, elements, nulls) == (len(part), len(part), part.count(0))
+        assert np.frombuffer(found, np.int32).tolist() == expected[start : start + step]
+        if nulls:
+            assert np.unpackbits(np.frombuffer(valid, np.uint8), bitorder="little")[: len(part)].tolist() == part
+        else:
+            assert valid is None
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_a_packed_run_may_lack_bytes_of_its_last_group_only(cut: int):
+    """As old writers left them out; pyarrow reads such runs, too."""
+    runs = packed([1, 2, 3, 4, 5, 6, 7, 0] * 2, 3)[:-cut]
+    decoder = cursor(INT32, 4, codes=1)
+    decoder.dictionary(bytes(32), 8)
+    decoder.begin(None, b"\x03" + runs, 9, CODED, -1, -1)
+    if cut == 3:
+        with pytest.raises(ValueError, match="its codes end early"):
+            decoder.advance(9)
+    else:
+        assert decoder.advance(9)
+        assert np.frombuffer(decoder.take()[2], np.int32).tolist() == [1, 2, 3, 4, 5, 6, 7, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        b"",
+        b"\x00\x01",  # a run of no values
+        b"\x01",  # no groups
+        b"\xff\xff\xff\xff\xff\x01\x01",  # a header of more than 32 bits
+        b"\x80",  # half a header
+        b"\x10\x02",  # a value wider than its bits
+        b"\x08",  # no value
+        b"\x05\xff",  # one group of two
+    ],
+)
+def test_broken_runs_are_refused_again_and_again(runs: bytes):
+    decoder = cursor(INT32, 4, max_def=1)
+    decoder.begin(None, sized(runs) + bytes(100), 16, PLAIN, -1, -1)
+    with pytest.raises(ValueError, match="its levels end early"):
+        decoder.advance(16)
+    with pytest.raises(ValueError, match="has failed before"):
+        decoder.advance(16)
+    with pytest.raises(ValueError, match="has failed before"):
+        decoder.take()
+
+
+def delta(values: list[int], bits: int, *, block: int = 128, minis: int = 4) -> bytes:
+    out = varint(block) + varint(minis) + varint(len(values)) + zigzag(values[0])
+    per_mini, mask = block // minis, 2**bits - 1
+    steps = [(after - before) & mask for before, after in pairwise(values)]
+    for start in range(0, len(steps), block):
+        part = steps[start : start + block]
+        chunks = [part[at : at + per_mini] for at in range(0, len(part), per_mini)]
+        widths = [max(step.bit_length() for step in chunk) for chunk in chunks]
+        out += zigzag(0) + bytes(widths) + b"\xee" * (minis - len(widths))  # of miniblocks that are not there: any
+        for chunk, width in zip(chunks, widths, strict=True):
+            number = sum(step << (index * width) for index, step in enumerate(chunk))
+            out += number.to_bytes(width * per_mini // 8, "little")
+    return out
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+@given(data=st.data(), shape=st.sampled_from([(128, 4), (128, 1), (256, 8), (384, 4)]))
+@settings(max_examples=40)
+def test_deltas_wrap_around(bits: int, data: st.DataObject, shape: tuple[int, int]):
+    span = st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    values = data.draw(st.lists(span | st.integers(0, 9), min_size=1, max_size=300))
+    decoder = cursor(INT32 if bits == 32 else INT64, bits // 8)
+    content = delta(values, bits, block=shape[0], minis=shape[1])
+    decoder.begin(None, content, len(values), DELTA, -1, -1)
+    assert decoder.advance(len(values))
+    assert np.frombuffer(decoder.take()[2], f"i{bits // 8}").tolist() == values
+
+
+GOOD_DELTA = delta([5, 6, 8], 32)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        varint(100) + GOOD_DELTA[2:],  # a block that is no multiple of 128
+        varint(2**24) + GOOD_DELTA[2:],  # a block of 16 million
+        GOOD_DELTA[:2] + b"\x00" + GOOD_DELTA[3:],  # no miniblocks
+        GOOD_DELTA[:2] + b"\x08" + GOOD_DELTA[3:],  # miniblocks of 16 values
+        GOOD_DELTA[:3] + b"\x04" + GOOD_DELTA[4:],  # more values than the page has
+        GOOD_DELTA[:4] + zigzag(2**31) + GOOD_DELTA[5:],  # a first value of more than 32 bits
+        GOOD_DELTA[:5] + zigzag(2**33) + GOOD_DELTA[6:],  # a step of more than 33
+        GOOD_DELTA[:6] + b"\x21" + GOOD_DELTA[7:],  # a width of more than the type's
+        GOOD_DELTA[:-1],
+        GOOD_DELTA[:8],
+    ],
+)
+def test_broken_deltas_are_refused(content: bytes):
+    with pytest.raises(ValueError, match="not valid in their encoding"):
+        cursor(INT32, 4).begin(None, content, 3, DELTA, -1, -1)
+
+
+def test_a_shared_prefix_is_not_longer_than_the_string_before():
+    shared, own, text = delta([0, 2, 3], 32), delta([2, 1, 0], 32), b"abc"
+    decoder = cursor(BYTES, 0)
+    decoder.begin(None, shared + own + text, 3, DELTA_BYTES, -1, -1)
+    assert decoder.advance(3)
+    _, _, offsets, strings, *_ = decoder.take()
+    assert (np.frombuffer(offsets, np.int32).tolist(), bytes(strings)) == ([0, 2, 5, 8], b"ababcabc")
+    for wrong in ([1, 2, 3], [0, 3, 3], [0, 2, -1], [0, 2]):
+        with pytest.raises(ValueError, match=r"prefixes|lengths"):
+            cursor(BYTES, 0).begin(None, delta(wrong, 32) + own + text, 3, DELTA_BYTES, -1, -1)
+
+
+def test_strings_of_a_page_that_grow_beyond_32_bits_are_refused_before_memory_is_taken():
+    """Prefixes: a kilobyte of them would be 4 GiB."""
+    count, size = 5000, 2**20
+    shared, own = delta([0] + [size] * (count - 1), 32), delta([size] + [0] * (count - 1), 32)
+    with pytest.raises(ValueError, match="more bytes than 32 bits count"):
+        cursor(BYTES, 0).begin(None, shared + own + bytes(size), count, DELTA_BYTES, -1, -1)
+
+
+@pytest.mark.parametrize(
+    ("lists", "max_def", "levels", "expected"),
+    [
+        (2, 3, [(0, 0), (0, 1), (0, 3), (1, 2), (0, 3)], [None, [], [0, None], [1]]),
+        (2, 2, [(0, 0), (0, 1), (0, 2), (1, 2)], [None, [], [0, 1]]),
+        (1, 2, [(0, 0), (0, 1), (1, 2), (0, 2)], [[], [None, 0], [1]]),
+        (1, 1, [(0, 0), (0, 1), (1, 1)], [[], [0, 1]]),
+    ],
+)
+@pytest.mark.parametrize("step", [1, 2, 10])
+def test_null_and_empty_lists_are_told_apart_at_every_level(
+    lists: int, max_def: int, levels: list[tuple[int, int]], expected: list[Any], step: int
+):
+    levels, expected = levels * 20, expected * 20
+    values = np.arange(len(levels), dtype=np.int64)
+    reps, defs = packed([rep for rep, _ in levels], 1), packed([level for _, level in levels], 2 if max_def > 1 else 1)
+    decoder = cursor(INT64, 8, lists, max_def)
+    decoder.begin(reps + defs, values.tobytes(), len(levels), PLAIN, len(reps), len(defs))
+    found: list[Any] = []
+    for start in range(0, len(expected), step):
+        decoder.advance(min(step, len(expected) - start))
+        rows, elements, content, _, valid, _, starts, list_valid, _ = decoder.take()
+        ends = np.frombuffer(starts, np.int32).tolist()
+        numbers = np.frombuffer(content, np.int64).tolist()
+        there, listed = bits(valid, elements), bits(list_valid, rows)
+        items = [number if here else None for number, here in zip(numbers, there, strict=True)]
+        found += [items[ends[row] : ends[row + 1]] if listed[row] else None for row in range(rows)]
+    dense = iter(range(len(levels)))
+    numbered = [each and [None if item is None else next(dense) for item in each] for each in expected]
+    assert found == numbered
+
+
+def bits(bitmap: Any, count: int) -> list[int]:
+    if bitmap is None:
+        return [1] * count
+    return np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")[:count].tolist()
+
+
+@pytest.mark.parametrize(
+    ("levels", "message"),
+    [
+        ([(1, 3)], "its first level is inside a list"),
+        ([(0, 3), (1, 1)], "a list goes on with a level that is no element's"),
+        ([(0, 3), (1, 0)], "a list goes on with a level that is no element's"),
+    ],
+)
+def test_levels_that_make_no_lists_are_refused(levels: list[tuple[int, int]], message: str):
+    reps, defs = packed([rep for rep, _ in levels], 1), packed([level for _, level in levels], 2)
+    decoder = cursor(INT64, 8, 2, 3)
+    decoder.begin(reps + defs, bytes(80), len(levels), PLAIN, len(reps), len(defs))
+    with pytest.raises(ValueError, match=message):
+        decoder.advance(9)
+
+
+@pytest.mark.parametrize("lists", [0, 1])
+def test_fewer_rows_than_there_are_cannot_be_asked_for(lists: int):
+    decoder = cursor(INT32, 4, lists, lists)
+    levels = packed([0] * 8, 1), packed([1] * 8, 1)
+    decoder.begin(b"".join(levels), bytes(32), 8, PLAIN, len(levels[0]), len(levels[1]))
+    decoder.advance(5)
+    with pytest.raises(ValueError, match="there are more rows already"):
+        decoder.advance(4)
+    with pytest.raises(ValueError, match="there are more rows already"):
+        cursor(INT32, 4, lists, lists).advance(-1)
+
+
+@pytest.mark.parametrize("encoding", [PLAIN, DELTA, SPLIT])
+def test_codes_are_read_of_coded_pages_only(encoding: int):
+    decoder = cursor(INT64, 8, codes=1)
+    decoder.dictionary(bytes(80), 10)
+    with pytest.raises(ValueError, match="its values have no codes"):
+        decoder.begin(None, bytes(800), 100, encoding, -1, -1)
+
+
+@pytest.mark.parametrize(
+    ("rep_bytes", "def_bytes"), [(2**63 - 1, 2**63 - 1), (2**63 - 1, 1), (1, 2**63 - 1), (-1, 4), (5, 0), (2, 3)]
+)
+def test_levels_end_where_their_bytes_do(rep_bytes: int, def_bytes: int):
+    with pytest.raises(ValueError, match="its levels end early"):
+        cursor(INT64, 8, 2, 3).begin(b"\x02\x00\x02\x03", bytes(8), 1, PLAIN, rep_bytes, def_bytes)
+
+
+@pytest.mark.parametrize(
+    ("physical", "size", "encoding"),
+    [(INT32, 4, PLAIN), (BYTES, 0, PLAIN), (BOOLEAN, 1, PLAIN), (FIXED, 65536, PLAIN), (FIXED, 65536, SPLIT)],
+)
+def test_two_billion_values_of_a_few_bytes_are_refused_before_memory_is_taken(physical: int, size: int, encoding: int):
+    count = 2**31 - 1
+    decoder = cursor(physical, size)
+    decoder.begin(None, bytes(65536), count, encoding, -1, -1)
+    with pytest.raises(ValueError, match="its values end early"):
+        decoder.advance(count)
+
+
+def test_a_cursor_has_one_dictionary_whose_entries_are_there():
+    decoder = cursor(INT32, 4)
+    decoder.dictionary(bytes(8), 2)
+    with pytest.raises(ValueError, match="it has two dictionaries"):
+        decoder.dictionary(bytes(8), 2)
+    for content, count in ((bytes(7), 2), (b"", 1)):
+        with pytest.raises(ValueError, match="ends early"):
+            cursor(INT32, 4).dictionary(content, count)
+    for content, count in ((b"\x01\0\0\0", 1), (b"\0\0\0\0", 2), (b"\xff\xff\xff\xffabc", 1), (b"\0\0\0", 1)):
+        with pytest.raises(ValueError, match="ends early"):
+            cursor(BYTES, 0).dictionary(content, count)
+    for count in (-1, 2**31):
+        with pytest.raises(ValueError, match="not valid"):
+            cursor(INT32, 4).dictionary(bytes(8), count)
+    with pytest.raises(ValueError, match="no dictionary"):
+        cursor(INT32, 4).begin(None, b"\x01\x02\x00", 1, CODED, -1, -1)
+    with pytest.raises(ValueError, match="no dictionary of strings"):
+        cursor(INT32, 4).dictionary_strings()
+
+
+def test_a_method_cannot_be_called_inside_another():
+    class Count:
+        def __index__(self) -> int:
+            with pytest.raises(ValueError, match="in use"):
+                decoder.take()
+            return 0
+
+    decoder = cursor(INT32, 4)
+    assert decoder.advance(Count())
+
+
+COLUMN = st.tuples(
+    st.sampled_from([(0, 1), (1, 4), (2, 8), (4, 4), (5, 8), (6, 0), (7, 1), (7, 3), (7, 16)]),
+    st.sampled_from([(0, 0), (0, 1), (1, 1), (1, 2), (2, 2), (2, 3)]),
+    st.booleans(),
+)
+
+
+@given(column=COLUMN, data=st.data())
+@settings(max_examples=400)
+def test_any_bytes_and_numbers_are_rows_or_refused(column: Any, data: st.DataObject):
+    """What is delivered is as long as it says, and its offsets are in order."""
+    (physical, size), (lists, max_def), codes = column
+    decoder = cursor(physical, size, lists, max_def, int(codes))
+    short = st.binary(max_size=60) | st.sampled_from([b"\xff" * 40, bytes(60), b"\x03\xff\xff\xff\x7f" * 9])
+    number = st.integers(0, 40) | st.sampled_from([-1, 2**31 - 1, 2**31, 2**63 - 1, -(2**63)])
+    try:
+        if data.draw(st.booleans()):
+            decoder.dictionary(data.draw(short), data.draw(number))
+        for _ in range(data.draw(st.integers(1, 4))):
+            levels = data.draw(st.none() | short)
+            encoding = data.draw(st.sampled_from([PLAIN, 2, RLE, DELTA, DELTA_LENGTH, DELTA_BYTES, CODED, SPLIT, 77]))
+            count = data.draw(st.integers(-1, 60) | st.just(2**31))
+            decoder.begin(levels, data.draw(short), count, encoding, data.draw(number), data.draw(number))
+            decoder.advance(data.draw(st.integers(0, 70)))
+            check(decoder.take(), physical, size, codes=codes)
+    except ValueError:
+        with pytest.raises(ValueError, match="has failed before"):
+            decoder.take()
+
+
+def check(taken: Any, physical: int, size: int, *, codes: bool) -> None:
+    rows, elements, values, strings, valid, nulls, starts, list_valid, null_lists = taken
+    assert bits(valid, elements).count(0) == nulls
+    assert bits(list_valid, rows).count(0) == null_lists
+    if physical == BOOLEAN:
+        assert len(memoryview(values)) == (elements + 7) // 8
+    elif physical == BYTES and not codes:
+        ends = np.frombuffer(values, np.int32)
+        assert (len(ends), ends[0], ends[-1]) == (elements + 1, 0, len(memoryview(strings)))
+        assert (np.diff(ends) >= 0).all()
+    else:
+        assert len(memoryview(values)) == elements * (4 if codes else size)
+    if starts is not None:
+        begins = np.frombuffer(starts, np.int32)
+        assert (len(begins), begins[-1]) == (rows + 1, elements)
+        assert (np.diff(begins) >= 0).all()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (3, 12, 0, 0, 0),  # INT96
+        (1, 8, 0, 0, 0),
+        (7, 0, 0, 0, 0),
+        (7, 65537, 0, 0, 0),
+        (1, 4, 3, 3, 0),
+        (1, 4, -1, 0, 0),
+        (1, 4, -1, -1, 0),
+        (1, 4, 0, 2, 0),
+        (1, 4, 0, -1, 0),
+        (1, 4, 1, 3, 0),
+        (1, 4, 2, 1, 0),
+    ],
+)
+def test_columns_that_are_not_read_have_no_cursor(arguments: tuple[int, ...]):
+    with pytest.raises(ValueError, match="does not read such columns"):
+        native._compiled.Cursor(*arguments)
+
+
+def field(step: int, kind: int) -> bytes:
+    return bytes([step << 4 | kind])
+
+
+def number(step: int, value: int) -> bytes:
+    return field(step, 5) + zigzag(value)
+
+
+def data_page(values: int, size: int, *, uncompressed: int | None = None) -> bytes:
+    own = number(1, values) + number(1, PLAIN) + number(1, RLE) + number(1, RLE) + b"\0"
+    sizes = number(1, size if uncompressed is None else uncompressed) + number(1, size)
+    return number(1, 0) + sizes + field(2, 12) + own + b"\0"
+
+
+def data_page_v2(values: int, size: int, def_bytes: int, rep_bytes: int, *, rows: int = 1) -> bytes:
+    counts = number(1, values) + number(1, 0) + number(1, rows)
+    own = counts + number(1, PLAIN) + number(1, def_bytes) + number(1, rep_bytes) + field(1, 2) + b"\0"
+    return number(1, 3) + number(1, size) + number(1, size) + field(5, 12) + own + b"\0"
+
+
+def test_pages_are_found_up_to_the_footers_count():
+    chunk = data_page(3, 5) + b"12345" + data_page_v2(2, 4, 2, 1) + b"6789" + data_page(9, 0)
+    first, second = native.pages(chunk, 5)
+    assert chunk[first.start : first.start + first.compressed] == b"12345"
+    assert chunk[second.start : second.start + second.compressed] == b"6789"
+    assert (first.values, second.values, second.def_bytes, second.is_compressed) == (3, 2, 2, 0)
+    assert native.pages(chunk, 0) == []
+    for values, message in ((4, "more values"), (15, "fewer values"), (2**63 - 1, "fewer values")):
+        with pytest.raises(ValueError, match=message):
+            native.pages(chunk, values)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        data_page(2**31, 0),
+        data_page(2**63 - 1, 0),
+        data_page(-1, 0),
+        data_page(1, 1),  # more bytes than there are
+        data_page(1, -1),
+        data_page(1, 0, uncompressed=2**31),
+        data_page_v2(1, 0, 2**63 - 1, 2**63 - 1),
+        data_page_v2(1, 0, 2**31 - 1, 2**31 - 1),
+        data_page_v2(1, 0, 1, 0),
+        data_page_v2(1, 0, -1, 1),
+        data_page_v2(1, 0, 0, 0, rows=-5),
+        data_page(1, 0)[:-1],
+        b"\x05\xfe\xff\xff\xff\xff\xff\xff\xff\xff\x01\x00" + b"\xf5\x00" * 9,  # ids that overflow
+        b"\x1c" * 100,  # structures in structures
+        b"\x19\xf9\xff\xff\xff\xff\x0f" + b"\x19" * 90,  # lists of lists
+        b"\x98\xff\xff\xff\xff\xff\xff\xff\xff\x7f",  # a string longer than the chunk
+    ],
+)
+def test_broken_page_headers_are_refused(header: bytes):
+    with pytest.raises(ValueError, match="header is not valid"):
+        native.pages(header, 2**63 - 1)
+
+
+@given(content=st.binary(max_size=120), values=st.integers(-1, 50))
+@settings(max_examples=200)
+def test_any_bytes_are_pages_inside_them_or_refused(content: bytes, values: int):
+    try:
+        found = native.pages(content, values)
+    except ValueError:
+        return
+    assert all(0 <= page.start <= page.start + page.compressed <= len(content) for page in found)
+
+
+def test_begin_takes_sizes_from_the_header():
+    page = Page(3, 0, 4, 4, 1, PLAIN, -1, -1, 1, 0, 2, 0, 0, -1)
+    decoder = native.Cursor(INT32, 4, 0, 1, codes=False)
+    decoder.begin(page, b"\x02\x01", struct.pack("<i", 7))
+    assert decoder.advance(1)
+    assert np.frombuffer(decoder.take().values, np.int32).tolist() == [7]
+
+
+@given(st.binary(max_size=200))
+def test_checksums_are_zlibs(content: bytes):
+    assert native.crc32(content) == zlib.crc32(content)
+
+
+BLOCKS = st.lists(st.sampled_from([b"abc", b"x" * 300, b"12345678" * 5]) | st.binary(max_size=20), max_size=9)
+
+
+@given(parts=BLOCKS, frames=st.integers(1, 3))
+def test_lz4_blocks_and_frames_decompress(parts: list[bytes], frames: int):
+    content = b"".join(parts)
+    codec = pa.Codec("lz4_raw")
+    assert bytes(native.lz4(codec.compress(content), len(content), hadoop=False)) == content
+    assert bytes(native.lz4(codec.compress(content), len(content), hadoop=True)) == content
+    framed = b""
+    for start in range(frames):
+        part = content[start::frames]
+        packed_part = bytes(codec.compress(part))
+        framed += struct.pack(">II", len(part), len(packed_part)) + packed_part
+    expected = b"".join(content[start::frames] for start in range(frames))
+    assert bytes(native.lz4(framed, len(expected), hadoop=True)) == expected
+
+
+@given(parts=BLOCKS, seed=st.integers(0, 2**32))
+def test_damaged_lz4_is_refused_or_what_its_definition_says(parts: list[bytes], seed: int):
+    content = b"".join(parts)
+    rng = random.Random(seed)
+    block = bytearray(pa.Codec("lz4_raw").compress(content))
+    assume(len(block))
+    for _ in range(rng.randrange(1, 4)):
+        block[rng.randrange(len(block))] = rng.choice((0, 1, 0x0F, 0xF0, 0xFF, rng.randrange(256)))
+    expected = lz4_by_definition(bytes(block))
+    for size in {len(content), len(content) + 1, len(expected or b"")}:
+        if expected is not None and len(expected) == size:
+            assert bytes(native.lz4(bytes(block), size, hadoop=False)) == expected
+        else:
+            with pytest.raises(ValueError, match="does not decompress to its size"):
+                native.lz4(bytes(block), size, hadoop=False)
+
+
+def lz4_by_definition(block: bytes) -> bytes | None:
+    """LZ4's block format, one sequence after the other; None where the block is not valid."""
+    out, at = bytearray(), 0
+
+    def length(short: int) -> int:
+        nonlocal at
+        more = short == 15
+        while more:
+            more = block[at] == 255
+            short += block[at]
+            at += 1
+        return short
+
+    try:
+        while True:
+            token = block[at]
+            at += 1
+            literals = length(token >> 4)
+            if at + literals > len(block):
+                return None
+            out += block[at : at + literals]
+            at += literals
+            if at == len(block):
+                return bytes(out)
+            distance = block[at] | block[at + 1] << 8
+            at += 2
+            size = length(token & 15) + 4
+            if not 0 < distance <= len(out) or size > 100_000:
+                return None
+            for _ in range(size):
+                out.append(out[-distance])
+    except IndexError:
+        return None
