@@ -369,8 +369,8 @@ def test_several_gzip_members_are_one_page():
 @pytest.mark.parametrize(
     "body",
     [
-        gzip.compress(bytes(39, mtime=0),
-        gzip.compress(bytes(41, mtime=0),
+        gzip.compress(bytes(39), mtime=0),
+        gzip.compress(bytes(41), mtime=0),
         gzip.compress(bytes(40), mtime=0)[:-1],
         gzip.compress(bytes(40), mtime=0) + b"junk",
         gzip.compress(bytes(40), mtime=0) + gzip.compress(b"x", mtime=0),
