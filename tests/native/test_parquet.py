@@ -54,6 +54,11 @@ def sized(runs: bytes) -> bytes:
     return struct.pack("<I", len(runs)) + runs
 
 
+def exact(content: bytes) -> Any:
+    """In memory of its own size, where AddressSanitizer sees a byte that is read behind it."""
+    return np.frombuffer(content, np.uint8).copy()
+
+
 @st.composite
 def hybrid(draw: Any, width: int, most: int | None = None) -> tuple[list[int], bytes]:
     """Values of a width, and runs of them."""
@@ -93,6 +98,49 @@ def test_codes_of_every_width_are_those_that_were_packed(width: int, data: st.Da
         assert other.advance(len(expected))
         assert np.frombuffer(one.take()[2], np.int32).tolist() == expected
         assert np.frombuffer(other.take()[2], np.int64).tolist() == [3 * code - 7 for code in expected]
+
+
+@pytest.mark.parametrize("runs", [packed([0, 1, 2, 3, 4, 0, 0, 0], 3), repeated(4, 8, 3), repeated(7, 8, 3)])
+@pytest.mark.parametrize("codes", [0, 1])
+def test_a_code_that_is_not_in_the_dictionary_is_refused(runs: bytes, codes: int):
+    decoder = cursor(INT64, 8, codes=codes)
+    decoder.dictionary(exact(bytes(32)), 4)
+    decoder.begin(None, b"\x03" + runs, 8, CODED, -1, -1)
+    with pytest.raises(ValueError, match="a code is not in its dictionary"):
+        decoder.advance(8)
+
+
+@given(
+    lengths=st.lists(st.sampled_from([1, 1, 2, 3, 9, 70, 200]), min_size=1, max_size=60),
+    step=st.integers(1, 20),
+    repeat=st.booleans(),
+)
+def test_lists_without_nulls_begin_where_their_levels_say(lengths: list[int], step: int, repeat: bool):
+    """Their definition levels are one run, their repetition levels packed or in runs."""
+    count = sum(lengths)
+    levels = [int(item > 0) for length in lengths for item in range(length)]
+    reps = packed(levels, 1)
+    if repeat:
+        reps = b"".join(repeated(0, 1, 1) + (repeated(1, each - 1, 1) if each > 1 else b"") for each in lengths)
+    decoder = cursor(INT64, 8, 1, 1)
+    values = np.arange(count, dtype=np.int64)
+    decoder.begin(
+        exact(reps + repeated(1, count, 1)),
+        exact(values.tobytes()),
+        count,
+        PLAIN,
+        len(reps),
+        len(repeated(1, count, 1)),
+    )
+    found: list[int] = []
+    for start in range(0, len(lengths), step):
+        part = lengths[start : start + step]
+        decoder.advance(len(part))
+        rows, _, content, _, valid, _, starts, _, _ = decoder.take()
+        assert (rows, valid) == (len(part), None)
+        assert np.diff(np.frombuffer(starts, np.int32)).tolist() == part
+        found += np.frombuffer(content, np.int64).tolist()
+    assert found == values.tolist()
 
 
 @given(levels=hybrid(1), step=st.integers(1, 300))
@@ -204,6 +252,50 @@ GOOD_DELTA = delta([5, 6, 8], 32)
 def test_broken_deltas_are_refused(content: bytes):
     with pytest.raises(ValueError, match="not valid in their encoding"):
         cursor(INT32, 4).begin(None, content, 3, DELTA, -1, -1)
+
+
+WORDS = [b"", b"a", b"abc", b"abcdefgh", b"abcd"] * 3
+WHOLE_PAGES: list[tuple[str, int, int, int, bytes]] = [
+    ("numbers", INT64, 8, PLAIN, bytes(15 * 8)),
+    ("strings", BYTES, 0, PLAIN, b"".join(sized(word) for word in WORDS)),
+    ("Booleans", BOOLEAN, 1, PLAIN, bytes(2)),
+    ("Booleans in runs", BOOLEAN, 1, RLE, sized(packed([1, 0] * 4, 1) + repeated(1, 7, 1))),
+    ("deltas", INT64, 8, DELTA, delta(list(range(15)), 64)),
+    ("streams", INT32, 4, SPLIT, bytes(15 * 4)),
+    ("binaries", FIXED, 3, PLAIN, bytes(15 * 3)),
+    ("codes", INT32, 4, CODED, b"\x04" + packed([3] * 8, 4) + repeated(2, 7, 4)),
+    ("lengths", BYTES, 0, DELTA_LENGTH, delta([len(word) for word in WORDS], 32) + b"".join(WORDS)),
+    (
+        "prefixes",
+        BYTES,
+        0,
+        DELTA_BYTES,
+        delta([0] * 15, 32) + delta([len(word) for word in WORDS], 32) + b"".join(WORDS),
+    ),
+]
+
+
+@pytest.mark.parametrize("nulls", [False, True])
+@pytest.mark.parametrize("page", WHOLE_PAGES, ids=lambda page: page[0])
+def test_a_page_that_is_cut_anywhere_is_refused(page: Any, nulls: bool):
+    _, physical, size, encoding, content = page
+
+    def read(values: bytes) -> Any:
+        decoder = cursor(physical, size, 0, int(nulls))
+        if encoding == CODED:
+            decoder.dictionary(exact(bytes(16)), 4)
+        levels = packed([1, 0] * 15 + [1, 0], 1) if nulls else b""
+        decoder.begin(exact(levels), exact(values), 30 if nulls else 15, encoding, 0, len(levels))
+        decoder.advance(3)
+        assert decoder.advance(30 if nulls else 15)
+        return decoder.take()
+
+    taken = read(content)
+    check(taken, physical, size, codes=False)
+    assert taken[5] == (15 if nulls else 0)
+    for end in range(len(content)):
+        with pytest.raises(ValueError, match=r"end early|not valid"):
+            read(content[:end])
 
 
 def test_a_shared_prefix_is_not_longer_than_the_string_before():
@@ -475,7 +567,7 @@ def test_pages_are_found_up_to_the_footers_count():
 )
 def test_broken_page_headers_are_refused(header: bytes):
     with pytest.raises(ValueError, match="header is not valid"):
-        native.pages(header, 2**63 - 1)
+        native.pages(header, 1)
 
 
 @given(content=st.binary(max_size=120), values=st.integers(-1, 50))

@@ -97,21 +97,23 @@ def damaged(content: bytes, rng: random.Random) -> bytes:
     spans = bodies(content)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         at = rng.randrange(*rng.choice(spans)) if rng.random() < 0.8 else rng.randrange(4, stop)
-        kind = rng.randrange(7)
+        kind = rng.randrange(8)
         if kind == 0:
             out[at] ^= 1 << rng.randrange(8)
         elif kind == 1:
             out[at] = rng.randrange(256)
         elif kind == 2:
             out[at] = rng.choice((0, 1, 2, 3, 0x7F, 0x80, 0xFE, 0xFF))
-        elif kind == 3:
+        elif kind == 3:  # a size that is a little wrong
+            out[at] = (out[at] + rng.choice((-4, -2, -1, 1, 2, 3, 4, 8))) % 256
+        elif kind == 4:
             size = min(rng.randrange(1, 9), stop - at)
             out[at : at + size] = rng.choice((b"\xff", b"\x00", b"\x80")) * size
-        elif kind == 4:  # bytes that are missing: those behind them, in the page or in all pages, move up
+        elif kind == 5:  # bytes that are missing: those behind them, in the page or in all pages, move up
             end = next((end for start, end in spans if start <= at < end), stop) if rng.random() < 0.8 else stop
             size = min(rng.randrange(1, 5), end - at)
             out[at:end] = out[at + size : end] + bytes(size)
-        elif kind == 5:
+        elif kind == 6:
             end = next((end for start, end in spans if start <= at < end), stop) if rng.random() < 0.8 else stop
             size = min(rng.randrange(1, 5), end - at)
             out[at:end] = rng.randbytes(size) + out[at : end - size]
