@@ -187,7 +187,7 @@ class ChunkDecoder:
         elif page.kind == DATA_PAGE_V2:
             size = page.def_bytes + page.rep_bytes
             values, rest = content.slice(size), page.uncompressed - size
-            if page.is_compressed and len(values):
+            if page.is_compressed and (len(values) or rest):  # no bytes at all are not compressed
                 values = self._decompress(values, rest)
             _checked(self._cursor.begin, page, content.slice(0, size), values)
         return page.kind != until

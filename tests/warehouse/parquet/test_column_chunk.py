@@ -396,6 +396,25 @@ def test_a_page_of_another_size_than_its_header_says_is_refused(codec: str, chan
         chunk.read(7)
 
 
+def test_no_bytes_do_not_decompress_to_some():
+    table = pa.table({"v": pa.nulls(7, pa.int64())})
+    content = stored(table, compression="snappy", use_dictionary=False, data_page_version="2.0", write_statistics=False)
+    file = File(content)
+    chunk = file.metadata.row_group(0).column(0)
+    found = native.pages(content[chunk.data_page_offset :], 7)[0]
+    assert found.compressed == found.def_bytes  # there are no values
+    assert table_of(content).equals(table)
+    at = content.index(bytes((0x15, 2 * found.uncompressed, 0x15, 2 * found.compressed)))
+    flag = content.index(b"\x15\x00\x12", at) + 2
+    larger = bytearray(content)
+    larger[at + 1] += 2
+    larger[flag] = 0x11  # they are compressed
+    decoder = File(bytes(larger)).chunk("v")
+    assert isinstance(decoder, ChunkDecoder)
+    with pytest.raises(ChunkError, match="does not decompress to its size"):
+        decoder.read(7)
+
+
 def opened(table: pa.Table, rows: int, **options: Any) -> ChunkDecoder:
     """A table's first column as if the footer said another number of rows."""
     file = File(stored(table, **options))
