@@ -7,6 +7,7 @@ features are split, and compiled, for each set of columns that occurs.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -50,19 +51,27 @@ def _expand(codes: pl.Series, values: pl.Series) -> pl.Series:
 
 
 def join_coded(parts: Sequence[DictionaryFrame]) -> DictionaryFrame:
-    """Rows laid end to end. A column is coded where it is so in all parts, with their dictionaries end to end."""
+    """Rows laid end to end. A column is coded where it is so in all parts, with their dictionaries end to end: each
+    once, if parts after one another have the same.
+    """
     coded = set(parts[0].dictionaries).intersection(*(part.dictionaries for part in parts[1:]))
-    dictionaries = {name: pl.concat([part.dictionaries[name] for part in parts], rechunk=True) for name in coded}
+    dictionaries = {name: _join_dictionaries([part.dictionaries[name] for part in parts]) for name in coded}
     frames = []
     starts = dict.fromkeys(coded, 0)
-    for part in parts:
+    for before, part in zip((parts[0], *parts), parts, strict=False):
+        for name in coded:
+            if part.dictionaries[name] is not before.dictionaries[name]:
+                starts[name] += len(before.dictionaries[name])
         frame = expand_codes(
             part.frame, {name: values for name, values in part.dictionaries.items() if name not in coded}
         )
         frames.append(frame.with_columns([_shift(frame.get_column(name), start) for name, start in starts.items()]))
-        for name in coded:
-            starts[name] += len(part.dictionaries[name])
     return DictionaryFrame(pl.concat(frames, rechunk=True), dictionaries)
+
+
+def _join_dictionaries(parts: Sequence[pl.Series]) -> pl.Series:
+    joined = [parts[0], *(part for before, part in itertools.pairwise(parts) if part is not before)]
+    return joined[0] if len(joined) == 1 else pl.concat(joined, rechunk=True)
 
 
 def _shift(codes: pl.Series, start: int) -> pl.Series:

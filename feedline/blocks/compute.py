@@ -32,6 +32,7 @@ from feedline.loader.encoding.shuffled_rows import Rows, shuffle
 from feedline.loader.encoding.slot import encoded_rows, write_rows
 from feedline.native.coded_values import CodedValues
 from feedline.native.unique_rows import UniqueRows
+from feedline.transforms.compile.coded_features import Evaluated
 from feedline.warehouse.parquet.repeated_rows import first_rows
 from feedline.warehouse.reading.fragment import Chunk
 from feedline.warehouse.reading.read import CHUNK_ROWS, read_fragment
@@ -193,6 +194,7 @@ class _Encoder:
         self._rows = 0
         self._borders: list[int] = []  # of pieces, among the waiting rows
         self._parts: list[EncodedRows] = []
+        self._evaluated: Evaluated = {}
         outputs = compiled.features.outputs
         self.observer = Observer(compiled.layout.schema, [output.reads for output in outputs])
 
@@ -273,7 +275,8 @@ class _Encoder:
         lookups: dict[str, list[tuple[int, int]]] = {}
         try:
             for column in columns:
-                found, counts = column.apply(coded.frame.get_column(column.name), coded.dictionaries[column.name])
+                codes, dictionary = coded.frame.get_column(column.name), coded.dictionaries[column.name]
+                found, counts = column.apply(codes, dictionary, self._evaluated)
                 values |= found
                 lookups |= counts
             plain, more = features.apply_counting(coded.frame)

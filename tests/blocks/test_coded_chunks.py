@@ -19,6 +19,7 @@ from feedline.blocks.coded_chunks import DictionaryFrame, join_coded
 from feedline.blocks.compute import run_block
 from feedline.errors import FeedlineError
 from feedline.native import parquet as native
+from feedline.transforms.compile.compiled import CompiledFeatures
 from feedline.warehouse.parquet.decode import DECODER_VARIABLE
 
 needs_kernel = pytest.mark.skipif(not native.COMPILED, reason="installed without a compiler: no column comes as codes")
@@ -225,6 +226,43 @@ def test_values_of_filtered_rows_are_neither_computed_nor_counted(tmp_path: Path
     assert counter.columns == {"word"}
     assert sorted(ids) == [1] * 100 + [2] * 100
     assert outcome(tmp_path / "t", tmp_path, features=features)[0] is not list
+
+
+@needs_kernel
+@pytest.mark.parametrize("where", [None, "row % 500 == 3"])
+def test_a_dictionary_is_computed_once_per_row_group(
+    tmp_path: Path, where: str | None, monkeypatch: pytest.MonkeyPatch
+):
+    """Not once per chunk; and of one that few rows use, only what they use."""
+    (tmp_path / "t").mkdir()
+    rows = 100_000
+    words = [f"word {number % 3000}" for number in range(rows)]
+    pq.write_table(pa.table({"word": words, "row": range(rows)}), tmp_path / "t" / "0.parquet", row_group_size=rows)
+    computed: list[int] = []
+    whole = CompiledFeatures.apply_counting
+
+    def count(features: Any, frame: pl.DataFrame, repeats: Any = None) -> Any:
+        if features._elements:
+            computed.append(frame.height)
+        return whole(features, frame, repeats)
+
+    monkeypatch.setattr(CompiledFeatures, "apply_counting", count)
+    apply = CompiledFeatures.apply
+
+    def count_whole(features: Any, frame: pl.DataFrame) -> Any:
+        computed.append(frame.height)
+        return apply(features, frame)
+
+    monkeypatch.setattr(CompiledFeatures, "apply", count_whole)
+    features = {"categorical": {"word": [{"hash_bucket": 1000}]}, "extra": ["row"]}
+    source = {} if where is None else {"where": where}
+    shuffle = {"rows": False, "window_rows": rows}
+    made = pipeline(tmp_path / "t", tmp_path, features=features, source=source, shuffle=shuffle)
+    ids = [each for batch in made.batches() for each in batch.categorical.numpy()[:, 0].tolist()]
+    kept = [word for number, word in enumerate(words) if where is None or number % 500 == 3]
+    buckets = pl.DataFrame({"word": kept}).select(word=pl.col("word").rank("dense"), id=pl.Series(ids)).unique()
+    assert buckets["word"].n_unique() == len(buckets)  # equal words have equal ids
+    assert computed == ([3000] if where is None else [len(set(kept))])
 
 
 @st.composite

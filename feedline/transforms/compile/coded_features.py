@@ -32,6 +32,8 @@ _COSTLY = frozenset({"vocabulary", "log", "log1p", "logit", "box_cox"})
 _TOTAL = frozenset({"modulo", "hash_bucket", "sigrid_hash"})
 
 Slices = tuple[tuple[int, int | None], ...]
+# By column and slices, the last dictionary of which all was evaluated, and its values.
+Evaluated = dict[tuple[str, Slices], tuple[pl.Series, pl.DataFrame]]
 
 
 class CodedColumn:
@@ -49,11 +51,12 @@ class CodedColumn:
         ]
 
     def apply(
-        self, codes: pl.Series, dictionary: pl.Series
+        self, codes: pl.Series, dictionary: pl.Series, evaluated: Evaluated
     ) -> tuple[dict[str, CodedValues], dict[str, list[tuple[int, int]]]]:
         """The values of each feature, and the counts of its lookups, as `CompiledFeatures.apply_counting` gives them.
 
-        codes: Int32 or lists of it. Raises DataError for values that cannot be computed.
+        codes: Int32 or lists of it. evaluated: kept by the caller from chunk to chunk. Raises DataError for values that
+        cannot be computed.
         """
         found: dict[str, CodedValues] = {}
         lookups: dict[str, list[tuple[int, int]]] = {}
@@ -65,15 +68,21 @@ class CodedColumn:
             size = len(dictionary) + 1
             uses: NDArray[np.int64] | None = None
             index: NDArray[np.int64] | None = None
-            entries = dictionary
-            if has_nulls or not _is_total(features):
+            key = self.name, slices
+            known, finished = evaluated.get(key, (None, None))
+            if has_nulls or not _is_total(features) or (known is not dictionary and len(dictionary) > len(flat)):
                 if any(output.lookups or output.dtype == pl.Float32() for output in features.outputs):
                     uses = rows.count_codes(flat, size)
                 index = np.flatnonzero(rows.mark_codes(flat, size) if uses is None else uses)
                 uses = None if uses is None else uses[index]
                 entries = _entries(dictionary, index)
-            frame, counts = features.apply_counting(entries.rename(self.name).to_frame(), uses)
-            lookups |= counts
+                frame, counts = features.apply_counting(entries.rename(self.name).to_frame(), uses)
+                lookups |= counts
+            elif known is dictionary and finished is not None:
+                frame = finished
+            else:
+                frame = features.apply(dictionary.rename(self.name).to_frame())
+                evaluated[key] = dictionary, frame
             for output in features.outputs:
                 found[output.name] = CodedValues(
                     values=frame.get_column(output.name),

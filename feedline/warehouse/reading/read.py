@@ -66,6 +66,7 @@ def read_fragment(
     row_filter = _row_filter(where, sample, columns)
     read = list(dict.fromkeys([*columns, *(part for mark in marks for part in sorted(mark.parts))]))
     number_rows = any(mark.row_filter.sample is not None for mark in marks)
+    kept = _Dictionaries()
     for batch in batches(
         fragment,
         read,
@@ -77,7 +78,7 @@ def read_fragment(
         compact=frozenset(compact).difference(*(mark.parts for mark in marks)),
         coded=frozenset(coded).difference(*(mark.parts for mark in marks)),
     ):
-        (frame, groups, dictionaries), position = _kept_rows(batch, columns, marks, fragment), batch.position
+        (frame, groups, dictionaries), position = _kept_rows(batch, columns, marks, fragment, kept), batch.position
         del batch
         first = counts[position]
         counts[position] += frame.height
@@ -273,13 +274,36 @@ def _frame(data: pa.RecordBatch) -> pl.DataFrame:
     return frame
 
 
-def _coded_frame(data: pa.RecordBatch) -> tuple[pl.DataFrame, dict[str, pl.Series]]:
+class _Dictionaries:
+    """The dictionaries of coded columns, as series: the same object for all chunks of a column chunk."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[pa.Array, pl.Series]] = {}
+
+    def series(self, name: str, array: pa.Array) -> pl.Series:
+        """The dictionary of a column. The last one is kept, so that no other can have its memory."""
+        kept = self._kept.get(name)
+        if kept is None or not _is_same(kept[0], array):
+            kept = self._kept[name] = array, pl.Series(name, array)
+        return kept[1]
+
+
+def _is_same(one: pa.Array, other: pa.Array) -> bool:
+    """Whether two arrays are views of the same memory."""
+    places = [
+        (len(array), array.offset, *(buffer and (buffer.address, buffer.size) for buffer in array.buffers()))
+        for array in (one, other)
+    ]
+    return bool(one.type == other.type and places[0] == places[1])
+
+
+def _coded_frame(data: pa.RecordBatch, kept: _Dictionaries) -> tuple[pl.DataFrame, dict[str, pl.Series]]:
     """The columns, of coded ones the codes, and the dictionaries of these."""
     arrays, dictionaries = [], {}
     for name, array in zip(data.schema.names, data.columns, strict=True):
         found = split_codes(array)
         if found is not None:
-            array, dictionaries[name] = found[0], pl.Series(name, found[1])
+            array, dictionaries[name] = found[0], kept.series(name, found[1])
         arrays.append(array)
     if not dictionaries:
         return _frame(data), {}
@@ -287,7 +311,7 @@ def _coded_frame(data: pa.RecordBatch) -> tuple[pl.DataFrame, dict[str, pl.Serie
 
 
 def _kept_rows(
-    batch: FrameBatch, columns: Sequence[str], marks: Sequence[Mark], fragment: Fragment
+    batch: FrameBatch, columns: Sequence[str], marks: Sequence[Mark], fragment: Fragment, kept: _Dictionaries
 ) -> tuple[pl.DataFrame, tuple[UniqueRows[pl.DataFrame], ...], dict[str, pl.Series]]:
     """Return the kept rows of a batch, with exactly `columns` and `marks`; columns stored once per run as groups, and
     the dictionaries of coded ones.
@@ -296,15 +320,15 @@ def _kept_rows(
     if groups:
         compact = {name for group in groups for name in group.rows.columns}
         columns = [name for name in columns if name not in compact]
-    (frame, dictionaries), row_filter = _coded_frame(batch.data), batch.row_filter
+    (frame, dictionaries), row_filter = _coded_frame(batch.data, kept), batch.row_filter
     if marks:
         columns_of_marks = [mark.of(batch.data, fragment.table, fragment.path, batch.first_row) for mark in marks]
         frame, columns = frame.with_columns(columns_of_marks), [*columns, *(mark.name for mark in marks)]
     if row_filter.idle:
         return frame.select(columns) if marks else frame, groups, dictionaries
     if row_filter.sample is None and not row_filter.weigh and row_filter.where is not None and not groups:
-        kept = frame.lazy().filter(row_filter.where.narrow).select(columns).collect(engine="in-memory")
-        return kept, (), dictionaries
+        stays = frame.lazy().filter(row_filter.where.narrow).select(columns).collect(engine="in-memory")
+        return stays, (), dictionaries
     result = row_filter.apply(batch.data, fragment.path, batch.first_row)
     if row_filter.weigh:
         frame = frame.with_columns(pl.Series(SAMPLE_WEIGHT, result.weights))
