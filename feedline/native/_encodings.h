@@ -13,12 +13,13 @@
 
 #define DELTA_VALUES 1048576 /* the most values of a block that is believed */
 
-#define MOST_STEP (INT64_C(1) << 32)  /* between two integers of 32 bits; some writers compute it in 64 */
 
-/* Read a block header's or a value's zigzag integer. */
-INLINE int read_zigzag(const uint8_t *at, const uint8_t *end, int64_t *value) {
+/* Read a block header's or a value's zigzag integer of 4 or 8 bytes. */
+INLINE int read_zigzag(const uint8_t *at, const uint8_t *end, int size, int64_t *value) {
     uint64_t raw = 0;
-    const int bytes = read_varint(at, end, 64, &raw);
+    const int bytes = read_varint(at, end, size == 4 ? 35 : 64, &raw);
+    if (size == 4 && raw >> 32)
+        return 0;
     *value = (int64_t)(raw >> 1) ^ -(int64_t)(raw & 1);
     return bytes;
 }
@@ -47,11 +48,11 @@ static int64_t decode_delta(const uint8_t *at, const uint8_t *end, uint8_t *out,
     if ((bytes = read_varint(at, end, 35, &total)) == 0)
         return -1;
     at += bytes;
-    if ((bytes = read_zigzag(at, end, &value)) == 0)
+    if ((bytes = read_zigzag(at, end, size, &value)) == 0)
         return -1;
     at += bytes;
     if (block == 0 || block > DELTA_VALUES || block % 128 || minis == 0 || block % minis || block / minis % 32
-        || total > (uint64_t)room || (size == 4 && (value < INT32_MIN || value > INT32_MAX)))
+        || total > (uint64_t)room)
         return -1;
     const int64_t per_mini = (int64_t)(block / minis), count = (int64_t)total;
     uint64_t last = (uint64_t)value;
@@ -62,9 +63,7 @@ static int64_t decode_delta(const uint8_t *at, const uint8_t *end, uint8_t *out,
     }
     while (index < count) {
         int64_t smallest;
-        if ((bytes = read_zigzag(at, end, &smallest)) == 0)
-            return -1;
-        if (size == 4 && (smallest < -MOST_STEP || smallest > MOST_STEP))
+        if ((bytes = read_zigzag(at, end, size, &smallest)) == 0)
             return -1;
         at += bytes;
         const uint8_t *widths = at;

@@ -228,7 +228,7 @@ GOOD_DELTA = delta([5, 6, 8], 32)
         GOOD_DELTA[:2] + b"\x08" + GOOD_DELTA[3:],  # miniblocks of 16 values
         GOOD_DELTA[:3] + b"\x04" + GOOD_DELTA[4:],  # more values than the page has
         GOOD_DELTA[:4] + zigzag(2**31) + GOOD_DELTA[5:],  # a first value of more than 32 bits
-        GOOD_DELTA[:5] + zigzag(2**33) + GOOD_DELTA[6:],  # a step of more than 33
+        GOOD_DELTA[:5] + zigzag(-(2**31) - 1) + GOOD_DELTA[6:],  # a step of more than 32
         GOOD_DELTA[:6] + b"\x21" + GOOD_DELTA[7:],  # a width of more than the type's
         GOOD_DELTA[:-1],
         GOOD_DELTA[:8],

@@ -43,6 +43,7 @@ def samples() -> list[bytes]:
 
     words = [f"word {'x' * (n % 7)}{n}" for n in few]
     mixed = [None if gone else [value, None] * (value % 3) for value, gone in zip(few.tolist(), null, strict=True)]
+    full = pa.array([numbers[: 1 + row % 3].tolist() for row in range(ROWS)], _LIST)  # definition levels are one run
     columns: dict[str, tuple[pa.Array, list[str]]] = {
         "i32": (pa.array(numbers.astype(np.int32)), ["PLAIN", "DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"]),
         "i64": (sparse(few.tolist(), pa.int64()), ["PLAIN", "DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"]),
@@ -52,12 +53,13 @@ def samples() -> list[bytes]:
         "s": (sparse(words, pa.string()), ["PLAIN", "DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"]),
         "d": (sparse(few.tolist(), pa.decimal128(25, 0)), ["PLAIN", "BYTE_STREAM_SPLIT", "DELTA_BYTE_ARRAY"]),
         "li": (lists(numbers.tolist(), _LIST), ["PLAIN", "DELTA_BINARY_PACKED"]),
+        "lf": (full, ["PLAIN", "DELTA_BINARY_PACKED"]),
         "ln": (pa.array(mixed, pa.list_(pa.int32())), ["PLAIN"]),
         "ls": (lists(words, pa.large_list(pa.large_string())), ["PLAIN", "DELTA_LENGTH_BYTE_ARRAY"]),
     }
     files = []
     for name, (values, encodings) in columns.items():
-        required = name in ("i32", "li")
+        required = name in ("i32", "li", "lf")
         schema = pa.schema([pa.field(name, values.type, nullable=not required)])
         table = pa.table([values], schema=schema)
         leaf = f"{name}.list.element" if name.startswith("l") else name

@@ -182,9 +182,9 @@ def test_damaged_pages_touch_no_memory_but_their_own(checked_kernel: tuple[str, 
 def test_any_calls_touch_no_memory_but_their_own(checked_kernel: tuple[str, dict[str, str]]):
     """The tests of the kernel's functions, hypothesis' random bytes among them."""
     path, environment = checked_kernel
-    tests = Path(__file__).parents[2] / "native" / "test_parquet.py"
+    tests = [str(Path(__file__).parents[2] / "native" / name) for name in ("test_parquet.py", "test_page_headers.py")]
     program = f"import page_mutations, sys; page_mutations.load_kernel({path!r}); import pytest; "
-    program += f"sys.exit(pytest.main([{str(tests)!r}, '-q', '-p', 'no:cacheprovider']))"
+    program += f"sys.exit(pytest.main([*{tests!r}, '-q', '-p', 'no:cacheprovider']))"
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=500, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
