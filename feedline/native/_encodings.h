@@ -13,7 +13,6 @@
 
 #define DELTA_VALUES 1048576 /* the most values of a block that is believed */
 
-
 /* Read a block header's or a value's zigzag integer of 4 or 8 bytes. */
 INLINE int read_zigzag(const uint8_t *at, const uint8_t *end, int size, int64_t *value) {
     uint64_t raw = 0;
