@@ -121,7 +121,8 @@ def _compile(job: Job) -> CompiledJob:
     own = parts[0].features
     reads = {output.name: output.reads for output in own.outputs}
     grouped = {name for part in parts[1:] for name in part.columns}
-    coded = coded_features(own.features, schema, reads).difference(kept_columns(job), grouped)
+    recorded = () if job.record is None else [name for name, _ in job.record.identity.columns]
+    coded = coded_features(own.features, schema, reads).difference(kept_columns(job), recorded, grouped)
     return CompiledJob(
         features=features,
         schema=schema,

@@ -64,7 +64,7 @@ def describe(plan: Plan, *, world_size: int, rows_per_s: float = 0.0) -> dict[st
         "stages": stages(plan, table_bytes),
         **_pruning_facts(selection.report),
         "sample": asdict(plan.sample.sample) if plan.sample is not None else None,
-        "columns": _column_facts(plan, schedule),
+        **_column_facts(plan, schedule),
         "bytes": {
             "read_per_epoch": read_bytes,
             "read_twice": twice,
@@ -223,7 +223,7 @@ def _facts_table(facts: dict[str, Any]) -> Table:
         ("snapshot", facts["snapshot"]),
         ("plan, features", f"{facts['plan']}, {facts['features']}"),
         ("columns read", f"{columns['read']:,} of {columns['table']:,} ({columns['share']:.1%})"),
-        ("decoded by", _decoders_text(columns)),
+        ("decoded by", _decoders_text(facts)),
         ("bytes per epoch", f"{size['read_per_epoch']:,} of {size['table']:,} ({size['share']:.1%}){twice}"),
         ("rows", f"{facts['rows']:,}, of which {facts['rows_dropped']:,} dropped (tail: {facts['tail']})"),
         ("steps", f"{facts['steps']:,} on each of {facts['world_size']} ranks"),
@@ -263,22 +263,23 @@ def _facts_table(facts: dict[str, Any]) -> Table:
 
 
 def _column_facts(plan: Plan, schedule: Schedule) -> dict[str, Any]:
-    """The columns that are read. by_pyarrow: those that pyarrow decodes in the first file, each with the reason."""
+    """The columns that are read, and those that pyarrow decodes in the first file, each with the reason."""
     table = plan.snapshot.schema
     first = next(iter(schedule.blocks(0, everything=True)), None)
-    return {
+    columns = {
         "read": len(plan.columns),
         "table": len(table.names),
         "share": len(plan.columns) / len(table.names),
         "names": list(plan.columns),
-        "by_pyarrow": {}
-        if first is None
-        else arrow_columns(plan.request(first, 0).pieces[0].fragment, plan.columns, table),
     }
+    if first is None:
+        return {"columns": columns, "decoded_by_pyarrow": {}}
+    fragment = plan.request(first, 0).pieces[0].fragment
+    return {"columns": columns, "decoded_by_pyarrow": arrow_columns(fragment, plan.columns, table)}
 
 
 def _decoders_text(facts: dict[str, Any]) -> str:
-    columns, read = facts["by_pyarrow"], facts["read"]
+    columns, read = facts["decoded_by_pyarrow"], facts["columns"]["read"]
     if not columns:
         return "the kernel"
     if len(columns) == read and len(set(columns.values())) == 1:

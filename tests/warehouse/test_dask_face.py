@@ -17,6 +17,7 @@ from warehouse_samples import sample, write
 
 from feedline import Table
 from feedline.warehouse.parquet import open_file
+from feedline.warehouse.parquet.decode import DECODER_VARIABLE
 
 COLUMNS = ["word", "i64", "f64", "day", "ids", "user", "ds"]
 
@@ -156,6 +157,7 @@ class Counted:
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    monkeypatch.setenv(DECODER_VARIABLE, "arrow")  # what pyarrow is asked for is what the kernel would be
     count = Counted()
     original = open_file.open_parquet
 
