@@ -161,6 +161,7 @@ class SimulatedScheduler:
             for index in range(workers)
         }
         self.book = JobBook()
+        self._threads = threads
         self.busy_s = 0.0
         self.tasks = self._tasks_before = 0  # finished
         self.messages = self.wire_bytes = 0.0
@@ -191,7 +192,7 @@ class SimulatedScheduler:
 
     @property
     def size(self) -> ClusterSize:
-        return ClusterSize(workers=len(self.members), threads=sum(each.threads for each in self.members.values()))
+        return ClusterSize(workers=len(self.members), threads=len(self.members) * self._threads)
 
     def serve(self, seconds: float, then: Callable[[], None]) -> None:
         """Handle a message when all earlier ones are handled."""

@@ -55,7 +55,8 @@ class Strands:
             return self.rows
         is_open = self._open[event]
         ticks, rest = divmod(row - int(self._before[event]), int(np.count_nonzero(is_open)))
-        found: Int64s = np.clip(self._events[event] + ticks - self.opens, 0, self.rows)
+        age = self._events[event] + ticks - self.opens
+        found: Int64s = np.minimum(np.maximum(age, 0), self.rows)  # a third of what np.clip takes of so few
         found[np.flatnonzero(is_open)[:rest]] += 1
         return found
 
