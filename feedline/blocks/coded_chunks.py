@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from feedline.blocks.single_flight import SingleFlight
 from feedline.spec.features import FeatureSpec
@@ -25,7 +26,7 @@ _MOST_SETS = 8  # sets of coded columns for which a job's features are compiled
 
 @dataclass(frozen=True, slots=True)
 class DictionaryFrame:
-    """Rows. dictionaries: of the columns that are codes, Int32 or lists of it, the values that they stand for."""
+    """Rows. dictionaries: of the columns that are codes (Int32, UInt16, or lists of these), the values."""
 
     frame: pl.DataFrame
     dictionaries: Mapping[str, pl.Series]
@@ -56,6 +57,10 @@ def join_coded(parts: Sequence[DictionaryFrame]) -> DictionaryFrame:
     """
     coded = set(parts[0].dictionaries).intersection(*(part.dictionaries for part in parts[1:]))
     dictionaries = {name: _join_dictionaries([part.dictionaries[name] for part in parts]) for name in coded}
+    # Codes of 16 bits stay what they are while all have one dictionary.
+    wide = {
+        name: any(part.dictionaries[name] is not parts[0].dictionaries[name] for part in parts[1:]) for name in coded
+    }
     frames = []
     starts = dict.fromkeys(coded, 0)
     for before, part in zip((parts[0], *parts), parts, strict=False):
@@ -65,7 +70,8 @@ def join_coded(parts: Sequence[DictionaryFrame]) -> DictionaryFrame:
         frame = expand_codes(
             part.frame, {name: values for name, values in part.dictionaries.items() if name not in coded}
         )
-        frames.append(frame.with_columns([_shift(frame.get_column(name), start) for name, start in starts.items()]))
+        shifted = [_shift(frame.get_column(name), start) for name, start in starts.items() if wide[name]]
+        frames.append(frame.with_columns(shifted))
     return DictionaryFrame(pl.concat(frames, rechunk=True), dictionaries)
 
 
@@ -75,15 +81,15 @@ def _join_dictionaries(parts: Sequence[pl.Series]) -> pl.Series:
 
 
 def _shift(codes: pl.Series, start: int) -> pl.Series:
-    if start == 0:
-        return codes
+    """The codes as numbers of 32 bits, and more by `start`."""
     if not isinstance(codes.dtype, pl.List):
-        return (codes + start).cast(pl.Int32)
+        return codes.cast(pl.Int32) + pl.Series([start], dtype=pl.Int32)
     array = codes.rechunk().to_arrow()
-    shifted = (pl.Series(array.values) + start).cast(pl.Int32).to_arrow()
+    shifted = pc.add(array.values.cast(pa.int32()), pa.scalar(start, pa.int32()))
+    kind = pa.large_list(pa.int32())
     buffers = array.buffers()[:2]
     return pl.Series(
-        codes.name, pa.Array.from_buffers(array.type, len(array), buffers, array.null_count, array.offset, [shifted])
+        codes.name, pa.Array.from_buffers(kind, len(array), buffers, array.null_count, array.offset, [shifted])
     )
 
 

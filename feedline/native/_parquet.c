@@ -97,7 +97,7 @@ typedef struct {
     int physical, size;           /* bytes of a value; 0 for BYTE_ARRAY */
     uint32_t max_def, defined;    /* the level of a value that is there is max_def; `defined`: of an element, null or not */
     uint32_t listed;              /* lists: from this definition level on, a list is not null */
-    int lists, codes;
+    int lists, codes;             /* codes: the bytes of one, 0 to deliver values */
     int busy, failed;             /* in a method; after an error, when there are no further rows */
     const char *error;
 
@@ -161,6 +161,11 @@ static int append_string(Cursor *cursor, int32_t *offsets, int64_t index, const 
         memcpy(out + (size_t)index * sizeof(type), entries + (size_t)block[index] * sizeof(type), sizeof(type)); \
     break;
 
+FAST static void narrow(uint16_t *out, const uint32_t *codes, int64_t count) {
+    for (int64_t index = 0; index < count; index++)
+        out[index] = (uint16_t)codes[index];
+}
+
 /* Values that codes stand for. */
 static int read_coded(Cursor *cursor, uint8_t *out, int64_t count) {
     uint32_t block[BLOCK];
@@ -218,6 +223,19 @@ static int read_strings(Cursor *cursor, int32_t *offsets, int64_t count) {
     return 0;
 }
 
+/* Codes, as numbers of 16 bits: of dictionaries that are no longer than those count. */
+static int read_short_codes(Cursor *cursor, uint16_t *out, int64_t count) {
+    uint32_t block[BLOCK];
+    for (int64_t done = 0; done < count;) {
+        const int64_t some = count - done < BLOCK ? count - done : BLOCK;
+        if (runs_read(&cursor->runs, block, some, (uint32_t)cursor->entries) != 0)
+            return fail(cursor, BAD_CODE);
+        narrow(out + done, block, some);
+        done += some;
+    }
+    return 0;
+}
+
 /* The most values that the rest of the page's bytes may hold. Codes and Booleans in runs are bounded by levels alone. */
 static int64_t values_left(const Cursor *cursor) {
     const int64_t bytes = cursor->end - cursor->at;
@@ -236,6 +254,8 @@ static int read_values(Cursor *cursor, uint8_t *out, int64_t count) {
     case RLE_DICTIONARY:
         if (!cursor->codes)
             return read_coded(cursor, out, count);
+        if (cursor->codes == 2)
+            return read_short_codes(cursor, (uint16_t *)out, count);
         if (runs_read(&cursor->runs, (uint32_t *)out, count, (uint32_t)cursor->entries) != 0)
             return fail(cursor, BAD_CODE);
         return 0;
@@ -256,7 +276,9 @@ static int read_values(Cursor *cursor, uint8_t *out, int64_t count) {
 
 /* Bytes of a slot of the values: of a value, a code, or the end of a string. */
 static size_t slot_size(const Cursor *cursor) {
-    return cursor->codes || cursor->physical == BYTE_ARRAY ? 4 : (size_t)cursor->size;
+    if (cursor->codes)
+        return (size_t)cursor->codes;
+    return cursor->physical == BYTE_ARRAY ? 4 : (size_t)cursor->size;
 }
 
 #define SPREAD(type, mask)                                                                                  \
@@ -270,6 +292,8 @@ static size_t slot_size(const Cursor *cursor) {
 FAST static void spread(uint8_t *out, const uint8_t *values, const uint8_t *valid, int64_t slots, size_t size) {
     int64_t from = 0;
     switch (size) {
+    case 2:
+        SPREAD(uint16_t, int16_t)
     case 4:
         SPREAD(uint32_t, int32_t)
     case 8:
@@ -797,7 +821,8 @@ static PyObject *set_dictionary(Cursor *cursor, PyObject *args) {
     long long count;
     if (!PyArg_ParseTuple(args, "OL", &bytes, &count))
         return NULL;
-    if (cursor->entries >= 0 || cursor->physical == BOOLEAN || count < 0 || count > INT32_MAX) {
+    const long long most = cursor->codes == 2 ? UINT16_MAX + 1 : INT32_MAX;
+    if (cursor->entries >= 0 || cursor->physical == BOOLEAN || count < 0 || count > most) {
         PyErr_SetString(PyExc_ValueError, cursor->entries >= 0 ? "it has two dictionaries" : "its dictionary is not valid");
         return NULL;
     }
@@ -975,7 +1000,7 @@ static PyObject *cursor_new(PyTypeObject *type, PyObject *args, PyObject *keywor
         : physical == INT64 || physical == DOUBLE ? size == 8
         : physical == BYTE_ARRAY ? size == 0
         : physical == FIXED_LEN_BYTE_ARRAY && size > 0 && size <= 65536;
-    if (!fits || lists < 0 || (lists ? lists > 2 || max_def < lists || max_def > lists + 1 : max_def < 0 || max_def > 1)) {
+    if (!fits || (codes != 0 && codes != 2 && codes != 4) || lists < 0 || (lists ? lists > 2 || max_def < lists || max_def > lists + 1 : max_def < 0 || max_def > 1)) {
         PyErr_SetString(PyExc_ValueError, "a cursor does not read such columns");
         return NULL;
     }
@@ -1162,7 +1187,7 @@ PyMODINIT_FUNC PyInit__parquet(void) {
     make_crc_table();
     memory_type = (PyTypeObject *)PyType_FromSpec(&memory_spec);
     cursor_type = (PyTypeObject *)PyType_FromSpec(&cursor_spec);
-    if (memory_type == NULL || cursor_type == NULL || PyModule_AddIntConstant(module, "VERSION", 1) != 0
+    if (memory_type == NULL || cursor_type == NULL || PyModule_AddIntConstant(module, "VERSION", 2) != 0
         || PyModule_AddObjectRef(module, "Cursor", (PyObject *)cursor_type) != 0) {
         Py_DECREF(module);
         return NULL;

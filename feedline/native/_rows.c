@@ -425,110 +425,197 @@ failed:
 
 /* ---- codes ------------------------------------------------------------------------------------------------------- */
 
+/* Codes into a table: numbers of 16 or 32 bits. */
+typedef struct {
+    const void *numbers;
+    Py_ssize_t count;
+    int narrow; /* of 16 bits */
+} Codes;
+
+static int codes_open(Codes *codes, Buffers *buffers, PyObject *object) {
+    Py_buffer *view = buffers_add(buffers, object, 0);
+    if (view == NULL)
+        return -1;
+    if (view->itemsize != 2 && view->itemsize != 4) {
+        PyErr_Format(PyExc_ValueError, "a code has a wrong size: got %zd bytes, expected 2 or 4", view->itemsize);
+        return -1;
+    }
+    codes->numbers = view->buf;
+    codes->narrow = view->itemsize == 2;
+    codes->count = view->len / view->itemsize;
+    return 0;
+}
+
+#define COUNT_CODES(code_type)                                                                              \
+    if (marks)                                                                                              \
+        for (; row < codes.count && ((const code_type *)codes.numbers)[row] < entries; row++)               \
+            ((char *)to->buf)[((const code_type *)codes.numbers)[row]] = 1;                                 \
+    else                                                                                                    \
+        for (; row < codes.count && ((const code_type *)codes.numbers)[row] < entries; row++)               \
+            ((int64_t *)to->buf)[((const code_type *)codes.numbers)[row]]++;
+
 /* count_codes(codes, counts): how often each code occurs, as int64; or, as bytes, whether it does. */
 static PyObject *count_codes(PyObject *module, PyObject *args) {
-    PyObject *codes, *counts;
+    PyObject *object, *counts;
     Buffers buffers;
-    Py_buffer *from, *to;
+    Py_buffer *to;
+    Codes codes;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OO", &codes, &counts))
+    if (!PyArg_ParseTuple(args, "OO", &object, &counts))
         return NULL;
     if (buffers_open(&buffers, 2) != 0)
         return NULL;
-    if ((from = buffers_add(&buffers, codes, 0)) == NULL || (to = buffers_add(&buffers, counts, 1)) == NULL) {
+    if (codes_open(&codes, &buffers, object) != 0 || (to = buffers_add(&buffers, counts, 1)) == NULL) {
         buffers_close(&buffers);
         return NULL;
     }
-    const uint32_t *code = from->buf;
-    const Py_ssize_t rows = from->len / (Py_ssize_t)sizeof(uint32_t);
     const int marks = to->itemsize == 1;
     const uint64_t entries = (uint64_t)to->len / (marks ? 1 : sizeof(int64_t));
     Py_ssize_t row = 0;
     Py_BEGIN_ALLOW_THREADS
-    if (marks) {
-        char *seen = to->buf;
-        for (; row < rows && code[row] < entries; row++)
-            seen[code[row]] = 1;
+    if (codes.narrow) {
+        COUNT_CODES(uint16_t)
     } else {
-        int64_t *count = to->buf;
-        for (; row < rows && code[row] < entries; row++)
-            count[code[row]]++;
+        COUNT_CODES(uint32_t)
     }
     Py_END_ALLOW_THREADS
     buffers_close(&buffers);
-    if (row < rows) {
+    if (row < codes.count) {
         PyErr_Format(PyExc_ValueError, "a code is out of range: got that of row %zd", row);
         return NULL;
     }
     Py_RETURN_NONE;
 }
 
-/* A column's target, and the values that its codes stand for: of the target's size, or int32 of int64. */
+/* A column's target, and the values that its codes stand for: of the target's size, or int32 of int64. Of lists whose
+ * slices are gathered, `from` are the offsets of their codes, and `to` those of the slices, which begin at `start`. */
 typedef struct {
     char *target;
-    Py_ssize_t step, rows, size;
+    Py_ssize_t step, size;
     const void *table;
     int narrow;
-    const uint32_t *codes;
+    Codes codes;
     uint64_t entries;
     int64_t *extremes; /* of int64 values, or NULL */
+    const int64_t *from, *to;
+    Py_ssize_t lists;
+    int64_t start;
 } Coded;
 
-#define GATHER_CODES(type, stored, keep)                                                                    \
-    for (row = 0; row < column->rows && column->codes[row] < column->entries; row++) {                      \
-        const type value = (type)((const stored *)column->table)[column->codes[row]];                       \
-        ((type *)column->target)[row * column->step] = value;                                               \
+#define GATHER_ROWS(type, stored, code_type, first, count, keep)                                            \
+    for (row = 0; row < (count) && codes[(first) + row] < entries; row++) {                                 \
+        const type value = (type)table[codes[(first) + row]];                                               \
+        target[row * step] = value;                                                                         \
         keep                                                                                                \
     }
+
+#define GATHER_CODES(type, stored, code_type, keep)                                                         \
+    {                                                                                                       \
+        const stored *table = column->table;                                                                \
+        const code_type *codes = column->codes.numbers;                                                     \
+        type *target = (type *)column->target;                                                              \
+        if (column->from == NULL) {                                                                         \
+            GATHER_ROWS(type, stored, code_type, 0, column->codes.count, keep)                              \
+            valid = row == column->codes.count;                                                             \
+        }                                                                                                   \
+        for (Py_ssize_t list = 0; list < column->lists && valid; list++) {                                  \
+            const int64_t length = column->from[list + 1] - column->from[list];                             \
+            const int64_t first = border(column->start, length), count = column->to[list + 1] - column->to[list]; \
+            if (first + count > length)                                                                     \
+                return 0;                                                                                   \
+            GATHER_ROWS(type, stored, code_type, column->from[list] + first, count, keep)                   \
+            valid = row == count;                                                                           \
+            target += count;                                                                                \
+        }                                                                                                   \
+    }                                                                                                       \
+    break;
 #define KEEP_EXTREMES                                                                                       \
     low = value < low ? value : low;                                                                        \
     high = value > high ? value : high;
 
-/* Returns whether all codes are in range. */
+/* Returns whether all codes, and slices, are in range. */
 static int gather_coded(const Coded *column) {
+    const Py_ssize_t step = column->step;
+    const uint64_t entries = column->entries;
     Py_ssize_t row = 0;
+    int valid = 1;
     int64_t low = INT64_MAX, high = INT64_MIN;
-    if (column->size == 4) {
-        GATHER_CODES(uint32_t, uint32_t, )
-    } else if (column->extremes == NULL && !column->narrow) {
-        GATHER_CODES(uint64_t, uint64_t, )
-    } else if (column->narrow) {
-        GATHER_CODES(int64_t, int32_t, KEEP_EXTREMES)
-    } else {
-        GATHER_CODES(int64_t, int64_t, KEEP_EXTREMES)
+    const int kind = column->size == 4 ? 0 : column->narrow ? 2 : column->extremes != NULL ? 3 : 1;
+    switch (2 * kind + column->codes.narrow) {
+    case 0:
+        GATHER_CODES(uint32_t, uint32_t, uint32_t, )
+    case 1:
+        GATHER_CODES(uint32_t, uint32_t, uint16_t, )
+    case 2:
+        GATHER_CODES(uint64_t, uint64_t, uint32_t, )
+    case 3:
+        GATHER_CODES(uint64_t, uint64_t, uint16_t, )
+    case 4:
+        GATHER_CODES(int64_t, int32_t, uint32_t, KEEP_EXTREMES)
+    case 5:
+        GATHER_CODES(int64_t, int32_t, uint16_t, KEEP_EXTREMES)
+    case 6:
+        GATHER_CODES(int64_t, int64_t, uint32_t, KEEP_EXTREMES)
+    case 7:
+        GATHER_CODES(int64_t, int64_t, uint16_t, KEEP_EXTREMES)
     }
     if (column->extremes != NULL) {
         column->extremes[0] = low;
         column->extremes[1] = high;
     }
-    return row == column->rows;
+    return valid;
+}
+
+/* Read the offsets of lists and of their slices, and how many codes these have. */
+static Py_ssize_t slices_open(Coded *column, Buffers *buffers, PyObject *arguments) {
+    PyObject *from, *to;
+    long long start;
+    Py_buffer *whole, *cut;
+    if (!PyArg_ParseTuple(arguments, "LOO", &start, &from, &to))
+        return -1;
+    if ((whole = buffers_add(buffers, from, 0)) == NULL || (cut = buffers_add(buffers, to, 0)) == NULL)
+        return -1;
+    if (whole->len < (Py_ssize_t)sizeof(int64_t) || whole->len != cut->len) {
+        too_small("the array of the slices' offsets", cut->len, whole->len);
+        return -1;
+    }
+    column->from = whole->buf;
+    column->to = cut->buf;
+    column->lists = whole->len / (Py_ssize_t)sizeof(int64_t) - 1;
+    column->start = start;
+    if (check_borders(column->from, column->lists, 1, column->codes.count) != 0
+        || check_borders(column->to, column->lists, 0, 0) != 0)
+        return -1;
+    return (Py_ssize_t)(column->to[column->lists] - column->to[0]);
 }
 
 /* Read the arguments of a column. */
 static int coded_open(Coded *column, Buffers *buffers, PyObject *arguments) {
-    PyObject *target, *table, *codes, *extremes;
-    Py_buffer *to, *from, *of, *bounds = NULL;
+    PyObject *target, *table, *codes, *extremes, *slices;
+    Py_buffer *to, *from, *bounds = NULL;
     Py_ssize_t first;
-    if (!PyArg_ParseTuple(arguments, "OnnOOO", &target, &first, &column->step, &table, &codes, &extremes))
+    if (!PyArg_ParseTuple(arguments, "OnnOOOO", &target, &first, &column->step, &table, &codes, &extremes, &slices))
         return -1;
     if ((to = buffers_add(buffers, target, 1)) == NULL || (from = buffers_add(buffers, table, 0)) == NULL
-        || (of = buffers_add(buffers, codes, 0)) == NULL
+        || codes_open(&column->codes, buffers, codes) != 0
         || (extremes != Py_None && (bounds = buffers_add(buffers, extremes, 1)) == NULL))
+        return -1;
+    const Py_ssize_t count = slices == Py_None ? column->codes.count : slices_open(column, buffers, slices);
+    if (count < 0)
         return -1;
     column->size = to->itemsize;
     column->narrow = from->itemsize != to->itemsize;
-    column->rows = of->len / (Py_ssize_t)sizeof(uint32_t);
     const Py_ssize_t room = column->size ? to->len / column->size : 0;
     if ((column->size != 4 && column->size != 8)
         || (column->narrow && (from->itemsize != 4 || column->size != 8)) || first < 0 || column->step < 1
-        || (column->rows > 0 && (first >= room || column->rows - 1 > (room - 1 - first) / column->step))
+        || (column->from != NULL && (first != 0 || column->step != 1))
+        || (count > 0 && (first >= room || count - 1 > (room - 1 - first) / column->step))
         || (bounds != NULL && (column->size != 8 || bounds->len != 2 * (Py_ssize_t)sizeof(int64_t)))) {
         PyErr_SetString(PyExc_ValueError, "a target is too small for its codes, or its values have another size");
         return -1;
     }
     column->target = (char *)to->buf + first * column->size;
     column->table = from->buf;
-    column->codes = of->buf;
     column->entries = (uint64_t)(from->len / from->itemsize);
     column->extremes = bounds == NULL ? NULL : bounds->buf;
     return 0;
@@ -542,7 +629,7 @@ static PyObject *gather_codes(PyObject *module, PyObject *args) {
     if (!PyArg_ParseTuple(args, "O!", &PyList_Type, &columns))
         return NULL;
     const Py_ssize_t count = PyList_Size(columns);
-    if (buffers_open(&buffers, 4 * count) != 0)
+    if (buffers_open(&buffers, 6 * count) != 0)
         return NULL;
     Coded *coded = PyMem_Calloc((size_t)count + 1, sizeof(Coded));
     PyObject *result = NULL;
@@ -560,7 +647,7 @@ static PyObject *gather_codes(PyObject *module, PyObject *args) {
     if (valid)
         result = Py_NewRef(Py_None);
     else
-        PyErr_SetString(PyExc_ValueError, "a code is out of range");
+        PyErr_SetString(PyExc_ValueError, "a code is out of range, or a slice is longer than its list");
 done:
     PyMem_Free(coded);
     buffers_close(&buffers);
@@ -582,7 +669,7 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_rows", NULL, 0,
 
 PyMODINIT_FUNC PyInit__rows(void) {
     PyObject *module = PyModule_Create(&definition);
-    if (module != NULL && PyModule_AddIntConstant(module, "VERSION", 6) != 0) {
+    if (module != NULL && PyModule_AddIntConstant(module, "VERSION", 7) != 0) {
         Py_DECREF(module);
         return NULL;
     }

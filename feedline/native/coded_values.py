@@ -18,13 +18,20 @@ class CodedValues:
 
     values: a Polars series, of the entries that are used. index: int64, the place of each of them in the dictionary of
     `entries`; None: `values` has all of them, used or not. uses: int64, how often; None for integers that need no such
-    count. codes: int32, the entry of each row, or of each element of lists. offsets: int64 [rows + 1] of lists, None
-    for scalars.
+    count. codes: int32 or uint16, the entry of each row, or of each element of lists. offsets: int64 [rows + 1] of
+    lists, None for scalars. slices: if these are slices of the lists of `codes`, where they begin, and the lists'
+    offsets.
     """
 
     values: Any
     index: NDArray[np.int64] | None
     entries: int
     uses: NDArray[np.int64] | None
-    codes: NDArray[np.int32]
+    codes: NDArray[np.int32] | NDArray[np.uint16]
     offsets: NDArray[np.int64] | None
+    slices: tuple[int, NDArray[np.int64]] | None = None
+
+    @property
+    def count(self) -> int:
+        """How many values there are: one for each code, or for each element of the slices."""
+        return len(self.codes) if self.slices is None or self.offsets is None else int(self.offsets[-1])

@@ -18,7 +18,7 @@ _compiled: Any = None
 with suppress(ImportError):  # installed without a compiler
     from feedline.native import _parquet as _compiled  # type: ignore[attr-defined,no-redef]
 
-VERSION = 1  # of the functions: of an older build, left in a checkout, nothing is called
+VERSION = 2  # of the functions: of an older build, left in a checkout, nothing is called
 COMPILED = _compiled is not None and getattr(_compiled, "VERSION", 0) == VERSION
 
 DATA_PAGE, INDEX_PAGE, DICTIONARY_PAGE, DATA_PAGE_V2 = range(4)
@@ -49,7 +49,7 @@ class Page(NamedTuple):
 class Decoded(NamedTuple):
     """Some rows of a column. Objects have the buffer protocol, as Arrow lays arrays out.
 
-    values: of `elements` slots, little-endian values, int32 codes, a bitmap (BOOLEAN), or int32 offsets into `bytes`
+    values: of `elements` slots, little-endian values, codes, a bitmap (BOOLEAN), or int32 offsets into `bytes`
     (BYTE_ARRAY). valid: a bitmap, None without nulls. starts: int32 offsets of `rows` lists, None for flat columns,
     whose elements are its rows. list_valid: a bitmap, None where no list is null.
     """
@@ -87,13 +87,13 @@ class Cursor:
 
     physical, size: the Parquet type's number, and the bytes of a value (0: of BYTE_ARRAY; 1: of BOOLEAN). lists: 0 for
     a flat column, 1 for lists that are never null, 2 for lists that may be. max_def: the definition level of values.
-    codes: deliver the codes of a dictionary, not its values.
+    codes: the bytes of a code of a dictionary, 2 or 4, to deliver those, not its values; or 0.
     """
 
     __slots__ = ("_cursor",)
 
-    def __init__(self, physical: int, size: int, lists: int, max_def: int, *, codes: bool) -> None:
-        self._cursor = _compiled.Cursor(physical, size, lists, max_def, int(codes))
+    def __init__(self, physical: int, size: int, lists: int, max_def: int, *, codes: int) -> None:
+        self._cursor = _compiled.Cursor(physical, size, lists, max_def, codes)
 
     def set_dictionary(self, content: Any, count: int) -> None:
         """Set the dictionary: `count` plain values."""

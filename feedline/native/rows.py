@@ -19,7 +19,7 @@ _compiled: Any = None
 with suppress(ImportError):  # installed without a compiler
     from feedline.native import _rows as _compiled  # type: ignore[attr-defined,no-redef]
 
-VERSION = 6  # of the functions: of an older build, left in a checkout, nothing is called
+VERSION = 7  # of the functions: of an older build, left in a checkout, nothing is called
 COMPILED = _compiled is not None and getattr(_compiled, "VERSION", 1) == VERSION
 
 Array = NDArray[Any]
@@ -27,9 +27,13 @@ Column = tuple[Array, int, tuple[Array, ...]]  # target, bytes of a row, the col
 # Target, bytes of a value, offsets [rows + 1] of the result (from any number on), offsets and values of the parts.
 RaggedColumn = tuple[Array, int, NDArray[np.int64], tuple[NDArray[np.int64], ...], tuple[Array, ...]]
 
+# int32 or uint16 [N].
+Codes = NDArray[np.int32] | NDArray[np.uint16]
+# Where slices of lists begin, the offsets of the lists, and those of the slices, from 0.
+Slices = tuple[int, NDArray[np.int64], NDArray[np.int64]]
 # Target (flat), its first value, the distance of its values, values of the same size (or int32 of int64), the code of
-# each; int64 [2], set to the least and the greatest of int64 values, or None.
-CodedTarget = tuple[Array, int, int, Array, NDArray[np.int32], NDArray[np.int64] | None]
+# each; int64 [2], set to the least and the greatest of int64 values, or None; of lists of codes, the slices to gather.
+CodedTarget = tuple[Array, int, int, Array, Codes, NDArray[np.int64] | None, Slices | None]
 
 
 def gather(
@@ -56,7 +60,7 @@ def gather_lists(
 
 
 def slice_lists(offsets: NDArray[np.int64], start: int, stop: int) -> NDArray[np.int64]:
-    """The offsets, from 0, of `list[start:stop]` of each list."""
+    """The offsets, from 0, of `list[start:stop]` of each list. start, stop: of 32 bits."""
     sliced = np.empty(len(offsets), dtype=np.int64)
     _compiled.slice_offsets(offsets, start, stop, sliced)
     return sliced
@@ -82,7 +86,7 @@ def equal_neighbours(offsets: NDArray[np.int64], values: Any, size: int) -> NDAr
     return equal
 
 
-def count_codes(codes: NDArray[np.int32], entries: int) -> NDArray[np.int64]:
+def count_codes(codes: Codes, entries: int) -> NDArray[np.int64]:
     """int64 [entries]: how often each code occurs."""
     counts = np.zeros(entries, dtype=np.int64)
     if COMPILED:
@@ -92,7 +96,7 @@ def count_codes(codes: NDArray[np.int32], entries: int) -> NDArray[np.int64]:
     return counts
 
 
-def mark_codes(codes: NDArray[np.int32], entries: int) -> NDArray[np.bool_]:
+def mark_codes(codes: Codes, entries: int) -> NDArray[np.bool_]:
     """bool [entries]: whether each code occurs."""
     marks = np.zeros(entries, dtype=np.bool_)
     if COMPILED:
@@ -103,11 +107,11 @@ def mark_codes(codes: NDArray[np.int32], entries: int) -> NDArray[np.bool_]:
 
 
 def gather_codes(columns: list[CodedTarget]) -> None:
-    """Set each column's values to those that its codes stand for."""
+    """Set each column's values to those that its codes stand for. Without the compiled function: none are slices."""
     if COMPILED:
         _compiled.gather_codes(columns)
         return
-    for target, first, step, table, codes, extremes in columns:
+    for target, first, step, table, codes, extremes, _ in columns:
         values = target[first : first + step * len(codes) : step]
         values[:] = table[codes]
         if extremes is not None:

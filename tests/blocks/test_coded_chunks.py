@@ -213,19 +213,41 @@ def test_errors_are_those_of_rows(table: Path, tmp_path: Path, features: dict, m
 
 
 @needs_kernel
-def test_values_of_filtered_rows_are_neither_computed_nor_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The word that is no number is of rows that the filter drops."""
+@pytest.mark.parametrize(
+    ("values", "features"),
+    [
+        (["1", "2", "x"], {"categorical": {"v": [{"cast": "int64"}]}}),
+        (["1", "2", None], {"categorical": {"v": [{"hash_bucket": 9}]}}),
+        ([0.5, 2.5, -1.0], {"dense": {"v": {"column": "v", "ops": ["log"], "on_nonfinite": "error"}}}),
+        ([0.5, 2.5, 1e30], {"dense": {"v": ["log1p"]}}),
+        ([0.5, 2.5, None], {"dense": {"v": ["log1p"]}}),
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:feature 'v' holds nulls")
+def test_values_of_filtered_rows_are_not_counted_and_are_no_error(
+    tmp_path: Path, values: list, features: dict, monkeypatch: pytest.MonkeyPatch
+):
+    """The last value is of rows that the filter drops."""
     (tmp_path / "t").mkdir()
-    words = ["1", "2", "x"] * 100
-    rows = pa.table({"word": words, "row": range(300)})
-    pq.write_table(rows.append_column("keep", pa.array([word != "x" for word in words])), tmp_path / "t" / "0.parquet")
-    features = {"categorical": {"word": [{"cast": "int64"}]}, "extra": ["row"]}
+    rows = pa.table({"v": values * 100, "row": range(300), "keep": [True, True, False] * 100})
+    rows = rows.set_column(0, "v", rows["v"].cast(pa.float32()) if values[0] == 0.5 else rows["v"])
+    pq.write_table(rows, tmp_path / "t" / "0.parquet")
+    features = {**features, "extra": ["row"]}
     counter = Counter(monkeypatch)
-    made = pipeline(tmp_path / "t", tmp_path, features=features, source={"where": "keep"})
-    ids = np.concatenate([batch.categorical.numpy().ravel() for batch in made.batches()])
-    assert counter.columns == {"word"}
-    assert sorted(ids) == [1] * 100 + [2] * 100
-    assert outcome(tmp_path / "t", tmp_path, features=features)[0] is not list
+
+    def batches_and_quality() -> tuple[Any, bytes]:
+        made = pipeline(tmp_path / "t", tmp_path, features=features, source={"where": "keep"})
+        plan = made.plan()
+        block = next(iter(plan.schedule(0).blocks(0, everything=True)))
+        quality = run_block(plan.job, plan.request(block, 0), "k", False).quality
+        return outcome(tmp_path / "t", tmp_path, features=features, source={"where": "keep"}), quality.to_bytes()
+
+    coded = batches_and_quality()
+    assert counter.columns == {"v"}
+    monkeypatch.setenv(DECODER_VARIABLE, "arrow")
+    assert isinstance(coded[0], list)
+    assert coded == batches_and_quality()
 
 
 @needs_kernel
@@ -273,9 +295,10 @@ def parts(draw: st.DrawFn) -> list[tuple[DictionaryFrame, pl.DataFrame]]:
         height = draw(st.integers(1, 5))
         values = draw(st.lists(st.text(max_size=3), min_size=1, max_size=4))
         code = st.none() | st.integers(0, len(values) - 1)
-        flat = pl.Series("a", draw(st.lists(code, min_size=height, max_size=height)), pl.Int32)
+        kind = draw(st.sampled_from([pl.Int32, pl.UInt16]))
+        flat = pl.Series("a", draw(st.lists(code, min_size=height, max_size=height)), kind)
         lists = st.lists(st.none() | st.lists(code, max_size=3), min_size=height, max_size=height)
-        nested = pl.Series("b", draw(lists), pl.List(pl.Int32))
+        nested = pl.Series("b", draw(lists), pl.List(kind))
         plain = pl.Series("c", range(height))
 
         def word(one: int | None, values: list[str] = values) -> str | None:

@@ -91,7 +91,7 @@ def test_any_bytes_are_pages_inside_them_or_refused(content: bytes, values: int)
 
 def test_begin_takes_sizes_from_the_header():
     page = Page(3, 0, 4, 4, 1, PLAIN, -1, -1, 1, 0, 2, 0, 0, -1)
-    decoder = native.Cursor(INT32, 4, 0, 1, codes=False)
+    decoder = native.Cursor(INT32, 4, 0, 1, codes=0)
     decoder.begin(page, b"\x02\x01", struct.pack("<i", 7))
     assert decoder.advance(1)
     assert np.frombuffer(decoder.take().values, np.int32).tolist() == [7]
@@ -170,3 +170,10 @@ def lz4_by_definition(block: bytes) -> bytes | None:
                 out.append(out[-distance])
     except IndexError:
         return None
+
+
+def test_a_dictionary_has_no_more_entries_than_its_codes_count():
+    native.Cursor(INT32, 4, 0, 0, codes=2).set_dictionary(bytes(4 * 65_536), 65_536)
+    native.Cursor(INT32, 4, 0, 0, codes=4).set_dictionary(bytes(4 * 65_537), 65_537)
+    with pytest.raises(ValueError, match="its dictionary is not valid"):
+        native.Cursor(INT32, 4, 0, 0, codes=2).set_dictionary(bytes(4 * 65_537), 65_537)

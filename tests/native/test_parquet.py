@@ -69,7 +69,8 @@ def hybrid(draw: Any, width: int, most: int | None = None) -> tuple[list[int], b
 def test_codes_of_every_width_are_those_that_were_packed(width: int, data: st.DataObject):
     entries = min(2**width, 1000)
     codes, runs = data.draw(hybrid(width, entries - 1))
-    one = cursor(INT64, 8, codes=1)
+    size = data.draw(st.sampled_from([2, 4]))
+    one = cursor(INT64, 8, codes=size)
     values = np.arange(entries, dtype=np.int64) * 3 - 7
     one.dictionary(values.tobytes(), entries)
     other = cursor(INT64, 8)
@@ -81,12 +82,12 @@ def test_codes_of_every_width_are_those_that_were_packed(width: int, data: st.Da
         expected = codes[start : start + step]
         assert one.advance(len(expected))
         assert other.advance(len(expected))
-        assert np.frombuffer(one.take()[2], np.int32).tolist() == expected
+        assert np.frombuffer(one.take()[2], f"u{size}").tolist() == expected
         assert np.frombuffer(other.take()[2], np.int64).tolist() == [3 * code - 7 for code in expected]
 
 
 @pytest.mark.parametrize("runs", [packed([0, 1, 2, 3, 4, 0, 0, 0], 3), repeated(4, 8, 3), repeated(7, 8, 3)])
-@pytest.mark.parametrize("codes", [0, 1])
+@pytest.mark.parametrize("codes", [0, 2, 4])
 def test_a_code_that_is_not_in_the_dictionary_is_refused(runs: bytes, codes: int):
     decoder = cursor(INT64, 8, codes=codes)
     decoder.dictionary(exact(bytes(32)), 4)
@@ -152,7 +153,7 @@ def test_null_slots_are_zero_and_marked(levels: tuple[list[int], bytes], step: i
 def test_a_packed_run_may_lack_bytes_of_its_last_group_only(cut: int):
     """As old writers left them out; pyarrow reads such runs, too."""
     runs = packed([1, 2, 3, 4, 5, 6, 7, 0] * 2, 3)[:-cut]
-    decoder = cursor(INT32, 4, codes=1)
+    decoder = cursor(INT32, 4, codes=4)
     decoder.dictionary(bytes(32), 8)
     decoder.begin(None, b"\x03" + runs, 9, CODED, -1, -1)
     if cut == 3:
@@ -276,7 +277,7 @@ def test_a_page_that_is_cut_anywhere_is_refused(page: Any, nulls: bool):
         return decoder.take()
 
     taken = read(content)
-    check(taken, physical, size, codes=False)
+    check(taken, physical, size, codes=0)
     assert taken[5] == (15 if nulls else 0)
     for end in range(len(content)):
         with pytest.raises(ValueError, match=r"end early|not valid"):
@@ -371,7 +372,7 @@ def test_fewer_rows_than_there_are_cannot_be_asked_for(lists: int):
 
 @pytest.mark.parametrize("encoding", [PLAIN, DELTA, SPLIT])
 def test_codes_are_read_of_coded_pages_only(encoding: int):
-    decoder = cursor(INT64, 8, codes=1)
+    decoder = cursor(INT64, 8, codes=2)
     decoder.dictionary(bytes(80), 10)
     with pytest.raises(ValueError, match="its values have no codes"):
         decoder.begin(None, bytes(800), 100, encoding, -1, -1)
@@ -431,7 +432,7 @@ def test_a_method_cannot_be_called_inside_another():
 COLUMN = st.tuples(
     st.sampled_from([(0, 1), (1, 4), (2, 8), (4, 4), (5, 8), (6, 0), (7, 1), (7, 3), (7, 16)]),
     st.sampled_from([(0, 0), (0, 1), (1, 1), (1, 2), (2, 2), (2, 3)]),
-    st.booleans(),
+    st.sampled_from([0, 2, 4]),
 )
 
 
@@ -440,7 +441,7 @@ COLUMN = st.tuples(
 def test_any_bytes_and_numbers_are_rows_or_refused(column: Any, data: st.DataObject):
     """What is delivered is as long as it says, and its offsets are in order."""
     (physical, size), (lists, max_def), codes = column
-    decoder = cursor(physical, size, lists, max_def, int(codes))
+    decoder = cursor(physical, size, lists, max_def, codes)
     short = st.binary(max_size=60) | st.sampled_from([b"\xff" * 40, bytes(60), b"\x03\xff\xff\xff\x7f" * 9])
     number = st.integers(0, 40) | st.sampled_from([-1, 2**31 - 1, 2**31, 2**63 - 1, -(2**63)])
     try:
@@ -458,7 +459,7 @@ def test_any_bytes_and_numbers_are_rows_or_refused(column: Any, data: st.DataObj
             decoder.take()
 
 
-def check(taken: Any, physical: int, size: int, *, codes: bool) -> None:
+def check(taken: Any, physical: int, size: int, *, codes: int) -> None:
     rows, elements, values, strings, valid, nulls, starts, list_valid, null_lists = taken
     assert bits(valid, elements).count(0) == nulls
     assert bits(list_valid, rows).count(0) == null_lists
@@ -469,7 +470,7 @@ def check(taken: Any, physical: int, size: int, *, codes: bool) -> None:
         assert (len(ends), ends[0], ends[-1]) == (elements + 1, 0, len(memoryview(strings)))
         assert (np.diff(ends) >= 0).all()
     else:
-        assert len(memoryview(values)) == elements * (4 if codes else size)
+        assert len(memoryview(values)) == elements * (codes or size)
     if starts is not None:
         begins = np.frombuffer(starts, np.int32)
         assert (len(begins), begins[-1]) == (rows + 1, elements)
@@ -490,6 +491,8 @@ def check(taken: Any, physical: int, size: int, *, codes: bool) -> None:
         (1, 4, 0, -1, 0),
         (1, 4, 1, 3, 0),
         (1, 4, 2, 1, 0),
+        (1, 4, 0, 0, 1),
+        (1, 4, 0, 0, 8),
     ],
 )
 def test_columns_that_are_not_read_have_no_cursor(arguments: tuple[int, ...]):

@@ -131,6 +131,88 @@ def test_parts_offsets_and_sizes_that_cannot_be_are_refused():
     assert not target.any()
 
 
+@pytest.mark.parametrize("code", [np.uint16, np.int32])
+@pytest.mark.parametrize("stored", [np.float32, np.int64, np.int32])
+@given(data=st.data())
+@settings(deadline=None, max_examples=30)
+def test_gathered_codes_are_the_values_that_they_stand_for(code, stored, data):
+    table = np.array(data.draw(st.lists(st.integers(-9, 9), min_size=1, max_size=9)), stored)
+    codes = np.array(data.draw(st.lists(st.integers(0, len(table) - 1), max_size=20)), code)
+    first, step = data.draw(st.integers(0, 3)), data.draw(st.integers(1, 3))
+    target = np.full(first + step * len(codes) + 2, -99, np.int64 if stored == np.int32 else stored)
+    extremes = np.empty(2, np.int64) if target.dtype == np.int64 and len(codes) else None
+    for without in (False, True):
+        target[:] = -99
+        with pytest.MonkeyPatch.context() as patch:
+            if without:
+                patch.setattr(rows, "COMPILED", False)
+            rows.gather_codes([(target, first, step, table, codes, extremes, None)])
+            assert rows.count_codes(codes, 10).tolist() == np.bincount(codes, minlength=10).tolist()
+            assert np.flatnonzero(rows.mark_codes(codes, 10)).tolist() == sorted(set(codes.tolist()))
+        np.testing.assert_array_equal(target[first : first + step * len(codes) : step], table[codes])
+        assert np.count_nonzero(target != -99) == len(codes)
+        if extremes is not None:
+            assert extremes.tolist() == [table[codes].min(), table[codes].max()]
+
+
+@compiled
+@given(
+    lists=st.lists(st.lists(st.integers(0, 8), max_size=6), max_size=12),
+    code=st.sampled_from([np.uint16, np.int32]),
+    start=st.integers(-8, 8),
+    stop=st.integers(-8, 8),
+)
+@settings(deadline=None, max_examples=150)
+def test_gathered_slices_of_codes_are_those_of_python(lists, code, start, stop):
+    table = np.arange(9, dtype=np.int32) * 11 - 20
+    codes, offsets = encoded(lists)
+    expected = [table[each].item() for one in lists for each in one[start:stop]]
+    ends = rows.slice_lists(offsets, start, stop)
+    target, extremes = np.empty(len(expected), np.int64), np.empty(2, np.int64)
+    rows.gather_codes([(target, 0, 1, table, codes.astype(code), extremes, (start, offsets, ends))])
+    assert target.tolist() == expected
+    if expected:
+        assert extremes.tolist() == [min(expected), max(expected)]
+
+
+@compiled
+def test_codes_and_slices_that_cannot_be_are_refused():
+    table, codes, target = np.arange(4), np.array([0, 3, 1], np.int32), np.zeros(3, np.int64)
+    whole = np.array([0, 3])
+
+    def gather(codes=codes, target=target, first=0, step=1, table=table, slices=None):
+        rows.gather_codes([(target, first, step, table, codes, None, slices)])
+
+    for wrong in (np.array([0, 4, 1], np.int32), np.array([-1, 0, 0], np.int32), np.array([9, 0, 0], np.uint16)):
+        with pytest.raises(ValueError, match="a code is out of range"):
+            gather(wrong)
+        with pytest.raises(ValueError, match="a code is out of range"):
+            gather(wrong, slices=(0, whole, whole))
+        with pytest.raises(ValueError, match="a code is out of range"):
+            rows.count_codes(wrong, 4)
+    with pytest.raises(ValueError, match="a code has a wrong size: got 8 bytes, expected 2 or 4"):
+        gather(codes.astype(np.int64))
+    for wrong in ({"first": 1}, {"step": 2}, {"step": 0}, {"first": -1}, {"target": target[:2]}):
+        with pytest.raises(ValueError, match="a target is too small for its codes"):
+            gather(**wrong)
+        with pytest.raises(ValueError, match="a target is too small for its codes"):
+            gather(**wrong, slices=(0, whole, whole))
+    with pytest.raises(ValueError, match="its values have another size"):
+        gather(table=table.astype(np.int16))
+    with pytest.raises(ValueError, match="the values of lists have a wrong size: got 3 bytes, expected 4 of 1 each"):
+        gather(slices=(0, np.array([0, 4]), np.array([0, 3])))
+    with pytest.raises(ValueError, match="the offsets of lists fall, or are negative"):
+        gather(slices=(0, np.array([0, 2, 1]), np.array([0, 1, 2])))
+    with pytest.raises(ValueError, match="the offsets of lists fall, or are negative"):
+        gather(slices=(0, np.array([0, 1, 2]), np.array([0, 2, 1])))
+    with pytest.raises(
+        ValueError, match="the array of the slices' offsets has a wrong size: got 16 bytes, expected 24"
+    ):
+        gather(slices=(0, np.array([0, 1, 2]), whole))
+    with pytest.raises(ValueError, match="or a slice is longer than its list"):
+        gather(slices=(1, whole, whole))
+
+
 def test_the_package_is_imported_without_the_kernel():
     program = (
         "import sys; sys.modules['feedline.native._rows'] = None\n"

@@ -110,7 +110,7 @@ class _GatheredColumns:
 
     def add_ids(self, series: pl.Series, coded: CodedValues, column: SlotColumn) -> NDArray[np.int64]:
         """The ids of all codes, which are set, and counted, at the end."""
-        count, extremes = len(coded.codes), np.empty(2, np.int64)
+        count, extremes = coded.count, np.empty(2, np.int64)
         ids = series.to_numpy()
         if len(ids) and ids.min() >= -(2**31) and ids.max() < 2**31:
             ids = ids.astype(np.int32)  # twice as many of them in the caches
@@ -133,8 +133,10 @@ class _GatheredColumns:
         if coded.index is not None and len(values) < coded.entries:
             table = np.zeros(coded.entries, values.dtype)
             table[coded.index] = values
-        if len(coded.codes):
-            self._targets.append((target.reshape(-1), first, step, np.ascontiguousarray(table), coded.codes, extremes))
+        slices = None if coded.slices is None or coded.offsets is None else (*coded.slices, coded.offsets)
+        if coded.count:
+            values = np.ascontiguousarray(table)
+            self._targets.append((target.reshape(-1), first, step, values, coded.codes, extremes, slices))
 
     def finish(self) -> None:
         """Gather, and count."""
@@ -156,7 +158,7 @@ def _coded_lists(
     if column.dtype != "float32":
         return gathered.add_ids(coded.values, coded, column)
     values = _apply_on_nonfinite(coded.values.to_numpy(), column, observer, repeats=_repeats(coded))
-    return gathered.add(values, coded, np.empty(len(coded.codes), values.dtype))
+    return gathered.add(values, coded, np.empty(coded.count, values.dtype))
 
 
 def _scalars(series: pl.Series, name: str, filters: Mapping[str, str]) -> NDArray[Any]:

@@ -145,10 +145,17 @@ class Observer:
         repeated: further columns, as unique rows and an inverse, int32 [rows of `frame`].
         """
         self._rows += frame.height
-        nulls = {series.name: series.is_null() for series in frame if series.null_count()}
+        of_one = {series.name: series.null_count() for series in frame}
+        shared = {name for columns in self._reads if len(columns) > 1 for name in columns}
+        nulls = {name: frame.get_column(name).is_null() for name in shared if of_one.get(name)}
         for unique, inverse in repeated:
             nulls |= {series.name: series.is_null().gather(inverse) for series in unique if series.null_count()}
-        counts = {columns: _null_rows([nulls[name] for name in columns if name in nulls]) for columns in self._reads}
+        counts = {
+            columns: of_one[columns[0]]
+            if len(columns) == 1 and columns[0] in of_one
+            else _null_rows([nulls[name] for name in columns if name in nulls])
+            for columns in self._reads
+        }
         for index, columns in enumerate(self._reads):
             self._counts["nulls"][index] += counts[columns]
 

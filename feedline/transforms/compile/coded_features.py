@@ -3,7 +3,7 @@
 Runs in: every process that computes blocks. Pure. A column comes as codes into a dictionary of its values, or lists of
 codes. Where all ops of a feature work on one value at a time (`Op.per_value`), or keep a slice of each list, the same
 expressions are evaluated on the dictionary, and the codes say which result each row has. Only values that rows use are
-evaluated, and each is counted as often as it is used; null is one value more. What cannot be evaluated so is an error
+counted and checked, each as often as it is used; null is one value more. What cannot be evaluated so is an error
 that does not name the row: the caller then evaluates the rows.
 """
 
@@ -17,23 +17,23 @@ import pyarrow as pa
 import pyarrow.types as pat
 from numpy.typing import NDArray
 
+from feedline.errors import DataError
 from feedline.native import rows
 from feedline.native.coded_values import CodedValues
+from feedline.native.rows import Codes
 from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
 from feedline.transforms.learning.learner import ArtifactSet
 from feedline.transforms.ops import bind
-from feedline.transforms.values.ragged import slice_numbers
+from feedline.transforms.values.ragged import slice_bounds, slice_numbers
 
 # Ops on numbers that cost more than a value's code does: 5 ns per row, with the call for each chunk of a column.
 # Strings and lists are worth their codes with any op.
 _COSTLY = frozenset({"vocabulary", "log", "log1p", "logit", "box_cox"})
-# Ops whose result is an integer for every value: of their dictionary all may be computed, whether rows use it or not.
-_TOTAL = frozenset({"modulo", "hash_bucket", "sigrid_hash"})
-
 Slices = tuple[tuple[int, int | None], ...]
-# By column and slices, the last dictionary of which all was evaluated, and its values.
-Evaluated = dict[tuple[str, Slices], tuple[pl.Series, pl.DataFrame]]
+# By column, slices and whether a null was appended: the last dictionary of which all was evaluated, and its values, or
+# None where those say nothing about the values that rows use.
+Evaluated = dict[tuple[str, Slices, bool], tuple[pl.Series, pl.DataFrame | None]]
 
 
 class CodedColumn:
@@ -55,34 +55,34 @@ class CodedColumn:
     ) -> tuple[dict[str, CodedValues], dict[str, list[tuple[int, int]]]]:
         """The values of each feature, and the counts of its lookups, as `CompiledFeatures.apply_counting` gives them.
 
-        codes: Int32 or lists of it. evaluated: kept by the caller from chunk to chunk. Raises DataError for values that
+        codes: Int32, UInt16 or lists of these. evaluated: kept from chunk to chunk. Raises DataError for values that
         cannot be computed.
         """
         found: dict[str, CodedValues] = {}
         lookups: dict[str, list[tuple[int, int]]] = {}
         for slices, features in self._groups:
-            sliced = codes
-            for start, stop in slices:
-                sliced = slice_numbers(sliced, start, stop)
-            flat, offsets, has_nulls = _flat_codes(sliced, len(dictionary))
+            elements, has_nulls = _elements(codes)
+            finished = self._evaluate(features, slices, dictionary, has_nulls, elements, evaluated)
+            has_floats = any(output.dtype == pl.Float32() for output in features.outputs)
+            only_used = finished is None or has_floats
+            flat, offsets, rest = _sliced_codes(codes, len(dictionary), slices, keep_last=not only_used)
             size = len(dictionary) + 1
             uses: NDArray[np.int64] | None = None
             index: NDArray[np.int64] | None = None
-            key = self.name, slices
-            known, finished = evaluated.get(key, (None, None))
-            if has_nulls or not _is_total(features) or (known is not dictionary and len(dictionary) > len(flat)):
-                if any(output.lookups or output.dtype == pl.Float32() for output in features.outputs):
+            if only_used:
+                if has_floats or any(output.lookups for output in features.outputs):
                     uses = rows.count_codes(flat, size)
                 index = np.flatnonzero(rows.mark_codes(flat, size) if uses is None else uses)
                 uses = None if uses is None else uses[index]
+            if finished is None:
+                assert index is not None
                 entries = _entries(dictionary, index)
                 frame, counts = features.apply_counting(entries.rename(self.name).to_frame(), uses)
                 lookups |= counts
-            elif known is dictionary and finished is not None:
-                frame = finished
+            elif index is not None and len(index) < finished.height:
+                frame = pl.DataFrame({name: finished.get_column(name).to_numpy()[index] for name in finished.columns})
             else:
-                frame = features.apply(dictionary.rename(self.name).to_frame())
-                evaluated[key] = dictionary, frame
+                frame = finished
             for output in features.outputs:
                 found[output.name] = CodedValues(
                     values=frame.get_column(output.name),
@@ -91,14 +91,46 @@ class CodedColumn:
                     uses=uses,
                     codes=flat,
                     offsets=offsets,
+                    slices=rest,
                 )
         return found, lookups
 
+    def _evaluate(
+        self,
+        features: CompiledFeatures,
+        slices: Slices,
+        dictionary: pl.Series,
+        has_nulls: bool,
+        codes: int,
+        evaluated: Evaluated,
+    ) -> pl.DataFrame | None:
+        """The features of all entries, a null behind them if rows have any; None if those that rows use are evaluated.
 
-def _is_total(features: CompiledFeatures) -> bool:
-    return all(
-        call.op in _TOTAL or bind(call).op.slices is not None for feature in features.features for call in feature.ops
-    ) and all(output.dtype == pl.Int64() for output in features.outputs)
+        All of them are, once for all chunks of a column chunk, unless there are more of them than codes in a chunk, or
+        one that no row may use makes a difference: it fails, or has no value.
+        """
+        key = self.name, slices, has_nulls
+        known, finished = evaluated.get(key, (None, None))
+        if known is dictionary:
+            return finished
+        if len(dictionary) > codes or any(output.lookups for output in features.outputs):
+            return None
+        try:
+            finished = features.apply(_with_null(dictionary, has_nulls).rename(self.name).to_frame())
+        except DataError:
+            finished = None
+        if finished is not None and not all(_is_complete(series) for series in finished):
+            finished = None
+        evaluated[key] = dictionary, finished
+        return finished
+
+
+def _is_complete(series: pl.Series) -> bool:
+    """Whether all values are finite numbers."""
+    if series.null_count() or not series.dtype.is_numeric():
+        return False
+    values = series.to_numpy()
+    return bool(values.dtype.kind != "f" or np.isfinite(values).all())
 
 
 def coded_slices(feature: FeatureSpec, kind: pa.DataType) -> Slices | None:
@@ -139,27 +171,59 @@ def coded_features(features: Sequence[FeatureSpec], schema: pa.Schema, reads: Ma
     return columns
 
 
-def _flat_codes(codes: pl.Series, null: int) -> tuple[NDArray[np.int32], NDArray[np.int64] | None, bool]:
-    """The codes, `null` for nulls, the offsets of lists, of which null ones are empty, and whether any code is null."""
-    offsets = None
-    if isinstance(codes.dtype, pl.List):
-        array = codes.rechunk().to_arrow()
-        offsets = array.offsets.to_numpy()
-        if array.null_count:
-            lengths = np.where(array.is_null().to_numpy(zero_copy_only=False), 0, np.diff(offsets))
-            codes = pl.Series(array.flatten())
-            offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        else:
-            first = int(offsets[0])
-            codes = pl.Series(array.values.slice(first, int(offsets[-1]) - first))
-            offsets = offsets - first if first else offsets
-    has_nulls = codes.null_count() > 0
-    return (codes.fill_null(null) if has_nulls else codes).to_numpy(), offsets, has_nulls
+def _elements(codes: pl.Series) -> tuple[int, bool]:
+    """How many codes there are, of lists in all of them, and whether any of them is null."""
+    if not isinstance(codes.dtype, pl.List):
+        return len(codes), codes.null_count() > 0
+    values = codes.rechunk().to_arrow().values
+    return len(values), values.null_count > 0
+
+
+def _sliced_codes(
+    codes: pl.Series, null: int, slices: Slices, *, keep_last: bool
+) -> tuple[Codes, NDArray[np.int64] | None, tuple[int, NDArray[np.int64]] | None]:
+    """The codes, `null` for nulls, and the offsets of lists, of which null ones are empty.
+
+    keep_last: the last slice is not taken, if there is one; then also where it begins, and the lists' offsets.
+    """
+    if not isinstance(codes.dtype, pl.List):
+        return _filled(codes.rechunk().to_arrow(), null), None, None
+    last = slices[-1] if slices and keep_last and rows.COMPILED else None
+    for start, stop in slices if last is None else slices[:-1]:
+        codes = slice_numbers(codes, start, stop)
+    array = codes.rechunk().to_arrow()
+    offsets = array.offsets.to_numpy()
+    if array.null_count:
+        lengths = np.where(array.is_null().to_numpy(zero_copy_only=False), 0, np.diff(offsets))
+        values = array.flatten()
+        offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    else:
+        first = int(offsets[0])
+        values = array.values.slice(first, int(offsets[-1]) - first)
+        offsets = offsets - first if first else offsets
+    flat = _filled(values, null)
+    if last is None:
+        return flat, offsets, None
+    start, stop = slice_bounds(*last)
+    return flat, rows.slice_lists(offsets, start, stop), (start, offsets)
+
+
+def _filled(codes: pa.Array, null: int) -> Codes:
+    numbers: Codes = (codes.fill_null(null) if codes.null_count else codes).to_numpy()
+    return numbers
+
+
+def _with_null(dictionary: pl.Series, null: bool) -> pl.Series:
+    return dictionary.extend_constant(None, 1) if null else dictionary
 
 
 def _entries(dictionary: pl.Series, index: NDArray[np.int64]) -> pl.Series:
     """The values at an ascending index; the one after the last is null."""
-    if len(index) and index[-1] == len(dictionary):
-        found = dictionary.gather(index[:-1]) if len(index) <= len(dictionary) else dictionary
-        return found.extend_constant(None, 1)
-    return dictionary.gather(index) if len(index) < len(dictionary) else dictionary
+    has_null = len(index) > 0 and int(index[-1]) == len(dictionary)
+    chosen = index[:-1] if has_null else index
+    found = dictionary
+    if len(chosen) < len(dictionary):
+        plain = dictionary.dtype.is_numeric() and not dictionary.null_count()
+        # Polars would start a query of its own for this.
+        found = pl.Series(dictionary.to_numpy()[chosen]) if plain else dictionary.gather(chosen)
+    return _with_null(found, has_null)

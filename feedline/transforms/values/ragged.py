@@ -172,10 +172,10 @@ def slice_numbers(lists: pl.Series, start: int, stop: int | None) -> pl.Series:
 
 def _compiled_slices(array: pa.Array, start: int, stop: int | None) -> pl.Series:
     """The slices of lists of plain numbers without nulls."""
-    start, stop = max(min(start, _INT32_LIMIT), -_INT32_LIMIT), _INT32_LIMIT if stop is None else stop
+    start, stop = slice_bounds(start, stop)
     values, ends = array.values, array.offsets.to_numpy()
     size = int(values.type.bit_width) // 8
-    offsets = rows.slice_lists(ends, start, max(min(stop, _INT32_LIMIT), -_INT32_LIMIT))
+    offsets = rows.slice_lists(ends, start, stop)
     data = pa.allocate_buffer(size * int(offsets[-1]))
     rows.slice_values(ends, values.buffers()[1].slice(values.offset * size), size, start, offsets, data)
     keep = pa.Array.from_buffers(values.type, int(offsets[-1]), [None, data])
@@ -183,6 +183,12 @@ def _compiled_slices(array: pa.Array, start: int, stop: int | None) -> pl.Series
     kinds = pa.large_list(values.type)
     parts = [valid, pa.py_buffer(offsets)]
     return pl.Series(pa.Array.from_buffers(kinds, len(array), parts, array.null_count, children=[keep]))
+
+
+def slice_bounds(start: int, stop: int | None) -> tuple[int, int]:
+    """A slice's borders in lists that have no more elements than 32 bits count."""
+    stop = _INT32_LIMIT if stop is None else stop
+    return max(min(start, _INT32_LIMIT), -_INT32_LIMIT), max(min(stop, _INT32_LIMIT), -_INT32_LIMIT)
 
 
 def _gathered_slices(series: pl.Series, start: int, stop: int | None) -> pl.Series:

@@ -30,6 +30,7 @@ _MOST_BYTES = 2**31 - 1  # of a chunk's strings: their offsets are 32 bits wide
 # A dictionary is worth its codes while it has less than this share of the chunk's values: what is computed on it is
 # computed that much less often, and gathered once.
 _WORTH_CODES = 0.5
+_MANY = 2**16
 
 
 _Decompress = Callable[[pa.Buffer, int], Any]  # to exactly the size that a page declares
@@ -116,9 +117,12 @@ class ChunkDecoder:
         self._pages = iter(pages)
         self._content = content
         self._decompress = decompress
-        self._cursor = Cursor(kind.physical, kind.size, kind.lists, kind.max_def, codes=codes)
+        entries = sum(page.values for page in pages if page.kind == DICTIONARY_PAGE)
+        # Codes of 16 bits leave one number for a null, which is one entry more.
+        self._codes = (pa.uint16() if entries < _MANY else pa.int32()) if codes else None
+        size = 0 if self._codes is None else self._codes.bit_width // 8
+        self._cursor = Cursor(kind.physical, kind.size, kind.lists, kind.max_def, codes=size)
         self._dictionary: pa.Array | None = None
-        self._codes = codes
 
     @classmethod
     def open(
@@ -180,7 +184,7 @@ class ChunkDecoder:
             if page.encoding not in (_PLAIN, _PLAIN_DICTIONARY):
                 raise ChunkError("its dictionary has no plain values")
             _checked(self._cursor.set_dictionary, values, page.values)
-            if self._codes:
+            if self._codes is not None:
                 self._dictionary = self._dictionary_array(values, page.values)
         elif page.kind == DATA_PAGE:
             _checked(self._cursor.begin, page, None, self._decompress(content, page.uncompressed))
@@ -204,7 +208,9 @@ class ChunkDecoder:
         if self._dictionary is None:
             values = _values(kind, decoded.elements, decoded.values, decoded.bytes, valid, decoded.nulls)
         else:
-            codes = pa.Array.from_buffers(pa.int32(), decoded.elements, [valid, _buffer(decoded.values)], decoded.nulls)
+            codes = pa.Array.from_buffers(
+                self._codes, decoded.elements, [valid, _buffer(decoded.values)], decoded.nulls
+            )
             values = pa.DictionaryArray.from_arrays(codes, self._dictionary, safe=False)
         if not kind.lists:
             return values

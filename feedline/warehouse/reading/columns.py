@@ -353,13 +353,14 @@ def _is_coded(kind: pa.DataType) -> bool:
 
 
 def split_codes(array: pa.Array) -> tuple[pa.Array, pa.Array] | None:
-    """The codes (int32, or lists of it) and the dictionary of a dictionary array, or of lists of them; else None."""
+    """The codes and the dictionary of a dictionary array; of lists of such, lists of codes; of all else None."""
     if not _is_coded(array.type):
         return None
     if pat.is_dictionary(array.type):
         return array.indices, array.dictionary
     values = array.values
-    kind = pa.large_list(pa.int32()) if pat.is_large_list(array.type) else pa.list_(pa.int32())
+    element = values.indices.type
+    kind = pa.large_list(element) if pat.is_large_list(array.type) else pa.list_(element)
     buffers = array.buffers()[:2]
     codes = pa.Array.from_buffers(kind, len(array), buffers, array.null_count, array.offset, [values.indices])
     return codes, values.dictionary

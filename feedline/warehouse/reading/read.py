@@ -270,7 +270,7 @@ def _decode(
 
 
 def _frame(data: pa.RecordBatch) -> pl.DataFrame:
-    frame: pl.DataFrame = pl.from_arrow(data)  # type: ignore[assignment]
+    frame: pl.DataFrame = pl.from_arrow(data, rechunk=False)  # type: ignore[assignment]  # one chunk, in any case
     return frame
 
 

@@ -227,10 +227,18 @@ def coded_chunk(content: bytes, name: str = "v") -> Any:
 def test_codes_come_with_their_dictionary(kind: pa.DataType):
     values = pa.array([None if row % 9 == 0 else row % 5 for row in range(300)], pa.int64()).cast(kind)
     array = coded_chunk(stored(pa.table({"v": values})))
-    assert (array.type, len(array.dictionary)) == (pa.dictionary(pa.int32(), kind), 5)
+    assert (array.type, len(array.dictionary)) == (pa.dictionary(pa.uint16(), kind), 5)
     array.validate(full=True)
     assert array.dictionary_decode().equals(values)
     assert array.indices.fill_null(0).to_numpy().max() == 4
+
+
+@pytest.mark.parametrize(("entries", "kind"), [(65_535, pa.uint16()), (65_536, pa.int32())])
+def test_codes_have_16_bits_where_these_count_the_entries_and_null(entries: int, kind: pa.DataType):
+    values = pa.array(np.tile(np.arange(entries), 3))
+    array = coded_chunk(stored(pa.table({"v": values}), row_group_size=3 * entries))
+    assert (array.type, len(array.dictionary)) == (pa.dictionary(kind, pa.int64()), entries)
+    assert array.dictionary_decode().equals(values)
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -238,7 +246,7 @@ def test_codes_of_lists_are_lists_of_codes(wide: bool):
     make = pa.large_list if wide else pa.list_
     values = pa.array([None if row % 9 == 0 else ["a", None, "b"][: row % 4] for row in range(300)], make(pa.string()))
     array = coded_chunk(stored(pa.table({"v": values})))
-    assert array.type == make(pa.field("element", pa.dictionary(pa.int32(), pa.string())))
+    assert array.type == make(pa.field("element", pa.dictionary(pa.uint16(), pa.string())))
     array.validate(full=True)
     assert array.to_pylist() == values.to_pylist()
 
