@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -63,7 +63,7 @@ def run_block(job: Job | str, request: BlockRequest, key: str, packed: bool) -> 
         piece_rows = 0
         recorder = recorder_of(job.record, piece.fragment, piece.skip, piece.rows)
         encoder.begin_piece()
-        for chunk in _chunks(compiled, piece, compiled.compact, compiled.coded):
+        for chunk in _chunks(compiled, piece, as_stored=True):
             if job.by is not None:
                 groups.append(chunk.frame.get_column(job.by))
             piece_rows += chunk.frame.height
@@ -126,11 +126,11 @@ class _Clock:
         self._last = now
 
 
-def _chunks(
-    compiled: CompiledJob, piece: PieceRequest, compact: Collection[str] = (), coded: Collection[str] = ()
-) -> Iterator[Chunk]:
-    """The piece's rows, chunk by chunk. compact: columns that come as unique rows from files that store them so; coded:
-    columns that may come as codes.
+def _chunks(compiled: CompiledJob, piece: PieceRequest, *, as_stored: bool = False) -> Iterator[Chunk]:
+    """The piece's rows, chunk by chunk, of at most CHUNK_ROWS rows.
+
+    as_stored: columns may come as unique rows, or as codes, and without deduplicated groups, whose runs end with a
+    chunk, chunks may be larger.
     """
     position, missing = 0, piece.rows
     chunks = read_fragment(
@@ -140,9 +140,9 @@ def _chunks(
         compiled.schema,
         sample=compiled.sample,
         marks=compiled.marks,
-        chunk_rows=CHUNK_ROWS,
-        compact=compact,
-        coded=coded,
+        chunk_rows=None if as_stored and len(compiled.parts) == 1 else CHUNK_ROWS,
+        compact=compiled.compact if as_stored else (),
+        coded=compiled.coded if as_stored else (),
     )
     for chunk in chunks:
         height = chunk.frame.height

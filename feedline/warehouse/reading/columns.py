@@ -38,6 +38,11 @@ from feedline.warehouse.storage.faults import label
 _ENTRIES = 4_000_000  # map entries decoded at once: keys, values and their indices take about 100 MB
 _LEAST_ROWS = 1024
 _VALUES = 1 << 27  # values of a column of lists that is repeated, in one chunk: its offsets are 32 bits wide
+# Of the values that are read at once, where the caller leaves the size of chunks to the reader: each column of a chunk
+# costs a quarter of a millisecond, so narrow rows come in larger chunks.
+_CHUNK_BYTES = 128 * 2**20
+_MOST_TIMES = 4
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4}  # bytes of a value in memory; 8 of others, 16 of strings
 _DICTIONARY = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 _AS_DICTIONARY = _DICTIONARY | {"PLAIN", "RLE", "BIT_PACKED"}  # all that pyarrow can read as a dictionary
 
@@ -185,6 +190,15 @@ class FileColumns:
             most = max(1, min(most, _VALUES * row_group.num_rows // max(values, 1)))
         return most
 
+    def more_rows(self, row_group: pq.RowGroupMetaData, least: int) -> int:
+        """Return how many rows to decode at once: `least`, or 2 or 4 times as many if those are not many bytes."""
+        columns = [row_group.column(leaf) for leaf in self.leaves]
+        size = sum(column.num_values * _width(column) for column in columns)
+        rows, most = least, _CHUNK_BYTES * row_group.num_rows // max(size, 1)
+        while 2 * rows <= min(most, _MOST_TIMES * least):
+            rows *= 2
+        return rows
+
     def batch(
         self,
         decoded: pa.RecordBatch,
@@ -258,6 +272,10 @@ class FileColumns:
                 start += leaf_count(field.type)
         else:
             self.leaves.extend(range(start, start + leaf_count(kind)))
+
+
+def _width(column: pq.ColumnChunkMetaData) -> int:
+    return _WIDTHS.get(column.physical_type, 16 if column.physical_type.endswith("BYTE_ARRAY") else 8)
 
 
 def part_bytes(snapshot: Snapshot, names: Iterable[str]) -> npt.NDArray[np.int64]:

@@ -47,7 +47,7 @@ def read_fragment(
     *,
     sample: BoundSample | None = None,
     marks: Sequence[Mark] = (),
-    chunk_rows: int = CHUNK_ROWS,
+    chunk_rows: int | None = CHUNK_ROWS,
     compact: Collection[str] = (),
     coded: Collection[str] = (),
 ) -> Iterator[Chunk]:
@@ -55,7 +55,8 @@ def read_fragment(
 
     With a sample, `columns` may include `sample_weight`, a float32 of `schema` that files need not store. `marks`:
     Boolean columns appended to them. `compact`: columns, but not all, that come as unique rows (`Chunk.groups`) from
-    files that store them once per run of equal rows. `coded`: columns that may come as codes (`Chunk.dictionaries`).
+    files that store them once per run of equal rows. `chunk_rows`: None for CHUNK_ROWS, or
+    more of narrow rows. `coded`: columns that may come as codes (`Chunk.dictionaries`).
 
     Raises TableChangedError if the file changed since the snapshot, CorruptFileError if a row group does not decode,
     DataError if the filter keeps a different number of rows than expected (after the row group's last chunk).
@@ -141,7 +142,7 @@ def batches(
     row_filter: RowFilter,
     schema: pa.Schema,
     *,
-    chunk_rows: int = CHUNK_ROWS,
+    chunk_rows: int | None = CHUNK_ROWS,
     counts: Sequence[int],
     skip: Callable[[OpenFile], Collection[int]] = lambda file: (),
     number_rows: bool = False,
@@ -239,13 +240,13 @@ def _decode(
     columns: StoredColumns,
     fragment: Fragment,
     row_group: int,
-    chunk_rows: int,
+    chunk_rows: int | None,
     coded: Collection[str],
 ) -> Iterator[tuple[int, pa.RecordBatch, tuple[UniqueRows[pa.RecordBatch], ...]]]:
     """Yield one row group in chunks: rows, and exactly the fields of `columns`, of every row and of unique rows."""
     group = file.metadata.row_group(row_group)
     flags, reader = columns.flag_leaves(file), None
-    rows_at_once = columns.chunk_rows(group, row_group, chunk_rows)
+    rows_at_once = columns.chunk_rows(group, row_group, chunk_rows, CHUNK_ROWS)
     batches = file.batches(row_group, columns.leaves, rows_at_once, flags, columns.coded_leaves(coded))
     if flags:
         with explain_errors(fragment.uri, row_group=row_group, listed=True):

@@ -137,8 +137,13 @@ class StoredColumns:
         """As `FileColumns.dictionaries`."""
         return self._fields.dictionaries(metadata, row_groups)
 
-    def chunk_rows(self, row_group: pq.RowGroupMetaData, index: int, most: int) -> int:
-        """As `FileColumns.chunk_rows`; twice as many rows where some columns are delivered as unique rows."""
+    def chunk_rows(self, row_group: pq.RowGroupMetaData, index: int, most: int | None, usual: int) -> int:
+        """As `FileColumns.chunk_rows`; twice as many rows where some columns are delivered as unique rows.
+
+        most: None leaves it to the bytes of a row, if no column is stored once per run: the `usual` number, or more.
+        """
+        if most is None:
+            most = usual if self._groups else self._fields.more_rows(row_group, usual)
         copies: dict[str, float] = {}
         built: set[str] = set()  # from unique rows, and repeated then
         for group, columns in self._groups.items():
