@@ -34,7 +34,7 @@ from feedline.warehouse.parquet.dedup_columns import (
 )
 from feedline.warehouse.parquet.schemas import leaf_count, without_dictionaries
 from feedline.warehouse.parquet.stored_names import StoredNames, groups_under_other_names
-from feedline.warehouse.parquet.thrift import PHYSICAL_NAMES, MalformedError, Structure, structure_of
+from feedline.warehouse.parquet.thrift import BYTE_ARRAY, PHYSICAL_NAMES, MalformedError, Structure, structure_of
 from feedline.warehouse.storage.faults import encrypted_error, explain_errors
 from feedline.warehouse.storage.ranges import read_range
 from feedline.warehouse.storage.retry import is_local, with_retries
@@ -220,7 +220,8 @@ def _facts(parquet: pq.ParquetFile, tail: bytes, name: str, stored_names: Stored
         raise encrypted_error(name)
     types = {tuple(chunk.type for chunk in chunks) for chunks in structure.chunks}
     # the file's own total of rows is ignored: some writers leave it at zero, and reading checks each row group
-    if types - {tuple(stored)} or any(rows < 0 for rows in structure.rows):
+    misfit = types - {tuple(stored)} or any(rows < 0 for rows in structure.rows)
+    if misfit or not _fit_levels(structure, metadata.schema, stored):
         raise CorruptFileError(
             f"{name} has a corrupt footer: got row groups that do not match its columns. Restore or delete it"
         )
@@ -237,6 +238,20 @@ def _facts(parquet: pq.ParquetFile, tail: bytes, name: str, stored_names: Stored
         raise lost_metadata(flags, name)
     schema = _bare(schema) if stored_names is None else stored_names.schema(schema, name)
     return FileFacts(footer_digest(tail), len(tail), schema, structure.rows, columns)
+
+
+def _fit_levels(structure: Structure, schema: pq.ParquetSchema, stored: Sequence[int]) -> bool:
+    """Whether size statistics count the levels that the columns have: on others pyarrow ends the process."""
+    for sizes in {tuple(chunk.sizes for chunk in chunks) for chunks in structure.chunks}:
+        for leaf, (counts_bytes, repetition, definition) in enumerate(sizes):
+            if counts_bytes or repetition or definition:
+                column = schema.column(leaf)
+                levels = {0, column.max_repetition_level + 1}, {0, column.max_definition_level + 1}
+                if repetition not in levels[0] or definition not in levels[1]:
+                    return False
+                if counts_bytes and stored[leaf] != BYTE_ARRAY:
+                    return False
+    return True
 
 
 def _logical(

@@ -5,8 +5,8 @@ parquet-format's `parquet.thrift`). pyarrow parses it too, and its schema is use
 statistics are parsed here, because pyarrow's accessors for them
 
 - let C++ exceptions escape: of 3,600 footers with a flipped byte 11 ended the process with SIGABRT, where a chunk has
-  another type than its column, an unknown codec or a bound of the wrong length, or is encrypted. Here damage is a
-  Python exception;
+  another type than its column, an unknown codec, a bound of the wrong length or histograms of levels that it has not,
+  or is encrypted. Here damage is a Python exception;
 - do not return whether a string's bound is a value of the column or was truncated.
 
 In the compact protocol a field starts with one byte (the step from the last field's id, and a type), an integer is a
@@ -27,7 +27,11 @@ _CODECS = 8  # parquet.thrift's enum CompressionCodec
 _DEEPEST = 16  # nested structures and lists; parquet.thrift needs half of it
 _WIDEST_BITS = 70  # the longest varint: ten bytes
 
+_NO_SIZES = (False, 0, 0)
+
 _Bytes: TypeAlias = bytes  # `ColumnChunk.bytes` hides the type of that name
+_Statistics: TypeAlias = tuple[_Bytes | None, _Bytes | None, _Bytes | None, _Bytes | None, int, bool]
+_NO_STATISTICS: _Statistics = (None, None, None, None, -1, False)
 
 
 class MalformedError(ValueError):
@@ -38,7 +42,8 @@ class ColumnChunk(NamedTuple):
     """One column chunk: physical type, compressed bytes, and statistics as stored.
 
     `low`, `high`: bounds (None: absent). `old_low`, `old_high`: the deprecated pair, compared as signed values whatever
-    the column's order is. `nulls`: -1 if absent. `exact`: both bounds are marked as values of the column.
+    the column's order is. `nulls`: -1 if absent. `exact`: both bounds are marked as values of the column. `sizes`: of
+    its size statistics, whether they count bytes of strings, and how many repetition and definition levels they count.
     """
 
     type: int
@@ -49,6 +54,7 @@ class ColumnChunk(NamedTuple):
     old_high: _Bytes | None = None
     nulls: int = -1
     exact: bool = False
+    sizes: tuple[bool, int, int] = _NO_SIZES
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +136,7 @@ def _chunk(data: bytes, position: int) -> tuple[ColumnChunk, int]:
 
 
 def _column(data: bytes, position: int) -> tuple[ColumnChunk, int]:
-    kind, codec, size, statistics = -1, -1, 0, None
+    kind, codec, size, statistics, sizes = -1, -1, 0, _NO_STATISTICS, _NO_SIZES
     field = 0
     while True:
         head = data[position]
@@ -148,6 +154,8 @@ def _column(data: bytes, position: int) -> tuple[ColumnChunk, int]:
             statistics, position = _statistics(data, position)
         elif field == 1:  # type
             kind, position = _integer(data, position)
+        elif field == 16 and head == _STRUCT:  # size_statistics
+            sizes, position = _size_statistics(data, position)
         elif field == 4:  # codec
             codec, position = _integer(data, position)
         elif 4 <= head <= 6:
@@ -158,12 +166,21 @@ def _column(data: bytes, position: int) -> tuple[ColumnChunk, int]:
             position = _skip(data, position, head)
     if size < 0 or not 0 <= kind <= FIXED or not 0 <= codec < _CODECS:
         raise MalformedError(f"a column chunk has type {kind}, codec {codec} and {size} bytes")
-    return ColumnChunk(kind, size) if statistics is None else ColumnChunk(kind, size, *statistics), position
+    return ColumnChunk(kind, size, *statistics, sizes), position
 
 
-def _statistics(
-    data: bytes, position: int
-) -> tuple[tuple[_Bytes | None, _Bytes | None, _Bytes | None, _Bytes | None, int, bool], int]:
+def _size_statistics(data: bytes, position: int) -> tuple[tuple[bool, int, int], int]:
+    counts_bytes, levels, field = False, {2: 0, 3: 0}, 0
+    while data[position]:
+        position, field, kind = _field(data, position, field)
+        if field in levels and kind == _LIST:  # repetition_level_histogram, definition_level_histogram
+            levels[field] = _list(data, position)[0]
+        counts_bytes = counts_bytes or field == 1  # unencoded_byte_array_data_bytes
+        position = _skip(data, position, kind)
+    return (counts_bytes, levels[2], levels[3]), position + 1
+
+
+def _statistics(data: bytes, position: int) -> tuple[_Statistics, int]:
     fields: dict[int, bytes] = {}
     nulls, exact, field = -1, 0, 0
     while True:

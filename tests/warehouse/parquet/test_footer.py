@@ -187,6 +187,25 @@ def test_an_unknown_codec_is_refused(tmp_path: Path) -> None:
         take_snapshot(str(tmp_path))
 
 
+def test_size_statistics_of_other_levels_than_the_column_has_are_refused(tmp_path: Path) -> None:
+    """pyarrow would end the process where the column chunk is asked for."""
+    good = written(pa.table({"x": [[1, 2], [], None], "y": ["a", "b", "c"]}), store_schema=False)
+    tail = footer(good)
+    sizes = [chunk.sizes for chunk in structure_of(tail).chunks[0]]
+    assert sizes == [(False, 2, 4), (True, 0, 2)]
+    repetition, definition = b"\x29\x26\x06\x02", b"\x19\x46\x02\x02\x00\x04"  # 3 and 1; 1, 1, 0 and 2
+    assert tail.count(repetition + definition) == 1
+    longer, shorter = b"\x29\x36\x06\x02\x00" + definition, repetition + b"\x19\x36\x02\x02\x00"
+    of_strings = b"\x16\x02" + b"\x19\x26\x06\x02" + definition
+    for wrong in (longer, shorter, of_strings):
+        bad = tail.replace(repetition + definition, wrong)
+        assert structure_of(bad).chunks[0][0].sizes != sizes[0]
+        file = good[: len(good) - 8 - len(tail)] + bad + len(bad).to_bytes(4, "little") + b"PAR1"
+        (tmp_path / "f.parquet").write_bytes(file)
+        with pytest.raises(CorruptFileError, match="row groups that do not match its columns"):
+            take_snapshot(str(tmp_path))
+
+
 def test_bounds_of_the_wrong_length_are_unknown(tmp_path: Path) -> None:
     good = written(pa.table({"x": pa.array([2**40, 2**41])}), store_schema=False)
     tail = footer(good)
