@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -24,7 +24,7 @@ from feedline.blocks.jobs import CompiledJob, CompiledPart, compile_job, find_jo
 from feedline.blocks.permutation import permuted_rows, run_starts
 from feedline.blocks.request import BlockRequest, BlockResult, Job, PieceRequest
 from feedline.errors import DataError
-from feedline.loader.encoding.encode import encode
+from feedline.loader.encoding.encode import can_order, encode
 from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.encoding.quality import Observer
@@ -42,6 +42,7 @@ from feedline.warehouse.rebase.recorded_rows import recorder_of
 
 _Stored: TypeAlias = UniqueRows[pl.DataFrame]
 
+_WHOLE_BYTES = 96 * 2**20  # of a block that is encoded in its final order: columns as they are decoded, or codes
 _WORTH_GATHERING = 0.9  # the share of unique rows from which on all rows are taken for such: a gather costs more
 
 
@@ -55,7 +56,7 @@ def run_block(job: Job | str, request: BlockRequest, key: str, packed: bool) -> 
     check_environment(job.environment)
     compiled = compile_job(job)
     clock = _Clock()
-    encoder = _Encoder(compiled, clock)
+    encoder = _Encoder(compiled, clock, whole=request.permutation is not None and can_order(compiled.layout.schema))
     starts: list[NDArray[np.int64]] = []
     block_rows = 0
     for piece in request.pieces:
@@ -78,15 +79,15 @@ def run_block(job: Job | str, request: BlockRequest, key: str, packed: bool) -> 
         if recorder is not None:
             recorder.write()
     clock.lap("read")
-    parts = encoder.finish()
-    rows: list[Rows] = [*parts]
     if block_rows != request.rows:
         raise DataError(
             f"block {key} has another number of rows than planned: got {block_rows}, expected {request.rows}"
         )
-    if request.permutation is not None:
+    if request.permutation is None:
+        rows: list[Rows] = [*encoder.finish()]
+    else:
         runs = np.concatenate(starts) if job.by is not None else None
-        rows = [shuffle(parts, permuted_rows(block_rows, runs, *request.permutation))]
+        rows = [encoder.finish_in_order(permuted_rows(block_rows, runs, *request.permutation))]
         clock.lap("encode")
     image = pack(compiled.layout, rows) if packed else None
     clock.lap("encode")
@@ -185,9 +186,16 @@ def sampled_rows(job: Job, request: BlockRequest, rows: int) -> tuple[pl.DataFra
 
 
 class _Encoder:
-    """Transforms and encodes chunks, small ones together: each call costs milliseconds, even for few rows."""
+    """Transforms and encodes chunks, small ones together: each call costs milliseconds, even for few rows.
 
-    def __init__(self, compiled: CompiledJob, clock: _Clock) -> None:
+    whole: all of them at the end, in their final order, unless they are large.
+    """
+
+    def __init__(self, compiled: CompiledJob, clock: _Clock, *, whole: bool) -> None:
+        self._whole = whole
+        self._nbytes = 0
+        self._order: NDArray[np.int32] | None = None
+        self._ordered = False  # whether the last rows are in that order
         self._compiled = compiled
         self._clock = clock
         self._waiting: list[Chunk] = []
@@ -203,6 +211,13 @@ class _Encoder:
         self._borders.append(self._rows)
 
     def add(self, chunk: Chunk) -> None:
+        if self._whole:
+            self._nbytes += int(chunk.frame.estimated_size())
+            self._whole = self._nbytes <= _WHOLE_BYTES
+        if self._whole:
+            self._waiting.append(chunk)
+            self._rows += chunk.frame.height
+            return
         if self._rows and self._rows + chunk.frame.height > CHUNK_ROWS:
             self._flush()
         self._waiting.append(chunk)
@@ -214,6 +229,13 @@ class _Encoder:
         if self._waiting:
             self._flush()
         return self._parts
+
+    def finish_in_order(self, index: NDArray[np.int64]) -> Rows:
+        """The rows in the order of `index`."""
+        if self._whole:
+            self._order = index.astype(np.int32)
+        parts = self.finish()
+        return parts[0] if self._ordered else shuffle(parts, index)
 
     def _flush(self) -> None:
         chunks, self._waiting, self._rows = self._waiting, [], 0
@@ -281,14 +303,20 @@ class _Encoder:
                 lookups |= counts
             plain, more = features.apply_counting(coded.frame)
             self._clock.lap("transform")
-            filters, rows = self._compiled.filters, coded.frame.height
-            encoded = encode(plain, part.schema, self.observer, filters, coded=values, rows=rows)
+            filters, rows, order = self._compiled.filters, coded.frame.height, self._order_of(part, values)
+            encoded = encode(plain, part.schema, self.observer, filters, coded=values, rows=rows, order=order)
         except DataError:  # of which row, its own evaluation tells
             return self._encode_part(part, coded.expand())
         for name, counts_of_feature in (lookups | more).items():
             self.observer.count_lookups(name, counts_of_feature)
         self._clock.lap("encode")
         return encoded
+
+    def _order_of(self, part: CompiledPart, coded: Collection[str]) -> NDArray[np.int32] | None:
+        """The order in which rows are encoded, unless there are lists that are not coded."""
+        in_order = self._order is not None and all(column.name in coded for column in part.schema.sparse)
+        self._ordered = in_order
+        return self._order if in_order else None
 
     def _encode_part(
         self, part: CompiledPart, frame: pl.DataFrame, repeats: NDArray[np.int64] | None = None
@@ -298,7 +326,8 @@ class _Encoder:
         for name, counts in lookup_counts.items():
             self.observer.count_lookups(name, counts)
         self._clock.lap("transform")
-        encoded = encode(features, part.schema, self.observer, self._compiled.filters, repeats)
+        order = self._order_of(part, ())
+        encoded = encode(features, part.schema, self.observer, self._compiled.filters, repeats, order=order)
         if not part.schema.columns:  # Polars forgets the rows of a frame without columns
             none = np.empty((frame.height, 0), np.float32)
             encoded = replace(encoded, rows=frame.height, dense=none, labels=none)

@@ -488,7 +488,8 @@ static PyObject *count_codes(PyObject *module, PyObject *args) {
 }
 
 /* A column's target, and the values that its codes stand for: of the target's size, or int32 of int64. Of lists whose
- * slices are gathered, `from` are the offsets of their codes, and `to` those of the slices, which begin at `start`. */
+ * slices are gathered, `from` are the offsets of their codes, and `to` those of the slices, which begin at `start`.
+ * `order`, if any: the row (or list) whose values come first, second and so on. */
 typedef struct {
     char *target;
     Py_ssize_t step, size;
@@ -500,11 +501,22 @@ typedef struct {
     const int64_t *from, *to;
     Py_ssize_t lists;
     int64_t start;
+    const uint32_t *order;
 } Coded;
 
 #define GATHER_ROWS(type, stored, code_type, first, count, keep)                                            \
     for (row = 0; row < (count) && codes[(first) + row] < entries; row++) {                                 \
         const type value = (type)table[codes[(first) + row]];                                               \
+        target[row * step] = value;                                                                         \
+        keep                                                                                                \
+    }
+
+#define GATHER_ORDERED(type, stored, code_type, keep)                                                        \
+    for (row = 0; row < column->codes.count; row++) {                                                       \
+        const uint32_t at = column->order[row];                                                             \
+        if (at >= column->codes.count || codes[at] >= entries)                                              \
+            break;                                                                                          \
+        const type value = (type)table[codes[at]];                                                          \
         target[row * step] = value;                                                                         \
         keep                                                                                                \
     }
@@ -515,15 +527,30 @@ typedef struct {
         const code_type *codes = column->codes.numbers;                                                     \
         type *target = (type *)column->target;                                                              \
         if (column->from == NULL) {                                                                         \
-            GATHER_ROWS(type, stored, code_type, 0, column->codes.count, keep)                              \
+            if (column->order == NULL) {                                                                    \
+                GATHER_ROWS(type, stored, code_type, 0, column->codes.count, keep)                          \
+            } else {                                                                                        \
+                GATHER_ORDERED(type, stored, code_type, keep)                                               \
+            }                                                                                               \
             valid = row == column->codes.count;                                                             \
         }                                                                                                   \
         for (Py_ssize_t list = 0; list < column->lists && valid; list++) {                                  \
-            const int64_t length = column->from[list + 1] - column->from[list];                             \
+            const Py_ssize_t at = column->order == NULL ? list : (Py_ssize_t)column->order[list];           \
+            if (column->order != NULL && list + 3 * AHEAD < column->lists) {                                \
+                const Py_ssize_t far = column->order[list + 3 * AHEAD], near = column->order[list + AHEAD]; \
+                PREFETCH(column->from + far);                                                               \
+                if (near < column->lists) {                                                                 \
+                    PREFETCH(codes + column->from[near]);                                                   \
+                    PREFETCH((const char *)(codes + column->from[near]) + 64);                              \
+                }                                                                                           \
+            }                                                                                               \
+            if (at >= column->lists)                                                                        \
+                return 0;                                                                                   \
+            const int64_t length = column->from[at + 1] - column->from[at];                                 \
             const int64_t first = border(column->start, length), count = column->to[list + 1] - column->to[list]; \
             if (first + count > length)                                                                     \
                 return 0;                                                                                   \
-            GATHER_ROWS(type, stored, code_type, column->from[list] + first, count, keep)                   \
+            GATHER_ROWS(type, stored, code_type, column->from[at] + first, count, keep)                     \
             valid = row == count;                                                                           \
             target += count;                                                                                \
         }                                                                                                   \
@@ -622,14 +649,15 @@ static int coded_open(Coded *column, Buffers *buffers, PyObject *arguments) {
 }
 
 static PyObject *gather_codes(PyObject *module, PyObject *args) {
-    PyObject *columns;
+    PyObject *columns, *order;
     Buffers buffers;
+    Py_buffer *places = NULL;
     int valid = 1;
     (void)module;
-    if (!PyArg_ParseTuple(args, "O!", &PyList_Type, &columns))
+    if (!PyArg_ParseTuple(args, "O!O", &PyList_Type, &columns, &order))
         return NULL;
     const Py_ssize_t count = PyList_Size(columns);
-    if (buffers_open(&buffers, 6 * count) != 0)
+    if (buffers_open(&buffers, 6 * count + 1) != 0)
         return NULL;
     Coded *coded = PyMem_Calloc((size_t)count + 1, sizeof(Coded));
     PyObject *result = NULL;
@@ -637,9 +665,19 @@ static PyObject *gather_codes(PyObject *module, PyObject *args) {
         PyErr_NoMemory();
         goto done;
     }
-    for (Py_ssize_t index = 0; index < count; index++)
-        if (coded_open(&coded[index], &buffers, PyList_GetItem(columns, index)) != 0)
+    if (order != Py_None && (places = buffers_add(&buffers, order, 0)) == NULL)
+        goto done;
+    for (Py_ssize_t index = 0; index < count; index++) {
+        Coded *column = &coded[index];
+        if (coded_open(column, &buffers, PyList_GetItem(columns, index)) != 0)
             goto done;
+        const Py_ssize_t rows = column->from == NULL ? column->codes.count : column->lists;
+        if (places != NULL && (places->itemsize != 4 || places->len != 4 * rows)) {
+            too_small("the order of the rows", places->len, 4 * rows);
+            goto done;
+        }
+        column->order = places == NULL ? NULL : places->buf;
+    }
     Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t index = 0; index < count && valid; index++)
         valid = gather_coded(&coded[index]);
@@ -647,7 +685,7 @@ static PyObject *gather_codes(PyObject *module, PyObject *args) {
     if (valid)
         result = Py_NewRef(Py_None);
     else
-        PyErr_SetString(PyExc_ValueError, "a code is out of range, or a slice is longer than its list");
+        PyErr_SetString(PyExc_ValueError, "a code or a row is out of range, or a slice is longer than its list");
 done:
     PyMem_Free(coded);
     buffers_close(&buffers);
@@ -656,7 +694,7 @@ done:
 
 static PyMethodDef methods[] = {
     {"count_codes", count_codes, METH_VARARGS, "count_codes(codes, counts): count how often each occurs."},
-    {"gather_codes", gather_codes, METH_VARARGS, "gather_codes(columns): the values that codes stand for."},
+    {"gather_codes", gather_codes, METH_VARARGS, "gather_codes(columns, order): the values that codes stand for."},
     {"gather", gather, METH_VARARGS, "gather(columns, index, part, starts): gather rows of fixed width."},
     {"gather_lists", gather_lists, METH_VARARGS, "gather_lists(columns, index, part, starts): gather lists."},
     {"slice_offsets", slice_offsets, METH_VARARGS, "slice_offsets(offsets, start, stop, out): offsets of slices."},
@@ -669,7 +707,7 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_rows", NULL, 0,
 
 PyMODINIT_FUNC PyInit__rows(void) {
     PyObject *module = PyModule_Create(&definition);
-    if (module != NULL && PyModule_AddIntConstant(module, "VERSION", 7) != 0) {
+    if (module != NULL && PyModule_AddIntConstant(module, "VERSION", 8) != 0) {
         Py_DECREF(module);
         return NULL;
     }

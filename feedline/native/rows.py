@@ -19,7 +19,7 @@ _compiled: Any = None
 with suppress(ImportError):  # installed without a compiler
     from feedline.native import _rows as _compiled  # type: ignore[attr-defined,no-redef]
 
-VERSION = 7  # of the functions: of an older build, left in a checkout, nothing is called
+VERSION = 8  # of the functions: of an older build, left in a checkout, nothing is called
 COMPILED = _compiled is not None and getattr(_compiled, "VERSION", 1) == VERSION
 
 Array = NDArray[Any]
@@ -106,10 +106,14 @@ def mark_codes(codes: Codes, entries: int) -> NDArray[np.bool_]:
     return marks
 
 
-def gather_codes(columns: list[CodedTarget]) -> None:
-    """Set each column's values to those that its codes stand for. Without the compiled function: none are slices."""
+def gather_codes(columns: list[CodedTarget], order: NDArray[np.int32] | None = None) -> None:
+    """Set each column's values to those that its codes stand for.
+
+    order: int32 [rows], the row whose values come first, second and so on; of lists, whose slices' offsets are in that
+    order. Without the compiled function there is none, and there are no slices.
+    """
     if COMPILED:
-        _compiled.gather_codes(columns)
+        _compiled.gather_codes(columns, order)
         return
     for target, first, step, table, codes, extremes, _ in columns:
         values = target[first : first + step * len(codes) : step]

@@ -176,6 +176,47 @@ def test_gathered_slices_of_codes_are_those_of_python(lists, code, start, stop):
 
 
 @compiled
+@given(
+    lists=st.lists(st.lists(st.integers(0, 8), max_size=6), max_size=60),
+    code=st.sampled_from([np.uint16, np.int32]),
+    start=st.integers(-8, 8),
+    stop=st.integers(-8, 8),
+    seed=st.integers(0, 9),
+)
+@settings(deadline=None, max_examples=100)
+def test_codes_are_gathered_in_another_order(lists, code, start, stop, seed):
+    table = np.arange(9, dtype=np.int32) * 11 - 20
+    order = np.random.default_rng(seed).permutation(len(lists)).astype(np.int32)
+    codes, offsets = encoded(lists)
+    lengths = np.diff(rows.slice_lists(offsets, start, stop))[order]
+    ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    target, extremes = np.empty(int(ends[-1]), np.int64), np.empty(2, np.int64)
+    rows.gather_codes([(target, 0, 1, table, codes.astype(code), extremes, (start, offsets, ends))], order)
+    assert target.tolist() == [table[each].item() for row in order for each in lists[row][start:stop]]
+
+    firsts = np.array([len(each) for each in lists], code)
+    matrix = np.full((len(lists), 2), -1, np.float32)
+    rows.gather_codes([(matrix.reshape(-1), 1, 2, np.arange(9, dtype=np.float32), firsts, None, None)], order)
+    np.testing.assert_array_equal(matrix, np.stack([np.full(len(lists), -1), firsts[order]], axis=1))
+
+
+@compiled
+def test_an_order_that_cannot_be_is_refused():
+    table, codes, target, whole = np.arange(4), np.array([0, 3, 1], np.int32), np.zeros(3, np.int64), np.arange(4)
+    for slices in (None, (0, whole, whole)):
+        column = (target, 0, 1, table, codes, None, slices)
+        for wrong in ([0, 1, 3], [0, -1, 2]):
+            with pytest.raises(ValueError, match="a code or a row is out of range"):
+                rows.gather_codes([column], np.array(wrong, np.int32))
+        for wrong in (np.zeros(2, np.int32), np.zeros(3, np.int64)):
+            with pytest.raises(ValueError, match="the order of the rows has a wrong size"):
+                rows.gather_codes([column], wrong)
+    with pytest.raises(ValueError, match="or a slice is longer than its list"):
+        rows.gather_codes([(target, 0, 1, table, codes, None, (0, np.array([0, 1, 3]), np.array([0, 2, 3])))],
+                          np.array([0, 1], np.int32))  # fmt: skip
+
+
+@compiled
 def test_codes_and_slices_that_cannot_be_are_refused():
     table, codes, target = np.arange(4), np.array([0, 3, 1], np.int32), np.zeros(3, np.int64)
     whole = np.array([0, 3])
@@ -184,11 +225,11 @@ def test_codes_and_slices_that_cannot_be_are_refused():
         rows.gather_codes([(target, first, step, table, codes, None, slices)])
 
     for wrong in (np.array([0, 4, 1], np.int32), np.array([-1, 0, 0], np.int32), np.array([9, 0, 0], np.uint16)):
-        with pytest.raises(ValueError, match="a code is out of range"):
+        with pytest.raises(ValueError, match=r"a code (or a row )?is out of range"):
             gather(wrong)
-        with pytest.raises(ValueError, match="a code is out of range"):
+        with pytest.raises(ValueError, match=r"a code (or a row )?is out of range"):
             gather(wrong, slices=(0, whole, whole))
-        with pytest.raises(ValueError, match="a code is out of range"):
+        with pytest.raises(ValueError, match=r"a code (or a row )?is out of range"):
             rows.count_codes(wrong, 4)
     with pytest.raises(ValueError, match="a code has a wrong size: got 8 bytes, expected 2 or 4"):
         gather(codes.astype(np.int64))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -41,27 +41,30 @@ def encode(
     *,
     coded: Mapping[str, CodedValues] = _NOT_CODED,
     rows: int | None = None,
+    order: NDArray[np.int32] | None = None,
 ) -> EncodedRows:
     """Encode a frame of finished features (one column per feature, of its group's dtype), counted by `observer`.
 
     filters: for features read from columns, the condition of `source.where` that would drop their nulls, for messages.
     repeats: int64 [N], how many rows of the table each row stands for when it is counted (None: one). coded: features
     that the frame does not hold, once per distinct value; errors name no row of theirs. rows: N, if the frame may have
-    no columns.
+    no columns. order: int32 [N], the rows in the order of the result, where `can_order` the schema and all lists are
+    coded; errors name rows of the frame.
 
     Raises DataError, with feature and row, for a null scalar, a null element of a list or vector, or a null weight. A
     null list is an empty list.
     """
-    gathered = _GatheredColumns(observer)
+    gathered = _GatheredColumns(observer, order)
     rows = frame.height if rows is None else rows
     values, offsets = [], []
     weights: list[NDArray[np.float32] | None] = []
     for column in schema.sparse:
         if column.name in coded:
-            own = coded[column.name]
+            own = gathered.in_order(coded[column.name])
             assert own.offsets is not None
             list_values, list_offsets, list_weights = _coded_lists(own, column, observer, gathered), own.offsets, None
         else:
+            assert order is None, "lists that are not coded are gathered when they are written"
             list_values, list_offsets, list_weights = _lists(frame.get_column(column.name), column, observer, repeats)
         values.append(list_values)
         offsets.append(list_offsets)
@@ -73,7 +76,8 @@ def encode(
             _scalars(own.values, column.name, filters)
             categorical.append(gathered.add_ids(own.values, own, column))
         else:
-            categorical.append(_ids(frame.get_column(column.name), column, observer, filters, repeats))
+            ids = _ids(frame.get_column(column.name), column, observer, filters, repeats)
+            categorical.append(ids if order is None else ids[order])
     encoded = EncodedRows(
         rows=rows,
         dense=_row_major(frame, schema, "dense", observer, filters, repeats, coded, rows, gathered),
@@ -88,6 +92,15 @@ def encode(
     return encoded
 
 
+def can_order(schema: BatchSchema) -> bool:
+    """Whether rows may be encoded in another order: in place of a gather of all that they hold, once they are written.
+
+    Codes are a quarter of the values that they stand for, or less, and lie in the caches; extras do not.
+    """
+    plain = not schema.group("extra") and not schema.dedup
+    return native.COMPILED and plain and not any(column.weighted for column in schema.sparse)
+
+
 def _repeats(coded: CodedValues) -> _Repeats:
     assert coded.uses is not None, "floats are counted with their uses"
     return _Repeats(coded.uses)
@@ -96,10 +109,20 @@ def _repeats(coded: CodedValues) -> _Repeats:
 class _GatheredColumns:
     """The columns whose values are gathered, in one call, from those of distinct values."""
 
-    def __init__(self, observer: Observer | None) -> None:
+    def __init__(self, observer: Observer | None, order: NDArray[np.int32] | None) -> None:
         self._observer = observer
+        self.order = order
         self._targets: list[native.CodedTarget] = []
         self._counted: list[tuple[SlotColumn, NDArray[np.int64], int]] = []
+
+    def in_order(self, lists: CodedValues) -> CodedValues:
+        """Lists of which the offsets are those of the result."""
+        if self.order is None or lists.offsets is None:
+            return lists
+        start, offsets = (0, lists.offsets) if lists.slices is None else lists.slices
+        ends = np.zeros(len(lists.offsets), np.int64)
+        np.cumsum(np.diff(lists.offsets)[self.order], out=ends[1:])
+        return replace(lists, offsets=ends, slices=(start, offsets))
 
     def add(
         self, values: NDArray[Any], coded: CodedValues, target: NDArray[Any], first: int = 0, step: int = 1
@@ -141,7 +164,7 @@ class _GatheredColumns:
     def finish(self) -> None:
         """Gather, and count."""
         if self._targets:
-            native.gather_codes(self._targets)
+            native.gather_codes(self._targets, self.order)
         if self._observer is not None:
             for column, extremes, count in self._counted:
                 self._observer.count_integers(column, extremes, count)
@@ -263,7 +286,7 @@ def _row_major(
         rows = slice(start, start + step)
         part = matrix[rows]
         for columns_of_feature, values in sources:
-            part[:, columns_of_feature] = values[rows]
+            part[:, columns_of_feature] = values[rows] if gathered.order is None else values[gathered.order[rows]]
     return matrix
 
 
