@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
+from typing import Any
 
-from distributed import LocalCluster
+from distributed import Client, LocalCluster
 
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.scheduler.job_reports import JobReport
@@ -34,3 +35,12 @@ def connected(cluster: LocalCluster, report: JobReport | None = None) -> Iterato
     spec = ClusterSpec(scheduler=cluster.scheduler_address)
     with contextlib.closing(Cluster(spec, threads=1, report=report)) as connection:
         yield connection
+
+
+def workers_now(client: Client) -> dict[str, Any]:
+    """The scheduler's workers by address, from the scheduler's own answer.
+
+    `Client.scheduler_info` asks too, but may return what the client's periodic update, which asks for totals only, has
+    stored meanwhile: no workers.
+    """
+    return dict(client.sync(client.scheduler.identity, n_workers=-1)["workers"])

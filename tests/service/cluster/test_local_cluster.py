@@ -16,6 +16,7 @@ import psutil
 import pytest
 from distributed import Client, Security
 from pipelines import descendants
+from schedulers import workers_now
 
 from feedline.errors import ClusterError
 from feedline.service.cluster.cluster import Cluster
@@ -81,8 +82,8 @@ def test_worker_processes_with_a_temporary_key():
         client = cluster.client
         assert client.submit(sum, [1, 2]).result() == 3
         address = client.scheduler.address
-        workers = [worker["nanny"] for worker in client.scheduler_info()["workers"].values()]
-        workers += list(client.scheduler_info()["workers"])
+        known = workers_now(client)
+        workers = [*(worker["nanny"] for worker in known.values()), *known]
         assert [each.split("://")[0] for each in (address, *workers)] == ["tls"] * 3
         opened = listening() - before
         assert {f"tls://{host}:{port}" for host, port in opened} == {address, *workers}

@@ -14,6 +14,7 @@ import pytest
 from distributed import Client, LocalCluster, wait
 from pipelines import PATIENCE_S, eventually
 from processes import ended, ended_here, feedline, free_port, running
+from schedulers import workers_now
 
 from feedline.resources import DISABLE, cpu_environment
 from feedline.service.worker.worker_process import worker_environment
@@ -85,7 +86,7 @@ def test_workers_end_their_blocks_on_sigterm_and_one_outlives_its_scheduler(
             del tasks  # a feeder drops what it has fetched
             assert [program.wait() for program in (ours, other)] == [0, 0]
             assert len(set(record.read_text().split())) == len(record.read_text().split()) == 2
-            assert not client.scheduler_info()["workers"]
+            assert eventually(lambda: not workers_now(client))
 
 
 def test_a_worker_that_finds_no_scheduler_says_why():
