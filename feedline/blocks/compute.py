@@ -34,14 +34,16 @@ from feedline.native.coded_values import CodedValues
 from feedline.native.unique_rows import UniqueRows
 from feedline.transforms.compile.coded_features import Evaluated
 from feedline.warehouse.parquet.repeated_rows import first_rows
+from feedline.warehouse.reading.columns import CHUNK_ROWS
 from feedline.warehouse.reading.fragment import Chunk
-from feedline.warehouse.reading.read import CHUNK_ROWS, read_fragment
+from feedline.warehouse.reading.read import read_fragment
 from feedline.warehouse.reading.row_position import with_row_position
 from feedline.warehouse.reading.stored_groups import expand_group, join_groups
 from feedline.warehouse.rebase.recorded_rows import recorder_of
 
 _Stored: TypeAlias = UniqueRows[pl.DataFrame]
 
+_MOST_ROWS = 4 * CHUNK_ROWS  # of a chunk
 _WHOLE_BYTES = 96 * 2**20  # of a block that is encoded in its final order: columns as they are decoded, or codes
 _WORTH_GATHERING = 0.9  # the share of unique rows from which on all rows are taken for such: a gather costs more
 
@@ -131,9 +133,10 @@ def _chunks(compiled: CompiledJob, piece: PieceRequest, *, as_stored: bool = Fal
     """The piece's rows, chunk by chunk, of at most CHUNK_ROWS rows.
 
     as_stored: columns may come as unique rows, or as codes, and without deduplicated groups, whose runs end with a
-    chunk, chunks may be larger.
+    chunk, chunks may be larger, but not larger than the piece needs.
     """
     position, missing = 0, piece.rows
+    larger = as_stored and len(compiled.parts) == 1
     chunks = read_fragment(
         piece.fragment,
         compiled.columns,
@@ -141,7 +144,7 @@ def _chunks(compiled: CompiledJob, piece: PieceRequest, *, as_stored: bool = Fal
         compiled.schema,
         sample=compiled.sample,
         marks=compiled.marks,
-        chunk_rows=None if as_stored and len(compiled.parts) == 1 else CHUNK_ROWS,
+        chunk_rows=max(CHUNK_ROWS, min(piece.skip + piece.rows, _MOST_ROWS)) if larger else CHUNK_ROWS,
         compact=compiled.compact if as_stored else (),
         coded=compiled.coded if as_stored else (),
     )

@@ -1000,7 +1000,8 @@ static PyObject *cursor_new(PyTypeObject *type, PyObject *args, PyObject *keywor
         : physical == INT64 || physical == DOUBLE ? size == 8
         : physical == BYTE_ARRAY ? size == 0
         : physical == FIXED_LEN_BYTE_ARRAY && size > 0 && size <= 65536;
-    if (!fits || (codes != 0 && codes != 2 && codes != 4) || lists < 0 || (lists ? lists > 2 || max_def < lists || max_def > lists + 1 : max_def < 0 || max_def > 1)) {
+    if (!fits || (codes != 0 && codes != 2 && codes != 4) || lists < 0
+        || (lists ? lists > 2 || max_def < lists || max_def > lists + 1 : max_def < 0 || max_def > 1)) {
         PyErr_SetString(PyExc_ValueError, "a cursor does not read such columns");
         return NULL;
     }

@@ -29,8 +29,9 @@ from feedline.loader.encoding.arrow_table import arrow_table
 from feedline.serving.encoder import Serving
 from feedline.warehouse.discovery.formats import list_table
 from feedline.warehouse.optimize.landing import refuse_overlap
+from feedline.warehouse.reading.columns import CHUNK_ROWS
 from feedline.warehouse.reading.fragment import fragment_of
-from feedline.warehouse.reading.read import CHUNK_ROWS, batches
+from feedline.warehouse.reading.read import batches
 from feedline.warehouse.reading.row_filter import RowFilter
 from feedline.warehouse.snapshot.splits import plan_splits
 from feedline.warehouse.snapshot.take import snapshot_of

@@ -131,6 +131,7 @@ class Observer:
         self._index = {column.name: index for index, column in enumerate(schema)}
         self._sparse_index = {column.name: index for index, column in enumerate(schema.group("sparse"))}
         self._reads = reads
+        self._shared = {name for columns in reads if len(columns) > 1 for name in columns}  # counted row by row
         self._rows = 0
         self._counts = {name: [0] * len(schema) for name in COUNTS}
         self._integers = [[int(_MOST)] * len(schema), [int(_LEAST)] * len(schema)]
@@ -146,8 +147,7 @@ class Observer:
         """
         self._rows += frame.height
         of_one = {series.name: series.null_count() for series in frame}
-        shared = {name for columns in self._reads if len(columns) > 1 for name in columns}
-        nulls = {name: frame.get_column(name).is_null() for name in shared if of_one.get(name)}
+        nulls = {name: frame.get_column(name).is_null() for name in self._shared if of_one.get(name)}
         for unique, inverse in repeated:
             nulls |= {series.name: series.is_null().gather(inverse) for series in unique if series.null_count()}
         counts = {

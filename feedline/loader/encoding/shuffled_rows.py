@@ -3,8 +3,7 @@
 Runs in: the processes that encode blocks, which choose the order, and those that write slots or pack blocks. The parts
 of a block stay as they were encoded; besides them there is the order, and the offsets that ragged features have in it,
 so that batches are measured and cut as from rows in order. Blocks whose lists are all coded are encoded in their order
-instead (`encode`). Without the compiled kernel, rows are gathered at once
-(`take`), with the same bytes.
+instead (`encode`). Without the compiled kernel, rows are gathered at once (`take`), with the same bytes.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ _MOST_BYTES = 2**31 - 1  # of a chunk's strings: their offsets are 32 bits wide
 # A dictionary is worth its codes while it has less than this share of the chunk's values: what is computed on it is
 # computed that much less often, and gathered once.
 _WORTH_CODES = 0.5
-_MANY = 2**16
+_MANY = 2**16  # codes of 16 bits leave one number for a null, which is one entry more
 
 
 _Decompress = Callable[[pa.Buffer, int], Any]  # to exactly the size that a page declares
@@ -108,7 +108,7 @@ class ChunkDecoder:
         content: pa.Buffer,
         decompress: _Decompress,
         *,
-        codes: bool,
+        codes: pa.DataType | None,
     ) -> None:
         self._kind = kind
         self._rows_left = rows
@@ -117,10 +117,8 @@ class ChunkDecoder:
         self._pages = iter(pages)
         self._content = content
         self._decompress = decompress
-        entries = sum(page.values for page in pages if page.kind == DICTIONARY_PAGE)
-        # Codes of 16 bits leave one number for a null, which is one entry more.
-        self._codes = (pa.uint16() if entries < _MANY else pa.int32()) if codes else None
-        size = 0 if self._codes is None else self._codes.bit_width // 8
+        self._codes = codes
+        size = 0 if codes is None else codes.bit_width // 8
         self._cursor = Cursor(kind.physical, kind.size, kind.lists, kind.max_def, codes=size)
         self._dictionary: pa.Array | None = None
 
@@ -144,7 +142,8 @@ class ChunkDecoder:
         entries = sum(page.values for page in pages if page.kind == DICTIONARY_PAGE)
         coded = {page.encoding for page in data} <= {_PLAIN_DICTIONARY, _RLE_DICTIONARY}
         codes = codes and coded and 0 < entries < _WORTH_CODES * chunk.num_values
-        opened = cls(kind, rows, pages, content, decompress, codes=codes)
+        code = (pa.uint16() if entries < _MANY else pa.int32()) if codes else None
+        opened = cls(kind, rows, pages, content, decompress, codes=code)
         longest = opened._open_dictionary() if entries else 0
         if kind.size or codes:
             return opened

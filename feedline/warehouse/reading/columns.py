@@ -38,10 +38,8 @@ from feedline.warehouse.storage.faults import label
 _ENTRIES = 4_000_000  # map entries decoded at once: keys, values and their indices take about 100 MB
 _LEAST_ROWS = 1024
 _VALUES = 1 << 27  # values of a column of lists that is repeated, in one chunk: its offsets are 32 bits wide
-# Of the values that are read at once, where the caller leaves the size of chunks to the reader: each column of a chunk
-# costs a quarter of a millisecond, so narrow rows come in larger chunks.
-_CHUNK_BYTES = 128 * 2**20
-_MOST_TIMES = 4
+CHUNK_ROWS = 32_768  # rows read and transformed at once: unlike a row group's, their columns stay in the caches
+_CHUNK_BYTES = 128 * 2**20  # of the values of a larger chunk: each column of a chunk costs a quarter of a millisecond
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4}  # bytes of a value in memory; 8 of others, 16 of strings
 _DICTIONARY = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 _AS_DICTIONARY = _DICTIONARY | {"PLAIN", "RLE", "BIT_PACKED"}  # all that pyarrow can read as a dictionary
@@ -190,14 +188,11 @@ class FileColumns:
             most = max(1, min(most, _VALUES * row_group.num_rows // max(values, 1)))
         return most
 
-    def more_rows(self, row_group: pq.RowGroupMetaData, least: int) -> int:
-        """Return how many rows to decode at once: `least`, or 2 or 4 times as many if those are not many bytes."""
+    def narrow_rows(self, row_group: pq.RowGroupMetaData, most: int) -> int:
+        """Return how many rows to decode at once: `most`, or of wide rows CHUNK_ROWS."""
         columns = [row_group.column(leaf) for leaf in self.leaves]
-        size = sum(column.num_values * _width(column) for column in columns)
-        rows, most = least, _CHUNK_BYTES * row_group.num_rows // max(size, 1)
-        while 2 * rows <= min(most, _MOST_TIMES * least):
-            rows *= 2
-        return rows
+        size = sum(int(column.num_values) * _width(column) for column in columns)
+        return max(CHUNK_ROWS, min(most, _CHUNK_BYTES * int(row_group.num_rows) // max(size, 1)))
 
     def batch(
         self,

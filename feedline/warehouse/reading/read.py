@@ -26,7 +26,7 @@ from feedline.expressions.column_parts import has_column
 from feedline.native.unique_rows import UniqueRows
 from feedline.warehouse.parquet.open_file import OpenFile, open_unchanged
 from feedline.warehouse.parquet.schemas import children
-from feedline.warehouse.reading.columns import FileColumns, part_bytes, split_codes
+from feedline.warehouse.reading.columns import CHUNK_ROWS, FileColumns, part_bytes, split_codes
 from feedline.warehouse.reading.fragment import UNCOUNTED, Chunk, Fragment, FrameBatch, field_of, unpack_mask
 from feedline.warehouse.reading.row_filter import RowFilter
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample
@@ -35,8 +35,6 @@ from feedline.warehouse.reading.stored_groups import StoredColumns, filter_group
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.faults import explain_errors, label
 from feedline.warehouse.storage.locations import join, locate
-
-CHUNK_ROWS = 32_768  # rows read and transformed at once: unlike a row group's, their columns stay in the caches
 
 
 def read_fragment(
@@ -47,7 +45,7 @@ def read_fragment(
     *,
     sample: BoundSample | None = None,
     marks: Sequence[Mark] = (),
-    chunk_rows: int | None = CHUNK_ROWS,
+    chunk_rows: int = CHUNK_ROWS,
     compact: Collection[str] = (),
     coded: Collection[str] = (),
 ) -> Iterator[Chunk]:
@@ -55,8 +53,8 @@ def read_fragment(
 
     With a sample, `columns` may include `sample_weight`, a float32 of `schema` that files need not store. `marks`:
     Boolean columns appended to them. `compact`: columns, but not all, that come as unique rows (`Chunk.groups`) from
-    files that store them once per run of equal rows. `chunk_rows`: None for CHUNK_ROWS, or
-    more of narrow rows. `coded`: columns that may come as codes (`Chunk.dictionaries`).
+    files that store them once per run of equal rows. `coded`: columns that may come as codes (`Chunk.dictionaries`).
+    `chunk_rows`: the most; of wide rows no more than CHUNK_ROWS.
 
     Raises TableChangedError if the file changed since the snapshot, CorruptFileError if a row group does not decode,
     DataError if the filter keeps a different number of rows than expected (after the row group's last chunk).
@@ -142,7 +140,7 @@ def batches(
     row_filter: RowFilter,
     schema: pa.Schema,
     *,
-    chunk_rows: int | None = CHUNK_ROWS,
+    chunk_rows: int = CHUNK_ROWS,
     counts: Sequence[int],
     skip: Callable[[OpenFile], Collection[int]] = lambda file: (),
     number_rows: bool = False,
@@ -240,13 +238,13 @@ def _decode(
     columns: StoredColumns,
     fragment: Fragment,
     row_group: int,
-    chunk_rows: int | None,
+    chunk_rows: int,
     coded: Collection[str],
 ) -> Iterator[tuple[int, pa.RecordBatch, tuple[UniqueRows[pa.RecordBatch], ...]]]:
     """Yield one row group in chunks: rows, and exactly the fields of `columns`, of every row and of unique rows."""
     group = file.metadata.row_group(row_group)
     flags, reader = columns.flag_leaves(file), None
-    rows_at_once = columns.chunk_rows(group, row_group, chunk_rows, CHUNK_ROWS)
+    rows_at_once = columns.chunk_rows(group, row_group, chunk_rows)
     batches = file.batches(row_group, columns.leaves, rows_at_once, flags, columns.coded_leaves(coded))
     if flags:
         with explain_errors(fragment.uri, row_group=row_group, listed=True):

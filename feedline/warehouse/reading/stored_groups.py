@@ -22,7 +22,7 @@ from feedline.native.unique_rows import UniqueRows, join_inverses, unique_range
 from feedline.warehouse.parquet.dedup_columns import DedupMetadata, RowGroupRuns, check_flags, flag_column
 from feedline.warehouse.parquet.open_file import OpenFile
 from feedline.warehouse.parquet.schemas import children
-from feedline.warehouse.reading.columns import FileColumns
+from feedline.warehouse.reading.columns import CHUNK_ROWS, FileColumns
 from feedline.warehouse.storage.faults import label
 
 Bools = npt.NDArray[np.bool_]
@@ -137,13 +137,13 @@ class StoredColumns:
         """As `FileColumns.dictionaries`."""
         return self._fields.dictionaries(metadata, row_groups)
 
-    def chunk_rows(self, row_group: pq.RowGroupMetaData, index: int, most: int | None, usual: int) -> int:
+    def chunk_rows(self, row_group: pq.RowGroupMetaData, index: int, most: int) -> int:
         """As `FileColumns.chunk_rows`; twice as many rows where some columns are delivered as unique rows.
 
-        most: None leaves it to the bytes of a row, if no column is stored once per run: the `usual` number, or more.
+        More than CHUNK_ROWS only of narrow rows that hold nothing that is stored once per run.
         """
-        if most is None:
-            most = usual if self._groups else self._fields.more_rows(row_group, usual)
+        if most > CHUNK_ROWS:
+            most = CHUNK_ROWS if self._groups else self._fields.narrow_rows(row_group, most)
         copies: dict[str, float] = {}
         built: set[str] = set()  # from unique rows, and repeated then
         for group, columns in self._groups.items():

@@ -48,13 +48,13 @@ def frames(
     return pl.concat(parts) if parts else pl.DataFrame()
 
 
-@pytest.mark.parametrize(("columns", "expected"), [(1, 131_072), (160, 65_536), (300, 32_768)])
-def test_narrow_rows_come_in_larger_chunks_where_the_reader_may_choose(tmp_path: Path, columns: int, expected: int):
+@pytest.mark.parametrize(("columns", "expected"), [(1, 131_072), (160, 104_857), (600, 32_768)])
+def test_narrow_rows_come_in_larger_chunks_than_wide_ones(tmp_path: Path, columns: int, expected: int):
     names = [f"c{index}" for index in range(columns)]
     rows = 140_000
     pq.write_table(pa.table(dict.fromkeys(names, pa.array(np.zeros(rows, np.int64)))), tmp_path / "0.parquet")
     snapshot = take_snapshot(str(tmp_path))
-    for chunk_rows, height in ((None, expected), (32_768, 32_768)):
+    for chunk_rows, height in ((131_072, expected), (32_768, 32_768), (1_000, 1_000)):
         chunks = read_fragment(whole(snapshot), names, None, snapshot.schema, chunk_rows=chunk_rows)
         heights = [chunk.frame.height for chunk in chunks]
         assert heights[0] == max(heights) == height
