@@ -23,9 +23,9 @@ Several values v_1 … v_n (a cross, an n-gram) have the hash of an integer, mod
 
 `sigrid` is another hash, TorchArrow's sigrid_hash, for ids that were hashed with it elsewhere.
 
-A string of up to 12 bytes is stored inside its Arrow string view, zero-padded, as one word of 8 bytes and one of 4, and
-read there. Longer ones are gathered from their bytes: word by word over all strings that are long enough, or, where
-they are very long, all words of all strings at once.
+Digests are compiled (`native/rows`). Without a compiler, a string of up to 12 bytes, which is stored inside its Arrow
+string view, zero-padded, as one word of 8 bytes and one of 4, is read there. Longer ones are gathered from their bytes:
+word by word over all strings that are long enough, or, where they are very long, all words of all strings at once.
 
 A row's key may consist of several columns of any types (`key_hash`): each column's value becomes a word w and v =
 hash(w) with the seed, and
@@ -48,6 +48,8 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 import pyarrow.types as pat
+
+from feedline.native import rows as native
 
 Words = npt.NDArray[np.uint64]
 
@@ -168,6 +170,11 @@ def digest(series: pl.Series) -> Words:
     array = series.to_arrow(compat_level=pl.CompatLevel.newest())
     if array.type not in (pa.string_view(), pa.binary_view()):  # a later Polars may export another layout
         return _digest_bytes(series)
+    if native.COMPILED and len(array):
+        digests = np.empty(len(array), np.uint64)
+        _, stored, *data = array.buffers()
+        native.digest_views(stored.slice(_VIEW.itemsize * array.offset, 2 * digests.nbytes), tuple(data), digests)
+        return digests
     views = np.frombuffer(array.buffers()[1], _VIEW, count=len(array), offset=_VIEW.itemsize * array.offset)
     length = views["length"]
     outside = np.greater(length, _INLINE_BYTES)

@@ -890,6 +890,9 @@ static PyObject *dictionary_strings(Cursor *cursor, PyObject *unused) {
         bytes.used += (size_t)length;
         ends[entry + 1] = (int32_t)bytes.used;
     }
+    uint8_t high = 0; /* the bits of all bytes: 128 is only in those of characters that are not ASCII */
+    for (size_t at = 0; at < bytes.used; at++)
+        high |= bytes.bytes[at];
     offsets.used = ((size_t)cursor->entries + 1) * 4;
     PyObject *left = vector_take(&offsets), *right = vector_take(&bytes);
     free(offsets.bytes);
@@ -899,7 +902,7 @@ static PyObject *dictionary_strings(Cursor *cursor, PyObject *unused) {
         Py_XDECREF(right);
         return NULL;
     }
-    return Py_BuildValue("(NNL)", left, right, (long long)longest);
+    return Py_BuildValue("(NNLi)", left, right, (long long)longest, high < 128);
 }
 
 /* advance(rows): whether there are so many rows; else the page has ended. */
@@ -1188,7 +1191,7 @@ PyMODINIT_FUNC PyInit__parquet(void) {
     make_crc_table();
     memory_type = (PyTypeObject *)PyType_FromSpec(&memory_spec);
     cursor_type = (PyTypeObject *)PyType_FromSpec(&cursor_spec);
-    if (memory_type == NULL || cursor_type == NULL || PyModule_AddIntConstant(module, "VERSION", 2) != 0
+    if (memory_type == NULL || cursor_type == NULL || PyModule_AddIntConstant(module, "VERSION", 3) != 0
         || PyModule_AddObjectRef(module, "Cursor", (PyObject *)cursor_type) != 0) {
         Py_DECREF(module);
         return NULL;

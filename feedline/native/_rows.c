@@ -1,8 +1,8 @@
-/* Gather, slice and compare rows of columns without the interpreter's lock.
+/* Gather, slice, compare and hash rows of columns without the interpreter's lock.
  *
  * Every function takes objects with the buffer protocol, checks that they are contiguous and large enough, and then
- * releases the lock until it has finished. Nothing is computed but offsets, so results are equal to numpy's bit by
- * bit.
+ * releases the lock until it has finished. Nothing is computed but offsets and hashes of integers, so results are equal
+ * to numpy's bit by bit.
  * Rows of several parts laid end to end are addressed by the index among all of them and the number of their part: the
  * address of a part's values is moved back by its first row, so that the index serves all parts.
  *
@@ -692,7 +692,80 @@ done:
     return result;
 }
 
+/* ---- hashes ------------------------------------------------------------------------------------------------------ */
+
+/* A string's word, 8 bytes or fewer, mixed with its position: see hashing.py. */
+static uint64_t mixed(const uint8_t *bytes, uint32_t size, uint64_t position) {
+    uint64_t word = 0;
+    if (size >= 8)
+        memcpy(&word, bytes, 8);
+    else
+        memcpy(&word, bytes, size);
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    word = __builtin_bswap64(word);
+#endif
+    word += (position + 1) * UINT64_C(0x9E3779B97F4A7C15);
+    word = (word ^ word >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+    word = (word ^ word >> 27) * UINT64_C(0x94D049BB133111EB);
+    return word ^ word >> 31;
+}
+
+/* Of a string that lies in its view, with zeros behind it. */
+static uint64_t digest_short(const uint8_t *bytes, uint32_t length) {
+    return length + (length > 0 ? mixed(bytes, 8, 0) : 0) + (length > 8 ? mixed(bytes + 8, 4, 1) : 0);
+}
+
+static uint64_t digest_long(const uint8_t *bytes, uint32_t length) {
+    uint64_t sum = length;
+    for (uint32_t at = 0; at < length; at += 8)
+        sum += mixed(bytes + at, length - at, at / 8);
+    return sum;
+}
+
+/* digest_views(views, data, out): of Arrow's string views, with one buffer of `data` for each number in them. */
+static PyObject *digest_views(PyObject *module, PyObject *args) {
+    PyObject *views, *data, *result;
+    Buffers buffers;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO!O", &views, &PyTuple_Type, &data, &result)
+        || buffers_open(&buffers, PyTuple_Size(data) + 2) != 0)
+        return NULL;
+    Py_ssize_t parts = PyTuple_Size(data), opened = 0;
+    Py_buffer *in = buffers_add(&buffers, views, 0);
+    Py_buffer *out = in == NULL ? NULL : buffers_add(&buffers, result, 1);
+    const Py_buffer *first = &buffers.views[2];
+    while (out != NULL && opened < parts && buffers_add(&buffers, PyTuple_GetItem(data, opened), 0) != NULL)
+        opened++;
+    int failed = out == NULL || opened < parts, outside = 0;
+    if (!failed && (in->len % 16 != 0 || out->len != in->len / 2))
+        failed = too_small("the array of digests", out->len, in->len / 2);
+    if (!failed) {
+        Py_BEGIN_ALLOW_THREADS
+        const uint8_t *view = in->buf;
+        uint64_t *digests = out->buf;
+        for (Py_ssize_t row = 0; row < in->len / 16 && !outside; row++, view += 16) {
+            int32_t head[4]; /* the length, and of more than 12 bytes their first four, the buffer and the offset */
+            memcpy(head, view, 16);
+            if (head[0] >= 0 && head[0] <= 12)
+                digests[row] = digest_short(view + 4, (uint32_t)head[0]);
+            else if (head[0] < 0 || head[2] < 0 || head[2] >= parts || head[3] < 0
+                     || (int64_t)head[3] + head[0] > first[head[2]].len)
+                outside = 1;
+            else
+                digests[row] = digest_long((const uint8_t *)first[head[2]].buf + head[3], (uint32_t)head[0]);
+        }
+        Py_END_ALLOW_THREADS
+    }
+    if (outside)
+        PyErr_SetString(PyExc_ValueError, "a string lies outside its buffer");
+    buffers_close(&buffers);
+    if (failed || outside)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
+    {"digest_views", digest_views, METH_VARARGS, "digest_views(views, data, out): the digests of strings."},
     {"count_codes", count_codes, METH_VARARGS, "count_codes(codes, counts): count how often each occurs."},
     {"gather_codes", gather_codes, METH_VARARGS, "gather_codes(columns, order): the values that codes stand for."},
     {"gather", gather, METH_VARARGS, "gather(columns, index, part, starts): gather rows of fixed width."},
@@ -707,7 +780,7 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_rows", NULL, 0,
 
 PyMODINIT_FUNC PyInit__rows(void) {
     PyObject *module = PyModule_Create(&definition);
-    if (module != NULL && PyModule_AddIntConstant(module, "VERSION", 8) != 0) {
+    if (module != NULL && PyModule_AddIntConstant(module, "VERSION", 9) != 0) {
         Py_DECREF(module);
         return NULL;
     }

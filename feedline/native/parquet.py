@@ -7,7 +7,6 @@ checked: what is not of the format raises ValueError, whatever its bytes are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ _compiled: Any = None
 with suppress(ImportError):  # installed without a compiler
     from feedline.native import _parquet as _compiled  # type: ignore[attr-defined,no-redef]
 
-VERSION = 2  # of the functions: of an older build, left in a checkout, nothing is called
+VERSION = 3  # of the functions: of an older build, left in a checkout, nothing is called
 COMPILED = _compiled is not None and getattr(_compiled, "VERSION", 0) == VERSION
 
 DATA_PAGE, INDEX_PAGE, DICTIONARY_PAGE, DATA_PAGE_V2 = range(4)
@@ -65,6 +64,15 @@ class Decoded(NamedTuple):
     null_lists: int
 
 
+class DictionaryStrings(NamedTuple):
+    """Int32 offsets of strings, their bytes, the length of the longest, and whether all are ASCII."""
+
+    offsets: Any
+    bytes: Any
+    longest: int
+    is_ascii: int
+
+
 def pages(chunk: Any, values: int) -> list[Page]:
     """The pages of a column chunk, up to the one with which it has as many values as the footer says."""
     table: NDArray[np.int64] = np.frombuffer(_compiled.page_table(chunk, values), np.int64)
@@ -99,10 +107,9 @@ class Cursor:
         """Set the dictionary: `count` plain values."""
         self._cursor.dictionary(content, count)
 
-    def dictionary_strings(self) -> Sequence[Any]:
-        """The int32 offsets of a dictionary's strings, their bytes, and the length of the longest."""
-        found: Sequence[Any] = self._cursor.dictionary_strings()
-        return found
+    def dictionary_strings(self) -> DictionaryStrings:
+        """The strings of the dictionary."""
+        return DictionaryStrings._make(self._cursor.dictionary_strings())
 
     def begin(self, page: Page, levels: Any, values: Any) -> None:
         """Begin a page. levels: those of a page of version 2; values: its decompressed rest, of others all of it."""

@@ -1,4 +1,4 @@
-"""Gather, slice and compare rows of columns: one call for many columns, with the interpreter's lock released.
+"""Gather, slice, compare and hash rows of columns: one call for many columns, with the interpreter's lock released.
 
 Runs in: every process that transforms, encodes or writes slots. The functions are compiled (`_rows.c`) when the package
 is installed, if there is a C compiler. Without them, `COMPILED` is False, the functions must not be called, and callers
@@ -19,7 +19,7 @@ _compiled: Any = None
 with suppress(ImportError):  # installed without a compiler
     from feedline.native import _rows as _compiled  # type: ignore[attr-defined,no-redef]
 
-VERSION = 8  # of the functions: of an older build, left in a checkout, nothing is called
+VERSION = 9  # of the functions: of an older build, left in a checkout, nothing is called
 COMPILED = _compiled is not None and getattr(_compiled, "VERSION", 1) == VERSION
 
 Array = NDArray[Any]
@@ -84,6 +84,11 @@ def equal_neighbours(offsets: NDArray[np.int64], values: Any, size: int) -> NDAr
     equal = np.empty(len(offsets) - 2, dtype=np.bool_)
     _compiled.equal_neighbours(offsets, values, size, equal)
     return equal
+
+
+def digest_views(views: Any, data: tuple[Any, ...], out: NDArray[np.uint64]) -> None:
+    """Set `out` to the digests (see `hashing`) of strings, in the buffers of an Arrow array of string views."""
+    _compiled.digest_views(views, data, out)
 
 
 def count_codes(codes: Codes, entries: int) -> NDArray[np.int64]:

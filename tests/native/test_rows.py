@@ -254,6 +254,19 @@ def test_codes_and_slices_that_cannot_be_are_refused():
         gather(slices=(1, whole, whole))
 
 
+@compiled
+def test_strings_outside_their_buffers_are_refused():
+    def digests(view: tuple[int, int, int, int], size: int = 1) -> None:
+        rows.digest_views(np.array(view, np.int32), (b"x" * 20, b"y" * 30), np.empty(size, np.uint64))
+
+    digests((30, 0, 1, 0))
+    for view in ((30, 0, 0, 0), (20, 0, 0, 1), (20, 0, 2, 0), (20, 0, -1, 0), (20, 0, 0, -1), (-1, 0, 0, 0)):
+        with pytest.raises(ValueError, match="a string lies outside its buffer"):
+            digests(view)
+    with pytest.raises(ValueError, match="the array of digests has a wrong size: got 16 bytes, expected 8"):
+        digests((1, 0, 0, 0), size=2)
+
+
 def test_the_package_is_imported_without_the_kernel():
     program = (
         "import sys; sys.modules['feedline.native._rows'] = None\n"

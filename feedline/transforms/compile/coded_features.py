@@ -214,7 +214,9 @@ def _filled(codes: pa.Array, null: int) -> Codes:
 
 
 def _with_null(dictionary: pl.Series, null: bool) -> pl.Series:
-    return dictionary.extend_constant(None, 1) if null else dictionary
+    if not null:
+        return dictionary
+    return pl.concat([dictionary, pl.Series(dictionary.name, [None], dictionary.dtype)], rechunk=True)
 
 
 def _entries(dictionary: pl.Series, index: NDArray[np.int64]) -> pl.Series:

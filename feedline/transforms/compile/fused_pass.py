@@ -78,7 +78,7 @@ class FusedPass:
                 series = done[id(ending)]
             columns.append(series.alias(column.name))
         finished = pl.DataFrame(columns) if done or held or not self._native else computed
-        return finished, computed.select(held)
+        return finished, computed.select(held) if held else pl.DataFrame()
 
 
 def _ending(value: Value) -> _Ending | None:

@@ -28,7 +28,7 @@ from feedline.expressions.types import (
 )
 from feedline.transforms.learning.learner import Artifact
 from feedline.transforms.registry.op import Parameters, example, op, same_ids
-from feedline.transforms.values.arrays import NUMPY_TYPES, Values
+from feedline.transforms.values.arrays import NUMPY_TYPES, Values, conversion
 from feedline.transforms.values.kinds import Value
 
 Number = int | float
@@ -380,6 +380,8 @@ def cast(x: Value, parameters: Cast) -> Value:
             f"a {kind.element} cannot become {parameters.to}: got {kind}, expected {_other_kinds(unsupported)}"
         )
     target = CAST_TYPES[parameters.to]
+    if not kind.listed and conversion(x.dtype, target) is not None:
+        return x.convert(target)
     dtype = pl.List(target) if kind.listed else target
     return Value(expr=x.expr.cast(dtype, strict=parameters.strict), dtype=dtype, weights=x.weights)
 

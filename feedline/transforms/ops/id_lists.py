@@ -18,7 +18,7 @@ from feedline.hashing import bucket_integers, digest, sigrid
 from feedline.transforms.kernels.matching import first_of_each
 from feedline.transforms.ops.dense import widen
 from feedline.transforms.registry.op import MAX_INT, Parameters, example, op, same_ids
-from feedline.transforms.values.arrays import BLOCK_VALUES, Values, over_series
+from feedline.transforms.values.arrays import BLOCK_VALUES, Values
 from feedline.transforms.values.kinds import ANYTHING, Value
 from feedline.transforms.values.ragged import Mask, Ragged, filter_elements, slice_elements, widen_list
 
@@ -87,10 +87,7 @@ def hash_bucket(x: Value, parameters: HashBucket) -> Value:
         for start in range(0, len(out), BLOCK_VALUES):
             bucket_integers(digests[start : start + BLOCK_VALUES], out[start : start + BLOCK_VALUES], seed, buckets)
 
-    if x.kind.element == INTEGER:
-        found = widen(x).apply_kernel(integers, pl.Int64())
-    else:
-        found = Value(expr=over_series(x.expr, strings), dtype=pl.Int64())
+    found = widen(x).apply_kernel(integers, pl.Int64()) if x.kind.element == INTEGER else x.apply_to_series(strings)
     return found.fill_nulls(buckets) if parameters.null_bucket else found
 
 

@@ -21,7 +21,7 @@ from feedline.transforms.learning.learner import Artifact, Learning
 from feedline.transforms.learning.value_counts import ValueCounts
 from feedline.transforms.ops.dense import widen
 from feedline.transforms.registry.op import MAX_INT, Parameters, example, op
-from feedline.transforms.values.arrays import Values, over_series
+from feedline.transforms.values.arrays import Values
 from feedline.transforms.values.kinds import Value
 
 NULL_ID = 1
@@ -123,7 +123,7 @@ def vocabulary(x: Value, parameters: Vocabulary, artifact: Artifact, _: Mapping[
         x = widen(x)
         expr = x.apply_kernel(lookup.integers, pl.Int64()).expr
     else:
-        expr = over_series(x.expr, lookup.strings)
+        expr = x.apply_to_series(lookup.strings).expr
     unknown_ids = range(FIRST_BUCKET, lookup.first) if parameters.oov_buckets else range(NULL_ID, NULL_ID + 1)
     return Value(expr=expr.fill_null(NULL_ID), dtype=pl.Int64(), unknown=unknown_ids)
 

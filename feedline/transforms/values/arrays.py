@@ -60,7 +60,8 @@ class FusedKernels:
     """Consecutive steps over the values of one expression, run together; `expr` computes them all.
 
     Blocks stay in a core's cache from step to step: nothing is allocated between them, and Polars is called once, or
-    not at all (`run`). values: an expression of `dtype`, a type that numpy has.
+    not at all (`run`). values: an expression of `dtype`, a type that numpy has; or of any type, if one function
+    computes numbers of `dtype` from the whole series. Steps after that one are not fused with it.
     """
 
     values: pl.Expr
@@ -68,14 +69,32 @@ class FusedKernels:
     steps: tuple[KernelStep, ...]
     expr: pl.Expr
     run: Callable[[pl.Series], pl.Series]
+    whole: bool = False
 
     @classmethod
     def of(cls, values: pl.Expr, dtype: pl.DataType) -> FusedKernels:
         """The values before any step."""
         return cls(values, dtype, (), values, lambda series: series)
 
+    @classmethod
+    def of_series(cls, values: pl.Expr, function: Callable[[pl.Series, Values], None]) -> FusedKernels:
+        """`function(series, out)`, which writes one int64 per value, over values without a numpy type; nulls stay."""
+
+        def run(series: pl.Series) -> pl.Series:
+            nulls, lead, bits = series.null_count(), 0, None
+            if nulls:
+                mask = series.is_not_null().to_arrow()
+                lead, bits = mask.offset % 8, mask.buffers()[1].slice(mask.offset // 8)
+            buffer = pa.allocate_buffer(8 * (lead + len(series)))
+            function(series, np.frombuffer(buffer, np.int64)[lead:])
+            return pl.Series(pa.Array.from_buffers(pa.int64(), len(series), [bits, buffer], nulls, lead))
+
+        return cls(values, pl.Int64(), (), map_series(values, run, pl.Int64()), run, whole=True)
+
     def with_step(self, step: KernelStep) -> FusedKernels:
         """The same with another step. Steps that only replace nulls run in Polars."""
+        if self.whole:
+            return FusedKernels.of(self.expr, self.dtype).with_step(step)
         steps = (*self.steps, step)
         if not any(earlier.kernel for earlier in steps):
             expr = self.expr.fill_null(pl.lit(step.fill, dtype=step.dtype))
@@ -86,7 +105,7 @@ class FusedKernels:
     @property
     def has_kernels(self) -> bool:
         """Whether any step does more than replace nulls."""
-        return any(step.kernel is not None for step in self.steps)
+        return self.whole or any(step.kernel is not None for step in self.steps)
 
 
 _Plan = Sequence[tuple[KernelStep, np.dtype[Any]]]
@@ -171,21 +190,6 @@ def _buffers(series: pl.Series, dtype: np.dtype[Any]) -> tuple[Values, pa.Buffer
     lead = array.offset % 8
     start = (array.offset - lead) * dtype.itemsize
     return np.frombuffer(data, dtype, count=lead + len(array), offset=start), validity.slice(array.offset // 8), lead
-
-
-def over_series(values: pl.Expr, function: Callable[[pl.Series, Values], None]) -> pl.Expr:
-    """Apply `function(series, out)`, which writes one int64 per value, to values without a numpy type; nulls stay."""
-
-    def run(series: pl.Series) -> pl.Series:
-        nulls, lead, bits = series.null_count(), 0, None
-        if nulls:
-            mask = series.is_not_null().to_arrow()
-            lead, bits = mask.offset % 8, mask.buffers()[1].slice(mask.offset // 8)
-        buffer = pa.allocate_buffer(8 * (lead + len(series)))
-        function(series, np.frombuffer(buffer, np.int64)[lead:])
-        return pl.Series(pa.Array.from_buffers(pa.int64(), len(series), [bits, buffer], nulls, lead))
-
-    return map_series(values, run, pl.Int64())
 
 
 def map_series(values: pl.Expr, function: Callable[[pl.Series], pl.Series], result: pl.DataType) -> pl.Expr:

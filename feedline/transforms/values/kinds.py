@@ -32,7 +32,7 @@ from feedline.expressions.types import (
     kind,
     language_type,
 )
-from feedline.transforms.values.arrays import NUMPY_TYPES, FusedKernels, Kernel, KernelStep, conversion
+from feedline.transforms.values.arrays import NUMPY_TYPES, FusedKernels, Kernel, KernelStep, Values, conversion
 
 ELEMENTS = (INTEGER, FLOAT, DECIMAL, BOOLEAN, STRING, BINARY, DATE, TIMESTAMP, TIME, DURATION, STRUCT, MAP, NULL)
 ANYTHING = frozenset(ELEMENTS)
@@ -119,6 +119,11 @@ class Value:
         `NUMPY_TYPES`.
         """
         return self._append_step(KernelStep(dtype, kernel))
+
+    def apply_to_series(self, function: Callable[[pl.Series, Values], None]) -> Value:
+        """Apply `function(series, out)`, which writes one int64 per value, to whole series; nulls stay null."""
+        kernels = FusedKernels.of_series(self.expr, function)
+        return Value(expr=kernels.expr, dtype=kernels.dtype, fused_kernels=kernels)
 
     def fill_nulls(self, number: float) -> Value:
         """Replace nulls by a number of the value's type."""

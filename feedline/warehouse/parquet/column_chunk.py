@@ -18,7 +18,17 @@ import pyarrow.parquet as pq
 import pyarrow.types as pat
 
 from feedline.native import parquet as native
-from feedline.native.parquet import DATA_PAGE, DATA_PAGE_V2, DICTIONARY_PAGE, RLE, Cursor, Decoded, Page
+from feedline.native.parquet import (
+    DATA_PAGE,
+    DATA_PAGE_V2,
+    DICTIONARY_PAGE,
+    RLE,
+    Cursor,
+    Decoded,
+    DictionaryStrings,
+    Page,
+)
+from feedline.warehouse.parquet.schemas import is_unchecked
 
 _PHYSICAL = {"BOOLEAN": 0, "INT32": 1, "INT64": 2, "FLOAT": 4, "DOUBLE": 5, "BYTE_ARRAY": 6, "FIXED_LEN_BYTE_ARRAY": 7}
 _SIZES = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 0}
@@ -120,6 +130,7 @@ class ChunkDecoder:
         self._codes = codes
         size = 0 if codes is None else codes.bit_width // 8
         self._cursor = Cursor(kind.physical, kind.size, kind.lists, kind.max_def, codes=size)
+        self._strings: DictionaryStrings | None = None
         self._dictionary: pa.Array | None = None
 
     @classmethod
@@ -144,9 +155,14 @@ class ChunkDecoder:
         codes = codes and coded and 0 < entries < _WORTH_CODES * chunk.num_values
         code = (pa.uint16() if entries < _MANY else pa.int32()) if codes else None
         opened = cls(kind, rows, pages, content, decompress, codes=code)
-        longest = opened._open_dictionary() if entries else 0
+        try:
+            while entries and opened._next_page(until=DICTIONARY_PAGE):
+                pass
+        except pa.ArrowInvalid:  # an entry is not UTF-8, which matters if rows use it
+            return cls.open(kind, chunk, rows, content, codes=False)
         if kind.size or codes:
             return opened
+        longest = 0 if opened._strings is None else opened._strings.longest
         most = chunk.total_uncompressed_size + longest * chunk.num_values
         return opened if most <= _MOST_BYTES else "strings of more than 2 GiB"
 
@@ -163,13 +179,6 @@ class ChunkDecoder:
             raise ChunkError("its pages hold more rows than its footer says")
         return self._array(decoded)
 
-    def _open_dictionary(self) -> int:
-        """Take the pages up to the dictionary. Returns the length of its longest string."""
-        while self._next_page(until=DICTIONARY_PAGE):
-            pass
-        longest: int = 0 if self._kind.size else _checked(self._cursor.dictionary_strings)[2]
-        return longest
-
     def _next_page(self, until: int | None = None) -> bool:
         """Hand the next page to the cursor; False if there is none, or after one of the kind `until`."""
         page = next(self._pages, None)
@@ -183,6 +192,7 @@ class ChunkDecoder:
             if page.encoding not in (_PLAIN, _PLAIN_DICTIONARY):
                 raise ChunkError("its dictionary has no plain values")
             _checked(self._cursor.set_dictionary, values, page.values)
+            self._strings = None if self._kind.size else _checked(self._cursor.dictionary_strings)
             if self._codes is not None:
                 self._dictionary = self._dictionary_array(values, page.values)
         elif page.kind == DATA_PAGE:
@@ -196,11 +206,13 @@ class ChunkDecoder:
         return page.kind != until
 
     def _dictionary_array(self, values: Any, count: int) -> pa.Array:
-        content: tuple[Any, Any] = values, None
-        if self._kind.size == 0:
-            offsets, strings, _ = _checked(self._cursor.dictionary_strings)
-            content = offsets, strings
-        return _values(self._kind, count, *content, None, 0)
+        """The entries, after the checks that reading omits. Raises pa.ArrowInvalid."""
+        if self._strings is None:
+            return _values(self._kind, count, values, None, None, 0)
+        array = _values(self._kind, count, self._strings.offsets, self._strings.bytes, None, 0)
+        if is_unchecked(array.type) and not self._strings.is_ascii:
+            array.validate(full=True)
+        return array
 
     def _array(self, decoded: Decoded) -> pa.Array:
         kind, valid = self._kind, _buffer(decoded.valid)

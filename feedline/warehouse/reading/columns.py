@@ -209,7 +209,7 @@ class FileColumns:
         """
         count = decoded.num_rows if rows is None else rows
         arrays_of_codes = {
-            name: _validate_codes(decoded.column(name), name, uri, row_group)
+            name: decoded.column(name)
             for name in coded
             if name in self._trees and _is_coded(decoded.schema.field(name).type)
         }
@@ -377,24 +377,6 @@ def split_codes(array: pa.Array) -> tuple[pa.Array, pa.Array] | None:
     buffers = array.buffers()[:2]
     codes = pa.Array.from_buffers(kind, len(array), buffers, array.null_count, array.offset, [values.indices])
     return codes, values.dictionary
-
-
-def _validate_codes(array: pa.Array, name: str, uri: str, row_group: int) -> pa.Array:
-    """The array, after the checks of its dictionary that reading omits; expanded if the dictionary is not valid."""
-    found = split_codes(array)
-    assert found is not None
-    _, dictionary = found
-    if is_unchecked(dictionary.type):
-        try:
-            dictionary.validate(full=True)
-        except (pa.ArrowInvalid, pa.ArrowIndexError):
-            kind = array.type
-            if pat.is_dictionary(kind):
-                return _validate(array.cast(kind.value_type), name, uri, row_group)
-            element = kind.value_field.with_type(dictionary.type)
-            lists = pa.large_list(element) if pat.is_large_list(kind) else pa.list_(element)
-            return _validate(array.cast(lists), name, uri, row_group)
-    return array
 
 
 def _conform(array: pa.Array, field: pa.Field, uri: str, row_group: int) -> pa.Array:
