@@ -1152,6 +1152,46 @@ static PyObject *lz4(PyObject *module, PyObject *args) {
     return result;
 }
 
+/* The size of what a zstd frame (RFC 8878) says it holds, if the bytes are one whole frame that does say so; else -1. */
+static int64_t zstd_content(const uint8_t *at, const uint8_t *end) {
+    static const uint8_t magic[4] = {0x28, 0xB5, 0x2F, 0xFD}, keys[4] = {0, 1, 2, 4}, sizes[4] = {0, 2, 4, 8};
+    if (end - at < 5 || memcmp(at, magic, 4) != 0)
+        return -1;
+    const uint8_t flags = at[4], single = flags >> 5 & 1;
+    const uint8_t size_bytes = flags >> 6 == 0 ? single : sizes[flags >> 6];
+    const ptrdiff_t before = 5 + !single + keys[flags & 3];
+    if (size_bytes == 0 || end - at < before + size_bytes)
+        return -1;
+    uint64_t size = 0;
+    for (int byte = 0; byte < size_bytes; byte++)
+        size |= (uint64_t)at[before + byte] << 8 * byte;
+    size += size_bytes == 2 ? 256 : 0;
+    at += before + size_bytes;
+    uint32_t block = 0;
+    while (!(block & 1)) { /* a header of three bytes: whether it is the last block, its type and its size */
+        if (end - at < 3)
+            return -1;
+        block = at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16;
+        at += 3;
+        const ptrdiff_t bytes = (block >> 1 & 3) == 1 ? 1 : block >> 3; /* type 1: one byte, repeated */
+        if (end - at < bytes)
+            return -1;
+        at += bytes;
+    }
+    return size <= INT64_MAX && end - at == (flags & 4 ? 4 : 0) ? (int64_t)size : -1;
+}
+
+/* zstd_size(bytes): see above. */
+static PyObject *zstd_size(PyObject *module, PyObject *bytes) {
+    Py_buffer view;
+    (void)module;
+    if (PyObject_GetBuffer(bytes, &view, PyBUF_SIMPLE) != 0)
+        return NULL;
+    const int64_t size = zstd_content(view.buf, (const uint8_t *)view.buf + view.len);
+    PyBuffer_Release(&view);
+    return PyLong_FromLongLong(size);
+}
+
 static PyMethodDef cursor_methods[] = {
     {"dictionary", cursor_dictionary, METH_VARARGS, "dictionary(bytes, count): set the dictionary."},
     {"dictionary_strings", cursor_dictionary_strings, METH_NOARGS, "Return the offsets and bytes of its strings."},
@@ -1178,6 +1218,7 @@ static PyType_Spec cursor_spec = {
 static PyMethodDef methods[] = {
     {"page_table", page_table, METH_VARARGS, "page_table(chunk, values): the headers of a column chunk's pages."},
     {"lz4", lz4, METH_VARARGS, "lz4(bytes, size, hadoop): decompress a block."},
+    {"zstd_size", zstd_size, METH_O, "zstd_size(bytes): the size of the content of a whole frame, or -1."},
     {"crc32", crc32, METH_O, "crc32(bytes): the checksum of a page."},
     {NULL, NULL, 0, NULL},
 };

@@ -85,6 +85,12 @@ def crc32(content: Any) -> int:
     return checksum
 
 
+def zstd_size(content: Any) -> int:
+    """The size that one whole zstd frame says its content has; -1 of other bytes, and of a frame that does not say."""
+    size: int = _compiled.zstd_size(content)
+    return size
+
+
 def lz4(content: Any, size: int, *, hadoop: bool) -> Any:
     """Decompress an LZ4 block, or Hadoop's frames of blocks, to exactly `size` bytes."""
     return _compiled.lz4(content, size, int(hadoop))

@@ -1,4 +1,4 @@
-"""Are page headers, checksums and LZ4 what their definitions say, and refused otherwise?"""
+"""Are page headers, checksums, LZ4 and the sizes of zstd frames what their definitions say, and refused otherwise?"""
 
 from __future__ import annotations
 
@@ -135,6 +135,47 @@ def test_damaged_lz4_is_refused_or_what_its_definition_says(parts: list[bytes], 
         else:
             with pytest.raises(ValueError, match="does not decompress to its size"):
                 native.lz4(bytes(block), size, hadoop=False)
+
+
+CONTENTS = BLOCKS.map(b"".join) | st.sampled_from([255, 256, 65_791, 65_792, 300_000]).map(
+    lambda size: random.Random(size).randbytes(size // 2) + bytes(size - size // 2)
+)
+
+
+def decompressed(frames: bytes, size: int) -> bytes | None:
+    try:
+        return bytes(pa.Codec("zstd").decompress(frames, size))
+    except (OSError, pa.ArrowInvalid):
+        return None
+
+
+@given(content=CONTENTS, cut=st.integers(0, 400))
+@settings(deadline=None)
+def test_a_zstd_frame_says_its_size_if_it_is_whole_and_alone(content: bytes, cut: int):
+    frame = bytes(pa.Codec("zstd").compress(content))
+    assert native.zstd_size(frame) == len(content)
+    for other in (frame[: max(0, len(frame) - 1 - cut)], frame + b"\0", frame + frame, content[:cut], b""):
+        assert native.zstd_size(other) == -1
+    stream = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(stream, "zstd") as compressed:
+        compressed.write(content)
+    unsaid = stream.getvalue().to_pybytes()
+    assert native.zstd_size(unsaid) in (-1, len(content))
+
+
+@given(content=CONTENTS, seed=st.integers(0, 2**32))
+@settings(deadline=None)
+def test_damaged_zstd_frames_decompress_together_as_they_do_alone(content: bytes, seed: int):
+    rng = random.Random(seed)
+    frame = bytearray(pa.Codec("zstd").compress(content))
+    for _ in range(rng.randrange(1, 4)):
+        frame[rng.randrange(4, len(frame))] = rng.choice((0, 1, 0x0F, 0xF0, 0xFF, rng.randrange(256)))
+    size = native.zstd_size(frame)
+    assume(0 <= size < 2**24)
+    other = bytes(pa.Codec("zstd").compress(b"the next page"))
+    alone = decompressed(bytes(frame), size)
+    assert decompressed(frame + other, size + 13) == (None if alone is None else alone + b"the next page")
+    assert decompressed(other + frame, size + 13) == (None if alone is None else b"the next page" + alone)
 
 
 def lz4_by_definition(block: bytes) -> bytes | None:

@@ -8,6 +8,8 @@ else is pyarrow's (see `decode`). The values are the same, bit by bit.
 
 from __future__ import annotations
 
+import itertools
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +42,7 @@ _MOST_BYTES = 2**31 - 1  # of a chunk's strings: their offsets are 32 bits wide
 # A dictionary is worth its codes while it has less than this share of the chunk's values: what is computed on it is
 # computed that much less often, and gathered once.
 _WORTH_CODES = 0.5
+_TOGETHER = 2**18  # bytes of pages that are decompressed at once: they are read from the second cache
 _MANY = 2**16  # codes of 16 bits leave one number for a null, which is one entry more
 
 
@@ -124,9 +127,10 @@ class ChunkDecoder:
         self._rows_left = rows
         # Of lists, only their levels say whether there are more rows.
         self._has_more = kind.lists == 0 and sum(page.values for page in pages if page.kind in _DATA) > rows
-        self._pages = iter(pages)
+        self._pages = deque(pages)
         self._content = content
         self._decompress = decompress
+        self._ahead: deque[Any] = deque()  # of the next pages, decompressed
         self._codes = codes
         size = 0 if codes is None else codes.bit_width // 8
         self._cursor = Cursor(kind.physical, kind.size, kind.lists, kind.max_def, codes=size)
@@ -181,14 +185,14 @@ class ChunkDecoder:
 
     def _next_page(self, until: int | None = None) -> bool:
         """Hand the next page to the cursor; False if there is none, or after one of the kind `until`."""
-        page = next(self._pages, None)
-        if page is None:
+        if not self._pages:
             return False
-        content = self._content.slice(page.start, page.compressed)
+        page = self._pages[0]
+        content = self._bytes(page)
         if page.crc >= 0 and native.crc32(content) != page.crc:
             raise ChunkError("a page's checksum does not fit its bytes")
         if page.kind == DICTIONARY_PAGE:
-            values = self._decompress(content, page.uncompressed)
+            values = self._decompressed()
             if page.encoding not in (_PLAIN, _PLAIN_DICTIONARY):
                 raise ChunkError("its dictionary has no plain values")
             _checked(self._cursor.set_dictionary, values, page.values)
@@ -196,14 +200,46 @@ class ChunkDecoder:
             if self._codes is not None:
                 self._dictionary = self._dictionary_array(values, page.values)
         elif page.kind == DATA_PAGE:
-            _checked(self._cursor.begin, page, None, self._decompress(content, page.uncompressed))
+            _checked(self._cursor.begin, page, None, self._decompressed())
         elif page.kind == DATA_PAGE_V2:
             size = page.def_bytes + page.rep_bytes
             values, rest = content.slice(size), page.uncompressed - size
             if page.is_compressed and (len(values) or rest):  # no bytes at all are not compressed
                 values = self._decompress(values, rest)
             _checked(self._cursor.begin, page, content.slice(0, size), values)
+        self._pages.popleft()
         return page.kind != until
+
+    def _bytes(self, page: Page) -> pa.Buffer:
+        return self._content.slice(page.start, page.compressed)
+
+    def _decompressed(self) -> Any:
+        """The bytes of the next page, all of which are compressed.
+
+        Of zstd, small pages after one another are decompressed in one call, as one stream of frames: each call sets up
+        a context of its own, which takes as long as decompressing 10 KB.
+        """
+        if not self._ahead:
+            pages = self._frames() if self._decompress is _zstd else []
+            if len(pages) < 2:
+                return self._decompress(self._bytes(self._pages[0]), self._pages[0].uncompressed)
+            joined = self._decompress(b"".join(map(self._bytes, pages)), sum(page.uncompressed for page in pages))
+            ends = itertools.accumulate(page.uncompressed for page in pages)
+            self._ahead.extend(
+                joined.slice(end - page.uncompressed, page.uncompressed) for page, end in zip(pages, ends, strict=True)
+            )
+        return self._ahead.popleft()
+
+    def _frames(self) -> list[Page]:
+        """The next pages, of a moderate size together, that are a zstd frame each, of the size that they declare."""
+        size, pages = 0, []
+        for page in self._pages:
+            size += page.uncompressed
+            whole = page.kind in (DICTIONARY_PAGE, DATA_PAGE)
+            if size > _TOGETHER or not whole or native.zstd_size(self._bytes(page)) != page.uncompressed:
+                break
+            pages.append(page)
+        return pages
 
     def _dictionary_array(self, values: Any, count: int) -> pa.Array:
         """The entries, after the checks that reading omits. Raises pa.ArrowInvalid."""
