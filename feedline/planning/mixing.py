@@ -1,12 +1,13 @@
 """Decide how large blocks are, and from how many a lane draws at once.
 
-Pure. A function of the spec, the lanes and the plan's version; never of world size, memory or measurements, which
-would move rows to other steps.
+Pure. A function of the spec, the lanes, the plan's version and the table; never of world size, memory or measurements,
+which would move rows to other steps.
 
 Version 1: a block is as many splits as reach `shuffle.window_rows`, and a lane takes one block after another.
 Version 2: splits and blocks are small, and a lane draws in turn from the blocks that hold about `shuffle.window_rows`
 rows (`strands`). Many lanes share a fixed number of windows: with more than `FULL_LANES`, each has a smaller one.
-`shuffle: off` and `shuffle.rows: false` are planned as in version 1: rows keep their order within splits.
+`shuffle: off` and `shuffle.rows: false` are planned as in version 1: rows keep their order within splits. With
+`shuffle: off` they keep the table's, however it is cut, so blocks are also limited by bytes.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ WINDOW_BLOCKS = 16
 FULL_LANES = 4
 # Rows of a block below which its task costs more than a tenth of its work.
 _SMALLEST_BLOCK_ROWS = 8_192
+# Compressed bytes of a block in the table's order: a quarter of a second of decoding, before which there is no batch.
+_BLOCK_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +63,14 @@ def shuffle_facts(spec: PipelineSpec, version: int) -> dict[str, Any] | str:
     return {"seed": shuffle.seed, "window_rows": window_rows(spec, version), "rows": shuffle.rows, "by": shuffle.by}
 
 
-def block_sizes(spec: PipelineSpec, lanes: int, version: int) -> BlockSizes:
-    """The sizes of a plan's splits, blocks and windows. Raises PlanError for an unknown version."""
+def block_sizes(spec: PipelineSpec, lanes: int, version: int, *, row_bytes: float = 0) -> BlockSizes:
+    """The sizes of a plan's splits, blocks and windows. row_bytes: compressed bytes that are read for a row.
+
+    Raises PlanError for an unknown version.
+    """
     split_rows = spec.source.split_rows
     if spec.shuffle is None:
+        split_rows = max(1, min(split_rows, int(_BLOCK_BYTES / max(row_bytes, 1))))
         return BlockSizes(split_rows=split_rows, kept_rows=None, block_rows=split_rows, window_rows=0)
     if version not in DEFAULT_WINDOW_ROWS:
         raise PlanError(f"the plan's version is not supported: got {version}, expected 1 to {PLAN_VERSION}")

@@ -105,7 +105,8 @@ class Plan:
     @cached_property
     def sizes(self) -> BlockSizes:
         """The rows of splits, blocks and windows."""
-        return block_sizes(self.spec, self.lanes, self.version)
+        row_bytes = int(self.row_group_bytes.sum()) / max(int(self.selection.rows.sum()), 1)
+        return block_sizes(self.spec, self.lanes, self.version, row_bytes=row_bytes)
 
     @cached_property
     def splits(self) -> Splits:

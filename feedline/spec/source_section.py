@@ -145,7 +145,10 @@ class SourceSpec(Section):
     )
     max_bad_files: Amount | None = Field(default=None, description="More skipped files than this are an error.")
     max_bad_rows: Amount | None = Field(default=None, description="More rows in skipped files than this are an error.")
-    split_rows: Count = Field(default=65536, description="Rows of a split: whole row groups, about this many.")
+    split_rows: Count = Field(
+        default=65536,
+        description="Rows of a split: whole row groups, about this many; without shuffle fewer, if they are wide.",
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> SourceSpec:

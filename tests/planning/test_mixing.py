@@ -16,7 +16,9 @@ from test_schedule import deliver
 
 from feedline import Pipeline
 from feedline.errors import PlanError, StateError
+from feedline.loader.batch import digest_of
 from feedline.loader.state import state_of
+from feedline.planning import mixing
 from feedline.planning.mixing import FULL_LANES, block_sizes
 from feedline.planning.schedule import Schedule
 from feedline.spec import parse_spec
@@ -148,3 +150,36 @@ def test_a_state_continues_in_its_plan_version(tmp_path: Any, clicks: Any):
         pipeline.plan_for({**state, "plan": "0" * 32})
     for shuffle in ("off", {"rows": False}):
         assert Pipeline.from_yaml(place.write(shuffle=shuffle)).plan().version == 1
+
+
+def test_without_shuffle_wide_rows_make_small_blocks():
+    spec = parse_spec(TEXT.format(shuffle='"off"'), base_dir="/")
+    for row_bytes, rows in ((0, 65_536), (512, 65_536), (2048, 16_384), (5265.7, 6_372), (10**9, 1)):
+        found = block_sizes(spec, 4, 1, row_bytes=row_bytes)
+        assert (found.split_rows, found.block_rows) == (rows, rows)
+    shuffled = parse_spec(TEXT.format(shuffle="{}"), base_dir="/")
+    assert block_sizes(shuffled, 4, 2, row_bytes=10**6) == block_sizes(shuffled, 4, 2)
+
+
+@pytest.mark.parametrize("tail", ["drop", "pad", "partial"])
+@pytest.mark.parametrize("where", [None, "clicked == 1"])
+def test_batches_in_order_do_not_depend_on_the_blocks(
+    tmp_path: Any, clicks: Any, monkeypatch: pytest.MonkeyPatch, tail: str, where: str | None
+):
+    """A state of blocks of many row groups continues with those of one."""
+    place = Place(tmp_path, clicks)
+    text = place.write(shuffle="off", lanes=3, source={"where": where, "split_rows": 10**6}, batch={"tail": tail})
+    pipeline = Pipeline.from_yaml(text)
+
+    def delivered(block_bytes: int, step: int = 0) -> tuple[str, int, list[str]]:
+        monkeypatch.setattr(mixing, "_BLOCK_BYTES", block_bytes)
+        plan = pipeline.complete_plan(3)
+        digests = [digest_of(batch) for batch in pipeline.batches(rank=1, world_size=3, step=step, plan=plan)]
+        return plan.fingerprint, sum(1 for _ in plan.schedule(0).blocks(1)), digests
+
+    large, small = delivered(2**30), delivered(1)
+    assert (large[0], large[1]) == (small[0], 1)
+    assert small[1] > 3
+    assert small[2] == large[2]
+    assert len(large[2]) > 2
+    assert delivered(1, step=2)[2] == large[2][2:]
