@@ -348,16 +348,13 @@ def _join_chunks(chunks: Sequence[Chunk]) -> tuple[DictionaryFrame, tuple[Unique
     """Chunks as one, with what their files store once per run of equal rows, where all store the same columns so."""
     if len(chunks) == 1:
         return DictionaryFrame(chunks[0].frame, chunks[0].dictionaries), chunks[0].groups
-    layouts = {tuple(tuple(group.rows.columns) for group in chunk.groups) for chunk in chunks}
-    if layouts == {()}:
-        return join_coded([DictionaryFrame(chunk.frame, chunk.dictionaries) for chunk in chunks]), ()
-    plain = [DictionaryFrame(chunk.frame, chunk.dictionaries).expand() for chunk in chunks]
-    if len(layouts) > 1:
+    coded = [DictionaryFrame(chunk.frame, chunk.dictionaries) for chunk in chunks]
+    if len({tuple(tuple(group.rows.columns) for group in chunk.groups) for chunk in chunks}) > 1:
         frames = [
-            frame.hstack([series for group in chunk.groups for series in expand_group(group)])
-            for frame, chunk in zip(plain, chunks, strict=True)
+            part.expand().hstack([series for group in chunk.groups for series in expand_group(group)])
+            for part, chunk in zip(coded, chunks, strict=True)
         ]
         joined = pl.concat([frame.select(frames[0].columns) for frame in frames], rechunk=True)
         return DictionaryFrame(joined, {}), ()
     groups = tuple(join_groups(groups) for groups in zip(*(chunk.groups for chunk in chunks), strict=True))
-    return DictionaryFrame(pl.concat(plain, rechunk=True), {}), groups
+    return join_coded(coded), groups

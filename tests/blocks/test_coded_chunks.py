@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stored_runs import write_in_place
 
 from feedline import Pipeline
 from feedline.blocks import compute
@@ -285,6 +286,42 @@ def test_a_dictionary_is_computed_once_per_row_group(
     buckets = pl.DataFrame({"word": kept}).select(word=pl.col("word").rank("dense"), id=pl.Series(ids)).unique()
     assert buckets["word"].n_unique() == len(buckets)  # equal words have equal ids
     assert computed == ([3000] if where is None else [len(set(kept))])
+
+
+@needs_kernel
+@pytest.mark.parametrize("where", [None, "row % 5 > 0 and clicked == 1"])
+def test_columns_beside_those_stored_once_per_run_come_as_codes(
+    table: Path, tmp_path: Path, where: str | None, monkeypatch: pytest.MonkeyPatch
+):
+    """Also where only some of the files store runs."""
+    whole = pq.read_table(table)
+    session = pa.array([row // 4 for row in range(ROWS)])
+    first = pa.array([4 * (row // 4) for row in range(ROWS)])
+    for name in ("item", "filled"):
+        whole = whole.set_column(whole.schema.get_field_index(name), name, whole[name].take(first))
+    whole = whole.append_column("session", session)
+    starts = [row % 4 == 0 for row in range(ROWS)]
+    folder = tmp_path / "stored"
+    write_in_place(folder / "0.parquet", whole.slice(0, 2100), {"user": ["item", "filled"]}, {"user": starts}, GROUP)
+    pq.write_table(whole.slice(2100), folder / "1.parquet", row_group_size=GROUP)
+    features = {
+        "dense": {"number": FEATURES["dense"]["number"]},
+        "categorical": {"item": [{"fill_null": 0}], "word": [{"fill_null": "-"}, {"hash_bucket": 50}]},
+        "sparse": {"filled": [{"first_x": 3}], "tags": [{"hash_bucket": 20}], "history": [{"fill_null": 3}]},
+        "extra": ["row"],
+    }
+    changes = {
+        "features": features,
+        "dedup": {"user": {"columns": ["item", "filled"]}},
+        "shuffle": {"by": "session", "seed": 1, "window_rows": 1500},
+        "source": {"where": where},
+    }
+    counter = Counter(monkeypatch)
+    coded = outcome(folder, tmp_path, **changes)
+    assert counter.columns == {"number", "word", "tags", "history"}
+    monkeypatch.setenv(DECODER_VARIABLE, "arrow")
+    assert coded == outcome(folder, tmp_path, **changes)
+    assert len(coded) > 3
 
 
 @st.composite

@@ -171,8 +171,8 @@ class StoredColumns:
         return RunReader(groups, place)
 
     def coded_leaves(self, names: Collection[str]) -> list[int]:
-        """As `FileColumns.coded_leaves`; none where columns are stored once per run."""
-        return [] if self._groups else self._rows.coded_leaves(names)
+        """As `FileColumns.coded_leaves`; none of what is stored once per run."""
+        return self._rows.coded_leaves(names)
 
     def rows(
         self,
@@ -204,9 +204,9 @@ class StoredColumns:
                 if delivered:
                     compact.append(UniqueRows(unique.select(delivered), batch.inverse))
         stored = pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
-        rows = self._rows.batch(stored, uri, row_group, rows=decoded.num_rows)
+        rows = self._rows.batch(stored, uri, row_group, rows=decoded.num_rows, coded=coded)
         found |= dict(zip(rows.schema.names, rows.columns, strict=True))
-        schema = pa.schema([self._fields.field(name) for name in self._names])
+        schema = pa.schema([self._fields.field(name).with_type(found[name].type) for name in self._names])
         return pa.RecordBatch.from_arrays([found[name] for name in self._names], schema=schema), tuple(compact)
 
     def _runs(self, group: str, row_group: int) -> RowGroupRuns:
