@@ -222,6 +222,13 @@ def _show_report(report: OptimizeReport, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    if report.outdated:
+        console.print(
+            f"the encodings of {report.outdated} finished partitions were not measured with {report.decoder}, which "
+            "reads here: to choose them again, write to an empty folder",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def explain_growth(report: OptimizeReport) -> list[str]:

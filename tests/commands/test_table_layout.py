@@ -65,8 +65,8 @@ def test_bytes_spent_for_decoding_time_are_reported(
     tight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(  # a clock for which only values without compression decode in no time
-        "feedline.warehouse.parquet.encodings._decode_s",
-        lambda _, metadata, repeats: float(metadata.row_group(0).column(0).compression != "UNCOMPRESSED"),
+        "feedline.warehouse.parquet.encodings._decode",
+        lambda _, metadata, *more: (float(metadata.row_group(0).column(0).compression != "UNCOMPRESSED"), 0.0),
     )
     report = rewrite(tight, tmp_path / "out", goal="decode")
     after = stored(tmp_path / "out")

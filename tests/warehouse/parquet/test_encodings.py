@@ -61,11 +61,11 @@ def test_every_leaf_gets_a_choice_that_its_bytes_confirm(goal: Goal) -> None:
 def test_the_clock_decides_for_decode(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a clock by which byte-stream-split under snappy is fastest, it is chosen."""
 
-    def decode_s(buffer: pa.Buffer, metadata: pq.FileMetaData, repeats: int) -> float:
+    def decode(buffer: pa.Buffer, metadata: pq.FileMetaData, *more: object) -> tuple[float, float]:
         chunk = metadata.row_group(0).column(0)
-        return 1e-9 if "BYTE_STREAM_SPLIT" in chunk.encodings and chunk.compression == "SNAPPY" else 1e-3
+        return (1e-9 if "BYTE_STREAM_SPLIT" in chunk.encodings and chunk.compression == "SNAPPY" else 1e-3), 0.0
 
-    monkeypatch.setattr(encodings, "_decode_s", decode_s)
+    monkeypatch.setattr(encodings, "_decode", decode)
     monkeypatch.setattr(encodings, "_FINALISTS", 4)
     (choice,) = choose(pa.table({"a": np.arange(5000)}), "decode")
     assert (choice.chosen.encoding, choice.chosen.codec) == ("BYTE_STREAM_SPLIT", "snappy")
@@ -73,7 +73,7 @@ def test_the_clock_decides_for_decode(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_noise_does_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(1, 10**6))
-    monkeypatch.setattr(encodings, "_decode_s", lambda *_: 1e-3 * (1 + 1e-9 * next(clock)))
+    monkeypatch.setattr(encodings, "_decode", lambda *_: (1e-3 * (1 + 1e-9 * next(clock)), 0.0))
     (choice,) = choose(pa.table({"a": np.random.default_rng(0).integers(0, 2**60, 3000)}), "decode")
     assert choice.chosen.encoding == PLAIN
 
