@@ -128,7 +128,7 @@ def run_check(
         gaps = _gaps(spec, findings, rules)
         if deep and findings.kinds:
             columns = _columns(spec, findings, all_columns=all_columns)
-            check_pages(findings, columns, map=map, progress=progress)
+            check_pages(findings, columns, map=map, decoder=spec.source.decoder, progress=progress)
             _remember(spec.work_dir, findings, deep=True)
     return CheckReport(
         table=redact(listing.uri),

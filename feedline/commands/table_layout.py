@@ -51,6 +51,10 @@ DedupOption = Annotated[
     list[str] | None,
     typer.Option(help="A group of columns to store once per run of equal rows: 'user=user_id,hist_{0..5}'."),
 ]
+GoalOption = Annotated[
+    str,
+    typer.Option("--for", help="Goal of the encodings: decode (with the decoder of this process), balanced, size."),
+]
 WorkDir = Annotated[str, typer.Option(help="The work_dir of the runs, with their usage record.")]
 
 
@@ -60,7 +64,7 @@ def optimize(
     cluster_by: Annotated[str, typer.Option(help="Rows of a key together, keys in hashed order: session_id.")] = "",
     sort_by: Annotated[str, typer.Option(help="The order of a key's rows: ts.")] = "",
     order: Annotated[str, typer.Option(help="Columns first in files: keep, popular, or a,b,c.")] = "keep",
-    goal: Annotated[str, typer.Option("--for", help="Goal of the encodings: decode, balanced, size.")] = ("balanced"),
+    goal: GoalOption = "balanced",
     row_group_rows: Annotated[int, typer.Option(help="Rows of a row group.")] = 65_536,
     row_group_bytes: RowGroupBytes = None,
     file_bytes: Annotated[str, typer.Option(help="Bytes of a file, at most (one row group may be more).")] = "256MiB",
@@ -222,6 +226,13 @@ def _show_report(report: OptimizeReport, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    if report.outdated:
+        console.print(
+            f"{report.outdated} finished partitions were encoded for another decoder than {report.decoder}, which "
+            "reads here: to choose their encodings again, write to an empty folder",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def explain_growth(report: OptimizeReport) -> list[str]:

@@ -171,16 +171,21 @@ def check_presence(findings: Findings, columns: Collection[str], where: BoundExp
 
 
 def check_pages(
-    findings: Findings, columns: Sequence[str], *, map: Map | None, progress: ProgressCallback | None = None
+    findings: Findings,
+    columns: Sequence[str],
+    *,
+    map: Map | None,
+    decoder: str = "auto",
+    progress: ProgressCallback | None = None,
 ) -> None:
-    """Decode these columns of every file without a problem so far, adding to the findings."""
+    """Decode these columns of every file without a problem so far, adding to the findings. decoder: of the runs."""
     stored = tuple(name for name in columns if name in findings.schema.names)
     faulty = {problem.file for problem in findings.problems}
     files = [index for index in findings.footers if findings.name(index) not in faulty]
     if not stored or not files:
         return
     schema = pa.schema([findings.schema.field(name) for name in stored])
-    tasks = list(_page_tasks(findings, files, stored, schema))
+    tasks = list(_page_tasks(findings, files, stored, schema, decoder))
     indices = {path: index for index, path in enumerate(findings.listing.files["path"].to_pylist())}
     failures: set[int] = set()
     for number, (task, results) in enumerate(zip(tasks, (map or in_threads)(decode_pages, tasks), strict=True)):
@@ -242,11 +247,11 @@ def _fit(findings: Findings, kinds: list[tuple[pa.Schema, list[int]]], rules: Sc
 
 
 def _page_tasks(
-    findings: Findings, indices: Sequence[int], columns: tuple[str, ...], schema: pa.Schema
+    findings: Findings, indices: Sequence[int], columns: tuple[str, ...], schema: pa.Schema, decoder: str
 ) -> Iterator[PageTask]:
     gathered: list[Fragment] = []
     rows = 0
-    for fragment, fragment_rows in _fragments(findings, indices):
+    for fragment, fragment_rows in _fragments(findings, indices, decoder):
         gathered.append(fragment)
         rows += fragment_rows
         if rows >= _TASK_ROWS or len(gathered) >= _TASK_FILES:
@@ -256,7 +261,7 @@ def _page_tasks(
         yield PageTask(fragments=tuple(gathered), columns=columns, schema=schema)
 
 
-def _fragments(findings: Findings, indices: Sequence[int]) -> Iterator[tuple[Fragment, int]]:
+def _fragments(findings: Findings, indices: Sequence[int], decoder: str) -> Iterator[tuple[Fragment, int]]:
     """Runs of row groups of one file, of about `_TASK_ROWS`, with their rows."""
     files = findings.listing.files
     for index in indices:
@@ -277,6 +282,7 @@ def _fragments(findings: Findings, indices: Sequence[int]) -> Iterator[tuple[Fra
                 row_groups=tuple(range(first, stop)),
                 expected=(UNCOUNTED,) * (stop - first),
                 stored_names=findings.listing.stored_names,
+                decoder=decoder,
             )
             yield fragment, rows
             first = stop

@@ -12,15 +12,18 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from damage import ROWS, flip_a_page, truncate, write
+from damage import ROWS, damage_a_page, flip_a_page, truncate, write
 from pipelines import CLICKS
 from processes import ended_here
 
 from feedline import Pipeline
 from feedline.commands.check import CheckReport, run_check
-from feedline.errors import SpecError, StoreError, TableError, TableNotFoundError
+from feedline.commands.plan_report import describe
+from feedline.errors import CorruptFileError, SpecError, StoreError, TableError, TableNotFoundError
+from feedline.native import parquet as native
 from feedline.spec import load_spec
 from feedline.warehouse.bad_files import load_findings
+from feedline.warehouse.parquet.decode import DECODER_VARIABLE
 from feedline.warehouse.snapshot import footer_tasks
 
 FEATURES = {"dense": {"x": []}, "sparse": {"ids": []}, "label": {"y": []}}
@@ -193,6 +196,64 @@ def test_a_restored_file_is_found_sound_again(tmp_path: Path):
         assert checked(path, deep=deep).clean
         assert not load_findings(str(tmp_path / "work"))
         assert not Pipeline.from_yaml(path).plan().skipped
+
+
+DECODERS = ["auto", "arrow", "arrow by environment"]
+
+
+def pipeline_with(decoder: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *, compression: str) -> Path:
+    write(folder / "t", compression=compression)
+    if decoder == "arrow by environment":
+        monkeypatch.setenv(DECODER_VARIABLE, "arrow")
+    features = {**FEATURES, "sparse": {"ids": [{"modulo": 1000}]}}  # computed on codes
+    return pipeline(folder, features=features, source={"decoder": decoder.split()[0]}, batch={"size": 512})
+
+
+def is_refused_by_run(path: Path) -> bool:
+    try:
+        assert sum(len(batch) for batch in Pipeline.from_yaml(path).batches()) == 4 * ROWS
+    except CorruptFileError:
+        return True
+    return False
+
+
+@pytest.mark.skipif(not native.COMPILED, reason="the kernel was not compiled: there is no C compiler")
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("what", ["body", "checksum", "size"])
+@pytest.mark.parametrize("dictionary", [False, True])
+@pytest.mark.parametrize("column", ["x", "ids.list.element"])
+def test_a_deep_check_and_a_run_refuse_the_same_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoder: str, what: str, dictionary: bool, column: str
+):
+    path = pipeline_with(decoder, tmp_path, monkeypatch, compression="none" if what == "size" else "snappy")
+    damage_a_page(part(tmp_path, 1), column, dictionary=dictionary, what=what)
+    refused = is_refused_by_run(path)
+    assert [bad.file for bad in checked(path, deep=True).bad_files] == [str(part(tmp_path, 1))] * refused
+    assert refused or what == "size", "a checksum that does not fit is an error for both decoders"
+
+
+@pytest.mark.skipif(not native.COMPILED, reason="the kernel was not compiled: there is no C compiler")
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_a_deep_check_and_a_plan_know_the_decoder_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoder: str
+):
+    """Only the kernel notices that a page without compression has another size than its header says."""
+    path = pipeline_with(decoder, tmp_path, monkeypatch, compression="none")
+    damage_a_page(part(tmp_path, 1), "y", dictionary=False, what="size")
+    assert is_refused_by_run(path) is (decoder == "auto")
+    assert bool(checked(path, deep=True).bad_files) is (decoder == "auto")
+    decoded = describe(Pipeline.from_yaml(path).plan(), world_size=1)["decoded_by_pyarrow"]
+    assert decoded == ({} if decoder == "auto" else dict.fromkeys(("x", "y", "ids"), "decoder: arrow"))
+
+
+def test_a_plan_names_columns_whose_codec_the_kernel_lacks(tmp_path: Path):
+    write(tmp_path / "t", 1)
+    table = pq.read_table(part(tmp_path, 0), partitioning=None)
+    pq.write_table(table, part(tmp_path, 0), compression={"x": "brotli", "y": "zstd", "ids.list.element": "none"})
+    decoded = describe(Pipeline.from_yaml(pipeline(tmp_path)).plan(), world_size=1)["decoded_by_pyarrow"]
+    why = "codec BROTLI" if native.COMPILED else "installed without a compiler"
+    assert decoded["x"] == why
+    assert native.COMPILED is (set(decoded) == {"x"})
 
 
 def test_findings_are_recorded_for_every_on_bad_file(tmp_path: Path):

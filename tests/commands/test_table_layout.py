@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from optimized import files_of, rewrite
+from rich.console import Console
 from typer.testing import CliRunner
 
 from feedline.cli import app
-from feedline.commands.table_layout import describe_report, explain_growth
+from feedline.commands.table_layout import _show_report, describe_report, explain_growth
 from feedline.warehouse.optimize.footprint import Footprint, ProjectionCost
 from feedline.warehouse.optimize.optimize import OptimizeReport
 from feedline.warehouse.optimize.recipe import Settings
@@ -65,8 +68,8 @@ def test_bytes_spent_for_decoding_time_are_reported(
     tight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(  # a clock for which only values without compression decode in no time
-        "feedline.warehouse.parquet.encodings._decode_s",
-        lambda _, metadata, repeats: float(metadata.row_group(0).column(0).compression != "UNCOMPRESSED"),
+        "feedline.warehouse.parquet.encodings._decode",
+        lambda _, metadata, *more: (float(metadata.row_group(0).column(0).compression != "UNCOMPRESSED"), 0.0),
     )
     report = rewrite(tight, tmp_path / "out", goal="decode")
     after = stored(tmp_path / "out")
@@ -95,6 +98,14 @@ def footprint(sizes: dict[str, int], encoding: str, *, row_groups: int = 1, foot
         compressed_bytes=total, projection=ProjectionCost(bytes=0, requests=0, requested_bytes=0), column_bytes=sizes,
         column_encodings=dict.fromkeys(sizes, (encoding,)),
     )  # fmt: skip
+
+
+def test_partitions_encoded_for_another_decoder_are_reported(tight: Path, tmp_path: Path) -> None:
+    done = rewrite(tight, tmp_path / "out", goal="size")
+    for outdated, shown in ((0, False), (2, True)):
+        out = io.StringIO()
+        _show_report(replace(done, outdated=outdated), Console(file=out))
+        assert ("2 finished partitions were encoded for another decoder than " in out.getvalue()) is shown
 
 
 def report(before: Footprint, after: Footprint, *, flattened: tuple[str, ...] = (), **settings: Any) -> OptimizeReport:

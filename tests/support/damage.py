@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from page_bytes import zigzag
+
+from feedline.native import parquet as native
 
 ROWS, GROUP = 4096, 512
 
 
-def write(folder: Path, files: int = 4, **changes: Any) -> Path:
+def write(folder: Path, files: int = 4, *, compression: str = "snappy", **changes: Any) -> Path:
     """Write a table of small files whose pages have checksums; `changes` replace columns of the third file."""
     rng = np.random.default_rng(0)
     for number in range(files):
@@ -26,7 +29,7 @@ def write(folder: Path, files: int = 4, **changes: Any) -> Path:
         }
         path = folder / f"part={number}" / "data.parquet"
         path.parent.mkdir(parents=True)
-        pq.write_table(pa.table(columns), path, row_group_size=GROUP, write_page_checksum=True, compression="snappy")
+        pq.write_table(pa.table(columns), path, row_group_size=GROUP, write_page_checksum=True, compression=compression)
     return folder
 
 
@@ -66,10 +69,30 @@ def flip_a_page(file: Path) -> None:
     _flip(file, slice(start, start + 8))
 
 
-def _flip(file: Path, place: slice) -> None:
+def damage_a_page(file: Path, column: str, *, dictionary: bool, what: str) -> None:
+    """Change the body of a page of row group 5, its checksum, or its uncompressed size; size and time stay the same."""
+    metadata = pq.read_metadata(file)
+    chunk = metadata.row_group(5).column([metadata.schema.column(i).path for i in range(4)].index(column))
+    start = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
+    content = file.read_bytes()[start : start + chunk.total_compressed_size]
+    header = 0
+    for page in native.pages(content, chunk.num_values):
+        if (page.kind == native.DICTIONARY_PAGE) is dictionary:
+            break
+        header = page.start + page.compressed
+    if what == "body":
+        at = page.start + page.compressed // 2
+        _flip(file, slice(start + at, start + at + 1))
+        return
+    number = page.uncompressed if what == "size" else page.crc - (page.crc >> 31 << 32)
+    at = start + content.index(zigzag(number), header, page.start)
+    _flip(file, slice(at, at + 1), bits=2)
+
+
+def _flip(file: Path, place: slice, *, bits: int = 0xFF) -> None:
     status = file.stat()
     content = bytearray(file.read_bytes())
-    content[place] = bytes(byte ^ 0xFF for byte in content[place])
+    content[place] = bytes(byte ^ bits for byte in content[place])
     with file.open("r+b") as same:
         same.write(content)
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))

@@ -11,14 +11,16 @@ Dask cluster. Steps:
 6. remove partitions that the source no longer has, and the hidden folder.
 
 A killed run leaves finished partitions and the hidden folder; the next run starts at step 1 and writes the rest.
-Encodings are then measured again and are not part of the fingerprint: they may differ between partitions.
+Encodings are then measured again and are not part of the fingerprint: they may differ between partitions. Each file
+names the decoder that they were measured with, and the report counts finished partitions that name another.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -47,6 +49,7 @@ Say = Callable[[str], None]
 class OptimizeReport:
     """The result of `optimize`: partitions written, already finished and removed; the table before and after.
 
+    `outdated`: finished partitions whose encodings were measured with another decoder than `decoder`, if that matters.
     `choices`: per Parquet column (empty if nothing had to be written). `flattened`: columns made from map keys.
     `columns`: the target's, in order. `non_null`: those that are not nullable. `projection`: the columns whose bytes
     and requests `before` and `after` measure. `dedup`: the groups of columns stored once per run. `measuring_s`,
@@ -57,6 +60,8 @@ class OptimizeReport:
     target: str
     written: int
     finished: int
+    outdated: int = 0
+    decoder: str = ""
     taken_away: int
     columns: tuple[str, ...]
     non_null: tuple[str, ...]
@@ -106,23 +111,23 @@ def optimize(
     recipe = recipe_for(snapshot, destination.uri, settings, before, map=run)
     partitions = partitions_of(snapshot)
     choices: list[Choice] = []
-    pending = [one for one in partitions if not _is_finished(one, old_files, recipe)]
+    finished = {one.folder for one in partitions if _is_finished(one, old_files, recipe)}
+    pending = [one for one in partitions if one.folder not in finished]
     started_s = measured_s = time.perf_counter()
     if pending:
         recipe, sizes, choices = _measure(snapshot, pending, recipe, settings.goal, memory_bytes, threads)
         measured_s = time.perf_counter()
         say(f"{len(pending)} of {len(partitions)} partitions to write; {len(choices)} columns measured")
-        try:
+        with _cleaned_after_errors(destination):
             _write(snapshot, destination, recipe, pending, sizes, settings, run, threads, say)
-        except FeedlineError:
-            destination.clean()
-            raise
     written_s = time.perf_counter()
     return OptimizeReport(
         source=snapshot.uri,
         target=destination.uri,
         written=len(pending),
-        finished=len(partitions) - len(pending),
+        finished=len(finished),
+        outdated=0 if settings.goal == "size" else _outdated(finished, old_files, recipe),
+        decoder=recipe.decoder,
         taken_away=_remove_gone(destination, old_files, partitions),  # before `after` is measured
         columns=tuple(recipe.target.names),
         non_null=recipe.non_null,
@@ -151,6 +156,19 @@ def _is_finished(partition: Partition, old_files: dict[str, list[TargetFile]], r
     return is_complete(old_files.get(partition.folder, []), recipe.settings, partition.sources)
 
 
+@contextmanager
+def _cleaned_after_errors(destination: Target) -> Iterator[None]:
+    try:
+        yield
+    except FeedlineError:
+        destination.clean()
+        raise
+
+
+def _outdated(finished: Iterable[str], old_files: dict[str, list[TargetFile]], recipe: Recipe) -> int:
+    return sum(any(file.note.get("decoder") != recipe.decoder for file in old_files[folder]) for folder in finished)
+
+
 def _measure(
     snapshot: Snapshot, pending: Sequence[Partition], recipe: Recipe, goal: Goal, memory: int | None, threads: int
 ) -> tuple[Recipe, Sizes, list[Choice]]:
@@ -159,7 +177,8 @@ def _measure(
     sample, row_bytes = sample_rows(snapshot, largest, recipe)
     if recipe.dedup:
         sample, _ = dedup_table(sample, dict(recipe.dedup), recipe.cluster_by)
-    choices = choose(sample, goal)
+    repeated = {name for _, columns in recipe.dedup for name in columns}
+    choices = choose(sample, goal, repeated=repeated)
     unit_bytes = min(_UNIT_BYTES, (memory or available_memory_bytes() // 2) // (2 * threads))
     ratio = row_bytes * largest.rows / max(largest.bytes, 1)
     if len(pending) < threads:  # smaller units, so that no core is idle

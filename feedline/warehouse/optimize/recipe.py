@@ -24,7 +24,7 @@ from feedline.warehouse.optimize.rewrite import Recipe
 from feedline.warehouse.optimize.survey import Survey, survey, without_nulls
 from feedline.warehouse.optimize.target_schema import field_ids, key_columns, with_field_ids
 from feedline.warehouse.parquet.dedup_columns import METADATA_KEY
-from feedline.warehouse.parquet.encodings import GOALS, Goal
+from feedline.warehouse.parquet.encodings import GOALS, Goal, decoder_name
 from feedline.warehouse.parquet.writer import NOTE_KEY, Limits
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.parallel import Map
@@ -170,6 +170,7 @@ def recipe_for(snapshot: Snapshot, target: str, settings: Settings, before: Foot
         flatten=keys,
         dedup=dedup,
         settings=_fingerprint(settings, schema, dedup),
+        decoder=decoder_name(),
     )
 
 

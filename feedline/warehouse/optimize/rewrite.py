@@ -40,7 +40,8 @@ class Recipe:
     """How every partition is written.
 
     `source`, `target`: the schemas of rows; `flatten`: per map column the keys that become columns; `dedup`: the groups
-    of columns that are stored once per run; `settings`: the fingerprint for the files' notes.
+    of columns that are stored once per run; `settings`: the fingerprint for the files' notes; `decoder`: that encodings
+    are measured with.
     """
 
     uri: str
@@ -53,6 +54,7 @@ class Recipe:
     flatten: tuple[tuple[str, tuple[Key, ...]], ...]
     dedup: DedupGroups
     settings: str
+    decoder: str
 
     @property
     def non_null(self) -> tuple[str, ...]:
@@ -200,7 +202,13 @@ def _write_unit(target: Target, recipe: Recipe, partition: PartitionTask | UnitT
         schema=recipe.target,
         encodings=recipe.encodings,
         limits=recipe.limits,
-        note={"settings": recipe.settings, "sources": partition.sources, "unit": unit.number, "units": unit.units},
+        note={
+            "settings": recipe.settings,
+            "sources": partition.sources,
+            "decoder": recipe.decoder,
+            "unit": unit.number,
+            "units": unit.units,
+        },
         suffix=target.suffix,
         groups=dict(recipe.dedup),
         keys=recipe.cluster_by,

@@ -144,7 +144,7 @@ class ChunkDecoder:
         """The chunk whose bytes begin with its first page; or why the kernel does not decode it. rows: of the row
         group. codes: deliver codes of its dictionary, where that has far fewer entries than there are values.
         """
-        decompress = _DECOMPRESSORS.get(chunk.compression)
+        decompress = DECOMPRESSORS.get(chunk.compression)
         if decompress is None:
             return f"codec {chunk.compression}"
         pages = _checked(native.pages, content, chunk.num_values)
@@ -365,7 +365,7 @@ def _gzip(content: pa.Buffer, size: int) -> Any:
     return out
 
 
-_DECOMPRESSORS: dict[str, _Decompress] = {
+DECOMPRESSORS: dict[str, _Decompress] = {
     "UNCOMPRESSED": _plain,
     "ZSTD": _zstd,
     "SNAPPY": _snappy,

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from feedline.errors import CorruptFileError
 from feedline.native import parquet as native
-from feedline.warehouse.parquet.column_chunk import ChunkDecoder, ChunkError, ColumnKind, column_kind
+from feedline.warehouse.parquet.column_chunk import DECOMPRESSORS, ChunkDecoder, ChunkError, ColumnKind, column_kind
 from feedline.warehouse.parquet.stored_names import StoredNames
 from feedline.warehouse.storage.faults import label
 from feedline.warehouse.storage.ranges import chunk_ranges
@@ -25,6 +25,13 @@ from feedline.warehouse.storage.ranges import chunk_ranges
 DECODER_VARIABLE = "FEEDLINE_DECODER"
 # The bytes of a file from `start` to `stop`.
 ReadRange: TypeAlias = Callable[[int, int], pa.Buffer]
+
+
+def kernel_refusal(decoder: str = "auto") -> str:
+    """Why the kernel decodes nothing in this process; empty if it decodes what it can. decoder: `source.decoder`."""
+    if decoder == "arrow" or os.environ.get(DECODER_VARIABLE) == "arrow":
+        return "decoder: arrow"
+    return "" if native.COMPILED else "installed without a compiler"
 
 
 class FileDecoder:
@@ -52,15 +59,19 @@ class FileDecoder:
 
     def kind(self, leaf: int) -> ColumnKind | str:
         """How the kernel decodes a Parquet column; or why it does not."""
-        if self._decoder == "arrow" or os.environ.get(DECODER_VARIABLE) == "arrow":
-            return "decoder: arrow"
-        if not native.COMPILED:
-            return "installed without a compiler"
+        if refusal := kernel_refusal(self._decoder):
+            return refusal
         if leaf not in self._kinds:
             name = self._alone.get(leaf)
             column = self._metadata.schema.column(leaf)
             self._kinds[leaf] = "nested" if name is None else column_kind(self._schema.field(name), column)
         return self._kinds[leaf]
+
+    def left_to_arrow(self, leaf: int, row_group: int) -> str | None:
+        """Why pyarrow decodes a column chunk, as far as the footer says it; None if the kernel does."""
+        kind = self.kind(leaf)
+        codec = self._metadata.row_group(row_group).column(leaf).compression
+        return kind if isinstance(kind, str) else None if codec in DECOMPRESSORS else f"codec {codec}"
 
     def batches(
         self,

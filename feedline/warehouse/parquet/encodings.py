@@ -1,11 +1,12 @@
 """Choose each column's encoding and codec by measuring candidates on a sample of its rows.
 
-Runs where `optimize` is planned, on one thread. A candidate is written to memory and read back with
-`ParquetFile.read_row_group(use_threads=False)`, as the hot path reads. Its bytes and its decode time (CPU time of the
-thread, the median of several repeats) give
+Runs where `optimize` is planned, on one thread. A candidate is written to memory and read back as the hot path reads
+(`decode`): with the kernel where it decodes the column, lists and strings to codes where a reader may get codes. Its
+bytes and its decode time (CPU time of the thread, the median of several repeats) give
 
-    cost per value = decode time + bytes / bandwidth
+    cost per value = decode time + bytes / bandwidth + 1 ns if it could come as a code, and does not
 
+The last is what an op costs on a value more than the gather by code that replaces it (decision 0041).
 The bandwidth is that of fetching, per reading core: 2 GB/s for `decode` (page cache, local NVMe disk), 200 MB/s for
 `balanced` (an object store: 25 Gbit/s shared by 16 cores); for `size` only bytes count. A candidate must be 3 % better
 than a simpler one (the clock's noise), 0.2 % for `size`.
@@ -20,13 +21,16 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from feedline.native import parquet as native
+from feedline.warehouse.parquet.column_chunk import ColumnKind
+from feedline.warehouse.parquet.decode import FileDecoder, kernel_refusal
 from feedline.warehouse.parquet.footer import open_parquet
 from feedline.warehouse.parquet.writer import DICTIONARY, PLAIN, Encoding, leaf_paths, writer_options
 
@@ -46,12 +50,18 @@ _BY_PHYSICAL = {
 _FINALISTS = 2
 _MARGIN: dict[Goal, float] = {"decode": 0.97, "balanced": 0.97, "size": 0.998}
 _REPEATS, _REPEATS_LATER, _ENOUGH_S = 3, 7, 0.02
+_CHUNK_ROWS = 32_768  # rows decoded at once, as blocks read lists
+_USUAL_DICTIONARY_BYTES = 1 << 20
+_OP_NS = 1.0  # measured: `modulo` on lists 0.9, `hash_bucket` on strings 1.3
 _COLUMN_BYTES = 8 << 20  # a column's decoded sample: enough for a steady ratio; 40 candidates take a second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodingCost:
-    """One leaf under one encoding and codec: its values in the sample, their bytes, and the time to decode one."""
+    """One leaf under one encoding and codec: its values in the sample, their bytes, and the time to decode one.
+
+    op_ns: what an op costs more on a value than on codes, if a reader could get codes and does not.
+    """
 
     column: str
     leaf: str
@@ -60,6 +70,7 @@ class EncodingCost:
     values: int
     bytes: int
     ns_per_value: float
+    op_ns: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,41 +86,51 @@ class Choice:
         return Encoding(leaf=self.chosen.leaf, encoding=self.chosen.encoding, codec=self.chosen.codec)
 
 
-def choose(sample: pa.Table, goal: Goal) -> list[Choice]:
+def decoder_name() -> str:
+    """The decoder that encodings are measured with in this process, and its version."""
+    return f"pyarrow {pa.__version__}" if kernel_refusal() else f"kernel {native.VERSION}"
+
+
+def choose(sample: pa.Table, goal: Goal, *, repeated: Collection[str] = ()) -> list[Choice]:
     """Choose the encoding of every leaf of a sample of rows by measurement; leaves in the file's order.
 
     The sample has the target's schema and its rows the target's order. The leaves of one column (a struct, a map) are
-    chosen one after the other, each measured with the whole column.
+    chosen one after the other, each measured with the whole column. repeated: columns that are stored once per run, of
+    which readers get values, not codes.
     """
     choices: list[Choice] = []
     for name in sample.schema.names:
         column = sample.select([name])
         rows = max(1, int(sample.num_rows * min(1.0, _COLUMN_BYTES / max(column.nbytes, 1))))
-        choices += _choose_column(column.slice(0, rows).combine_chunks(), goal)
+        choices += _choose_column(column.slice(0, rows).combine_chunks(), goal, name not in repeated)
     return choices
 
 
-def _choose_column(column: pa.Table, goal: Goal) -> list[Choice]:
+def _choose_column(column: pa.Table, goal: Goal, codes: bool) -> list[Choice]:
     paths = leaf_paths(column.schema)
     encodings = {path: Encoding(leaf=path, encoding=DICTIONARY, codec="zstd") for path in paths}
     nullable = pa.schema([_nullable(field) for field in column.schema])
     [field], [values] = nullable, column.columns
     values = values if values.type == field.type else values.cast(field.type)  # pyarrow casts no vectors to themselves
-    defaults = _measure(pa.Table.from_arrays([values], schema=nullable), list(encodings.values()), _REPEATS)
+    defaults = _measure(
+        pa.Table.from_arrays([values], schema=nullable), list(encodings.values()), _REPEATS, codes, usual=True
+    )
     choices = []
     for path in paths:
-        best = _best(column, encodings, path, goal, empty=not defaults[path].values)
+        best = _best(column, encodings, path, goal, codes, empty=not defaults[path].values)
         encodings[path] = Encoding(leaf=path, encoding=best.encoding, codec=best.codec)
         choices.append(Choice(chosen=best, default=defaults[path]))
     return choices
 
 
-def _best(column: pa.Table, encodings: dict[str, Encoding], path: str, goal: Goal, *, empty: bool) -> EncodingCost:
+def _best(
+    column: pa.Table, encodings: dict[str, Encoding], path: str, goal: Goal, codes: bool, *, empty: bool
+) -> EncodingCost:
     """The best candidate for one leaf, with the current encodings of the other leaves."""
 
     def trial(encoding: str, codec: str, repeats: int) -> EncodingCost:
         trials = {**encodings, path: Encoding(leaf=path, encoding=encoding, codec=codec)}
-        return _measure(column, list(trials.values()), repeats)[path]
+        return _measure(column, list(trials.values()), repeats, codes)[path]
 
     first = "zstd" if goal == "size" else "lz4"
     repeats = 1 if goal == "size" else _REPEATS
@@ -132,8 +153,8 @@ def _best(column: pa.Table, encodings: dict[str, Encoding], path: str, goal: Goa
 
 
 def cost(one: EncodingCost, goal: Goal) -> float:
-    """The cost in ns per value: decoding, and fetching at the goal's bandwidth."""
-    return one.ns_per_value + NS_PER_BYTE[goal] * one.bytes / max(one.values, 1)
+    """The cost in ns per value: decoding, fetching at the goal's bandwidth, and what an op costs more on values."""
+    return one.ns_per_value + one.op_ns + NS_PER_BYTE[goal] * one.bytes / max(one.values, 1)
 
 
 def _simplicity(one: EncodingCost) -> tuple[int, int]:
@@ -142,10 +163,14 @@ def _simplicity(one: EncodingCost) -> tuple[int, int]:
     return simple.index(one.encoding) if one.encoding in simple else len(simple), one.bytes
 
 
-def _measure(column: pa.Table, encodings: Sequence[Encoding], repeats: int) -> dict[str, EncodingCost]:
+def _measure(
+    column: pa.Table, encodings: Sequence[Encoding], repeats: int, codes: bool, *, usual: bool = False
+) -> dict[str, EncodingCost]:
     """Write the column and read it back; per leaf its bytes, and the whole column's time per value of that leaf."""
-    sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, column.schema, **writer_options(encodings)) as writer:
+    sink, options = pa.BufferOutputStream(), writer_options(encodings)
+    if usual:
+        options["dictionary_pagesize_limit"] = _USUAL_DICTIONARY_BYTES
+    with pq.ParquetWriter(sink, column.schema, **options) as writer:
         writer.write_table(column, row_group_size=max(column.num_rows, 1))
     buffer = sink.getvalue()
     metadata = pq.read_metadata(pa.BufferReader(buffer))
@@ -157,7 +182,7 @@ def _measure(column: pa.Table, encodings: Sequence[Encoding], repeats: int) -> d
             )
             for one in encodings
         }  # fmt: skip
-    seconds = _decode_s(buffer, metadata, repeats)
+    seconds, op_ns = _decode(buffer, metadata, repeats, codes)
     group = metadata.row_group(0)
     chunks = [group.column(index) for index in range(group.num_columns)]
     return {
@@ -169,20 +194,41 @@ def _measure(column: pa.Table, encodings: Sequence[Encoding], repeats: int) -> d
             values=chunk.num_values,
             bytes=chunk.total_compressed_size,
             ns_per_value=seconds * 1e9 / max(chunk.num_values, 1),
+            op_ns=op_ns,
         )
         for one, chunk in zip(encodings, chunks, strict=True)
     }
 
 
-def _decode_s(buffer: pa.Buffer, metadata: pq.FileMetaData, repeats: int) -> float:
-    """The median CPU time of this thread to read the row group (the machine may be busy); fewer repeats if long."""
+def _decode(buffer: pa.Buffer, metadata: pq.FileMetaData, repeats: int, codes: bool) -> tuple[float, float]:
+    """The median CPU time of this thread to decode the row group (the machine may be busy), fewer repeats if long; and
+    `EncodingCost.op_ns`.
+    """
+    parquet = open_parquet(pa.BufferReader(buffer), metadata, pre_buffer=False)
+    [field], leaves = parquet.schema_arrow, range(metadata.num_columns)
+    decoder = FileDecoder(parquet.schema_arrow, {field.name: leaves}, metadata, None, "the sample", len(buffer))
+    coded = leaves if codes and _is_worth_codes(field.type) and isinstance(decoder.kind(0), ColumnKind) else ()
+    kind = field.type
     times: list[float] = []
     while len(times) < repeats and (len(times) < min(2, repeats) or sum(times) < _ENOUGH_S * repeats):
-        parquet = open_parquet(pa.BufferReader(buffer), metadata)
         start_s = time.thread_time()
-        parquet.read_row_group(0, use_threads=False)
+        for batch in decoder.batches(
+            parquet, 0, leaves, _CHUNK_ROWS, (), read=lambda start, stop: buffer.slice(start, stop - start), coded=coded
+        ):
+            kind = batch.schema.field(0).type
+            del batch  # its memory is free for the next one
         times.append(time.thread_time() - start_s)
-    return statistics.median(times)
+    as_values = kind == field.type
+    return statistics.median(times), _OP_NS if coded and as_values else 0.0
+
+
+def _is_worth_codes(kind: pa.DataType) -> bool:
+    """Whether pipelines read codes of such a column, whatever its ops: of lists and strings. Of flat numbers they do
+    only for costly ops.
+    """
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return not pa.types.is_nested(kind.value_type)
+    return not (pa.types.is_primitive(kind) or pa.types.is_nested(kind))
 
 
 def _physical(column: pa.Table, path: str) -> str:

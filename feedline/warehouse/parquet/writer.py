@@ -34,6 +34,8 @@ from feedline.warehouse.parquet.dedup_columns import (
 from feedline.warehouse.storage.retry import is_local, with_retries
 
 DICTIONARY, PLAIN = "DICTIONARY", "PLAIN"
+# Of a dictionary, where it was chosen; pyarrow's 1 MiB ends codes in mid-chunk, and then readers get none.
+_DICTIONARY_BYTES = 8 << 20
 NOTE_KEY = b"feedline.optimize"
 SUFFIX, PART_SUFFIX = ".parquet", ".parquet.part"
 
@@ -88,6 +90,7 @@ def writer_options(encodings: Sequence[Encoding]) -> dict[str, Any]:
         "compression": {choice.leaf: choice.codec for choice in encodings},
         "use_dictionary": [choice.leaf for choice in encodings if choice.encoding == DICTIONARY],
         "column_encoding": {choice.leaf: choice.encoding for choice in encodings if choice.encoding != DICTIONARY},
+        "dictionary_pagesize_limit": _DICTIONARY_BYTES,
         "write_statistics": True,
         "write_page_checksum": True,
     }

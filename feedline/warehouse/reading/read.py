@@ -221,8 +221,9 @@ def arrow_columns(fragment: Fragment, columns: Sequence[str], schema: pa.Schema)
     location = locate(fragment.table)
     with open_unchanged(location.filesystem, join(location.path, fragment.path), fragment.file_version) as file:
         names = {leaf: name for name, leaves in file.stored.items() for leaf in leaves}
-        kinds = ((names[leaf], file.decoder.kind(leaf)) for leaf in _columns_of(file, fragment, schema, columns).leaves)
-        return {name: kind for name, kind in kinds if isinstance(kind, str)}
+        leaves, first = _columns_of(file, fragment, schema, columns).leaves, fragment.row_groups[0]
+        reasons = ((names[leaf], file.decoder.left_to_arrow(leaf, first)) for leaf in leaves)
+        return {name: reason for name, reason in reasons if reason is not None}
 
 
 def stored_columns(fragment: Fragment) -> frozenset[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,12 @@ from warehouse_samples import sample
 
 from feedline import Table
 from feedline.errors import DataError, TableChangedError, TableError, TableNotFoundError
+from feedline.native import parquet as native
 from feedline.warehouse.optimize import rewrite as rewriting
 from feedline.warehouse.optimize.survey import survey
-from feedline.warehouse.parquet.writer import TableWriter
+from feedline.warehouse.parquet.decode import DECODER_VARIABLE
+from feedline.warehouse.parquet.encodings import GOALS, Goal
+from feedline.warehouse.parquet.writer import NOTE_KEY, TableWriter
 from feedline.warehouse.snapshot.take import take_snapshot
 
 
@@ -153,6 +157,22 @@ def test_finished_partitions_are_skipped_changed_ones_rewritten_and_old_ones_rem
     (files_of(target / "ds=2026-01-04")[0]).unlink()
     assert rewrite(source, target, **{**CLUSTERED, "goal": "size"}).written == 1
     assert multiset(in_arrow(target)) == multiset(in_arrow(source))
+
+
+@pytest.mark.skipif(not native.COMPILED, reason="the kernel was not compiled: there is no C compiler")
+@pytest.mark.parametrize("goal", GOALS)
+def test_finished_partitions_measured_with_another_decoder_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, goal: Goal
+) -> None:
+    source, target = warehouse(tmp_path / "in", rows=50), tmp_path / "out"
+    monkeypatch.setenv(DECODER_VARIABLE, "arrow")
+    assert (rewrite(source, target, goal=goal).outdated, rewrite(source, target, goal=goal).outdated) == (0, 0)
+    note = json.loads(pq.read_metadata(files_of(target)[0]).metadata[NOTE_KEY])
+    assert note["decoder"] == f"pyarrow {pa.__version__}"
+    monkeypatch.delenv(DECODER_VARIABLE)
+    again = rewrite(source, target, goal=goal)
+    assert (again.written, again.outdated) == (0, 0 if goal == "size" else 3)
+    assert again.decoder == f"kernel {native.VERSION}"
 
 
 def _made(folder: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ import pytest
 from optimized import events, in_duckdb, in_polars, multiset, rewrite, warehouse
 from warehouse_samples import sample
 
+from feedline.native import parquet as native
 from feedline.warehouse.parquet import encodings
+from feedline.warehouse.parquet.decode import DECODER_VARIABLE
 from feedline.warehouse.parquet.encodings import CODECS, GOALS, EncodingCost, Goal, choose, cost
 from feedline.warehouse.parquet.writer import (
     DICTIONARY,
@@ -35,6 +38,7 @@ def test_cost_is_decoding_and_fetching() -> None:
     assert cost(measured(PLAIN, 200, 3.0), "balanced") == pytest.approx(3.0 + 2 / 0.2)  # 200 MB/s
     small, quick = measured(PLAIN, 200, 9.0), measured(PLAIN, 201, 1.0)
     assert cost(small, "size") < cost(quick, "size")
+    assert cost(replace(quick, op_ns=2.0), "decode") == cost(quick, "decode") + 2.0
 
 
 @pytest.mark.parametrize("goal", GOALS)
@@ -61,11 +65,11 @@ def test_every_leaf_gets_a_choice_that_its_bytes_confirm(goal: Goal) -> None:
 def test_the_clock_decides_for_decode(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a clock by which byte-stream-split under snappy is fastest, it is chosen."""
 
-    def decode_s(buffer: pa.Buffer, metadata: pq.FileMetaData, repeats: int) -> float:
+    def decode(buffer: pa.Buffer, metadata: pq.FileMetaData, *more: object) -> tuple[float, float]:
         chunk = metadata.row_group(0).column(0)
-        return 1e-9 if "BYTE_STREAM_SPLIT" in chunk.encodings and chunk.compression == "SNAPPY" else 1e-3
+        return (1e-9 if "BYTE_STREAM_SPLIT" in chunk.encodings and chunk.compression == "SNAPPY" else 1e-3), 0.0
 
-    monkeypatch.setattr(encodings, "_decode_s", decode_s)
+    monkeypatch.setattr(encodings, "_decode", decode)
     monkeypatch.setattr(encodings, "_FINALISTS", 4)
     (choice,) = choose(pa.table({"a": np.arange(5000)}), "decode")
     assert (choice.chosen.encoding, choice.chosen.codec) == ("BYTE_STREAM_SPLIT", "snappy")
@@ -73,9 +77,59 @@ def test_the_clock_decides_for_decode(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_noise_does_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(1, 10**6))
-    monkeypatch.setattr(encodings, "_decode_s", lambda *_: 1e-3 * (1 + 1e-9 * next(clock)))
+    monkeypatch.setattr(encodings, "_decode", lambda *_: (1e-3 * (1 + 1e-9 * next(clock)), 0.0))
     (choice,) = choose(pa.table({"a": np.random.default_rng(0).integers(0, 2**60, 3000)}), "decode")
     assert choice.chosen.encoding == PLAIN
+
+
+def skewed(values: int) -> np.ndarray:
+    """Few distinct ids, in no order."""
+    return np.random.default_rng(0).zipf(1.3, values) % 5000 * 1_000_003
+
+
+@pytest.mark.skipif(not native.COMPILED, reason="the kernel was not compiled: there is no C compiler")
+@pytest.mark.parametrize("decoder", ["auto", "arrow"])
+def test_a_value_that_could_be_a_code_costs_an_op_more(monkeypatch: pytest.MonkeyPatch, decoder: str) -> None:
+    """For readers, lists and strings are codes if the kernel decodes them; flat numbers hardly ever."""
+    monkeypatch.setenv(DECODER_VARIABLE, decoder)
+    numbers = skewed(20_000)
+    lists = pa.ListArray.from_arrays(pa.array(np.arange(0, 20_001, 10), pa.int32()), pa.array(numbers))
+    unique = pa.array(np.arange(2000).astype(str))
+    for values, codes, expected in (
+        (lists, True, {PLAIN: 1.0, DICTIONARY: 0.0}),
+        (lists, False, {PLAIN: 0.0, DICTIONARY: 0.0}),  # of a table with columns stored once per run
+        (pa.array(numbers.astype(str)), True, {PLAIN: 1.0, DICTIONARY: 0.0}),
+        (unique, True, {PLAIN: 1.0, DICTIONARY: 1.0}),  # as many entries as values
+        (pa.array(numbers), True, {PLAIN: 0.0, DICTIONARY: 0.0}),
+        (pa.array([{"a": 1}] * 9), True, {PLAIN: 0.0, DICTIONARY: 0.0}),
+    ):
+        table = pa.table({"a": values})
+        (path,) = leaf_paths(table.schema)
+        for encoding, op_ns in expected.items():
+            chosen = [Encoding(leaf=path, encoding=encoding, codec="lz4")]
+            found = encodings._measure(table, chosen, 1, codes)[path]
+            assert found.op_ns == (op_ns if decoder == "auto" else 0.0), (values.type, encoding)
+    name = encodings.decoder_name()
+    assert name == (f"kernel {native.VERSION}" if decoder == "auto" else f"pyarrow {pa.__version__}")
+
+
+@pytest.mark.skipif(not native.COMPILED, reason="the kernel was not compiled: there is no C compiler")
+def test_lists_of_few_ids_become_codes_for_the_kernel() -> None:
+    """By the real clock: codes of 2 bytes, where plain values, the best for pyarrow, take twice as long."""
+    numbers = skewed(400_000)
+    lists = pa.ListArray.from_arrays(pa.array(np.arange(0, 400_001, 20), pa.int32()), pa.array(numbers))
+    (choice,) = choose(pa.table({"a": lists}), "decode")
+    assert (choice.chosen.encoding, choice.chosen.op_ns) == (DICTIONARY, 0.0)
+
+
+@pytest.mark.skipif(not native.COMPILED, reason="the kernel was not compiled: there is no C compiler")
+def test_a_chosen_dictionary_is_not_cut_at_a_mebibyte() -> None:
+    numbers = np.random.default_rng(0).integers(0, 200_000, 800_000) * 1_000_003
+    lists = pa.ListArray.from_arrays(pa.array(np.arange(0, 800_001, 20), pa.int32()), pa.array(numbers))
+    chosen = [Encoding(leaf="a.list.element", encoding=DICTIONARY, codec="none")]
+    table = pa.table({"a": lists})
+    assert encodings._measure(table, chosen, 1, True)["a.list.element"].op_ns == 0.0
+    assert encodings._measure(table, chosen, 1, True, usual=True)["a.list.element"].op_ns == 1.0
 
 
 def candidates() -> list[tuple[str, str]]:
