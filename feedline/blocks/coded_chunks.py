@@ -94,12 +94,12 @@ def _shift(codes: pl.Series, start: int) -> pl.Series:
 
 
 class CodedColumns:
-    """The features of plain rows, by the columns that come as codes. columns: those that may."""
+    """The features of plain rows, by the columns that come as codes. columns: those that may, see `coded_features`."""
 
     def __init__(
-        self, columns: Collection[str], features: Sequence[FeatureSpec], schema: pa.Schema, artifacts: ArtifactSet
+        self, columns: Mapping[str, int], features: Sequence[FeatureSpec], schema: pa.Schema, artifacts: ArtifactSet
     ) -> None:
-        self.columns = frozenset(columns)
+        self.columns = columns
         self._features = features
         self._schema = schema
         self._artifacts = artifacts

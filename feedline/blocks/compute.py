@@ -146,7 +146,7 @@ def _chunks(compiled: CompiledJob, piece: PieceRequest, *, as_stored: bool = Fal
         marks=compiled.marks,
         chunk_rows=max(CHUNK_ROWS, min(piece.skip + piece.rows, _MOST_ROWS)) if larger else CHUNK_ROWS,
         compact=compiled.compact if as_stored else (),
-        coded=compiled.coded if as_stored else (),
+        coded=compiled.coded if as_stored else {},
     )
     for chunk in chunks:
         height = chunk.frame.height

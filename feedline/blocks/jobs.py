@@ -67,8 +67,9 @@ class CompiledJob:
     coded_columns: CodedColumns
 
     @property
-    def coded(self) -> frozenset[str]:
-        """Columns that may come as codes: all that is computed of them is computed value by value."""
+    def coded(self) -> Mapping[str, int]:
+        """Columns that may come as codes: all that is computed of them is computed value by value. With the most
+        elements of their lists that are needed (0: all)."""
         return self.coded_columns.columns
 
 
@@ -122,7 +123,8 @@ def _compile(job: Job) -> CompiledJob:
     reads = {output.name: output.reads for output in own.outputs}
     grouped = {name for part in parts[1:] for name in part.columns}
     recorded = () if job.record is None else [name for name, _ in job.record.identity.columns]
-    coded = coded_features(own.features, schema, reads).difference(kept_columns(job), recorded, grouped)
+    whole = {*kept_columns(job), *recorded, *grouped}
+    coded = {name: some for name, some in coded_features(own.features, schema, reads).items() if name not in whole}
     return CompiledJob(
         features=features,
         schema=schema,

@@ -98,6 +98,7 @@ typedef struct {
     uint32_t max_def, defined;    /* the level of a value that is there is max_def; `defined`: of an element, null or not */
     uint32_t listed;              /* lists: from this definition level on, a list is not null */
     int lists, codes;             /* codes: the bytes of one, 0 to deliver values */
+    int prefix;                   /* the most elements of a list to deliver, 0 for all */
     int busy, failed;             /* in a method; after an error, when there are no further rows */
     const char *error;
 
@@ -122,6 +123,7 @@ typedef struct {
 
     /* The rows so far. */
     int64_t rows, elements;       /* lists begun; their elements, or the rows of a flat column */
+    int64_t open;                 /* elements of the last list, if `prefix` limits them */
     int64_t nulls, null_lists;
     Vector values, bytes, valid, starts, list_valid;
 } Cursor;
@@ -410,6 +412,53 @@ static int advance_flat(Cursor *cursor, int64_t rows) {
     return 0;
 }
 
+static int64_t count_zeros(const uint8_t *bytes, int64_t count) {
+    int64_t ones = 0;
+    for (int64_t index = 0; index < count; index++)
+        ones += bytes[index];
+    return count - ones;
+}
+
+/* Move bytes down. With a distance of 16 or more, up to 15 bytes behind them are overwritten, too. */
+static void move_down(uint8_t *to, const uint8_t *from, size_t length) {
+    if (from - to < 16)
+        memmove(to, from, length);
+    else
+        copy_wild(to, from, length);
+}
+
+/* Drop what lists have beyond `prefix` elements, of the elements from `first` on: the rest of the list that was open, and
+ * the lists from `row` on. */
+static void cut_lists(Cursor *cursor, int64_t row, int64_t first) {
+    const size_t size = slot_size(cursor);
+    uint8_t *values = cursor->values.bytes, *valid = cursor->nulls > 0 ? cursor->valid.bytes : NULL;
+    int32_t *starts = (int32_t *)cursor->starts.bytes;
+    const int64_t nulls = valid == NULL ? 0 : count_zeros(valid + first, cursor->elements - first);
+    int64_t to = first, from = first;
+    for (;; row++) {
+        const int64_t stop = row < cursor->rows ? starts[row] : cursor->elements;
+        const int64_t most = cursor->prefix - cursor->open, some = stop - from < most ? stop - from : most;
+        if (to != from && some > 0) {
+            move_down(values + (size_t)to * size, values + (size_t)from * size, (size_t)some * size);
+            if (valid != NULL)
+                memmove(valid + to, valid + from, (size_t)some);
+        }
+        to += some;
+        cursor->open += some;
+        if (row >= cursor->rows)
+            break;
+        starts[row] = (int32_t)to;
+        from = stop;
+        cursor->open = 0;
+    }
+    cursor->elements = to;
+    cursor->values.used = (size_t)to * size;
+    if (valid != NULL) {
+        cursor->nulls += count_zeros(valid + first, to - first) - nulls;
+        cursor->valid.used = (size_t)to;
+    }
+}
+
 /* Keep that lists are not null, where that is kept: from the first null on. */
 static int append_valid_lists(Cursor *cursor, int64_t count) {
     Vector *valid = &cursor->list_valid;
@@ -484,7 +533,7 @@ FAST static int64_t scan_starts(Cursor *cursor, int64_t base, int64_t slots, int
  * begins, 0 if that was not reached, -1 on an error. */
 static int advance_full_lists(Cursor *cursor, int64_t rows, int64_t slots) {
     Runs *reps = &cursor->reps;
-    const int64_t before = cursor->rows;
+    const int64_t before = cursor->rows, elements = cursor->elements;
     int64_t done = 0;
     int stop = 0;
     if (slots > INT32_MAX - cursor->elements)
@@ -514,6 +563,8 @@ static int advance_full_lists(Cursor *cursor, int64_t rows, int64_t slots) {
     cursor->slots -= done;
     if (append_values(cursor, NULL, done, done) != 0 || append_valid_lists(cursor, cursor->rows - before) != 0)
         return -1;
+    if (cursor->prefix)
+        cut_lists(cursor, before, elements);
     return stop;
 }
 
@@ -538,6 +589,7 @@ static int advance_lists(Cursor *cursor, int64_t rows) {
             cursor->level = 0;
             cursor->ahead = (int)some;
         }
+        const int64_t before = cursor->rows, first = cursor->elements;
         int64_t elements = 0, count = 0;
         int stop = 0, level = cursor->level;
         for (; level < cursor->ahead; level++) {
@@ -547,7 +599,7 @@ static int advance_lists(Cursor *cursor, int64_t rows) {
                     stop = 1;
                     break;
                 }
-                if (begin_list(cursor, cursor->elements + elements, def < cursor->listed) != 0)
+                if (begin_list(cursor, first + elements, def < cursor->listed) != 0)
                     return -1;
             } else if (cursor->rows == 0 || def < cursor->defined) {
                 return fail(cursor, cursor->rows == 0 ? "its first level is inside a list"
@@ -562,6 +614,8 @@ static int advance_lists(Cursor *cursor, int64_t rows) {
         cursor->level = level;
         if (append_values(cursor, valid, elements, count) != 0)
             return -1;
+        if (cursor->prefix)
+            cut_lists(cursor, before, first);
         if (stop)
             return 1;
     }
@@ -994,16 +1048,17 @@ GUARDED(cursor_advance, advance)
 GUARDED(cursor_take, take)
 
 static PyObject *cursor_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-    int physical, size, lists, max_def, codes;
+    int physical, size, lists, max_def, codes, prefix;
     (void)keywords;
-    if (!PyArg_ParseTuple(args, "iiiii", &physical, &size, &lists, &max_def, &codes))
+    if (!PyArg_ParseTuple(args, "iiiiii", &physical, &size, &lists, &max_def, &codes, &prefix))
         return NULL;
     const int fits = physical == BOOLEAN ? size == 1
         : physical == INT32 || physical == FLOAT ? size == 4
         : physical == INT64 || physical == DOUBLE ? size == 8
         : physical == BYTE_ARRAY ? size == 0
         : physical == FIXED_LEN_BYTE_ARRAY && size > 0 && size <= 65536;
-    if (!fits || (codes != 0 && codes != 2 && codes != 4) || lists < 0
+    const int cuts = prefix == 0 || (prefix > 0 && lists && (codes || physical != BYTE_ARRAY));
+    if (!fits || !cuts || (codes != 0 && codes != 2 && codes != 4) || lists < 0
         || (lists ? lists > 2 || max_def < lists || max_def > lists + 1 : max_def < 0 || max_def > 1)) {
         PyErr_SetString(PyExc_ValueError, "a cursor does not read such columns");
         return NULL;
@@ -1018,6 +1073,7 @@ static PyObject *cursor_new(PyTypeObject *type, PyObject *args, PyObject *keywor
     cursor->defined = (uint32_t)lists;     /* 1 of lists that are never null, 2 of others */
     cursor->listed = (uint32_t)lists - 1;
     cursor->codes = codes;
+    cursor->prefix = prefix;
     cursor->entries = -1;
     return (PyObject *)cursor;
 }
@@ -1232,7 +1288,7 @@ PyMODINIT_FUNC PyInit__parquet(void) {
     make_crc_table();
     memory_type = (PyTypeObject *)PyType_FromSpec(&memory_spec);
     cursor_type = (PyTypeObject *)PyType_FromSpec(&cursor_spec);
-    if (memory_type == NULL || cursor_type == NULL || PyModule_AddIntConstant(module, "VERSION", 3) != 0
+    if (memory_type == NULL || cursor_type == NULL || PyModule_AddIntConstant(module, "VERSION", 4) != 0
         || PyModule_AddObjectRef(module, "Cursor", (PyObject *)cursor_type) != 0) {
         Py_DECREF(module);
         return NULL;

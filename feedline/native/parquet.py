@@ -17,7 +17,7 @@ _compiled: Any = None
 with suppress(ImportError):  # installed without a compiler
     from feedline.native import _parquet as _compiled  # type: ignore[attr-defined,no-redef]
 
-VERSION = 3  # of the functions: of an older build, left in a checkout, nothing is called
+VERSION = 4  # of the functions: of an older build, left in a checkout, nothing is called
 COMPILED = _compiled is not None and getattr(_compiled, "VERSION", 0) == VERSION
 
 DATA_PAGE, INDEX_PAGE, DICTIONARY_PAGE, DATA_PAGE_V2 = range(4)
@@ -101,13 +101,14 @@ class Cursor:
 
     physical, size: the Parquet type's number, and the bytes of a value (0: of BYTE_ARRAY; 1: of BOOLEAN). lists: 0 for
     a flat column, 1 for lists that are never null, 2 for lists that may be. max_def: the definition level of values.
-    codes: the bytes of a code of a dictionary, 2 or 4, to deliver those, not its values; or 0.
+    codes: the bytes of a code of a dictionary, 2 or 4, to deliver those, not its values; or 0. prefix: of lists, but
+    not of lists of strings: how many elements of each to deliver at most; or 0 for all.
     """
 
     __slots__ = ("_cursor",)
 
-    def __init__(self, physical: int, size: int, lists: int, max_def: int, *, codes: int) -> None:
-        self._cursor = _compiled.Cursor(physical, size, lists, max_def, codes)
+    def __init__(self, physical: int, size: int, lists: int, max_def: int, *, codes: int, prefix: int = 0) -> None:
+        self._cursor = _compiled.Cursor(physical, size, lists, max_def, codes, prefix)
 
     def set_dictionary(self, content: Any, count: int) -> None:
         """Set the dictionary: `count` plain values."""

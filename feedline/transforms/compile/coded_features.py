@@ -30,6 +30,7 @@ from feedline.transforms.values.ragged import slice_bounds, slice_numbers
 # Ops on numbers that cost more than a value's code does: 5 ns per row, with the call for each chunk of a column.
 # Strings and lists are worth their codes with any op.
 _COSTLY = frozenset({"vocabulary", "log", "log1p", "logit", "box_cox"})
+_MOST_PREFIX = 2**30  # longer ones are no limit
 Slices = tuple[tuple[int, int | None], ...]
 # By column, slices and whether a null was appended: the last dictionary of which all was evaluated, and its values, or
 # None where those say nothing about the values that rows use.
@@ -160,15 +161,29 @@ def coded_slices(feature: FeatureSpec, kind: pa.DataType) -> Slices | None:
     return tuple(slices)
 
 
-def coded_features(features: Sequence[FeatureSpec], schema: pa.Schema, reads: Mapping[str, Sequence[str]]) -> set[str]:
-    """The columns that features read, all of them value by value. reads: the columns of each feature, by name."""
+def coded_features(
+    features: Sequence[FeatureSpec], schema: pa.Schema, reads: Mapping[str, Sequence[str]]
+) -> dict[str, int]:
+    """The columns that features read, all of them value by value, each with the most elements of a list that they need
+    from its beginning (0: all of them). reads: the columns of each feature, by name.
+    """
     columns = {feature.column or feature.name for feature in features if feature.op is None and feature.expr is None}
-    columns &= set(schema.names)
+    prefixes: dict[str, list[int]] = {name: [] for name in schema.names if name in columns}
     for feature in features:
         name = feature.column or feature.name
-        own = name in columns and coded_slices(feature, schema.field(name).type) is not None
-        columns.difference_update(set(reads[feature.name]) - ({name} if own else set()))
-    return columns
+        slices = coded_slices(feature, schema.field(name).type) if name in prefixes else None
+        for read in reads[feature.name]:
+            if read != name or slices is None:
+                prefixes.pop(read, None)
+            elif read in prefixes:
+                prefixes[read].append(_prefix(slices))
+    return {name: max(needed) if all(needed) else 0 for name, needed in prefixes.items() if needed}
+
+
+def _prefix(slices: Slices) -> int:
+    """The number of a list's first elements that hold all of its slices; 0 if that depends on its length."""
+    start, stop = slices[0] if slices else (0, None)
+    return 0 if stop is None or min(start, stop) < 0 else min(stop, _MOST_PREFIX)
 
 
 def _elements(codes: pl.Series) -> tuple[int, bool]:

@@ -42,6 +42,7 @@ _MOST_BYTES = 2**31 - 1  # of a chunk's strings: their offsets are 32 bits wide
 # A dictionary is worth its codes while it has less than this share of the chunk's values: what is computed on it is
 # computed that much less often, and gathered once.
 _WORTH_CODES = 0.5
+_WORTH_CUTTING = 2  # times as long are lists on average as what is needed of them: of shorter ones, all is delivered
 _TOGETHER = 2**18  # bytes of pages that are decompressed at once: they are read from the second cache
 _MANY = 2**16  # codes of 16 bits leave one number for a null, which is one entry more
 
@@ -122,6 +123,7 @@ class ChunkDecoder:
         decompress: _Decompress,
         *,
         codes: pa.DataType | None,
+        prefix: int,
     ) -> None:
         self._kind = kind
         self._rows_left = rows
@@ -133,16 +135,24 @@ class ChunkDecoder:
         self._ahead: deque[Any] = deque()  # of the next pages, decompressed
         self._codes = codes
         size = 0 if codes is None else codes.bit_width // 8
-        self._cursor = Cursor(kind.physical, kind.size, kind.lists, kind.max_def, codes=size)
+        self._cursor = Cursor(kind.physical, kind.size, kind.lists, kind.max_def, codes=size, prefix=prefix)
         self._strings: DictionaryStrings | None = None
         self._dictionary: pa.Array | None = None
 
     @classmethod
     def open(
-        cls, kind: ColumnKind, chunk: pq.ColumnChunkMetaData, rows: int, content: pa.Buffer, *, codes: bool
+        cls,
+        kind: ColumnKind,
+        chunk: pq.ColumnChunkMetaData,
+        rows: int,
+        content: pa.Buffer,
+        *,
+        codes: bool,
+        prefix: int = 0,
     ) -> ChunkDecoder | str:
         """The chunk whose bytes begin with its first page; or why the kernel does not decode it. rows: of the row
-        group. codes: deliver codes of its dictionary, where that has far fewer entries than there are values.
+        group. codes: deliver codes of its dictionary, where that has far fewer entries than there are values. prefix:
+        how many elements of a list are enough; others may be left out (0: none).
         """
         decompress = DECOMPRESSORS.get(chunk.compression)
         if decompress is None:
@@ -158,12 +168,14 @@ class ChunkDecoder:
         coded = {page.encoding for page in data} <= {_PLAIN_DICTIONARY, _RLE_DICTIONARY}
         codes = codes and coded and 0 < entries < _WORTH_CODES * chunk.num_values
         code = (pa.uint16() if entries < _MANY else pa.int32()) if codes else None
-        opened = cls(kind, rows, pages, content, decompress, codes=code)
+        # Strings are checked to be UTF-8 in all rows, so they are all delivered.
+        worth = chunk.num_values > _WORTH_CUTTING * prefix * rows and kind.lists > 0 and (kind.size > 0 or codes)
+        opened = cls(kind, rows, pages, content, decompress, codes=code, prefix=prefix if worth else 0)
         try:
             while entries and opened._next_page(until=DICTIONARY_PAGE):
                 pass
         except pa.ArrowInvalid:  # an entry is not UTF-8, which matters if rows use it
-            return cls.open(kind, chunk, rows, content, codes=False)
+            return cls.open(kind, chunk, rows, content, codes=False, prefix=prefix)
         if kind.size or codes:
             return opened
         longest = 0 if opened._strings is None else opened._strings.longest
