@@ -26,6 +26,9 @@ from feedline.warehouse.reading.columns import is_same, split_codes
 Bools = npt.NDArray[np.bool_]
 _Truths: TypeAlias = npt.NDArray[np.uint8]
 _TRUE = np.uint8(2)
+# The fewest rows of a row group for which codes pay: a term on a dictionary costs 0.4 ms, a comparison of strings 20 to
+# 30 ns per row, of numbers 4.
+_LEAST_STRINGS, _LEAST_NUMBERS = 16_384, 262_144
 _FAILURES = (pl.exceptions.PolarsError, pl.exceptions.PanicException)
 
 
@@ -37,6 +40,14 @@ def codable_columns(where: BoundExpression) -> frozenset[str]:
     if where.parts != frozenset[str]().union(*read):  # a column named like a part of another: not in this schema
         return frozenset()
     return where.parts.intersection(flat).difference(*(columns for columns in read if len(columns) > 1))
+
+
+def worth_codes(where: BoundExpression, rows: int) -> frozenset[str]:
+    """The columns, of those that may come as codes, for which that pays in a row group of so many rows."""
+    least = {True: _LEAST_NUMBERS, False: _LEAST_STRINGS}
+    return frozenset(
+        name for name in codable_columns(where) if rows >= least[pat.is_primitive(where.schema.field(name).type)]
+    )
 
 
 class EntryTruths:

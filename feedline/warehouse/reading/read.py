@@ -175,8 +175,8 @@ def batches(
             if need not in needed:
                 needed[need] = _columns_of(file, fragment, schema, *need)
             first_row = 0 if starts is None else starts[row_group]
-            codable = here.codable
-            codes = codable.difference(columns).union(set(coded) - (here.parts - codable))
+            filtered = here.coded(rows)
+            codes = filtered.difference(columns).union(set(coded) - (here.parts - filtered))
             for rows_here, data, groups in _decode(file, needed[need], fragment, row_group, chunk_rows, codes):
                 held = [FrameBatch(position, data, first_row, here, groups)]
                 first_row += rows_here
@@ -326,7 +326,7 @@ def _kept_rows(
     result = row_filter.apply(data, fragment.path, batch.first_row)
     if row_filter.weigh:
         frame = frame.with_columns(pl.Series(SAMPLE_WEIGHT, result.weights))
-    frame = frame.select(columns)
+    frame = frame if frame.columns == list(columns) else frame.select(columns)
     if result.stays is None:
         return frame, groups, dictionaries
     groups = tuple(filter_group(group, result.stays) for group in groups)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from feedline.expressions import BoundExpression
-from feedline.warehouse.reading.coded_conditions import EntryTruths, codable_columns
+from feedline.warehouse.reading.coded_conditions import EntryTruths, worth_codes
 from feedline.warehouse.reading.sample import Bools, BoundSample, weights
 
 # Bits of what statistics can prove about a row group: `where` is true for all its rows; the sample's own `where` is
@@ -52,10 +52,9 @@ class RowFilter:
         """The columns and column parts to read."""
         return self._key.union(*(where.parts for where in self._conditions))
 
-    @property
-    def codable(self) -> frozenset[str]:
-        """The columns, of those to read, that may come as codes and a dictionary."""
-        codable = [codable_columns(where) for where in self._conditions]
+    def coded(self, rows: int) -> frozenset[str]:
+        """The columns, of those to read, to decode to codes and a dictionary in a row group of so many rows."""
+        codable = [worth_codes(where, rows) for where in self._conditions]
         by_row = [where.parts - columns for where, columns in zip(self._conditions, codable, strict=True)]
         return frozenset[str]().union(*codable).difference(self._key, *by_row)
 

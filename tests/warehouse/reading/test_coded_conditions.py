@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,16 @@ from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot
 
 compiled = pytest.mark.skipif(not native.COMPILED, reason="the kernel was not compiled: there is no C compiler")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_row_groups() -> Iterator[None]:
+    """Row groups of few rows are read as those of many."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(coded_conditions, "_LEAST_STRINGS", 0)
+        patch.setattr(coded_conditions, "_LEAST_NUMBERS", 0)
+        yield
+
 
 KINDS = {"i": pa.int64(), "f": pa.float64(), "s": pa.string(), "j": pa.int64(), "b": pa.bool_()}
 NAN = float("nan")
@@ -136,10 +147,17 @@ def test_the_key_and_columns_that_another_condition_reads_together_are_values():
     schema = pa.schema(KINDS)
     where = bind_where("i > 1 and s == 'a' and f > 0", schema)
     sample = bind_sample(Sample(fraction=0.5, where="f < j", key=("s",)), schema)
-    assert RowFilter(where=where).codable == {"i", "s", "f"}
-    assert RowFilter(where=where, sample=sample).codable == {"i"}
-    assert RowFilter(where=where, sample=sample, decide=False).codable == {"i", "s", "f"}
-    assert RowFilter(where=where, sample=sample, decide=False, weigh=True).codable == {"i", "s"}
+    assert RowFilter(where=where).coded(1000) == {"i", "s", "f"}
+    assert RowFilter(where=where, sample=sample).coded(1000) == {"i"}
+    assert RowFilter(where=where, sample=sample, decide=False).coded(1000) == {"i", "s", "f"}
+    assert RowFilter(where=where, sample=sample, decide=False, weigh=True).coded(1000) == {"i", "s"}
+
+
+def test_numbers_come_as_codes_in_large_row_groups_only(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(coded_conditions, "_LEAST_STRINGS", 16_384)
+    monkeypatch.setattr(coded_conditions, "_LEAST_NUMBERS", 262_144)
+    row_filter = RowFilter(where=bind_where("i > 1 and s == 'a'", pa.schema(KINDS)))
+    assert [row_filter.coded(rows) for rows in (16_383, 16_384, 262_143, 262_144)] == [set(), {"s"}, {"s"}, {"i", "s"}]
 
 
 def rows_of(seed: int, rows: int = 400) -> pa.Table:
