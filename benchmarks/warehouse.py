@@ -1,12 +1,13 @@
 """The costs and gains of the warehouse's features in one command, with every comparison interleaved.
 
     python benchmarks/warehouse.py                       everything, some twenty minutes on two cores
-    python benchmarks/warehouse.py --only projection     one part: projection, popular, optimize
+    python benchmarks/warehouse.py --only projection     one part: projection, popular, filters, optimize
     python benchmarks/warehouse.py --tiny                few rows, one round: a test that all works
 
 projection  a tenth of the columns of a 400-column table: bytes and time against a bare loop (`projection.py`)
 popular     the same tenth after `optimize --order`, these columns first: requests per row group, by the rule for
             remote row groups (tests/system/test_stores.py counts the same against an S3 server)
+filters     counting the rows that a filter keeps: columns as codes against pyarrow's decoder (`filters.py`)
 optimize    bytes, throughput, memory and decode speed of `feedline optimize` (`optimize.py`)
 
 `snapshots.py` measures snapshots of many files, `maps.py` features from maps.
@@ -23,12 +24,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import filters
 import optimize
 import projection
 
 from feedline import Table
 
-PARTS = ("projection", "popular", "optimize")
+PARTS = ("projection", "popular", "filters", "optimize")
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -66,6 +68,13 @@ def popular_first(table: Path, target: Path, *, row_group_rows: int) -> dict[str
     }
 
 
+def count_filters(folder: Path, *, rows: int, row_group_rows: int, rounds: int) -> dict[str, Any]:
+    """Measure nanoseconds per row of counting each filter, with both decoders."""
+    filters.write_table(folder / "0.parquet", rows=rows, row_group_rows=row_group_rows)
+    costs = filters.compare(folder, rounds=rounds)
+    return {cost.where: dataclasses.asdict(cost) | {"ratio": cost.ratio} for cost in costs}
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run the benchmark; return the exit code."""
     options = parse(arguments)
@@ -80,6 +89,9 @@ def main(arguments: Sequence[str]) -> int:
             found["projection"] = read_a_tenth(wide, rounds=rounds)
         if "popular" in parts:
             found["popular"] = popular_first(wide, Path(folder) / "popular", row_group_rows=group_rows)
+        if "filters" in parts:
+            size = {"rows": 2 * rows, "row_group_rows": rows}
+            found["filters"] = count_filters(Path(folder) / "filtered", **size, rounds=3 * rounds)
     print(json.dumps(found, indent=1))
     if "optimize" in parts:
         found["optimize"] = optimize.measured(optimize.parse(["--tiny"] if options.tiny else []))

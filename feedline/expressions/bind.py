@@ -24,7 +24,7 @@ from feedline.expressions.column_parts import (
     part_field,
     part_of,
 )
-from feedline.expressions.nodes import ColumnRef, Node, children
+from feedline.expressions.nodes import Node, column_names
 from feedline.expressions.operators import BOOL, Operand
 from feedline.expressions.parser import parse_tree
 from feedline.expressions.predicates import Opaque, Predicate
@@ -156,14 +156,20 @@ def _rebind(text: str, schema: pa.Schema) -> BoundExpression:
 
 def _narrow(expression: Expression, schema: pa.Schema, whole: Operand) -> tuple[frozenset[str], pl.Expr]:
     """The column parts that it reads, and the expression over them, bound as if each were a column."""
-    tree, parts = over_parts(expression.tree, schema)
-    if all(has_column(schema, name) for name in parts):
-        return parts, whole.expr
-    fields = [schema.field(name) if has_column(schema, name) else _part_field(schema, name) for name in sorted(parts)]
-    narrow = Binder(pa.schema(fields)).operand(tree)
+    tree, fields = bind_parts(expression, schema)
+    if all(has_column(schema, name) for name in fields.names):
+        return frozenset(fields.names), whole.expr
+    narrow = Binder(fields).operand(tree)
     assert narrow.dtype == whole.dtype
-    _check_polars(expression.text, narrow, pa.schema(fields))
-    return parts, narrow.expr
+    _check_polars(expression.text, narrow, fields)
+    return frozenset(fields.names), narrow.expr
+
+
+def bind_parts(expression: Expression, schema: pa.Schema) -> tuple[Node, pa.Schema]:
+    """The tree over column parts as if each were a column, and the fields of these."""
+    tree, parts = over_parts(expression.tree, schema)
+    fields = [schema.field(name) if has_column(schema, name) else _part_field(schema, name) for name in sorted(parts)]
+    return tree, pa.schema(fields)
 
 
 def _part_field(schema: pa.Schema, name: str) -> pa.Field:
@@ -185,13 +191,7 @@ def _check_polars(text: str, operand: Operand, schema: pa.Schema) -> None:
 
 
 def _columns(tree: Node, whole: Span) -> frozenset[str]:
-    names: set[str] = set()
-    nodes = [tree]
-    while nodes:
-        node = nodes.pop()
-        if isinstance(node, ColumnRef):
-            names.add(node.name)
-        nodes.extend(children(node))
+    names = column_names(tree)
     if not names:
         raise Fault("the expression names no column: its value would be the same in every row", whole)
-    return frozenset(names)
+    return names

@@ -132,6 +132,18 @@ def children(node: Node) -> tuple[Node, ...]:
     return (node.item,)
 
 
+def column_names(tree: Node) -> frozenset[str]:
+    """The names of the columns that a tree reads."""
+    names: set[str] = set()
+    nodes = [tree]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ColumnRef):
+            names.add(node.name)
+        nodes.extend(children(node))
+    return frozenset(names)
+
+
 def map_children(node: Node, change: Callable[[Node], Node]) -> Node:
     """The node with each node of `children` changed."""
 

@@ -13,6 +13,7 @@ import pytest
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "optimize.py"
 sys.path.insert(0, str(BENCHMARK.parent))
 
+import filters  # noqa: E402
 import warehouse  # noqa: E402
 
 
@@ -44,10 +45,12 @@ def test_tiny_answers_the_questions_about_time(tmp_path: Path) -> None:
 
 
 def test_the_warehouse_benchmark_counts_bytes_and_requests(tmp_path: Path) -> None:
-    parts = ["--only", "projection", "--only", "popular"]
+    parts = ["--only", "projection", "--only", "popular", "--only", "filters"]
     assert warehouse.main(["--tiny", "--json", str(tmp_path / "found.json"), *parts]) == 0
     found = json.loads((tmp_path / "found.json").read_text())
-    assert set(found) == {"projection", "popular"}
+    assert set(found) == {"projection", "popular", "filters"}
+    assert {cost["where"] for cost in found["filters"].values()} == set(filters.CONDITIONS)
+    assert all(0 < cost["kept"] < 8192 and cost["ratio"] > 0 for cost in found["filters"].values())
     assert found["projection"]["columns"] == 40
     assert found["projection"]["table_columns"] == 400
     assert found["projection"]["feedline_bytes"] > found["projection"]["chunk_bytes"]  # footers, too: tiny row groups

@@ -11,6 +11,7 @@ from that column. A map is skipped if all requested keys have such columns.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -126,12 +127,15 @@ class FileColumns:
         }
 
     def coded_leaves(self, names: Collection[str]) -> list[int]:
-        """The Parquet columns of those of these columns that may be delivered as codes: stored in the table's type."""
+        """The Parquet columns of those of these columns that may be delivered as codes: stored in the table's type, and
+        read for nothing else."""
+        readers = Counter(column for source in self._sources for column, _ in source.inputs)
         return [
             self._stored[name].start
             for source in self._sources
             if (name := source.field.name) in names
             and source.column == name
+            and readers[name] == 1
             and not self._trees[name].parts
             and self._file_schema.field(name).type == source.field.type
             and len(self._stored[name]) == 1
@@ -211,7 +215,7 @@ class FileColumns:
         arrays_of_codes = {
             name: decoded.column(name)
             for name in coded
-            if name in self._trees and _is_coded(decoded.schema.field(name).type)
+            if name in self._trees and is_coded(decoded.schema.field(name).type)
         }
         parts: dict[tuple[str, Keys], pa.Array] = {}
         for name, tree in self._trees.items():
@@ -360,14 +364,14 @@ def _validate(array: pa.Array, name: str, uri: str, row_group: int) -> pa.Array:
     return array
 
 
-def _is_coded(kind: pa.DataType) -> bool:
+def is_coded(kind: pa.DataType) -> bool:
     """Whether a type is that of codes, or of lists of them."""
     return bool(pat.is_dictionary(kind.value_type if pat.is_list(kind) or pat.is_large_list(kind) else kind))
 
 
 def split_codes(array: pa.Array) -> tuple[pa.Array, pa.Array] | None:
     """The codes and the dictionary of a dictionary array; of lists of such, lists of codes; of all else None."""
-    if not _is_coded(array.type):
+    if not is_coded(array.type):
         return None
     if pat.is_dictionary(array.type):
         return array.indices, array.dictionary
@@ -377,6 +381,15 @@ def split_codes(array: pa.Array) -> tuple[pa.Array, pa.Array] | None:
     buffers = array.buffers()[:2]
     codes = pa.Array.from_buffers(kind, len(array), buffers, array.null_count, array.offset, [values.indices])
     return codes, values.dictionary
+
+
+def is_same(one: pa.Array, other: pa.Array) -> bool:
+    """Whether two arrays are views of the same memory."""
+    places = [
+        (len(array), array.offset, *(buffer and (buffer.address, buffer.size) for buffer in array.buffers()))
+        for array in (one, other)
+    ]
+    return bool(one.type == other.type and places[0] == places[1])
 
 
 def _conform(array: pa.Array, field: pa.Field, uri: str, row_group: int) -> pa.Array:

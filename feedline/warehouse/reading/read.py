@@ -26,7 +26,7 @@ from feedline.expressions.column_parts import has_column
 from feedline.native.unique_rows import UniqueRows
 from feedline.warehouse.parquet.open_file import OpenFile, open_unchanged
 from feedline.warehouse.parquet.schemas import children
-from feedline.warehouse.reading.columns import CHUNK_ROWS, FileColumns, part_bytes, split_codes
+from feedline.warehouse.reading.columns import CHUNK_ROWS, FileColumns, is_coded, is_same, part_bytes, split_codes
 from feedline.warehouse.reading.fragment import UNCOUNTED, Chunk, Fragment, FrameBatch, field_of, unpack_mask
 from feedline.warehouse.reading.row_filter import RowFilter
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample
@@ -149,7 +149,7 @@ def batches(
 ) -> Iterator[FrameBatch]:
     """Decode the fragment's row groups: `columns`, and the columns that filter and sample read. compact: those
     delivered as unique rows where they are stored so, unless filter or sample read them; coded: as codes and a
-    dictionary, likewise.
+    dictionary, unless filter or sample need the values. A column that only these read may come as codes in any case.
 
     The caller adds the rows it keeps to `counts`, which is checked after each row group. `skip` is called once and
     returns the positions of row groups not to read. `number_rows`: set `first_row` even without a sample.
@@ -175,7 +175,8 @@ def batches(
             if need not in needed:
                 needed[need] = _columns_of(file, fragment, schema, *need)
             first_row = 0 if starts is None else starts[row_group]
-            codes = frozenset(coded) - here.parts
+            filtered = here.coded(rows)
+            codes = filtered.difference(columns).union(set(coded) - (here.parts - filtered))
             for rows_here, data, groups in _decode(file, needed[need], fragment, row_group, chunk_rows, codes):
                 held = [FrameBatch(position, data, first_row, here, groups)]
                 first_row += rows_here
@@ -283,18 +284,9 @@ class _Dictionaries:
     def series(self, name: str, array: pa.Array) -> pl.Series:
         """The dictionary of a column. The last one is kept, so that no other can have its memory."""
         kept = self._kept.get(name)
-        if kept is None or not _is_same(kept[0], array):
+        if kept is None or not is_same(kept[0], array):
             kept = self._kept[name] = array, pl.Series(name, array)
         return kept[1]
-
-
-def _is_same(one: pa.Array, other: pa.Array) -> bool:
-    """Whether two arrays are views of the same memory."""
-    places = [
-        (len(array), array.offset, *(buffer and (buffer.address, buffer.size) for buffer in array.buffers()))
-        for array in (one, other)
-    ]
-    return bool(one.type == other.type and places[0] == places[1])
 
 
 def _coded_frame(data: pa.RecordBatch, kept: _Dictionaries) -> tuple[pl.DataFrame, dict[str, pl.Series]]:
@@ -320,19 +312,22 @@ def _kept_rows(
     if groups:
         compact = {name for group in groups for name in group.rows.columns}
         columns = [name for name in columns if name not in compact]
-    (frame, dictionaries), row_filter = _coded_frame(batch.data, kept), batch.row_filter
+    data, row_filter = batch.data, batch.row_filter
+    is_plain = not any(is_coded(data.schema.field(name).type) for name in row_filter.parts)
+    frame, dictionaries = _coded_frame(data if is_plain else data.select(columns), kept)
     if marks:
-        columns_of_marks = [mark.of(batch.data, fragment.table, fragment.path, batch.first_row) for mark in marks]
+        columns_of_marks = [mark.of(data, fragment.table, fragment.path, batch.first_row) for mark in marks]
         frame, columns = frame.with_columns(columns_of_marks), [*columns, *(mark.name for mark in marks)]
     if row_filter.idle:
         return frame.select(columns) if marks else frame, groups, dictionaries
-    if row_filter.sample is None and not row_filter.weigh and row_filter.where is not None and not groups:
-        stays = frame.lazy().filter(row_filter.where.narrow).select(columns).collect(engine="in-memory")
+    where = row_filter.where if row_filter.sample is None and not row_filter.weigh else None
+    if where is not None and is_plain and not groups:
+        stays = frame.lazy().filter(where.narrow).select(columns).collect(engine="in-memory")
         return stays, (), dictionaries
-    result = row_filter.apply(batch.data, fragment.path, batch.first_row)
+    result = row_filter.apply(data, fragment.path, batch.first_row)
     if row_filter.weigh:
         frame = frame.with_columns(pl.Series(SAMPLE_WEIGHT, result.weights))
-    frame = frame.select(columns)
+    frame = frame if frame.columns == list(columns) else frame.select(columns)
     if result.stays is None:
         return frame, groups, dictionaries
     groups = tuple(filter_group(group, result.stays) for group in groups)

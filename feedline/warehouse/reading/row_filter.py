@@ -7,14 +7,14 @@ read: `RowFilter.for_row_group` returns what remains.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 import pyarrow as pa
 
 from feedline.expressions import BoundExpression
+from feedline.warehouse.reading.coded_conditions import EntryTruths, worth_codes
 from feedline.warehouse.reading.sample import Bools, BoundSample, weights
 
 # Bits of what statistics can prove about a row group: `where` is true for all its rows; the sample's own `where` is
@@ -36,23 +36,36 @@ class FilterResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFilter:
-    """The conditions on a table's rows. `weigh`: compute weights; `decide`: rows may be dropped, not only weighed."""
+    """The conditions on a table's rows. `weigh`: compute weights; `decide`: rows may be dropped, not only weighed.
+
+    `truths`: what is known about the dictionaries of the columns that come as codes, kept from chunk to chunk.
+    """
 
     where: BoundExpression | None = None
     sample: BoundSample | None = None
     weigh: bool = False
     decide: bool = True
+    truths: EntryTruths = field(default_factory=EntryTruths, compare=False, repr=False)
 
     @property
     def parts(self) -> frozenset[str]:
         """The columns and column parts to read."""
-        own = self.where.parts if self.where is not None else frozenset()
-        sample = self.sample
-        if sample is None or not (self.decide or self.weigh):
-            return own
-        if self.decide:
-            return own | sample.parts
-        return own | (sample.where.parts if sample.where is not None else frozenset())
+        return self._key.union(*(where.parts for where in self._conditions))
+
+    def coded(self, rows: int) -> frozenset[str]:
+        """The columns, of those to read, to decode to codes and a dictionary in a row group of so many rows."""
+        codable = [worth_codes(where, rows) for where in self._conditions]
+        by_row = [where.parts - columns for where, columns in zip(self._conditions, codable, strict=True)]
+        return frozenset[str]().union(*codable).difference(self._key, *by_row)
+
+    @property
+    def _conditions(self) -> list[BoundExpression]:
+        sampled = self.sample.where if self.sample is not None and (self.decide or self.weigh) else None
+        return [where for where in (self.where, sampled) if where is not None]
+
+    @property
+    def _key(self) -> frozenset[str]:
+        return frozenset(self.sample.sample.key if self.sample is not None and self.decide else ())
 
     @property
     def idle(self) -> bool:
@@ -72,13 +85,13 @@ class RowFilter:
 
     def apply(self, data: pa.RecordBatch, path: str, first_row: int) -> FilterResult:
         """Evaluate the conditions; `first_row`: the first row's index in its file, `path`: that file below the root."""
-        stays = None if self.where is None else true_rows(data, self.where)
+        stays = None if self.where is None else self.truths.true_rows(data, self.where)
         matched = data.num_rows if stays is None else int(np.count_nonzero(stays))
         sample = self.sample
         if sample is None:
             same = np.ones(data.num_rows, np.float32) if self.weigh else None
             return FilterResult(stays=stays, matched=matched, weights=same)
-        sampled = None if sample.where is None else true_rows(data, sample.where)
+        sampled = None if sample.where is None else self.truths.true_rows(data, sample.where)
         if self.decide:
             keep = sample.hash_mask(data, path, first_row)
             if sampled is not None:
@@ -86,11 +99,3 @@ class RowFilter:
             stays = keep if stays is None else stays & keep
         heavy = weights(sample.sample, sampled, data.num_rows) if self.weigh else None
         return FilterResult(stays=stays, matched=matched, weights=heavy)
-
-
-def true_rows(data: pa.RecordBatch, where: BoundExpression) -> Bools:
-    """bool [rows]: where a condition is true (null counts as false)."""
-    frame = pl.from_arrow(data.select([name for name in data.schema.names if name in where.parts]))
-    assert isinstance(frame, pl.DataFrame)
-    kept: Bools = frame.select(where.narrow).to_series().fill_null(False).to_numpy()
-    return kept

@@ -21,6 +21,9 @@ from feedline.warehouse.reading.read import batches
 from feedline.warehouse.reading.row_filter import RowFilter
 from feedline.warehouse.reading.sample import BoundSample, sampled_rows
 
+# Of narrow rows, with their codes in the second cache: a chunk costs 0.2 ms however few rows it has.
+_CHUNK_ROWS = 131_072
+
 
 class Count(NamedTuple):
     """The count of one row group: kept rows, and rows that `where` keeps before sampling.
@@ -57,7 +60,7 @@ def count_fragment(
         return unread
 
     kept, matched = [0] * len(fragment.row_groups), [0] * len(fragment.row_groups)
-    for batch in batches(fragment, (), row_filter, schema, counts=kept, skip=skip):
+    for batch in batches(fragment, (), row_filter, schema, chunk_rows=_CHUNK_ROWS, counts=kept, skip=skip):
         result = batch.row_filter.apply(batch.data, fragment.path, batch.first_row)
         stays = result.stays
         kept[batch.position] += batch.data.num_rows if stays is None else int(np.count_nonzero(stays))

@@ -29,8 +29,8 @@ from feedline import Table
 from feedline.expressions import bind_where
 from feedline.warehouse.parquet.bounds import bounds_of
 from feedline.warehouse.parquet.thrift import BYTE_ARRAY, FIXED, INT32, INT64, ColumnChunk, Structure, structure_of
+from feedline.warehouse.reading.coded_conditions import EntryTruths
 from feedline.warehouse.reading.read import read_arrow
-from feedline.warehouse.reading.row_filter import true_rows
 from feedline.warehouse.selection.column_bounds import statistics_of
 from feedline.warehouse.selection.fragments import plan_fragments
 from feedline.warehouse.selection.pruning import ALL, NONE, SOME, prune
@@ -159,7 +159,7 @@ def check(snapshot: Snapshot, table: pa.Table, text: str, rows: int) -> list[int
     where = bind_where(text, snapshot.schema)
     outcome = prune(where.predicate, statistics_of(snapshot, where.columns)).outcome.tolist()
     plain = table.cast(snapshot.schema).combine_chunks().to_batches()
-    kept = np.concatenate([true_rows(batch, where) for batch in plain])
+    kept = np.concatenate([EntryTruths().true_rows(batch, where) for batch in plain])
     for index, verdict in enumerate(outcome):
         group = kept[index * rows : (index + 1) * rows]
         if verdict == NONE:
