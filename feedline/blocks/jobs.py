@@ -8,6 +8,7 @@ with the next attempt.
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa

@@ -18,6 +18,7 @@ from feedline import Pipeline
 from feedline.blocks import compute
 from feedline.blocks.coded_chunks import DictionaryFrame, join_coded
 from feedline.blocks.compute import run_block
+from feedline.blocks.jobs import compile_job
 from feedline.errors import FeedlineError
 from feedline.native import parquet as native
 from feedline.transforms.compile.compiled import CompiledFeatures
@@ -288,6 +289,43 @@ def test_a_dictionary_is_computed_once_per_row_group(
     buckets = pl.DataFrame({"word": kept}).select(word=pl.col("word").rank("dense"), id=pl.Series(ids)).unique()
     assert buckets["word"].n_unique() == len(buckets)  # equal words have equal ids
     assert computed == ([3000] if where is None else [len(set(kept))])
+
+
+@needs_kernel
+@pytest.mark.parametrize("ids", [60, 10**9])
+@pytest.mark.parametrize(
+    ("tail", "most"), [({"start": 2, "stop": 7}, 7), ({"start": -3, "stop": None}, 0), (None, 0), ("fill_null", 5)]
+)
+def test_no_more_of_long_lists_is_decoded_than_all_features_need(
+    tmp_path: Path, ids: int, tail: Any, most: int, monkeypatch: pytest.MonkeyPatch
+):
+    """As codes, and as values where there are as many ids as elements."""
+    random = np.random.default_rng(1)
+    lists = [random.integers(0, ids, int(length)).tolist() for length in random.integers(0, 60, ROWS)]
+    (tmp_path / "t").mkdir()
+    table = pa.table({"long": lists, "row": range(ROWS), "few": few(random, [0, 1], ROWS)})
+    pq.write_table(table, tmp_path / "t" / "0.parquet", row_group_size=GROUP)
+    second = [{"modulo": 9}, *([{"list_slice": tail}] if isinstance(tail, dict) else [])]
+    if tail == "fill_null":
+        second = [{"fill_null": 3}, {"first_x": 1}]
+    sparse = {"long": [{"first_x": 5}], "second": {"column": "long", "ops": second}}
+    changes: dict[str, Any] = {"features": {"sparse": sparse, "extra": ["row"]}, "source": {"where": "few == 1"}}
+    made = pipeline(tmp_path / "t", tmp_path, **changes)
+    compiled = compile_job(made.plan().job)
+    assert compiled.coded == {"long": most}
+    widths: set[int] = set()
+    whole = compute._Encoder.add
+
+    def add(encoder: Any, chunk: Any) -> None:
+        widths.add(int(chunk.frame["long"].list.len().max()))
+        whole(encoder, chunk)
+
+    monkeypatch.setattr(compute._Encoder, "add", add)
+    coded = outcome(tmp_path / "t", tmp_path, **changes)
+    assert max(widths) == (most or 59)
+    monkeypatch.setenv(DECODER_VARIABLE, "arrow")
+    assert coded == outcome(tmp_path / "t", tmp_path, **changes)
+    assert len(coded) > 3
 
 
 @needs_kernel

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from io import BytesIO
 from typing import Any
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from feedline.warehouse.parquet.column_chunk import ChunkDecoder, ColumnKind
-from feedline.warehouse.parquet.decode import FileDecoder
+from feedline.warehouse.parquet.decode import NOT_CODED, FileDecoder
 from feedline.warehouse.parquet.footer import column_leaves, open_parquet
 
 
@@ -51,7 +51,7 @@ class File:
         return self._buffer.slice(start, stop - start)
 
     def batches(
-        self, group: int, chunk_rows: int, coded: Collection[int] = (), *, alone: bool = False
+        self, group: int, chunk_rows: int, coded: Mapping[int, int] = NOT_CODED, *, alone: bool = False
     ) -> Iterator[pa.RecordBatch]:
         """Batches of all columns; `alone`: where pyarrow's reader would be asked, there is none."""
         leaves = [leaf for each in self.leaves for leaf in each]
@@ -59,10 +59,15 @@ class File:
         return self.decoder.batches(parquet, group, leaves, chunk_rows, (), read=self.read, coded=coded)
 
 
-def table_of(content: bytes, chunk_rows: int = 1000, *, coded: bool = False, alone: bool = True) -> pa.Table:
-    """All rows of a file, in its columns' order. alone: by the kernel alone, which fails where it does not decode."""
+def table_of(
+    content: bytes, chunk_rows: int = 1000, *, coded: bool = False, prefix: int = 0, alone: bool = True
+) -> pa.Table:
+    """All rows of a file, in its columns' order. alone: by the kernel alone, which fails where it does not decode.
+
+    prefix: how many elements of lists are needed, if coded.
+    """
     file = File(content)
-    codes = [leaf for each in file.leaves for leaf in each] if coded else ()
+    codes = {leaf: prefix for each in file.leaves for leaf in each} if coded else {}
     batches = [batch for group in file.groups for batch in file.batches(group, chunk_rows, codes, alone=alone)]
     for batch in batches:
         batch.validate()

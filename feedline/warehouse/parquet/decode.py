@@ -9,8 +9,9 @@ pyarrow.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,6 +26,7 @@ from feedline.warehouse.storage.ranges import chunk_ranges
 DECODER_VARIABLE = "FEEDLINE_DECODER"
 # The bytes of a file from `start` to `stop`.
 ReadRange: TypeAlias = Callable[[int, int], pa.Buffer]
+NOT_CODED: Mapping[Any, int] = MappingProxyType({})
 
 
 def kernel_refusal(decoder: str = "auto") -> str:
@@ -82,18 +84,20 @@ class FileDecoder:
         whole: Sequence[int],
         *,
         read: ReadRange,
-        coded: Collection[int] = (),
+        coded: Mapping[int, int] = NOT_CODED,
     ) -> Iterator[pa.RecordBatch]:
         """Decode Parquet columns in chunks of about `chunk_rows`; first `whole` ones, if any, in all rows at once.
 
-        coded: those that may come as codes and a dictionary. Raises CorruptFileError.
+        coded: those that may come as codes and a dictionary, each with how many elements of a list are needed (0: all).
+
+        Raises CorruptFileError.
         """
         if whole:
             yield self._rename(_whole(parquet, row_group, whole))
         own: dict[str, ChunkDecoder] = {}
         others = []
         for leaf in leaves:
-            chunk = self._open(row_group, leaf, read, codes=leaf in coded)
+            chunk = self._open(row_group, leaf, read, codes=leaf in coded, prefix=coded.get(leaf, 0))
             if chunk is None:
                 others.append(leaf)
             else:
@@ -109,7 +113,7 @@ class FileDecoder:
         for start in range(0, rows, chunk_rows):
             yield self._join(None, own, min(chunk_rows, rows - start), row_group)
 
-    def _open(self, row_group: int, leaf: int, read: ReadRange, *, codes: bool) -> ChunkDecoder | None:
+    def _open(self, row_group: int, leaf: int, read: ReadRange, *, codes: bool, prefix: int) -> ChunkDecoder | None:
         """A chunk for the kernel; None for pyarrow, which also says what is wrong with one that does not open."""
         kind = self.kind(leaf)
         if isinstance(kind, str):
@@ -119,7 +123,8 @@ class FileDecoder:
             return None
         try:
             group = self._metadata.row_group(row_group)
-            opened = ChunkDecoder.open(kind, group.column(leaf), group.num_rows, read(start, stop), codes=codes)
+            column, rows = group.column(leaf), group.num_rows
+            opened = ChunkDecoder.open(kind, column, rows, read(start, stop), codes=codes, prefix=prefix)
         except ChunkError:
             return None
         return None if isinstance(opened, str) else opened

@@ -207,7 +207,8 @@ def _decode(buffer: pa.Buffer, metadata: pq.FileMetaData, repeats: int, codes: b
     parquet = open_parquet(pa.BufferReader(buffer), metadata, pre_buffer=False)
     [field], leaves = parquet.schema_arrow, range(metadata.num_columns)
     decoder = FileDecoder(parquet.schema_arrow, {field.name: leaves}, metadata, None, "the sample", len(buffer))
-    coded = leaves if codes and _is_worth_codes(field.type) and isinstance(decoder.kind(0), ColumnKind) else ()
+    worth = codes and _is_worth_codes(field.type) and isinstance(decoder.kind(0), ColumnKind)
+    coded = dict.fromkeys(leaves, 0) if worth else {}
     kind = field.type
     times: list[float] = []
     while len(times) < repeats and (len(times) < min(2, repeats) or sum(times) < _ENOUGH_S * repeats):

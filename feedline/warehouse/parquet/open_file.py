@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import accumulate, islice
@@ -27,7 +27,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from feedline.errors import TableChangedError
-from feedline.warehouse.parquet.decode import FileDecoder
+from feedline.warehouse.parquet.decode import NOT_CODED, FileDecoder
 from feedline.warehouse.parquet.dedup_columns import DedupMetadata, dedup_metadata
 from feedline.warehouse.parquet.footer import column_leaves, footer_digest, open_parquet, parsed_footers
 from feedline.warehouse.parquet.stored_names import StoredNames, groups_under_other_names
@@ -103,12 +103,12 @@ class OpenFile:
         leaves: Sequence[int],
         chunk_rows: int,
         whole: Sequence[int] = (),
-        coded: Collection[int] = (),
+        coded: Mapping[int, int] = NOT_CODED,
     ) -> Iterator[pa.RecordBatch]:
         """Decode Parquet columns of one row group on the calling thread, in chunks of about `chunk_rows`.
 
         whole: further columns, if any, that the first batch holds, in all rows of the row group. coded: columns that
-        may come as dictionary arrays, or lists of them.
+        may come as dictionary arrays, or lists of them, each with how many elements of a list are needed (0: all).
         """
         return self.decoder.batches(
             self.parquet, row_group, leaves, chunk_rows, whole, read=self._read_range, coded=coded
@@ -151,7 +151,7 @@ class _LocalFile(OpenFile):
         leaves: Sequence[int],
         chunk_rows: int,
         whole: Sequence[int] = (),
-        coded: Collection[int] = (),
+        coded: Mapping[int, int] = NOT_CODED,
     ) -> Iterator[pa.RecordBatch]:
         """As `OpenFile.batches`."""
         ranges = coalesce(chunk_ranges(self.metadata, row_group, [*leaves, *whole], self._version.size_bytes))
@@ -243,7 +243,7 @@ class _RemoteFile(OpenFile):
         leaves: Sequence[int],
         chunk_rows: int,
         whole: Sequence[int] = (),
-        coded: Collection[int] = (),
+        coded: Mapping[int, int] = NOT_CODED,
     ) -> Iterator[pa.RecordBatch]:
         """As `OpenFile.batches`, after all bytes of the columns have arrived and are verified to be of this file."""
         if not leaves and not whole:

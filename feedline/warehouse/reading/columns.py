@@ -126,12 +126,12 @@ class FileColumns:
             for source in self._sources
         }
 
-    def coded_leaves(self, names: Collection[str]) -> list[int]:
+    def coded_leaves(self, names: Mapping[str, int]) -> dict[int, int]:
         """The Parquet columns of those of these columns that may be delivered as codes: stored in the table's type, and
-        read for nothing else."""
+        read for nothing else. With the numbers given for them."""
         readers = Counter(column for source in self._sources for column, _ in source.inputs)
-        return [
-            self._stored[name].start
+        return {
+            self._stored[name].start: names[name]
             for source in self._sources
             if (name := source.field.name) in names
             and source.column == name
@@ -139,7 +139,7 @@ class FileColumns:
             and not self._trees[name].parts
             and self._file_schema.field(name).type == source.field.type
             and len(self._stored[name]) == 1
-        ]
+        }
 
     def only(self, names: Collection[str]) -> FileColumns:
         """The same for some of the fields. Each is built, and checked, as it is among all of them."""

@@ -12,7 +12,7 @@ are errors that name file and row group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from feedline.errors import CorruptFileError, DataError, TableError
 from feedline.expressions import BoundExpression
 from feedline.expressions.column_parts import has_column
 from feedline.native.unique_rows import UniqueRows
+from feedline.warehouse.parquet.decode import NOT_CODED
 from feedline.warehouse.parquet.open_file import OpenFile, open_unchanged
 from feedline.warehouse.parquet.schemas import children
 from feedline.warehouse.reading.columns import CHUNK_ROWS, FileColumns, is_coded, is_same, part_bytes, split_codes
@@ -47,13 +48,14 @@ def read_fragment(
     marks: Sequence[Mark] = (),
     chunk_rows: int = CHUNK_ROWS,
     compact: Collection[str] = (),
-    coded: Collection[str] = (),
+    coded: Mapping[str, int] = NOT_CODED,
 ) -> Iterator[Chunk]:
     """Yield the kept rows of a fragment, chunk by chunk, as Polars frames of `columns` in the types of `schema`.
 
     With a sample, `columns` may include `sample_weight`, a float32 of `schema` that files need not store. `marks`:
     Boolean columns appended to them. `compact`: columns, but not all, that come as unique rows (`Chunk.groups`) from
-    files that store them once per run of equal rows. `coded`: columns that may come as codes (`Chunk.dictionaries`).
+    files that store them once per run of equal rows. `coded`: columns that may come as codes
+    (`Chunk.dictionaries`), each with how many elements of its lists are needed: others may be left out (0: all are).
     `chunk_rows`: the most; of wide rows no more than CHUNK_ROWS.
 
     Raises TableChangedError if the file changed since the snapshot, CorruptFileError if a row group does not decode,
@@ -75,7 +77,7 @@ def read_fragment(
         counts=counts,
         number_rows=number_rows,
         compact=frozenset(compact).difference(*(mark.parts for mark in marks)),
-        coded=frozenset(coded).difference(*(mark.parts for mark in marks)),
+        coded={name: most for name, most in coded.items() if not any(name in mark.parts for mark in marks)},
     ):
         (frame, groups, dictionaries), position = _kept_rows(batch, columns, marks, fragment, kept), batch.position
         del batch
@@ -145,11 +147,12 @@ def batches(
     skip: Callable[[OpenFile], Collection[int]] = lambda file: (),
     number_rows: bool = False,
     compact: Collection[str] = (),
-    coded: Collection[str] = (),
+    coded: Mapping[str, int] = NOT_CODED,
 ) -> Iterator[FrameBatch]:
     """Decode the fragment's row groups: `columns`, and the columns that filter and sample read. compact: those
     delivered as unique rows where they are stored so, unless filter or sample read them; coded: as codes and a
-    dictionary, unless filter or sample need the values. A column that only these read may come as codes in any case.
+    dictionary, unless filter or sample need the values, each with how many elements of a list are needed (0: all). A
+    column that only these read may come as codes in any case.
 
     The caller adds the rows it keeps to `counts`, which is checked after each row group. `skip` is called once and
     returns the positions of row groups not to read. `number_rows`: set `first_row` even without a sample.
@@ -176,7 +179,8 @@ def batches(
                 needed[need] = _columns_of(file, fragment, schema, *need)
             first_row = 0 if starts is None else starts[row_group]
             filtered = here.coded(rows)
-            codes = filtered.difference(columns).union(set(coded) - (here.parts - filtered))
+            names_of_codes = filtered.difference(columns).union(set(coded) - (here.parts - filtered))
+            codes = {name: coded.get(name, 0) for name in names_of_codes}
             for rows_here, data, groups in _decode(file, needed[need], fragment, row_group, chunk_rows, codes):
                 held = [FrameBatch(position, data, first_row, here, groups)]
                 first_row += rows_here
@@ -241,7 +245,7 @@ def _decode(
     fragment: Fragment,
     row_group: int,
     chunk_rows: int,
-    coded: Collection[str],
+    coded: Mapping[str, int],
 ) -> Iterator[tuple[int, pa.RecordBatch, tuple[UniqueRows[pa.RecordBatch], ...]]]:
     """Yield one row group in chunks: rows, and exactly the fields of `columns`, of every row and of unique rows."""
     group = file.metadata.row_group(row_group)

@@ -170,7 +170,7 @@ class StoredColumns:
             groups[name] = columns, check_flags(stored, self._runs(name, row_group), name, place)
         return RunReader(groups, place)
 
-    def coded_leaves(self, names: Collection[str]) -> list[int]:
+    def coded_leaves(self, names: Mapping[str, int]) -> dict[int, int]:
         """As `FileColumns.coded_leaves`; none of what is stored once per run."""
         return self._rows.coded_leaves(names)
 
