@@ -105,8 +105,7 @@ class Plan:
     @cached_property
     def sizes(self) -> BlockSizes:
         """The rows of splits, blocks and windows."""
-        row_bytes = int(self.row_group_bytes.sum()) / max(int(self.selection.rows.sum()), 1)
-        return block_sizes(self.spec, self.lanes, self.version, row_bytes=row_bytes)
+        return block_sizes(self.spec, self.lanes, self.version, row_bytes=_row_bytes(self))
 
     @cached_property
     def splits(self) -> Splits:
@@ -319,6 +318,11 @@ class Plan:
         skip = piece.start - (int(ends[low - 1]) if low else 0)
         request = PieceRequest(fragment=fragment, skip=skip, rows=piece.stop - piece.start)
         return request, int(self.row_group_bytes[groups].sum())
+
+
+def _row_bytes(plan: Plan) -> float:
+    """The compressed bytes that blocks read, per selected row."""
+    return int(plan.row_group_bytes.sum()) / max(int(plan.selection.rows.sum()), 1)
 
 
 def first_fragment(plan: Plan) -> Fragment:

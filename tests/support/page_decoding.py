@@ -152,3 +152,10 @@ def _bits(array: pa.Array) -> pa.Array:
     if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
         return array.view(pa.binary() if pa.types.is_string(array.type) else pa.large_binary())
     return array if pa.types.is_null(array.type) else array.drop_null()
+
+
+def beginnings(table: pa.Table, prefix: int) -> pa.Table:
+    """The first elements of the lists of the only column."""
+    kind = table.schema.field("v").type
+    rows = [row and row[:prefix] for row in table["v"].to_pylist()]
+    return pa.table([pa.array(rows, kind)], schema=table.schema)

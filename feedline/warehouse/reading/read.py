@@ -54,9 +54,8 @@ def read_fragment(
 
     With a sample, `columns` may include `sample_weight`, a float32 of `schema` that files need not store. `marks`:
     Boolean columns appended to them. `compact`: columns, but not all, that come as unique rows (`Chunk.groups`) from
-    files that store them once per run of equal rows. `coded`: columns that may come as codes
-    (`Chunk.dictionaries`), each with how many elements of its lists are needed: others may be left out (0: all are).
-    `chunk_rows`: the most; of wide rows no more than CHUNK_ROWS.
+    files that store them once per run of equal rows. `coded`: columns that may come as codes (`Chunk.dictionaries`),
+    each with how many elements of its lists are needed (0: all). `chunk_rows`: the most; of wide rows CHUNK_ROWS.
 
     Raises TableChangedError if the file changed since the snapshot, CorruptFileError if a row group does not decode,
     DataError if the filter keeps a different number of rows than expected (after the row group's last chunk).

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from page_decoding import File, arrow_table, difference, stored, table_of
+from page_decoding import File, arrow_table, beginnings, difference, stored, table_of
 
 from feedline.native import parquet as native
 from feedline.warehouse.parquet.column_chunk import ChunkDecoder, ChunkError, column_kind
@@ -155,25 +155,6 @@ def test_what_pyarrow_writes_is_decoded_as_pyarrow_decodes_it(
     expected = arrow_table(content)
     if expected.num_rows == len(values):  # pyarrow 26 loses the rows of a DELTA page whose lists have no values
         assert difference(found, expected) == ""
-
-
-def beginnings(table: pa.Table, prefix: int) -> pa.Table:
-    """The first elements of the lists of the only column."""
-    kind = table.schema.field("v").type
-    rows = [row and row[:prefix] for row in table["v"].to_pylist()]
-    return pa.table([pa.array(rows, kind)], schema=table.schema)
-
-
-@pytest.mark.parametrize("coded", [True, False])
-@pytest.mark.parametrize("length", [9, 20])
-def test_of_long_lists_only_what_is_needed_is_delivered(coded: bool, length: int):
-    """Of those that are twice as long on average; as codes, and as values where there are no codes."""
-    rows = [list(range(length)) if row % 3 else None for row in range(300)]
-    table = pa.table({"v": pa.array(rows, pa.list_(pa.int64()))})
-    found = table_of(stored(table, use_dictionary=coded), 70, coded=True, prefix=4)
-    average = length * 2 / 3
-    assert difference(found, beginnings(table, 4) if average > 8 else table) == ""
-    assert difference(table_of(stored(table), 70, coded=True, prefix=0), table) == ""
 
 
 @pytest.mark.parametrize("version", ["1.0", "2.0"])

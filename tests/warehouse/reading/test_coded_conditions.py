@@ -278,9 +278,9 @@ def test_a_damaged_page_is_found_although_no_entry_passes(tmp_path: Path, monkey
     opened: list[bool] = []
     open_chunk = ChunkDecoder.open.__func__  # type: ignore[attr-defined]
 
-    def count(cls: type, *arguments: Any, codes: bool) -> Any:
-        opened.append(codes)
-        return open_chunk(cls, *arguments, codes=codes)
+    def count(cls: type, *arguments: Any, **options: Any) -> Any:
+        opened.append(options["codes"])
+        return open_chunk(cls, *arguments, **options)
 
     monkeypatch.setattr(ChunkDecoder, "open", classmethod(count))
     snapshot = take_snapshot(root)
