@@ -6,6 +6,7 @@
  * A `Cursor` is a position in a column chunk. Pages are handed to it decompressed, one after the other; `advance` then
  * appends rows to its vectors, with the interpreter's lock released, until there are enough or the page ends, and `take`
  * hands the vectors out. Of a dictionary's values either the codes are delivered, or the values that they stand for.
+ * A cursor that is given the whole chunk, in a codec that is known here, finds its pages itself: one call reads many.
  *
  * Compiled for the stable ABI of Python 3.11; see parquet.py for arguments and results.
  */
@@ -16,7 +17,7 @@
 #include <stddef.h>
 
 #include "_headers.h"
-#include "_lz4.h"
+#include "_snappy.h"
 
 #define BLOCK 1024          /* levels and codes that are decoded at once, in the first cache */
 #define MOST_BYTES INT32_MAX /* of strings, which 32-bit offsets count */
@@ -102,10 +103,20 @@ typedef struct {
     int busy, failed;             /* in a method; after an error, when there are no further rows */
     const char *error;
 
-    /* The dictionary: values of a fixed size, or the borders of strings in its bytes. */
+    /* The dictionary: values of a fixed size, or the borders of strings in its bytes; and these strings end to end. */
     Py_buffer dictionary;
     int64_t entries;
     int64_t *borders;
+    Vector entry_ends, entry_bytes;
+    int64_t longest;
+    int has_strings, is_ascii;
+
+    /* The chunk, if it finds its pages itself: the next page, and bytes that were decompressed. */
+    Py_buffer chunk;
+    Page *table, *pages;
+    int64_t pages_left;
+    int codec;
+    Vector unpacked, unpacked_entries;
 
     /* The page: levels, and values in one of four forms. */
     Py_buffer level_bytes, value_bytes;
@@ -138,6 +149,8 @@ static const char LEVELS_END[] = "its levels end early";
 static const char VALUES_END[] = "its values end early";
 static const char BAD_CODE[] = "a code is not in its dictionary, or its codes end early";
 static const char TOO_MANY[] = "its lists have more elements than 32 bits count";
+static const char BEFORE_ITS_END[] = "a page begins before the one before it has ended";
+static const char ENTRIES_END[] = "its dictionary ends early";
 static const char TOO_LONG[] = "its strings have more bytes than 32 bits count";
 
 static int reserve(Cursor *cursor, Vector *vector, int64_t count, size_t size) {
@@ -622,6 +635,13 @@ static int advance_lists(Cursor *cursor, int64_t rows) {
     return 0;
 }
 
+/* Whether there are so many rows; else the page has ended. -1 after an error. */
+static int advance_rows(Cursor *cursor, int64_t rows) {
+    if (cursor->lists)
+        return advance_lists(cursor, rows);
+    return advance_flat(cursor, rows - cursor->elements) != 0 ? -1 : cursor->elements == rows;
+}
+
 /* ---- pages ------------------------------------------------------------------------------------------------------- */
 
 static void release(Py_buffer *view) {
@@ -836,6 +856,20 @@ static PyObject *guarded(PyObject *self, PyObject *args, PyObject *(*method)(Cur
         return guarded(self, args, method);                                                                 \
     }
 
+/* Begin a page of so many levels, whose bytes are set. */
+static int open_slots(Cursor *cursor, int64_t slots, int encoding, int64_t rep_bytes, int64_t def_bytes) {
+    cursor->slots = slots;
+    cursor->encoding = encoding;
+    cursor->bit = cursor->strings = 0;
+    cursor->ahead = cursor->level = 0;
+    free(cursor->page_lengths);
+    cursor->page_lengths = NULL;
+    if (open_page(cursor, rep_bytes, def_bytes, &cursor->page_lengths) == 0)
+        return 0;
+    cursor->slots = 0;
+    return -1;
+}
+
 static PyObject *begin_page(Cursor *cursor, PyObject *args) {
     PyObject *levels, *values;
     long long slots, rep_bytes, def_bytes;
@@ -843,7 +877,7 @@ static PyObject *begin_page(Cursor *cursor, PyObject *args) {
     if (!PyArg_ParseTuple(args, "OOLiLL", &levels, &values, &slots, &encoding, &rep_bytes, &def_bytes))
         return NULL;
     if (cursor->slots > 0 || cursor->level < cursor->ahead) {
-        PyErr_SetString(PyExc_ValueError, "a page begins before the one before it has ended");
+        PyErr_SetString(PyExc_ValueError, BEFORE_ITS_END);
         return NULL;
     }
     close_page(cursor);
@@ -854,20 +888,74 @@ static PyObject *begin_page(Cursor *cursor, PyObject *args) {
         PyErr_SetString(PyExc_ValueError, "the number of its values is out of range");
         return NULL;
     }
-    cursor->slots = slots;
-    cursor->encoding = encoding;
-    cursor->bit = cursor->strings = 0;
-    cursor->ahead = cursor->level = 0;
-    free(cursor->page_lengths);
-    cursor->page_lengths = NULL;
     Py_BEGIN_ALLOW_THREADS
-    failed = open_page(cursor, rep_bytes, levels == Py_None ? -1 : def_bytes, &cursor->page_lengths);
+    failed = open_slots(cursor, slots, encoding, rep_bytes, levels == Py_None ? -1 : def_bytes);
     Py_END_ALLOW_THREADS
-    if (failed) {
-        cursor->slots = 0;
+    if (failed)
         return raise(cursor);
-    }
     Py_RETURN_NONE;
+}
+
+/* Find the entries of a dictionary whose bytes are set. */
+static int open_dictionary(Cursor *cursor, int64_t count) {
+    const int64_t size = cursor->dictionary.len, most = cursor->codes == 2 ? UINT16_MAX + 1 : INT32_MAX;
+    const uint8_t *start = cursor->dictionary.buf;
+    if (cursor->entries >= 0)
+        return fail(cursor, "it has two dictionaries");
+    if (cursor->physical == BOOLEAN || count < 0 || count > most)
+        return fail(cursor, "its dictionary is not valid");
+    if (count > size / (cursor->physical == BYTE_ARRAY ? 4 : cursor->size ? cursor->size : 1))
+        return fail(cursor, ENTRIES_END);
+    if (cursor->physical == BYTE_ARRAY) {
+        int64_t at = 0;
+        if ((cursor->borders = malloc(((size_t)count * 2 + 1) * sizeof(int64_t))) == NULL)
+            return fail(cursor, NO_MEMORY);
+        for (int64_t entry = 0; entry < count; entry++) {
+            uint32_t length;
+            if (size - at < 4)
+                return fail(cursor, ENTRIES_END);
+            memcpy(&length, start + at, sizeof length);
+            at += 4;
+            if ((int64_t)length > size - at)
+                return fail(cursor, ENTRIES_END);
+            cursor->borders[2 * entry] = at;
+            cursor->borders[2 * entry + 1] = at += (int64_t)length;
+        }
+    }
+    cursor->entries = count;
+    return 0;
+}
+
+/* Lay the strings of the dictionary end to end. */
+static int join_entries(Cursor *cursor) {
+    int64_t total = 0;
+    cursor->longest = 0;
+    for (int64_t entry = 0; entry < cursor->entries; entry++) {
+        const int64_t length = cursor->borders[2 * entry + 1] - cursor->borders[2 * entry];
+        cursor->longest = length > cursor->longest ? length : cursor->longest;
+        total += length;
+    }
+    if (total > MOST_BYTES)
+        return fail(cursor, TOO_LONG);
+    Vector *ends = &cursor->entry_ends, *bytes = &cursor->entry_bytes;
+    ends->used = bytes->used = 0;
+    if (reserve(cursor, ends, cursor->entries + 1, 4) != 0 || reserve(cursor, bytes, total, 1) != 0)
+        return -1;
+    const uint8_t *start = cursor->dictionary.buf;
+    ((int32_t *)ends->bytes)[0] = 0;
+    for (int64_t entry = 0; entry < cursor->entries; entry++) {
+        const int64_t first = cursor->borders[2 * entry], length = cursor->borders[2 * entry + 1] - first;
+        memcpy(bytes->bytes + bytes->used, start + first, (size_t)length);
+        bytes->used += (size_t)length;
+        ((int32_t *)ends->bytes)[entry + 1] = (int32_t)bytes->used;
+    }
+    ends->used = ((size_t)cursor->entries + 1) * 4;
+    uint8_t high = 0; /* the bits of all bytes: 128 is only in those of characters that are not ASCII */
+    for (size_t at = 0; at < bytes->used; at++)
+        high |= bytes->bytes[at];
+    cursor->is_ascii = high < 128;
+    cursor->has_strings = 1;
+    return 0;
 }
 
 static PyObject *set_dictionary(Cursor *cursor, PyObject *args) {
@@ -875,88 +963,41 @@ static PyObject *set_dictionary(Cursor *cursor, PyObject *args) {
     long long count;
     if (!PyArg_ParseTuple(args, "OL", &bytes, &count))
         return NULL;
-    const long long most = cursor->codes == 2 ? UINT16_MAX + 1 : INT32_MAX;
-    if (cursor->entries >= 0 || cursor->physical == BOOLEAN || count < 0 || count > most) {
-        PyErr_SetString(PyExc_ValueError, cursor->entries >= 0 ? "it has two dictionaries" : "its dictionary is not valid");
+    if (cursor->entries < 0 && PyObject_GetBuffer(bytes, &cursor->dictionary, PyBUF_SIMPLE) != 0)
         return NULL;
-    }
-    if (PyObject_GetBuffer(bytes, &cursor->dictionary, PyBUF_SIMPLE) != 0)
-        return NULL;
-    const int64_t size = cursor->dictionary.len;
-    if (cursor->physical != BYTE_ARRAY) {
-        if (count > size / (cursor->size ? cursor->size : 1))
-            goto cut;
-    } else {
-        const uint8_t *start = cursor->dictionary.buf;
-        int64_t at = 0;
-        if (count > size / 4)
-            goto cut;
-        if ((cursor->borders = malloc(((size_t)count * 2 + 1) * sizeof(int64_t))) == NULL)
-            return PyErr_NoMemory();
-        for (int64_t entry = 0; entry < count; entry++) {
-            uint32_t length;
-            if (size - at < 4)
-                goto cut;
-            memcpy(&length, start + at, sizeof length);
-            at += 4;
-            if ((int64_t)length > size - at)
-                goto cut;
-            cursor->borders[2 * entry] = at;
-            cursor->borders[2 * entry + 1] = at += (int64_t)length;
-        }
-    }
-    cursor->entries = count;
+    if (open_dictionary(cursor, count) != 0)
+        return raise(cursor);
     Py_RETURN_NONE;
-cut:
-    PyErr_SetString(PyExc_ValueError, "its dictionary ends early");
-    return NULL;
 }
 
-/* The strings of a dictionary: their offsets, and their bytes without the lengths between them. */
+/* The offsets of the dictionary's strings, their bytes, the length of the longest, and whether all are ASCII. */
 static PyObject *dictionary_strings(Cursor *cursor, PyObject *unused) {
-    Vector offsets = {0}, bytes = {0};
     (void)unused;
-    if (cursor->borders == NULL) {
+    if (cursor->borders == NULL || cursor->entries < 0) {
         PyErr_SetString(PyExc_ValueError, "it has no dictionary of strings");
         return NULL;
     }
-    int64_t total = 0, longest = 0;
-    for (int64_t entry = 0; entry < cursor->entries; entry++) {
-        const int64_t length = cursor->borders[2 * entry + 1] - cursor->borders[2 * entry];
-        longest = length > longest ? length : longest;
-        total += length;
-    }
-    if (total > MOST_BYTES) {
-        PyErr_SetString(PyExc_ValueError, TOO_LONG);
+    if (!cursor->has_strings && join_entries(cursor) != 0)
+        return raise(cursor);
+    cursor->has_strings = 0; /* they are handed out */
+    PyObject *ends = vector_take(&cursor->entry_ends), *bytes = vector_take(&cursor->entry_bytes);
+    if (ends == NULL || bytes == NULL) {
+        Py_XDECREF(ends);
+        Py_XDECREF(bytes);
         return NULL;
     }
-    if (vector_reserve(&offsets, ((size_t)cursor->entries + 1) * 4) != 0 || vector_reserve(&bytes, (size_t)total) != 0) {
-        free(offsets.bytes);
-        free(bytes.bytes);
-        return PyErr_NoMemory();
-    }
-    int32_t *ends = (int32_t *)offsets.bytes;
-    const uint8_t *start = cursor->dictionary.buf;
-    ends[0] = 0;
-    for (int64_t entry = 0; entry < cursor->entries; entry++) {
-        const int64_t first = cursor->borders[2 * entry], length = cursor->borders[2 * entry + 1] - first;
-        memcpy(bytes.bytes + bytes.used, start + first, (size_t)length);
-        bytes.used += (size_t)length;
-        ends[entry + 1] = (int32_t)bytes.used;
-    }
-    uint8_t high = 0; /* the bits of all bytes: 128 is only in those of characters that are not ASCII */
-    for (size_t at = 0; at < bytes.used; at++)
-        high |= bytes.bytes[at];
-    offsets.used = ((size_t)cursor->entries + 1) * 4;
-    PyObject *left = vector_take(&offsets), *right = vector_take(&bytes);
-    free(offsets.bytes);
-    free(bytes.bytes);
-    if (left == NULL || right == NULL) {
-        Py_XDECREF(left);
-        Py_XDECREF(right);
-        return NULL;
-    }
-    return Py_BuildValue("(NNLi)", left, right, (long long)longest, high < 128);
+    return Py_BuildValue("(NNLi)", ends, bytes, (long long)cursor->longest, cursor->is_ascii);
+}
+
+/* The bytes of a dictionary that the cursor has decompressed; None if there is none. */
+static PyObject *dictionary_bytes(Cursor *cursor, PyObject *unused) {
+    (void)unused;
+    if (cursor->entries < 0 || cursor->unpacked_entries.bytes == NULL)
+        return Py_NewRef(Py_None);
+    PyObject *memory = vector_take(&cursor->unpacked_entries);
+    if (memory != NULL && PyObject_GetBuffer(memory, &cursor->dictionary, PyBUF_SIMPLE) != 0)
+        Py_CLEAR(memory);
+    return memory;
 }
 
 /* advance(rows): whether there are so many rows; else the page has ended. */
@@ -970,10 +1011,7 @@ static PyObject *advance(Cursor *cursor, PyObject *args) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    if (cursor->lists)
-        stopped = advance_lists(cursor, rows);
-    else
-        stopped = advance_flat(cursor, rows - cursor->elements) != 0 ? -1 : cursor->elements == rows;
+    stopped = advance_rows(cursor, rows);
     Py_END_ALLOW_THREADS
     if (stopped < 0)
         return raise(cursor);
@@ -1041,6 +1079,212 @@ static PyObject *take(Cursor *cursor, PyObject *unused) {
                          starts, list_valid, (long long)null_lists);
 }
 
+/* ---- chunks ------------------------------------------------------------------------------------------------------ */
+
+#if defined(__SANITIZE_ADDRESS__)
+#define COPIED 1
+#else
+#define COPIED 0 /* pages that are not compressed are read where they lie in the chunk */
+#endif
+
+enum { UNCOMPRESSED = 0, ZSTD, LZ4, HADOOP_LZ4, SNAPPY, CODECS };
+
+static struct { /* of the shared library, if there is one */
+    void *(*create)(void);
+    size_t (*release)(void *);
+    size_t (*decompress)(void *, void *, size_t, const void *, size_t);
+} zstd;
+
+static uint32_t crc_table[16][256];
+
+static void make_crc_table(void) {
+    for (uint32_t byte = 0; byte < 256; byte++) {
+        uint32_t crc = byte;
+        for (int bit = 0; bit < 8; bit++)
+            crc = crc & 1 ? crc >> 1 ^ 0xEDB88320u : crc >> 1;
+        crc_table[0][byte] = crc;
+    }
+    for (uint32_t byte = 0; byte < 256; byte++)
+        for (int table = 1; table < 16; table++)
+            crc_table[table][byte] = crc_table[table - 1][byte] >> 8 ^ crc_table[0][crc_table[table - 1][byte] & 255];
+}
+
+static uint32_t crc_of(const uint8_t *at, const uint8_t *end) {
+    uint32_t crc = ~UINT32_C(0);
+    for (; end - at >= 16; at += 16) {
+        uint64_t low = load64(at) ^ crc, high = load64(at + 8);
+        crc = 0;
+        for (int byte = 0; byte < 8; byte++, low >>= 8, high >>= 8)
+            crc ^= crc_table[15 - byte][low & 255] ^ crc_table[7 - byte][high & 255];
+    }
+    for (; at < end; at++)
+        crc = crc >> 8 ^ crc_table[0][(crc ^ *at) & 255];
+    return ~crc;
+}
+
+/* Decompress to exactly `size` bytes. context: of zstd, made when it is needed. */
+static int decompress(Cursor *cursor, void **context, const uint8_t *at, int64_t length, Vector *out, int64_t size) {
+    const uint8_t *end = at + length;
+    int64_t done = -1;
+    out->used = 0;
+    if (reserve(cursor, out, size, 1) != 0)
+        return -1;
+    switch (cursor->codec) {
+    case UNCOMPRESSED:
+        memcpy(out->bytes, at, (size_t)size);
+        done = size;
+        break;
+    case ZSTD: /* its errors are sizes that no buffer has */
+        if (*context == NULL && (*context = zstd.create()) == NULL)
+            return fail(cursor, NO_MEMORY);
+        done = (int64_t)zstd.decompress(*context, out->bytes, (size_t)size, at, (size_t)length);
+        break;
+    case HADOOP_LZ4: /* or a plain block, as some wrote */
+        done = lz4_frames(at, end, out->bytes, (size_t)size);
+        if (done == size)
+            break;
+        /* fall through */
+    case LZ4:
+        done = lz4_block(at, end, out->bytes, (size_t)size);
+        break;
+    case SNAPPY:
+        done = snappy_block(at, end, out->bytes, (size_t)size);
+    }
+    out->used = (size_t)size;
+#if defined(__SANITIZE_ADDRESS__) /* in memory of its own size, where a byte that is read behind it is seen */
+    uint8_t *exact = malloc(size ? (size_t)size : 1);
+    if (exact == NULL)
+        return fail(cursor, NO_MEMORY);
+    memcpy(exact, out->bytes, (size_t)size);
+    free(out->bytes);
+    out->bytes = exact;
+    out->room = (size_t)size;
+#endif
+    return done == size ? 0 : fail(cursor, "a page does not decompress to its size");
+}
+
+/* Begin the next page. Returns its kind; -1 after an error, -2 if there is none. */
+static int next_page(Cursor *cursor, void **context) {
+    if (cursor->pages_left == 0)
+        return -2;
+    if (cursor->slots > 0 || cursor->level < cursor->ahead)
+        return fail(cursor, BEFORE_ITS_END);
+    const Page *page = cursor->pages++;
+    cursor->pages_left--;
+    const uint8_t *bytes = (const uint8_t *)cursor->chunk.buf + page->start;
+    if (page->crc >= 0 && crc_of(bytes, bytes + page->compressed) != page->crc)
+        return fail(cursor, "a page's checksum does not fit its bytes");
+    if (page->kind == INDEX_PAGE)
+        return INDEX_PAGE;
+    const int is_new = page->kind == DATA_PAGE_V2, is_dictionary = page->kind == DICTIONARY_PAGE;
+    const int64_t levels = is_new ? page->def_bytes + page->rep_bytes : 0;
+    int64_t length = page->compressed - levels;
+    const int64_t size = page->uncompressed - levels;
+    const uint8_t *values = bytes + levels;
+    if (!is_new || (page->is_compressed && (length || size))) { /* no bytes at all are not compressed */
+        if (cursor->codec == UNCOMPRESSED && length != size)
+            return fail(cursor, "a page has another size than its header says");
+        if (cursor->codec != UNCOMPRESSED || is_dictionary || COPIED) {
+            Vector *out = is_dictionary ? &cursor->unpacked_entries : &cursor->unpacked;
+            if (decompress(cursor, context, values, length, out, size) != 0)
+                return -1;
+            values = out->bytes;
+            length = size;
+        }
+    }
+    if (is_dictionary) {
+        if (page->encoding != PLAIN && page->encoding != PLAIN_DICTIONARY)
+            return fail(cursor, "its dictionary has no plain values");
+        if (cursor->entries < 0) {
+            cursor->dictionary.buf = (void *)values;
+            cursor->dictionary.len = (Py_ssize_t)length;
+        }
+        if (open_dictionary(cursor, page->values) != 0 || (cursor->physical == BYTE_ARRAY && join_entries(cursor) != 0))
+            return -1;
+        return DICTIONARY_PAGE;
+    }
+    close_page(cursor);
+    cursor->level_bytes.buf = (void *)bytes;
+    cursor->level_bytes.len = (Py_ssize_t)levels;
+    cursor->value_bytes.buf = (void *)values;
+    cursor->value_bytes.len = (Py_ssize_t)length;
+    const int64_t def_bytes = is_new ? page->def_bytes : -1;
+    return open_slots(cursor, page->values, (int)page->encoding, page->rep_bytes, def_bytes) == 0 ? (int)page->kind : -1;
+}
+
+/* Take the pages up to the dictionary, if there is one. */
+static int open_chunk(Cursor *cursor, void **context) {
+    int64_t page = 0;
+    while (page < cursor->pages_left && cursor->pages[page].kind != DICTIONARY_PAGE)
+        page++;
+    if (page == cursor->pages_left)
+        return 0;
+    for (int kind = INDEX_PAGE; kind != DICTIONARY_PAGE;)
+        if ((kind = next_page(cursor, context)) < 0)
+            return -1;
+    return 1;
+}
+
+/* Decode until there are so many rows. Returns 1 if there are, 0 if the pages end before, -1 after an error. */
+static int read_rows(Cursor *cursor, int64_t rows, void **context) {
+    int stopped;
+    while ((stopped = advance_rows(cursor, rows)) == 0) {
+        const int kind = next_page(cursor, context);
+        if (kind < 0)
+            return kind == -2 ? 0 : -1;
+    }
+    return stopped;
+}
+
+/* source(chunk, pages, codec): give it the chunk, and the pages as `page_table` returns them. */
+static PyObject *set_source(Cursor *cursor, PyObject *args) {
+    PyObject *chunk, *table;
+    Py_buffer view;
+    int codec;
+    if (!PyArg_ParseTuple(args, "OOi", &chunk, &table, &codec))
+        return NULL;
+    if (cursor->chunk.obj != NULL || codec < 0 || codec >= CODECS || (codec == ZSTD && zstd.create == NULL)) {
+        PyErr_SetString(PyExc_ValueError, "a cursor does not read such chunks");
+        return NULL;
+    }
+    if (PyObject_GetBuffer(table, &view, PyBUF_SIMPLE) != 0)
+        return NULL;
+    if (PyObject_GetBuffer(chunk, &cursor->chunk, PyBUF_SIMPLE) != 0) {
+        PyBuffer_Release(&view);
+        return NULL;
+    }
+    const size_t count = (size_t)view.len / sizeof(Page);
+    Page *pages = cursor->table = malloc((count ? count : 1) * sizeof(Page));
+    int failed = pages == NULL || (size_t)view.len % sizeof(Page) != 0;
+    if (!failed)
+        memcpy(pages, view.buf, count * sizeof(Page));
+    PyBuffer_Release(&view);
+    if (pages == NULL)
+        return PyErr_NoMemory();
+    for (size_t index = 0; index < count && !failed; index++) {
+        const Page *page = &pages[index];
+        const int64_t size = cursor->chunk.len;
+        failed = page->kind < DATA_PAGE || page->kind > DATA_PAGE_V2 || page->compressed < 0 || page->compressed > size
+            || page->start < 0 || page->start > size - page->compressed || page->uncompressed < 0
+            || page->uncompressed > INT32_MAX;
+        if (!failed && page->kind != INDEX_PAGE)
+            failed = page->values < 0 || page->values > INT32_MAX || page->encoding < 0 || page->encoding > INT32_MAX;
+        if (!failed && page->kind == DATA_PAGE_V2)
+            failed = page->def_bytes < 0 || page->rep_bytes < 0 || page->def_bytes > page->compressed - page->rep_bytes
+                || page->def_bytes > page->uncompressed - page->rep_bytes;
+    }
+    if (failed) {
+        PyErr_SetString(PyExc_ValueError, "a chunk's pages are not where its table says");
+        return NULL;
+    }
+    cursor->pages = pages;
+    cursor->pages_left = (int64_t)count;
+    cursor->codec = codec;
+    Py_RETURN_NONE;
+}
+
+GUARDED(cursor_source, set_source)
+GUARDED(cursor_dictionary_bytes, dictionary_bytes)
 GUARDED(cursor_begin, begin_page)
 GUARDED(cursor_dictionary, set_dictionary)
 GUARDED(cursor_dictionary_strings, dictionary_strings)
@@ -1081,9 +1325,12 @@ static PyObject *cursor_new(PyTypeObject *type, PyObject *args, PyObject *keywor
 static void cursor_dealloc(PyObject *self) {
     Cursor *cursor = (Cursor *)self;
     PyTypeObject *type = Py_TYPE(self);
-    Vector *vectors[] = {&cursor->values, &cursor->bytes, &cursor->valid, &cursor->starts, &cursor->list_valid};
+    Vector *vectors[] = {&cursor->values, &cursor->bytes, &cursor->valid, &cursor->starts, &cursor->list_valid,
+                         &cursor->entry_ends, &cursor->entry_bytes, &cursor->unpacked, &cursor->unpacked_entries};
     close_page(cursor);
     release(&cursor->dictionary);
+    release(&cursor->chunk);
+    free(cursor->table);
     free(cursor->page_lengths);
     free(cursor->borders);
     for (size_t index = 0; index < sizeof vectors / sizeof *vectors; index++)
@@ -1137,119 +1384,103 @@ static PyObject *page_table(PyObject *module, PyObject *args) {
     return result;
 }
 
-static uint32_t crc_table[16][256];
-
-static void make_crc_table(void) {
-    for (uint32_t byte = 0; byte < 256; byte++) {
-        uint32_t crc = byte;
-        for (int bit = 0; bit < 8; bit++)
-            crc = crc >> 1 ^ (crc & 1 ? UINT32_C(0xedb88320) : 0);
-        crc_table[0][byte] = crc;
-    }
-    for (int slice = 1; slice < 16; slice++)
-        for (uint32_t byte = 0; byte < 256; byte++)
-            crc_table[slice][byte] = crc_table[slice - 1][byte] >> 8 ^ crc_table[0][crc_table[slice - 1][byte] & 255];
-}
-
-/* crc32(bytes): as zlib's, 16 bytes at a time. */
-static PyObject *crc32(PyObject *module, PyObject *object) {
+static PyObject *crc32(PyObject *module, PyObject *bytes) {
     Py_buffer view;
-    uint32_t crc = UINT32_MAX;
-    (void)module;
-    if (PyObject_GetBuffer(object, &view, PyBUF_SIMPLE) != 0)
-        return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    const uint8_t *at = view.buf, *end = at + view.len;
-    for (; end - at >= 16; at += 16) {
-        uint64_t low = load64(at) ^ crc, high = load64(at + 8);
-        crc = 0;
-        for (int byte = 0; byte < 8; byte++, low >>= 8, high >>= 8)
-            crc ^= crc_table[15 - byte][low & 255] ^ crc_table[7 - byte][high & 255];
-    }
-    for (; at < end; at++)
-        crc = crc >> 8 ^ crc_table[0][(crc ^ *at) & 255];
-    Py_END_ALLOW_THREADS
-    PyBuffer_Release(&view);
-    return PyLong_FromUnsignedLong(~crc & UINT32_MAX);
-}
-
-/* lz4(bytes, size, hadoop): decompressed bytes, exactly `size`. hadoop: in frames, or a plain block as some wrote. */
-static PyObject *lz4(PyObject *module, PyObject *args) {
-    PyObject *bytes;
-    Py_buffer view;
-    Py_ssize_t size;
-    int hadoop;
-    Vector out = {0};
-    (void)module;
-    if (!PyArg_ParseTuple(args, "Oni", &bytes, &size, &hadoop))
-        return NULL;
-    if (size < 0 || size > INT32_MAX || vector_reserve(&out, (size_t)size) != 0)
-        return PyErr_NoMemory();
-    if (PyObject_GetBuffer(bytes, &view, PyBUF_SIMPLE) != 0) {
-        free(out.bytes);
-        return NULL;
-    }
-    int64_t done = -1;
-    Py_BEGIN_ALLOW_THREADS
-    const uint8_t *at = view.buf, *end = at + view.len;
-    if (hadoop)
-        done = lz4_frames(at, end, out.bytes, (size_t)size);
-    if (done != size)
-        done = lz4_block(at, end, out.bytes, (size_t)size);
-    Py_END_ALLOW_THREADS
-    PyBuffer_Release(&view);
-    PyObject *result = NULL;
-    out.used = (size_t)size;
-    if (done == size)
-        result = vector_take(&out);
-    else
-        PyErr_SetString(PyExc_ValueError, "a page does not decompress to its size");
-    free(out.bytes);
-    return result;
-}
-
-/* The size of what a zstd frame (RFC 8878) says it holds, if the bytes are one whole frame that does say so; else -1. */
-static int64_t zstd_content(const uint8_t *at, const uint8_t *end) {
-    static const uint8_t magic[4] = {0x28, 0xB5, 0x2F, 0xFD}, keys[4] = {0, 1, 2, 4}, sizes[4] = {0, 2, 4, 8};
-    if (end - at < 5 || memcmp(at, magic, 4) != 0)
-        return -1;
-    const uint8_t flags = at[4], single = flags >> 5 & 1;
-    const uint8_t size_bytes = flags >> 6 == 0 ? single : sizes[flags >> 6];
-    const ptrdiff_t before = 5 + !single + keys[flags & 3];
-    if (size_bytes == 0 || end - at < before + size_bytes)
-        return -1;
-    uint64_t size = 0;
-    for (int byte = 0; byte < size_bytes; byte++)
-        size |= (uint64_t)at[before + byte] << 8 * byte;
-    size += size_bytes == 2 ? 256 : 0;
-    at += before + size_bytes;
-    uint32_t block = 0;
-    while (!(block & 1)) { /* a header of three bytes: whether it is the last block, its type and its size */
-        if (end - at < 3)
-            return -1;
-        block = at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16;
-        at += 3;
-        const ptrdiff_t bytes = (block >> 1 & 3) == 1 ? 1 : block >> 3; /* type 1: one byte, repeated */
-        if (end - at < bytes)
-            return -1;
-        at += bytes;
-    }
-    return size <= INT64_MAX && end - at == (flags & 4 ? 4 : 0) ? (int64_t)size : -1;
-}
-
-/* zstd_size(bytes): see above. */
-static PyObject *zstd_size(PyObject *module, PyObject *bytes) {
-    Py_buffer view;
+    uint32_t crc;
     (void)module;
     if (PyObject_GetBuffer(bytes, &view, PyBUF_SIMPLE) != 0)
         return NULL;
-    const int64_t size = zstd_content(view.buf, (const uint8_t *)view.buf + view.len);
+    Py_BEGIN_ALLOW_THREADS
+    crc = crc_of(view.buf, (const uint8_t *)view.buf + view.len);
+    Py_END_ALLOW_THREADS
     PyBuffer_Release(&view);
-    return PyLong_FromLongLong(size);
+    return PyLong_FromUnsignedLong(crc);
+}
+
+/* use_zstd(create, release, decompress): the addresses of these functions of its library. */
+static PyObject *use_zstd(PyObject *module, PyObject *args) {
+    unsigned long long create, release_it, decompress;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "KKK", &create, &release_it, &decompress))
+        return NULL;
+    zstd.create = (void *(*)(void))(uintptr_t)create;
+    zstd.release = (size_t(*)(void *))(uintptr_t)release_it;
+    zstd.decompress = (size_t(*)(void *, void *, size_t, const void *, size_t))(uintptr_t)decompress;
+    Py_RETURN_NONE;
+}
+
+/* Whether a cursor may read; it is busy then. */
+static int claim(PyObject *object, int64_t rows) {
+    Cursor *cursor = (Cursor *)object;
+    const char *error = NULL;
+    if (!Py_IS_TYPE(object, cursor_type))
+        error = "no cursor";
+    else if (cursor->busy || cursor->failed)
+        error = cursor->busy ? "a cursor is in use" : "a cursor has failed before";
+    else if (cursor->table == NULL)
+        error = "a cursor has no chunk";
+    else if (rows >= 0 && rows < (cursor->lists ? cursor->rows : cursor->elements))
+        error = "there are more rows already";
+    if (error != NULL) {
+        PyErr_SetString(PyExc_ValueError, error);
+        return -1;
+    }
+    cursor->busy = 1;
+    return 0;
+}
+
+/* read_chunks(cursors, rows): decode each until there are so many rows; -1: take the pages up to the dictionaries. For
+ * each: whether there are, or there is a dictionary; a text is an error, None no memory. */
+static PyObject *read_chunks(PyObject *module, PyObject *args) {
+    PyObject *cursors;
+    long long rows;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O!L", &PyTuple_Type, &cursors, &rows))
+        return NULL;
+    const Py_ssize_t count = PyTuple_Size(cursors);
+    Py_ssize_t claimed = 0;
+    int *done = PyMem_Calloc((size_t)(count ? count : 1), sizeof(int));
+    if (done == NULL)
+        return PyErr_NoMemory();
+    while (claimed < count && claim(PyTuple_GetItem(cursors, claimed), rows) == 0)
+        claimed++;
+    Cursor **all = claimed < count ? NULL : PyMem_Calloc((size_t)(count ? count : 1), sizeof(Cursor *));
+    PyObject *result = all == NULL ? NULL : PyTuple_New(count);
+    if (result != NULL) {
+        for (Py_ssize_t index = 0; index < count; index++)
+            all[index] = (Cursor *)PyTuple_GetItem(cursors, index);
+        Py_BEGIN_ALLOW_THREADS
+        void *context = NULL;
+        for (Py_ssize_t index = 0; index < count; index++)
+            done[index] = rows < 0 ? open_chunk(all[index], &context) : read_rows(all[index], rows, &context);
+        if (context != NULL)
+            zstd.release(context);
+        Py_END_ALLOW_THREADS
+    }
+    for (Py_ssize_t index = 0; index < claimed; index++) {
+        Cursor *cursor = (Cursor *)PyTuple_GetItem(cursors, index);
+        cursor->busy = 0;
+        cursor->failed = done[index] < 0;
+        if (result == NULL)
+            continue;
+        PyObject *item = done[index] >= 0 ? PyBool_FromLong(done[index])
+            : cursor->error == NO_MEMORY || cursor->error == NULL ? Py_NewRef(Py_None)
+                                                                  : PyUnicode_FromString(cursor->error);
+        cursor->error = NULL;
+        if (item == NULL || PyTuple_SetItem(result, index, item) != 0)
+            Py_CLEAR(result);
+    }
+    if (all == NULL && !PyErr_Occurred())
+        PyErr_NoMemory();
+    PyMem_Free(all);
+    PyMem_Free(done);
+    return result;
 }
 
 static PyMethodDef cursor_methods[] = {
     {"dictionary", cursor_dictionary, METH_VARARGS, "dictionary(bytes, count): set the dictionary."},
+    {"source", cursor_source, METH_VARARGS, "source(chunk, pages, codec): read a chunk's pages itself."},
+    {"dictionary_bytes", cursor_dictionary_bytes, METH_NOARGS, "The bytes of a dictionary that it decompressed."},
     {"dictionary_strings", cursor_dictionary_strings, METH_NOARGS, "Return the offsets and bytes of its strings."},
     {"begin", cursor_begin, METH_VARARGS, "begin(levels, values, count, encoding, rep_bytes, def_bytes): next page."},
     {"advance", cursor_advance, METH_VARARGS, "advance(rows): decode until there are so many rows."},
@@ -1273,8 +1504,8 @@ static PyType_Spec cursor_spec = {
 
 static PyMethodDef methods[] = {
     {"page_table", page_table, METH_VARARGS, "page_table(chunk, values): the headers of a column chunk's pages."},
-    {"lz4", lz4, METH_VARARGS, "lz4(bytes, size, hadoop): decompress a block."},
-    {"zstd_size", zstd_size, METH_O, "zstd_size(bytes): the size of the content of a whole frame, or -1."},
+    {"read_chunks", read_chunks, METH_VARARGS, "read_chunks(cursors, rows): decode until there are so many rows."},
+    {"use_zstd", use_zstd, METH_VARARGS, "use_zstd(create, release, decompress): addresses of its functions."},
     {"crc32", crc32, METH_O, "crc32(bytes): the checksum of a page."},
     {NULL, NULL, 0, NULL},
 };
@@ -1288,7 +1519,7 @@ PyMODINIT_FUNC PyInit__parquet(void) {
     make_crc_table();
     memory_type = (PyTypeObject *)PyType_FromSpec(&memory_spec);
     cursor_type = (PyTypeObject *)PyType_FromSpec(&cursor_spec);
-    if (memory_type == NULL || cursor_type == NULL || PyModule_AddIntConstant(module, "VERSION", 4) != 0
+    if (memory_type == NULL || cursor_type == NULL || PyModule_AddIntConstant(module, "VERSION", 5) != 0
         || PyModule_AddObjectRef(module, "Cursor", (PyObject *)cursor_type) != 0) {
         Py_DECREF(module);
         return NULL;

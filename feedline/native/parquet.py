@@ -7,6 +7,8 @@ checked: what is not of the format raises ValueError, whatever its bytes are.
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -17,8 +19,19 @@ _compiled: Any = None
 with suppress(ImportError):  # installed without a compiler
     from feedline.native import _parquet as _compiled  # type: ignore[attr-defined,no-redef]
 
-VERSION = 4  # of the functions: of an older build, left in a checkout, nothing is called
+VERSION = 5  # of the functions: of an older build, left in a checkout, nothing is called
 COMPILED = _compiled is not None and getattr(_compiled, "VERSION", 0) == VERSION
+
+# The codecs that cursors decompress, by pyarrow's names: "UNKNOWN" is Hadoop's LZ4, and LZO, which does not decompress
+# so. zstd is decompressed by its library, where the system has it.
+CODECS = {"UNCOMPRESSED": 0, "LZ4": 2, "LZ4_RAW": 2, "UNKNOWN": 3, "SNAPPY": 4}
+_ZSTD = ("ZSTD_createDCtx", "ZSTD_freeDCtx", "ZSTD_decompressDCtx")
+for _name in ("libzstd.so.1", "libzstd.1.dylib") if COMPILED else ():
+    with suppress(OSError, AttributeError):
+        _library = ctypes.CDLL(_name)
+        _compiled.use_zstd(*(ctypes.cast(getattr(_library, each), ctypes.c_void_p).value for each in _ZSTD))
+        CODECS["ZSTD"] = 1
+        break
 
 DATA_PAGE, INDEX_PAGE, DICTIONARY_PAGE, DATA_PAGE_V2 = range(4)
 RLE = 3
@@ -73,10 +86,15 @@ class DictionaryStrings(NamedTuple):
     is_ascii: int
 
 
-def pages(chunk: Any, values: int) -> list[Page]:
+def page_table(chunk: Any, values: int) -> Any:
     """The pages of a column chunk, up to the one with which it has as many values as the footer says."""
-    table: NDArray[np.int64] = np.frombuffer(_compiled.page_table(chunk, values), np.int64)
-    return [Page._make(row) for row in table.reshape(-1, len(Page._fields)).tolist()]
+    return _compiled.page_table(chunk, values)
+
+
+def pages_of(table: Any) -> list[Page]:
+    """The pages of a table."""
+    rows: NDArray[np.int64] = np.frombuffer(table, np.int64)
+    return [Page._make(row) for row in rows.reshape(-1, len(Page._fields)).tolist()]
 
 
 def crc32(content: Any) -> int:
@@ -85,15 +103,14 @@ def crc32(content: Any) -> int:
     return checksum
 
 
-def zstd_size(content: Any) -> int:
-    """The size that one whole zstd frame says its content has; -1 of other bytes, and of a frame that does not say."""
-    size: int = _compiled.zstd_size(content)
-    return size
+def read_chunks(cursors: Sequence[Cursor], rows: int) -> Sequence[bool | str | None]:
+    """Decode each cursor's chunk (see `Cursor.set_source`) until there are `rows` rows; -1: take pages up to the
+    dictionary. The interpreter's lock is released once.
 
-
-def lz4(content: Any, size: int, *, hadoop: bool) -> Any:
-    """Decompress an LZ4 block, or Hadoop's frames of blocks, to exactly `size` bytes."""
-    return _compiled.lz4(content, size, int(hadoop))
+    Whether there are so many rows, or a dictionary; a text is what is wrong with the chunk, None a want of memory.
+    """
+    found: Sequence[bool | str | None] = _compiled.read_chunks(tuple(each.compiled for each in cursors), rows)
+    return found
 
 
 class Cursor:
@@ -105,30 +122,38 @@ class Cursor:
     not of lists of strings: how many elements of each to deliver at most; or 0 for all.
     """
 
-    __slots__ = ("_cursor",)
+    __slots__ = ("compiled",)
 
     def __init__(self, physical: int, size: int, lists: int, max_def: int, *, codes: int, prefix: int = 0) -> None:
-        self._cursor = _compiled.Cursor(physical, size, lists, max_def, codes, prefix)
+        self.compiled = _compiled.Cursor(physical, size, lists, max_def, codes, prefix)
+
+    def set_source(self, chunk: Any, table: Any, codec: int) -> None:
+        """Give it a chunk whose pages it finds itself. table: of `page_table`; codec: of `CODECS`."""
+        self.compiled.source(chunk, table, codec)
+
+    def dictionary_bytes(self) -> Any:
+        """The plain values of a dictionary that it found itself."""
+        return self.compiled.dictionary_bytes()
 
     def set_dictionary(self, content: Any, count: int) -> None:
         """Set the dictionary: `count` plain values."""
-        self._cursor.dictionary(content, count)
+        self.compiled.dictionary(content, count)
 
     def dictionary_strings(self) -> DictionaryStrings:
         """The strings of the dictionary."""
-        return DictionaryStrings._make(self._cursor.dictionary_strings())
+        return DictionaryStrings._make(self.compiled.dictionary_strings())
 
     def begin(self, page: Page, levels: Any, values: Any) -> None:
         """Begin a page. levels: those of a page of version 2; values: its decompressed rest, of others all of it."""
-        self._cursor.begin(levels, values, page.values, page.encoding, page.rep_bytes, page.def_bytes)
+        self.compiled.begin(levels, values, page.values, page.encoding, page.rep_bytes, page.def_bytes)
 
     def advance(self, rows: int) -> bool:
         """Decode until there are `rows` rows, counted since they were last taken. False: the page has ended; of lists,
         the last one may go on in the next page.
         """
-        done: bool = self._cursor.advance(rows)
+        done: bool = self.compiled.advance(rows)
         return done
 
     def take(self) -> Decoded:
         """The rows so far; the next ones are counted from 0."""
-        return Decoded._make(self._cursor.take())
+        return Decoded._make(self.compiled.take())

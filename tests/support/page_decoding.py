@@ -9,7 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from feedline.warehouse.parquet.column_chunk import ChunkDecoder, ColumnKind
+from feedline.native import parquet as native
+from feedline.native.parquet import Page
+from feedline.warehouse.parquet.column_chunk import ChunkDecoder, ChunkError, ColumnKind, open_chunks, read_chunks
 from feedline.warehouse.parquet.decode import NOT_CODED, FileDecoder
 from feedline.warehouse.parquet.footer import column_leaves, open_parquet
 
@@ -36,8 +38,8 @@ class File:
         [leaf] = self.leaves[self.schema.names.index(name)]
         return leaf
 
-    def chunk(self, name: str, group: int = 0, *, codes: bool = False) -> ChunkDecoder | str:
-        """The kernel's decoder of a column chunk, or why there is none."""
+    def chunk(self, name: str, group: int = 0, *, codes: bool = False) -> ChunkDecoder | None:
+        """The kernel's decoder of a column chunk; None for pyarrow."""
         leaf = self.leaf(name)
         kind = self.decoder.kind(leaf)
         assert isinstance(kind, ColumnKind), kind
@@ -45,7 +47,7 @@ class File:
         chunk = metadata.column(leaf)
         start = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
         content = self.read(start, start + chunk.total_compressed_size)
-        return ChunkDecoder.open(kind, chunk, metadata.num_rows, content, codes=codes)
+        return opened(kind, chunk, metadata.num_rows, content, codes=codes)
 
     def read(self, start: int, stop: int) -> pa.Buffer:
         return self._buffer.slice(start, stop - start)
@@ -159,3 +161,23 @@ def beginnings(table: pa.Table, prefix: int) -> pa.Table:
     kind = table.schema.field("v").type
     rows = [row and row[:prefix] for row in table["v"].to_pylist()]
     return pa.table([pa.array(rows, kind)], schema=table.schema)
+
+
+def opened(kind: Any, chunk: Any, rows: int, content: pa.Buffer, *, codes: bool = False) -> ChunkDecoder | None:
+    """The kernel's decoder of a column chunk of so many rows; None for pyarrow."""
+    [found] = open_chunks([(kind, chunk, rows, content, codes, 0)])
+    return found
+
+
+def read_rows(decoder: ChunkDecoder | None, rows: int) -> pa.Array:
+    """The next rows of a chunk for the kernel. Raises ChunkError."""
+    assert decoder is not None
+    [found] = read_chunks([decoder], rows)
+    if isinstance(found, ChunkError):
+        raise found
+    return found
+
+
+def pages_in(chunk: Any, values: int) -> list[Page]:
+    """The pages of a column chunk of so many values."""
+    return native.pages_of(native.page_table(chunk, values))

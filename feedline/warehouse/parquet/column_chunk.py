@@ -8,11 +8,10 @@ else is pyarrow's (see `decode`). The values are the same, bit by bit.
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +27,6 @@ from feedline.native.parquet import (
     Cursor,
     Decoded,
     DictionaryStrings,
-    Page,
 )
 from feedline.warehouse.parquet.schemas import is_unchecked
 
@@ -43,7 +41,6 @@ _MOST_BYTES = 2**31 - 1  # of a chunk's strings: their offsets are 32 bits wide
 # computed that much less often, and gathered once.
 _WORTH_CODES = 0.5
 _WORTH_CUTTING = 2  # times as long are lists on average as what is needed of them: of shorter ones, all is delivered
-_TOGETHER = 2**18  # bytes of pages that are decompressed at once: they are read from the second cache
 _MANY = 2**16  # codes of 16 bits leave one number for a null, which is one entry more
 
 
@@ -112,35 +109,42 @@ def _is_stored_as(kind: pa.DataType, physical: str, length: int) -> bool:
 
 
 class ChunkDecoder:
-    """A column chunk that is decoded here. Raises ChunkError for what is not valid, MemoryError without memory."""
+    """A column chunk that is decoded here, with others (`open_chunks`, `read_chunks`)."""
 
     def __init__(
         self,
         kind: ColumnKind,
         rows: int,
-        pages: list[Page],
+        table: Any,
         content: pa.Buffer,
-        decompress: _Decompress,
+        compression: str,
         *,
         codes: pa.DataType | None,
         prefix: int,
+        most_bytes: int,
     ) -> None:
+        pages = native.pages_of(table)
         self._kind = kind
         self._rows_left = rows
         # Of lists, only their levels say whether there are more rows.
         self._has_more = kind.lists == 0 and sum(page.values for page in pages if page.kind in _DATA) > rows
-        self._pages = deque(pages)
-        self._content = content
-        self._decompress = decompress
-        self._ahead: deque[Any] = deque()  # of the next pages, decompressed
+        self._entries = sum(page.values for page in pages if page.kind == DICTIONARY_PAGE)
+        self._most_bytes = most_bytes
         self._codes = codes
         size = 0 if codes is None else codes.bit_width // 8
-        self._cursor = Cursor(kind.physical, kind.size, kind.lists, kind.max_def, codes=size, prefix=prefix)
-        self._strings: DictionaryStrings | None = None
+        self.cursor = Cursor(kind.physical, kind.size, kind.lists, kind.max_def, codes=size, prefix=prefix)
         self._dictionary: pa.Array | None = None
+        self.finds_pages = compression in native.CODECS
+        if self.finds_pages:
+            self.cursor.set_source(content, table, native.CODECS[compression])
+            return
+        self._pages = deque(pages)
+        self._content = content
+        self._decompress = _DECOMPRESSORS[compression]
+        self._entry_bytes: Any = None
 
     @classmethod
-    def open(
+    def prepare(
         cls,
         kind: ColumnKind,
         chunk: pq.ColumnChunkMetaData,
@@ -149,116 +153,109 @@ class ChunkDecoder:
         *,
         codes: bool,
         prefix: int = 0,
-    ) -> ChunkDecoder | str:
-        """The chunk whose bytes begin with its first page; or why the kernel does not decode it. rows: of the row
-        group. codes: deliver codes of its dictionary, where that has far fewer entries than there are values. prefix:
-        how many elements of a list are enough; others may be left out (0: none).
+    ) -> ChunkDecoder | None:
+        """The chunk whose bytes begin with its first page, to be opened; None for pyarrow. rows: of the row group.
+
+        codes: deliver codes of its dictionary, where that has far fewer entries than there are values. prefix: how many
+        elements of a list are enough; others may be left out (0: none). Raises ChunkError.
         """
-        decompress = DECOMPRESSORS.get(chunk.compression)
-        if decompress is None:
-            return f"codec {chunk.compression}"
-        pages = _checked(native.pages, content, chunk.num_values)
+        if chunk.compression not in DECOMPRESSORS:
+            return None
+        table = _checked(native.page_table, content, chunk.num_values)
+        pages = native.pages_of(table)
         data = [page for page in pages if page.kind in _DATA]
         unknown = {page.encoding for page in data}.difference(_ENCODINGS)
         levels = {page.def_encoding for page in data if page.kind == DATA_PAGE and kind.max_def}
         levels |= {page.rep_encoding for page in data if page.kind == DATA_PAGE and kind.lists}
         if unknown or levels.difference({RLE}):
-            return "deprecated encoding"
+            return None
         entries = sum(page.values for page in pages if page.kind == DICTIONARY_PAGE)
         coded = {page.encoding for page in data} <= {_PLAIN_DICTIONARY, _RLE_DICTIONARY}
         codes = codes and coded and 0 < entries < _WORTH_CODES * chunk.num_values
         code = (pa.uint16() if entries < _MANY else pa.int32()) if codes else None
         # Strings are checked to be UTF-8 in all rows, so they are all delivered.
         worth = chunk.num_values > _WORTH_CUTTING * prefix * rows and kind.lists > 0 and (kind.size > 0 or codes)
-        opened = cls(kind, rows, pages, content, decompress, codes=code, prefix=prefix if worth else 0)
-        try:
-            while entries and opened._next_page(until=DICTIONARY_PAGE):
-                pass
-        except pa.ArrowInvalid:  # an entry is not UTF-8, which matters if rows use it
-            return cls.open(kind, chunk, rows, content, codes=False, prefix=prefix)
-        if kind.size or codes:
-            return opened
-        longest = 0 if opened._strings is None else opened._strings.longest
-        most = chunk.total_uncompressed_size + longest * chunk.num_values
-        return opened if most <= _MOST_BYTES else "strings of more than 2 GiB"
+        return cls(
+            kind,
+            rows,
+            table,
+            content,
+            chunk.compression,
+            codes=code,
+            prefix=prefix if worth else 0,
+            most_bytes=chunk.total_uncompressed_size,
+        )
 
-    def read(self, rows: int) -> pa.Array:
-        """The next rows, of the column's type, or a dictionary array of it (in lists: of elements)."""
-        while not (complete := _checked(self._cursor.advance, rows)):
-            if not self._next_page():
+    def finish(self, values: int) -> bool:
+        """Take the dictionary that was found. Returns whether the kernel decodes the chunk, of so many values.
+
+        Raises ChunkError; pa.ArrowInvalid where an entry is not UTF-8, which matters if rows use it.
+        """
+        if not self._entries:
+            return True
+        strings = None if self._kind.size else _checked(self.cursor.dictionary_strings)
+        if self._codes is not None:
+            self._dictionary = self._dictionary_array(strings)
+        if strings is None or self._codes is not None:
+            return True
+        return bool(self._most_bytes + strings.longest * values <= _MOST_BYTES)
+
+    def advance(self, rows: int | None) -> bool:
+        """Decode until there are so many rows, or take the pages up to the dictionary (None), where the cursor does
+        not find them itself. Returns whether there are, or there is one.
+        """
+        if rows is None:
+            while self._entries and self._next_page() not in (DICTIONARY_PAGE, None):
+                pass
+            return self._entries > 0
+        while not (complete := bool(_checked(self.cursor.advance, rows))):
+            if self._next_page() is None:
                 break
-        decoded = _checked(self._cursor.take)
+        return complete
+
+    def take(self, rows: int, complete: bool) -> pa.Array:
+        """The next rows, which were decoded: of the column's type, or a dictionary array of it (in lists: of elements).
+
+        complete: there were so many, or the next list has begun.
+        """
+        decoded = _checked(self.cursor.take)
         if decoded.rows != rows:
             raise ChunkError(f"its pages hold fewer rows than its footer says: got {decoded.rows}, expected {rows}")
         self._rows_left -= rows
-        if self._rows_left == 0 and (self._has_more or (self._kind.lists and complete)):  # the next list has begun
+        if self._rows_left == 0 and (self._has_more or (self._kind.lists and complete)):
             raise ChunkError("its pages hold more rows than its footer says")
         return self._array(decoded)
 
-    def _next_page(self, until: int | None = None) -> bool:
-        """Hand the next page to the cursor; False if there is none, or after one of the kind `until`."""
+    def _next_page(self) -> int | None:
+        """Hand the next page to the cursor. Returns its kind; None if there is none."""
         if not self._pages:
-            return False
-        page = self._pages[0]
-        content = self._bytes(page)
+            return None
+        page = self._pages.popleft()
+        content = self._content.slice(page.start, page.compressed)
         if page.crc >= 0 and native.crc32(content) != page.crc:
             raise ChunkError("a page's checksum does not fit its bytes")
         if page.kind == DICTIONARY_PAGE:
-            values = self._decompressed()
+            self._entry_bytes = self._decompress(content, page.uncompressed)
             if page.encoding not in (_PLAIN, _PLAIN_DICTIONARY):
                 raise ChunkError("its dictionary has no plain values")
-            _checked(self._cursor.set_dictionary, values, page.values)
-            self._strings = None if self._kind.size else _checked(self._cursor.dictionary_strings)
-            if self._codes is not None:
-                self._dictionary = self._dictionary_array(values, page.values)
+            _checked(self.cursor.set_dictionary, self._entry_bytes, page.values)
         elif page.kind == DATA_PAGE:
-            _checked(self._cursor.begin, page, None, self._decompressed())
+            _checked(self.cursor.begin, page, None, self._decompress(content, page.uncompressed))
         elif page.kind == DATA_PAGE_V2:
             size = page.def_bytes + page.rep_bytes
             values, rest = content.slice(size), page.uncompressed - size
             if page.is_compressed and (len(values) or rest):  # no bytes at all are not compressed
                 values = self._decompress(values, rest)
-            _checked(self._cursor.begin, page, content.slice(0, size), values)
-        self._pages.popleft()
-        return page.kind != until
+            _checked(self.cursor.begin, page, content.slice(0, size), values)
+        return page.kind
 
-    def _bytes(self, page: Page) -> pa.Buffer:
-        return self._content.slice(page.start, page.compressed)
-
-    def _decompressed(self) -> Any:
-        """The bytes of the next page, all of which are compressed.
-
-        Of zstd, small pages after one another are decompressed in one call, as one stream of frames: each call sets up
-        a context of its own, which takes as long as decompressing 10 KB.
-        """
-        if not self._ahead:
-            pages = self._frames() if self._decompress is _zstd else []
-            if len(pages) < 2:
-                return self._decompress(self._bytes(self._pages[0]), self._pages[0].uncompressed)
-            joined = self._decompress(b"".join(map(self._bytes, pages)), sum(page.uncompressed for page in pages))
-            ends = itertools.accumulate(page.uncompressed for page in pages)
-            self._ahead.extend(
-                joined.slice(end - page.uncompressed, page.uncompressed) for page, end in zip(pages, ends, strict=True)
-            )
-        return self._ahead.popleft()
-
-    def _frames(self) -> list[Page]:
-        """The next pages, of a moderate size together, that are a zstd frame each, of the size that they declare."""
-        size, pages = 0, []
-        for page in self._pages:
-            size += page.uncompressed
-            whole = page.kind in (DICTIONARY_PAGE, DATA_PAGE)
-            if size > _TOGETHER or not whole or native.zstd_size(self._bytes(page)) != page.uncompressed:
-                break
-            pages.append(page)
-        return pages
-
-    def _dictionary_array(self, values: Any, count: int) -> pa.Array:
+    def _dictionary_array(self, strings: DictionaryStrings | None) -> pa.Array:
         """The entries, after the checks that reading omits. Raises pa.ArrowInvalid."""
-        if self._strings is None:
-            return _values(self._kind, count, values, None, None, 0)
-        array = _values(self._kind, count, self._strings.offsets, self._strings.bytes, None, 0)
-        if is_unchecked(array.type) and not self._strings.is_ascii:
+        if strings is None:
+            values = self.cursor.dictionary_bytes() if self.finds_pages else self._entry_bytes
+            return _values(self._kind, self._entries, values, None, None, 0)
+        array = _values(self._kind, self._entries, strings.offsets, strings.bytes, None, 0)
+        if is_unchecked(array.type) and not strings.is_ascii:
             array.validate(full=True)
         return array
 
@@ -279,6 +276,63 @@ class ChunkDecoder:
             starts = _widen(decoded.starts, decoded.rows + 1)
         buffers = [_buffer(decoded.list_valid), starts]
         return pa.Array.from_buffers(list_type, decoded.rows, buffers, decoded.null_lists, children=[values])
+
+
+Request: TypeAlias = tuple[ColumnKind, pq.ColumnChunkMetaData, int, pa.Buffer, bool, int]
+
+
+def open_chunks(requests: Sequence[Request]) -> list[ChunkDecoder | None]:
+    """The chunks for the kernel, each with the first rows to come; None for pyarrow, which also says what is wrong with
+    one that does not open. requests: the arguments of `ChunkDecoder.prepare`.
+    """
+    prepared: list[ChunkDecoder | None] = []
+    for kind, chunk, rows, content, codes, prefix in requests:
+        try:
+            prepared.append(ChunkDecoder.prepare(kind, chunk, rows, content, codes=codes, prefix=prefix))
+        except ChunkError:
+            prepared.append(None)
+    outcomes = _outcomes([each for each in prepared if each is not None], None)
+    opened: list[ChunkDecoder | None] = []
+    for request, decoder in zip(requests, prepared, strict=True):
+        if decoder is None:
+            opened.append(None)
+            continue
+        failed = isinstance(next(outcomes), ChunkError)
+        try:
+            opened.append(None if failed or not decoder.finish(request[1].num_values) else decoder)
+        except ChunkError:
+            opened.append(None)
+        except pa.ArrowInvalid:
+            opened += open_chunks([(*request[:4], False, request[5])])
+    return opened
+
+
+def read_chunks(decoders: Sequence[ChunkDecoder], rows: int) -> list[pa.Array | ChunkError]:
+    """The next rows of each chunk (see `ChunkDecoder.take`), or why there are none."""
+    found: list[pa.Array | ChunkError] = []
+    for decoder, outcome in zip(decoders, _outcomes(decoders, rows), strict=True):
+        try:
+            found.append(outcome if isinstance(outcome, ChunkError) else decoder.take(rows, outcome))
+        except ChunkError as error:
+            found.append(error)
+    return found
+
+
+def _outcomes(decoders: Sequence[ChunkDecoder], rows: int | None) -> Iterator[bool | ChunkError]:
+    """Decode until there are so many rows of each, or open all (None): in one call where the cursors find the pages."""
+    compiled = [decoder for decoder in decoders if decoder.finds_pages]
+    results = iter(native.read_chunks([decoder.cursor for decoder in compiled], -1 if rows is None else rows))
+    for decoder in decoders:
+        if decoder.finds_pages:
+            result = next(results)
+            if result is None:
+                raise MemoryError("there is no memory for a column of the chunk")
+            yield ChunkError(result) if isinstance(result, str) else result
+            continue
+        try:
+            yield decoder.advance(rows)
+        except ChunkError as error:
+            yield error
 
 
 def _list_like(kind: pa.DataType, element: pa.DataType) -> pa.DataType:
@@ -328,26 +382,8 @@ def _checked(call: Callable[..., Any], *arguments: Any) -> Any:
         raise ChunkError(str(error)) from None
 
 
-def _plain(content: pa.Buffer, size: int) -> Any:
-    if len(content) != size:
-        raise ChunkError("a page has another size than its header says")
-    return content
-
-
 def _zstd(content: pa.Buffer, size: int) -> Any:
     return _by_arrow("zstd", content, size)  # refuses another size
-
-
-def _snappy(content: pa.Buffer, size: int) -> Any:
-    declared = shift = 0
-    for byte in content.slice(0, min(5, len(content))).to_pybytes():
-        declared |= (byte & 127) << shift
-        shift += 7
-        if byte < 128:
-            break
-    if declared != size:
-        raise ChunkError("a page does not decompress to its size")
-    return _by_arrow("snappy", content, size)
 
 
 def _by_arrow(codec: str, content: pa.Buffer, size: int) -> Any:
@@ -355,14 +391,6 @@ def _by_arrow(codec: str, content: pa.Buffer, size: int) -> Any:
         return pa.Codec(codec).decompress(content, size)
     except (OSError, pa.ArrowInvalid) as error:
         raise ChunkError(f"a page does not decompress: {error}") from None
-
-
-def _lz4(content: pa.Buffer, size: int) -> Any:
-    return _checked(lambda: native.lz4(content, size, hadoop=False))
-
-
-def _hadoop_lz4(content: pa.Buffer, size: int) -> Any:
-    return _checked(lambda: native.lz4(content, size, hadoop=True))
 
 
 def _gzip(content: pa.Buffer, size: int) -> Any:
@@ -377,12 +405,5 @@ def _gzip(content: pa.Buffer, size: int) -> Any:
     return out
 
 
-DECOMPRESSORS: dict[str, _Decompress] = {
-    "UNCOMPRESSED": _plain,
-    "ZSTD": _zstd,
-    "SNAPPY": _snappy,
-    "LZ4": _lz4,
-    "LZ4_RAW": _lz4,
-    "GZIP": _gzip,
-    "UNKNOWN": _hadoop_lz4,  # pyarrow's name for it, and for LZO, which does not decompress so
-}
+_DECOMPRESSORS: dict[str, _Decompress] = {"ZSTD": _zstd, "GZIP": _gzip}
+DECOMPRESSORS = frozenset({*native.CODECS, *_DECOMPRESSORS})  # pyarrow's names of the codecs

@@ -18,7 +18,16 @@ import pyarrow.parquet as pq
 
 from feedline.errors import CorruptFileError
 from feedline.native import parquet as native
-from feedline.warehouse.parquet.column_chunk import DECOMPRESSORS, ChunkDecoder, ChunkError, ColumnKind, column_kind
+from feedline.warehouse.parquet.column_chunk import (
+    DECOMPRESSORS,
+    ChunkDecoder,
+    ChunkError,
+    ColumnKind,
+    Request,
+    column_kind,
+    open_chunks,
+    read_chunks,
+)
 from feedline.warehouse.parquet.stored_names import StoredNames
 from feedline.warehouse.storage.faults import label
 from feedline.warehouse.storage.ranges import chunk_ranges
@@ -94,14 +103,9 @@ class FileDecoder:
         """
         if whole:
             yield self._rename(_whole(parquet, row_group, whole))
-        own: dict[str, ChunkDecoder] = {}
-        others = []
-        for leaf in leaves:
-            chunk = self._open(row_group, leaf, read, codes=leaf in coded, prefix=coded.get(leaf, 0))
-            if chunk is None:
-                others.append(leaf)
-            else:
-                own[self._alone[leaf]] = chunk
+        opened = self._open(row_group, leaves, read, coded)
+        own = {self._alone[leaf]: chunk for leaf, chunk in opened.items()}
+        others = [leaf for leaf in leaves if leaf not in opened]
         if others or not own:
             batches: Iterator[pa.RecordBatch] = parquet.reader.iter_batches(
                 chunk_rows, row_groups=[row_group], column_indices=others, use_threads=False
@@ -113,21 +117,22 @@ class FileDecoder:
         for start in range(0, rows, chunk_rows):
             yield self._join(None, own, min(chunk_rows, rows - start), row_group)
 
-    def _open(self, row_group: int, leaf: int, read: ReadRange, *, codes: bool, prefix: int) -> ChunkDecoder | None:
-        """A chunk for the kernel; None for pyarrow, which also says what is wrong with one that does not open."""
-        kind = self.kind(leaf)
-        if isinstance(kind, str):
-            return None
-        [(start, stop)] = chunk_ranges(self._metadata, row_group, [leaf], self._file_bytes)
-        if not 0 <= start < stop <= self._file_bytes:
-            return None
-        try:
-            group = self._metadata.row_group(row_group)
-            column, rows = group.column(leaf), group.num_rows
-            opened = ChunkDecoder.open(kind, column, rows, read(start, stop), codes=codes, prefix=prefix)
-        except ChunkError:
-            return None
-        return None if isinstance(opened, str) else opened
+    def _open(
+        self, row_group: int, leaves: Sequence[int], read: ReadRange, coded: Mapping[int, int]
+    ) -> dict[int, ChunkDecoder]:
+        """The chunks for the kernel, by their Parquet columns."""
+        group = self._metadata.row_group(row_group)
+        requests: dict[int, Request] = {}
+        for leaf in leaves:
+            kind = self.kind(leaf)
+            if isinstance(kind, str):
+                continue
+            [(start, stop)] = chunk_ranges(self._metadata, row_group, [leaf], self._file_bytes)
+            if 0 <= start < stop <= self._file_bytes:
+                chunk = group.column(leaf)
+                requests[leaf] = kind, chunk, group.num_rows, read(start, stop), leaf in coded, coded.get(leaf, 0)
+        opened = zip(requests, open_chunks(list(requests.values())), strict=True)
+        return {leaf: chunk for leaf, chunk in opened if chunk is not None}
 
     def _join(
         self, batch: pa.RecordBatch | None, own: dict[str, ChunkDecoder], rows: int, row_group: int
@@ -136,14 +141,13 @@ class FileDecoder:
         if not own:
             return batch
         arrays = {} if batch is None else dict(zip(batch.schema.names, batch.columns, strict=True))
-        for name, chunk in own.items():
-            try:
-                arrays[name] = chunk.read(rows)
-            except ChunkError as error:
+        for name, found in zip(own, read_chunks(list(own.values()), rows), strict=True):
+            if isinstance(found, ChunkError):
                 raise CorruptFileError(
-                    f"column {name!r} of {label(self._uri, row_group)} is not valid Parquet: {error}. Restore or "
+                    f"column {name!r} of {label(self._uri, row_group)} is not valid Parquet: {found}. Restore or "
                     "rewrite the file"
-                ) from error
+                ) from found
+            arrays[name] = found
         return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
 
     def _rename(self, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -276,13 +276,13 @@ def test_a_damaged_page_is_found_although_no_entry_passes(tmp_path: Path, monkey
     pages = {"row_group_size": 500, "data_page_size": 64, "write_batch_size": 50, "write_page_checksum": True}
     root = write(tmp_path / "t", {"f.parquet": table}, **pages)
     opened: list[bool] = []
-    open_chunk = ChunkDecoder.open.__func__  # type: ignore[attr-defined]
+    open_chunk = ChunkDecoder.prepare.__func__  # type: ignore[attr-defined]
 
     def count(cls: type, *arguments: Any, **options: Any) -> Any:
         opened.append(options["codes"])
         return open_chunk(cls, *arguments, **options)
 
-    monkeypatch.setattr(ChunkDecoder, "open", classmethod(count))
+    monkeypatch.setattr(ChunkDecoder, "prepare", classmethod(count))
     snapshot = take_snapshot(root)
     where = bind_where("x == 2", snapshot.schema)
     assert select_rows(snapshot, where, work_dir=str(tmp_path / "w")).report.kept.rows == 0
