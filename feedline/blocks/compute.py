@@ -31,6 +31,7 @@ from feedline.loader.encoding.quality import Observer
 from feedline.loader.encoding.shuffled_rows import Rows, shuffle
 from feedline.loader.encoding.slot import encoded_rows, write_rows
 from feedline.native.coded_values import CodedValues
+from feedline.native.turns import TURN
 from feedline.native.unique_rows import UniqueRows
 from feedline.transforms.compile.coded_features import Evaluated
 from feedline.warehouse.parquet.repeated_rows import first_rows
@@ -299,11 +300,12 @@ class _Encoder:
         values: dict[str, CodedValues] = {}
         lookups: dict[str, list[tuple[int, int]]] = {}
         try:
-            for column in columns:
-                codes, dictionary = coded.frame.get_column(column.name), coded.dictionaries[column.name]
-                found, counts = column.apply(codes, dictionary, self._evaluated)
-                values |= found
-                lookups |= counts
+            with TURN:
+                for column in columns:
+                    codes, dictionary = coded.frame.get_column(column.name), coded.dictionaries[column.name]
+                    found, counts = column.apply(codes, dictionary, self._evaluated)
+                    values |= found
+                    lookups |= counts
             plain, more = features.apply_counting(coded.frame)
             self._clock.lap("transform")
             filters, rows, order = self._compiled.filters, coded.frame.height, self._order_of(part, values)

@@ -9,7 +9,7 @@ else is pyarrow's (see `decode`). The values are the same, bit by bit.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -28,6 +28,7 @@ from feedline.native.parquet import (
     Decoded,
     DictionaryStrings,
 )
+from feedline.native.turns import TURN
 from feedline.warehouse.parquet.schemas import is_unchecked
 
 _PHYSICAL = {"BOOLEAN": 0, "INT32": 1, "INT64": 2, "FLOAT": 4, "DOUBLE": 5, "BYTE_ARRAY": 6, "FIXED_LEN_BYTE_ARRAY": 7}
@@ -285,54 +286,64 @@ def open_chunks(requests: Sequence[Request]) -> list[ChunkDecoder | None]:
     """The chunks for the kernel, each with the first rows to come; None for pyarrow, which also says what is wrong with
     one that does not open. requests: the arguments of `ChunkDecoder.prepare`.
     """
-    prepared: list[ChunkDecoder | None] = []
-    for kind, chunk, rows, content, codes, prefix in requests:
-        try:
-            prepared.append(ChunkDecoder.prepare(kind, chunk, rows, content, codes=codes, prefix=prefix))
-        except ChunkError:
-            prepared.append(None)
-    outcomes = _outcomes([each for each in prepared if each is not None], None)
-    opened: list[ChunkDecoder | None] = []
-    for request, decoder in zip(requests, prepared, strict=True):
-        if decoder is None:
-            opened.append(None)
-            continue
-        failed = isinstance(next(outcomes), ChunkError)
-        try:
-            opened.append(None if failed or not decoder.finish(request[1].num_values) else decoder)
-        except ChunkError:
-            opened.append(None)
-        except pa.ArrowInvalid:
-            opened += open_chunks([(*request[:4], False, request[5])])
-    return opened
+    with TURN:
+        prepared = [_prepared(request) for request in requests]
+    outcomes = iter(_outcomes([each for each in prepared if each is not None], None))
+    with TURN:
+        return [
+            None if decoder is None or isinstance(next(outcomes), ChunkError) else _finished(decoder, request)
+            for request, decoder in zip(requests, prepared, strict=True)
+        ]
+
+
+def _prepared(request: Request) -> ChunkDecoder | None:
+    *arguments, codes, prefix = request
+    try:
+        return ChunkDecoder.prepare(*arguments, codes=codes, prefix=prefix)
+    except ChunkError:
+        return None
+
+
+def _finished(decoder: ChunkDecoder, request: Request) -> ChunkDecoder | None:
+    try:
+        return decoder if decoder.finish(request[1].num_values) else None
+    except ChunkError:
+        return None
+    except pa.ArrowInvalid:
+        [opened] = open_chunks([(*request[:4], False, request[5])])
+        return opened
 
 
 def read_chunks(decoders: Sequence[ChunkDecoder], rows: int) -> list[pa.Array | ChunkError]:
     """The next rows of each chunk (see `ChunkDecoder.take`), or why there are none."""
     found: list[pa.Array | ChunkError] = []
-    for decoder, outcome in zip(decoders, _outcomes(decoders, rows), strict=True):
-        try:
-            found.append(outcome if isinstance(outcome, ChunkError) else decoder.take(rows, outcome))
-        except ChunkError as error:
-            found.append(error)
+    outcomes = _outcomes(decoders, rows)
+    with TURN:
+        for decoder, outcome in zip(decoders, outcomes, strict=True):
+            try:
+                found.append(outcome if isinstance(outcome, ChunkError) else decoder.take(rows, outcome))
+            except ChunkError as error:
+                found.append(error)
     return found
 
 
-def _outcomes(decoders: Sequence[ChunkDecoder], rows: int | None) -> Iterator[bool | ChunkError]:
+def _outcomes(decoders: Sequence[ChunkDecoder], rows: int | None) -> list[bool | ChunkError]:
     """Decode until there are so many rows of each, or open all (None): in one call where the cursors find the pages."""
     compiled = [decoder for decoder in decoders if decoder.finds_pages]
     results = iter(native.read_chunks([decoder.cursor for decoder in compiled], -1 if rows is None else rows))
+    found: list[bool | ChunkError] = []
     for decoder in decoders:
         if decoder.finds_pages:
             result = next(results)
             if result is None:
                 raise MemoryError("there is no memory for a column of the chunk")
-            yield ChunkError(result) if isinstance(result, str) else result
+            found.append(ChunkError(result) if isinstance(result, str) else result)
             continue
         try:
-            yield decoder.advance(rows)
+            found.append(decoder.advance(rows))
         except ChunkError as error:
-            yield error
+            found.append(error)
+    return found
 
 
 def _list_like(kind: pa.DataType, element: pa.DataType) -> pa.DataType:

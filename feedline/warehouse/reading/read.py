@@ -23,6 +23,7 @@ import pyarrow.types as pat
 from feedline.errors import CorruptFileError, DataError, TableError
 from feedline.expressions import BoundExpression
 from feedline.expressions.column_parts import has_column
+from feedline.native.turns import TURN
 from feedline.native.unique_rows import UniqueRows
 from feedline.warehouse.parquet.decode import NOT_CODED
 from feedline.warehouse.parquet.open_file import OpenFile, open_unchanged
@@ -317,7 +318,8 @@ def _kept_rows(
         columns = [name for name in columns if name not in compact]
     data, row_filter = batch.data, batch.row_filter
     is_plain = not any(is_coded(data.schema.field(name).type) for name in row_filter.parts)
-    frame, dictionaries = _coded_frame(data if is_plain else data.select(columns), kept)
+    with TURN:
+        frame, dictionaries = _coded_frame(data if is_plain else data.select(columns), kept)
     if marks:
         columns_of_marks = [mark.of(data, fragment.table, fragment.path, batch.first_row) for mark in marks]
         frame, columns = frame.with_columns(columns_of_marks), [*columns, *(mark.name for mark in marks)]
