@@ -29,6 +29,9 @@ STAYS = (
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Decoded columns are overwritten before they are freed, here and in all processes that tests start.
+os.environ.setdefault("FEEDLINE_DEBUG_MEMORY", "1")
+
 hypothesis.settings.register_profile("feedline", deadline=None, max_examples=60, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("feedline")
 

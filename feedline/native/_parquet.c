@@ -35,6 +35,7 @@ typedef struct {
 } Memory;
 
 static PyTypeObject *memory_type, *cursor_type;
+static int overwrites; /* whether bytes are overwritten before they are freed */
 
 static int memory_buffer(PyObject *self, Py_buffer *view, int flags) {
     Memory *memory = (Memory *)self;
@@ -43,7 +44,10 @@ static int memory_buffer(PyObject *self, Py_buffer *view, int flags) {
 
 static void memory_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
-    free(((Memory *)self)->bytes);
+    Memory *memory = (Memory *)self;
+    if (overwrites && memory->bytes != NULL)
+        memset(memory->bytes, 0xA5, (size_t)memory->size);
+    free(memory->bytes);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
 }
@@ -1409,6 +1413,13 @@ static PyObject *use_zstd(PyObject *module, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+static PyObject *overwrite_freed(PyObject *module, PyObject *unused) {
+    (void)module;
+    (void)unused;
+    overwrites = 1;
+    Py_RETURN_NONE;
+}
+
 /* Whether a cursor may read; it is busy then. */
 static int claim(PyObject *object, int64_t rows) {
     Cursor *cursor = (Cursor *)object;
@@ -1505,6 +1516,7 @@ static PyType_Spec cursor_spec = {
 static PyMethodDef methods[] = {
     {"page_table", page_table, METH_VARARGS, "page_table(chunk, values): the headers of a column chunk's pages."},
     {"read_chunks", read_chunks, METH_VARARGS, "read_chunks(cursors, rows): decode until there are so many rows."},
+    {"overwrite_freed", overwrite_freed, METH_NOARGS, "overwrite_freed(): overwrite bytes before they are freed."},
     {"use_zstd", use_zstd, METH_VARARGS, "use_zstd(create, release, decompress): addresses of its functions."},
     {"crc32", crc32, METH_O, "crc32(bytes): the checksum of a page."},
     {NULL, NULL, 0, NULL},
@@ -1519,7 +1531,7 @@ PyMODINIT_FUNC PyInit__parquet(void) {
     make_crc_table();
     memory_type = (PyTypeObject *)PyType_FromSpec(&memory_spec);
     cursor_type = (PyTypeObject *)PyType_FromSpec(&cursor_spec);
-    if (memory_type == NULL || cursor_type == NULL || PyModule_AddIntConstant(module, "VERSION", 5) != 0
+    if (memory_type == NULL || cursor_type == NULL || PyModule_AddIntConstant(module, "VERSION", 6) != 0
         || PyModule_AddObjectRef(module, "Cursor", (PyObject *)cursor_type) != 0) {
         Py_DECREF(module);
         return NULL;

@@ -8,6 +8,7 @@ checked: what is not of the format raises ValueError, whatever its bytes are.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -19,8 +20,12 @@ _compiled: Any = None
 with suppress(ImportError):  # installed without a compiler
     from feedline.native import _parquet as _compiled  # type: ignore[attr-defined,no-redef]
 
-VERSION = 5  # of the functions: of an older build, left in a checkout, nothing is called
+VERSION = 6  # of the functions: of an older build, left in a checkout, nothing is called
 COMPILED = _compiled is not None and getattr(_compiled, "VERSION", 0) == VERSION
+
+# For tests: what is read after its last view has died is wrong for certain.
+if COMPILED and os.environ.get("FEEDLINE_DEBUG_MEMORY") == "1":
+    _compiled.overwrite_freed()
 
 # The codecs that cursors decompress, by pyarrow's names: "UNKNOWN" is Hadoop's LZ4, and LZO, which does not decompress
 # so. zstd is decompressed by its library, where the system has it.

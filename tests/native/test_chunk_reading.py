@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -135,3 +137,23 @@ def test_any_pages_of_any_bytes_are_rows_or_refused(data: st.DataObject):
             return
     taken = cursor.take()
     assert 0 <= taken.rows <= 30
+
+
+def test_freed_columns_are_overwritten_in_tests():
+    """So that a view that does not keep its memory alive cannot go unnoticed."""
+    program = (
+        "import ctypes, numpy as np\n"
+        "from feedline.native import parquet as native\n"
+        "cursor = native.Cursor(2, 8, 0, 0, codes=0)\n"
+        "cursor.begin(native.Page(*[0] * 4, 99, *[0] * 9), None, np.full(99, 7, np.int64))\n"
+        "assert cursor.advance(99)\n"
+        "values = cursor.take().values\n"
+        "view = np.frombuffer(values, np.int64)\n"
+        "address = view.ctypes.data + 8 * 50\n"
+        "del values\n"
+        "print(ctypes.c_int64.from_address(address).value)\n"
+        "del view\n"
+        "print(hex(ctypes.c_uint64.from_address(address).value))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["7", "0xa5a5a5a5a5a5a5a5"]
