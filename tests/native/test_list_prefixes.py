@@ -26,7 +26,7 @@ INT32, INT64, FIXED, PLAIN, CODED = 1, 2, 7, 0, 8
     nulls=st.sampled_from(["all", "elements", "none"]),
     repeat=st.booleans(),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_prefixes_are_what_lists_begin_with(
     lists: list[Any], sizes: list[int], prefix: int, step: int, form: tuple[int, int, int], nulls: str, repeat: bool
 ):

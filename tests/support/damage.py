@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from page_bytes import zigzag
+from page_decoding import pages_in
 
 from feedline.native import parquet as native
 
@@ -76,7 +77,7 @@ def damage_a_page(file: Path, column: str, *, dictionary: bool, what: str) -> No
     start = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
     content = file.read_bytes()[start : start + chunk.total_compressed_size]
     header = 0
-    for page in native.pages(content, chunk.num_values):
+    for page in pages_in(content, chunk.num_values):
         if (page.kind == native.DICTIONARY_PAGE) is dictionary:
             break
         header = page.start + page.compressed
