@@ -1,9 +1,9 @@
-"""Decode one column chunk with the compiled kernel, page by page, to Arrow arrays of values or of codes.
+"""Decode column chunks with the compiled kernel, page by page, to Arrow arrays of values or of codes.
 
 Runs in every process that reads, on the calling thread. Whether a chunk is decoded here is decided from the footer
-(`column_kind`) and from its page headers and dictionary (`ChunkDecoder.open`), before a row is delivered: flat columns,
-lists of one level, of the types that hot tables are made of, in all encodings but the deprecated BIT_PACKED. Everything
-else is pyarrow's (see `decode`). The values are the same, bit by bit.
+(`column_kind`) and from its page headers and dictionary (`open_chunks`), before a row is delivered: flat columns, lists
+of one level, of the types that hot tables are made of, in all encodings but the deprecated BIT_PACKED. Everything else
+is pyarrow's (see `decode`). The values are the same, bit by bit.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from feedline.native.parquet import (
     Cursor,
     Decoded,
     DictionaryStrings,
+    Page,
 )
 from feedline.native.turns import TURN
 from feedline.warehouse.parquet.schemas import is_unchecked
@@ -117,6 +118,7 @@ class ChunkDecoder:
         kind: ColumnKind,
         rows: int,
         table: Any,
+        pages: list[Page],
         content: pa.Buffer,
         compression: str,
         *,
@@ -124,7 +126,6 @@ class ChunkDecoder:
         prefix: int,
         most_bytes: int,
     ) -> None:
-        pages = native.pages_of(table)
         self._kind = kind
         self._rows_left = rows
         # Of lists, only their levels say whether there are more rows.
@@ -180,6 +181,7 @@ class ChunkDecoder:
             kind,
             rows,
             table,
+            pages,
             content,
             chunk.compression,
             codes=code,
@@ -192,14 +194,13 @@ class ChunkDecoder:
 
         Raises ChunkError; pa.ArrowInvalid where an entry is not UTF-8, which matters if rows use it.
         """
-        if not self._entries:
-            return True
-        strings = None if self._kind.size else _checked(self.cursor.dictionary_strings)
+        strings = _checked(self.cursor.dictionary_strings) if self._entries and not self._kind.size else None
         if self._codes is not None:
             self._dictionary = self._dictionary_array(strings)
-        if strings is None or self._codes is not None:
+        if self._kind.size or self._codes is not None:
             return True
-        return bool(self._most_bytes + strings.longest * values <= _MOST_BYTES)
+        longest = 0 if strings is None else strings.longest
+        return bool(self._most_bytes + longest * values <= _MOST_BYTES)
 
     def advance(self, rows: int | None) -> bool:
         """Decode until there are so many rows, or take the pages up to the dictionary (None), where the cursor does

@@ -23,6 +23,7 @@ from warehouse_samples import COLLECTION, collection
 
 from feedline.errors import CorruptFileError, FeedlineError
 from feedline.native import parquet as native
+from feedline.warehouse.parquet import column_chunk
 from feedline.warehouse.parquet.column_chunk import ChunkDecoder
 from feedline.warehouse.parquet.decode import DECODER_VARIABLE
 from feedline.warehouse.parquet.footer import file_facts
@@ -123,6 +124,17 @@ def test_a_chunk_that_does_not_open_is_left_to_pyarrow_which_says_what_is_wrong(
     assert File(damaged).chunk("v") is None
     with pytest.raises(OSError, match="Unexpected end of stream"):
         table_of(damaged, alone=False)
+
+
+@pytest.mark.parametrize("coded", [True, False])
+def test_strings_of_more_bytes_than_32_bits_count_are_left_to_pyarrow(coded: bool, monkeypatch: pytest.MonkeyPatch):
+    content = stored(pa.table({"s": ["word", "other"] * 500}), use_dictionary=coded)
+    size = File(content).metadata.row_group(0).column(0).total_uncompressed_size + 1000 * 5 * coded
+    monkeypatch.setattr(column_chunk, "_MOST_BYTES", size)
+    assert File(content).chunk("s") is not None
+    monkeypatch.setattr(column_chunk, "_MOST_BYTES", size - 1)
+    assert File(content).chunk("s") is None
+    assert (File(content).chunk("s", codes=True) is None) is not coded
 
 
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
