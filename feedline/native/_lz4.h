@@ -27,6 +27,14 @@ INLINE void copy_wild(uint8_t *to, const uint8_t *from, size_t length) {
         memcpy(to + done, from + done, 16);
 }
 
+/* Copy bytes of the input, which hold so many. */
+INLINE void copy_input(uint8_t *to, const uint8_t *at, const uint8_t *end, size_t length) {
+    if (end - at >= (ptrdiff_t)length + 16)
+        copy_wild(to, at, length);
+    else
+        memcpy(to, at, length);
+}
+
 /* Repeat what lies `distance` bytes before; the ranges may overlap. */
 INLINE void copy_match(uint8_t *to, size_t distance, size_t length) {
     const uint8_t *from = to - distance;
@@ -46,10 +54,7 @@ static int64_t lz4_block(const uint8_t *at, const uint8_t *end, uint8_t *out, si
         size_t length = token >> 4;
         if (lz4_length(&at, end, &length) != 0 || length > (size_t)(end - at) || length > size - (size_t)(to - out))
             return -1;
-        if (end - at >= (ptrdiff_t)length + 16)
-            copy_wild(to, at, length);
-        else
-            memcpy(to, at, length);
+        copy_input(to, at, end, length);
         at += length;
         to += length;
         if (at == end) /* the last sequence has literals alone */

@@ -28,7 +28,7 @@ WINDOW_BLOCKS = 16
 FULL_LANES = 4
 # Rows of a block below which its task costs more than a tenth of its work.
 _SMALLEST_BLOCK_ROWS = 8_192
-# Compressed bytes of a block in the table's order: a quarter of a second of decoding, before which there is no batch.
+# Compressed bytes of a block in the table's order: about a tenth of a second of work, before which there is no batch.
 _BLOCK_BYTES = 32 * 2**20
 
 
