@@ -764,7 +764,10 @@ static PyObject *digest_views(PyObject *module, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+#include "_slots.h"
+
 static PyMethodDef methods[] = {
+    {"write_slot", write_slot, METH_VARARGS, "write_slot(target, header, gaps, parts): write a batch into a slot."},
     {"digest_views", digest_views, METH_VARARGS, "digest_views(views, data, out): the digests of strings."},
     {"count_codes", count_codes, METH_VARARGS, "count_codes(codes, counts): count how often each occurs."},
     {"gather_codes", gather_codes, METH_VARARGS, "gather_codes(columns, order): the values that codes stand for."},
@@ -780,7 +783,7 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_rows", NULL, 0,
 
 PyMODINIT_FUNC PyInit__rows(void) {
     PyObject *module = PyModule_Create(&definition);
-    if (module != NULL && PyModule_AddIntConstant(module, "VERSION", 9) != 0) {
+    if (module != NULL && PyModule_AddIntConstant(module, "VERSION", 10) != 0) {
         Py_DECREF(module);
         return NULL;
     }

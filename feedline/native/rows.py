@@ -19,7 +19,7 @@ _compiled: Any = None
 with suppress(ImportError):  # installed without a compiler
     from feedline.native import _rows as _compiled  # type: ignore[attr-defined,no-redef]
 
-VERSION = 9  # of the functions: of an older build, left in a checkout, nothing is called
+VERSION = 10  # of the functions: of an older build, left in a checkout, nothing is called
 COMPILED = _compiled is not None and getattr(_compiled, "VERSION", 1) == VERSION
 
 Array = NDArray[Any]
@@ -34,6 +34,16 @@ Slices = tuple[int, NDArray[np.int64], NDArray[np.int64]]
 # Target (flat), its first value, the distance of its values, values of the same size (or int32 of int64), the code of
 # each; int64 [2], set to the least and the greatest of int64 values, or None; of lists of codes, the slices to gather.
 CodedTarget = tuple[Array, int, int, Array, Codes, NDArray[np.int64] | None, Slices | None]
+
+# Where lengths, offsets and values of a list feature begin in a slot, bytes of a value, where weights begin (-1: none).
+ListPlace = tuple[int, int, int, int, int]
+# Where dense rows begin and their bytes; the same of labels; where ids begin, and marks of valid rows (-1: no marks);
+# the rows of all pieces; the list features.
+SlotPlaces = tuple[int, int, int, int, int, int, int, tuple[ListPlace, ...]]
+# Rows [start, stop) of arrays, and whether they are valid: dense, labels, ids, values, weights and offsets of lists.
+Arrays = tuple[Array, ...]
+SlotPiece = tuple[int, int, bool, Array, Array, Arrays, Arrays, tuple[Array | None, ...], Arrays]
+SlotPart = tuple[SlotPlaces, list[SlotPiece]]
 
 
 def gather(
@@ -125,6 +135,15 @@ def gather_codes(columns: list[CodedTarget], order: NDArray[np.int32] | None = N
         values[:] = table[codes]
         if extremes is not None:
             extremes[:] = values.min(), values.max()
+
+
+def write_slot(target: Any, header: bytes, gaps: tuple[tuple[int, int], ...], parts: list[SlotPart]) -> None:
+    """Write a batch into a slot's bytes: its header, zeros in the gaps, and the rows of each part.
+
+    Sections begin at the bytes that the places say; see `loader.encoding.slot`. Lists are copied with their offsets,
+    which continue from piece to piece, and their lengths.
+    """
+    _compiled.write_slot(target, header, gaps, parts)
 
 
 def parts_of(index: NDArray[np.int64], starts: Sequence[int] | NDArray[np.int64]) -> NDArray[np.uint16]:

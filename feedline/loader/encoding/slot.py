@@ -7,6 +7,7 @@ rows are gathered by that copy. No allocations, except the Arrow stream of extra
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -17,8 +18,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from feedline.loader.encoding.encoded_rows import EncodedRows
-from feedline.loader.encoding.layout import Placement, SlotColumn, SlotHeader, SlotLayout
+from feedline.loader.encoding.layout import (
+    GroupPlacement,
+    MatrixOffsets,
+    Placement,
+    SlotColumn,
+    SlotHeader,
+    SlotLayout,
+)
 from feedline.loader.encoding.shuffled_rows import Rows, ShuffledRows, Targets, gather
+from feedline.native import rows as native
 from feedline.native.unique_rows import UniqueRows, unique_range
 
 # Anything with the buffer protocol: a mapping, a numpy array, an Arrow buffer.
@@ -120,25 +129,71 @@ def _draft_group(slices: Sequence[RowSlice], index: int) -> GroupDraft:
 
 def write(layout: SlotLayout, batch: Draft, buffer: NDArray[np.uint8]) -> None:
     """Write a measured batch into `buffer`, of at least `batch.placement.nbytes` bytes."""
-    words = layout.header_to_words(batch.header)
-    buffer[: 8 * len(words)].view(np.int64)[:] = words
+    header = layout.header_struct.pack(*layout.header_to_words(batch.header))
+    if native.COMPILED and not any(isinstance(piece.encoded, ShuffledRows) for piece in batch.slices):
+        parts = (batch.slices, *(group.slices for group in batch.groups))
+        pieces = [(_places(layout, batch, index), [_piece(each) for each in part]) for index, part in enumerate(parts)]
+        native.write_slot(buffer, header, batch.placement.gaps, pieces)
+    else:
+        _write_arrays(layout, batch, header, buffer)
+    _write_extras(layout, batch, buffer)
+    for index, (group, place) in enumerate(zip(batch.groups, batch.placement.groups, strict=True)):
+        _write_inverse(view(buffer, "int32", place.inverse, batch.header.rows), batch.slices, index, group.shifts)
+
+
+def _places(layout: SlotLayout, batch: Draft, index: int) -> native.SlotPlaces:
+    """Where the sections of a part begin."""
+    part, header, placement = layout.parts[index], batch.header, batch.placement
+    rows = (header.rows, *header.unique)[index]
+    own: MatrixOffsets | GroupPlacement = placement.groups[index - 1] if index else placement.matrices
+    before = [0, *accumulate(layout.list_rows(header.rows, header.unique))]
+    lengths, offsets = placement.matrices.lengths, placement.matrices.offsets
+    lists = tuple(
+        (
+            lengths + 4 * before[place],
+            offsets + 8 * (before[place] + place),
+            placement.values[place],
+            layout.sparse_bytes[place],
+            -1 if (weights := placement.weights[place]) is None else weights,
+        )
+        for place in part.sparse
+    )
+    matrices = own.dense, 4 * part.width["dense"], placement.matrices.labels, 4 * part.width["label"], own.categorical
+    return *matrices, placement.matrices.valid if index == 0 else -1, rows, lists
+
+
+def _piece(piece: RowSlice) -> native.SlotPiece:
+    rows = piece.encoded
+    assert isinstance(rows, EncodedRows)
+    arrays = rows.dense, rows.labels, rows.categorical, rows.values, rows.weights, rows.offsets
+    return piece.start, piece.stop, piece.valid, *arrays
+
+
+def _write_arrays(layout: SlotLayout, batch: Draft, header: bytes, buffer: NDArray[np.uint8]) -> None:
+    """Write all but extras and inverses; rows in another order are gathered."""
+    buffer[: len(header)] = np.frombuffer(header, np.uint8)
     for start, stop in batch.placement.gaps:
         buffer[start:stop] = 0  # so that a slot's bytes depend on its batch alone
     arrays = SlotArrays(layout, batch.header, buffer)
     _write_tensors(arrays, batch.slices)
     row = 0
     for piece in batch.slices:
-        encoded, start, stop = piece.encoded, piece.start, piece.stop
-        end = row + stop - start
+        end = row + piece.stop - piece.start
         arrays.valid[row:end] = piece.valid
-        for index, array in enumerate(encoded.extra):
-            target = arrays.extra[index]
-            if target is not None:
-                target[row:end] = _fixed_values(array.slice(start, stop - start), layout.extra[index])
         row = end
-    for index, group in enumerate(batch.groups):
-        _write_tensors(arrays.groups[index], group.slices)
-        _write_inverse(arrays.groups[index].inverse, batch.slices, index, group.shifts)
+    for group, group_arrays in zip(batch.groups, arrays.groups, strict=True):
+        _write_tensors(group_arrays, group.slices)
+
+
+def _write_extras(layout: SlotLayout, batch: Draft, buffer: NDArray[np.uint8]) -> None:
+    for index, (column, begin) in enumerate(zip(layout.extra, batch.placement.extra, strict=True)):
+        if begin is None:
+            continue
+        target, row = view(buffer, column.dtype, begin, batch.header.rows), 0
+        for piece in batch.slices:
+            end = row + piece.stop - piece.start
+            target[row:end] = _fixed_values(piece.encoded.extra[index].slice(piece.start, end - row), column)
+            row = end
     if batch.ipc is not None:
         begin = batch.placement.ipc
         buffer[begin : begin + batch.ipc.size] = np.frombuffer(batch.ipc, dtype=np.uint8)
@@ -298,7 +353,7 @@ class SlotArrays(TensorArrays):
 
 def view(buffer: Buffer, dtype: str, start: int, *shape: int) -> NDArray[Any]:
     """An array over a buffer from the byte `start` on."""
-    count = int(np.prod(shape))
+    count = math.prod(shape)
     return np.frombuffer(buffer, dtype=dtype, count=count, offset=start).reshape(shape)
 
 

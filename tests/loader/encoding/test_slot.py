@@ -133,6 +133,14 @@ def check(batch, records):
     assert batch.extra["text"].to_pylist() == [r["text"] for r in records]
 
 
+def image_of(cuts: list[RowSlice]) -> bytes:
+    """The bytes of a slot that held others before."""
+    measured = draft(LAYOUT, cuts, epoch=3, step=5)
+    buffer = np.full(measured.placement.nbytes, 255, dtype=np.uint8)
+    write(LAYOUT, measured, buffer)
+    return buffer.tobytes()
+
+
 @settings(max_examples=100)
 @given(st.lists(st.lists(rows, min_size=1, max_size=6), min_size=1, max_size=4), st.data())
 def test_batches_equal_their_rows(chunks, data):
@@ -144,8 +152,11 @@ def test_batches_equal_their_rows(chunks, data):
         stop = data.draw(st.integers(start + 1, len(chunk)))
         cuts.append(RowSlice(encoded=part, start=start, stop=stop))
         records += chunk[start:stop]
-    batch = batch_of(cuts)
+    batch, image = batch_of(cuts), image_of(cuts)
     check(batch, records)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "COMPILED", False)
+        assert image_of(cuts) == image
     assert (batch.epoch, batch.step) == (3, 5)
     assert batch.valid.all()
     check(batch.clone(), records)

@@ -1,0 +1,255 @@
+/* Write a batch into a slot: all its sections in one call, with the interpreter's lock released.
+ *
+ * Part of _rows.c. What is copied where is listed while the lock is held, after every place, row and offset was checked
+ * against the sizes of the slot and of its sources.
+ */
+
+#ifndef FEEDLINE_SLOTS_H
+#define FEEDLINE_SLOTS_H
+
+/* What is written at a place: bytes from elsewhere, or one byte again and again; or the ends and lengths of lists. */
+typedef struct {
+    char *to;
+    const char *from; /* NULL: `value` again and again */
+    Py_ssize_t count; /* of bytes, or of lists */
+    int64_t value;    /* or what is added to the ends of lists */
+    int32_t *lengths; /* of lists; else NULL */
+} Move;
+
+/* A slot, and what will be written into it once the lock is released. */
+typedef struct {
+    Buffers buffers;
+    Py_buffer *target;
+    Move *moves;
+    Py_ssize_t used;
+} Slot;
+
+/* The address of items [first, first + count) of `size` bytes in the section of a slot that begins at `start`. */
+static char *section(const Slot *slot, Py_ssize_t start, Py_ssize_t first, Py_ssize_t count, Py_ssize_t size) {
+    const Py_ssize_t bytes = slot->target->len;
+    if (start < 0 || start > bytes || first < 0 || count < 0 || size < 0
+        || (size > 0 && (first > (bytes - start) / size || count > (bytes - start) / size - first))) {
+        PyErr_SetString(PyExc_ValueError, "a section lies outside its slot");
+        return NULL;
+    }
+    return (char *)slot->target->buf + start + first * size;
+}
+
+/* Copy rows [start, stop) of a source, of `size` bytes each, to the rows of a section from `row` on. */
+static int move_rows(Slot *slot, PyObject *source, Py_ssize_t place, Py_ssize_t size, Py_ssize_t start, Py_ssize_t stop,
+                     Py_ssize_t row) {
+    Py_buffer *from = buffers_add(&slot->buffers, source, 0);
+    char *to = from == NULL || check_size(size) != 0 ? NULL : section(slot, place, row, stop - start, size);
+    if (to == NULL)
+        return -1;
+    if (size > 0 && stop > from->len / size)
+        return too_small("a source of a slot", from->len, stop * size);
+    slot->moves[slot->used++] = (Move){to, (const char *)from->buf + start * size, (stop - start) * size, 0, NULL};
+    return 0;
+}
+
+/* A list feature of some rows: `filled` values are in the slot before them. Returns how many are then; -1: an error. */
+static Py_ssize_t move_lists(Slot *slot, PyObject *place, PyObject *offsets, PyObject *values, PyObject *weights,
+                             Py_ssize_t start, Py_ssize_t stop, Py_ssize_t row, Py_ssize_t filled) {
+    Py_ssize_t lengths, ends, first_value, size, first_weight;
+    if (!PyArg_ParseTuple(place, "nnnnn", &lengths, &ends, &first_value, &size, &first_weight))
+        return -1;
+    Py_buffer *borders = buffers_add(&slot->buffers, offsets, 0);
+    if (borders == NULL)
+        return -1;
+    if (stop >= borders->len / 8)
+        return too_small("the offsets of lists", borders->len, 8 * (stop + 1));
+    const int64_t *border = (const int64_t *)borders->buf + start;
+    const int64_t first = border[0], last = border[stop - start];
+    char *to_lengths = section(slot, lengths, row, stop - start, 4);
+    char *to_ends = to_lengths == NULL ? NULL : section(slot, ends, row, stop - start + 1, 8);
+    if (to_ends == NULL)
+        return -1;
+    if (first < 0 || last < first || ((uintptr_t)to_ends | (uintptr_t)border) % 8 != 0 || (uintptr_t)to_lengths % 4) {
+        PyErr_SetString(PyExc_ValueError, "the offsets of lists fall, or a section is not aligned");
+        return -1;
+    }
+    slot->moves[slot->used++] =
+        (Move){to_ends + 8, (const char *)border, stop - start, filled - first, (int32_t *)to_lengths};
+    if (move_rows(slot, values, first_value, size, first, last, filled) != 0
+        || (first_weight >= 0 && move_rows(slot, weights, first_weight, 4, first, last, filled) != 0))
+        return -1;
+    return filled + (last - first);
+}
+
+/* Rows [start, stop) of one source, at the rows of a part from `row` on. filled: the values of each list feature. */
+static int move_piece(Slot *slot, PyObject *places, PyObject *piece, Py_ssize_t row, Py_ssize_t *filled) {
+    PyObject *dense, *labels, *ids, *values, *weights, *offsets, *lists;
+    Py_ssize_t start, stop, dense_at, dense_size, labels_at, labels_size, ids_at, valid_at, rows;
+    int is_valid;
+    if (!PyArg_ParseTuple(places, "nnnnnnnO!", &dense_at, &dense_size, &labels_at, &labels_size, &ids_at, &valid_at,
+                          &rows, &PyTuple_Type, &lists)
+        || !PyArg_ParseTuple(piece, "nnpOOO!O!O!O!", &start, &stop, &is_valid, &dense, &labels, &PyTuple_Type, &ids,
+                             &PyTuple_Type, &values, &PyTuple_Type, &weights, &PyTuple_Type, &offsets))
+        return -1;
+    const Py_ssize_t features = PyTuple_Size(lists), columns = PyTuple_Size(ids);
+    if (start < 0 || stop < start || stop - start > rows - row || PyTuple_Size(values) != features
+        || PyTuple_Size(weights) != features || PyTuple_Size(offsets) != features) {
+        PyErr_SetString(PyExc_ValueError, "the rows of a slot, or its features, are not those of its sources");
+        return -1;
+    }
+    if (move_rows(slot, dense, dense_at, dense_size, start, stop, row) != 0
+        || move_rows(slot, labels, labels_at, labels_size, start, stop, row) != 0)
+        return -1;
+    for (Py_ssize_t column = 0; column < columns; column++)
+        if (move_rows(slot, PyTuple_GetItem(ids, column), ids_at, 8, start, stop, column * rows + row) != 0)
+            return -1;
+    for (Py_ssize_t feature = 0; feature < features; feature++) {
+        filled[feature] = move_lists(slot, PyTuple_GetItem(lists, feature), PyTuple_GetItem(offsets, feature),
+                                     PyTuple_GetItem(values, feature), PyTuple_GetItem(weights, feature), start, stop,
+                                     row, filled[feature]);
+        if (filled[feature] < 0)
+            return -1;
+    }
+    if (valid_at >= 0) {
+        char *valid = section(slot, valid_at, row, stop - start, 1);
+        if (valid == NULL)
+            return -1;
+        slot->moves[slot->used++] = (Move){valid, NULL, stop - start, is_valid, NULL};
+    }
+    return 0;
+}
+
+/* The first of a list feature's offsets: 0. */
+static int begin_list(Slot *slot, PyObject *place) {
+    Py_ssize_t lengths, ends, first_value, size, first_weight;
+    if (!PyArg_ParseTuple(place, "nnnnn", &lengths, &ends, &first_value, &size, &first_weight))
+        return -1;
+    char *to = section(slot, ends, 0, 1, 8);
+    if (to == NULL)
+        return -1;
+    slot->moves[slot->used++] = (Move){to, NULL, 8, 0, NULL};
+    return 0;
+}
+
+/* All pieces of a part, laid end to end: places and pieces as in rows.py. */
+static int move_part(Slot *slot, PyObject *part) {
+    PyObject *places, *pieces;
+    Py_ssize_t start, stop, row = 0;
+    if (!PyArg_ParseTuple(part, "O!O!", &PyTuple_Type, &places, &PyList_Type, &pieces))
+        return -1;
+    PyObject *lists = PyTuple_Size(places) == 8 ? PyTuple_GetItem(places, 7) : NULL;
+    if (lists == NULL || !PyTuple_Check(lists)) {
+        PyErr_SetString(PyExc_ValueError, "the places of a part are seven numbers and those of its lists");
+        return -1;
+    }
+    Py_ssize_t *filled = PyMem_Calloc((size_t)PyTuple_Size(lists) + 1, sizeof(Py_ssize_t));
+    int failed = filled == NULL;
+    if (failed)
+        PyErr_NoMemory();
+    for (Py_ssize_t index = 0; index < PyTuple_Size(lists) && !failed; index++)
+        failed = begin_list(slot, PyTuple_GetItem(lists, index)) != 0;
+    for (Py_ssize_t index = 0; index < PyList_Size(pieces) && !failed; index++) {
+        PyObject *piece = PyList_GetItem(pieces, index);
+        failed = move_piece(slot, places, piece, row, filled) != 0;
+        if (!failed) {
+            start = PyLong_AsSsize_t(PyTuple_GetItem(piece, 0));
+            stop = PyLong_AsSsize_t(PyTuple_GetItem(piece, 1));
+            row += stop - start;
+        }
+    }
+    PyMem_Free(filled);
+    if (!failed && row != PyLong_AsSsize_t(PyTuple_GetItem(places, 6))) {
+        PyErr_SetString(PyExc_ValueError, "the pieces of a slot have fewer rows than the slot");
+        return -1;
+    }
+    return failed ? -1 : 0;
+}
+
+static void run_moves(const Slot *slot) {
+    for (Py_ssize_t index = 0; index < slot->used; index++) {
+        const Move *move = &slot->moves[index];
+        if (move->lengths != NULL) {
+            const int64_t *borders = (const int64_t *)move->from;
+            int64_t *ends = (int64_t *)move->to;
+            for (Py_ssize_t row = 0; row < move->count; row++) {
+                ends[row] = borders[row + 1] + move->value;
+                move->lengths[row] = (int32_t)(borders[row + 1] - borders[row]);
+            }
+        } else if (move->from != NULL) {
+            memcpy(move->to, move->from, (size_t)move->count);
+        } else {
+            memset(move->to, (int)move->value, (size_t)move->count);
+        }
+    }
+}
+
+/* How many buffers or moves there may be of a tuple: of those that it holds, twice their length. */
+static Py_ssize_t needs_of(PyObject *tuple) {
+    Py_ssize_t needs = 4;
+    if (!PyTuple_Check(tuple)) {
+        PyErr_SetString(PyExc_ValueError, "the places and the pieces of a slot are tuples");
+        return -1;
+    }
+    for (Py_ssize_t index = 0; index < PyTuple_Size(tuple); index++)
+        if (PyTuple_Check(PyTuple_GetItem(tuple, index)))
+            needs += 2 * PyTuple_Size(PyTuple_GetItem(tuple, index));
+    return needs;
+}
+
+/* Room for a header, gaps, and all pieces of all parts. */
+static int slot_open(Slot *slot, PyObject *gaps, PyObject *parts) {
+    Py_ssize_t room = 4 + PyTuple_Size(gaps);
+    for (Py_ssize_t index = 0; index < PyList_Size(parts); index++) {
+        PyObject *part = PyList_GetItem(parts, index);
+        PyObject *pieces = PyTuple_Check(part) && PyTuple_Size(part) == 2 ? PyTuple_GetItem(part, 1) : NULL;
+        if (pieces == NULL || !PyList_Check(pieces)) {
+            PyErr_SetString(PyExc_ValueError, "a part of a slot is its places and a list of pieces");
+            return -1;
+        }
+        for (Py_ssize_t piece = -1; piece < PyList_Size(pieces); piece++) {
+            const Py_ssize_t needs = needs_of(piece < 0 ? PyTuple_GetItem(part, 0) : PyList_GetItem(pieces, piece));
+            if (needs < 0)
+                return -1;
+            room += needs;
+        }
+    }
+    slot->moves = PyMem_Calloc((size_t)room, sizeof(Move));
+    if (slot->moves == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    return buffers_open(&slot->buffers, room);
+}
+
+/* write_slot(target, header, gaps, parts): see rows.py. */
+static PyObject *write_slot(PyObject *module, PyObject *args) {
+    PyObject *target, *header, *gaps, *parts, *result = NULL;
+    Slot slot = {0};
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOO!O!", &target, &header, &PyTuple_Type, &gaps, &PyList_Type, &parts))
+        return NULL;
+    if (slot_open(&slot, gaps, parts) != 0)
+        goto done;
+    slot.target = buffers_add(&slot.buffers, target, 1);
+    Py_buffer *words = slot.target == NULL ? NULL : buffers_add(&slot.buffers, header, 0);
+    char *to = words == NULL ? NULL : section(&slot, 0, 0, words->len, 1);
+    if (to == NULL)
+        goto done;
+    slot.moves[slot.used++] = (Move){to, words->buf, words->len, 0, NULL};
+    for (Py_ssize_t index = 0; index < PyTuple_Size(gaps); index++) {
+        Py_ssize_t start, stop;
+        if (!PyArg_ParseTuple(PyTuple_GetItem(gaps, index), "nn", &start, &stop)
+            || (to = section(&slot, start, 0, stop - start, 1)) == NULL)
+            goto done;
+        slot.moves[slot.used++] = (Move){to, NULL, stop - start, 0, NULL};
+    }
+    for (Py_ssize_t index = 0; index < PyList_Size(parts); index++)
+        if (move_part(&slot, PyList_GetItem(parts, index)) != 0)
+            goto done;
+    Py_BEGIN_ALLOW_THREADS
+    run_moves(&slot);
+    Py_END_ALLOW_THREADS
+    result = Py_NewRef(Py_None);
+done:
+    PyMem_Free(slot.moves);
+    buffers_close(&slot.buffers);
+    return result;
+}
+
+#endif

@@ -1,0 +1,95 @@
+"""Slots are written as numpy writes them (see `test_slot`); arguments that would reach beyond them are refused."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from feedline.native import rows
+
+pytestmark = pytest.mark.skipif(not rows.COMPILED, reason="installed without a compiler")
+
+HEADER = bytes(range(64))
+# dense [3, 2] f32 at 64, labels [3, 1] f32 at 128, ids [2, 3] i64 at 192, valid at 256, lengths at 320, offsets at 384,
+# values (i64) at 448, weights at 576.
+PLACES = (64, 8, 128, 4, 192, 256, 3, ((320, 384, 448, 8, 576),))
+SLOT_BYTES = 640
+
+
+def _piece(start: int, stop: int, rows_before: int) -> tuple[Any, ...]:
+    dense = np.arange(rows_before, rows_before + 8, dtype=np.float32).reshape(4, 2)
+    ids = tuple(np.arange(4, dtype=np.int64) + 10 * column + rows_before for column in range(2))
+    offsets = np.array([0, 2, 3, 3, 7], np.int64)
+    values, weights = np.arange(7, dtype=np.int64) + 100 * rows_before, np.linspace(0, 1, 7, dtype=np.float32)
+    return start, stop, rows_before == 0, dense, dense[:, :1].copy(), ids, (values,), (weights,), (offsets,)
+
+
+def _arguments() -> list[Any]:
+    pieces = [_piece(1, 3, 0), _piece(0, 1, 5)]
+    return [np.full(SLOT_BYTES, 7, np.uint8), HEADER, ((88, 128), (140, 192)), [(PLACES, pieces)]]
+
+
+def test_pieces_are_laid_end_to_end():
+    target, *rest = _arguments()
+    rows.write_slot(target, *rest)
+    assert target[:64].tobytes() == HEADER
+    assert target[64:88].view(np.float32).tolist() == [2, 3, 4, 5, 5, 6]
+    assert not target[88:128].any()
+    assert target[128:140].view(np.float32).tolist() == [2, 4, 5]
+    assert target[192:240].view(np.int64).tolist() == [1, 2, 5, 11, 12, 15]
+    assert target[256:260].tolist() == [1, 1, 0, 7]
+    assert target[320:332].view(np.int32).tolist() == [1, 0, 2]
+    assert target[384:416].view(np.int64).tolist() == [0, 1, 1, 3]
+    assert target[448:472].view(np.int64).tolist() == [2, 500, 501]
+    assert target[576:588].view(np.float32).tolist() == pytest.approx([2 / 6, 0, 1 / 6])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda a: a.__setitem__(0, np.zeros(580, np.uint8)), "a section lies outside its slot"),
+        (lambda a: a.__setitem__(1, bytes(SLOT_BYTES + 1)), "a section lies outside its slot"),
+        (lambda a: a.__setitem__(2, ((600, 700),)), "a section lies outside its slot"),
+        (lambda a: a.__setitem__(2, ((60, 40),)), "a section lies outside its slot"),
+        (lambda a: a[3][0][1].pop(), "fewer rows than the slot"),
+        (lambda a: a[3][0][1].append(_piece(0, 1, 0)), "the rows of a slot"),
+        (lambda a: a[3][0][1].__setitem__(0, _piece(3, 5, 0)), "a source of a slot has a wrong size"),
+        (lambda a: a[3][0][1].__setitem__(0, _piece(-1, 1, 0)), "the rows of a slot"),
+        (lambda a: a[3][0][1].__setitem__(0, _piece(2**62, 2**62 + 2, 0)), "a source of a slot has a wrong size"),
+        (lambda a: a[3][0][1][0][8][0].__setitem__(3, 9), "a source of a slot has a wrong size"),
+        (lambda a: a[3][0][1][0][8][0].__setitem__(1, 4), "the offsets of lists fall"),
+        (lambda a: a[3][0][1][0][8][0].__setitem__(1, -1), "the offsets of lists fall"),
+        (lambda a: a[3].__setitem__(0, (PLACES[:7], a[3][0][1])), "seven numbers and those of its lists"),
+        (lambda a: a[3].__setitem__(0, ((*PLACES[:7], ((320, 380, 448, 8, -1),)), a[3][0][1])), "not aligned"),
+    ],
+)
+def test_what_reaches_beyond_a_slot_or_its_sources_is_refused(change: Any, words: str):
+    arguments = _arguments()
+    change(arguments)
+    with pytest.raises(ValueError, match=words):
+        rows.write_slot(*arguments)
+    assert (arguments[0] == 7).all() or not arguments[0].any()
+
+
+def test_any_numbers_are_written_within_the_slot_or_refused():
+    """Under AddressSanitizer this shows reads and writes out of bounds."""
+    generator = random.Random(7)
+    drawn = [-(2**62), -1, 0, 1, 3, 8, 64, 320, 576, 639, 640, 2**31, 2**62]
+    for _ in range(2000):
+        arguments = _arguments()
+        pieces = copy.deepcopy(arguments[3][0][1])
+        places: list[Any] = [generator.choice([place, generator.choice(drawn)]) for place in PLACES[:7]]
+        lists = tuple(generator.choice([place, generator.choice(drawn)]) for place in PLACES[7][0])
+        index = generator.randrange(2)
+        start, stop = (generator.choice(drawn) for _ in range(2))
+        if generator.random() < 0.5:
+            pieces[index] = (start, stop, *pieces[index][2:])
+        pieces[index][8][0][generator.randrange(5)] = generator.choice(drawn)
+        try:
+            rows.write_slot(*arguments[:3], [((*places, (lists,)), pieces)])
+        except ValueError:
+            continue
