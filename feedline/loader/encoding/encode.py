@@ -72,9 +72,7 @@ def encode(
     categorical = []
     for column in schema.group("categorical"):
         if column.name in coded:
-            own = coded[column.name]
-            _scalars(own.values, column.name, filters)
-            categorical.append(gathered.add_ids(own.values, own, column))
+            categorical.append(gathered.add_ids(coded[column.name], column))
         else:
             ids = _ids(frame.get_column(column.name), column, observer, filters, repeats)
             categorical.append(ids if order is None else ids[order])
@@ -101,11 +99,6 @@ def can_order(schema: BatchSchema) -> bool:
     return native.COMPILED and plain and not any(column.weighted for column in schema.sparse)
 
 
-def _repeats(coded: CodedValues) -> _Repeats:
-    assert coded.uses is not None, "floats are counted with their uses"
-    return _Repeats(coded.uses)
-
-
 class _GatheredColumns:
     """The columns whose values are gathered, in one call, from those of distinct values."""
 
@@ -125,49 +118,62 @@ class _GatheredColumns:
         return replace(lists, offsets=ends, slices=(start, offsets))
 
     def add(
-        self, values: NDArray[Any], coded: CodedValues, target: NDArray[Any], first: int = 0, step: int = 1
-    ) -> NDArray[Any]:
-        """Set every `step`-th value of the target from the first on. Returns the target."""
-        self._add(values, coded, target, None, first, step)
-        return target
-
-    def add_ids(self, series: pl.Series, coded: CodedValues, column: SlotColumn) -> NDArray[np.int64]:
-        """The ids of all codes, which are set, and counted, at the end."""
-        count, extremes = coded.count, np.empty(2, np.int64)
-        ids = series.to_numpy()
-        if len(ids) and ids.min() >= -(2**31) and ids.max() < 2**31:
-            ids = ids.astype(np.int32)  # twice as many of them in the caches
-        target = np.empty(count, np.int64)
-        self._add(ids, coded, target, extremes)
-        if count:
-            self._counted.append((column, extremes, count))
-        return target
-
-    def _add(
         self,
-        values: NDArray[Any],
         coded: CodedValues,
+        values: NDArray[Any],
         target: NDArray[Any],
-        extremes: NDArray[np.int64] | None,
+        first: int = 0,
+        step: int = 1,
+        extremes: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Set every `step`-th value of a flat target from the first on: of all codes, at the end."""
+        if coded.index is not None:
+            table = np.zeros(coded.entries, values.dtype)
+            table[coded.index] = values
+            values = table
+        slices = None if coded.slices is None or coded.offsets is None else (*coded.slices, coded.offsets)
+        self._targets.append((target, first, step, values, coded.codes, extremes, slices))
+
+    def add_ids(self, coded: CodedValues, column: SlotColumn) -> NDArray[np.int64]:
+        """The ids of all codes, which are set, and counted, at the end."""
+        count, ids = coded.count, coded.values
+        target = np.empty(count, np.int64)
+        if not count:
+            return target
+        if np.minimum.reduce(ids) >= -(2**31) and np.maximum.reduce(ids) < 2**31:
+            ids = ids.astype(np.int32)  # twice as many of them in the caches
+        extremes = np.empty(2, np.int64)
+        self.add(coded, ids, target, extremes=extremes)
+        self._counted.append((column, extremes, count))
+        return target
+
+    def add_floats(
+        self,
+        coded: CodedValues,
+        column: SlotColumn,
+        target: NDArray[np.float32],
         first: int = 0,
         step: int = 1,
     ) -> None:
-        table = values
-        if coded.index is not None and len(values) < coded.entries:
-            table = np.zeros(coded.entries, values.dtype)
-            table[coded.index] = values
-        slices = None if coded.slices is None or coded.offsets is None else (*coded.slices, coded.offsets)
-        if coded.count:
-            values = np.ascontiguousarray(table)
-            self._targets.append((target.reshape(-1), first, step, values, coded.codes, extremes, slices))
+        """As `add`, and count them. Raises as `_apply_on_nonfinite`."""
+        values, count = coded.values, coded.count
+        if coded.uses is not None:
+            values = _apply_on_nonfinite(values, column, self._observer, repeats=_Repeats(coded.uses))
+        elif self._observer is not None:
+            assert coded.used is not None, "of floats, the least and the greatest are counted"
+            used = values[coded.used]
+            extremes = (np.minimum.reduce(used), np.maximum.reduce(used)) if count else (math.inf, -math.inf)
+            self._observer.count_floats(column, count, extremes)
+        if count:
+            self.add(coded, values, target, first, step)
 
     def finish(self) -> None:
         """Gather, and count."""
         if self._targets:
             native.gather_codes(self._targets, self.order)
         if self._observer is not None:
-            for column, extremes, count in self._counted:
-                self._observer.count_integers(column, extremes, count)
+            for column, (low, high), count in self._counted:
+                self._observer.count_extremes(column, count, low, high)
 
 
 def _coded_lists(
@@ -175,13 +181,13 @@ def _coded_lists(
 ) -> NDArray[Any]:
     """A sparse feature's values."""
     assert coded.offsets is not None
-    _refuse_null_elements(coded.values.to_arrow(), column.name, "list", lambda position: 0)
     if observer is not None:
         observer.count_lists(column, coded.offsets)
     if column.dtype != "float32":
-        return gathered.add_ids(coded.values, coded, column)
-    values = _apply_on_nonfinite(coded.values.to_numpy(), column, observer, repeats=_repeats(coded))
-    return gathered.add(values, coded, np.empty(coded.count, values.dtype))
+        return gathered.add_ids(coded, column)
+    target = np.empty(coded.count, np.float32)
+    gathered.add_floats(coded, column, target)
+    return target
 
 
 def _scalars(series: pl.Series, name: str, filters: Mapping[str, str]) -> NDArray[Any]:
@@ -265,14 +271,12 @@ def _row_major(
     columns = schema.group(group)
     width = sum(column.width for column in columns)
     matrix = np.empty((rows_of_all, width), dtype=np.float32)
+    flat = matrix.reshape(-1)
     of_rows = _Repeats(repeats) if repeats is not None else None
     sources: list[tuple[int | slice, NDArray[Any]]] = []
     for column in columns:
         if column.name in coded:
-            own = coded[column.name]
-            values = _scalars(own.values, column.name, filters)
-            values = _apply_on_nonfinite(values, column, observer, repeats=_repeats(own))
-            gathered.add(values, own, matrix, column.offset, width)
+            gathered.add_floats(coded[column.name], column, flat, column.offset, width)
             continue
         series = frame.get_column(column.name)
         target: int | slice
@@ -321,7 +325,7 @@ def _apply_on_nonfinite(
     if observer is not None:
         if not weights:
             count = values.size if repeats is None else repeats.count(values)
-            observer.count_floats(column, count, (float(low), float(high)))
+            observer.count_floats(column, count, (low, high))
         if finite is not None:
             wrong = int(np.count_nonzero(~finite)) if repeats is None else repeats.count(~finite, chosen=True)
             observer.count_nonfinite(column, wrong)

@@ -29,6 +29,7 @@ from feedline.transforms.compile.fused_pass import FusedPass
 from feedline.transforms.compile.shared import Levels, shared_keys
 from feedline.transforms.learning.learner import NO_ARTIFACTS, ArtifactSet, FitRequest
 from feedline.transforms.ops import bind
+from feedline.transforms.values.arrays import Values
 from feedline.transforms.values.kinds import Lookup
 from feedline.transforms.values.lookup_counts import count_lookups
 
@@ -103,20 +104,30 @@ class CompiledFeatures:
         """
         return self._apply(frame)[0]
 
+    def numbers(self, series: pl.Series) -> list[Values] | None:
+        """The features, numbers all of them, of values of the only column that they read; None if any is null.
+
+        series: of the column's type. Raises as `apply`.
+        """
+        found = None if series.null_count() else self._pass.numbers(series)
+        if found is not None:
+            return found
+        finished = self.apply(series.alias(self.parts[0]).to_frame())
+        return None if any(finished.null_count().row(0)) else [each.to_numpy() for each in finished]
+
     def _apply(self, frame: pl.DataFrame, held: Sequence[str] = ()) -> tuple[pl.DataFrame, pl.DataFrame]:
         """The features, and columns that are held for them. Raises as `apply`."""
         if not set(self.parts).issubset(frame.columns):
             marks = [frame.get_column(name) for name in self.marks if name in frame.columns]
             frame = project(frame, self.parts).with_columns(marks)
-        schema = frame.schema
+        schema = dict(zip(frame.columns, frame.dtypes, strict=True))
         for name, dtype in (*zip(self.parts, self.types, strict=True), *((mark, _MARK) for mark in self.marks)):
             if (found := schema.get(name)) != dtype:
                 got = "none" if found is None else str(found)
                 raise DataError(
                     f"column {name!r} has another type than the features were compiled for: got {got}, expected {dtype}"
                 )
-        if max(frame.n_chunks("all"), default=1) > 1:  # else Polars calls the kernels once for every chunk
-            frame = frame.select(*self.parts, *self.marks).rechunk()
+        frame = frame.rechunk()  # else Polars calls the kernels once for every chunk
         try:
             return self._pass.run(
                 frame, lambda expressions: self._select(frame, expressions).collect(engine="in-memory"), held

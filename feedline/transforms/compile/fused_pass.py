@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from feedline.transforms.values.arrays import Values
 from feedline.transforms.values.kinds import Value
 from feedline.transforms.values.ragged import slice_numbers
 
@@ -22,6 +23,7 @@ class _Ending:
 
     expr: pl.Expr
     run: Callable[[pl.Series], pl.Series]
+    numbers: Callable[[pl.Series], Values] | None = None  # of a series without nulls, as an array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,17 +48,23 @@ class FusedPass:
             if id(same) in shared:
                 first = shared[id(same)]
                 column = _OutputColumn(name=name, ending=first.ending, source=first.source, computed=first.computed)
-            elif (ending := _ending(value)) is None:
-                column = _OutputColumn(name=name, ending=None, source=name, computed=True)
-                self._native.append(value.expr.alias(name))
             else:
-                root = ending.expr.meta.output_name() if ending.expr.meta.is_column() else ""
+                ending = _ending(value)
+                expr = value.expr if ending is None else ending.expr
+                root = expr.meta.output_name() if expr.meta.is_column() else ""
                 computed = root not in columns
                 column = _OutputColumn(name=name, ending=ending, source=name if computed else root, computed=computed)
-                shared[id(same)] = column
+                if ending is not None:
+                    shared[id(same)] = column
                 if computed:
-                    self._native.append(ending.expr.alias(name))
+                    self._native.append(expr.alias(name))
             self._columns.append(column)
+        self._is_native = bool(self._columns) and all(
+            column.computed and column.ending is None for column in self._columns
+        )
+        self._has_numbers = not any(
+            column.computed or (column.ending is not None and column.ending.numbers is None) for column in self._columns
+        )
 
     def run(
         self,
@@ -76,15 +84,27 @@ class FusedPass:
                 if id(ending) not in done:
                     done[id(ending)] = ending.run(series)
                 series = done[id(ending)]
-            columns.append(series.alias(column.name))
-        finished = pl.DataFrame(columns) if done or held or not self._native else computed
+            columns.append(series if ending is None and column.name == column.source else series.alias(column.name))
+        finished = computed if not held and self._is_native else pl.DataFrame(columns)
         return finished, computed.select(held) if held else pl.DataFrame()
+
+    def numbers(self, series: pl.Series) -> list[Values] | None:
+        """The features of a column without nulls, the only one that they read, as arrays; None if any is computed by
+        Polars.
+        """
+        if not self._has_numbers:
+            return None
+        done: dict[_Ending | None, Values] = {}
+        for ending in dict.fromkeys(column.ending for column in self._columns):
+            numbers = None if ending is None else ending.numbers
+            done[ending] = series.to_numpy() if numbers is None else numbers(series)
+        return [done[column.ending] for column in self._columns]
 
 
 def _ending(value: Value) -> _Ending | None:
     kernels, tail = value.kernels, value.slice
-    if kernels is not None and kernels.has_kernels:
-        return _Ending(expr=kernels.values, run=kernels.run)
+    if kernels is not None and kernels.numbers is not None:
+        return _Ending(expr=kernels.values, run=kernels.run, numbers=kernels.numbers)
     if tail is not None:
         return _Ending(expr=tail.lists, run=lambda lists: slice_numbers(lists, tail.start, tail.stop))
     return None

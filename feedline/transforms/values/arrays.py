@@ -61,7 +61,8 @@ class FusedKernels:
 
     Blocks stay in a core's cache from step to step: nothing is allocated between them, and Polars is called once, or
     not at all (`run`). values: an expression of `dtype`, a type that numpy has; or of any type, if one function
-    computes numbers of `dtype` from the whole series. Steps after that one are not fused with it.
+    computes numbers of `dtype` from the whole series. Steps after that one are not fused with it. numbers: the same of
+    a series without nulls, as an array; None without kernels.
     """
 
     values: pl.Expr
@@ -69,6 +70,7 @@ class FusedKernels:
     steps: tuple[KernelStep, ...]
     expr: pl.Expr
     run: Callable[[pl.Series], pl.Series]
+    numbers: Callable[[pl.Series], Values] | None = None
     whole: bool = False
 
     @classmethod
@@ -89,7 +91,12 @@ class FusedKernels:
             function(series, np.frombuffer(buffer, np.int64)[lead:])
             return pl.Series(pa.Array.from_buffers(pa.int64(), len(series), [bits, buffer], nulls, lead))
 
-        return cls(values, pl.Int64(), (), map_series(values, run, pl.Int64()), run, whole=True)
+        def numbers(series: pl.Series) -> Values:
+            out = _allocate(series.len(), np.dtype(np.int64))
+            function(series, out)
+            return out
+
+        return cls(values, pl.Int64(), (), map_series(values, run, pl.Int64()), run, numbers, whole=True)
 
     def with_step(self, step: KernelStep) -> FusedKernels:
         """The same with another step. Steps that only replace nulls run in Polars."""
@@ -99,20 +106,23 @@ class FusedKernels:
         if not any(earlier.kernel for earlier in steps):
             expr = self.expr.fill_null(pl.lit(step.fill, dtype=step.dtype))
             return FusedKernels(self.values, self.dtype, steps, expr, lambda series: series)
-        run = _runner(steps, self.dtype)
-        return FusedKernels(self.values, self.dtype, steps, map_series(self.values, run, step.dtype), run)
-
-    @property
-    def has_kernels(self) -> bool:
-        """Whether any step does more than replace nulls."""
-        return self.whole or any(step.kernel is not None for step in self.steps)
+        run, numbers = _runners(steps, self.dtype)
+        return FusedKernels(self.values, self.dtype, steps, map_series(self.values, run, step.dtype), run, numbers)
 
 
 _Plan = Sequence[tuple[KernelStep, np.dtype[Any]]]
 
 
-def _runner(steps: Sequence[KernelStep], dtype: pl.DataType) -> Callable[[pl.Series], pl.Series]:
-    """A function of a series of one chunk. Types are looked up here, because that costs as much as a cheap kernel."""
+def _allocate(count: int, dtype: np.dtype[Any]) -> Values:
+    return np.frombuffer(pa.allocate_buffer(count * dtype.itemsize), dtype)
+
+
+def _runners(
+    steps: Sequence[KernelStep], dtype: pl.DataType
+) -> tuple[Callable[[pl.Series], pl.Series], Callable[[pl.Series], Values]]:
+    """Functions of a series of one chunk, to a series, and to an array where there are no nulls. Types are looked up
+    here, because that costs as much as a cheap kernel.
+    """
     fills = [index for index, step in enumerate(steps) if step.kernel is None]
     typed_steps = [(step, NUMPY_TYPES[step.dtype]) for step in steps]
     without_fills: _Plan = [pair for pair in typed_steps if pair[0].kernel is not None]
@@ -131,17 +141,25 @@ def _runner(steps: Sequence[KernelStep], dtype: pl.DataType) -> Callable[[pl.Ser
         nulls = -1 if validity else 0
         return pl.Series(series.name, pa.Array.from_buffers(arrow, len(series), [validity, buffer], nulls, lead))
 
-    return run
+    def numbers(series: pl.Series) -> Values:
+        values = series.to_numpy()
+        out = _allocate(len(values), target_dtype)
+        with np.errstate(all="ignore"):
+            _run_blocks(without_fills, values, None, out)
+        return out
+
+    return run, numbers
 
 
 def _run_blocks(plan: _Plan, values: Values, valid: Values | None, out: Values) -> None:
     """Run each block of values through all steps. No kernel writes where it reads."""
-    scratch = [np.empty(min(BLOCK_VALUES, len(values)), dtype) for _, dtype in plan[:-1]]
-    for start in range(0, len(values), BLOCK_VALUES):
+    count = len(values)
+    scratch = [np.empty(min(BLOCK_VALUES, count), dtype) for _, dtype in plan[:-1]]
+    for start in range(0, count, BLOCK_VALUES):
         block = slice(start, start + BLOCK_VALUES)
+        rest = slice(count - start)
         part = values[block]
-        targets = [*(buffer[: len(part)] for buffer in scratch), out[block]]
-        for (step, _), target in zip(plan, targets, strict=True):
+        for (step, _), target in zip(plan, [*[buffer[rest] for buffer in scratch], out[block]], strict=True):
             if step.kernel is not None:
                 step.kernel(part, target)
             else:
