@@ -61,8 +61,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, int]]:
         run.counted = True  # type: ignore[attr-defined]
         return run
 
-    one, several, runner = pl.Expr.map_batches, pl.map_batches, arrays._runner
-    monkeypatch.setattr(arrays, "_runner", lambda steps, dtype: counted(runner(steps, dtype)))
+    def counted_runners(steps: Any, dtype: Any) -> tuple[Any, Any]:
+        run, numbers = runners(steps, dtype)
+        return counted(run), numbers
+
+    one, several, runners = pl.Expr.map_batches, pl.map_batches, arrays._runners
+    monkeypatch.setattr(arrays, "_runners", counted_runners)
     monkeypatch.setattr(pl.Expr, "map_batches", lambda expr, function, *a, **k: one(expr, counted(function), *a, **k))
     monkeypatch.setattr(pl, "map_batches", lambda exprs, function, *a, **k: several(exprs, counted(function), *a, **k))
     return counts
