@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import polars as pl
@@ -27,13 +27,14 @@ from feedline.native.coded_values import CodedValues
 # A wide matrix is written in blocks of rows of this size, so that a cache line gets its 16 values before it is evicted:
 # 504 columns of 32,768 rows in 32 ms instead of 47.
 _MATRIX_BYTES = 8 * 2**20
+_Columns: TypeAlias = Mapping[str, pl.Series | NDArray[Any]]  # arrays hold no nulls
 _UNFILTERED: Mapping[str, str] = MappingProxyType({})
 _NOT_CODED: Mapping[str, Any] = MappingProxyType({})
 _FILL = {"list": "fill_null", "list of weights": "{weighted: {fill: 1.0}}"}
 
 
 def encode(
-    frame: pl.DataFrame,
+    features: pl.DataFrame | _Columns,
     schema: BatchSchema,
     observer: Observer | None = None,
     filters: Mapping[str, str] = _UNFILTERED,
@@ -43,19 +44,22 @@ def encode(
     rows: int | None = None,
     order: NDArray[np.int32] | None = None,
 ) -> EncodedRows:
-    """Encode a frame of finished features (one column per feature, of its group's dtype), counted by `observer`.
+    """Encode finished features (one column per feature, of its group's dtype), counted by `observer`.
 
     filters: for features read from columns, the condition of `source.where` that would drop their nulls, for messages.
     repeats: int64 [N], how many rows of the table each row stands for when it is counted (None: one). coded: features
-    that the frame does not hold, once per distinct value; errors name no row of theirs. rows: N, if the frame may have
-    no columns. order: int32 [N], the rows in the order of the result, where `can_order` the schema and all lists are
-    coded; errors name rows of the frame.
+    that are none of these columns, once per distinct value; errors name no row of theirs. rows: N, if there may be no
+    columns. order: int32 [N], the rows in the order of the result, where `can_order` the schema and all lists are
+    coded; errors name rows of the columns.
 
     Raises DataError, with feature and row, for a null scalar, a null element of a list or vector, or a null weight. A
     null list is an empty list.
     """
     gathered = _GatheredColumns(observer, order)
-    rows = frame.height if rows is None else rows
+    if isinstance(features, pl.DataFrame):
+        rows = features.height if rows is None else rows
+        features = dict(zip(features.columns, features.get_columns(), strict=True))
+    rows = len(next(iter(features.values()), ())) if rows is None else rows
     values, offsets = [], []
     weights: list[NDArray[np.float32] | None] = []
     for column in schema.sparse:
@@ -65,7 +69,7 @@ def encode(
             list_values, list_offsets, list_weights = _coded_lists(own, column, observer, gathered), own.offsets, None
         else:
             assert order is None, "lists that are not coded are gathered when they are written"
-            list_values, list_offsets, list_weights = _lists(frame.get_column(column.name), column, observer, repeats)
+            list_values, list_offsets, list_weights = _lists(features[column.name], column, observer, repeats)
         values.append(list_values)
         offsets.append(list_offsets)
         weights.append(list_weights)
@@ -74,17 +78,17 @@ def encode(
         if column.name in coded:
             categorical.append(gathered.add_ids(coded[column.name], column))
         else:
-            ids = _ids(frame.get_column(column.name), column, observer, filters, repeats)
+            ids = _ids(features[column.name], column, observer, filters, repeats)
             categorical.append(ids if order is None else ids[order])
     encoded = EncodedRows(
         rows=rows,
-        dense=_row_major(frame, schema, "dense", observer, filters, repeats, coded, rows, gathered),
+        dense=_row_major(features, schema, "dense", observer, filters, repeats, coded, rows, gathered),
         categorical=tuple(categorical),
-        labels=_row_major(frame, schema, "label", observer, filters, repeats, coded, rows, gathered),
+        labels=_row_major(features, schema, "label", observer, filters, repeats, coded, rows, gathered),
         values=tuple(values),
         weights=tuple(weights),
         offsets=tuple(offsets),
-        extra=tuple(_arrow(frame.get_column(column.name)) for column in schema.group("extra")),
+        extra=tuple(_arrow(features[column.name]) for column in schema.group("extra")),
     )
     gathered.finish()
     return encoded
@@ -190,7 +194,9 @@ def _coded_lists(
     return target
 
 
-def _scalars(series: pl.Series, name: str, filters: Mapping[str, str]) -> NDArray[Any]:
+def _scalars(series: pl.Series | NDArray[Any], name: str, filters: Mapping[str, str]) -> NDArray[Any]:
+    if not isinstance(series, pl.Series):
+        return series
     if series.null_count():
         row = int(series.is_null().arg_max() or 0)
         instead = f", or `{filters[name]}` to source.where" if name in filters else ""
@@ -202,7 +208,7 @@ def _scalars(series: pl.Series, name: str, filters: Mapping[str, str]) -> NDArra
 
 
 def _ids(
-    series: pl.Series,
+    series: pl.Series | NDArray[Any],
     column: SlotColumn,
     observer: Observer | None,
     filters: Mapping[str, str],
@@ -235,13 +241,14 @@ class _Repeats:
 
 
 def _lists(
-    series: pl.Series, column: SlotColumn, observer: Observer | None, repeats: NDArray[np.int64] | None
+    series: pl.Series | NDArray[Any], column: SlotColumn, observer: Observer | None, repeats: NDArray[np.int64] | None
 ) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.float32] | None]:
     """A sparse feature's values, offsets and weights."""
 
     def row_of(index: int) -> int:
         return int(np.searchsorted(offsets, index, side="right")) - 1
 
+    assert isinstance(series, pl.Series), "lists are no array"
     values, offsets = _encode_ragged(series.struct.field("values") if column.weighted else series, column.name, "list")
     of_lists = _Repeats(repeats, np.diff(offsets)) if repeats is not None else None
     if observer is not None:
@@ -258,7 +265,7 @@ def _lists(
 
 
 def _row_major(
-    frame: pl.DataFrame,
+    features: _Columns,
     schema: BatchSchema,
     group: str,
     observer: Observer | None,
@@ -278,9 +285,9 @@ def _row_major(
         if column.name in coded:
             gathered.add_floats(coded[column.name], column, flat, column.offset, width)
             continue
-        series = frame.get_column(column.name)
+        series = features[column.name]
         target: int | slice
-        if isinstance(series.dtype, pl.Array):
+        if isinstance(series, pl.Series) and isinstance(series.dtype, pl.Array):
             target, values = slice(column.offset, column.offset + column.width), _vectors(series, column.name)
         else:
             target, values = column.offset, _scalars(series, column.name, filters)
@@ -367,8 +374,8 @@ def _vectors(series: pl.Series, name: str) -> NDArray[Any]:
     return matrix
 
 
-def _arrow(series: pl.Series) -> pa.Array:
-    array = series.to_arrow()
+def _arrow(series: pl.Series | NDArray[Any]) -> pa.Array:
+    array = series.to_arrow() if isinstance(series, pl.Series) else pa.array(series)
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     return array.cast(array.type.value_type) if pa.types.is_dictionary(array.type) else array

@@ -27,6 +27,7 @@ from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
 from feedline.transforms.learning.learner import ArtifactSet
 from feedline.transforms.ops import bind
+from feedline.transforms.values.arrays import as_arrays
 from feedline.transforms.values.ragged import slice_bounds, slice_numbers
 
 # Ops on numbers that cost more than a value's code does: 5 ns per row, with the call for each chunk of a column.
@@ -88,7 +89,7 @@ class _SlicedFeatures:
         """As `CodedColumn.apply`."""
         count = dictionary.len()
         array = codes.to_arrow()
-        flat = array.values if isinstance(codes.dtype, pl.List) else array
+        flat = array.values if isinstance(array, pa.LargeListArray) else array
         has_nulls = flat.null_count > 0
         values = self._evaluate(dictionary, count, has_nulls, len(flat), evaluated)
         only_used = values is None or self._has_floats
@@ -103,10 +104,10 @@ class _SlicedFeatures:
             index = (rows.mark_codes(flat, count + has_nulls) if uses is None else uses).nonzero()[0]
             uses = None if uses is None else uses[index]
             entries = _entries(dictionary, index).alias(self._name).to_frame()
-            frame, lookups = self._features.apply_counting(entries, uses)
-            if any(frame.null_count().row(0)):
+            features, lookups = self._features.apply_counting(entries, uses)
+            values = as_arrays(features)
+            if values is None:
                 raise DataError(f"a feature of column {self._name!r} holds a null")  # its rows say where
-            values = [series.to_numpy() for series in frame]
         elif self._has_floats:
             used = rows.mark_codes(flat, count + has_nulls)
         found = {
@@ -221,7 +222,7 @@ def _sliced_codes(
     array: the codes. keep_last: the last slice is not taken, if there is one; then also where it begins, and the lists'
     offsets.
     """
-    if not isinstance(codes.dtype, pl.List):
+    if not isinstance(array, pa.LargeListArray):
         return _filled(array, null), None, None
     last = slices[-1] if slices and keep_last and rows.COMPILED else None
     taken = slices if last is None else slices[:-1]

@@ -29,7 +29,7 @@ from feedline.transforms.compile.fused_pass import FusedPass
 from feedline.transforms.compile.shared import Levels, shared_keys
 from feedline.transforms.learning.learner import NO_ARTIFACTS, ArtifactSet, FitRequest
 from feedline.transforms.ops import bind
-from feedline.transforms.values.arrays import Values
+from feedline.transforms.values.arrays import Columns, Values, as_arrays, as_series
 from feedline.transforms.values.kinds import Lookup
 from feedline.transforms.values.lookup_counts import count_lookups
 
@@ -83,9 +83,9 @@ class CompiledFeatures:
 
     def apply_counting(
         self, frame: pl.DataFrame, repeats: NDArray[np.int64] | None = None
-    ) -> tuple[pl.DataFrame, dict[str, list[tuple[int, int]]]]:
-        """Like `apply`, and for each feature with lookups, per lookup of its chain: the values looked up, and how many
-        were unknown.
+    ) -> tuple[Columns, dict[str, list[tuple[int, int]]]]:
+        """Like `apply`, but perhaps as columns without a frame, some of them arrays. And for each feature with lookups,
+        per lookup of its chain: the values looked up, and how many were unknown.
 
         repeats: int64 [rows], how often each row counts (None: once).
         """
@@ -102,20 +102,21 @@ class CompiledFeatures:
         Raises DataError where a column is missing or of another type, or a value cannot be computed (a strict cast);
         the message names the column or the feature, and the error carries the row.
         """
-        return self._apply(frame)[0]
+        features, _ = self._apply(frame)
+        if isinstance(features, pl.DataFrame):
+            return features
+        return pl.DataFrame([as_series(column).alias(name) for name, column in features.items()])
 
     def numbers(self, series: pl.Series) -> list[Values] | None:
         """The features, numbers all of them, of values of the only column that they read; None if any is null.
 
         series: of the column's type. Raises as `apply`.
         """
-        found = None if series.null_count() else self._pass.numbers(series)
-        if found is not None:
-            return found
-        finished = self.apply(series.alias(self.parts[0]).to_frame())
-        return None if any(finished.null_count().row(0)) else [each.to_numpy() for each in finished]
+        if self._pass.only_source:
+            return as_arrays(self._pass.run_one(series))
+        return as_arrays(self._apply(series.alias(self.parts[0]).to_frame())[0])
 
-    def _apply(self, frame: pl.DataFrame, held: Sequence[str] = ()) -> tuple[pl.DataFrame, pl.DataFrame]:
+    def _apply(self, frame: pl.DataFrame, held: Sequence[str] = ()) -> tuple[Columns, pl.DataFrame]:
         """The features, and columns that are held for them. Raises as `apply`."""
         if not set(self.parts).issubset(frame.columns):
             marks = [frame.get_column(name) for name in self.marks if name in frame.columns]

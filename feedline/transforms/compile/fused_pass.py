@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from feedline.transforms.values.arrays import Values
+from feedline.transforms.values.arrays import Column, Columns
 from feedline.transforms.values.kinds import Value
 from feedline.transforms.values.ragged import slice_numbers
 
@@ -22,8 +22,7 @@ class _Ending:
     """What is left of a feature's value after the expression that Polars computes."""
 
     expr: pl.Expr
-    run: Callable[[pl.Series], pl.Series]
-    numbers: Callable[[pl.Series], Values] | None = None  # of a series without nulls, as an array
+    run: Callable[[pl.Series], Column]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -62,49 +61,46 @@ class FusedPass:
         self._is_native = bool(self._columns) and all(
             column.computed and column.ending is None for column in self._columns
         )
-        self._has_numbers = not any(
-            column.computed or (column.ending is not None and column.ending.numbers is None) for column in self._columns
-        )
+        # The one column that all features are, or that kernels make them of.
+        sources = {"" if column.computed else column.source for column in self._columns}
+        self.only_source = sources.pop() if len(sources) == 1 else ""
 
     def run(
         self,
         frame: pl.DataFrame,
         select: Callable[[Sequence[pl.Expr]], pl.DataFrame],
         held: Sequence[str] = (),
-    ) -> tuple[pl.DataFrame, pl.DataFrame]:
+    ) -> tuple[Columns, pl.DataFrame]:
         """The features of an unchunked frame, and columns that are held for them; `select` computes expressions."""
         wanted = [*self._native, *(pl.col(name) for name in held)]
         computed = select(wanted) if wanted else frame
-        done: dict[int, pl.Series] = {}
-        columns = []
-        for column in self._columns:
-            series = (computed if column.computed else frame).get_column(column.source)
-            ending = column.ending
-            if ending is not None:
-                if id(ending) not in done:
-                    done[id(ending)] = ending.run(series)
-                series = done[id(ending)]
-            columns.append(series if ending is None and column.name == column.source else series.alias(column.name))
-        finished = computed if not held and self._is_native else pl.DataFrame(columns)
-        return finished, computed.select(held) if held else pl.DataFrame()
+        if self._is_native and not held:
+            return computed, pl.DataFrame()
+        features = self._finish(lambda column: (computed if column.computed else frame).get_column(column.source))
+        return features, computed.select(held) if held else pl.DataFrame()
 
-    def numbers(self, series: pl.Series) -> list[Values] | None:
-        """The features of a column without nulls, the only one that they read, as arrays; None if any is computed by
-        Polars.
-        """
-        if not self._has_numbers:
-            return None
-        done: dict[_Ending | None, Values] = {}
-        for ending in dict.fromkeys(column.ending for column in self._columns):
-            numbers = None if ending is None else ending.numbers
-            done[ending] = series.to_numpy() if numbers is None else numbers(series)
-        return [done[column.ending] for column in self._columns]
+    def run_one(self, series: pl.Series) -> dict[str, Column]:
+        """The features of `only_source`."""
+        return self._finish(lambda column: series)
+
+    def _finish(self, find: Callable[[_OutputColumn], pl.Series]) -> dict[str, Column]:
+        done: dict[_Ending, Column] = {}
+        features: dict[str, Column] = {}
+        for column in self._columns:
+            ending = column.ending
+            if ending is None:
+                features[column.name] = find(column)
+                continue
+            if ending not in done:
+                done[ending] = ending.run(find(column))
+            features[column.name] = done[ending]
+        return features
 
 
 def _ending(value: Value) -> _Ending | None:
     kernels, tail = value.kernels, value.slice
-    if kernels is not None and kernels.numbers is not None:
-        return _Ending(expr=kernels.values, run=kernels.run, numbers=kernels.numbers)
+    if kernels is not None and kernels.run is not None:
+        return _Ending(expr=kernels.values, run=kernels.run)
     if tail is not None:
         return _Ending(expr=tail.lists, run=lambda lists: slice_numbers(lists, tail.start, tail.stop))
     return None
