@@ -60,6 +60,8 @@ _SECOND_MULTIPLIER = np.uint64(0x94D049BB133111EB)
 _FOLLY_MULTIPLIER = np.uint64(0x9DDFEA08EB382D69)
 _WORD_BYTES = 8
 _INLINE_BYTES = 12
+_NEWEST = pl.CompatLevel.newest()
+_VIEW_TYPES = (pa.string_view(), pa.binary_view())
 _VIEW = np.dtype([("length", "<i4"), ("head", "<u8"), ("tail", "<u4")])
 _KEEP_BYTES = np.array([(1 << (8 * kept)) - 1 for kept in range(_WORD_BYTES + 1)], dtype=np.uint64)
 _MIXED_WORDS = 32768  # words mixed at once, so that temporaries stay in the cache
@@ -167,8 +169,8 @@ def sigrid(values: npt.NDArray[np.int64] | Words, out: npt.NDArray[np.int64], sa
 
 def digest(series: pl.Series) -> Words:
     """uint64 [rows]: the digest of each string or binary value; arbitrary for nulls."""
-    array = series.to_arrow(compat_level=pl.CompatLevel.newest())
-    if array.type not in (pa.string_view(), pa.binary_view()):  # a later Polars may export another layout
+    array = series.to_arrow(compat_level=_NEWEST)
+    if array.type not in _VIEW_TYPES:  # a later Polars may export another layout
         return _digest_bytes(series)
     if native.COMPILED and len(array):
         digests = np.empty(len(array), np.uint64)

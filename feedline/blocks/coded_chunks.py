@@ -104,7 +104,7 @@ class CodedColumns:
         self._schema = schema
         self._artifacts = artifacts
         self._sets: set[frozenset[str]] = set()
-        self._plain: SingleFlight[frozenset[str], CompiledFeatures] = SingleFlight()
+        self._splits: SingleFlight[frozenset[str], tuple[CompiledFeatures, list[CodedColumn]]] = SingleFlight()
         self._coded: SingleFlight[str, CodedColumn] = SingleFlight()
 
     def split(self, coded: Collection[str]) -> tuple[CompiledFeatures, list[CodedColumn]] | None:
@@ -115,12 +115,12 @@ class CodedColumns:
         if names not in self._sets and len(self._sets) >= _MOST_SETS:
             return None
         self._sets.add(names)
-        plain = self._plain.get(names, lambda: self._compile(names))
-        return plain, [self._coded.get(name, functools.partial(self._column, name)) for name in sorted(names)]
+        return self._splits.get(names, lambda: self._compile(names))
 
-    def _compile(self, without: Collection[str]) -> CompiledFeatures:
-        features = [feature for feature in self._features if _column(feature) not in without]
-        return compile_features(features, self._schema, self._artifacts)
+    def _compile(self, coded: Collection[str]) -> tuple[CompiledFeatures, list[CodedColumn]]:
+        features = [feature for feature in self._features if _column(feature) not in coded]
+        plain = compile_features(features, self._schema, self._artifacts)
+        return plain, [self._coded.get(name, functools.partial(self._column, name)) for name in sorted(coded)]
 
     def _column(self, name: str) -> CodedColumn:
         own = [feature for feature in self._features if _column(feature) == name]

@@ -16,16 +16,17 @@ from numpy.typing import NDArray
 class CodedValues:
     """The finished values of a feature, once per distinct value, and where they belong.
 
-    values: a Polars series, of the entries that are used. index: int64, the place of each of them in the dictionary of
-    `entries`; None: `values` has all of them, used or not. uses: int64, how often; None for integers that need no such
-    count. codes: int32 or uint16, the entry of each row, or of each element of lists. offsets: int64 [rows + 1] of
-    lists, None for scalars. slices: if these are slices of the lists of `codes`, where they begin, and the lists'
-    offsets.
+    values: of all entries of the dictionary, used or not, or of those at `index`, int64, of `entries` there are. used:
+    bool [entries], which ones rows use; where all have values, which are finite; None for integers, of which that does
+    not matter. uses: int64, how often rows use each of those at `index`; None for integers that need no such count.
+    codes: int32 or uint16, the entry of each row, or of each element of lists. offsets: int64 [rows + 1] of lists, None
+    for scalars. slices: if these are slices of the lists of `codes`, where they begin, and the lists' offsets.
     """
 
-    values: Any
+    values: NDArray[Any]
     index: NDArray[np.int64] | None
     entries: int
+    used: NDArray[np.bool_] | None
     uses: NDArray[np.int64] | None
     codes: NDArray[np.int32] | NDArray[np.uint16]
     offsets: NDArray[np.int64] | None

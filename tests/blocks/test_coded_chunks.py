@@ -273,13 +273,13 @@ def test_a_dictionary_is_computed_once_per_row_group(
         return whole(features, frame, repeats)
 
     monkeypatch.setattr(CompiledFeatures, "apply_counting", count)
-    apply = CompiledFeatures.apply
+    numbers = CompiledFeatures.numbers
 
-    def count_whole(features: Any, frame: pl.DataFrame) -> Any:
-        computed.append(frame.height)
-        return apply(features, frame)
+    def count_whole(features: Any, series: pl.Series) -> Any:
+        computed.append(len(series))
+        return numbers(features, series)
 
-    monkeypatch.setattr(CompiledFeatures, "apply", count_whole)
+    monkeypatch.setattr(CompiledFeatures, "numbers", count_whole)
     features = {"categorical": {"word": [{"hash_bucket": 1000}]}, "extra": ["row"]}
     source = {} if where is None else {"where": where}
     shuffle = {"rows": False, "window_rows": rows}

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import polars as pl
@@ -27,13 +27,14 @@ from feedline.native.coded_values import CodedValues
 # A wide matrix is written in blocks of rows of this size, so that a cache line gets its 16 values before it is evicted:
 # 504 columns of 32,768 rows in 32 ms instead of 47.
 _MATRIX_BYTES = 8 * 2**20
+_Columns: TypeAlias = Mapping[str, pl.Series | NDArray[Any]]  # arrays hold no nulls
 _UNFILTERED: Mapping[str, str] = MappingProxyType({})
 _NOT_CODED: Mapping[str, Any] = MappingProxyType({})
 _FILL = {"list": "fill_null", "list of weights": "{weighted: {fill: 1.0}}"}
 
 
 def encode(
-    frame: pl.DataFrame,
+    features: pl.DataFrame | _Columns,
     schema: BatchSchema,
     observer: Observer | None = None,
     filters: Mapping[str, str] = _UNFILTERED,
@@ -43,19 +44,22 @@ def encode(
     rows: int | None = None,
     order: NDArray[np.int32] | None = None,
 ) -> EncodedRows:
-    """Encode a frame of finished features (one column per feature, of its group's dtype), counted by `observer`.
+    """Encode finished features (one column per feature, of its group's dtype), counted by `observer`.
 
     filters: for features read from columns, the condition of `source.where` that would drop their nulls, for messages.
     repeats: int64 [N], how many rows of the table each row stands for when it is counted (None: one). coded: features
-    that the frame does not hold, once per distinct value; errors name no row of theirs. rows: N, if the frame may have
-    no columns. order: int32 [N], the rows in the order of the result, where `can_order` the schema and all lists are
-    coded; errors name rows of the frame.
+    that are none of these columns, once per distinct value; errors name no row of theirs. rows: N, if there may be no
+    columns. order: int32 [N], the rows in the order of the result, where `can_order` the schema and all lists are
+    coded; errors name rows of the columns.
 
     Raises DataError, with feature and row, for a null scalar, a null element of a list or vector, or a null weight. A
     null list is an empty list.
     """
     gathered = _GatheredColumns(observer, order)
-    rows = frame.height if rows is None else rows
+    if isinstance(features, pl.DataFrame):
+        rows = features.height if rows is None else rows
+        features = dict(zip(features.columns, features.get_columns(), strict=True))
+    rows = len(next(iter(features.values()), ())) if rows is None else rows
     values, offsets = [], []
     weights: list[NDArray[np.float32] | None] = []
     for column in schema.sparse:
@@ -65,28 +69,26 @@ def encode(
             list_values, list_offsets, list_weights = _coded_lists(own, column, observer, gathered), own.offsets, None
         else:
             assert order is None, "lists that are not coded are gathered when they are written"
-            list_values, list_offsets, list_weights = _lists(frame.get_column(column.name), column, observer, repeats)
+            list_values, list_offsets, list_weights = _lists(features[column.name], column, observer, repeats)
         values.append(list_values)
         offsets.append(list_offsets)
         weights.append(list_weights)
     categorical = []
     for column in schema.group("categorical"):
         if column.name in coded:
-            own = coded[column.name]
-            _scalars(own.values, column.name, filters)
-            categorical.append(gathered.add_ids(own.values, own, column))
+            categorical.append(gathered.add_ids(coded[column.name], column))
         else:
-            ids = _ids(frame.get_column(column.name), column, observer, filters, repeats)
+            ids = _ids(features[column.name], column, observer, filters, repeats)
             categorical.append(ids if order is None else ids[order])
     encoded = EncodedRows(
         rows=rows,
-        dense=_row_major(frame, schema, "dense", observer, filters, repeats, coded, rows, gathered),
+        dense=_row_major(features, schema, "dense", observer, filters, repeats, coded, rows, gathered),
         categorical=tuple(categorical),
-        labels=_row_major(frame, schema, "label", observer, filters, repeats, coded, rows, gathered),
+        labels=_row_major(features, schema, "label", observer, filters, repeats, coded, rows, gathered),
         values=tuple(values),
         weights=tuple(weights),
         offsets=tuple(offsets),
-        extra=tuple(_arrow(frame.get_column(column.name)) for column in schema.group("extra")),
+        extra=tuple(_arrow(features[column.name]) for column in schema.group("extra")),
     )
     gathered.finish()
     return encoded
@@ -99,11 +101,6 @@ def can_order(schema: BatchSchema) -> bool:
     """
     plain = not schema.group("extra") and not schema.dedup
     return native.COMPILED and plain and not any(column.weighted for column in schema.sparse)
-
-
-def _repeats(coded: CodedValues) -> _Repeats:
-    assert coded.uses is not None, "floats are counted with their uses"
-    return _Repeats(coded.uses)
 
 
 class _GatheredColumns:
@@ -125,49 +122,62 @@ class _GatheredColumns:
         return replace(lists, offsets=ends, slices=(start, offsets))
 
     def add(
-        self, values: NDArray[Any], coded: CodedValues, target: NDArray[Any], first: int = 0, step: int = 1
-    ) -> NDArray[Any]:
-        """Set every `step`-th value of the target from the first on. Returns the target."""
-        self._add(values, coded, target, None, first, step)
-        return target
-
-    def add_ids(self, series: pl.Series, coded: CodedValues, column: SlotColumn) -> NDArray[np.int64]:
-        """The ids of all codes, which are set, and counted, at the end."""
-        count, extremes = coded.count, np.empty(2, np.int64)
-        ids = series.to_numpy()
-        if len(ids) and ids.min() >= -(2**31) and ids.max() < 2**31:
-            ids = ids.astype(np.int32)  # twice as many of them in the caches
-        target = np.empty(count, np.int64)
-        self._add(ids, coded, target, extremes)
-        if count:
-            self._counted.append((column, extremes, count))
-        return target
-
-    def _add(
         self,
-        values: NDArray[Any],
         coded: CodedValues,
+        values: NDArray[Any],
         target: NDArray[Any],
-        extremes: NDArray[np.int64] | None,
+        first: int = 0,
+        step: int = 1,
+        extremes: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Set every `step`-th value of a flat target from the first on: of all codes, at the end."""
+        if coded.index is not None:
+            table = np.zeros(coded.entries, values.dtype)
+            table[coded.index] = values
+            values = table
+        slices = None if coded.slices is None or coded.offsets is None else (*coded.slices, coded.offsets)
+        self._targets.append((target, first, step, values, coded.codes, extremes, slices))
+
+    def add_ids(self, coded: CodedValues, column: SlotColumn) -> NDArray[np.int64]:
+        """The ids of all codes, which are set, and counted, at the end."""
+        count, ids = coded.count, coded.values
+        target = np.empty(count, np.int64)
+        if not count:
+            return target
+        if np.minimum.reduce(ids) >= -(2**31) and np.maximum.reduce(ids) < 2**31:
+            ids = ids.astype(np.int32)  # twice as many of them in the caches
+        extremes = np.empty(2, np.int64)
+        self.add(coded, ids, target, extremes=extremes)
+        self._counted.append((column, extremes, count))
+        return target
+
+    def add_floats(
+        self,
+        coded: CodedValues,
+        column: SlotColumn,
+        target: NDArray[np.float32],
         first: int = 0,
         step: int = 1,
     ) -> None:
-        table = values
-        if coded.index is not None and len(values) < coded.entries:
-            table = np.zeros(coded.entries, values.dtype)
-            table[coded.index] = values
-        slices = None if coded.slices is None or coded.offsets is None else (*coded.slices, coded.offsets)
-        if coded.count:
-            values = np.ascontiguousarray(table)
-            self._targets.append((target.reshape(-1), first, step, values, coded.codes, extremes, slices))
+        """As `add`, and count them. Raises as `_apply_on_nonfinite`."""
+        values, count = coded.values, coded.count
+        if coded.uses is not None:
+            values = _apply_on_nonfinite(values, column, self._observer, repeats=_Repeats(coded.uses))
+        elif self._observer is not None:
+            assert coded.used is not None, "of floats, the least and the greatest are counted"
+            used = values[coded.used]
+            extremes = (np.minimum.reduce(used), np.maximum.reduce(used)) if count else (math.inf, -math.inf)
+            self._observer.count_floats(column, count, extremes)
+        if count:
+            self.add(coded, values, target, first, step)
 
     def finish(self) -> None:
         """Gather, and count."""
         if self._targets:
             native.gather_codes(self._targets, self.order)
         if self._observer is not None:
-            for column, extremes, count in self._counted:
-                self._observer.count_integers(column, extremes, count)
+            for column, (low, high), count in self._counted:
+                self._observer.count_extremes(column, count, low, high)
 
 
 def _coded_lists(
@@ -175,16 +185,18 @@ def _coded_lists(
 ) -> NDArray[Any]:
     """A sparse feature's values."""
     assert coded.offsets is not None
-    _refuse_null_elements(coded.values.to_arrow(), column.name, "list", lambda position: 0)
     if observer is not None:
         observer.count_lists(column, coded.offsets)
     if column.dtype != "float32":
-        return gathered.add_ids(coded.values, coded, column)
-    values = _apply_on_nonfinite(coded.values.to_numpy(), column, observer, repeats=_repeats(coded))
-    return gathered.add(values, coded, np.empty(coded.count, values.dtype))
+        return gathered.add_ids(coded, column)
+    target = np.empty(coded.count, np.float32)
+    gathered.add_floats(coded, column, target)
+    return target
 
 
-def _scalars(series: pl.Series, name: str, filters: Mapping[str, str]) -> NDArray[Any]:
+def _scalars(series: pl.Series | NDArray[Any], name: str, filters: Mapping[str, str]) -> NDArray[Any]:
+    if not isinstance(series, pl.Series):
+        return series
     if series.null_count():
         row = int(series.is_null().arg_max() or 0)
         instead = f", or `{filters[name]}` to source.where" if name in filters else ""
@@ -196,7 +208,7 @@ def _scalars(series: pl.Series, name: str, filters: Mapping[str, str]) -> NDArra
 
 
 def _ids(
-    series: pl.Series,
+    series: pl.Series | NDArray[Any],
     column: SlotColumn,
     observer: Observer | None,
     filters: Mapping[str, str],
@@ -229,13 +241,14 @@ class _Repeats:
 
 
 def _lists(
-    series: pl.Series, column: SlotColumn, observer: Observer | None, repeats: NDArray[np.int64] | None
+    series: pl.Series | NDArray[Any], column: SlotColumn, observer: Observer | None, repeats: NDArray[np.int64] | None
 ) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.float32] | None]:
     """A sparse feature's values, offsets and weights."""
 
     def row_of(index: int) -> int:
         return int(np.searchsorted(offsets, index, side="right")) - 1
 
+    assert isinstance(series, pl.Series), "lists are no array"
     values, offsets = _encode_ragged(series.struct.field("values") if column.weighted else series, column.name, "list")
     of_lists = _Repeats(repeats, np.diff(offsets)) if repeats is not None else None
     if observer is not None:
@@ -252,7 +265,7 @@ def _lists(
 
 
 def _row_major(
-    frame: pl.DataFrame,
+    features: _Columns,
     schema: BatchSchema,
     group: str,
     observer: Observer | None,
@@ -265,18 +278,16 @@ def _row_major(
     columns = schema.group(group)
     width = sum(column.width for column in columns)
     matrix = np.empty((rows_of_all, width), dtype=np.float32)
+    flat = matrix.reshape(-1)
     of_rows = _Repeats(repeats) if repeats is not None else None
     sources: list[tuple[int | slice, NDArray[Any]]] = []
     for column in columns:
         if column.name in coded:
-            own = coded[column.name]
-            values = _scalars(own.values, column.name, filters)
-            values = _apply_on_nonfinite(values, column, observer, repeats=_repeats(own))
-            gathered.add(values, own, matrix, column.offset, width)
+            gathered.add_floats(coded[column.name], column, flat, column.offset, width)
             continue
-        series = frame.get_column(column.name)
+        series = features[column.name]
         target: int | slice
-        if isinstance(series.dtype, pl.Array):
+        if isinstance(series, pl.Series) and isinstance(series.dtype, pl.Array):
             target, values = slice(column.offset, column.offset + column.width), _vectors(series, column.name)
         else:
             target, values = column.offset, _scalars(series, column.name, filters)
@@ -321,7 +332,7 @@ def _apply_on_nonfinite(
     if observer is not None:
         if not weights:
             count = values.size if repeats is None else repeats.count(values)
-            observer.count_floats(column, count, (float(low), float(high)))
+            observer.count_floats(column, count, (low, high))
         if finite is not None:
             wrong = int(np.count_nonzero(~finite)) if repeats is None else repeats.count(~finite, chosen=True)
             observer.count_nonfinite(column, wrong)
@@ -363,8 +374,8 @@ def _vectors(series: pl.Series, name: str) -> NDArray[Any]:
     return matrix
 
 
-def _arrow(series: pl.Series) -> pa.Array:
-    array = series.to_arrow()
+def _arrow(series: pl.Series | NDArray[Any]) -> pa.Array:
+    array = series.to_arrow() if isinstance(series, pl.Series) else pa.array(series)
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     return array.cast(array.type.value_type) if pa.types.is_dictionary(array.type) else array

@@ -146,7 +146,7 @@ class Observer:
         repeated: further columns, as unique rows and an inverse, int32 [rows of `frame`].
         """
         self._rows += frame.height
-        of_one = {series.name: series.null_count() for series in frame}
+        of_one = dict(zip(frame.columns, frame.null_count().row(0), strict=True)) if frame.width else {}
         nulls = {name: frame.get_column(name).is_null() for name in self._shared if of_one.get(name)}
         for unique, inverse in repeated:
             nulls |= {series.name: series.is_null().gather(inverse) for series in unique if series.null_count()}
@@ -166,17 +166,22 @@ class Observer:
 
     def count_integers(self, column: SlotColumn, values: Counts, count: int | None = None) -> None:
         """Count finished ids. count: how many all rows have, if more than these."""
-        if not len(values):
-            return
+        if len(values):
+            count = len(values) if count is None else count
+            self.count_extremes(column, count, np.minimum.reduce(values), np.maximum.reduce(values))
+
+    def count_extremes(self, column: SlotColumn, count: int, low: np.int64, high: np.int64) -> None:
+        """Count finished ids, given their minimum and maximum."""
         index = self._index[column.name]
-        self._counts["values"][index] += len(values) if count is None else count
-        self._stretch(self._integers, index, int(np.minimum.reduce(values)), int(np.maximum.reduce(values)))
+        self._counts["values"][index] += count
+        self._stretch(self._integers, index, int(low), int(high))
 
     def count_floats(self, column: SlotColumn, values: int, extremes: tuple[float, float]) -> None:
         """Count finished floats. extremes: minimum and maximum of the finite ones."""
         index = self._index[column.name]
         self._counts["values"][index] += values
-        self._stretch(self._floats, index, *(bound + 0.0 for bound in extremes))  # of 0.0 and -0.0, always 0.0
+        low, high = extremes
+        self._stretch(self._floats, index, float(low) + 0.0, float(high) + 0.0)  # of 0.0 and -0.0, always 0.0
 
     def count_nonfinite(self, column: SlotColumn, values: int) -> None:
         """Count values or weights that are NaN or infinite."""

@@ -10,6 +10,8 @@ that does not name the row: the caller then evaluates the rows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -25,6 +27,7 @@ from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
 from feedline.transforms.learning.learner import ArtifactSet
 from feedline.transforms.ops import bind
+from feedline.transforms.values.arrays import as_arrays
 from feedline.transforms.values.ragged import slice_bounds, slice_numbers
 
 # Ops on numbers that cost more than a value's code does: 5 ns per row, with the call for each chunk of a column.
@@ -32,9 +35,9 @@ from feedline.transforms.values.ragged import slice_bounds, slice_numbers
 _COSTLY = frozenset({"vocabulary", "log", "log1p", "logit", "box_cox"})
 _MOST_PREFIX = 2**30  # longer ones are no limit
 Slices = tuple[tuple[int, int | None], ...]
-# By column, slices and whether a null was appended: the last dictionary of which all was evaluated, and its values, or
-# None where those say nothing about the values that rows use.
-Evaluated = dict[tuple[str, Slices, bool], tuple[pl.Series, pl.DataFrame | None]]
+# By column, slices and whether a null was appended: the last dictionary of which all was evaluated, and the values of
+# each feature, or None where those say nothing about the values that rows use.
+Evaluated = dict[tuple[str, Slices, bool], tuple[pl.Series, list[NDArray[Any]] | None]]
 
 
 class CodedColumn:
@@ -47,8 +50,9 @@ class CodedColumn:
             slices = coded_slices(feature, schema.field(name).type)
             assert slices is not None
             groups.setdefault(slices, []).append(feature)
-        self._groups: list[tuple[Slices, CompiledFeatures]] = [
-            (slices, compile_features(group, schema, artifacts, elements=True)) for slices, group in groups.items()
+        self._groups = [
+            _SlicedFeatures(name, slices, compile_features(group, schema, artifacts, elements=True))
+            for slices, group in groups.items()
         ]
 
     def apply(
@@ -57,81 +61,105 @@ class CodedColumn:
         """The values of each feature, and the counts of its lookups, as `CompiledFeatures.apply_counting` gives them.
 
         codes: Int32, UInt16 or lists of these. evaluated: kept from chunk to chunk. Raises DataError for values that
-        cannot be computed.
+        cannot be computed, and for nulls among those that rows use.
         """
         found: dict[str, CodedValues] = {}
         lookups: dict[str, list[tuple[int, int]]] = {}
-        for slices, features in self._groups:
-            elements, has_nulls = _elements(codes)
-            finished = self._evaluate(features, slices, dictionary, has_nulls, elements, evaluated)
-            has_floats = any(output.dtype == pl.Float32() for output in features.outputs)
-            only_used = finished is None or has_floats
-            flat, offsets, rest = _sliced_codes(codes, len(dictionary), slices, keep_last=not only_used)
-            size = len(dictionary) + 1
-            uses: NDArray[np.int64] | None = None
-            index: NDArray[np.int64] | None = None
-            if only_used:
-                if has_floats or any(output.lookups for output in features.outputs):
-                    uses = rows.count_codes(flat, size)
-                index = np.flatnonzero(rows.mark_codes(flat, size) if uses is None else uses)
-                uses = None if uses is None else uses[index]
-            if finished is None:
-                assert index is not None
-                entries = _entries(dictionary, index)
-                frame, counts = features.apply_counting(entries.rename(self.name).to_frame(), uses)
-                lookups |= counts
-            elif index is not None and len(index) < finished.height:
-                frame = pl.DataFrame({name: finished.get_column(name).to_numpy()[index] for name in finished.columns})
-            else:
-                frame = finished
-            for output in features.outputs:
-                found[output.name] = CodedValues(
-                    values=frame.get_column(output.name),
-                    index=index,
-                    entries=size,
-                    uses=uses,
-                    codes=flat,
-                    offsets=offsets,
-                    slices=rest,
-                )
+        for group in self._groups:
+            values, counts = group.apply(codes, dictionary, evaluated)
+            found |= values
+            lookups |= counts
+        return found, lookups
+
+
+class _SlicedFeatures:
+    """The features of one column that take the same slices of its lists."""
+
+    def __init__(self, name: str, slices: Slices, features: CompiledFeatures) -> None:
+        self._name = name
+        self._slices = slices
+        self._features = features
+        self._outputs = [output.name for output in features.outputs]
+        self._has_floats = any(output.dtype == pl.Float32() for output in features.outputs)
+        self._has_lookups = any(output.lookups for output in features.outputs)
+
+    def apply(
+        self, codes: pl.Series, dictionary: pl.Series, evaluated: Evaluated
+    ) -> tuple[dict[str, CodedValues], dict[str, list[tuple[int, int]]]]:
+        """As `CodedColumn.apply`."""
+        count = dictionary.len()
+        array = codes.to_arrow()
+        flat = array.values if isinstance(array, pa.LargeListArray) else array
+        has_nulls = flat.null_count > 0
+        values = self._evaluate(dictionary, count, has_nulls, len(flat), evaluated)
+        only_used = values is None or self._has_floats
+        flat, offsets, rest = _sliced_codes(codes, array, count, self._slices, keep_last=not only_used)
+        lookups: dict[str, list[tuple[int, int]]] = {}
+        index: NDArray[np.int64] | None = None
+        uses: NDArray[np.int64] | None = None
+        used: NDArray[np.bool_] | None = None
+        if values is None:
+            if self._has_floats or self._has_lookups:
+                uses = rows.count_codes(flat, count + has_nulls)
+            index = (rows.mark_codes(flat, count + has_nulls) if uses is None else uses).nonzero()[0]
+            uses = None if uses is None else uses[index]
+            entries = _entries(dictionary, index).alias(self._name).to_frame()
+            features, lookups = self._features.apply_counting(entries, uses)
+            values = as_arrays(features)
+            if values is None:
+                raise DataError(f"a feature of column {self._name!r} holds a null")  # its rows say where
+        elif self._has_floats:
+            used = rows.mark_codes(flat, count + has_nulls)
+        found = {
+            name: CodedValues(
+                values=each,
+                index=index,
+                entries=count + has_nulls,
+                uses=uses,
+                used=used,
+                codes=flat,
+                offsets=offsets,
+                slices=rest,
+            )
+            for name, each in zip(self._outputs, values, strict=True)
+        }
         return found, lookups
 
     def _evaluate(
-        self,
-        features: CompiledFeatures,
-        slices: Slices,
-        dictionary: pl.Series,
-        has_nulls: bool,
-        codes: int,
-        evaluated: Evaluated,
-    ) -> pl.DataFrame | None:
+        self, dictionary: pl.Series, count: int, has_nulls: bool, codes: int, evaluated: Evaluated
+    ) -> list[NDArray[Any]] | None:
         """The features of all entries, a null behind them if rows have any; None if those that rows use are evaluated.
 
         All of them are, once for all chunks of a column chunk, unless there are more of them than codes in a chunk, or
         one that no row may use makes a difference: it fails, or has no value.
         """
-        key = self.name, slices, has_nulls
-        known, finished = evaluated.get(key, (None, None))
+        key = self._name, self._slices, has_nulls
+        known, values = evaluated.get(key, (None, None))
         if known is dictionary:
-            return finished
-        if len(dictionary) > codes or any(output.lookups for output in features.outputs):
+            return values
+        if count > codes or self._has_lookups:
             return None
+        values = self._finite_numbers(dictionary)
+        if has_nulls and values is not None:
+            null = self._values_of_null
+            values = None if null is None else [np.concatenate(pair) for pair in zip(values, null, strict=True)]
+        evaluated[key] = dictionary, values
+        return values
+
+    @cached_property
+    def _values_of_null(self) -> list[NDArray[Any]] | None:
+        """What a null becomes, which is the same in all dictionaries."""
+        return self._finite_numbers(pl.Series(self._name, [None], self._features.types[0]))
+
+    def _finite_numbers(self, series: pl.Series) -> list[NDArray[Any]] | None:
+        """The features of some values; None where one fails, or is no finite number."""
         try:
-            finished = features.apply(_with_null(dictionary, has_nulls).rename(self.name).to_frame())
+            found = self._features.numbers(series)
         except DataError:
-            finished = None
-        if finished is not None and not all(_is_complete(series) for series in finished):
-            finished = None
-        evaluated[key] = dictionary, finished
-        return finished
-
-
-def _is_complete(series: pl.Series) -> bool:
-    """Whether all values are finite numbers."""
-    if series.null_count() or not series.dtype.is_numeric():
-        return False
-    values = series.to_numpy()
-    return bool(values.dtype.kind != "f" or np.isfinite(values).all())
+            return None
+        if found is None or (self._has_floats and not all(np.isfinite(values).all() for values in found)):
+            return None
+        return found
 
 
 def coded_slices(feature: FeatureSpec, kind: pa.DataType) -> Slices | None:
@@ -186,27 +214,21 @@ def _prefix(slices: Slices) -> int:
     return 0 if stop is None or min(start, stop) < 0 else min(stop, _MOST_PREFIX)
 
 
-def _elements(codes: pl.Series) -> tuple[int, bool]:
-    """How many codes there are, of lists in all of them, and whether any of them is null."""
-    if not isinstance(codes.dtype, pl.List):
-        return len(codes), codes.null_count() > 0
-    values = codes.rechunk().to_arrow().values
-    return len(values), values.null_count > 0
-
-
 def _sliced_codes(
-    codes: pl.Series, null: int, slices: Slices, *, keep_last: bool
+    codes: pl.Series, array: pa.Array, null: int, slices: Slices, *, keep_last: bool
 ) -> tuple[Codes, NDArray[np.int64] | None, tuple[int, NDArray[np.int64]] | None]:
     """The codes, `null` for nulls, and the offsets of lists, of which null ones are empty.
 
-    keep_last: the last slice is not taken, if there is one; then also where it begins, and the lists' offsets.
+    array: the codes. keep_last: the last slice is not taken, if there is one; then also where it begins, and the lists'
+    offsets.
     """
-    if not isinstance(codes.dtype, pl.List):
-        return _filled(codes.rechunk().to_arrow(), null), None, None
+    if not isinstance(array, pa.LargeListArray):
+        return _filled(array, null), None, None
     last = slices[-1] if slices and keep_last and rows.COMPILED else None
-    for start, stop in slices if last is None else slices[:-1]:
+    taken = slices if last is None else slices[:-1]
+    for start, stop in taken:
         codes = slice_numbers(codes, start, stop)
-    array = codes.rechunk().to_arrow()
+    array = codes.to_arrow() if taken else array
     offsets = array.offsets.to_numpy()
     if array.null_count:
         lengths = np.where(array.is_null().to_numpy(zero_copy_only=False), 0, np.diff(offsets))
@@ -228,12 +250,6 @@ def _filled(codes: pa.Array, null: int) -> Codes:
     return numbers
 
 
-def _with_null(dictionary: pl.Series, null: bool) -> pl.Series:
-    if not null:
-        return dictionary
-    return pl.concat([dictionary, pl.Series(dictionary.name, [None], dictionary.dtype)], rechunk=True)
-
-
 def _entries(dictionary: pl.Series, index: NDArray[np.int64]) -> pl.Series:
     """The values at an ascending index; the one after the last is null."""
     has_null = len(index) > 0 and int(index[-1]) == len(dictionary)
@@ -243,4 +259,4 @@ def _entries(dictionary: pl.Series, index: NDArray[np.int64]) -> pl.Series:
         plain = dictionary.dtype.is_numeric() and not dictionary.null_count()
         # Polars would start a query of its own for this.
         found = pl.Series(dictionary.to_numpy()[chosen]) if plain else dictionary.gather(chosen)
-    return _with_null(found, has_null)
+    return pl.concat([found, pl.Series([None], dtype=found.dtype)], rechunk=True) if has_null else found

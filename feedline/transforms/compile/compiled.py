@@ -29,6 +29,7 @@ from feedline.transforms.compile.fused_pass import FusedPass
 from feedline.transforms.compile.shared import Levels, shared_keys
 from feedline.transforms.learning.learner import NO_ARTIFACTS, ArtifactSet, FitRequest
 from feedline.transforms.ops import bind
+from feedline.transforms.values.arrays import Columns, Values, as_arrays, as_series
 from feedline.transforms.values.kinds import Lookup
 from feedline.transforms.values.lookup_counts import count_lookups
 
@@ -82,9 +83,9 @@ class CompiledFeatures:
 
     def apply_counting(
         self, frame: pl.DataFrame, repeats: NDArray[np.int64] | None = None
-    ) -> tuple[pl.DataFrame, dict[str, list[tuple[int, int]]]]:
-        """Like `apply`, and for each feature with lookups, per lookup of its chain: the values looked up, and how many
-        were unknown.
+    ) -> tuple[Columns, dict[str, list[tuple[int, int]]]]:
+        """Like `apply`, but perhaps as columns without a frame, some of them arrays. And for each feature with lookups,
+        per lookup of its chain: the values looked up, and how many were unknown.
 
         repeats: int64 [rows], how often each row counts (None: once).
         """
@@ -101,22 +102,33 @@ class CompiledFeatures:
         Raises DataError where a column is missing or of another type, or a value cannot be computed (a strict cast);
         the message names the column or the feature, and the error carries the row.
         """
-        return self._apply(frame)[0]
+        features, _ = self._apply(frame)
+        if isinstance(features, pl.DataFrame):
+            return features
+        return pl.DataFrame([as_series(column).alias(name) for name, column in features.items()])
 
-    def _apply(self, frame: pl.DataFrame, held: Sequence[str] = ()) -> tuple[pl.DataFrame, pl.DataFrame]:
+    def numbers(self, series: pl.Series) -> list[Values] | None:
+        """The features, numbers all of them, of values of the only column that they read; None if any is null.
+
+        series: of the column's type. Raises as `apply`.
+        """
+        if self._pass.only_source:
+            return as_arrays(self._pass.run_one(series))
+        return as_arrays(self._apply(series.alias(self.parts[0]).to_frame())[0])
+
+    def _apply(self, frame: pl.DataFrame, held: Sequence[str] = ()) -> tuple[Columns, pl.DataFrame]:
         """The features, and columns that are held for them. Raises as `apply`."""
         if not set(self.parts).issubset(frame.columns):
             marks = [frame.get_column(name) for name in self.marks if name in frame.columns]
             frame = project(frame, self.parts).with_columns(marks)
-        schema = frame.schema
+        schema = dict(zip(frame.columns, frame.dtypes, strict=True))
         for name, dtype in (*zip(self.parts, self.types, strict=True), *((mark, _MARK) for mark in self.marks)):
             if (found := schema.get(name)) != dtype:
                 got = "none" if found is None else str(found)
                 raise DataError(
                     f"column {name!r} has another type than the features were compiled for: got {got}, expected {dtype}"
                 )
-        if max(frame.n_chunks("all"), default=1) > 1:  # else Polars calls the kernels once for every chunk
-            frame = frame.select(*self.parts, *self.marks).rechunk()
+        frame = frame.rechunk()  # else Polars calls the kernels once for every chunk
         try:
             return self._pass.run(
                 frame, lambda expressions: self._select(frame, expressions).collect(engine="in-memory"), held

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from feedline.transforms.values.arrays import Column, Columns
 from feedline.transforms.values.kinds import Value
 from feedline.transforms.values.ragged import slice_numbers
 
@@ -21,7 +22,7 @@ class _Ending:
     """What is left of a feature's value after the expression that Polars computes."""
 
     expr: pl.Expr
-    run: Callable[[pl.Series], pl.Series]
+    run: Callable[[pl.Series], Column]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,44 +47,59 @@ class FusedPass:
             if id(same) in shared:
                 first = shared[id(same)]
                 column = _OutputColumn(name=name, ending=first.ending, source=first.source, computed=first.computed)
-            elif (ending := _ending(value)) is None:
-                column = _OutputColumn(name=name, ending=None, source=name, computed=True)
-                self._native.append(value.expr.alias(name))
             else:
-                root = ending.expr.meta.output_name() if ending.expr.meta.is_column() else ""
+                ending = _ending(value)
+                expr = value.expr if ending is None else ending.expr
+                root = expr.meta.output_name() if expr.meta.is_column() else ""
                 computed = root not in columns
                 column = _OutputColumn(name=name, ending=ending, source=name if computed else root, computed=computed)
-                shared[id(same)] = column
+                if ending is not None:
+                    shared[id(same)] = column
                 if computed:
-                    self._native.append(ending.expr.alias(name))
+                    self._native.append(expr.alias(name))
             self._columns.append(column)
+        self._is_native = bool(self._columns) and all(
+            column.computed and column.ending is None for column in self._columns
+        )
+        # The one column that all features are, or that kernels make them of.
+        sources = {"" if column.computed else column.source for column in self._columns}
+        self.only_source = sources.pop() if len(sources) == 1 else ""
 
     def run(
         self,
         frame: pl.DataFrame,
         select: Callable[[Sequence[pl.Expr]], pl.DataFrame],
         held: Sequence[str] = (),
-    ) -> tuple[pl.DataFrame, pl.DataFrame]:
+    ) -> tuple[Columns, pl.DataFrame]:
         """The features of an unchunked frame, and columns that are held for them; `select` computes expressions."""
         wanted = [*self._native, *(pl.col(name) for name in held)]
         computed = select(wanted) if wanted else frame
-        done: dict[int, pl.Series] = {}
-        columns = []
+        if self._is_native and not held:
+            return computed, pl.DataFrame()
+        features = self._finish(lambda column: (computed if column.computed else frame).get_column(column.source))
+        return features, computed.select(held) if held else pl.DataFrame()
+
+    def run_one(self, series: pl.Series) -> dict[str, Column]:
+        """The features of `only_source`."""
+        return self._finish(lambda column: series)
+
+    def _finish(self, find: Callable[[_OutputColumn], pl.Series]) -> dict[str, Column]:
+        done: dict[_Ending, Column] = {}
+        features: dict[str, Column] = {}
         for column in self._columns:
-            series = (computed if column.computed else frame).get_column(column.source)
             ending = column.ending
-            if ending is not None:
-                if id(ending) not in done:
-                    done[id(ending)] = ending.run(series)
-                series = done[id(ending)]
-            columns.append(series.alias(column.name))
-        finished = pl.DataFrame(columns) if done or held or not self._native else computed
-        return finished, computed.select(held) if held else pl.DataFrame()
+            if ending is None:
+                features[column.name] = find(column)
+                continue
+            if ending not in done:
+                done[ending] = ending.run(find(column))
+            features[column.name] = done[ending]
+        return features
 
 
 def _ending(value: Value) -> _Ending | None:
     kernels, tail = value.kernels, value.slice
-    if kernels is not None and kernels.has_kernels:
+    if kernels is not None and kernels.run is not None:
         return _Ending(expr=kernels.values, run=kernels.run)
     if tail is not None:
         return _Ending(expr=tail.lists, run=lambda lists: slice_numbers(lists, tail.start, tail.stop))

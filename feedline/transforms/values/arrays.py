@@ -9,9 +9,9 @@ call, which costs more than a cheap kernel (186 us instead of 86 for 32 k hashed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ import pyarrow as pa
 
 Values = npt.NDArray[Any]
 Kernel = Callable[[Values, Values], None]
+Column: TypeAlias = pl.Series | Values  # without nulls, where it is an array
+Columns: TypeAlias = pl.DataFrame | Mapping[str, Column]
 
 BLOCK_VALUES = 32768
 
@@ -61,35 +63,38 @@ class FusedKernels:
 
     Blocks stay in a core's cache from step to step: nothing is allocated between them, and Polars is called once, or
     not at all (`run`). values: an expression of `dtype`, a type that numpy has; or of any type, if one function
-    computes numbers of `dtype` from the whole series. Steps after that one are not fused with it.
+    computes numbers of `dtype` from the whole series. Steps after that one are not fused with it. run: None without
+    kernels.
     """
 
     values: pl.Expr
     dtype: pl.DataType
     steps: tuple[KernelStep, ...]
     expr: pl.Expr
-    run: Callable[[pl.Series], pl.Series]
+    run: Callable[[pl.Series], Column] | None = None
     whole: bool = False
 
     @classmethod
     def of(cls, values: pl.Expr, dtype: pl.DataType) -> FusedKernels:
         """The values before any step."""
-        return cls(values, dtype, (), values, lambda series: series)
+        return cls(values, dtype, (), values)
 
     @classmethod
     def of_series(cls, values: pl.Expr, function: Callable[[pl.Series, Values], None]) -> FusedKernels:
         """`function(series, out)`, which writes one int64 per value, over values without a numpy type; nulls stay."""
 
-        def run(series: pl.Series) -> pl.Series:
+        def run(series: pl.Series) -> Column:
             nulls, lead, bits = series.null_count(), 0, None
             if nulls:
                 mask = series.is_not_null().to_arrow()
                 lead, bits = mask.offset % 8, mask.buffers()[1].slice(mask.offset // 8)
-            buffer = pa.allocate_buffer(8 * (lead + len(series)))
-            function(series, np.frombuffer(buffer, np.int64)[lead:])
-            return pl.Series(pa.Array.from_buffers(pa.int64(), len(series), [bits, buffer], nulls, lead))
+            count = series.len()
+            buffer = pa.allocate_buffer(8 * (lead + count))
+            out = np.frombuffer(buffer, np.int64)[lead:]
+            function(series, out)
+            return pl.Series(pa.Array.from_buffers(pa.int64(), count, [bits, buffer], nulls, lead)) if nulls else out
 
-        return cls(values, pl.Int64(), (), map_series(values, run, pl.Int64()), run, whole=True)
+        return cls(values, pl.Int64(), (), _map_kernels(values, run, pl.Int64()), run, whole=True)
 
     def with_step(self, step: KernelStep) -> FusedKernels:
         """The same with another step. Steps that only replace nulls run in Polars."""
@@ -98,20 +103,15 @@ class FusedKernels:
         steps = (*self.steps, step)
         if not any(earlier.kernel for earlier in steps):
             expr = self.expr.fill_null(pl.lit(step.fill, dtype=step.dtype))
-            return FusedKernels(self.values, self.dtype, steps, expr, lambda series: series)
+            return FusedKernels(self.values, self.dtype, steps, expr)
         run = _runner(steps, self.dtype)
-        return FusedKernels(self.values, self.dtype, steps, map_series(self.values, run, step.dtype), run)
-
-    @property
-    def has_kernels(self) -> bool:
-        """Whether any step does more than replace nulls."""
-        return self.whole or any(step.kernel is not None for step in self.steps)
+        return FusedKernels(self.values, self.dtype, steps, _map_kernels(self.values, run, step.dtype), run)
 
 
 _Plan = Sequence[tuple[KernelStep, np.dtype[Any]]]
 
 
-def _runner(steps: Sequence[KernelStep], dtype: pl.DataType) -> Callable[[pl.Series], pl.Series]:
+def _runner(steps: Sequence[KernelStep], dtype: pl.DataType) -> Callable[[pl.Series], Column]:
     """A function of a series of one chunk. Types are looked up here, because that costs as much as a cheap kernel."""
     fills = [index for index, step in enumerate(steps) if step.kernel is None]
     typed_steps = [(step, NUMPY_TYPES[step.dtype]) for step in steps]
@@ -119,7 +119,7 @@ def _runner(steps: Sequence[KernelStep], dtype: pl.DataType) -> Callable[[pl.Ser
     with_first_fill: _Plan = [pair for index, pair in enumerate(typed_steps) if index not in fills[1:]]
     source_dtype, target_dtype, arrow = _READ_TYPES[dtype], NUMPY_TYPES[steps[-1].dtype], _ARROW_TYPES[steps[-1].dtype]
 
-    def run(series: pl.Series) -> pl.Series:
+    def run(series: pl.Series) -> Column:
         values, bits, lead = _buffers(series, source_dtype)
         fill = bool(fills) and bits is not None
         buffer = pa.allocate_buffer(len(values) * target_dtype.itemsize)
@@ -127,21 +127,22 @@ def _runner(steps: Sequence[KernelStep], dtype: pl.DataType) -> Callable[[pl.Ser
         with np.errstate(all="ignore"):
             valid = _validity(bits, len(values)) if fill else None
             _run_blocks(with_first_fill if fill else without_fills, values, valid, out)
-        validity = None if fill else bits
-        nulls = -1 if validity else 0
-        return pl.Series(series.name, pa.Array.from_buffers(arrow, len(series), [validity, buffer], nulls, lead))
+        if fill or bits is None:
+            return out[lead:]
+        return pl.Series(pa.Array.from_buffers(arrow, len(values) - lead, [bits, buffer], -1, lead))
 
     return run
 
 
 def _run_blocks(plan: _Plan, values: Values, valid: Values | None, out: Values) -> None:
     """Run each block of values through all steps. No kernel writes where it reads."""
-    scratch = [np.empty(min(BLOCK_VALUES, len(values)), dtype) for _, dtype in plan[:-1]]
-    for start in range(0, len(values), BLOCK_VALUES):
+    count = len(values)
+    scratch = [np.empty(min(BLOCK_VALUES, count), dtype) for _, dtype in plan[:-1]]
+    for start in range(0, count, BLOCK_VALUES):
         block = slice(start, start + BLOCK_VALUES)
+        rest = slice(count - start)
         part = values[block]
-        targets = [*(buffer[: len(part)] for buffer in scratch), out[block]]
-        for (step, _), target in zip(plan, targets, strict=True):
+        for (step, _), target in zip(plan, [*[buffer[rest] for buffer in scratch], out[block]], strict=True):
             if step.kernel is not None:
                 step.kernel(part, target)
             else:
@@ -195,3 +196,26 @@ def _buffers(series: pl.Series, dtype: np.dtype[Any]) -> tuple[Values, pa.Buffer
 def map_series(values: pl.Expr, function: Callable[[pl.Series], pl.Series], result: pl.DataType) -> pl.Expr:
     """Apply `function` to whole series, as an expression of `result`. It must compute each row from that row alone."""
     return values.map_batches(function, return_dtype=result, is_elementwise=True)
+
+
+def _map_kernels(values: pl.Expr, run: Callable[[pl.Series], Column], result: pl.DataType) -> pl.Expr:
+    return map_series(values, lambda series: as_series(run(series)), result)
+
+
+def as_series(column: Column) -> pl.Series:
+    """The column as a series, without a copy."""
+    return column if isinstance(column, pl.Series) else pl.Series(pa.array(column))
+
+
+def as_arrays(columns: Columns) -> list[Values] | None:
+    """Columns of numbers as arrays; None if any holds a null."""
+    if isinstance(columns, pl.DataFrame):
+        return None if any(columns.null_count().row(0)) else [series.to_numpy() for series in columns]
+    found = []
+    for column in columns.values():
+        if isinstance(column, pl.Series):
+            if column.null_count():
+                return None
+            column = column.to_numpy()
+        found.append(column)
+    return found

@@ -41,7 +41,8 @@ _LEAST_ROWS = 1024
 _VALUES = 1 << 27  # values of a column of lists that is repeated, in one chunk: its offsets are 32 bits wide
 CHUNK_ROWS = 32_768  # rows read and transformed at once: unlike a row group's, their columns stay in the caches
 _CHUNK_BYTES = 128 * 2**20  # of the values of a larger chunk: each column of a chunk costs a quarter of a millisecond
-_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4}  # bytes of a value in memory; 8 of others, 16 of strings
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 8}  # bytes of a value in memory
+_WIDTHS |= {"BYTE_ARRAY": 16, "FIXED_LEN_BYTE_ARRAY": 16}
 _DICTIONARY = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 _AS_DICTIONARY = _DICTIONARY | {"PLAIN", "RLE", "BIT_PACKED"}  # all that pyarrow can read as a dictionary
 
@@ -69,7 +70,8 @@ class _Source:
 class FileColumns:
     """The stored columns of one file from which `fields` are built: columns and parts, in the table's types.
 
-    `stored`: the file's columns, each with its range of Parquet columns. `leaves`: the Parquet columns to decode.
+    `stored`: the file's columns, each with its range of Parquet columns. `keys`: those of its partition. `leaves`: the
+    Parquet columns to decode. Files of the same columns, and keys, share one.
     """
 
     def __init__(
@@ -78,14 +80,13 @@ class FileColumns:
         schema: pa.Schema,
         stored: Mapping[str, range],
         file_schema: pa.Schema,
-        partition: Mapping[str, object],
+        keys: Collection[str],
     ) -> None:
         self._schema = pa.schema(fields)
-        self._partition = partition
         self._stored = stored
         self._file_schema = file_schema
         self._trees: dict[str, PartTree] = {}
-        found = [_source(field, schema, stored, partition) for field in fields]
+        found = [_source(field, schema, stored, keys) for field in fields]
         for source in found:
             if source.column is not None:
                 self._trees.setdefault(source.column, PartTree()).add(source.keys)
@@ -109,6 +110,7 @@ class FileColumns:
             and file_schema.field(source.column).type == source.field.type
             and not is_unchecked(source.field.type)
         }
+        self._codable = self._find_codable()
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -129,17 +131,7 @@ class FileColumns:
     def coded_leaves(self, names: Mapping[str, int]) -> dict[int, int]:
         """The Parquet columns of those of these columns that may be delivered as codes: stored in the table's type, and
         read for nothing else. With the numbers given for them."""
-        readers = Counter(column for source in self._sources for column, _ in source.inputs)
-        return {
-            self._stored[name].start: names[name]
-            for source in self._sources
-            if (name := source.field.name) in names
-            and source.column == name
-            and readers[name] == 1
-            and not self._trees[name].parts
-            and self._file_schema.field(name).type == source.field.type
-            and len(self._stored[name]) == 1
-        }
+        return {leaf: names[name] for name, leaf in self._codable.items() if name in names}
 
     def only(self, names: Collection[str]) -> FileColumns:
         """The same for some of the fields. Each is built, and checked, as it is among all of them."""
@@ -151,6 +143,7 @@ class FileColumns:
             for column, keys in source.inputs:
                 if column in self._trees:
                     part._trees.setdefault(column, PartTree()).add(keys)
+        part._codable = part._find_codable()
         return part
 
     def dictionaries(self, metadata: pq.FileMetaData, row_groups: Iterable[int]) -> list[str]:
@@ -195,7 +188,7 @@ class FileColumns:
     def narrow_rows(self, row_group: pq.RowGroupMetaData, most: int) -> int:
         """Return how many rows to decode at once: `most`, or of wide rows CHUNK_ROWS."""
         columns = [row_group.column(leaf) for leaf in self.leaves]
-        size = sum(int(column.num_values) * _width(column) for column in columns)
+        size = sum([int(column.num_values) * _WIDTHS[column.physical_type] for column in columns])
         return max(CHUNK_ROWS, min(most, _CHUNK_BYTES * int(row_group.num_rows) // max(size, 1)))
 
     def batch(
@@ -203,19 +196,19 @@ class FileColumns:
         decoded: pa.RecordBatch,
         uri: str,
         row_group: int,
+        partition: Mapping[str, object],
         rows: int | None = None,
         coded: Collection[str] = (),
     ) -> pa.RecordBatch:
-        """Build the fields from a batch of the file's columns as they are decoded. rows: those of a batch without
-        columns. coded: columns that may be dictionary arrays, or lists of them, and stay so.
+        """Build the fields from a batch of the file's columns as they are decoded. partition: the values of its keys.
+        rows: those of a batch without columns. coded: columns that may be dictionary arrays, or lists of them, and stay
+        so; the batch then has the names of the fields alone.
 
         Raises CorruptFileError for invalid values, DataError for values that do not fit the table's types.
         """
         count = decoded.num_rows if rows is None else rows
         arrays_of_codes = {
-            name: decoded.column(name)
-            for name in coded
-            if name in self._trees and is_coded(decoded.schema.field(name).type)
+            name: array for name in coded if name in self._trees and is_coded((array := decoded.column(name)).type)
         }
         parts: dict[tuple[str, Keys], pa.Array] = {}
         for name, tree in self._trees.items():
@@ -230,7 +223,7 @@ class FileColumns:
             elif source.column in self._plain:
                 arrays.append(decoded.column(source.column))
             elif source.key:
-                constant = pa.scalar(self._partition[source.field.name], source.field.type)
+                constant = pa.scalar(partition[source.field.name], source.field.type)
                 arrays.append(pa.repeat(constant, count))
             elif source.column not in self._trees:
                 arrays.append(pa.nulls(count, source.field.type))
@@ -241,8 +234,20 @@ class FileColumns:
                 arrays.append(_conform(array, source.field, uri, row_group))
         if not arrays_of_codes:
             return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
-        fields = [field.with_type(array.type) for field, array in zip(self._schema, arrays, strict=True)]
-        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+        return pa.RecordBatch.from_arrays(arrays, names=self._schema.names)
+
+    def _find_codable(self) -> dict[str, int]:
+        readers = Counter(column for source in self._sources for column, _ in source.inputs)
+        return {
+            name: self._stored[name].start
+            for source in self._sources
+            if source.column == (name := source.field.name)
+            and readers[name] == 1
+            and name in self._trees
+            and not self._trees[name].parts
+            and self._file_schema.field(name).type == source.field.type
+            and len(self._stored[name]) == 1
+        }
 
     def _find_doubled(self, source: _Source) -> _Source:
         part = None if source.column == source.field.name else part_of(source.field.name)
@@ -271,10 +276,6 @@ class FileColumns:
                 start += leaf_count(field.type)
         else:
             self.leaves.extend(range(start, start + leaf_count(kind)))
-
-
-def _width(column: pq.ColumnChunkMetaData) -> int:
-    return _WIDTHS.get(column.physical_type, 16 if column.physical_type.endswith("BYTE_ARRAY") else 8)
 
 
 def part_bytes(snapshot: Snapshot, names: Iterable[str]) -> npt.NDArray[np.int64]:
@@ -327,10 +328,8 @@ def _bytes(snapshot: Snapshot, name: str) -> npt.NDArray[np.int64]:
     return snapshot.column_part(name, "bytes")
 
 
-def _source(
-    field: pa.Field, schema: pa.Schema, stored: Mapping[str, range], partition: Mapping[str, object]
-) -> _Source:
-    if field.name in partition:
+def _source(field: pa.Field, schema: pa.Schema, stored: Mapping[str, range], keys: Collection[str]) -> _Source:
+    if field.name in keys:
         return _Source(field, key=True)
     if has_column(schema, field.name):
         return _Source(field, column=field.name if field.name in stored else None)
@@ -366,15 +365,15 @@ def _validate(array: pa.Array, name: str, uri: str, row_group: int) -> pa.Array:
 
 def is_coded(kind: pa.DataType) -> bool:
     """Whether a type is that of codes, or of lists of them."""
-    return bool(pat.is_dictionary(kind.value_type if pat.is_list(kind) or pat.is_large_list(kind) else kind))
+    return isinstance(kind.value_type if isinstance(kind, pa.ListType | pa.LargeListType) else kind, pa.DictionaryType)
 
 
 def split_codes(array: pa.Array) -> tuple[pa.Array, pa.Array] | None:
     """The codes and the dictionary of a dictionary array; of lists of such, lists of codes; of all else None."""
+    if isinstance(array, pa.DictionaryArray):
+        return array.indices, array.dictionary
     if not is_coded(array.type):
         return None
-    if pat.is_dictionary(array.type):
-        return array.indices, array.dictionary
     values = array.values
     element = values.indices.type
     kind = pa.large_list(element) if pat.is_large_list(array.type) else pa.list_(element)

@@ -22,14 +22,14 @@ import pyarrow.types as pat
 
 from feedline.errors import CorruptFileError, DataError, TableError
 from feedline.expressions import BoundExpression
-from feedline.expressions.column_parts import has_column
 from feedline.native.turns import TURN
 from feedline.native.unique_rows import UniqueRows
 from feedline.warehouse.parquet.decode import NOT_CODED
 from feedline.warehouse.parquet.open_file import OpenFile, open_unchanged
 from feedline.warehouse.parquet.schemas import children
-from feedline.warehouse.reading.columns import CHUNK_ROWS, FileColumns, is_coded, is_same, part_bytes, split_codes
+from feedline.warehouse.reading.columns import CHUNK_ROWS, is_coded, is_same, part_bytes, split_codes
 from feedline.warehouse.reading.fragment import UNCOUNTED, Chunk, Fragment, FrameBatch, field_of, unpack_mask
+from feedline.warehouse.reading.resolved_columns import resolve_columns
 from feedline.warehouse.reading.row_filter import RowFilter
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample
 from feedline.warehouse.reading.seen_rows import Mark
@@ -66,7 +66,7 @@ def read_fragment(
     counts, delivered = [0] * len(fragment.row_groups), [0] * len(fragment.row_groups)
     row_filter = _row_filter(where, sample, columns)
     read = list(dict.fromkeys([*columns, *(part for mark in marks for part in sorted(mark.parts))]))
-    number_rows = any(mark.row_filter.sample is not None for mark in marks)
+    marked = frozenset[str]().union(*(mark.parts for mark in marks))
     kept = _Dictionaries()
     for batch in batches(
         fragment,
@@ -75,9 +75,9 @@ def read_fragment(
         schema,
         chunk_rows=chunk_rows,
         counts=counts,
-        number_rows=number_rows,
-        compact=frozenset(compact).difference(*(mark.parts for mark in marks)),
-        coded={name: most for name, most in coded.items() if not any(name in mark.parts for mark in marks)},
+        number_rows=any(mark.row_filter.sample is not None for mark in marks),
+        compact=frozenset(compact).difference(marked),
+        coded={name: most for name, most in coded.items() if name not in marked},
     ):
         (frame, groups, dictionaries), position = _kept_rows(batch, columns, marks, fragment, kept), batch.position
         del batch
@@ -161,7 +161,7 @@ def batches(
     location = locate(fragment.table)
     with open_unchanged(location.filesystem, join(location.path, fragment.path), fragment.file_version) as file:
         names = (*columns, *row_filter.parts)
-        if not all(has_column(schema, name) for name in names):
+        if any(schema.get_field_index(name) < 0 for name in names):
             whole = _columns_of(file, fragment, schema, names)
             file.read_dictionaries(whole.dictionaries(file.metadata, fragment.row_groups))
         skipped = skip(file)
@@ -214,9 +214,8 @@ def _columns_of(
     file: OpenFile, fragment: Fragment, schema: pa.Schema, names: Sequence[str], compact: Collection[str] = ()
 ) -> StoredColumns:
     """Resolve these columns and parts against the columns that the file stores."""
-    fields = [field_of(schema, name) for name in names]
-    columns = FileColumns(fields, schema, file.stored, file.schema, dict(fragment.partition))
-    return StoredColumns(columns, compact, file.dedup)
+    keys = frozenset(name for name, _ in fragment.partition)
+    return resolve_columns(file, schema, tuple(names), frozenset(compact), keys)
 
 
 def arrow_columns(fragment: Fragment, columns: Sequence[str], schema: pa.Schema) -> dict[str, str]:
@@ -256,7 +255,7 @@ def _decode(
         with explain_errors(fragment.uri, row_group=row_group, listed=True):
             decoded_flags = next(batches)
         reader = columns.reader(decoded_flags, row_group, fragment.uri)
-    rows = group.num_rows
+    rows, partition = group.num_rows, dict(fragment.partition)
     missing = rows
     while True:
         with explain_errors(fragment.uri, row_group=row_group, listed=True):
@@ -264,7 +263,7 @@ def _decode(
         if batch is None:
             break
         missing -= batch.num_rows
-        held = [(batch.num_rows, *columns.rows(batch, reader, fragment.uri, row_group, coded))]
+        held = [(batch.num_rows, *columns.rows(batch, reader, fragment.uri, row_group, partition, coded))]
         del batch
         yield held.pop()  # keeps no reference: a chunk held while the next one is decoded would double the memory
     if missing:
@@ -295,15 +294,20 @@ class _Dictionaries:
 
 def _coded_frame(data: pa.RecordBatch, kept: _Dictionaries) -> tuple[pl.DataFrame, dict[str, pl.Series]]:
     """The columns, of coded ones the codes, and the dictionaries of these."""
-    arrays, dictionaries = [], {}
+    arrays, dictionaries, is_simple = [], {}, True
     for name, array in zip(data.schema.names, data.columns, strict=True):
-        found = split_codes(array)
+        is_number = pat.is_primitive(array.type)
+        found = None if is_number else split_codes(array)
         if found is not None:
             array, dictionaries[name] = found[0], kept.series(name, found[1])
+        else:
+            is_simple &= is_number
         arrays.append(array)
     if not dictionaries:
         return _frame(data), {}
-    return _frame(pa.RecordBatch.from_arrays(arrays, names=data.schema.names)), dictionaries
+    batch = pa.RecordBatch.from_arrays(arrays, names=data.schema.names)
+    # `from_arrow` makes eight calls for each column. The other way, Polars panics on some nested types.
+    return pl.DataFrame(batch) if is_simple else _frame(batch), dictionaries
 
 
 def _kept_rows(
@@ -350,4 +354,5 @@ def refuse_foreign(schema: pa.Schema, columns: Iterable[str]) -> None:
 
 
 def _is_foreign(kind: pa.DataType) -> bool:
-    return pat.is_decimal256(kind) or pat.is_interval(kind) or any(_is_foreign(child.type) for child in children(kind))
+    own = pat.is_decimal256(kind) or pat.is_interval(kind)
+    return own or (kind.num_fields > 0 and any(_is_foreign(child.type) for child in children(kind)))

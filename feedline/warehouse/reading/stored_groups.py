@@ -180,11 +180,12 @@ class StoredColumns:
         reader: RunReader | None,
         uri: str,
         row_group: int,
+        partition: Mapping[str, object],
         coded: Collection[str] = (),
     ) -> tuple[pa.RecordBatch, tuple[UniqueRows[pa.RecordBatch], ...]]:
         """The fields of a decoded chunk: those of every row, and those of unique rows, group by group."""
         if reader is None:
-            return self._rows.batch(decoded, uri, row_group, coded=coded), ()
+            return self._rows.batch(decoded, uri, row_group, partition, coded=coded), ()
         groups = reader.take(decoded)
         arrays = {name: decoded.column(name) for name in self._rows.columns}
         found: dict[str, pa.Array] = {}
@@ -194,7 +195,7 @@ class StoredColumns:
             for name in arrays.keys() & set(batch.rows.schema.names):
                 arrays[name] = _repeat(batch.rows.column(name), index, name, uri, row_group)
             if group in self._unique:
-                unique = self._unique[group].batch(batch.rows, uri, row_group)
+                unique = self._unique[group].batch(batch.rows, uri, row_group, partition)
                 delivered = self._compact[group]
                 found |= {
                     name: _repeat(unique.column(name), index, name, uri, row_group)
@@ -204,7 +205,7 @@ class StoredColumns:
                 if delivered:
                     compact.append(UniqueRows(unique.select(delivered), batch.inverse))
         stored = pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
-        rows = self._rows.batch(stored, uri, row_group, rows=decoded.num_rows, coded=coded)
+        rows = self._rows.batch(stored, uri, row_group, partition, rows=decoded.num_rows, coded=coded)
         found |= dict(zip(rows.schema.names, rows.columns, strict=True))
         schema = pa.schema([self._fields.field(name).with_type(found[name].type) for name in self._names])
         return pa.RecordBatch.from_arrays([found[name] for name in self._names], schema=schema), tuple(compact)

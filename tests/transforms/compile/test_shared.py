@@ -49,9 +49,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, int]]:
     counts: Counter[tuple[str, int]] = Counter()
 
     def counted(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        if hasattr(function, "counted"):
-            return function
         place = (getattr(function, "__qualname__", "").partition(".")[0], len(counts))
+        if hasattr(function, "counted") or place[0] == "_map_kernels":  # which calls one that is counted
+            return function
         counts[place] = 0
 
         def run(given: Any) -> Any:

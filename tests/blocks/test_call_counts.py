@@ -1,0 +1,73 @@
+"""A block makes few calls for each of its coded columns: they hold the interpreter's lock, which others wait for."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from feedline import Pipeline
+from feedline.blocks.compute import run_block
+from feedline.native import parquet, rows
+
+pytestmark = pytest.mark.skipif(
+    not (parquet.COMPILED and rows.COMPILED), reason="installed without a compiler: no column comes as codes"
+)
+ROWS = 8192
+MOST = 260  # for each column: a quarter more than are counted, of which reading takes half
+
+
+def calls_of_block(folder: Path, columns: int, kind: str) -> int:
+    """The calls of Python and C functions in a block of so many columns, once the job is compiled."""
+    random = np.random.default_rng(5)
+    words = np.array([f"word {number} of a few" for number in range(300)])
+    table: dict[str, Any] = {"clicked": random.integers(0, 2, ROWS, dtype=np.int8)}
+    for number in range(columns):
+        codes = random.integers(0, 300, ROWS)
+        lost = random.random(ROWS) < 0.1
+        table[f"c{number}"] = words[codes] if kind == "string" else pa.array(codes, pa.int64(), mask=lost)
+    folder.mkdir()
+    pq.write_table(pa.table(table), folder / "0.parquet", row_group_size=ROWS // 2)
+    names = [f"c{number}" for number in range(columns)]
+    features: dict[str, Any] = {"label": {"clicked": []}}
+    if kind == "string":
+        features["categorical"] = {name: [{"hash_bucket": 1000}] for name in names}
+    else:
+        features["dense"] = {name: [{"fill_null": 0}, {"cast": "float32"}, "log1p"] for name in names}
+    plan = Pipeline.from_dict(
+        {
+            "version": 1,
+            "name": "calls",
+            "work_dir": str(folder / "work"),
+            "source": {"table": str(folder / "0.parquet"), "split_rows": ROWS // 2},
+            "features": features,
+            "batch": {"size": 256},
+            "shuffle": {"seed": 1, "window_rows": ROWS // 2},
+        }
+    ).plan()
+    first, second = [plan.request(block, 0) for block in plan.schedule(0).blocks(0, everything=True)][:2]
+    run_block(plan.job, first, "first", False)
+    count = 0
+
+    def profile(_: Any, event: str, __: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        run_block(plan.job, second, "second", False)
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+@pytest.mark.parametrize("kind", ["string", "integer"])
+def test_a_coded_column_of_a_block_takes_few_calls(tmp_path: Path, kind: str) -> None:
+    few, many = (calls_of_block(tmp_path / f"t{columns}", columns, kind) for columns in (4, 12))
+    assert (many - few) / 8 <= MOST
