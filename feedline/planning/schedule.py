@@ -301,7 +301,7 @@ def _cuts(lane: int, strands: Strands, first: int, stop: int) -> Iterator[Cut]:
     for blocks, starts, begin, end in zip(strands.blocks, strands.starts, begins, ends, strict=True):
         position = begin
         while position < end:
-            block = int(np.searchsorted(starts, position, side="right")) - 1
+            block = int(starts.searchsorted(position, side="right")) - 1
             start, until = int(starts[block]), min(int(starts[block + 1]), end)
             yield Cut(lane=lane, block=int(blocks[block]), start=position - start, stop=until - start)
             position = until

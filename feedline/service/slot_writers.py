@@ -2,7 +2,8 @@
 
 Runs in: the feeder; all calls come from its loop. A batch is measured by the loop, since its size decides which slot it
 needs. Then one of a few threads copies its rows, with the interpreter's lock released, while the loop continues with
-the next batch. Tasks never receive a slot: a hedged or abandoned one would write into it when it is in use again.
+the next batch. Batches that are ready together go to one thread: a hand-over costs as much as the copy of a small one.
+Tasks never receive a slot: a hedged or abandoned one would write into it when it is in use again.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.encoding.slot import Draft, write
@@ -20,66 +21,100 @@ from feedline.loader.ring.slots import RingMemory, RingWriter
 THREADS = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Writing:
-    batch: Draft
-    memory: RingMemory
-    slot: int
-    done: Future[None]
+    """Batches that one thread writes one after the other. written: how many it has; done: None until it begins."""
+
+    layout: SlotLayout
+    batches: list[tuple[Draft, RingMemory, int]] = field(default_factory=list)
+    announced: int = 0
+    written: int = 0
+    done: Future[None] | None = None
+
+    def write(self) -> None:
+        for batch, memory, slot in self.batches:
+            write(self.layout, batch, memory.slot(slot))
+            self.written += 1
 
 
 class SlotWriters:
-    """The slots of one ring that are being written. wake: called by the threads, whenever a slot is finished."""
+    """The slots of one ring that are being written. wake: called by the threads, when they have written theirs."""
 
     def __init__(self, ring: RingWriter, wake: Callable[[], None]) -> None:
         self._ring = ring
         self._wake = wake
         self._threads: ThreadPoolExecutor | None = None  # until the first batch
-        self._writing: deque[_Writing] = deque()  # in the order of their steps
+        self._writing: deque[_Writing] = deque()  # in the order of their steps; the last may not have begun
 
     @property
     def busy(self) -> bool:
         """Whether a slot is written that has not been announced."""
         return bool(self._writing)
 
-    def write(self, layout: SlotLayout, batch: Draft) -> bool:
-        """Begin to write a batch into a free slot; False, and nothing happens, while there is none."""
+    @property
+    def are_needed(self) -> bool:
+        """Whether the trainer may have nothing to read: no slot is written, or ready, beside the two that it uses."""
+        return not self._writing and self._ring.slots - self._ring.free_slots <= 2
+
+    def add(self, layout: SlotLayout, batch: Draft) -> bool:
+        """Take a free slot for a batch that `begin` will write; False, and nothing happens, while there is none."""
         nbytes = batch.placement.nbytes
         if self._writing and not self._ring.holds(nbytes):
             return False  # the slots being written are announced before their generation is retired
         free = self._ring.acquire(nbytes)
         if free is None:
             return False
-        memory, slot = free
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="feedline-slot-writer")
-        done = self._threads.submit(write, layout, batch, memory.slot(slot))
-        self._writing.append(_Writing(batch=batch, memory=memory, slot=slot, done=done))
-        done.add_done_callback(lambda _: self._wake())
+        if not self._writing or self._writing[-1].done is not None:
+            self._writing.append(_Writing(layout=layout))
+        self._writing[-1].batches.append((batch, *free))
         return True
 
-    def announce(self, stream: int) -> Draft | None:
-        """Announce the next batch, if it is written, and return it. Raises the error of its writer."""
-        if not self._writing or not self._writing[0].done.done():
-            return None
-        written = self._writing[0]
-        written.done.result()
-        self._ring.announce(written.memory, written.slot, stream, written.batch.header)
-        return self._writing.popleft().batch
+    def begin(self) -> None:
+        """Begin to write the batches that were added."""
+        if not self._writing or self._writing[-1].done is not None:
+            return
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="feedline-slot-writer")
+        last = self._writing[-1]
+        last.done = self._threads.submit(last.write)
+        last.done.add_done_callback(lambda _: self._wake())
+
+    def announce(self, stream: int) -> list[Draft]:
+        """Announce the next batches, as far as they are written, and return them. Raises the error of their writer if
+        there are none before it."""
+        announced: list[Draft] = []
+        while self._writing:
+            first = self._writing[0]
+            is_done = first.done is not None and first.done.done()
+            for batch, memory, slot in first.batches[first.announced : first.written]:
+                self._ring.announce(memory, slot, stream, batch.header)
+                first.announced += 1
+                announced.append(batch)
+            if not is_done:
+                break
+            if first.announced < len(first.batches):
+                if not announced and first.done is not None:
+                    first.done.result()  # raises
+                break
+            self._writing.popleft()
+        return announced
 
     def finish(self, stream: int) -> None:
         """Announce the batches that are being written, once they are. Raises the error of a writer."""
         while self._writing:
-            self._writing[0].done.exception()  # waits
+            done = self._writing[0].done
+            assert done is not None, "batches that were added have begun"
+            done.exception()  # waits
             self.announce(stream)
 
     def drop(self) -> None:
         """Return the slots that have not been announced to the ring, once nobody writes them."""
         while self._writing:
             dropped = self._writing.popleft()
-            if not dropped.done.cancel():
+            if dropped.done is not None and not dropped.done.cancel():
                 dropped.done.exception()  # waits; an error does not matter any more
-            self._ring.release(dropped.memory.generation, dropped.slot)
+            for _, memory, slot in dropped.batches[dropped.announced :]:
+                self._ring.release(memory.generation, slot)
 
     def close(self) -> None:
         """Drop what is being written and end the threads."""

@@ -46,6 +46,8 @@ _window_logger = logging.getLogger("feedline.window")
 _REPORT_S = 0.5
 # A trainer that has waited longer for blocks is said to have caught up, once it has its batch.
 _NOTABLE_S = 10.0
+# Batches that are handed to a thread together.
+_MOST_AT_ONCE = 4
 # The ring's share of a feeder's memory; the rest is for blocks in flight.
 _RING_SHARE = 0.25
 
@@ -108,12 +110,13 @@ class FeederCounters:
         else:
             self.wait_blocks_s += seconds
 
-    def add(self, batch: Draft, ring: RingWriter) -> None:
-        """Count a batch that was announced."""
-        self.batches += 1
-        self.rows += batch.header.rows
-        self.nbytes += batch.placement.nbytes
-        self.step = batch.header.step + 1
+    def add(self, batches: Sequence[Draft], ring: RingWriter) -> None:
+        """Count batches that were announced."""
+        for batch in batches:
+            self.batches += 1
+            self.rows += batch.header.rows
+            self.nbytes += batch.placement.nbytes
+            self.step = batch.header.step + 1
         self.ring_slots, self.ring_free = ring.slots, ring.free_slots
 
 
@@ -311,42 +314,56 @@ class TrainerSession:
             self.runnable = True
 
     def _fill(self) -> bool:
-        """Announce or begin to write a batch, or end the stream; False if there is nothing to do before an event."""
+        """Announce batches and begin to write more, or end the stream; False if there is nothing to do before an
+        event."""
         stream = self._streams.current
         self.starved = False
         if stream is None or stream.ended:
             return False
-        if (written := self._writers.announce(stream.number)) is not None:
-            self._pace.step(time.perf_counter(), self.counters.wait_blocks_s)
+        self._announce(stream)
+        if stream.step < stream.schedule.steps:
+            return self._write(stream)
+        if self._writers.busy:
+            return False
+        self._report(warnings=self.monitor.end())
+        self._ring.announce_end(stream=stream.number, epoch=stream.epoch)
+        stream.ended = True
+        stream.delivery.close()
+        # Most trainers continue with the next epoch: compute its first blocks while they evaluate and save.
+        if not stream.last:
+            self._streams.begin_ahead(stream.epoch + 1)
+        return True
+
+    def _announce(self, stream: TrainerStream) -> None:
+        """Announce the batches that are written."""
+        while written := self._writers.announce(stream.number):
+            self._pace.step(time.perf_counter(), self.counters.wait_blocks_s, len(written))
             self.counters.add(written, self._ring)
             self._report(every_s=_REPORT_S)
-            self.monitor.add(written.header.step, stream.drop_blocks(written.header.step))
-            return True
-        if stream.step >= stream.schedule.steps and self._writers.busy:
-            return False
-        if stream.step >= stream.schedule.steps:
-            self._report(warnings=self.monitor.end())
-            self._ring.announce_end(stream=stream.number, epoch=stream.epoch)
-            stream.ended = True
-            stream.delivery.close()
-            # Most trainers continue with the next epoch: compute its first blocks while they evaluate and save.
-            if not stream.last:
-                self._streams.begin_ahead(stream.epoch + 1)
-            return True
+            last_step = written[-1].header.step
+            self.monitor.add(last_step, stream.drop_blocks(last_step))
+
+    def _write(self, stream: TrainerStream) -> bool:
+        """Begin to write batches, as far as there are blocks and slots; True if there may be more of both."""
         assert self._plan is not None
-        if stream.draft is None:
-            stream.delivery.pump(stream.step, step_s=self._pace.step_s)
-            stream.draft = stream.measure(self._plan.layout)
-        if stream.draft is None:
-            self.starved = True
-            if self._starved_s is None and self.counters.batches:
-                self._starved_s = time.monotonic()
-            return False
-        self._say_caught_up()
-        if not self._writers.write(self._plan.layout, stream.draft):
-            return False
-        stream.draft = None
-        stream.step += 1
+        most, step_s = 1 if self._writers.are_needed else _MOST_AT_ONCE, self._pace.step_s
+        try:
+            for _ in range(min(most, stream.schedule.steps - stream.step)):
+                if stream.draft is None:
+                    stream.delivery.pump(stream.step, step_s=step_s)
+                    stream.draft = stream.measure(self._plan.layout)
+                if stream.draft is None:
+                    self.starved = True
+                    if self._starved_s is None and self.counters.batches:
+                        self._starved_s = time.monotonic()
+                    return False
+                self._say_caught_up()
+                if not self._writers.add(self._plan.layout, stream.draft):
+                    return False
+                stream.draft = None
+                stream.step += 1
+        finally:
+            self._writers.begin()
         return True
 
     def _say_caught_up(self) -> None:

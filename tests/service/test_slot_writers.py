@@ -17,6 +17,7 @@ class _Ring:
 
     def __init__(self) -> None:
         self.announced: list[int] = []
+        self.released = 0
 
     def holds(self, nbytes: int) -> bool:
         return True
@@ -28,11 +29,54 @@ class _Ring:
         self.announced.append(header)
 
     def release(self, generation: int, slot: int) -> None:
-        pass
+        self.released += 1
 
 
 def _batch(step: int) -> Any:
     return SimpleNamespace(placement=SimpleNamespace(nbytes=8), header=step)
+
+
+def _begin(writers: SlotWriters, steps: list[list[int]]) -> None:
+    """Begin to write batches; those of a list together."""
+    for together in steps:
+        assert all(writers.add(None, _batch(step)) for step in together)  # type: ignore[arg-type]
+        writers.begin()
+
+
+def test_batches_written_together_are_announced_as_they_are_written(monkeypatch: pytest.MonkeyPatch):
+    written, go_on = threading.Semaphore(0), threading.Semaphore(0)
+
+    def write(layout: Any, batch: Any, memory: Any) -> None:
+        written.release()
+        go_on.acquire(timeout=60)
+
+    monkeypatch.setattr(slot_writers, "write", write)
+    ring = _Ring()
+    writers = SlotWriters(ring, lambda: None)  # type: ignore[arg-type]
+    _begin(writers, [[0, 1]])
+    assert written.acquire(timeout=60)
+    assert writers.announce(1) == []
+    go_on.release()
+    assert written.acquire(timeout=60)  # the first is written
+    assert [batch.header for batch in writers.announce(1)] == [0]
+    assert writers.busy
+    go_on.release()
+    writers.finish(1)
+    assert ring.announced == [0, 1]
+    assert not writers.busy
+    writers.close()
+
+
+def test_slots_that_were_not_announced_are_released(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(slot_writers, "write", lambda *_: None)
+    ring = _Ring()
+    writers = SlotWriters(ring, lambda: None)  # type: ignore[arg-type]
+    _begin(writers, [[0, 1], [2]])
+    writers.add(None, _batch(3))  # type: ignore[arg-type]
+    writers.drop()
+    assert ring.released == 4
+    assert not writers.busy
+    writers.close()
 
 
 def test_finish_waits_for_the_batches_that_are_being_written(monkeypatch: pytest.MonkeyPatch):
@@ -40,7 +84,7 @@ def test_finish_waits_for_the_batches_that_are_being_written(monkeypatch: pytest
     monkeypatch.setattr(slot_writers, "write", lambda *_: release.wait(60))
     ring = _Ring()
     writers = SlotWriters(ring, lambda: None)  # type: ignore[arg-type]
-    assert all(writers.write(None, _batch(step)) for step in range(3))  # type: ignore[arg-type]
+    _begin(writers, [[0], [1, 2]])
 
     def finish() -> None:
         writers.finish(1)
@@ -55,7 +99,8 @@ def test_finish_waits_for_the_batches_that_are_being_written(monkeypatch: pytest
     writers.close()
 
 
-def test_finish_raises_what_a_writer_raised(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("together", [[[0], [1], [2]], [[0, 1, 2]], [[0, 1], [2]]])
+def test_finish_raises_what_a_writer_raised(monkeypatch: pytest.MonkeyPatch, together: list[list[int]]):
     def write(layout: Any, batch: Any, memory: Any) -> None:
         if batch.header == 1:
             raise OSError("no room")
@@ -63,7 +108,7 @@ def test_finish_raises_what_a_writer_raised(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(slot_writers, "write", write)
     ring = _Ring()
     writers = SlotWriters(ring, lambda: None)  # type: ignore[arg-type]
-    assert all(writers.write(None, _batch(step)) for step in range(2))  # type: ignore[arg-type]
+    _begin(writers, together)
     with pytest.raises(OSError, match="no room"):
         writers.finish(1)
     assert ring.announced == [0]

@@ -77,6 +77,7 @@ class Cluster:
         self._early = EarlyThreads(threads) if early and self.kind == "threads" else None
         self._port = _ReservedPort() if spec.dashboard and self.kind in ("threads", "processes") else None
         self._dask: Future[DaskCluster] = Future()
+        self._up: DaskCluster | None = None  # its result, once somebody has asked
         self._start: threading.Thread | None = None
         self._code, self._unchecked = tuple(code), early
         _load_provider(spec)
@@ -116,14 +117,16 @@ class Cluster:
 
     def _connected(self) -> DaskCluster:
         """The cluster, once it is up."""
-        if self._early is not None:
-            self.connect()
-        return self._dask.result()
+        if self._up is None:
+            if self._early is not None:
+                self.connect()
+            self._up = self._dask.result()
+        return self._up
 
     @property
     def _only_threads(self) -> bool:
         """Whether blocks are computed by plain threads: the cluster is not up yet."""
-        return self._early is not None and not self._dask.done()
+        return self._up is None and self._early is not None and not self._dask.done()
 
     @property
     def connection(self) -> SchedulerConnection:

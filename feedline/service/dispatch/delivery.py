@@ -246,10 +246,11 @@ class Delivery:
 
     def _resubmit(self) -> None:
         """Resubmit blocks that were lost with the scheduler, once it is back."""
-        if not self._cluster.alive():
+        is_same = self._connection == self._cluster.number
+        if (is_same and not self._unsubmitted) or not self._cluster.alive():
             return
         works, self._unsubmitted = self._unsubmitted, []
-        if self._connection != self._cluster.number:
+        if not is_same:
             self._connection = self._cluster.number
             works = [work for work in self._work.values() if work.rows is None]
             for work in works:

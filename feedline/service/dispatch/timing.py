@@ -81,11 +81,13 @@ class TrainerPace:
         self._recent = Recent()
         self._last: tuple[float, float] | None = None
 
-    def step(self, now_s: float, waited_s: float) -> None:
-        """Count a delivered step. waited_s: seconds that all steps so far have waited for blocks."""
+    def step(self, now_s: float, waited_s: float, steps: int = 1) -> None:
+        """Count delivered steps. waited_s: seconds that all steps so far have waited for blocks."""
         if self._last is not None:
             last_s, last_waited_s = self._last
-            self._recent.add(max(0.0, now_s - last_s - (waited_s - last_waited_s)))
+            step_s = max(0.0, now_s - last_s - (waited_s - last_waited_s)) / steps
+            for _ in range(steps):
+                self._recent.add(step_s)
         self._last = (now_s, waited_s)
 
     @property
