@@ -20,6 +20,7 @@
 #include "_snappy.h"
 
 #define BLOCK 1024          /* levels and codes that are decoded at once, in the first cache */
+#define OTHER_ENCODING 62    /* a bit for all encodings with larger numbers */
 #define MOST_BYTES INT32_MAX /* of strings, which 32-bit offsets count */
 
 enum { BOOLEAN = 0, INT32 = 1, INT64 = 2, FLOAT = 4, DOUBLE = 5, BYTE_ARRAY = 6, FIXED_LEN_BYTE_ARRAY = 7 };
@@ -50,6 +51,34 @@ static void memory_dealloc(PyObject *self) {
     free(memory->bytes);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
+}
+
+/* ---- results with names ------------------------------------------------------------------------------------------ */
+
+static PyTypeObject *decoded_type, *strings_type, *table_type;
+
+static PyStructSequence_Field decoded_fields[] = {
+    {"rows", NULL}, {"elements", NULL}, {"values", NULL}, {"bytes", NULL}, {"valid", NULL}, {"nulls", NULL},
+    {"starts", NULL}, {"list_valid", NULL}, {"null_lists", NULL}, {NULL, NULL},
+};
+static PyStructSequence_Field strings_fields[] = {
+    {"offsets", NULL}, {"bytes", NULL}, {"longest", NULL}, {"is_ascii", NULL}, {NULL, NULL},
+};
+static PyStructSequence_Field table_fields[] = {
+    {"pages", NULL}, {"encodings", NULL}, {"def_encodings", NULL}, {"rep_encodings", NULL}, {"entries", NULL},
+    {NULL, NULL},
+};
+static PyStructSequence_Desc decoded_names = {"feedline.native._parquet.Decoded", NULL, decoded_fields, 9};
+static PyStructSequence_Desc strings_names = {"feedline.native._parquet.DictionaryStrings", NULL, strings_fields, 4};
+static PyStructSequence_Desc table_names = {"feedline.native._parquet.PageTable", NULL, table_fields, 5};
+
+/* The items of a new tuple by their names. NULL after an error, such as there being no tuple. */
+static PyObject *with_names(PyTypeObject *type, PyObject *tuple) {
+    PyObject *result = tuple == NULL ? NULL : PyStructSequence_New(type);
+    for (Py_ssize_t index = 0; result != NULL && index < PyTuple_Size(tuple); index++)
+        PyStructSequence_SetItem(result, index, Py_NewRef(PyTuple_GetItem(tuple, index)));
+    Py_XDECREF(tuple);
+    return result;
 }
 
 /* ---- vectors ----------------------------------------------------------------------------------------------------- */
@@ -990,7 +1019,8 @@ static PyObject *dictionary_strings(Cursor *cursor, PyObject *unused) {
         Py_XDECREF(bytes);
         return NULL;
     }
-    return Py_BuildValue("(NNLi)", ends, bytes, (long long)cursor->longest, cursor->is_ascii);
+    return with_names(strings_type, Py_BuildValue("(NNLN)", ends, bytes, (long long)cursor->longest,
+                                                  PyBool_FromLong(cursor->is_ascii)));
 }
 
 /* The bytes of a dictionary that the cursor has decompressed; None if there is none. */
@@ -1079,8 +1109,8 @@ static PyObject *take(Cursor *cursor, PyObject *unused) {
         Py_XDECREF(list_valid);
         return NULL;
     }
-    return Py_BuildValue("(LLNNNLNNL)", (long long)rows, (long long)elements, values, bytes, valid, (long long)nulls,
-                         starts, list_valid, (long long)null_lists);
+    return with_names(decoded_type, Py_BuildValue("(LLNNNLNNL)", (long long)rows, (long long)elements, values, bytes,
+                                                  valid, (long long)nulls, starts, list_valid, (long long)null_lists));
 }
 
 /* ---- chunks ------------------------------------------------------------------------------------------------------ */
@@ -1345,7 +1375,13 @@ static void cursor_dealloc(PyObject *self) {
 
 /* ---- functions --------------------------------------------------------------------------------------------------- */
 
-/* page_table(chunk, values): the pages of a column chunk, until they have so many values. */
+/* The bit of an encoding; that of `OTHER_ENCODING` for all that have a larger number. */
+static int64_t encoding_bit(int64_t encoding) {
+    return INT64_C(1) << (encoding < OTHER_ENCODING ? encoding : OTHER_ENCODING);
+}
+
+/* page_table(chunk, values): the pages of a column chunk, until they have so many values; as bits, the encodings of values
+ * in data pages, and of levels in those of the first version; and how many values dictionaries have. */
 static PyObject *page_table(PyObject *module, PyObject *args) {
     PyObject *chunk;
     Py_buffer view;
@@ -1357,7 +1393,7 @@ static PyObject *page_table(PyObject *module, PyObject *args) {
     const uint8_t *start = view.buf;
     Thrift thrift = {start, start + view.len};
     const char *error = NULL;
-    int64_t found = 0;
+    int64_t found = 0, encodings = 0, def_encodings = 0, rep_encodings = 0, entries = 0;
     while (found < values && error == NULL) {
         Page page;
         if (thrift.at == thrift.end) {
@@ -1370,8 +1406,15 @@ static PyObject *page_table(PyObject *module, PyObject *args) {
             page.start = thrift.at - start - page.compressed;
             memcpy(pages.bytes + pages.used, &page, sizeof page);
             pages.used += sizeof page;
-            if (page.kind == DATA_PAGE || page.kind == DATA_PAGE_V2)
+            if (page.kind == DATA_PAGE || page.kind == DATA_PAGE_V2) {
                 found += page.values;
+                encodings |= encoding_bit(page.encoding);
+            }
+            if (page.kind == DATA_PAGE) {
+                def_encodings |= encoding_bit(page.def_encoding);
+                rep_encodings |= encoding_bit(page.rep_encoding);
+            }
+            entries += page.kind == DICTIONARY_PAGE ? page.values : 0;
         }
     }
     if (error == NULL && found > values)
@@ -1385,7 +1428,10 @@ static PyObject *page_table(PyObject *module, PyObject *args) {
     else
         result = vector_take(&pages);
     free(pages.bytes);
-    return result;
+    if (result == NULL)
+        return NULL;
+    return with_names(table_type, Py_BuildValue("(NLLLL)", result, (long long)encodings, (long long)def_encodings,
+                                                (long long)rep_encodings, (long long)entries));
 }
 
 static PyObject *crc32(PyObject *module, PyObject *bytes) {
@@ -1531,7 +1577,11 @@ PyMODINIT_FUNC PyInit__parquet(void) {
     make_crc_table();
     memory_type = (PyTypeObject *)PyType_FromSpec(&memory_spec);
     cursor_type = (PyTypeObject *)PyType_FromSpec(&cursor_spec);
-    if (memory_type == NULL || cursor_type == NULL || PyModule_AddIntConstant(module, "VERSION", 6) != 0
+    decoded_type = PyStructSequence_NewType(&decoded_names);
+    strings_type = PyStructSequence_NewType(&strings_names);
+    table_type = PyStructSequence_NewType(&table_names);
+    if (memory_type == NULL || cursor_type == NULL || decoded_type == NULL || strings_type == NULL || table_type == NULL
+        || PyModule_AddIntConstant(module, "VERSION", 7) != 0
         || PyModule_AddObjectRef(module, "Cursor", (PyObject *)cursor_type) != 0) {
         Py_DECREF(module);
         return NULL;
