@@ -17,6 +17,7 @@
 #include <stddef.h>
 
 #include "_headers.h"
+#include "_look_up.h"
 #include "_snappy.h"
 
 #define BLOCK 1024          /* levels and codes that are decoded at once, in the first cache */
@@ -331,13 +332,16 @@ static size_t slot_size(const Cursor *cursor) {
 
 #define SPREAD(type, mask)                                                                                  \
     for (int64_t slot = 0; slot < slots; slot++) {                                                          \
-        ((type *)out)[slot] = ((const type *)values)[from] & (type) - (mask)valid[slot];                    \
+        const type there = (type) - (mask)valid[slot];                                                      \
+        ((type *)out)[slot] = (((const type *)values)[from] & there) | ((type)null & (type)~there);         \
         from += valid[slot];                                                                                \
     }                                                                                                       \
     break;
 
-/* Copy values to the slots that have one; the others become 0. There is one more value than slots, of any content. */
-FAST static void spread(uint8_t *out, const uint8_t *values, const uint8_t *valid, int64_t slots, size_t size) {
+/* Copy values to the slots that have one; the others become `null`, of up to 8 bytes, or 0. There is one more value than
+ * are copied, of any content. */
+FAST static void spread(uint8_t *out, const uint8_t *values, const uint8_t *valid, int64_t slots, size_t size,
+                        uint64_t null) {
     int64_t from = 0;
     switch (size) {
     case 2:
@@ -377,7 +381,7 @@ static int read_sparse(Cursor *cursor, uint8_t *out, const uint8_t *valid, int64
         if (read_values(cursor, (uint8_t *)block, count) != 0)
             return -1;
         memset((uint8_t *)block + (size_t)count * size, 0, size);
-        spread(out, (const uint8_t *)block, valid, slots, size);
+        spread(out, (const uint8_t *)block, valid, slots, size, cursor->codes ? (uint64_t)cursor->entries : 0);
         return 0;
     }
     uint8_t *wide = malloc((size_t)(count + 1) * size);
@@ -385,7 +389,7 @@ static int read_sparse(Cursor *cursor, uint8_t *out, const uint8_t *valid, int64
         return fail(cursor, NO_MEMORY);
     const int failed = read_values(cursor, wide, count);
     if (!failed)
-        spread(out, wide, valid, slots, size);
+        spread(out, wide, valid, slots, size, 0);
     free(wide);
     return failed;
 }
@@ -432,6 +436,10 @@ static int append_values(Cursor *cursor, const uint8_t *valid, int64_t slots, in
 
 /* ---- levels ------------------------------------------------------------------------------------------------------ */
 
+static int64_t count_zeros(const uint8_t *bytes, int64_t count) {
+    return count - count_ones(bytes, count);
+}
+
 static int advance_flat(Cursor *cursor, int64_t rows) {
     int64_t left = rows < cursor->slots ? rows : cursor->slots;
     if (cursor->max_def == 0) {
@@ -447,8 +455,7 @@ static int advance_flat(Cursor *cursor, int64_t rows) {
             some = left < BLOCK ? left : BLOCK;
             if (runs_read_bytes(&cursor->defs, cursor->def, some, cursor->max_def) != 0)
                 return fail(cursor, LEVELS_END);
-            for (int64_t index = 0; index < some; index++)
-                count += cursor->def[index];
+            count = count_ones(cursor->def, some);
         }
         if (append_values(cursor, cursor->def, some, count) != 0)
             return -1;
@@ -456,13 +463,6 @@ static int advance_flat(Cursor *cursor, int64_t rows) {
         left -= some;
     }
     return 0;
-}
-
-static int64_t count_zeros(const uint8_t *bytes, int64_t count) {
-    int64_t ones = 0;
-    for (int64_t index = 0; index < count; index++)
-        ones += bytes[index];
-    return count - ones;
 }
 
 /* Move bytes down. With a distance of 16 or more, up to 15 bytes behind them are overwritten, too. */
@@ -1447,6 +1447,50 @@ static PyObject *crc32(PyObject *module, PyObject *bytes) {
     return PyLong_FromUnsignedLong(crc);
 }
 
+/* look_up(codes, size, valid, offset, count, truths): bytes that are 0 or 1, the truth of each code of 2 or 4 bytes, from
+ * the one at `offset` on. valid: a bitmap, or None. truths: of codes; the last one is that of null. */
+static PyObject *look_up(PyObject *module, PyObject *args) {
+    PyObject *codes, *valid, *truths, *result = NULL;
+    Py_buffer views[3] = {{0}};
+    long long offset, count;
+    int size, failed;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OiOLLO", &codes, &size, &valid, &offset, &count, &truths))
+        return NULL;
+    Vector out = {0};
+    if (PyObject_GetBuffer(codes, &views[0], PyBUF_SIMPLE) != 0 || PyObject_GetBuffer(truths, &views[1], PyBUF_SIMPLE) != 0
+        || (valid != Py_None && PyObject_GetBuffer(valid, &views[2], PyBUF_SIMPLE) != 0))
+        goto done;
+    if ((size != 2 && size != 4) || offset < 0 || count < 0 || offset > views[0].len / size
+        || count > views[0].len / size - offset || (uintptr_t)views[0].buf % (unsigned)size != 0 || views[1].len < 1
+        || (valid != Py_None && (offset + count + 7) / 8 > views[2].len)) {
+        PyErr_SetString(PyExc_ValueError, "there are fewer codes than are to be looked up");
+        goto done;
+    }
+    if (vector_reserve(&out, (size_t)count) != 0) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    const uint8_t *first = (const uint8_t *)views[0].buf + (size_t)offset * (size_t)size;
+    Py_BEGIN_ALLOW_THREADS
+    Truths table = truths_of(views[1].buf, views[1].len);
+    failed = size == 2 ? look_up_2((const uint16_t *)first, count, &table, out.bytes)
+                       : look_up_4((const uint32_t *)first, count, &table, out.bytes);
+    if (!failed && valid != Py_None)
+        set_nulls(out.bytes, count, views[2].buf, (const uint8_t *)views[2].buf + views[2].len, offset, table.null);
+    out.used = (size_t)count;
+    Py_END_ALLOW_THREADS
+    if (failed)
+        PyErr_SetString(PyExc_ValueError, "a code is not in its dictionary");
+    else
+        result = vector_take(&out);
+done:
+    free(out.bytes);
+    for (int index = 0; index < 3; index++)
+        release(&views[index]);
+    return result;
+}
+
 /* use_zstd(create, release, decompress): the addresses of these functions of its library. */
 static PyObject *use_zstd(PyObject *module, PyObject *args) {
     unsigned long long create, release_it, decompress;
@@ -1562,6 +1606,7 @@ static PyType_Spec cursor_spec = {
 static PyMethodDef methods[] = {
     {"page_table", page_table, METH_VARARGS, "page_table(chunk, values): the headers of a column chunk's pages."},
     {"read_chunks", read_chunks, METH_VARARGS, "read_chunks(cursors, rows): decode until there are so many rows."},
+    {"look_up", look_up, METH_VARARGS, "look_up(codes, size, valid, offset, count, truths): the truth of each code."},
     {"overwrite_freed", overwrite_freed, METH_NOARGS, "overwrite_freed(): overwrite bytes before they are freed."},
     {"use_zstd", use_zstd, METH_VARARGS, "use_zstd(create, release, decompress): addresses of its functions."},
     {"crc32", crc32, METH_O, "crc32(bytes): the checksum of a page."},

@@ -82,7 +82,8 @@ class Decoded(Protocol):
 
     values: of `elements` slots, little-endian values, codes, a bitmap (BOOLEAN), or int32 offsets into `bytes`
     (BYTE_ARRAY). valid: a bitmap, None without nulls. starts: int32 offsets of `rows` lists, None for flat columns,
-    whose elements are its rows. list_valid: a bitmap, None where no list is null.
+    whose elements are its rows. list_valid: a bitmap, None where no list is null. In slots of nulls, values are 0, and
+    codes are the number of the dictionary's entries.
     """
 
     rows: int
@@ -121,6 +122,14 @@ def crc32(content: Any) -> int:
     """The CRC-32 of bytes, as of zlib; 4 GB/s."""
     checksum: int = _compiled.crc32(content)
     return checksum
+
+
+def look_up(codes: Any, size: int, valid: Any, offset: int, count: int, truths: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """bool [count]: the truth of codes of `size` bytes, 2 or 4, from the one at `offset` on.
+
+    valid: a bitmap, None without nulls. truths: of each entry, and of null as the last. Raises ValueError.
+    """
+    return np.frombuffer(_compiled.look_up(codes, size, valid, offset, count, truths), np.bool_)
 
 
 def read_chunks(cursors: Sequence[Cursor], rows: int) -> Sequence[bool | str | None]:
