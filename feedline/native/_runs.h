@@ -8,6 +8,7 @@
 #define FEEDLINE_RUNS_H
 
 #include <features.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
