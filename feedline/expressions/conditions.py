@@ -1,8 +1,9 @@
 """Split a condition into terms that read one column each, as far as its `and`, `or` and `not` allow.
 
-Pure; runs wherever rows are read. A term over one column may be evaluated on the column's distinct values; how terms
-are joined is `Joint` and `Inverse`, in three-valued logic. Terms are over a frame of column parts, as
-`BoundExpression.narrow` is.
+Pure; runs wherever rows are read. A term over one column may be evaluated on the column's distinct values; `Joint`
+says how terms are joined. Only the rows for which a condition is true matter, not those for which it is false rather
+than null. So `not` is taken into the terms: `not (a and b)` is true where `a` is false or `b` is, and a term is true or
+false for each row, never null. Terms are over a frame of column parts, as `BoundExpression.narrow` is.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from feedline.expressions.nodes import Logic, Negation, Node, column_names
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Term:
-    """A condition that is evaluated as a whole. columns: that it reads."""
+    """A condition that is evaluated as a whole. columns: that it reads. expr: never null."""
 
     columns: frozenset[str]
     expr: pl.Expr
@@ -35,14 +36,7 @@ class Joint:
     items: tuple[Condition, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Inverse:
-    """True for false, false for true, null for null."""
-
-    item: Condition
-
-
-Condition: TypeAlias = Term | Joint | Inverse
+Condition: TypeAlias = Term | Joint
 
 
 @lru_cache(maxsize=64)
@@ -60,26 +54,27 @@ def terms(condition: Condition) -> Iterator[Term]:
         case Joint(items=items):
             for item in items:
                 yield from terms(item)
-        case Inverse(item=item):
-            yield from terms(item)
 
 
-def _split(node: Node, binder: Binder) -> Condition:
+def _split(node: Node, binder: Binder, truth: bool = True) -> Condition:
+    """The condition that a node is true, or that it is false."""
     columns = column_names(node)
     if len(columns) > 1 and isinstance(node, Negation):
-        return Inverse(item=_split(node.item, binder))
+        return _split(node.item, binder, not truth)
     if len(columns) > 1 and isinstance(node, Logic):
         alone: dict[frozenset[str], list[Node]] = {}  # items over one column are one term
         items = []
         for item in node.items:
             read = column_names(item)
             if len(read) > 1:
-                items.append(_split(item, binder))
+                items.append(_split(item, binder, truth))
             else:
                 alone.setdefault(read, []).append(item)
         joined = [
             each[0] if len(each) == 1 else Logic(op=node.op, items=tuple(each), span=node.span)
             for each in alone.values()
         ]
-        return Joint(op=node.op, items=(*(_split(item, binder) for item in joined), *items))
-    return Term(columns=columns, expr=binder.operand(node).expr)
+        op: Literal["and", "or"] = "and" if (node.op == "and") is truth else "or"
+        return Joint(op=op, items=(*(_split(item, binder, truth) for item in joined), *items))
+    expr = binder.operand(node).expr
+    return Term(columns=columns, expr=(expr if truth else ~expr).fill_null(False))

@@ -27,23 +27,37 @@ INLINE void copy_wild(uint8_t *to, const uint8_t *from, size_t length) {
         memcpy(to + done, from + done, 16);
 }
 
-/* Copy bytes of the input, which hold so many. */
+/* Copy bytes of the input, which hold so many. A few are copied without a loop, whose end would be guessed wrong. */
 INLINE void copy_input(uint8_t *to, const uint8_t *at, const uint8_t *end, size_t length) {
-    if (end - at >= (ptrdiff_t)length + 16)
+    if (length <= 16 && end - at >= 16)
+        memcpy(to, at, 16);
+    else if (end - at >= (ptrdiff_t)length + 16)
         copy_wild(to, at, length);
     else
         memcpy(to, at, length);
 }
 
-/* Repeat what lies `distance` bytes before; the ranges may overlap. */
+/* Repeat what lies `distance` bytes before; the ranges may overlap. Up to 23 more bytes are overwritten. */
 INLINE void copy_match(uint8_t *to, size_t distance, size_t length) {
     const uint8_t *from = to - distance;
+    if (distance >= 8 && length <= 24) {
+        memcpy(to, from, 8);
+        memcpy(to + 8, from + 8, 8);
+        memcpy(to + 16, from + 16, 8);
+        return;
+    }
     if (distance >= 16) {
         copy_wild(to, from, length);
         return;
     }
-    for (size_t done = 0; done < length; done++)
-        to[done] = from[done];
+    size_t done = 0;
+    if (distance < 8) { /* a multiple of the distance that is 8 at least repeats the same */
+        for (; done < 8; done++)
+            to[done] = from[done];
+        distance *= (7 + distance) / distance;
+    }
+    for (from = to - distance; done < length; done += 8)
+        memcpy(to + done, from + done, 8);
 }
 
 /* Returns the bytes written, at most `size`; -1 where the block is not valid. There are LZ4_SLACK more behind `out`. */

@@ -8,6 +8,7 @@
 #define FEEDLINE_RUNS_H
 
 #include <features.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -61,6 +62,22 @@ INLINE int read_varint(const uint8_t *at, const uint8_t *end, int bits, uint64_t
         }
     }
     return 0;
+}
+
+/* How many of bytes that are 0 or 1 are 1: in words, whose bytes do not overflow in 255 of them. */
+INLINE int64_t count_ones(const uint8_t *bytes, int64_t count) {
+    int64_t ones = 0, index = 0;
+    while (count - index >= 8) {
+        const int64_t stop = count - index < 255 * 8 ? index + (count - index) / 8 * 8 : index + 255 * 8;
+        uint64_t sums = 0;
+        for (; index < stop; index += 8)
+            sums += load64(bytes + index);
+        sums = (sums & UINT64_C(0x00ff00ff00ff00ff)) + (sums >> 8 & UINT64_C(0x00ff00ff00ff00ff));
+        ones += (int64_t)(sums * UINT64_C(0x0001000100010001) >> 48);
+    }
+    for (; index < count; index++)
+        ones += bytes[index];
+    return ones;
 }
 
 static void runs_open(Runs *runs, const uint8_t *at, const uint8_t *end, uint32_t width) {

@@ -11,7 +11,7 @@ import ctypes
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ _compiled: Any = None
 with suppress(ImportError):  # installed without a compiler
     from feedline.native import _parquet as _compiled  # type: ignore[attr-defined,no-redef]
 
-VERSION = 6  # of the functions: of an older build, left in a checkout, nothing is called
+VERSION = 7  # of the functions: of an older build, left in a checkout, nothing is called
 COMPILED = _compiled is not None and getattr(_compiled, "VERSION", 0) == VERSION
 
 # For tests: what is read after its last view has died is wrong for certain.
@@ -63,12 +63,27 @@ class Page(NamedTuple):
     crc: int
 
 
-class Decoded(NamedTuple):
+class PageTable(Protocol):
+    """The pages of a column chunk, as bytes (see `pages_of`), and what they have in common.
+
+    encodings: of the values of data pages, a bit for each, by their numbers, those above 61 as bit 62. def_encodings,
+    rep_encodings: of their levels; only pages of version 1 choose them. entries: of dictionaries.
+    """
+
+    pages: Any
+    encodings: int
+    def_encodings: int
+    rep_encodings: int
+    entries: int
+
+
+class Decoded(Protocol):
     """Some rows of a column. Objects have the buffer protocol, as Arrow lays arrays out.
 
     values: of `elements` slots, little-endian values, codes, a bitmap (BOOLEAN), or int32 offsets into `bytes`
     (BYTE_ARRAY). valid: a bitmap, None without nulls. starts: int32 offsets of `rows` lists, None for flat columns,
-    whose elements are its rows. list_valid: a bitmap, None where no list is null.
+    whose elements are its rows. list_valid: a bitmap, None where no list is null. In slots of nulls, values are 0, and
+    codes are the number of the dictionary's entries.
     """
 
     rows: int
@@ -82,23 +97,24 @@ class Decoded(NamedTuple):
     null_lists: int
 
 
-class DictionaryStrings(NamedTuple):
+class DictionaryStrings(Protocol):
     """Int32 offsets of strings, their bytes, the length of the longest, and whether all are ASCII."""
 
     offsets: Any
     bytes: Any
     longest: int
-    is_ascii: int
+    is_ascii: bool
 
 
-def page_table(chunk: Any, values: int) -> Any:
+def page_table(chunk: Any, values: int) -> PageTable:
     """The pages of a column chunk, up to the one with which it has as many values as the footer says."""
-    return _compiled.page_table(chunk, values)
+    found: PageTable = _compiled.page_table(chunk, values)
+    return found
 
 
-def pages_of(table: Any) -> list[Page]:
+def pages_of(pages: Any) -> list[Page]:
     """The pages of a table."""
-    rows: NDArray[np.int64] = np.frombuffer(table, np.int64)
+    rows: NDArray[np.int64] = np.frombuffer(pages, np.int64)
     return [Page._make(row) for row in rows.reshape(-1, len(Page._fields)).tolist()]
 
 
@@ -108,13 +124,21 @@ def crc32(content: Any) -> int:
     return checksum
 
 
+def look_up(codes: Any, size: int, valid: Any, offset: int, count: int, truths: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """bool [count]: the truth of codes of `size` bytes, 2 or 4, from the one at `offset` on.
+
+    valid: a bitmap, None without nulls. truths: of each entry, and of null as the last. Raises ValueError.
+    """
+    return np.frombuffer(_compiled.look_up(codes, size, valid, offset, count, truths), np.bool_)
+
+
 def read_chunks(cursors: Sequence[Cursor], rows: int) -> Sequence[bool | str | None]:
     """Decode each cursor's chunk (see `Cursor.set_source`) until there are `rows` rows; -1: take pages up to the
     dictionary. The interpreter's lock is released once.
 
     Whether there are so many rows, or a dictionary; a text is what is wrong with the chunk, None a want of memory.
     """
-    found: Sequence[bool | str | None] = _compiled.read_chunks(tuple(each.compiled for each in cursors), rows)
+    found: Sequence[bool | str | None] = _compiled.read_chunks(tuple([each.compiled for each in cursors]), rows)
     return found
 
 
@@ -132,9 +156,9 @@ class Cursor:
     def __init__(self, physical: int, size: int, lists: int, max_def: int, *, codes: int, prefix: int = 0) -> None:
         self.compiled = _compiled.Cursor(physical, size, lists, max_def, codes, prefix)
 
-    def set_source(self, chunk: Any, table: Any, codec: int) -> None:
-        """Give it a chunk whose pages it finds itself. table: of `page_table`; codec: of `CODECS`."""
-        self.compiled.source(chunk, table, codec)
+    def set_source(self, chunk: Any, pages: Any, codec: int) -> None:
+        """Give it a chunk whose pages it finds itself. pages: of a `PageTable`; codec: of `CODECS`."""
+        self.compiled.source(chunk, pages, codec)
 
     def dictionary_bytes(self) -> Any:
         """The plain values of a dictionary that it found itself."""
@@ -146,7 +170,8 @@ class Cursor:
 
     def dictionary_strings(self) -> DictionaryStrings:
         """The strings of the dictionary."""
-        return DictionaryStrings._make(self.compiled.dictionary_strings())
+        strings: DictionaryStrings = self.compiled.dictionary_strings()
+        return strings
 
     def begin(self, page: Page, levels: Any, values: Any) -> None:
         """Begin a page. levels: those of a page of version 2; values: its decompressed rest, of others all of it."""
@@ -161,4 +186,5 @@ class Cursor:
 
     def take(self) -> Decoded:
         """The rows so far; the next ones are counted from 0."""
-        return Decoded._make(self.compiled.take())
+        decoded: Decoded = self.compiled.take()
+        return decoded

@@ -27,7 +27,7 @@ def decompressed(codec: str, packed: bytes, size: int) -> bytes:
     """What a page of so many bytes holds. Raises ValueError."""
     chunk = data_page(size, len(packed), uncompressed=size) + packed
     cursor = native.Cursor(FIXED, 1, 0, 0, codes=0)
-    cursor.set_source(np.frombuffer(chunk, np.uint8).copy(), native.page_table(chunk, size), native.CODECS[codec])
+    cursor.set_source(np.frombuffer(chunk, np.uint8).copy(), native.page_table(chunk, size).pages, native.CODECS[codec])
     [done] = native.read_chunks([cursor], size)
     if done is not True:
         raise ValueError(done)
@@ -64,6 +64,31 @@ def test_pages_are_found_up_to_the_footers_count():
     for values, message in ((4, "more values"), (15, "fewer values"), (2**63 - 1, "fewer values")):
         with pytest.raises(ValueError, match=message):
             pages_in(chunk, values)
+
+
+def test_a_table_sums_up_its_pages():
+    """Encodings are bits; levels count in pages of version 1; what follows the last value does not."""
+
+    def page(kind: int, own_field: int, own: bytes) -> bytes:
+        return number(1, kind) + number(1, 0) + number(1, 0) + field(own_field - 3, 12) + own + b"\0\0"
+
+    def data(values: int, encoding: int, def_encoding: int, rep_encoding: int) -> bytes:
+        return page(0, 5, number(1, values) + number(1, encoding) + number(1, def_encoding) + number(1, rep_encoding))
+
+    def dictionary(entries: int) -> bytes:
+        return page(2, 7, number(1, entries) + number(1, PLAIN))
+
+    def found(chunk: bytes, values: int) -> tuple[int, int, int, int]:
+        table = native.page_table(chunk, values)
+        return table.encodings, table.def_encodings, table.rep_encodings, table.entries
+
+    assert found(b"", 0) == (0, 0, 0, 0)
+    assert found(dictionary(7) + data(2, 8, RLE, 4), 2) == (1 << 8, 1 << RLE, 1 << 4, 7)
+    assert found(data(2, 8, RLE, RLE) + data(1, 0, 4, RLE), 3) == (1 << 8 | 1, 1 << RLE | 1 << 4, 1 << RLE, 0)
+    assert found(data(2, 61, 62, 2**31 - 1), 2) == (1 << 61, 1 << 62, 1 << 62, 0)
+    assert found(data_page_v2(2, 0, 0, 0), 2) == (1 << PLAIN, 0, 0, 0)
+    assert found(dictionary(2**31 - 1) * 3 + data(2, 8, RLE, RLE) + data(1, 0, 4, 4), 2)[0] == 1 << 8
+    assert found(dictionary(2**31 - 1) * 3 + data(2, 8, RLE, RLE), 2)[3] == 3 * (2**31 - 1)
 
 
 @pytest.mark.parametrize(

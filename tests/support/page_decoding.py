@@ -180,4 +180,4 @@ def read_rows(decoder: ChunkDecoder | None, rows: int) -> pa.Array:
 
 def pages_in(chunk: Any, values: int) -> list[Page]:
     """The pages of a column chunk of so many values."""
-    return native.pages_of(native.page_table(chunk, values))
+    return native.pages_of(native.page_table(chunk, values).pages)

@@ -27,7 +27,7 @@ from feedline.native.parquet import (
     Cursor,
     Decoded,
     DictionaryStrings,
-    Page,
+    PageTable,
 )
 from feedline.native.turns import TURN
 from feedline.warehouse.parquet.schemas import is_unchecked
@@ -35,9 +35,11 @@ from feedline.warehouse.parquet.schemas import is_unchecked
 _PHYSICAL = {"BOOLEAN": 0, "INT32": 1, "INT64": 2, "FLOAT": 4, "DOUBLE": 5, "BYTE_ARRAY": 6, "FIXED_LEN_BYTE_ARRAY": 7}
 _SIZES = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 0}
 _PLAIN, _PLAIN_DICTIONARY, _RLE_DICTIONARY = 0, 2, 8
-_ENCODINGS = frozenset({0, 2, 3, 5, 6, 7, 8, 9})  # of values; BIT_PACKED is deprecated
+# Of encodings, as bits: of values, all but BIT_PACKED, which is deprecated.
+_KNOWN_BITS = sum(1 << encoding for encoding in (0, 2, 3, 5, 6, 7, 8, 9))
+_CODED_BITS = 1 << _PLAIN_DICTIONARY | 1 << _RLE_DICTIONARY
+_LEVEL_BITS = 1 << RLE
 _MOST_SIZE = 65536  # bytes of a value of a fixed size; of longer ones a block of rows may not fit in memory
-_DATA = (DATA_PAGE, DATA_PAGE_V2)
 _MOST_BYTES = 2**31 - 1  # of a chunk's strings: their offsets are 32 bits wide
 # A dictionary is worth its codes while it has less than this share of the chunk's values: what is computed on it is
 # computed that much less often, and gathered once.
@@ -57,7 +59,9 @@ class ChunkError(ValueError):
 class ColumnKind:
     """How the values of a Parquet column are laid out, and the Arrow type that they become.
 
-    lists: 0 for a flat column, 1 for lists that are never null, 2 for lists that may be.
+    lists: 0 for a flat column, 1 for lists that are never null, 2 for lists that may be. element: the type of a value.
+    narrow: numpy's type of integers of fewer than 32 bits, empty for all else. long_strings, long_lists: whether their
+    offsets have 64 bits. is_text: whether values must be UTF-8.
     """
 
     physical: int
@@ -65,11 +69,12 @@ class ColumnKind:
     lists: int
     max_def: int
     type: pa.DataType
-
-    @property
-    def element(self) -> pa.DataType:
-        """The type of a value."""
-        return self.type.value_type if self.lists else self.type
+    element: pa.DataType
+    narrow: str
+    long_strings: bool
+    long_lists: bool
+    is_decimal: bool
+    is_text: bool
 
 
 def column_kind(field: pa.Field, column: pq.ColumnSchema) -> ColumnKind | str:
@@ -84,8 +89,19 @@ def column_kind(field: pa.Field, column: pq.ColumnSchema) -> ColumnKind | str:
     if physical not in _PHYSICAL or not _is_stored_as(kind, physical, column.length):
         return f"{physical.lower()} as {kind}"
     size = column.length if physical == "FIXED_LEN_BYTE_ARRAY" else _SIZES[physical]
+    is_narrow = pat.is_integer(kind) and kind.bit_width < 32
     return ColumnKind(
-        physical=_PHYSICAL[physical], size=size, lists=lists, max_def=column.max_definition_level, type=field.type
+        physical=_PHYSICAL[physical],
+        size=size,
+        lists=lists,
+        max_def=column.max_definition_level,
+        type=field.type,
+        element=kind,
+        narrow=f"i{kind.bit_width // 8}" if is_narrow else "",
+        long_strings=pat.is_large_string(kind) or pat.is_large_binary(kind),
+        long_lists=pat.is_large_list(field.type),
+        is_decimal=pat.is_decimal(kind),
+        is_text=is_unchecked(kind),
     )
 
 
@@ -117,8 +133,8 @@ class ChunkDecoder:
         self,
         kind: ColumnKind,
         rows: int,
-        table: Any,
-        pages: list[Page],
+        values: int,
+        table: PageTable,
         content: pa.Buffer,
         compression: str,
         *,
@@ -128,19 +144,21 @@ class ChunkDecoder:
     ) -> None:
         self._kind = kind
         self._rows_left = rows
-        # Of lists, only their levels say whether there are more rows.
-        self._has_more = kind.lists == 0 and sum(page.values for page in pages if page.kind in _DATA) > rows
-        self._entries = sum(page.values for page in pages if page.kind == DICTIONARY_PAGE)
+        self._values = values
+        self._entries = table.entries
         self._most_bytes = most_bytes
         self._codes = codes
         size = 0 if codes is None else codes.bit_width // 8
         self.cursor = Cursor(kind.physical, kind.size, kind.lists, kind.max_def, codes=size, prefix=prefix)
+        self._type = kind.type  # of lists: of what is delivered
         self._dictionary: pa.Array | None = None
+        # Of lists, only their levels say whether there are more rows.
+        self._has_more = kind.lists == 0 and values > rows
         self.finds_pages = compression in native.CODECS
         if self.finds_pages:
-            self.cursor.set_source(content, table, native.CODECS[compression])
+            self.cursor.set_source(content, table.pages, native.CODECS[compression])
             return
-        self._pages = deque(pages)
+        self._pages = deque(native.pages_of(table.pages))
         self._content = content
         self._decompress = _DECOMPRESSORS[compression]
         self._entry_bytes: Any = None
@@ -159,48 +177,58 @@ class ChunkDecoder:
         """The chunk whose bytes begin with its first page, to be opened; None for pyarrow. rows: of the row group.
 
         codes: deliver codes of its dictionary, where that has far fewer entries than there are values. prefix: how many
-        elements of a list are enough; others may be left out (0: none). Raises ChunkError.
+        elements of a list are enough; others may be left out (0: none).
         """
-        if chunk.compression not in DECOMPRESSORS:
+        compression, values = chunk.compression, chunk.num_values
+        if compression not in DECOMPRESSORS:
             return None
-        table = _checked(native.page_table, content, chunk.num_values)
-        pages = native.pages_of(table)
-        data = [page for page in pages if page.kind in _DATA]
-        unknown = {page.encoding for page in data}.difference(_ENCODINGS)
-        levels = {page.def_encoding for page in data if page.kind == DATA_PAGE and kind.max_def}
-        levels |= {page.rep_encoding for page in data if page.kind == DATA_PAGE and kind.lists}
-        if unknown or levels.difference({RLE}):
+        try:
+            table = native.page_table(content, values)
+        except ValueError:
             return None
-        entries = sum(page.values for page in pages if page.kind == DICTIONARY_PAGE)
-        coded = {page.encoding for page in data} <= {_PLAIN_DICTIONARY, _RLE_DICTIONARY}
-        codes = codes and coded and 0 < entries < _WORTH_CODES * chunk.num_values
+        if (
+            table.encodings & ~_KNOWN_BITS
+            or (kind.max_def and table.def_encodings & ~_LEVEL_BITS)
+            or (kind.lists and table.rep_encodings & ~_LEVEL_BITS)
+        ):
+            return None
+        entries, coded = table.entries, not table.encodings & ~_CODED_BITS
+        codes = codes and coded and 0 < entries < _WORTH_CODES * values
         code = (pa.uint16() if entries < _MANY else pa.int32()) if codes else None
         # Strings are checked to be UTF-8 in all rows, so they are all delivered.
-        worth = chunk.num_values > _WORTH_CUTTING * prefix * rows and kind.lists > 0 and (kind.size > 0 or codes)
+        worth = values > _WORTH_CUTTING * prefix * rows and kind.lists > 0 and (kind.size > 0 or codes)
         return cls(
             kind,
             rows,
+            values,
             table,
-            pages,
             content,
-            chunk.compression,
+            compression,
             codes=code,
             prefix=prefix if worth else 0,
             most_bytes=chunk.total_uncompressed_size,
         )
 
-    def finish(self, values: int) -> bool:
-        """Take the dictionary that was found. Returns whether the kernel decodes the chunk, of so many values.
+    def finish(self) -> bool:
+        """Take the dictionary that was found. Returns whether the kernel decodes the chunk.
 
         Raises ChunkError; pa.ArrowInvalid where an entry is not UTF-8, which matters if rows use it.
         """
-        strings = _checked(self.cursor.dictionary_strings) if self._entries and not self._kind.size else None
+        kind, strings = self._kind, None
+        if self._entries and not kind.size:
+            try:
+                strings = self.cursor.dictionary_strings()
+            except ValueError as error:
+                raise ChunkError(str(error)) from None
         if self._codes is not None:
             self._dictionary = self._dictionary_array(strings)
-        if self._kind.size or self._codes is not None:
+            if kind.lists:
+                self._type = _list_like(kind, pa.dictionary(self._codes, kind.element))
+            return True
+        if kind.size:
             return True
         longest = 0 if strings is None else strings.longest
-        return bool(self._most_bytes + longest * values <= _MOST_BYTES)
+        return bool(self._most_bytes + longest * self._values <= _MOST_BYTES)
 
     def advance(self, rows: int | None) -> bool:
         """Decode until there are so many rows, or take the pages up to the dictionary (None), where the cursor does
@@ -220,13 +248,23 @@ class ChunkDecoder:
 
         complete: there were so many, or the next list has begun.
         """
-        decoded = _checked(self.cursor.take)
+        try:
+            decoded = self.cursor.take()
+        except ValueError as error:
+            raise ChunkError(str(error)) from None
         if decoded.rows != rows:
             raise ChunkError(f"its pages hold fewer rows than its footer says: got {decoded.rows}, expected {rows}")
         self._rows_left -= rows
         if self._rows_left == 0 and (self._has_more or (self._kind.lists and complete)):
             raise ChunkError("its pages hold more rows than its footer says")
-        return self._array(decoded)
+        valid = None if decoded.valid is None else pa.py_buffer(decoded.valid)
+        if self._dictionary is None:
+            found = _values(self._kind, decoded.elements, decoded.values, decoded.bytes, valid, decoded.nulls)
+        else:
+            buffers = [valid, pa.py_buffer(decoded.values)]
+            codes = pa.Array.from_buffers(self._codes, decoded.elements, buffers, decoded.nulls)
+            found = pa.DictionaryArray.from_arrays(codes, self._dictionary, safe=False)
+        return self._lists(decoded, found) if self._kind.lists else found
 
     def _next_page(self) -> int | None:
         """Hand the next page to the cursor. Returns its kind; None if there is none."""
@@ -257,27 +295,14 @@ class ChunkDecoder:
             values = self.cursor.dictionary_bytes() if self.finds_pages else self._entry_bytes
             return _values(self._kind, self._entries, values, None, None, 0)
         array = _values(self._kind, self._entries, strings.offsets, strings.bytes, None, 0)
-        if is_unchecked(array.type) and not strings.is_ascii:
+        if self._kind.is_text and not strings.is_ascii:
             array.validate(full=True)
         return array
 
-    def _array(self, decoded: Decoded) -> pa.Array:
-        kind, valid = self._kind, _buffer(decoded.valid)
-        if self._dictionary is None:
-            values = _values(kind, decoded.elements, decoded.values, decoded.bytes, valid, decoded.nulls)
-        else:
-            codes = pa.Array.from_buffers(
-                self._codes, decoded.elements, [valid, _buffer(decoded.values)], decoded.nulls
-            )
-            values = pa.DictionaryArray.from_arrays(codes, self._dictionary, safe=False)
-        if not kind.lists:
-            return values
-        list_type = kind.type if self._dictionary is None else _list_like(kind.type, values.type)
-        starts = _buffer(decoded.starts)
-        if pat.is_large_list(kind.type):
-            starts = _widen(decoded.starts, decoded.rows + 1)
-        buffers = [_buffer(decoded.list_valid), starts]
-        return pa.Array.from_buffers(list_type, decoded.rows, buffers, decoded.null_lists, children=[values])
+    def _lists(self, decoded: Decoded, elements: pa.Array) -> pa.Array:
+        starts = _widen(decoded.starts, decoded.rows + 1) if self._kind.long_lists else pa.py_buffer(decoded.starts)
+        valid = None if decoded.list_valid is None else pa.py_buffer(decoded.list_valid)
+        return pa.Array.from_buffers(self._type, decoded.rows, [valid, starts], decoded.null_lists, children=[elements])
 
 
 Request: TypeAlias = tuple[ColumnKind, pq.ColumnChunkMetaData, int, pa.Buffer, bool, int]
@@ -288,26 +313,21 @@ def open_chunks(requests: Sequence[Request]) -> list[ChunkDecoder | None]:
     one that does not open. requests: the arguments of `ChunkDecoder.prepare`.
     """
     with TURN:
-        prepared = [_prepared(request) for request in requests]
+        prepared = [
+            ChunkDecoder.prepare(kind, chunk, rows, content, codes=codes, prefix=prefix)
+            for kind, chunk, rows, content, codes, prefix in requests
+        ]
     outcomes = iter(_outcomes([each for each in prepared if each is not None], None))
     with TURN:
         return [
-            None if decoder is None or isinstance(next(outcomes), ChunkError) else _finished(decoder, request)
+            None if decoder is None or isinstance(next(outcomes), str) else _finished(decoder, request)
             for request, decoder in zip(requests, prepared, strict=True)
         ]
 
 
-def _prepared(request: Request) -> ChunkDecoder | None:
-    *arguments, codes, prefix = request
-    try:
-        return ChunkDecoder.prepare(*arguments, codes=codes, prefix=prefix)
-    except ChunkError:
-        return None
-
-
 def _finished(decoder: ChunkDecoder, request: Request) -> ChunkDecoder | None:
     try:
-        return decoder if decoder.finish(request[1].num_values) else None
+        return decoder if decoder.finish() else None
     except ChunkError:
         return None
     except pa.ArrowInvalid:
@@ -322,49 +342,52 @@ def read_chunks(decoders: Sequence[ChunkDecoder], rows: int) -> list[pa.Array | 
     with TURN:
         for decoder, outcome in zip(decoders, outcomes, strict=True):
             try:
-                found.append(outcome if isinstance(outcome, ChunkError) else decoder.take(rows, outcome))
+                found.append(ChunkError(outcome) if isinstance(outcome, str) else decoder.take(rows, outcome))
             except ChunkError as error:
                 found.append(error)
     return found
 
 
-def _outcomes(decoders: Sequence[ChunkDecoder], rows: int | None) -> list[bool | ChunkError]:
-    """Decode until there are so many rows of each, or open all (None): in one call where the cursors find the pages."""
-    compiled = [decoder for decoder in decoders if decoder.finds_pages]
-    results = iter(native.read_chunks([decoder.cursor for decoder in compiled], -1 if rows is None else rows))
-    found: list[bool | ChunkError] = []
-    for decoder in decoders:
-        if decoder.finds_pages:
-            result = next(results)
-            if result is None:
-                raise MemoryError("there is no memory for a column of the chunk")
-            found.append(ChunkError(result) if isinstance(result, str) else result)
-            continue
-        try:
-            found.append(decoder.advance(rows))
-        except ChunkError as error:
-            found.append(error)
-    return found
+def _outcomes(decoders: Sequence[ChunkDecoder], rows: int | None) -> list[bool | str]:
+    """Decode until there are so many rows of each, or open all (None): in one call where the cursors find the pages.
+
+    Whether there are so many, or a dictionary; a text is what is wrong with the chunk.
+    """
+    cursors = [decoder.cursor for decoder in decoders if decoder.finds_pages]
+    outcomes = native.read_chunks(cursors, -1 if rows is None else rows)
+    if None in outcomes:
+        raise MemoryError("there is no memory for a column of the chunk")
+    found = [outcome for outcome in outcomes if outcome is not None]
+    if len(found) == len(decoders):
+        return found
+    known = iter(found)
+    return [next(known) if decoder.finds_pages else _advance(decoder, rows) for decoder in decoders]
 
 
-def _list_like(kind: pa.DataType, element: pa.DataType) -> pa.DataType:
-    field = kind.value_field.with_type(element)
-    return pa.large_list(field) if pat.is_large_list(kind) else pa.list_(field)
+def _advance(decoder: ChunkDecoder, rows: int | None) -> bool | str:
+    try:
+        return decoder.advance(rows)
+    except ChunkError as error:
+        return str(error)
+
+
+def _list_like(kind: ColumnKind, element: pa.DataType) -> pa.DataType:
+    field = kind.type.value_field.with_type(element)
+    return pa.large_list(field) if kind.long_lists else pa.list_(field)
 
 
 def _values(kind: ColumnKind, count: int, values: Any, strings: Any, valid: pa.Buffer | None, nulls: int) -> pa.Array:
     """Values of a type from a buffer of their physical type."""
-    element, content = kind.element, _buffer(values)
     if strings is not None:
-        if pat.is_large_string(element) or pat.is_large_binary(element):
-            content = _widen(values, count + 1)
-        return pa.Array.from_buffers(element, count, [valid, content, _buffer(strings)], nulls)
-    if pat.is_decimal(element):
+        offsets = _widen(values, count + 1) if kind.long_strings else pa.py_buffer(values)
+        return pa.Array.from_buffers(kind.element, count, [valid, offsets, pa.py_buffer(strings)], nulls)
+    if kind.is_decimal:
         content = _decimals(values, count, kind.size)
-    elif pat.is_integer(element) and element.bit_width < 32:
-        narrow = np.frombuffer(values, np.int32, count).astype(f"i{element.bit_width // 8}")
-        content = pa.py_buffer(narrow)
-    return pa.Array.from_buffers(element, count, [valid, content], nulls)
+    elif kind.narrow:
+        content = pa.py_buffer(np.frombuffer(values, np.int32, count).astype(kind.narrow))
+    else:
+        content = pa.py_buffer(values)
+    return pa.Array.from_buffers(kind.element, count, [valid, content], nulls)
 
 
 def _decimals(content: Any, count: int, size: int) -> pa.Buffer:
@@ -379,10 +402,6 @@ def _decimals(content: Any, count: int, size: int) -> pa.Buffer:
 
 def _widen(offsets: Any, count: int) -> pa.Buffer:
     return pa.py_buffer(np.frombuffer(offsets, np.int32, count).astype(np.int64))
-
-
-def _buffer(content: Any) -> pa.Buffer | None:
-    return None if content is None else pa.py_buffer(content)
 
 
 def _checked(call: Callable[..., Any], *arguments: Any) -> Any:

@@ -70,8 +70,9 @@ class FileDecoder:
 
     def kind(self, leaf: int) -> ColumnKind | str:
         """How the kernel decodes a Parquet column; or why it does not."""
-        if refusal := kernel_refusal(self._decoder):
-            return refusal
+        return kernel_refusal(self._decoder) or self._kind(leaf)
+
+    def _kind(self, leaf: int) -> ColumnKind | str:
         if leaf not in self._kinds:
             name = self._alone.get(leaf)
             column = self._metadata.schema.column(leaf)
@@ -121,16 +122,16 @@ class FileDecoder:
         self, row_group: int, leaves: Sequence[int], read: ReadRange, coded: Mapping[int, int]
     ) -> dict[int, ChunkDecoder]:
         """The chunks for the kernel, by their Parquet columns."""
+        if kernel_refusal(self._decoder):
+            return {}
+        kinds = {leaf: kind for leaf in leaves if not isinstance(kind := self._kind(leaf), str)}
         group = self._metadata.row_group(row_group)
+        rows, ranges = group.num_rows, chunk_ranges(self._metadata, row_group, list(kinds), self._file_bytes)
         requests: dict[int, Request] = {}
-        for leaf in leaves:
-            kind = self.kind(leaf)
-            if isinstance(kind, str):
-                continue
-            [(start, stop)] = chunk_ranges(self._metadata, row_group, [leaf], self._file_bytes)
+        for (leaf, kind), (start, stop) in zip(kinds.items(), ranges, strict=True):
             if 0 <= start < stop <= self._file_bytes:
-                chunk = group.column(leaf)
-                requests[leaf] = kind, chunk, group.num_rows, read(start, stop), leaf in coded, coded.get(leaf, 0)
+                content = read(start, stop)
+                requests[leaf] = kind, group.column(leaf), rows, content, leaf in coded, coded.get(leaf, 0)
         opened = zip(requests, open_chunks(list(requests.values())), strict=True)
         return {leaf: chunk for leaf, chunk in opened if chunk is not None}
 

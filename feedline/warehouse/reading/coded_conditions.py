@@ -1,31 +1,27 @@
 """Evaluate conditions on rows of which some columns are codes: on each entry of a dictionary once.
 
 Pure; runs wherever rows are read, on the calling thread. A term over one coded column is evaluated on the entries, with
-null as one entry more, and looked up by the code of each row; all other terms are evaluated on the rows. Truth values
-are bytes, 0 for false, 1 for null and 2 for true, so that `and` is the least, `or` the greatest and `not` the distance
-from 2: SQL's three-valued logic. Where an entry cannot be evaluated, which no row need use, the rows are evaluated.
+null as one entry more, and looked up by the code of each row; all other terms are evaluated on the rows. Where an entry
+cannot be evaluated, which no row need use, the rows are evaluated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from feedline.expressions import BoundExpression
-from feedline.expressions.conditions import Condition, Inverse, Joint, Term, condition_of, terms
+from feedline.expressions.conditions import Condition, Term, condition_of, terms
+from feedline.native import parquet as native
 from feedline.warehouse.reading.columns import is_same, split_codes
 
 Bools = npt.NDArray[np.bool_]
-_Truths: TypeAlias = npt.NDArray[np.uint8]
-_TRUE = np.uint8(2)
 # The fewest rows of a row group for which codes pay: a term on a dictionary costs 0.4 ms, a comparison of strings 20 to
 # 30 ns per row, of numbers 4.
 _LEAST_STRINGS, _LEAST_NUMBERS = 16_384, 262_144
@@ -54,7 +50,7 @@ class EntryTruths:
     """The truth values of terms for the entries of dictionaries: the last dictionary of each term is kept."""
 
     def __init__(self) -> None:
-        self._kept: dict[Term, tuple[pa.Array, pa.Array | None]] = {}
+        self._kept: dict[Term, tuple[pa.Array, Bools | None]] = {}
 
     def true_rows(self, data: pa.RecordBatch, where: BoundExpression) -> Bools:
         """bool [rows]: where a condition is true (null counts as false). Dictionary arrays are columns of codes."""
@@ -74,7 +70,7 @@ class EntryTruths:
         self, condition: Condition, data: pa.RecordBatch, codes: Mapping[str, tuple[pa.Array, pa.Array]]
     ) -> Bools | None:
         """bool [rows]; None where an entry of a dictionary, or a row, cannot be evaluated."""
-        found: dict[Term, _Truths] = {}
+        found: dict[Term, Bools] = {}
         by_rows = []
         for term in terms(condition):
             if not term.columns <= codes.keys():
@@ -82,29 +78,26 @@ class EntryTruths:
                 continue
             [name] = term.columns
             numbers, dictionary = codes[name]
-            entries = self._of(term, name, dictionary)
-            if entries is None:
+            truths = self._of(term, name, dictionary)
+            if truths is None:
                 return None
-            numbers = numbers.fill_null(len(dictionary)) if numbers.null_count else numbers
-            # The decoder has checked the codes; numpy's `take` costs twice as much.
-            found[term] = pc.take(entries, numbers, boundscheck=False).to_numpy()
+            (valid, places), size = numbers.buffers(), numbers.type.bit_width // 8
+            found[term] = native.look_up(places, size, valid, numbers.offset, len(numbers), truths)
         if by_rows:
             frame = _frame(data, sorted(frozenset[str]().union(*(term.columns for term in by_rows))))
             try:
                 found |= zip(by_rows, _truths(frame, by_rows), strict=True)
             except _FAILURES:
                 return None
-        stays: Bools = _join(condition, found) == _TRUE
-        return stays
+        return _join(condition, found)
 
-    def _of(self, term: Term, name: str, dictionary: pa.Array) -> pa.Array | None:
-        """uint8: the truth of each entry, and of null behind them."""
+    def _of(self, term: Term, name: str, dictionary: pa.Array) -> Bools | None:
+        """bool [entries + 1]: the truth of each entry, and of null behind them."""
         known, truths = self._kept.get(term, (None, None))
         if known is None or not is_same(known, dictionary):
             entries = pa.concat_arrays([dictionary, pa.nulls(1, dictionary.type)])
             try:
-                [found] = _truths(_frame(pa.RecordBatch.from_arrays([entries], names=[name]), [name]), [term])
-                truths = pa.array(found)
+                [truths] = _truths(_frame(pa.RecordBatch.from_arrays([entries], names=[name]), [name]), [term])
             except _FAILURES:
                 truths = None
             self._kept[term] = dictionary, truths
@@ -117,21 +110,18 @@ def _frame(data: pa.RecordBatch, names: Sequence[str]) -> pl.DataFrame:
     return frame
 
 
-def _truths(frame: pl.DataFrame, conditions: Sequence[Term]) -> list[_Truths]:
-    """uint8 [rows] for each of the conditions."""
-    selected = frame.select(term.expr.alias(str(index)) for index, term in enumerate(conditions))
-    ones = [series.to_arrow().cast(pa.uint8()) for series in selected]
-    return [pc.add(each, each).fill_null(1).to_numpy() for each in ones]
+def _truths(frame: pl.DataFrame, conditions: Sequence[Term]) -> list[Bools]:
+    """bool [rows] for each of the conditions."""
+    selected = frame.select([term.expr.alias(str(index)) for index, term in enumerate(conditions)])
+    return [series.to_numpy() for series in selected]
 
 
-def _join(condition: Condition, truths: Mapping[Term, _Truths]) -> _Truths:
-    match condition:
-        case Term():
-            return truths[condition]
-        case Inverse(item=item):
-            return _TRUE - _join(item, truths)
-        case Joint(op=op, items=items):
-            first, *others = [_join(item, truths) for item in items]
-            for other in others:
-                first = np.minimum(first, other) if op == "and" else np.maximum(first, other)
-            return first
+def _join(condition: Condition, truths: Mapping[Term, Bools]) -> Bools:
+    """bool [rows]: where a condition is true."""
+    if isinstance(condition, Term):
+        return truths[condition]
+    join = np.logical_and if condition.op == "and" else np.logical_or
+    first, *others = [_join(item, truths) for item in condition.items]
+    for other in others:
+        first = join(first, other)
+    return first

@@ -1,0 +1,84 @@
+/* A position in a column chunk: its dictionary, its page, and the rows so far.
+ *
+ * A function that fails sets `error` and returns -1; the cursor is of no use then.
+ */
+
+#ifndef FEEDLINE_CURSOR_H
+#define FEEDLINE_CURSOR_H
+
+#include "_headers.h"
+#include "_vectors.h"
+
+#define BLOCK 1024          /* levels and codes that are decoded at once, in the first cache */
+#define MOST_BYTES INT32_MAX /* of strings, which 32-bit offsets count */
+
+enum { BOOLEAN = 0, INT32 = 1, INT64 = 2, FLOAT = 4, DOUBLE = 5, BYTE_ARRAY = 6, FIXED_LEN_BYTE_ARRAY = 7 };
+enum { PLAIN = 0, PLAIN_DICTIONARY = 2, RLE = 3, DELTA = 5, DELTA_LENGTH = 6, DELTA_BYTES = 7, RLE_DICTIONARY = 8, SPLIT = 9 };
+
+typedef struct {
+    PyObject_HEAD
+    int physical, size;           /* bytes of a value; 0 for BYTE_ARRAY */
+    uint32_t max_def, defined;    /* the level of a value that is there is max_def; `defined`: of an element, null or not */
+    uint32_t listed;              /* lists: from this definition level on, a list is not null */
+    int lists, codes;             /* codes: the bytes of one, 0 to deliver values */
+    int prefix;                   /* the most elements of a list to deliver, 0 for all */
+    int busy, failed;             /* in a method; after an error, when there are no further rows */
+    const char *error;
+
+    /* The dictionary: values of a fixed size, or the borders of strings in its bytes; and these strings end to end. */
+    Py_buffer dictionary;
+    int64_t entries;
+    int64_t *borders;
+    Vector entry_ends, entry_bytes;
+    int64_t longest;
+    int has_strings, is_ascii;
+
+    /* The chunk, if it finds its pages itself: the next page, and bytes that were decompressed. */
+    Py_buffer chunk;
+    Page *table, *pages;
+    int64_t pages_left;
+    int codec;
+    Vector unpacked, unpacked_entries;
+
+    /* The page: levels, and values in one of four forms. */
+    Py_buffer level_bytes, value_bytes;
+    int64_t slots; /* levels that are still to come */
+    Runs reps, defs, runs;
+    int encoding;
+    const uint8_t *at, *end; /* PLAIN, or decoded to it */
+    uint8_t *decoded;        /* of a page that is decoded whole */
+    int64_t *lengths, *page_lengths; /* of its strings: from the next one on, and all */
+    int64_t strings, bit;    /* of them left; the next bit of PLAIN Booleans */
+
+    /* Levels that were decoded but not yet used. */
+    uint8_t rep[BLOCK], def[BLOCK];
+    int ahead, level;
+
+    /* The rows so far. */
+    int64_t rows, elements;       /* lists begun; their elements, or the rows of a flat column */
+    int64_t open;                 /* elements of the last list, if `prefix` limits them */
+    int64_t nulls, null_lists;
+    Vector values, bytes, valid, starts, list_valid;
+} Cursor;
+
+static PyTypeObject *cursor_type;
+
+static int fail(Cursor *cursor, const char *message) {
+    cursor->error = message;
+    return -1;
+}
+
+static const char NO_MEMORY[] = "";
+static const char LEVELS_END[] = "its levels end early";
+static const char VALUES_END[] = "its values end early";
+static const char BAD_CODE[] = "a code is not in its dictionary, or its codes end early";
+static const char TOO_MANY[] = "its lists have more elements than 32 bits count";
+static const char BEFORE_ITS_END[] = "a page begins before the one before it has ended";
+static const char ENTRIES_END[] = "its dictionary ends early";
+static const char TOO_LONG[] = "its strings have more bytes than 32 bits count";
+
+static int reserve(Cursor *cursor, Vector *vector, int64_t count, size_t size) {
+    return vector_reserve(vector, (size_t)count * size) == 0 ? 0 : fail(cursor, NO_MEMORY);
+}
+
+#endif
