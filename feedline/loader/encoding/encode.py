@@ -47,14 +47,14 @@ def encode(
 
     filters: for features read from columns, the condition of `source.where` that would drop their nulls, for messages.
     repeats: int64 [N], how many rows of the table each row stands for when it is counted (None: one). coded: features
-    that the frame does not hold, once per distinct value; errors name no row of theirs. rows: N, if the frame may have
-    no columns. order: int32 [N], the rows in the order of the result, where `can_order` the schema and all lists are
-    coded; errors name rows of the frame.
+    that the frame does not hold, once per distinct value, with `uses` that count `repeats`; errors name no row of
+    theirs. rows: N, if the frame may have no columns. order: int32 [N], the rows in the order of the result, where
+    `can_order` the schema and all lists are coded; errors name rows of the frame.
 
     Raises DataError, with feature and row, for a null scalar, a null element of a list or vector, or a null weight. A
     null list is an empty list.
     """
-    gathered = _GatheredColumns(observer, order)
+    gathered = _GatheredColumns(observer, order, repeats)
     rows = frame.height if rows is None else rows
     values, offsets = [], []
     weights: list[NDArray[np.float32] | None] = []
@@ -62,7 +62,7 @@ def encode(
         if column.name in coded:
             own = gathered.in_order(coded[column.name])
             assert own.offsets is not None
-            list_values, list_offsets, list_weights = _coded_lists(own, column, observer, gathered), own.offsets, None
+            list_values, list_offsets, list_weights = _coded_lists(own, column, gathered), own.offsets, None
         else:
             assert order is None, "lists that are not coded are gathered when they are written"
             list_values, list_offsets, list_weights = _lists(frame.get_column(column.name), column, observer, repeats)
@@ -109,9 +109,12 @@ def _repeats(coded: CodedValues) -> _Repeats:
 class _GatheredColumns:
     """The columns whose values are gathered, in one call, from those of distinct values."""
 
-    def __init__(self, observer: Observer | None, order: NDArray[np.int32] | None) -> None:
-        self._observer = observer
+    def __init__(
+        self, observer: Observer | None, order: NDArray[np.int32] | None, repeats: NDArray[np.int64] | None
+    ) -> None:
+        self.observer = observer
         self.order = order
+        self.repeats = repeats
         self._targets: list[native.CodedTarget] = []
         self._counted: list[tuple[SlotColumn, NDArray[np.int64], int]] = []
 
@@ -140,7 +143,9 @@ class _GatheredColumns:
         target = np.empty(count, np.int64)
         self._add(ids, coded, target, extremes)
         if count:
-            self._counted.append((column, extremes, count))
+            repeats, lists = self.repeats, coded.offsets
+            of_rows = None if repeats is None else _Repeats(repeats, None if lists is None else np.diff(lists))
+            self._counted.append((column, extremes, count if of_rows is None else of_rows.count(target)))
         return target
 
     def _add(
@@ -165,22 +170,20 @@ class _GatheredColumns:
         """Gather, and count."""
         if self._targets:
             native.gather_codes(self._targets, self.order)
-        if self._observer is not None:
+        if self.observer is not None:
             for column, extremes, count in self._counted:
-                self._observer.count_integers(column, extremes, count)
+                self.observer.count_integers(column, extremes, count)
 
 
-def _coded_lists(
-    coded: CodedValues, column: SlotColumn, observer: Observer | None, gathered: _GatheredColumns
-) -> NDArray[Any]:
+def _coded_lists(coded: CodedValues, column: SlotColumn, gathered: _GatheredColumns) -> NDArray[Any]:
     """A sparse feature's values."""
     assert coded.offsets is not None
     _refuse_null_elements(coded.values.to_arrow(), column.name, "list", lambda position: 0)
-    if observer is not None:
-        observer.count_lists(column, coded.offsets)
+    if gathered.observer is not None:
+        gathered.observer.count_lists(column, coded.offsets, gathered.repeats)
     if column.dtype != "float32":
         return gathered.add_ids(coded.values, coded, column)
-    values = _apply_on_nonfinite(coded.values.to_numpy(), column, observer, repeats=_repeats(coded))
+    values = _apply_on_nonfinite(coded.values.to_numpy(), column, gathered.observer, repeats=_repeats(coded))
     return gathered.add(values, coded, np.empty(coded.count, values.dtype))
 
 

@@ -52,12 +52,16 @@ class CodedColumn:
         ]
 
     def apply(
-        self, codes: pl.Series, dictionary: pl.Series, evaluated: Evaluated
+        self,
+        codes: pl.Series,
+        dictionary: pl.Series,
+        evaluated: Evaluated,
+        repeats: NDArray[np.int64] | None = None,
     ) -> tuple[dict[str, CodedValues], dict[str, list[tuple[int, int]]]]:
         """The values of each feature, and the counts of its lookups, as `CompiledFeatures.apply_counting` gives them.
 
-        codes: Int32, UInt16 or lists of these. evaluated: kept from chunk to chunk. Raises DataError for values that
-        cannot be computed.
+        codes: Int32, UInt16 or lists of these. evaluated: kept from chunk to chunk. repeats: int64 [rows], how often
+        each row counts (None: once). Raises DataError for values that cannot be computed.
         """
         found: dict[str, CodedValues] = {}
         lookups: dict[str, list[tuple[int, int]]] = {}
@@ -72,7 +76,7 @@ class CodedColumn:
             index: NDArray[np.int64] | None = None
             if only_used:
                 if has_floats or any(output.lookups for output in features.outputs):
-                    uses = rows.count_codes(flat, size)
+                    uses = rows.count_codes(flat, size) if repeats is None else _uses(flat, offsets, repeats, size)
                 index = np.flatnonzero(rows.mark_codes(flat, size) if uses is None else uses)
                 uses = None if uses is None else uses[index]
             if finished is None:
@@ -124,6 +128,14 @@ class CodedColumn:
             finished = None
         evaluated[key] = dictionary, finished
         return finished
+
+
+def _uses(
+    codes: Codes, offsets: NDArray[np.int64] | None, repeats: NDArray[np.int64], entries: int
+) -> NDArray[np.int64]:
+    """int64 [entries]: how often each code occurs in rows that count `repeats` times."""
+    weights = repeats if offsets is None else np.repeat(repeats, np.diff(offsets))
+    return np.bincount(codes, weights, minlength=entries).astype(np.int64)  # exact: counts of a block's values
 
 
 def _is_complete(series: pl.Series) -> bool:

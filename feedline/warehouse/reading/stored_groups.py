@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pyarrow.types as pat
 
 from feedline.errors import TableError
-from feedline.native.unique_rows import UniqueRows, join_inverses, unique_range
+from feedline.native.unique_rows import UniqueRows, unique_range
 from feedline.warehouse.parquet.dedup_columns import DedupMetadata, RowGroupRuns, check_flags, flag_column
 from feedline.warehouse.parquet.open_file import OpenFile
 from feedline.warehouse.parquet.schemas import children
@@ -50,12 +50,6 @@ def filter_group(group: UniqueRows[pl.DataFrame], stays: Bools) -> UniqueRows[pl
 def expand_group(group: UniqueRows[pl.DataFrame]) -> pl.DataFrame:
     """The columns of all rows."""
     return group.rows[group.inverse] if group.rows.height < len(group.inverse) else group.rows
-
-
-def join_groups(parts: Sequence[UniqueRows[pl.DataFrame]]) -> UniqueRows[pl.DataFrame]:
-    """Rows laid end to end."""
-    inverse = join_inverses([part.inverse for part in parts], [part.rows.height for part in parts])
-    return UniqueRows(pl.concat([part.rows for part in parts], rechunk=True), inverse)
 
 
 class RunReader:
@@ -184,8 +178,9 @@ class StoredColumns:
         return RunReader(groups, place)
 
     def coded_leaves(self, names: Mapping[str, int]) -> dict[int, int]:
-        """As `FileColumns.coded_leaves`; none of what is stored once per run."""
-        return self._rows.coded_leaves(names)
+        """As `FileColumns.coded_leaves`; of what is stored once per run, only what is delivered as unique rows."""
+        either = self._rows.inputs().keys() | {name for compact in self._compact.values() for name in compact}
+        return self._fields.coded_leaves({name: most for name, most in names.items() if name in either})
 
     def rows(
         self,
@@ -207,7 +202,7 @@ class StoredColumns:
             for name in arrays.keys() & set(batch.rows.schema.names):
                 arrays[name] = _repeat(batch.rows.column(name), index, name, uri, row_group)
             if group in self._unique:
-                unique = self._unique[group].batch(batch.rows, uri, row_group)
+                unique = self._unique[group].batch(batch.rows, uri, row_group, coded=coded)
                 delivered = self._compact[group]
                 found |= {
                     name: _repeat(unique.column(name), index, name, uri, row_group)
