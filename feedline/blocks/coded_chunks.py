@@ -47,7 +47,8 @@ class DictionaryFrame:
 
 def expand_codes(frame: pl.DataFrame, dictionaries: Mapping[str, pl.Series]) -> pl.DataFrame:
     """Replace the codes of these columns by the values that they stand for."""
-    return frame.with_columns([_expand(frame.get_column(name), values) for name, values in dictionaries.items()])
+    expanded = [_expand(frame.get_column(name), values) for name, values in dictionaries.items()]
+    return frame.with_columns(expanded) if expanded else frame
 
 
 def first_coded_rows(coded: DictionaryFrame, columns: Sequence[str], borders: Sequence[int]) -> NDArray[np.bool_]:
@@ -104,7 +105,7 @@ def join_coded(parts: Sequence[DictionaryFrame]) -> DictionaryFrame:
             part.frame, {name: values for name, values in part.dictionaries.items() if name not in coded}
         )
         shifted = [_shift(frame.get_column(name), start) for name, start in starts.items() if wide[name]]
-        frames.append(frame.with_columns(shifted))
+        frames.append(frame.with_columns(shifted) if shifted else frame)
     return DictionaryFrame(pl.concat(frames, rechunk=True), dictionaries)
 
 

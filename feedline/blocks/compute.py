@@ -278,9 +278,9 @@ class _Encoder:
             starts[:] = True
         index = np.flatnonzero(starts)
         repeats = np.diff(index, append=height) if len(index) < height else None
-        series, dictionaries = [*_rows_at(coded.frame.select(columns), index)], {**coded.dictionaries}
+        series, dictionaries = _rows_at(coded.frame, columns, index), {**coded.dictionaries}
         for each, names in parts:
-            series.extend(_rows_at(each.rows.frame.select(names), each.inverse[index]))
+            series += _rows_at(each.rows.frame, names, each.inverse[index])
             dictionaries |= each.rows.dictionaries
         unique = DictionaryFrame(pl.DataFrame(series), dictionaries).only(group.coded_columns.columns)
         try:
@@ -352,10 +352,11 @@ def _columns_in(rows: DictionaryFrame, group: CompiledPart) -> list[str]:
     return [name for name in group.columns if name in found]
 
 
-def _rows_at(frame: pl.DataFrame, index: NDArray[np.integer[Any]]) -> pl.DataFrame:
-    """The rows of a frame at an ascending index; the frame itself if those are all of them."""
+def _rows_at(frame: pl.DataFrame, columns: Sequence[str], index: NDArray[np.integer[Any]]) -> list[pl.Series]:
+    """The rows of some columns at an ascending index; the columns themselves if those are all of them."""
+    series = [frame.get_column(name) for name in columns]
     whole = len(index) == frame.height and bool((np.diff(index) > 0).all())
-    return frame if whole or not frame.width else frame[index]
+    return series if whole or not series else pl.DataFrame(series)[index].get_columns()
 
 
 def _join_chunks(chunks: Sequence[Chunk]) -> tuple[DictionaryFrame, tuple[_Stored, ...]]:
