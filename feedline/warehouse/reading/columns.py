@@ -141,6 +141,12 @@ class FileColumns:
             and len(self._stored[name]) == 1
         }
 
+    def in_partition(self, partition: Mapping[str, object]) -> FileColumns:
+        """The same of another file that stores the same columns. partition: its values of the same keys."""
+        other = copy.copy(self)
+        other._partition = partition
+        return other
+
     def only(self, names: Collection[str]) -> FileColumns:
         """The same for some of the fields. Each is built, and checked, as it is among all of them."""
         part = copy.copy(self)

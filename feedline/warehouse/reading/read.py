@@ -28,8 +28,9 @@ from feedline.native.unique_rows import UniqueRows
 from feedline.warehouse.parquet.decode import NOT_CODED
 from feedline.warehouse.parquet.open_file import OpenFile, open_unchanged
 from feedline.warehouse.parquet.schemas import children
-from feedline.warehouse.reading.columns import CHUNK_ROWS, FileColumns, is_coded, is_same, part_bytes, split_codes
+from feedline.warehouse.reading.columns import CHUNK_ROWS, is_coded, is_same, part_bytes, split_codes
 from feedline.warehouse.reading.fragment import UNCOUNTED, Chunk, Fragment, FrameBatch, field_of, unpack_mask
+from feedline.warehouse.reading.resolved_columns import resolve_columns
 from feedline.warehouse.reading.row_filter import RowFilter
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample
 from feedline.warehouse.reading.seen_rows import Mark
@@ -214,9 +215,7 @@ def _columns_of(
     file: OpenFile, fragment: Fragment, schema: pa.Schema, names: Sequence[str], compact: Collection[str] = ()
 ) -> StoredColumns:
     """Resolve these columns and parts against the columns that the file stores."""
-    fields = [field_of(schema, name) for name in names]
-    columns = FileColumns(fields, schema, file.stored, file.schema, dict(fragment.partition))
-    return StoredColumns(columns, compact, file.dedup)
+    return resolve_columns(file, dict(fragment.partition), schema, names, compact)
 
 
 def arrow_columns(fragment: Fragment, columns: Sequence[str], schema: pa.Schema) -> dict[str, str]:

@@ -7,6 +7,7 @@ begin in the middle of a run: its first unique row is then the last one of the c
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
@@ -139,6 +140,14 @@ class StoredColumns:
             for name in dict.fromkeys(group_of[column] for column in fields.columns if column in group_of)
         }
         self.leaves = fields.leaves
+
+    def of_file(self, partition: Mapping[str, object], metadata: DedupMetadata | None) -> StoredColumns:
+        """The same of another file that stores the same columns in the same groups, in its partition."""
+        other = copy.copy(self)
+        other._metadata = metadata
+        other._fields, other._rows = self._fields.in_partition(partition), self._rows.in_partition(partition)
+        other._unique = {group: columns.in_partition(partition) for group, columns in self._unique.items()}
+        return other
 
     def dictionaries(self, metadata: pq.FileMetaData, row_groups: Sequence[int]) -> list[str]:
         """As `FileColumns.dictionaries`."""
