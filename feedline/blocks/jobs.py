@@ -143,8 +143,9 @@ def _compile_parts(
     for name, own, part in zip(names, of_parts, batch.parts, strict=True):
         reads = {output.name: output.reads for output in own.outputs}
         found = coded_features(own.features, schema, reads)
-        # Whole lists of a group decide whether rows repeat.
-        coded = {column: most if name is None else 0 for column, most in found.items() if column not in whole}
+        coded = {column: most for column, most in found.items() if column not in whole}
+        if name is not None:  # whole lists decide whether rows repeat; of unique rows, flat numbers are mostly distinct
+            coded = {column: 0 for column in coded if not pa.types.is_primitive(schema.field(column).type)}
         columns = () if name is None else (*own.parts, *own.marks)
         parts.append(CompiledPart(own, part, columns, CodedColumns(coded, own.features, schema, artifacts)))
     return tuple(parts)
