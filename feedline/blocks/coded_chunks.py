@@ -11,15 +11,18 @@ import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from feedline.blocks.single_flight import SingleFlight
 from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile.coded_features import CodedColumn
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
 from feedline.transforms.learning.learner import ArtifactSet
+from feedline.warehouse.parquet.repeated_rows import first_rows
 
 _MOST_SETS = 8  # sets of coded columns for which a job's features are compiled
 
@@ -35,10 +38,41 @@ class DictionaryFrame:
         """The rows with the values of all columns."""
         return expand_codes(self.frame, self.dictionaries) if self.dictionaries else self.frame
 
+    def only(self, coded: Collection[str]) -> DictionaryFrame:
+        """The same frame, with the dictionaries of these of its columns."""
+        return DictionaryFrame(
+            self.frame, {name: self.dictionaries[name] for name in coded if name in self.dictionaries}
+        )
+
 
 def expand_codes(frame: pl.DataFrame, dictionaries: Mapping[str, pl.Series]) -> pl.DataFrame:
     """Replace the codes of these columns by the values that they stand for."""
-    return frame.with_columns([_expand(frame.get_column(name), values) for name, values in dictionaries.items()])
+    expanded = [_expand(frame.get_column(name), values) for name, values in dictionaries.items()]
+    return frame.with_columns(expanded) if expanded else frame
+
+
+def first_coded_rows(coded: DictionaryFrame, columns: Sequence[str], borders: Sequence[int]) -> NDArray[np.bool_]:
+    """As `first_rows`, of the values of these columns.
+
+    Equal codes are equal values. Others may be, too: a dictionary may have an entry twice, as those do that were laid
+    end to end. So values are compared where codes differ, of rows in which no column before does.
+    """
+    starts = first_rows(coded.frame, [name for name in columns if name not in coded.dictionaries], borders)
+    for name in columns:
+        if name not in coded.dictionaries or starts.all():
+            continue
+        other = np.flatnonzero(first_rows(coded.frame, [name], ()) & ~starts)
+        codes = coded.frame.get_column(name)
+        if isinstance(codes.dtype, pl.List):
+            lengths = np.diff(codes.rechunk().to_arrow().offsets.to_numpy())
+            longer = lengths[other] != lengths[other - 1]
+            starts[other[longer]] = True
+            other = other[~longer]
+        if len(other):
+            pairs = pl.DataFrame([codes])[np.stack([other - 1, other], axis=1).ravel()]
+            values = expand_codes(pairs, {name: coded.dictionaries[name]})
+            starts[other] = first_rows(values, [name], ())[1::2]
+    return starts
 
 
 def _expand(codes: pl.Series, values: pl.Series) -> pl.Series:
@@ -71,7 +105,7 @@ def join_coded(parts: Sequence[DictionaryFrame]) -> DictionaryFrame:
             part.frame, {name: values for name, values in part.dictionaries.items() if name not in coded}
         )
         shifted = [_shift(frame.get_column(name), start) for name, start in starts.items() if wide[name]]
-        frames.append(frame.with_columns(shifted))
+        frames.append(frame.with_columns(shifted) if shifted else frame)
     return DictionaryFrame(pl.concat(frames, rechunk=True), dictionaries)
 
 
@@ -94,7 +128,10 @@ def _shift(codes: pl.Series, start: int) -> pl.Series:
 
 
 class CodedColumns:
-    """The features of plain rows, by the columns that come as codes. columns: those that may, see `coded_features`."""
+    """The features of plain rows, or those of a group, by the columns that come as codes.
+
+    columns: those that may, see `coded_features`.
+    """
 
     def __init__(
         self, columns: Mapping[str, int], features: Sequence[FeatureSpec], schema: pa.Schema, artifacts: ArtifactSet

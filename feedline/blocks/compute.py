@@ -18,7 +18,7 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from feedline.blocks.coded_chunks import DictionaryFrame, join_coded
+from feedline.blocks.coded_chunks import DictionaryFrame, first_coded_rows, join_coded
 from feedline.blocks.environment import check_environment
 from feedline.blocks.jobs import CompiledJob, CompiledPart, compile_job, find_job
 from feedline.blocks.permutation import permuted_rows, run_starts
@@ -32,17 +32,16 @@ from feedline.loader.encoding.shuffled_rows import Rows, shuffle
 from feedline.loader.encoding.slot import encoded_rows, write_rows
 from feedline.native.coded_values import CodedValues
 from feedline.native.turns import TURN
-from feedline.native.unique_rows import UniqueRows
+from feedline.native.unique_rows import UniqueRows, first_uses, join_inverses
 from feedline.transforms.compile.coded_features import Evaluated
-from feedline.warehouse.parquet.repeated_rows import first_rows
 from feedline.warehouse.reading.columns import CHUNK_ROWS
 from feedline.warehouse.reading.fragment import Chunk
 from feedline.warehouse.reading.read import read_fragment
 from feedline.warehouse.reading.row_position import with_row_position
-from feedline.warehouse.reading.stored_groups import expand_group, join_groups
+from feedline.warehouse.reading.stored_groups import expand_group
 from feedline.warehouse.rebase.recorded_rows import recorder_of
 
-_Stored: TypeAlias = UniqueRows[pl.DataFrame]
+_Stored: TypeAlias = UniqueRows[DictionaryFrame]
 
 _MOST_ROWS = 4 * CHUNK_ROWS  # of a chunk
 _WHOLE_BYTES = 96 * 2**20  # of a block that is encoded in its final order: columns as they are decoded, or codes
@@ -251,51 +250,58 @@ class _Encoder:
             raise with_row_position(error, chunks, compiled.where, compiled.schema, sample=compiled.sample) from error
 
     def _encode(self, coded: DictionaryFrame, stored: Sequence[_Stored], borders: Sequence[int]) -> EncodedRows:
-        frame = coded.frame
-        self.observer.count_rows(frame, [(group.rows, group.inverse) for group in stored])
+        self.observer.count_rows(coded.frame, [(group.rows.frame, group.inverse) for group in stored])
         rows, *groups = self._compiled.parts
         encoded = self._encode_coded(rows, coded)
-        return replace(encoded, groups=tuple(self._encode_unique(group, frame, stored, borders) for group in groups))
+        return replace(encoded, groups=tuple(self._encode_unique(group, coded, stored, borders) for group in groups))
 
     def _encode_unique(
         self,
         group: CompiledPart,
-        frame: pl.DataFrame,
+        coded: DictionaryFrame,
         stored: Sequence[_Stored],
         borders: Sequence[int],
     ) -> UniqueRows[EncodedRows]:
         """Transform and encode the rows of a deduplicated group that do not repeat the row above them.
 
-        frame, stored: the rows, without the columns that are stored once per run, and those columns.
+        coded, stored: the rows, without the columns that are stored once per run, and those columns.
         """
-        by = () if self._compiled.by is None else (self._compiled.by,)
-        columns = [name for name in group.columns if name in frame.columns]
-        starts = first_rows(frame, (*by, *columns), [border for border in borders if border < frame.height])
-        parts = [(each, [name for name in group.columns if name in each.rows.columns]) for each in stored]
+        by, height = () if self._compiled.by is None else (self._compiled.by,), coded.frame.height
+        columns = _columns_in(coded, group)
+        starts = first_coded_rows(coded, (*by, *columns), [border for border in borders if border < height])
+        parts = [(each, _columns_in(each.rows, group)) for each in stored]
         for each, names in parts:
-            changes = np.flatnonzero(first_rows(each.rows, names, ()))
-            starts[np.searchsorted(each.inverse, changes)] = True
-        if np.count_nonzero(starts) > _WORTH_GATHERING * frame.height:
+            firsts = first_uses(each.inverse)
+            changes = first_coded_rows(each.rows, names, np.flatnonzero(starts[firsts]).tolist())
+            starts[firsts[changes]] = True
+        if np.count_nonzero(starts) > _WORTH_GATHERING * height:
             starts[:] = True
         index = np.flatnonzero(starts)
-        repeats = np.diff(index, append=frame.height) if len(index) < frame.height else None
-        series = [*_rows_at(frame.select(columns), index)]
+        repeats = np.diff(index, append=height) if len(index) < height else None
+        series, dictionaries = _rows_at(coded.frame, columns, index), {**coded.dictionaries}
         for each, names in parts:
-            series.extend(_rows_at(each.rows.select(names), each.inverse[index]))
-        unique = pl.DataFrame(series)
+            series += _rows_at(each.rows.frame, names, each.inverse[index])
+            dictionaries |= each.rows.dictionaries
+        unique = DictionaryFrame(pl.DataFrame(series), dictionaries).only(group.coded_columns.columns)
         try:
-            rows = self._encode_part(group, unique, repeats)
+            rows = self._encode_coded(group, unique, repeats)
         except DataError as error:
             if error.row is not None:
                 error.at(int(index[error.row]))
             raise
         return UniqueRows(rows, np.cumsum(starts, dtype=np.int32) - np.int32(1))
 
-    def _encode_coded(self, part: CompiledPart, coded: DictionaryFrame) -> EncodedRows:
-        """Transform and encode rows of which some columns are codes: what reads these, once per distinct value."""
-        split = self._compiled.coded_columns.split(coded.dictionaries) if coded.dictionaries else None
+    def _encode_coded(
+        self, part: CompiledPart, coded: DictionaryFrame, repeats: NDArray[np.int64] | None = None
+    ) -> EncodedRows:
+        """Transform and encode rows of which some columns are codes: what reads these, once per distinct value.
+
+        repeats: as of `_encode_part`.
+        """
+        coded = coded.only(part.coded_columns.columns)
+        split = part.coded_columns.split(coded.dictionaries) if coded.dictionaries else None
         if split is None:
-            return self._encode_part(part, coded.expand())
+            return self._encode_part(part, coded.expand(), repeats)
         features, columns = split
         values: dict[str, CodedValues] = {}
         lookups: dict[str, list[tuple[int, int]]] = {}
@@ -303,15 +309,15 @@ class _Encoder:
             with TURN:
                 for column in columns:
                     codes, dictionary = coded.frame.get_column(column.name), coded.dictionaries[column.name]
-                    found, counts = column.apply(codes, dictionary, self._evaluated)
+                    found, counts = column.apply(codes, dictionary, self._evaluated, repeats)
                     values |= found
                     lookups |= counts
-            plain, more = features.apply_counting(coded.frame)
+            plain, more = features.apply_counting(coded.frame, repeats)
             self._clock.lap("transform")
             filters, rows, order = self._compiled.filters, coded.frame.height, self._order_of(part, values)
-            encoded = encode(plain, part.schema, self.observer, filters, coded=values, rows=rows, order=order)
+            encoded = encode(plain, part.schema, self.observer, filters, repeats, coded=values, rows=rows, order=order)
         except DataError:  # of which row, its own evaluation tells
-            return self._encode_part(part, coded.expand())
+            return self._encode_part(part, coded.expand(), repeats)
         for name, counts_of_feature in (lookups | more).items():
             self.observer.count_lookups(name, counts_of_feature)
         self._clock.lap("encode")
@@ -340,23 +346,47 @@ class _Encoder:
         return encoded
 
 
-def _rows_at(frame: pl.DataFrame, index: NDArray[np.integer[Any]]) -> pl.DataFrame:
-    """The rows of a frame at an ascending index; the frame itself if those are all of them."""
+def _columns_in(rows: DictionaryFrame, group: CompiledPart) -> list[str]:
+    """The columns of a group that rows have."""
+    found = set(rows.frame.columns)
+    return [name for name in group.columns if name in found]
+
+
+def _rows_at(frame: pl.DataFrame, columns: Sequence[str], index: NDArray[np.integer[Any]]) -> list[pl.Series]:
+    """The rows of some columns at an ascending index; the columns themselves if those are all of them."""
+    series = [frame.get_column(name) for name in columns]
     whole = len(index) == frame.height and bool((np.diff(index) > 0).all())
-    return frame if whole or not frame.width else frame[index]
+    return series if whole or not series else pl.DataFrame(series)[index].get_columns()
 
 
-def _join_chunks(chunks: Sequence[Chunk]) -> tuple[DictionaryFrame, tuple[UniqueRows[pl.DataFrame], ...]]:
+def _join_chunks(chunks: Sequence[Chunk]) -> tuple[DictionaryFrame, tuple[_Stored, ...]]:
     """Chunks as one, with what their files store once per run of equal rows, where all store the same columns so."""
+    rows = [_coded(chunk.frame, chunk) for chunk in chunks]
+    stored = [[UniqueRows(_coded(group.rows, chunk), group.inverse) for group in chunk.groups] for chunk in chunks]
     if len(chunks) == 1:
-        return DictionaryFrame(chunks[0].frame, chunks[0].dictionaries), chunks[0].groups
-    coded = [DictionaryFrame(chunk.frame, chunk.dictionaries) for chunk in chunks]
+        return rows[0], tuple(stored[0])
     if len({tuple(tuple(group.rows.columns) for group in chunk.groups) for chunk in chunks}) > 1:
-        frames = [
-            part.expand().hstack([series for group in chunk.groups for series in expand_group(group)])
-            for part, chunk in zip(coded, chunks, strict=True)
+        whole = [
+            part.expand().hstack(
+                [series for group in groups for series in expand_group(UniqueRows(group.rows.expand(), group.inverse))]
+            )
+            for part, groups in zip(rows, stored, strict=True)
         ]
-        joined = pl.concat([frame.select(frames[0].columns) for frame in frames], rechunk=True)
+        joined = pl.concat([frame.select(whole[0].columns) for frame in whole], rechunk=True)
         return DictionaryFrame(joined, {}), ()
-    groups = tuple(join_groups(groups) for groups in zip(*(chunk.groups for chunk in chunks), strict=True))
-    return join_coded(coded), groups
+    return join_coded(rows), tuple(_join_groups(groups) for groups in zip(*stored, strict=True))
+
+
+def _join_groups(parts: Sequence[_Stored]) -> _Stored:
+    """Rows laid end to end."""
+    inverse = join_inverses([part.inverse for part in parts], [part.rows.frame.height for part in parts])
+    return UniqueRows(join_coded([part.rows for part in parts]), inverse)
+
+
+def _coded(frame: pl.DataFrame, chunk: Chunk) -> DictionaryFrame:
+    """Columns of a chunk, with their dictionaries."""
+    return (
+        DictionaryFrame(frame, chunk.dictionaries).only(frame.columns)
+        if chunk.dictionaries
+        else DictionaryFrame(frame, {})
+    )

@@ -8,6 +8,7 @@ with the next attempt.
 from __future__ import annotations
 
 import platform
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -43,7 +44,8 @@ class CompiledPart:
 
     features: CompiledFeatures
     schema: BatchSchema
-    columns: tuple[str, ...] = ()
+    columns: tuple[str, ...]
+    coded_columns: CodedColumns
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,8 @@ class CompiledJob:
     """A job's compiled features, filter and sample, with the layout of its slots.
 
     parts: the features of plain rows, then those of each deduplicated group, in the layout's order. compact: columns
-    that only deduplicated groups read.
+    that only deduplicated groups read. coded: columns that may come as codes, as all that is computed of them is
+    computed value by value, each with the most elements of its lists that are needed (0: all).
     """
 
     features: CompiledFeatures
@@ -65,13 +68,7 @@ class CompiledJob:
     marks: tuple[Mark, ...]
     compact: frozenset[str]
     filters: dict[str, str]  # by feature, the filter that would drop its columns' nulls
-    coded_columns: CodedColumns
-
-    @property
-    def coded(self) -> Mapping[str, int]:
-        """Columns that may come as codes: all that is computed of them is computed value by value. With the most
-        elements of their lists that are needed (0: all)."""
-        return self.coded_columns.columns
+    coded: Mapping[str, int]
 
 
 _jobs: SingleFlight[str, Job] = SingleFlight()
@@ -110,36 +107,48 @@ def _compile(job: Job) -> CompiledJob:
     marks = bind_marks(features.marks, schema)
     filters = {output.name: not_null(output.reads) for output in features.outputs if output.reads}
     columns_of_batch = batch_schema(features)
-    parts = []
-    for name, part in zip((None, *columns_of_batch.dedup), columns_of_batch.parts, strict=True):
-        own = features
-        if columns_of_batch.dedup:
-            chosen = [feature for feature in job.features if feature.dedup == name]
-            own = compile_features(chosen, schema, artifacts)
-        parts.append(CompiledPart(own, part, () if name is None else (*own.parts, *own.marks)))
+    parts = _compile_parts(job, features, columns_of_batch, schema, artifacts)
     layout = SlotLayout(columns_of_batch)
     plain = {*parts[0].features.parts, *kept_columns(job)} or set(list(columns)[:1])  # a frame has at least one column
     compact = frozenset(columns).difference(plain)
-    own = parts[0].features
-    reads = {output.name: output.reads for output in own.outputs}
-    grouped = {name for part in parts[1:] for name in part.columns}
-    recorded = () if job.record is None else [name for name, _ in job.record.identity.columns]
-    whole = {*kept_columns(job), *recorded, *grouped}
-    coded = {name: some for name, some in coded_features(own.features, schema, reads).items() if name not in whole}
     return CompiledJob(
         features=features,
         schema=schema,
         where=where,
         columns=tuple(columns),
         layout=layout,
-        parts=tuple(parts),
+        parts=parts,
         by=job.by,
         sample=sample,
         marks=marks,
         compact=compact,
         filters=filters,
-        coded_columns=CodedColumns(coded, own.features, schema, artifacts),
+        coded={name: most for part in parts for name, most in part.coded_columns.columns.items()},
     )
+
+
+def _compile_parts(
+    job: Job, features: CompiledFeatures, batch: BatchSchema, schema: pa.Schema, artifacts: StoredArtifactSet
+) -> tuple[CompiledPart, ...]:
+    """The features of plain rows, then those of each group. features: all of them."""
+    names = (None, *batch.dedup)
+    of_parts = [features]
+    if batch.dedup:
+        chosen = [[feature for feature in job.features if feature.dedup == name] for name in names]
+        of_parts = [compile_features(each, schema, artifacts) for each in chosen]
+    readers = Counter(column for own in of_parts for column in (*own.parts, *own.marks))
+    recorded = () if job.record is None else [name for name, _ in job.record.identity.columns]
+    whole = {*kept_columns(job), *recorded, *(column for column, count in readers.items() if count > 1)}
+    parts = []
+    for name, own, part in zip(names, of_parts, batch.parts, strict=True):
+        reads = {output.name: output.reads for output in own.outputs}
+        found = coded_features(own.features, schema, reads)
+        coded = {column: most for column, most in found.items() if column not in whole}
+        if name is not None:  # whole lists decide whether rows repeat; of unique rows, flat numbers are mostly distinct
+            coded = {column: 0 for column in coded if not pa.types.is_primitive(schema.field(column).type)}
+        columns = () if name is None else (*own.parts, *own.marks)
+        parts.append(CompiledPart(own, part, columns, CodedColumns(coded, own.features, schema, artifacts)))
+    return tuple(parts)
 
 
 def check_job(job: Job) -> None:

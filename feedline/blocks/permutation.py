@@ -38,7 +38,11 @@ def permuted_rows(rows: int, run_starts: NDArray[np.int64] | None, *key: int | s
 
 def run_starts(groups: pl.Series) -> NDArray[np.int64]:
     """The start of each run of equal values; nulls equal each other."""
-    changes = groups.ne_missing(groups.shift(1)).to_numpy().copy()
+    if groups.dtype.is_integer() and not groups.null_count():  # without queries, which Polars starts for a series
+        values, changes = groups.to_numpy(), np.empty(len(groups), np.bool_)
+        np.not_equal(values[1:], values[:-1], out=changes[1:])
+    else:
+        changes = groups.ne_missing(groups.shift(1)).to_numpy().copy()
     changes[:1] = True
     return np.flatnonzero(changes)
 

@@ -32,6 +32,14 @@ def unique_range(inverse: Int32s, start: int, stop: int) -> tuple[int, int]:
     return (int(inverse[start]), int(inverse[stop - 1]) + 1) if stop > start else (0, 0)
 
 
+def first_uses(inverse: Int32s) -> NDArray[np.int64]:
+    """int64 [unique rows]: the first row that is each of an inverse's unique rows, if all of these are used."""
+    changes = np.empty(len(inverse), dtype=np.bool_)
+    changes[:1] = True
+    np.not_equal(inverse[1:], inverse[:-1], out=changes[1:])
+    return np.flatnonzero(changes)
+
+
 def join_inverses(inverses: Sequence[Int32s], heights: Sequence[int]) -> Int32s:
     """The inverse of parts that are laid end to end. heights: the unique rows of each."""
     firsts = np.cumsum([0, *heights[:-1]])

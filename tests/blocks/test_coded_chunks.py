@@ -129,9 +129,9 @@ class Counter:
         self.columns: set[str] = set()
         whole = compute._Encoder._encode_coded
 
-        def encode(encoder: Any, part: Any, coded: DictionaryFrame) -> Any:
+        def encode(encoder: Any, part: Any, coded: DictionaryFrame, *more: Any) -> Any:
             self.columns |= set(coded.dictionaries)
-            return whole(encoder, part, coded)
+            return whole(encoder, part, coded, *more)
 
         monkeypatch.setattr(compute._Encoder, "_encode_coded", encode)
 
@@ -358,7 +358,7 @@ def test_columns_beside_those_stored_once_per_run_come_as_codes(
     }
     counter = Counter(monkeypatch)
     coded = outcome(folder, tmp_path, **changes)
-    assert counter.columns == {"number", "word", "tags", "history"}
+    assert counter.columns == {"number", "word", "tags", "history", "filled"}
     monkeypatch.setenv(DECODER_VARIABLE, "arrow")
     assert coded == outcome(folder, tmp_path, **changes)
     assert len(coded) > 3

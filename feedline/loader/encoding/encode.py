@@ -48,14 +48,14 @@ def encode(
 
     filters: for features read from columns, the condition of `source.where` that would drop their nulls, for messages.
     repeats: int64 [N], how many rows of the table each row stands for when it is counted (None: one). coded: features
-    that are none of these columns, once per distinct value; errors name no row of theirs. rows: N, if there may be no
-    columns. order: int32 [N], the rows in the order of the result, where `can_order` the schema and all lists are
-    coded; errors name rows of the columns.
+    that are none of these columns, once per distinct value, with `uses` that count `repeats`; errors name no row of
+    theirs. rows: N, if there may be no columns. order: int32 [N], the rows in the order of the result, where
+    `can_order` the schema and all lists are coded; errors name rows of the columns.
 
     Raises DataError, with feature and row, for a null scalar, a null element of a list or vector, or a null weight. A
     null list is an empty list.
     """
-    gathered = _GatheredColumns(observer, order)
+    gathered = _GatheredColumns(observer, order, repeats)
     if isinstance(features, pl.DataFrame):
         rows = features.height if rows is None else rows
         features = dict(zip(features.columns, features.get_columns(), strict=True))
@@ -66,7 +66,7 @@ def encode(
         if column.name in coded:
             own = gathered.in_order(coded[column.name])
             assert own.offsets is not None
-            list_values, list_offsets, list_weights = _coded_lists(own, column, observer, gathered), own.offsets, None
+            list_values, list_offsets, list_weights = _coded_lists(own, column, gathered), own.offsets, None
         else:
             assert order is None, "lists that are not coded are gathered when they are written"
             list_values, list_offsets, list_weights = _lists(features[column.name], column, observer, repeats)
@@ -106,9 +106,12 @@ def can_order(schema: BatchSchema) -> bool:
 class _GatheredColumns:
     """The columns whose values are gathered, in one call, from those of distinct values."""
 
-    def __init__(self, observer: Observer | None, order: NDArray[np.int32] | None) -> None:
-        self._observer = observer
+    def __init__(
+        self, observer: Observer | None, order: NDArray[np.int32] | None, repeats: NDArray[np.int64] | None
+    ) -> None:
+        self.observer = observer
         self.order = order
+        self.repeats = repeats
         self._targets: list[native.CodedTarget] = []
         self._counted: list[tuple[SlotColumn, NDArray[np.int64], int]] = []
 
@@ -148,7 +151,7 @@ class _GatheredColumns:
             ids = ids.astype(np.int32)  # twice as many of them in the caches
         extremes = np.empty(2, np.int64)
         self.add(coded, ids, target, extremes=extremes)
-        self._counted.append((column, extremes, count))
+        self._counted.append((column, extremes, self._rows_of(coded)))
         return target
 
     def add_floats(
@@ -162,31 +165,36 @@ class _GatheredColumns:
         """As `add`, and count them. Raises as `_apply_on_nonfinite`."""
         values, count = coded.values, coded.count
         if coded.uses is not None:
-            values = _apply_on_nonfinite(values, column, self._observer, repeats=_Repeats(coded.uses))
-        elif self._observer is not None:
+            values = _apply_on_nonfinite(values, column, self.observer, repeats=_Repeats(coded.uses))
+        elif self.observer is not None:
             assert coded.used is not None, "of floats, the least and the greatest are counted"
             used = values[coded.used]
             extremes = (np.minimum.reduce(used), np.maximum.reduce(used)) if count else (math.inf, -math.inf)
-            self._observer.count_floats(column, count, extremes)
+            self.observer.count_floats(column, self._rows_of(coded), extremes)
         if count:
             self.add(coded, values, target, first, step)
+
+    def _rows_of(self, coded: CodedValues) -> int:
+        """How many values all rows of the table have."""
+        if self.repeats is None:
+            return coded.count
+        lengths = None if coded.offsets is None else np.diff(coded.offsets)
+        return _Repeats(self.repeats, lengths).count(coded.codes)
 
     def finish(self) -> None:
         """Gather, and count."""
         if self._targets:
             native.gather_codes(self._targets, self.order)
-        if self._observer is not None:
+        if self.observer is not None:
             for column, (low, high), count in self._counted:
-                self._observer.count_extremes(column, count, low, high)
+                self.observer.count_extremes(column, count, low, high)
 
 
-def _coded_lists(
-    coded: CodedValues, column: SlotColumn, observer: Observer | None, gathered: _GatheredColumns
-) -> NDArray[Any]:
+def _coded_lists(coded: CodedValues, column: SlotColumn, gathered: _GatheredColumns) -> NDArray[Any]:
     """A sparse feature's values."""
     assert coded.offsets is not None
-    if observer is not None:
-        observer.count_lists(column, coded.offsets)
+    if gathered.observer is not None:
+        gathered.observer.count_lists(column, coded.offsets, gathered.repeats)
     if column.dtype != "float32":
         return gathered.add_ids(coded, column)
     target = np.empty(coded.count, np.float32)

@@ -149,12 +149,17 @@ class Observer:
         of_one = dict(zip(frame.columns, frame.null_count().row(0), strict=True)) if frame.width else {}
         nulls = {name: frame.get_column(name).is_null() for name in self._shared if of_one.get(name)}
         for unique, inverse in repeated:
-            nulls |= {series.name: series.is_null().gather(inverse) for series in unique if series.null_count()}
+            repeats = np.bincount(inverse, minlength=unique.height)
+            for series in unique:
+                is_null = _is_null(series) if series.null_count() else None
+                of_one[series.name] = 0 if is_null is None else int(repeats[is_null].sum())
+                if is_null is not None and series.name in self._shared:
+                    nulls[series.name] = pl.Series(is_null[inverse])
         counts = {
             columns: of_one[columns[0]]
             if len(columns) == 1 and columns[0] in of_one
             else _null_rows([nulls[name] for name in columns if name in nulls])
-            for columns in self._reads
+            for columns in set(self._reads)
         }
         for index, columns in enumerate(self._reads):
             self._counts["nulls"][index] += counts[columns]
@@ -223,6 +228,13 @@ def _lookup_starts(schema: BatchSchema) -> dict[str, int]:
     """The index of each feature's first lookup among those of all features."""
     ends = itertools.accumulate((column.lookups for column in schema), initial=0)
     return {column.name: first for column, first in zip(schema, ends, strict=False)}
+
+
+def _is_null(series: pl.Series) -> NDArray[np.bool_]:
+    """bool [rows]; Polars would start a query of its own for this."""
+    array = series.rechunk().to_arrow()
+    nulls: NDArray[np.bool_] = array.is_null().to_numpy(zero_copy_only=False)
+    return nulls
 
 
 def _null_rows(columns: Sequence[pl.Series]) -> int:

@@ -56,17 +56,22 @@ class CodedColumn:
         ]
 
     def apply(
-        self, codes: pl.Series, dictionary: pl.Series, evaluated: Evaluated
+        self,
+        codes: pl.Series,
+        dictionary: pl.Series,
+        evaluated: Evaluated,
+        repeats: NDArray[np.int64] | None = None,
     ) -> tuple[dict[str, CodedValues], dict[str, list[tuple[int, int]]]]:
         """The values of each feature, and the counts of its lookups, as `CompiledFeatures.apply_counting` gives them.
 
-        codes: Int32, UInt16 or lists of these. evaluated: kept from chunk to chunk. Raises DataError for values that
-        cannot be computed, and for nulls among those that rows use.
+        codes: Int32, UInt16 or lists of these. evaluated: kept from chunk to chunk. repeats: int64 [rows], how often
+        each row counts (None: once). Raises DataError for values that cannot be computed, and for nulls among those
+        that rows use.
         """
         found: dict[str, CodedValues] = {}
         lookups: dict[str, list[tuple[int, int]]] = {}
         for group in self._groups:
-            values, counts = group.apply(codes, dictionary, evaluated)
+            values, counts = group.apply(codes, dictionary, evaluated, repeats)
             found |= values
             lookups |= counts
         return found, lookups
@@ -84,7 +89,7 @@ class _SlicedFeatures:
         self._has_lookups = any(output.lookups for output in features.outputs)
 
     def apply(
-        self, codes: pl.Series, dictionary: pl.Series, evaluated: Evaluated
+        self, codes: pl.Series, dictionary: pl.Series, evaluated: Evaluated, repeats: NDArray[np.int64] | None
     ) -> tuple[dict[str, CodedValues], dict[str, list[tuple[int, int]]]]:
         """As `CodedColumn.apply`."""
         count = dictionary.len()
@@ -100,7 +105,8 @@ class _SlicedFeatures:
         used: NDArray[np.bool_] | None = None
         if values is None:
             if self._has_floats or self._has_lookups:
-                uses = rows.count_codes(flat, count + has_nulls)
+                size = count + has_nulls
+                uses = rows.count_codes(flat, size) if repeats is None else _uses(flat, offsets, repeats, size)
             index = (rows.mark_codes(flat, count + has_nulls) if uses is None else uses).nonzero()[0]
             uses = None if uses is None else uses[index]
             entries = _entries(dictionary, index).alias(self._name).to_frame()
@@ -160,6 +166,14 @@ class _SlicedFeatures:
         if found is None or (self._has_floats and not all(np.isfinite(values).all() for values in found)):
             return None
         return found
+
+
+def _uses(
+    codes: Codes, offsets: NDArray[np.int64] | None, repeats: NDArray[np.int64], entries: int
+) -> NDArray[np.int64]:
+    """int64 [entries]: how often each code occurs in rows that count `repeats` times."""
+    weights = repeats if offsets is None else np.repeat(repeats, np.diff(offsets))
+    return np.bincount(codes, weights, minlength=entries).astype(np.int64)  # exact: counts of a block's values
 
 
 def coded_slices(feature: FeatureSpec, kind: pa.DataType) -> Slices | None:

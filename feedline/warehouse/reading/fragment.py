@@ -88,7 +88,7 @@ class Chunk:
 
     `position`: the row group's index in the fragment. `start`: rows that the row group delivered before these.
     `groups`: the columns that are delivered as unique rows; `frame` has the others, at least one. `dictionaries`: of
-    the columns of `frame` that are codes, Int32, UInt16 or lists of these, the values that they stand for.
+    the columns, of `frame` and of `groups`, that are codes (Int32, UInt16 or lists of these), the values.
     """
 
     frame: pl.DataFrame

@@ -310,13 +310,27 @@ def _coded_frame(data: pa.RecordBatch, kept: _Dictionaries) -> tuple[pl.DataFram
     return pl.DataFrame(batch) if is_simple else _frame(batch), dictionaries
 
 
+def _coded_groups(
+    groups: Sequence[UniqueRows[pa.RecordBatch]], kept: _Dictionaries
+) -> tuple[tuple[UniqueRows[pl.DataFrame], ...], dict[str, pl.Series]]:
+    """The same of groups of unique rows."""
+    found: list[UniqueRows[pl.DataFrame]] = []
+    dictionaries: dict[str, pl.Series] = {}
+    with TURN:
+        for group in groups:
+            frame, own = _coded_frame(group.rows, kept)
+            found.append(UniqueRows(frame, group.inverse))
+            dictionaries |= own
+    return tuple(found), dictionaries
+
+
 def _kept_rows(
     batch: FrameBatch, columns: Sequence[str], marks: Sequence[Mark], fragment: Fragment, kept: _Dictionaries
 ) -> tuple[pl.DataFrame, tuple[UniqueRows[pl.DataFrame], ...], dict[str, pl.Series]]:
     """Return the kept rows of a batch, with exactly `columns` and `marks`; columns stored once per run as groups, and
     the dictionaries of coded ones.
     """
-    groups = tuple(UniqueRows(_frame(group.rows), group.inverse) for group in batch.groups)
+    groups, codes_of_groups = _coded_groups(batch.groups, kept)
     if groups:
         compact = {name for group in groups for name in group.rows.columns}
         columns = [name for name in columns if name not in compact]
@@ -324,6 +338,7 @@ def _kept_rows(
     is_plain = not any(is_coded(data.schema.field(name).type) for name in row_filter.parts)
     with TURN:
         frame, dictionaries = _coded_frame(data if is_plain else data.select(columns), kept)
+    dictionaries |= codes_of_groups
     if marks:
         columns_of_marks = [mark.of(data, fragment.table, fragment.path, batch.first_row) for mark in marks]
         frame, columns = frame.with_columns(columns_of_marks), [*columns, *(mark.name for mark in marks)]

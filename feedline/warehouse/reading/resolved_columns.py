@@ -3,7 +3,7 @@
 Runs in every process that reads. A file is opened once per split, and resolving hundreds of fields takes longer than
 opening it. What was resolved last is kept, with all that decides it: the fields and the types of the table's schema,
 what is delivered as unique rows, the keys of the partition, and the file's columns, types and groups stored once per
-run. The values of the keys and the row groups are no part of it.
+run. The values of the keys and the row groups, and how many runs these have, are no part of it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from feedline.warehouse.parquet.dedup_columns import DedupMetadata
+from feedline.warehouse.parquet.dedup_columns import Groups
 from feedline.warehouse.parquet.open_file import OpenFile
 from feedline.warehouse.reading.columns import FileColumns
 from feedline.warehouse.reading.fragment import field_of
@@ -29,17 +29,16 @@ class _Resolved:
     schema: pa.Schema
     stored: dict[str, range]
     file_schema: pa.Schema
-    dedup: DedupMetadata | None
+    groups: Groups | None
     columns: StoredColumns
 
     def fits(
         self, file: OpenFile, schema: pa.Schema, names: tuple[str, ...], compact: frozenset[str], keys: frozenset[str]
     ) -> bool:
         """Whether these columns are what `resolve_columns` returns. Of the file's schema only types matter."""
-        own = self.names, self.compact, self.keys, self.stored
+        own = self.names, self.compact, self.keys, self.stored, self.groups
         return (
-            self.dedup is file.dedup
-            and own == (names, compact, keys, file.stored)
+            own == (names, compact, keys, file.stored, _groups(file))
             and self.schema.equals(schema, check_metadata=True)
             and self.file_schema.equals(file.schema)
         )
@@ -55,7 +54,7 @@ def resolve_columns(
     global _kept
     for known in _kept:
         if known.fits(file, schema, names, compact, keys):
-            return known.columns
+            return known.columns.of_file(file.dedup)
     fields = [field_of(schema, name) for name in names]
     columns = StoredColumns(FileColumns(fields, schema, file.stored, file.schema, keys), compact, file.dedup)
     resolved = _Resolved(
@@ -65,8 +64,13 @@ def resolve_columns(
         schema=schema,
         stored=file.stored,
         file_schema=file.schema,
-        dedup=file.dedup,
+        groups=_groups(file),
         columns=columns,
     )
     _kept = resolved, *_kept[: _KEPT - 1]
     return columns
+
+
+def _groups(file: OpenFile) -> Groups | None:
+    """The columns of each group that the file stores once per run."""
+    return None if file.dedup is None else {name: group.columns for name, group in file.dedup.groups.items()}

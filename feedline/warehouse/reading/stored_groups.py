@@ -7,6 +7,7 @@ begin in the middle of a run: its first unique row is then the last one of the c
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
@@ -18,7 +19,7 @@ import pyarrow.parquet as pq
 import pyarrow.types as pat
 
 from feedline.errors import TableError
-from feedline.native.unique_rows import UniqueRows, join_inverses, unique_range
+from feedline.native.unique_rows import UniqueRows, unique_range
 from feedline.warehouse.parquet.dedup_columns import DedupMetadata, RowGroupRuns, check_flags, flag_column
 from feedline.warehouse.parquet.open_file import OpenFile
 from feedline.warehouse.parquet.schemas import children
@@ -52,12 +53,6 @@ def expand_group(group: UniqueRows[pl.DataFrame]) -> pl.DataFrame:
     return group.rows[group.inverse] if group.rows.height < len(group.inverse) else group.rows
 
 
-def join_groups(parts: Sequence[UniqueRows[pl.DataFrame]]) -> UniqueRows[pl.DataFrame]:
-    """Rows laid end to end."""
-    inverse = join_inverses([part.inverse for part in parts], [part.rows.height for part in parts])
-    return UniqueRows(pl.concat([part.rows for part in parts], rechunk=True), inverse)
-
-
 class RunReader:
     """Turns the chunks of one row group, as they are stored, into rows. groups: the stored groups that are read, each
     with its flags, bool [rows of the row group]. Chunks come in order, each once."""
@@ -65,7 +60,7 @@ class RunReader:
     def __init__(self, groups: Mapping[str, tuple[Sequence[str], Bools]], place: str) -> None:
         self._groups = groups
         self._place = place
-        self._last: dict[str, pa.Array] = {}
+        self._last: dict[str, pa.RecordBatch] = {}
         self._row = 0
 
     def take(self, decoded: pa.RecordBatch) -> dict[str, UniqueRows[pa.RecordBatch]]:
@@ -74,38 +69,51 @@ class RunReader:
         found = {}
         for group, (columns, flags) in self._groups.items():
             starts = flags[first : self._row]
-            index = pa.array(np.flatnonzero(starts))
-            arrays = [self._unique(name, decoded.column(name), index, not starts[0], group) for name in columns]
+            unique = self._unique(group, decoded.select(list(columns)), np.flatnonzero(starts))
+            if not starts[0]:
+                pairs = zip(self._last[group].columns, unique.columns, strict=True)
+                arrays = [pa.concat_arrays(pair) for pair in pairs]
+                unique = pa.RecordBatch.from_arrays(arrays, names=list(columns))
+            if self._row < len(flags) and not flags[self._row]:  # a copy, which does not hold the chunk
+                self._last[group] = unique.take(pa.array([unique.num_rows - 1]))
             inverse = np.cumsum(starts, dtype=np.int32)
-            found[group] = UniqueRows(
-                pa.RecordBatch.from_arrays(arrays, names=list(columns)), inverse - np.int32(1) if starts[0] else inverse
-            )
+            found[group] = UniqueRows(unique, inverse - np.int32(1) if starts[0] else inverse)
         return found
 
-    def _unique(self, name: str, stored: pa.Array, index: pa.Array, carried: bool, group: str) -> pa.Array:
+    def _unique(self, group: str, stored: pa.RecordBatch, index: npt.NDArray[np.int64]) -> pa.RecordBatch:
+        """The values where runs start."""
         unique = _at_starts(stored, index)
-        if stored.null_count - unique.null_count != len(stored) - len(unique):
-            raise TableError(
-                f"column {name!r} of {self._place} holds values in rows that repeat the row above by "
-                f"{flag_column(group)!r}: expected nulls. Another tool rewrote the file. Write the table again with "
-                f"feedline optimize, from its source"
-            )
-        if carried:
-            unique = pa.concat_arrays([self._last[name], unique])
-        self._last[name] = unique.take(pa.array([len(unique) - 1]))  # a copy, which does not hold the chunk
+        repeated = stored.num_rows - len(index)
+        for name, column, values in zip(stored.schema.names, stored.columns, unique.columns, strict=True):
+            if column.null_count - values.null_count != repeated:
+                raise TableError(
+                    f"column {name!r} of {self._place} holds values in rows that repeat the row above by "
+                    f"{flag_column(group)!r}: expected nulls. Another tool rewrote the file. Write the table again "
+                    f"with feedline optimize, from its source"
+                )
         return unique
 
 
-def _at_starts(stored: pa.Array, index: pa.Array) -> pa.Array:
-    """The values where runs start; those of lists without a copy, as the null lists between them hold none."""
-    kind = stored.type
-    if not (pat.is_list(kind) or pat.is_large_list(kind)):
-        return stored.take(index)
+def _at_starts(stored: pa.RecordBatch, index: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    """The rows where runs start, in one call; lists without a copy, as the null lists between them hold no values."""
+    places = pa.array(index)
+    lists = {name for name, kind in zip(stored.schema.names, stored.schema.types, strict=True) if _is_list(kind)}
+    flat = [name for name in stored.schema.names if name not in lists]
+    found = {} if not flat else dict(zip(flat, pc.take(stored.select(flat), places, boundscheck=False), strict=True))
+    found |= {name: _lists_at_starts(stored.column(name), index, places) for name in lists}
+    return pa.RecordBatch.from_arrays([found[name] for name in stored.schema.names], names=stored.schema.names)
+
+
+def _lists_at_starts(stored: pa.Array, index: npt.NDArray[np.int64], places: pa.Array) -> pa.Array:
     offsets = stored.offsets.to_numpy()
-    borders = pa.array(np.append(offsets[index.to_numpy()], offsets[-1]))
-    list_class = pa.LargeListArray if pat.is_large_list(kind) else pa.ListArray
-    null = stored.is_null().take(index)
-    return list_class.from_arrays(borders, stored.values, type=kind, mask=null if null.true_count else None)
+    borders = pa.array(np.append(offsets[index], offsets[-1]))
+    list_class = pa.LargeListArray if pat.is_large_list(stored.type) else pa.ListArray
+    null = stored.is_null().take(places)
+    return list_class.from_arrays(borders, stored.values, type=stored.type, mask=null if null.true_count else None)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pat.is_list(kind) or pat.is_large_list(kind))
 
 
 class StoredColumns:
@@ -132,6 +140,14 @@ class StoredColumns:
             for name in dict.fromkeys(group_of[column] for column in fields.columns if column in group_of)
         }
         self.leaves = fields.leaves
+
+    def of_file(self, metadata: DedupMetadata | None) -> StoredColumns:
+        """The same of another file that stores the same columns in the same groups."""
+        if metadata is self._metadata:
+            return self
+        other = copy.copy(self)
+        other._metadata = metadata
+        return other
 
     def dictionaries(self, metadata: pq.FileMetaData, row_groups: Sequence[int]) -> list[str]:
         """As `FileColumns.dictionaries`."""
@@ -171,8 +187,9 @@ class StoredColumns:
         return RunReader(groups, place)
 
     def coded_leaves(self, names: Mapping[str, int]) -> dict[int, int]:
-        """As `FileColumns.coded_leaves`; none of what is stored once per run."""
-        return self._rows.coded_leaves(names)
+        """As `FileColumns.coded_leaves`; of what is stored once per run, only what is delivered as unique rows."""
+        either = self._rows.inputs().keys() | {name for compact in self._compact.values() for name in compact}
+        return self._fields.coded_leaves({name: most for name, most in names.items() if name in either})
 
     def rows(
         self,
@@ -195,7 +212,7 @@ class StoredColumns:
             for name in arrays.keys() & set(batch.rows.schema.names):
                 arrays[name] = _repeat(batch.rows.column(name), index, name, uri, row_group)
             if group in self._unique:
-                unique = self._unique[group].batch(batch.rows, uri, row_group, partition)
+                unique = self._unique[group].batch(batch.rows, uri, row_group, partition, coded=coded)
                 delivered = self._compact[group]
                 found |= {
                     name: _repeat(unique.column(name), index, name, uri, row_group)

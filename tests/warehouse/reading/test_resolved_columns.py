@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pytest
 
-from feedline.warehouse.parquet.dedup_columns import DedupMetadata
+from feedline.warehouse.parquet.dedup_columns import DedupMetadata, GroupRuns
 from feedline.warehouse.reading import resolved_columns
 from feedline.warehouse.reading.resolved_columns import resolve_columns
 from feedline.warehouse.reading.stored_groups import StoredColumns
@@ -59,6 +59,16 @@ def test_files_of_the_same_columns_share_what_is_resolved() -> None:
 def test_all_that_decides_what_is_resolved_tells_files_apart(changes: dict) -> None:
     assert resolve(**changes) is not resolve()
     assert resolve(**changes) is resolve(**changes)
+
+
+def test_files_of_the_same_groups_share_all_but_their_runs() -> None:
+    one, two, other = (
+        replace(FILE, dedup=DedupMetadata(groups={"u": GroupRuns(columns=columns, row_groups=())}))
+        for columns in (("a",), ("a",), ("a", "b"))
+    )
+    assert resolve(one)._rows is resolve(two)._rows
+    assert resolve(two)._metadata is two.dedup
+    assert resolve(other)._rows is not resolve(one)._rows
 
 
 def test_no_more_is_kept_than_there_are_layouts() -> None:

@@ -1,0 +1,281 @@
+"""Deduplicated groups computed on dictionaries are, byte by byte, those computed on rows: batches, quality, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from stored_runs import write_in_place
+
+from feedline import Pipeline
+from feedline.blocks import compute
+from feedline.blocks.coded_chunks import DictionaryFrame, first_coded_rows
+from feedline.blocks.compute import run_block
+from feedline.blocks.jobs import compile_job
+from feedline.errors import FeedlineError
+from feedline.native import parquet as native
+from feedline.warehouse.parquet.decode import DECODER_VARIABLE
+from feedline.warehouse.parquet.repeated_rows import first_rows
+
+needs_kernel = pytest.mark.skipif(not native.COMPILED, reason="installed without a compiler: no column comes as codes")
+ROWS, ROW_GROUP, SESSION = 3000, 700, 6
+NAN = float(np.array([0x7FF8000000000001], np.uint64).view(np.float64)[0])
+WORDS = ["", "a", "Zürich", "long " * 9, None]
+GROUP = ("word", "number", "history", "tags", "scores", "unclean", "item")
+CODED = {"word", "number", "history", "tags", "scores"}
+FEATURES: dict[str, Any] = {
+    "dense": {
+        "number": [{"cast": "float32"}, {"fill_null": 0.25}, "log1p"],
+        "unclean": {"column": "unclean", "ops": [{"fill_null": 2}], "on_nonfinite": "zero"},
+    },
+    "categorical": {
+        "word": [{"vocabulary": {"min_count": 20}}],
+        "bucket": {"column": "word", "ops": [{"hash_bucket": {"buckets": 30, "null_bucket": True}}]},
+        "item": [{"fill_null": 9}],
+        "other": [{"vocabulary": {"min_count": 20}}],
+    },
+    "sparse": {
+        "history": [{"first_x": 4}, {"fill_null": 3}, {"hash_bucket": 50}],
+        "tail": {"column": "history", "ops": [{"fill_null": -1}, {"modulo": 9}, {"list_slice": -2}]},
+        "tags": [{"vocabulary": {"min_count": 30}}],
+        "scores": {"column": "scores", "ops": [], "on_nonfinite": "zero"},
+    },
+    "label": {"clicked": []},
+    "extra": ["row"],
+}
+
+
+def rows_of(random: np.random.Generator) -> tuple[pa.Table, list[bool]]:
+    """Sessions in which the group's columns repeat, and where runs start; sometimes the next run has equal values."""
+
+    def some(values: Sequence[Any], count: int) -> list[Any]:
+        return [values[index] for index in random.integers(0, len(values), count)]
+
+    ids = [*range(-5, 60), 2**40, None]
+    starts = [row % SESSION == 0 or random.random() < 0.2 for row in range(ROWS)]
+    run = np.cumsum(starts) - 1
+    count = int(run[-1]) + 1
+    numbers = ["0.5", "-0.0", "0", "1e30", "7", None]
+    columns: dict[str, tuple[list[Any], pa.DataType]] = {
+        "word": (some(WORDS, count), pa.string()),
+        "number": (some(numbers, count), pa.string()),
+        "history": ([None if random.random() < 0.1 else some(ids, n) for n in random.integers(0, 9, count)],
+                    pa.list_(pa.int64())),
+        "tags": ([some(WORDS[:-1], n) for n in random.integers(0, 4, count)], pa.large_list(pa.string())),
+        "scores": ([some([0.5, 0.0, -0.0, NAN, float("nan"), np.inf], n) for n in random.integers(0, 4, count)],
+                   pa.list_(pa.float32())),
+        "unclean": (some([0.0, -0.0, NAN, float("nan"), 1.5, None], count), pa.float64()),
+        "item": (some(ids, count), pa.int64()),
+    }  # fmt: skip
+    for values, _ in columns.values():  # runs of equal rows, one after the other
+        for index in range(7, count, 7):
+            values[index] = values[index - 1]
+    table = pa.table({name: pa.array(values, kind).take(pa.array(run)) for name, (values, kind) in columns.items()})
+    table = table.append_column("row", pa.array(range(ROWS)))
+    table = table.append_column("session", pa.array([row // SESSION for row in range(ROWS)]))
+    table = table.append_column("other", pa.array(some(["x", "y", "z"], ROWS)))
+    return table.append_column("clicked", pa.array(some([0, 1], ROWS), pa.int8())), starts
+
+
+@pytest.fixture(scope="module", params=["stored once", "in every row", "of both kinds"])
+def table(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("groups") / "table"
+    folder.mkdir()
+    rows, starts = rows_of(np.random.default_rng(5))
+    half = ROWS // 2
+    if request.param == "in every row":
+        pq.write_table(rows, folder / "0.parquet", row_group_size=ROW_GROUP)
+        return folder
+    columns = {"user": list(GROUP)}
+    write_in_place(folder / "0.parquet", rows.slice(0, half), columns, {"user": starts[:half]}, ROW_GROUP)
+    if request.param == "stored once":
+        write_in_place(folder / "1.parquet", rows.slice(half), columns, {"user": starts[half:]}, ROW_GROUP)
+    else:
+        pq.write_table(rows.slice(half), folder / "1.parquet", row_group_size=ROW_GROUP)
+    return folder
+
+
+def pipeline(table: Path, folder: Path, **changes: Any) -> Pipeline:
+    return Pipeline.from_dict(
+        {
+            "version": 1,
+            "name": "groups",
+            "work_dir": str(folder / "work"),
+            "source": {"table": str(table), **changes.pop("source", {})},
+            "features": FEATURES,
+            "batch": {"size": 256, "tail": "partial"},
+            "shuffle": {"seed": 1, "window_rows": 1500, "by": "session"},
+            "dedup": {"user": {"columns": list(GROUP)}},
+            **changes,
+        }
+    )
+
+
+def arrays_of(batch: Any) -> list[bytes]:
+    tensors = [batch.dense, batch.categorical, batch.labels, batch.extra["row"]]
+    tensors += [each for one in batch.sparse.values() for each in (one.values, one.lengths)]
+    for group in batch.groups.values():
+        tensors += [group.inverse, group.dense, group.categorical]
+        tensors += [each for one in group.sparse.values() for each in (one.values, one.lengths)]
+    return [np.ascontiguousarray(tensor.numpy()).tobytes() for tensor in tensors]
+
+
+def outcome(made: Pipeline, *, expanded: bool = False) -> Any:
+    """All bytes of all batches, and the quality of blocks; or the error."""
+    try:
+        batches = [arrays_of(batch.expanded() if expanded else batch) for batch in made.batches()]
+        plan = made.plan()
+        blocks = list(plan.schedule(0).blocks(0, everything=True))
+        found = [run_block(plan.job, plan.request(block, 0), "k", packed=False).quality for block in blocks]
+    except FeedlineError as error:
+        return type(error), str(error)
+    assert len(batches) > 3
+    return batches, [quality.to_bytes() for quality in found]
+
+
+class Counter:
+    """Counts the columns of groups that are computed on dictionaries, and the rows that are computed as rows."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.columns: set[str] = set()
+        whole = compute._Encoder._encode_coded
+
+        def encode(encoder: Any, part: Any, coded: DictionaryFrame, repeats: Any = None) -> Any:
+            if part.columns:
+                self.columns |= set(coded.dictionaries)
+            return whole(encoder, part, coded, repeats)
+
+        monkeypatch.setattr(compute._Encoder, "_encode_coded", encode)
+
+
+SOURCES: list[dict[str, Any]] = [
+    {},
+    {"where": "row % 3 > 0 and clicked == 1"},
+    {"where": "word == 'a' or row < 2000"},
+    {"sample": {"fraction": 0.5, "seed": 4}},
+]
+
+
+@needs_kernel
+@pytest.mark.filterwarnings("ignore:feature 'unclean'", "ignore:feature 'scores'")
+@pytest.mark.parametrize("source", SOURCES, ids=str)
+def test_groups_are_those_computed_on_rows(
+    table: Path, tmp_path: Path, source: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    """And, expanded, the rows of a pipeline without groups, of which quality counts the same."""
+    pipeline(table, tmp_path, source=source).fit()
+    assert set(compile_job(pipeline(table, tmp_path, source=source).plan().job).coded) == {*CODED, "other"}
+    counter = Counter(monkeypatch)
+    coded = outcome(pipeline(table, tmp_path, source=source))
+    expanded = outcome(pipeline(table, tmp_path, source=source), expanded=True)
+    if "word" in source.get("where", "") and pq.read_schema(table / "0.parquet").get_field_index("__run_user") >= 0:
+        assert counter.columns >= CODED - {"word"}
+    else:
+        assert counter.columns == CODED
+    plain = outcome(pipeline(table, tmp_path, source=source, dedup={}))
+    assert expanded == plain
+    monkeypatch.setenv(DECODER_VARIABLE, "arrow")
+    counter.columns.clear()
+    assert coded == outcome(pipeline(table, tmp_path, source=source))
+    assert not counter.columns
+    assert plain == outcome(pipeline(table, tmp_path, source=source, dedup={}))
+
+
+@needs_kernel
+def test_columns_of_several_groups_come_as_codes(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """But not one of which an expression, too, is a feature; of lists, all elements."""
+    features = {
+        "dense": {"length": {"expr": "word.str.len_chars()", "ops": [{"fill_null": 0}]}},
+        "categorical": {"word": [{"hash_bucket": 9}, {"fill_null": 0}], "other": [{"hash_bucket": 5}]},
+        "sparse": {"history": [{"first_x": 2}, {"fill_null": 3}], "tags": [{"first_x": 2}, {"hash_bucket": 10}]},
+        "extra": ["row"],
+    }
+    changes: dict[str, Any] = {
+        "features": features,
+        "dedup": {"user": {"columns": ["word", "history"]}, "tagged": {"columns": ["tags"]}},
+    }
+    counter = Counter(monkeypatch)
+    made = pipeline(table, tmp_path, **changes)
+    assert compile_job(made.plan().job).coded == {"history": 0, "other": 0, "tags": 0}
+    coded = outcome(made)
+    assert counter.columns >= {"history", "tags"}
+    monkeypatch.setenv(DECODER_VARIABLE, "arrow")
+    assert coded == outcome(pipeline(table, tmp_path, **changes))
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    "features",
+    [
+        {"categorical": {"word": [{"cast": "int64"}, {"fill_null": 0}]}},
+        {"categorical": {"word": [{"fill_null": "x"}, {"cast": "int64"}]}},
+        {"sparse": {"history": [{"first_x": 9}]}},
+        {"sparse": {"scores": {"column": "scores", "ops": [], "on_nonfinite": "error"}}},
+        {
+            "dense": {
+                "number": {
+                    "column": "number",
+                    "ops": [{"cast": "float32"}, {"fill_null": 0}, "log"],
+                    "on_nonfinite": "error",
+                }
+            }
+        },
+    ],
+    ids=str,
+)
+def test_errors_are_those_of_rows(table: Path, tmp_path: Path, features: dict, monkeypatch: pytest.MonkeyPatch):
+    changes: dict[str, Any] = {
+        "features": {**features, "extra": ["row"]},
+        "dedup": {"user": {"columns": [name for group in features.values() for name in group]}},
+        "source": {"where": "row % 5 != 1"},
+    }
+    coded = outcome(pipeline(table, tmp_path, **changes))
+    monkeypatch.setenv(DECODER_VARIABLE, "arrow")
+    rows = outcome(pipeline(table, tmp_path, **changes))
+    assert coded == rows
+    assert issubclass(rows[0], FeedlineError)
+    assert "row group" in rows[1]
+    assert ", row " in rows[1]
+
+
+@st.composite
+def coded_frames(draw: st.DrawFn) -> tuple[DictionaryFrame, list[int]]:
+    """Codes into dictionaries that may have entries twice, and borders."""
+    height = draw(st.integers(1, 12))
+    words = draw(st.lists(st.sampled_from(["", "a", "b", "long " * 5]), min_size=1, max_size=6))
+    floats = draw(st.lists(st.sampled_from([0.0, -0.0, float("nan"), NAN, 1.5]), min_size=1, max_size=6))
+
+    def codes(values: list[Any]) -> st.SearchStrategy[int | None]:
+        return st.none() | st.integers(0, len(values) - 1)
+
+    columns = {
+        "word": (words, pl.String, draw(st.sampled_from([pl.Int32, pl.UInt16])), False),
+        "float": (floats, pl.Float64, pl.UInt16, False),
+        "words": (words, pl.String, pl.UInt16, True),
+        "floats": (floats, pl.Float64, pl.Int32, True),
+    }
+    series, dictionaries = [], {}
+    for name, (values, kind, code, lists) in columns.items():
+        one: st.SearchStrategy[Any] = codes(values)
+        own = st.none() | st.lists(one, max_size=2) if lists else one
+        drawn = draw(st.lists(own, min_size=height, max_size=height))
+        series.append(pl.Series(name, drawn, pl.List(code) if lists else code))
+        dictionaries[name] = pl.Series(name, values, kind)
+    series.append(pl.Series("plain", draw(st.lists(st.integers(0, 1), min_size=height, max_size=height)), pl.Int64))
+    borders = draw(st.lists(st.integers(0, height - 1), max_size=2))
+    return DictionaryFrame(pl.DataFrame(series), dictionaries), borders
+
+
+@given(coded_frames(), st.sets(st.sampled_from(["word", "float", "words", "floats", "plain"]), min_size=1))
+def test_runs_of_codes_are_those_of_values(frame: tuple[DictionaryFrame, list[int]], columns: set[str]):
+    coded, borders = frame
+    expected = first_rows(coded.expand(), sorted(columns), borders)
+    assert first_coded_rows(coded, sorted(columns), borders).tolist() == expected.tolist()
