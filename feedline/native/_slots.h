@@ -48,6 +48,12 @@ static int move_rows(Slot *slot, PyObject *source, Py_ssize_t place, Py_ssize_t 
     return 0;
 }
 
+static int64_t border_at(const char *borders, Py_ssize_t index) {
+    int64_t border;
+    memcpy(&border, borders + 8 * index, 8);
+    return border;
+}
+
 /* A list feature of some rows: `filled` values are in the slot before them. Returns how many are then; -1: an error. */
 static Py_ssize_t move_lists(Slot *slot, PyObject *place, PyObject *offsets, PyObject *values, PyObject *weights,
                              Py_ssize_t start, Py_ssize_t stop, Py_ssize_t row, Py_ssize_t filled) {
@@ -59,18 +65,18 @@ static Py_ssize_t move_lists(Slot *slot, PyObject *place, PyObject *offsets, PyO
         return -1;
     if (stop >= borders->len / 8)
         return too_small("the offsets of lists", borders->len, 8 * (stop + 1));
-    const int64_t *border = (const int64_t *)borders->buf + start;
-    const int64_t first = border[0], last = border[stop - start];
+    const char *border = (const char *)borders->buf + 8 * start; /* blocks that were sent lie at any address */
+    const int64_t first = border_at(border, 0), last = border_at(border, stop - start);
     char *to_lengths = section(slot, lengths, row, stop - start, 4);
     char *to_ends = to_lengths == NULL ? NULL : section(slot, ends, row, stop - start + 1, 8);
     if (to_ends == NULL)
         return -1;
-    if (first < 0 || last < first || ((uintptr_t)to_ends | (uintptr_t)border) % 8 != 0 || (uintptr_t)to_lengths % 4) {
+    if (first < 0 || last < first || (uintptr_t)to_ends % 8 != 0 || (uintptr_t)to_lengths % 4) {
         PyErr_SetString(PyExc_ValueError, "the offsets of lists fall, or a section is not aligned");
         return -1;
     }
     slot->moves[slot->used++] =
-        (Move){to_ends + 8, (const char *)border, stop - start, filled - first, (int32_t *)to_lengths};
+        (Move){to_ends + 8, border, stop - start, filled - first, (int32_t *)to_lengths};
     if (move_rows(slot, values, first_value, size, first, last, filled) != 0
         || (first_weight >= 0 && move_rows(slot, weights, first_weight, 4, first, last, filled) != 0))
         return -1;
@@ -165,11 +171,11 @@ static void run_moves(const Slot *slot) {
     for (Py_ssize_t index = 0; index < slot->used; index++) {
         const Move *move = &slot->moves[index];
         if (move->lengths != NULL) {
-            const int64_t *borders = (const int64_t *)move->from;
             int64_t *ends = (int64_t *)move->to;
             for (Py_ssize_t row = 0; row < move->count; row++) {
-                ends[row] = borders[row + 1] + move->value;
-                move->lengths[row] = (int32_t)(borders[row + 1] - borders[row]);
+                const int64_t end = border_at(move->from, row + 1);
+                ends[row] = end + move->value;
+                move->lengths[row] = (int32_t)(end - border_at(move->from, row));
             }
         } else if (move->from != NULL) {
             memcpy(move->to, move->from, (size_t)move->count);

@@ -46,8 +46,6 @@ _window_logger = logging.getLogger("feedline.window")
 _REPORT_S = 0.5
 # A trainer that has waited longer for blocks is said to have caught up, once it has its batch.
 _NOTABLE_S = 10.0
-# Batches that are handed to a thread together.
-_MOST_AT_ONCE = 4
 # The ring's share of a feeder's memory; the rest is for blocks in flight.
 _RING_SHARE = 0.25
 
@@ -346,25 +344,11 @@ class TrainerSession:
     def _write(self, stream: TrainerStream) -> bool:
         """Begin to write batches, as far as there are blocks and slots; True if there may be more of both."""
         assert self._plan is not None
-        most, step_s = 1 if self._writers.are_needed else _MOST_AT_ONCE, self._pace.step_s
-        try:
-            for _ in range(min(most, stream.schedule.steps - stream.step)):
-                if stream.draft is None:
-                    stream.delivery.pump(stream.step, step_s=step_s)
-                    stream.draft = stream.measure(self._plan.layout)
-                if stream.draft is None:
-                    self.starved = True
-                    if self._starved_s is None and self.counters.batches:
-                        self._starved_s = time.monotonic()
-                    return False
-                self._say_caught_up()
-                if not self._writers.add(self._plan.layout, stream.draft):
-                    return False
-                stream.draft = None
-                stream.step += 1
-        finally:
-            self._writers.begin()
-        return True
+        more = stream.write(self._plan.layout, self._writers, self._pace.step_s, ready=self._say_caught_up)
+        self.starved = stream.starved
+        if self.starved and self._starved_s is None and self.counters.batches:
+            self._starved_s = time.monotonic()
+        return more
 
     def _say_caught_up(self) -> None:
         since_s, self._starved_s = self._starved_s, None

@@ -20,7 +20,10 @@ from feedline.service.dispatch.delivery import Delivery, DeliveryStats
 from feedline.service.dispatch.timing import HORIZON_S, TrainerPace
 from feedline.service.dispatch.window import Decision, Window
 from feedline.service.planner import Planner
+from feedline.service.slot_writers import SlotWriters
 from feedline.service.steps import segments_of
+
+_MOST_AT_ONCE = 4  # batches that are handed to a thread together
 
 
 @dataclass(slots=True)
@@ -37,6 +40,7 @@ class TrainerStream:
     draft: Draft | None = None  # the measured batch of `step`, until a slot is free
     ended: bool = False
     last: bool = False  # no other epoch follows
+    starved: bool = False  # the step waits for a block
 
     @classmethod
     def open(
@@ -86,6 +90,29 @@ class TrainerStream:
         """The batch of the step, measured; None while one of its blocks is missing."""
         segments = segments_of(self.schedule, self.lanes, self.step, self.delivery.get)
         return None if segments is None else draft(layout, segments, epoch=self.epoch, step=self.step)
+
+    def write(self, layout: SlotLayout, writers: SlotWriters, step_s: float, ready: Callable[[], None]) -> bool:
+        """Begin to write batches, as far as there are blocks and slots; True if there may be more of both.
+
+        step_s: of the trainer. ready: called for each whose blocks are there.
+        """
+        most = 1 if writers.are_needed else _MOST_AT_ONCE
+        try:
+            for _ in range(min(most, self.schedule.steps - self.step)):
+                if self.draft is None:
+                    self.delivery.pump(self.step, step_s=step_s)
+                    self.draft = self.measure(layout)
+                self.starved = self.draft is None
+                if self.draft is None:
+                    return False
+                ready()
+                if not writers.add(layout, self.draft):
+                    return False
+                self.draft = None
+                self.step += 1
+        finally:
+            writers.begin()
+        return True
 
     def drop_blocks(self, step: int) -> list[tuple[Block, Quality]]:
         """Drop the blocks whose last step is this one; returns their quality counts."""

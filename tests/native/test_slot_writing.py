@@ -48,6 +48,24 @@ def test_pieces_are_laid_end_to_end():
     assert target[576:588].view(np.float32).tolist() == pytest.approx([2 / 6, 0, 1 / 6])
 
 
+def test_sources_may_lie_at_any_address():
+    """As blocks that were received from other processes do."""
+    found, *rest = _arguments()
+    rows.write_slot(found, *rest)
+    target, header, gaps, [(places, pieces)] = _arguments()
+    moved = [tuple(_moved(each) for each in piece) for piece in pieces]
+    rows.write_slot(target, header, gaps, [(places, moved)])
+    assert (target == found).all()
+
+
+def _moved(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_moved(each) for each in value)
+    if not isinstance(value, np.ndarray):
+        return value
+    return np.frombuffer(b"x" + value.tobytes(), value.dtype, offset=1).reshape(value.shape)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

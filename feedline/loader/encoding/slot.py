@@ -130,8 +130,8 @@ def _draft_group(slices: Sequence[RowSlice], index: int) -> GroupDraft:
 def write(layout: SlotLayout, batch: Draft, buffer: NDArray[np.uint8]) -> None:
     """Write a measured batch into `buffer`, of at least `batch.placement.nbytes` bytes."""
     header = layout.header_struct.pack(*layout.header_to_words(batch.header))
-    if native.COMPILED and not any(isinstance(piece.encoded, ShuffledRows) for piece in batch.slices):
-        parts = (batch.slices, *(group.slices for group in batch.groups))
+    parts = (batch.slices, *(group.slices for group in batch.groups))
+    if native.COMPILED and not any(isinstance(piece.encoded, ShuffledRows) for part in parts for piece in part):
         pieces = [(_places(layout, batch, index), [_piece(each) for each in part]) for index, part in enumerate(parts)]
         native.write_slot(buffer, header, batch.placement.gaps, pieces)
     else:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from feedline.blocks.environment import Environment, check_environment, environment_at
@@ -68,8 +69,7 @@ class Cluster:
         self.trainers = 1  # that the feeder serves
         self.share = FairShare()
         self._spec = spec
-        self._threads = threads
-        self._scratch = scratch
+        self._threads, self._scratch = threads, scratch
         self._elastic, self._report = elastic, report
         self.kind = spec.kind
         self._exclusions = Exclusions()
@@ -77,13 +77,12 @@ class Cluster:
         self._early = EarlyThreads(threads) if early and self.kind == "threads" else None
         self._port = _ReservedPort() if spec.dashboard and self.kind in ("threads", "processes") else None
         self._dask: Future[DaskCluster] = Future()
-        self._up: DaskCluster | None = None  # its result, once somebody has asked
         self._start: threading.Thread | None = None
         self._code, self._unchecked = tuple(code), early
         _load_provider(spec)
         if not early:
             self._connect()
-            self._connected()
+            self._dask.result()
         elif self._early is None:
             self.connect()
 
@@ -115,23 +114,22 @@ class Cluster:
                 self._port.release()
         self._dask.set_result(dask)
 
+    @cached_property
     def _connected(self) -> DaskCluster:
         """The cluster, once it is up."""
-        if self._up is None:
-            if self._early is not None:
-                self.connect()
-            self._up = self._dask.result()
-        return self._up
+        if self._early is not None:
+            self.connect()
+        return self._dask.result()
 
     @property
     def _only_threads(self) -> bool:
         """Whether blocks are computed by plain threads: the cluster is not up yet."""
-        return self._up is None and self._early is not None and not self._dask.done()
+        return self._early is not None and not self._dask.done()
 
     @property
     def connection(self) -> SchedulerConnection:
         """The connection to the scheduler."""
-        return self._connected().connection
+        return self._connected.connection
 
     @property
     def client(self) -> Client:
@@ -158,7 +156,7 @@ class Cluster:
         """The address of Dask's dashboard, or None; it answers when the cluster is up."""
         if self._port is not None:
             return f"http://127.0.0.1:{self._port.number}/status"
-        return self._connected().dashboard
+        return self._connected.dashboard
 
     def workers(self) -> int:
         """The number of workers, as of a few seconds ago."""
@@ -233,7 +231,7 @@ class Cluster:
         the outcome. options: of `Client.submit`; plain threads need none of them."""
         if self._early is not None and (self._only_threads or self._early.holds(key)):
             return self._early.start(function, *arguments, key=key, arrived=arrived)
-        return self._connected().start(function, *arguments, key=key, arrived=arrived, **options)
+        return self._connected.start(function, *arguments, key=key, arrived=arrived, **options)
 
     def check_workers(self, code: Sequence[RequiredFunction] = ()) -> None:
         """Wait for a worker, and check that workers have our versions and the user's functions. Raises ClusterError if
@@ -275,8 +273,8 @@ class Cluster:
         if self._only_threads:
             return in_threads(function, arguments, threads=self._threads)
         if not self._elsewhere:
-            return self._connected().map(function, arguments, self.preferences)
-        results = self._connected().map(WorkerRead(function), arguments, self.preferences)
+            return self._connected.map(function, arguments, self.preferences)
+        results = self._connected.map(WorkerRead(function), arguments, self.preferences)
         return read_again(function, arguments, results, self._leave_out)
 
     def _leave_out(self, worker: str, why: str) -> bool:
@@ -286,7 +284,7 @@ class Cluster:
 
     def on_close(self, call: Callable[[], None]) -> None:
         """Call `call` after the cluster was closed and its own workers have ended."""
-        self._connected().on_close(call)
+        self._connected.on_close(call)
 
     def close(self) -> None:
         """Close the connection, and the cluster if it was started here; tasks in threads of this process end before."""

@@ -246,11 +246,11 @@ class Delivery:
 
     def _resubmit(self) -> None:
         """Resubmit blocks that were lost with the scheduler, once it is back."""
-        is_same = self._connection == self._cluster.number
-        if (is_same and not self._unsubmitted) or not self._cluster.alive():
+        lost = self._connection != self._cluster.number
+        if not (lost or self._unsubmitted) or not self._cluster.alive():
             return
         works, self._unsubmitted = self._unsubmitted, []
-        if not is_same:
+        if lost:
             self._connection = self._cluster.number
             works = [work for work in self._work.values() if work.rows is None]
             for work in works:
@@ -297,10 +297,9 @@ class Delivery:
     def _queue(self, key: str, outcome: Outcome) -> None:
         """Queue an outcome for `_collect`. Runs in the thread that brings it."""
         with self._lock:
-            if self._closed:
-                return
-            self._outcomes.append((key, outcome, self._clock()))
-            self._wake()
+            if not self._closed:
+                self._outcomes.append((key, outcome, self._clock()))
+                self._wake()
 
     def _collect(self) -> None:
         with self._lock:

@@ -62,7 +62,7 @@ def test_threads_without_a_dashboard_listen_on_no_port():
 def test_the_pages_of_the_dashboard_are_loaded_when_one_is_opened():
     """Several requests at once load them once; metrics and unknown pages have their usual answers."""
     with cluster_of() as cluster:
-        applications = cluster._connected()._cluster.scheduler.http_application.applications
+        applications = cluster._connected._cluster.scheduler.http_application.applications
         root = cluster.dashboard.removesuffix("/status")
         with urlopen(f"{root}/health", timeout=30) as answer:
             assert answer.read() == b"ok"
