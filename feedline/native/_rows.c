@@ -98,9 +98,10 @@ typedef struct {
     Py_ssize_t rows, parts;
 } Rows;
 
-/* parts: how many the caller has room for, by len(starts), which counts items of any size. */
+/* Rows [start, stop) of these. parts: how many the caller has room for, by len(starts), which counts items of any
+ * size. */
 static int rows_open(Rows *rows, Buffers *buffers, PyObject *index, PyObject *part, PyObject *starts,
-                     Py_ssize_t parts) {
+                     Py_ssize_t parts, Py_ssize_t start, Py_ssize_t stop) {
     Py_buffer *indices = buffers_add(buffers, index, 0);
     Py_buffer *numbers = indices == NULL ? NULL : buffers_add(buffers, part, 0);
     Py_buffer *firsts = numbers == NULL ? NULL : buffers_add(buffers, starts, 0);
@@ -115,6 +116,13 @@ static int rows_open(Rows *rows, Buffers *buffers, PyObject *index, PyObject *pa
         return too_small("the first rows of the parts", firsts->len, parts * (Py_ssize_t)sizeof(int64_t));
     if (numbers->len != rows->rows * (Py_ssize_t)sizeof(uint16_t))
         return too_small("the array of parts", numbers->len, rows->rows * (Py_ssize_t)sizeof(uint16_t));
+    if (start < 0 || stop < start || stop > rows->rows) {
+        PyErr_Format(PyExc_ValueError, "rows %zd to %zd are not among the %zd of a piece", start, stop, rows->rows);
+        return -1;
+    }
+    rows->index += start;
+    rows->part += start;
+    rows->rows = stop - start;
     uint16_t last = 0;
     for (Py_ssize_t row = 0; row < rows->rows; row++)
         last = rows->part[row] > last ? rows->part[row] : last;
@@ -159,56 +167,6 @@ static void gather_column(char *target, size_t width, const uintptr_t *bases, co
     }
 }
 
-static PyObject *gather(PyObject *module, PyObject *args) {
-    PyObject *columns, *index, *part, *starts;
-    Buffers buffers;
-    Rows rows;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "O!OOO", &PyList_Type, &columns, &index, &part, &starts))
-        return NULL;
-    Py_ssize_t count = PyList_Size(columns), parts = PyObject_Length(starts);
-    if (parts < 0 || buffers_open(&buffers, 3 + count * (1 + parts)) != 0)
-        return NULL;
-    uintptr_t *bases = PyMem_Calloc((size_t)(count * parts + 1), sizeof(uintptr_t));
-    Py_ssize_t *widths = PyMem_Calloc((size_t)count + 1, sizeof(Py_ssize_t));
-    char **targets = PyMem_Calloc((size_t)count + 1, sizeof(char *));
-    PyObject *result = NULL;
-    if (bases == NULL || widths == NULL || targets == NULL) {
-        PyErr_NoMemory();
-        goto done;
-    }
-    if (rows_open(&rows, &buffers, index, part, starts, parts) != 0)
-        goto done;
-    for (Py_ssize_t column = 0; column < count; column++) {
-        PyObject *target, *sources;
-        Py_buffer *to;
-        if (!PyArg_ParseTuple(PyList_GetItem(columns, column), "OnO", &target, &widths[column], &sources))
-            goto done;
-        if (check_size(widths[column]) != 0)
-            goto done;
-        if ((to = buffers_add(&buffers, target, 1)) == NULL)
-            goto done;
-        if (to->len != rows.rows * widths[column]) {
-            too_small("a gather's target", to->len, rows.rows * widths[column]);
-            goto done;
-        }
-        targets[column] = to->buf;
-        if (addresses(&buffers, sources, &rows, widths[column], bases + column * parts) != 0)
-            goto done;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    for (Py_ssize_t column = 0; column < count; column++)
-        gather_column(targets[column], (size_t)widths[column], bases + column * parts, &rows);
-    Py_END_ALLOW_THREADS
-    result = Py_NewRef(Py_None);
-done:
-    PyMem_Free(bases);
-    PyMem_Free(widths);
-    PyMem_Free(targets);
-    buffers_close(&buffers);
-    return result;
-}
-
 /* The lists of the rows, one after the other; `ends` are the offsets of the result, which say how long they are. */
 static void gather_ragged(char *target, size_t size, const int64_t *ends, const uintptr_t *offsets,
                           const uintptr_t *values, const Rows *rows) {
@@ -229,68 +187,7 @@ static void gather_ragged(char *target, size_t size, const int64_t *ends, const 
     }
 }
 
-static PyObject *gather_lists(PyObject *module, PyObject *args) {
-    PyObject *columns, *index, *part, *starts;
-    Buffers buffers;
-    Rows rows;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "O!OOO", &PyList_Type, &columns, &index, &part, &starts))
-        return NULL;
-    Py_ssize_t count = PyList_Size(columns), parts = PyObject_Length(starts);
-    if (parts < 0 || buffers_open(&buffers, 3 + count * (2 + 2 * parts)) != 0)
-        return NULL;
-    uintptr_t *bases = PyMem_Calloc((size_t)(2 * count * parts + 1), sizeof(uintptr_t));
-    Py_ssize_t *sizes = PyMem_Calloc((size_t)count + 1, sizeof(Py_ssize_t));
-    char **targets = PyMem_Calloc((size_t)count + 1, sizeof(char *));
-    const int64_t **ends = PyMem_Calloc((size_t)count + 1, sizeof(int64_t *));
-    PyObject *result = NULL;
-    if (bases == NULL || sizes == NULL || targets == NULL || ends == NULL) {
-        PyErr_NoMemory();
-        goto done;
-    }
-    if (rows_open(&rows, &buffers, index, part, starts, parts) != 0)
-        goto done;
-    for (Py_ssize_t column = 0; column < count; column++) {
-        PyObject *target, *borders, *offsets, *values;
-        Py_buffer *to, *between;
-        if (!PyArg_ParseTuple(PyList_GetItem(columns, column), "OnOOO", &target, &sizes[column], &borders, &offsets,
-                              &values))
-            goto done;
-        if ((to = buffers_add(&buffers, target, 1)) == NULL || (between = buffers_add(&buffers, borders, 0)) == NULL)
-            goto done;
-        if (between->len != (rows.rows + 1) * (Py_ssize_t)sizeof(int64_t)) {
-            too_small("the offsets of a result", between->len, (rows.rows + 1) * (Py_ssize_t)sizeof(int64_t));
-            goto done;
-        }
-        ends[column] = between->buf;
-        targets[column] = to->buf;
-        if (check_size(sizes[column]) != 0
-            || check_borders(ends[column], rows.rows, 0, 0) != 0)
-            goto done;
-        if (to->len != sizes[column] * (Py_ssize_t)(ends[column][rows.rows] - ends[column][0])) {
-            too_small("a gather's target", to->len,
-                      sizes[column] * (Py_ssize_t)(ends[column][rows.rows] - ends[column][0]));
-            goto done;
-        }
-        uintptr_t *of_column = bases + 2 * column * parts;
-        if (addresses(&buffers, offsets, &rows, (Py_ssize_t)sizeof(int64_t), of_column) != 0
-            || addresses(&buffers, values, &rows, 0, of_column + parts) != 0)
-            goto done;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    for (Py_ssize_t column = 0; column < count; column++)
-        gather_ragged(targets[column], (size_t)sizes[column], ends[column], bases + 2 * column * parts,
-                      bases + (2 * column + 1) * parts, &rows);
-    Py_END_ALLOW_THREADS
-    result = Py_NewRef(Py_None);
-done:
-    PyMem_Free(bases);
-    PyMem_Free(sizes);
-    PyMem_Free(targets);
-    PyMem_Free(ends);
-    buffers_close(&buffers);
-    return result;
-}
+#include "_slots.h"
 
 /* ---- slices of lists --------------------------------------------------------------------------------------------- */
 
@@ -764,15 +661,11 @@ static PyObject *digest_views(PyObject *module, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-#include "_slots.h"
-
 static PyMethodDef methods[] = {
     {"write_slot", write_slot, METH_VARARGS, "write_slot(target, header, gaps, parts): write a batch into a slot."},
     {"digest_views", digest_views, METH_VARARGS, "digest_views(views, data, out): the digests of strings."},
     {"count_codes", count_codes, METH_VARARGS, "count_codes(codes, counts): count how often each occurs."},
     {"gather_codes", gather_codes, METH_VARARGS, "gather_codes(columns, order): the values that codes stand for."},
-    {"gather", gather, METH_VARARGS, "gather(columns, index, part, starts): gather rows of fixed width."},
-    {"gather_lists", gather_lists, METH_VARARGS, "gather_lists(columns, index, part, starts): gather lists."},
     {"slice_offsets", slice_offsets, METH_VARARGS, "slice_offsets(offsets, start, stop, out): offsets of slices."},
     {"slice_values", slice_values, METH_VARARGS, "slice_values(offsets, values, size, start, sliced, out)."},
     {"equal_neighbours", equal_neighbours, METH_VARARGS, "equal_neighbours(offsets, values, size, out)."},
@@ -783,7 +676,7 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_rows", NULL, 0,
 
 PyMODINIT_FUNC PyInit__rows(void) {
     PyObject *module = PyModule_Create(&definition);
-    if (module != NULL && PyModule_AddIntConstant(module, "VERSION", 10) != 0) {
+    if (module != NULL && PyModule_AddIntConstant(module, "VERSION", 11) != 0) {
         Py_DECREF(module);
         return NULL;
     }

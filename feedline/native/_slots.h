@@ -7,13 +7,16 @@
 #ifndef FEEDLINE_SLOTS_H
 #define FEEDLINE_SLOTS_H
 
-/* What is written at a place: bytes from elsewhere, or one byte again and again; or the ends and lengths of lists. */
+/* What is written at a place: bytes from elsewhere, or one byte again and again; or the ends and lengths of lists; or
+ * rows, or lists, that are gathered from parts. */
 typedef struct {
     char *to;
-    const char *from; /* NULL: `value` again and again */
-    Py_ssize_t count; /* of bytes, or of lists */
+    const char *from; /* NULL: `value` again and again; of lists that are gathered, their offsets in the new order */
+    Py_ssize_t count; /* of bytes, or of lists; the bytes of a row, or of a value of lists, that are gathered */
     int64_t value;    /* or what is added to the ends of lists */
     int32_t *lengths; /* of lists; else NULL */
+    uintptr_t *bases; /* of rows that are gathered, the addresses of their parts, of lists of offsets and values; or NULL */
+    Rows rows;
 } Move;
 
 /* A slot, and what will be written into it once the lock is released. */
@@ -35,16 +38,38 @@ static char *section(const Slot *slot, Py_ssize_t start, Py_ssize_t first, Py_ss
     return (char *)slot->target->buf + start + first * size;
 }
 
-/* Copy rows [start, stop) of a source, of `size` bytes each, to the rows of a section from `row` on. */
-static int move_rows(Slot *slot, PyObject *source, Py_ssize_t place, Py_ssize_t size, Py_ssize_t start, Py_ssize_t stop,
-                     Py_ssize_t row) {
-    Py_buffer *from = buffers_add(&slot->buffers, source, 0);
-    char *to = from == NULL || check_size(size) != 0 ? NULL : section(slot, place, row, stop - start, size);
+/* Gather rows, or lists if `ends` are their offsets in the new order, of `size` bytes each, or each value. */
+static int gather_rows(Slot *slot, const Rows *rows, PyObject *source, PyObject *offsets, const int64_t *ends,
+                       char *to, Py_ssize_t size) {
+    Move *move = &slot->moves[slot->used++];
+    *move = (Move){to, (const char *)ends, size, 0, NULL, NULL, *rows};
+    move->bases = PyMem_Calloc((size_t)(2 * rows->parts + 1), sizeof(uintptr_t));
+    if (move->bases == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    if (ends == NULL)
+        return addresses(&slot->buffers, source, rows, size, move->bases);
+    return addresses(&slot->buffers, offsets, rows, (Py_ssize_t)sizeof(int64_t), move->bases) != 0
+        ? -1
+        : addresses(&slot->buffers, source, rows, 0, move->bases + rows->parts);
+}
+
+/* Write rows [start, stop) of a source, of `size` bytes each, to the rows of a section from `row` on. rows: those, of
+ * the parts that the source then is a tuple of; NULL if they are copied. */
+static int move_rows(Slot *slot, const Rows *rows, PyObject *source, Py_ssize_t place, Py_ssize_t size,
+                     Py_ssize_t start, Py_ssize_t stop, Py_ssize_t row) {
+    char *to = check_size(size) != 0 ? NULL : section(slot, place, row, stop - start, size);
     if (to == NULL)
+        return -1;
+    if (rows != NULL)
+        return gather_rows(slot, rows, source, NULL, NULL, to, size);
+    Py_buffer *from = buffers_add(&slot->buffers, source, 0);
+    if (from == NULL)
         return -1;
     if (size > 0 && stop > from->len / size)
         return too_small("a source of a slot", from->len, stop * size);
-    slot->moves[slot->used++] = (Move){to, (const char *)from->buf + start * size, (stop - start) * size, 0, NULL};
+    slot->moves[slot->used++] = (Move){.to = to, .from = (const char *)from->buf + start * size, .count = (stop - start) * size};
     return 0;
 }
 
@@ -54,9 +79,23 @@ static int64_t border_at(const char *borders, Py_ssize_t index) {
     return border;
 }
 
-/* A list feature of some rows: `filled` values are in the slot before them. Returns how many are then; -1: an error. */
-static Py_ssize_t move_lists(Slot *slot, PyObject *place, PyObject *offsets, PyObject *values, PyObject *weights,
-                             Py_ssize_t start, Py_ssize_t stop, Py_ssize_t row, Py_ssize_t filled) {
+/* The values, or weights, of lists. parts: the offsets of the parts of lists that are gathered, whose offsets in the new
+ * order are `border`; first, last: of the values that are copied. */
+static int move_values(Slot *slot, const Rows *rows, PyObject *source, PyObject *parts, const char *border,
+                       Py_ssize_t place, Py_ssize_t size, int64_t first, int64_t last, Py_ssize_t filled) {
+    if (rows == NULL)
+        return move_rows(slot, NULL, source, place, size, first, last, filled);
+    char *to = check_size(size) != 0 ? NULL : section(slot, place, filled, last - first, size);
+    if (to == NULL || check_borders((const int64_t *)border, rows->rows, 0, 0) != 0)
+        return -1;
+    return gather_rows(slot, rows, source, parts, (const int64_t *)border, to, size);
+}
+
+/* A list feature of some rows: `filled` values are in the slot before them. offsets: of the rows; parts: of the parts of
+ * rows that are gathered. Returns how many values are then; -1: an error. */
+static Py_ssize_t move_lists(Slot *slot, const Rows *rows, PyObject *place, PyObject *offsets, PyObject *parts,
+                             PyObject *values, PyObject *weights, Py_ssize_t start, Py_ssize_t stop, Py_ssize_t row,
+                             Py_ssize_t filled) {
     Py_ssize_t lengths, ends, first_value, size, first_weight;
     if (!PyArg_ParseTuple(place, "nnnnn", &lengths, &ends, &first_value, &size, &first_weight))
         return -1;
@@ -71,44 +110,68 @@ static Py_ssize_t move_lists(Slot *slot, PyObject *place, PyObject *offsets, PyO
     char *to_ends = to_lengths == NULL ? NULL : section(slot, ends, row, stop - start + 1, 8);
     if (to_ends == NULL)
         return -1;
-    if (first < 0 || last < first || (uintptr_t)to_ends % 8 != 0 || (uintptr_t)to_lengths % 4) {
+    if (first < 0 || last < first || (uintptr_t)to_ends % 8 != 0 || (uintptr_t)to_lengths % 4 != 0
+        || (rows != NULL && (uintptr_t)border % 8 != 0)) {
         PyErr_SetString(PyExc_ValueError, "the offsets of lists fall, or a section is not aligned");
         return -1;
     }
-    slot->moves[slot->used++] =
-        (Move){to_ends + 8, border, stop - start, filled - first, (int32_t *)to_lengths};
-    if (move_rows(slot, values, first_value, size, first, last, filled) != 0
-        || (first_weight >= 0 && move_rows(slot, weights, first_weight, 4, first, last, filled) != 0))
+    slot->moves[slot->used++] = (Move){.to = to_ends + 8, .from = border, .count = stop - start,
+                                       .value = filled - first, .lengths = (int32_t *)to_lengths};
+    if (move_values(slot, rows, values, parts, border, first_value, size, first, last, filled) != 0)
+        return -1;
+    if (first_weight >= 0
+        && move_values(slot, rows, weights, parts, border, first_weight, 4, first, last, filled) != 0)
         return -1;
     return filled + (last - first);
 }
 
+/* The rows [start, stop) of a piece that are gathered: where they are, and the offsets of their lists in that order. */
+static int piece_rows(Slot *slot, PyObject *order, Py_ssize_t start, Py_ssize_t stop, Rows *rows, PyObject **offsets) {
+    PyObject *index, *part, *starts;
+    if (!PyArg_ParseTuple(order, "OOOO!", &index, &part, &starts, &PyTuple_Type, offsets))
+        return -1;
+    const Py_ssize_t parts = PyObject_Length(starts);
+    if (parts < 0 || rows_open(rows, &slot->buffers, index, part, starts, parts, start, stop) != 0)
+        return -1;
+    return 0;
+}
+
 /* Rows [start, stop) of one source, at the rows of a part from `row` on. filled: the values of each list feature. */
 static int move_piece(Slot *slot, PyObject *places, PyObject *piece, Py_ssize_t row, Py_ssize_t *filled) {
-    PyObject *dense, *labels, *ids, *values, *weights, *offsets, *lists;
-    Py_ssize_t start, stop, dense_at, dense_size, labels_at, labels_size, ids_at, valid_at, rows;
+    PyObject *dense, *labels, *ids, *values, *weights, *offsets, *lists, *order = NULL, *parts = NULL;
+    Py_ssize_t start, stop, dense_at, dense_size, labels_at, labels_size, ids_at, valid_at, all;
     int is_valid;
+    Rows gathered, *rows = NULL;
     if (!PyArg_ParseTuple(places, "nnnnnnnO!", &dense_at, &dense_size, &labels_at, &labels_size, &ids_at, &valid_at,
-                          &rows, &PyTuple_Type, &lists)
-        || !PyArg_ParseTuple(piece, "nnpOOO!O!O!O!", &start, &stop, &is_valid, &dense, &labels, &PyTuple_Type, &ids,
-                             &PyTuple_Type, &values, &PyTuple_Type, &weights, &PyTuple_Type, &offsets))
+                          &all, &PyTuple_Type, &lists)
+        || !PyArg_ParseTuple(piece, "nnpOOO!O!O!O!|O!", &start, &stop, &is_valid, &dense, &labels, &PyTuple_Type, &ids,
+                             &PyTuple_Type, &values, &PyTuple_Type, &weights, &PyTuple_Type, &offsets, &PyTuple_Type,
+                             &order))
         return -1;
     const Py_ssize_t features = PyTuple_Size(lists), columns = PyTuple_Size(ids);
-    if (start < 0 || stop < start || stop - start > rows - row || PyTuple_Size(values) != features
-        || PyTuple_Size(weights) != features || PyTuple_Size(offsets) != features) {
+    if (order != NULL) {
+        parts = offsets;
+        rows = &gathered;
+        if (piece_rows(slot, order, start, stop, rows, &offsets) != 0)
+            return -1;
+    }
+    if (start < 0 || stop < start || stop - start > all - row || PyTuple_Size(values) != features
+        || PyTuple_Size(weights) != features || PyTuple_Size(offsets) != features
+        || (parts != NULL && PyTuple_Size(parts) != features)) {
         PyErr_SetString(PyExc_ValueError, "the rows of a slot, or its features, are not those of its sources");
         return -1;
     }
-    if (move_rows(slot, dense, dense_at, dense_size, start, stop, row) != 0
-        || move_rows(slot, labels, labels_at, labels_size, start, stop, row) != 0)
+    if (move_rows(slot, rows, dense, dense_at, dense_size, start, stop, row) != 0
+        || move_rows(slot, rows, labels, labels_at, labels_size, start, stop, row) != 0)
         return -1;
     for (Py_ssize_t column = 0; column < columns; column++)
-        if (move_rows(slot, PyTuple_GetItem(ids, column), ids_at, 8, start, stop, column * rows + row) != 0)
+        if (move_rows(slot, rows, PyTuple_GetItem(ids, column), ids_at, 8, start, stop, column * all + row) != 0)
             return -1;
     for (Py_ssize_t feature = 0; feature < features; feature++) {
-        filled[feature] = move_lists(slot, PyTuple_GetItem(lists, feature), PyTuple_GetItem(offsets, feature),
-                                     PyTuple_GetItem(values, feature), PyTuple_GetItem(weights, feature), start, stop,
-                                     row, filled[feature]);
+        filled[feature] =
+            move_lists(slot, rows, PyTuple_GetItem(lists, feature), PyTuple_GetItem(offsets, feature),
+                       parts == NULL ? NULL : PyTuple_GetItem(parts, feature), PyTuple_GetItem(values, feature),
+                       PyTuple_GetItem(weights, feature), start, stop, row, filled[feature]);
         if (filled[feature] < 0)
             return -1;
     }
@@ -116,7 +179,7 @@ static int move_piece(Slot *slot, PyObject *places, PyObject *piece, Py_ssize_t 
         char *valid = section(slot, valid_at, row, stop - start, 1);
         if (valid == NULL)
             return -1;
-        slot->moves[slot->used++] = (Move){valid, NULL, stop - start, is_valid, NULL};
+        slot->moves[slot->used++] = (Move){.to = valid, .count = stop - start, .value = is_valid};
     }
     return 0;
 }
@@ -129,7 +192,7 @@ static int begin_list(Slot *slot, PyObject *place) {
     char *to = section(slot, ends, 0, 1, 8);
     if (to == NULL)
         return -1;
-    slot->moves[slot->used++] = (Move){to, NULL, 8, 0, NULL};
+    slot->moves[slot->used++] = (Move){.to = to, .count = 8};
     return 0;
 }
 
@@ -170,7 +233,12 @@ static int move_part(Slot *slot, PyObject *part) {
 static void run_moves(const Slot *slot) {
     for (Py_ssize_t index = 0; index < slot->used; index++) {
         const Move *move = &slot->moves[index];
-        if (move->lengths != NULL) {
+        if (move->bases != NULL && move->from != NULL) {
+            gather_ragged(move->to, (size_t)move->count, (const int64_t *)move->from, move->bases,
+                          move->bases + move->rows.parts, &move->rows);
+        } else if (move->bases != NULL) {
+            gather_column(move->to, (size_t)move->count, move->bases, &move->rows);
+        } else if (move->lengths != NULL) {
             int64_t *ends = (int64_t *)move->to;
             for (Py_ssize_t row = 0; row < move->count; row++) {
                 const int64_t end = border_at(move->from, row + 1);
@@ -185,16 +253,12 @@ static void run_moves(const Slot *slot) {
     }
 }
 
-/* How many buffers or moves there may be of a tuple: of those that it holds, twice their length. */
-static Py_ssize_t needs_of(PyObject *tuple) {
-    Py_ssize_t needs = 4;
-    if (!PyTuple_Check(tuple)) {
-        PyErr_SetString(PyExc_ValueError, "the places and the pieces of a slot are tuples");
-        return -1;
-    }
-    for (Py_ssize_t index = 0; index < PyTuple_Size(tuple); index++)
+/* How many buffers or moves there may be of a tuple: twice what it, and the tuples in it, hold. */
+static Py_ssize_t needs_of(PyObject *tuple, int depth) {
+    Py_ssize_t needs = 4 + 2 * PyTuple_Size(tuple);
+    for (Py_ssize_t index = 0; depth > 0 && index < PyTuple_Size(tuple); index++)
         if (PyTuple_Check(PyTuple_GetItem(tuple, index)))
-            needs += 2 * PyTuple_Size(PyTuple_GetItem(tuple, index));
+            needs += needs_of(PyTuple_GetItem(tuple, index), depth - 1);
     return needs;
 }
 
@@ -209,10 +273,12 @@ static int slot_open(Slot *slot, PyObject *gaps, PyObject *parts) {
             return -1;
         }
         for (Py_ssize_t piece = -1; piece < PyList_Size(pieces); piece++) {
-            const Py_ssize_t needs = needs_of(piece < 0 ? PyTuple_GetItem(part, 0) : PyList_GetItem(pieces, piece));
-            if (needs < 0)
+            PyObject *tuple = piece < 0 ? PyTuple_GetItem(part, 0) : PyList_GetItem(pieces, piece);
+            if (!PyTuple_Check(tuple)) {
+                PyErr_SetString(PyExc_ValueError, "the places and the pieces of a slot are tuples");
                 return -1;
-            room += needs;
+            }
+            room += needs_of(tuple, 3);
         }
     }
     slot->moves = PyMem_Calloc((size_t)room, sizeof(Move));
@@ -237,13 +303,13 @@ static PyObject *write_slot(PyObject *module, PyObject *args) {
     char *to = words == NULL ? NULL : section(&slot, 0, 0, words->len, 1);
     if (to == NULL)
         goto done;
-    slot.moves[slot.used++] = (Move){to, words->buf, words->len, 0, NULL};
+    slot.moves[slot.used++] = (Move){.to = to, .from = words->buf, .count = words->len};
     for (Py_ssize_t index = 0; index < PyTuple_Size(gaps); index++) {
         Py_ssize_t start, stop;
         if (!PyArg_ParseTuple(PyTuple_GetItem(gaps, index), "nn", &start, &stop)
             || (to = section(&slot, start, 0, stop - start, 1)) == NULL)
             goto done;
-        slot.moves[slot.used++] = (Move){to, NULL, stop - start, 0, NULL};
+        slot.moves[slot.used++] = (Move){.to = to, .count = stop - start};
     }
     for (Py_ssize_t index = 0; index < PyList_Size(parts); index++)
         if (move_part(&slot, PyList_GetItem(parts, index)) != 0)
@@ -253,6 +319,8 @@ static PyObject *write_slot(PyObject *module, PyObject *args) {
     Py_END_ALLOW_THREADS
     result = Py_NewRef(Py_None);
 done:
+    for (Py_ssize_t index = 0; index < slot.used; index++)
+        PyMem_Free(slot.moves[index].bases);
     PyMem_Free(slot.moves);
     buffers_close(&slot.buffers);
     return result;

@@ -19,14 +19,10 @@ _compiled: Any = None
 with suppress(ImportError):  # installed without a compiler
     from feedline.native import _rows as _compiled  # type: ignore[attr-defined,no-redef]
 
-VERSION = 10  # of the functions: of an older build, left in a checkout, nothing is called
+VERSION = 11  # of the functions: of an older build, left in a checkout, nothing is called
 COMPILED = _compiled is not None and getattr(_compiled, "VERSION", 1) == VERSION
 
 Array = NDArray[Any]
-Column = tuple[Array, int, tuple[Array, ...]]  # target, bytes of a row, the column's parts
-# Target, bytes of a value, offsets [rows + 1] of the result (from any number on), offsets and values of the parts.
-RaggedColumn = tuple[Array, int, NDArray[np.int64], tuple[NDArray[np.int64], ...], tuple[Array, ...]]
-
 # int32 or uint16 [N].
 Codes = NDArray[np.int32] | NDArray[np.uint16]
 # Where slices of lists begin, the offsets of the lists, and those of the slices, from 0.
@@ -42,31 +38,28 @@ ListPlace = tuple[int, int, int, int, int]
 SlotPlaces = tuple[int, int, int, int, int, int, int, tuple[ListPlace, ...]]
 # Rows [start, stop) of arrays, and whether they are valid: dense, labels, ids, values, weights and offsets of lists.
 Arrays = tuple[Array, ...]
-SlotPiece = tuple[int, int, bool, Array, Array, Arrays, Arrays, tuple[Array | None, ...], Arrays]
+CopiedPiece = tuple[int, int, bool, Array, Array, Arrays, Arrays, tuple[Array | None, ...], Arrays]
+# The same arrays of parts laid end to end, each a tuple with one for each part.
+PartArrays = tuple[
+    Arrays, Arrays, tuple[Arrays, ...], tuple[Arrays, ...], tuple[Arrays | None, ...], tuple[Arrays, ...]
+]
+# The rows of the parts in another order: int64 and uint16 [N], the row among all of them, and its part; int64 [parts],
+# the first row of each part; and for each list feature the offsets in this order.
+PartOrder = tuple[NDArray[np.int64], NDArray[np.uint16], NDArray[np.int64], Arrays]
+GatheredPiece = tuple[
+    int,
+    int,
+    bool,
+    Arrays,
+    Arrays,
+    tuple[Arrays, ...],
+    tuple[Arrays, ...],
+    tuple[Arrays | None, ...],
+    tuple[Arrays, ...],
+    PartOrder,
+]
+SlotPiece = CopiedPiece | GatheredPiece
 SlotPart = tuple[SlotPlaces, list[SlotPiece]]
-
-
-def gather(
-    columns: list[Column],
-    index: NDArray[np.int64],
-    part: NDArray[np.uint16],
-    starts: NDArray[np.int64],
-) -> None:
-    """Gather rows of columns that consist of parts laid end to end.
-
-    index: the rows to gather, counted over all parts; part: the part that each is of; starts: each part's first row.
-    """
-    _compiled.gather(columns, index, part, starts)
-
-
-def gather_lists(
-    columns: list[RaggedColumn],
-    index: NDArray[np.int64],
-    part: NDArray[np.uint16],
-    starts: NDArray[np.int64],
-) -> None:
-    """Gather rows of ragged columns, as `gather` does."""
-    _compiled.gather_lists(columns, index, part, starts)
 
 
 def slice_lists(offsets: NDArray[np.int64], start: int, stop: int) -> NDArray[np.int64]:
@@ -140,8 +133,8 @@ def gather_codes(columns: list[CodedTarget], order: NDArray[np.int32] | None = N
 def write_slot(target: Any, header: bytes, gaps: tuple[tuple[int, int], ...], parts: list[SlotPart]) -> None:
     """Write a batch into a slot's bytes: its header, zeros in the gaps, and the rows of each part.
 
-    Sections begin at the bytes that the places say; see `loader.encoding.slot`. Lists are copied with their offsets,
-    which continue from piece to piece, and their lengths.
+    Sections begin at the bytes that the places say; see `loader.encoding.slot`. Rows in another order are gathered.
+    Lists are copied with their offsets, which continue from piece to piece, and their lengths.
     """
     _compiled.write_slot(target, header, gaps, parts)
 

@@ -17,6 +17,7 @@ resuming seeks and never replays.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -301,7 +302,7 @@ def _cuts(lane: int, strands: Strands, first: int, stop: int) -> Iterator[Cut]:
     for blocks, starts, begin, end in zip(strands.blocks, strands.starts, begins, ends, strict=True):
         position = begin
         while position < end:
-            block = int(starts.searchsorted(position, side="right")) - 1
+            block = bisect_right(starts, position) - 1  # numpy's search would give the interpreter's lock away
             start, until = int(starts[block]), min(int(starts[block + 1]), end)
             yield Cut(lane=lane, block=int(blocks[block]), start=position - start, stop=until - start)
             position = until

@@ -15,6 +15,7 @@ blocks follow each other.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,7 +51,7 @@ class Strands:
         """int64 [k]: how many rows of each strand are among the lane's first `row` rows."""
         if len(self) == 1:
             return np.array([row], np.int64)
-        event = int(np.searchsorted(self._before, row, side="right")) - 1
+        event = bisect_right(self._before, row) - 1
         if event == len(self._events) - 1:
             return self.rows
         is_open = self._open[event]

@@ -25,38 +25,6 @@ def encoded(lists: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 @compiled
-@given(parts=st.lists(LISTS, min_size=1, max_size=4), data=st.data())
-@settings(deadline=None, max_examples=60)
-def test_gathered_rows_of_several_parts_are_those_that_python_picks(parts, data):
-    everything = [row for part in parts for row in part]
-    picks = st.lists(st.integers(0, len(everything) - 1), max_size=30) if everything else st.just([])
-    index = np.array(data.draw(picks), dtype=np.int64)
-    starts = np.cumsum([0, *(len(part) for part in parts)])[:-1]
-    number = rows.parts_of(index, starts)
-    pairs = [encoded(part) for part in parts]
-    expected = [everything[row] for row in index]
-    values, ends = encoded(expected)
-
-    found = np.full(len(values), -1, dtype=np.int64)
-    sources = tuple(offsets for _, offsets in pairs), tuple(flat for flat, _ in pairs)
-    rows.gather_lists([(found, 8, ends + 5, *sources)], index, number, starts)
-    np.testing.assert_array_equal(found, values)
-
-    for dtype in (np.float32, np.int64):
-        wide = [
-            np.arange(3 * len(part)).astype(dtype).reshape(-1, 3) + dtype(start)
-            for part, start in zip(parts, starts, strict=True)
-        ]
-        narrow = [np.ascontiguousarray(matrix[:, 0]) for matrix in wide]
-        targets = np.empty((len(index), 3), dtype), np.empty(len(index), dtype)
-        size = targets[1].itemsize
-        columns = [(targets[0], 3 * size, tuple(wide)), (targets[1], size, tuple(narrow))]
-        rows.gather(columns, index, number, starts)
-        np.testing.assert_array_equal(targets[0], np.concatenate(wide)[index])
-        np.testing.assert_array_equal(targets[1], np.concatenate(narrow)[index])
-
-
-@compiled
 @given(
     lists=st.lists(st.none() | st.lists(st.integers(-9, 9), max_size=6), max_size=12),
     skip=st.integers(0, 3),
@@ -76,54 +44,24 @@ def test_slices_of_lists_are_those_of_python_with_and_without_the_kernel(lists, 
 
 
 @compiled
-def test_buffers_of_wrong_sizes_are_refused_before_anything_is_written():
-    target, source = np.zeros(3, np.int64), np.ones(2, np.int64)
-    index, starts = np.zeros(3, np.int64), np.zeros(1, np.int64)
-    part = rows.parts_of(index, starts)
-    with pytest.raises(ValueError, match="got 24 bytes, expected 12"):
-        rows.gather([(target, 4, (source,))], index, part, starts)
-    with pytest.raises(ValueError, match="one buffer per part"):
-        rows.gather([(target, 8, (source, source))], index, part, starts)
-    with pytest.raises(ValueError, match="got 24 bytes, expected 8"):
-        rows.gather_lists([(target, 8, np.array([0, 1, 1, 1]), (starts,), (source,))], index, part, starts)
-    with pytest.raises(ValueError, match="wrong size"):
-        rows.slice_values(np.array([0, 3]), source, 8, 0, np.array([0, 3]), target)
-    for starts_of_bytes in (np.zeros(1, np.int32), np.zeros(8, np.int8), np.zeros((1, 8), np.int64)):
-        with pytest.raises(ValueError, match="the first rows of the parts has a wrong size"):
-            rows.gather([(target, 8, (source,) * 8)], index, part, starts_of_bytes)
-        with pytest.raises(ValueError, match="the first rows of the parts has a wrong size"):
-            rows.gather_lists([(target, 8, starts, (source,) * 8, (source,) * 8)], index, part, starts_of_bytes)
-    with pytest.raises(ValueError, match="contiguous"):
-        rows.gather([(np.zeros((4, 4))[:, :2], 16, (source,))], index, part, starts)
-    assert not target.any()
-
-
-@compiled
-def test_parts_offsets_and_sizes_that_cannot_be_are_refused():
+def test_offsets_and_sizes_that_cannot_be_are_refused():
     """Such arguments would read or write beyond the buffers."""
     target, source = np.zeros(3, np.int64), np.ones(3, np.int64)
-    index, starts, falling = np.zeros(3, np.int64), np.zeros(1, np.int64), np.array([0, 2, 1, 3])
-    wrong = np.array([0, 1, 0], np.uint16)
+    falling = np.array([0, 2, 1, 3])
     for size in (-1, 2**62, 2**31):
-        with pytest.raises(ValueError, match="a value's size is out of range"):
-            rows.gather([(target, size, (source,))], index, wrong * 0, starts)
         with pytest.raises(ValueError, match="a value's size is out of range"):
             rows.equal_neighbours(np.arange(4), source, size)
         with pytest.raises(ValueError, match="a value's size is out of range"):
             rows.slice_values(np.arange(4), source, size, 0, np.arange(4), target)
-    with pytest.raises(ValueError, match="a row is of part 1: expected one of 1 parts"):
-        rows.gather([(target, 8, (source,))], index, wrong, starts)
-    with pytest.raises(ValueError, match="a row is of part 1: expected one of 1 parts"):
-        rows.gather_lists([(target, 8, np.arange(4), (starts,), (source,))], index, wrong, starts)
     for offsets in (falling, np.array([-1, 0, 1, 2])):
-        with pytest.raises(ValueError, match="the offsets of lists fall, or are negative"):
-            rows.gather_lists([(target, 8, offsets, (starts,), (source,))], index, wrong * 0, starts)
         with pytest.raises(ValueError, match="the offsets of lists fall, or are negative"):
             rows.equal_neighbours(offsets, source, 8)
         with pytest.raises(ValueError, match="the offsets of lists fall, or are negative"):
             rows.slice_values(offsets, source, 8, 0, np.arange(4), target)
         with pytest.raises(ValueError, match="the offsets of lists fall, or are negative"):
             rows.slice_values(np.arange(4), source, 8, 0, offsets, target)
+    with pytest.raises(ValueError, match="wrong size"):
+        rows.slice_values(np.array([0, 3]), np.ones(2, np.int64), 8, 0, np.array([0, 3]), target)
     with pytest.raises(ValueError, match="the values of lists have a wrong size: got 24 bytes, expected 4 of 8 each"):
         rows.equal_neighbours(np.array([0, 1, 4]), source, 8)
     with pytest.raises(ValueError, match="the slice of list 1 is longer than what the list holds from its start"):

@@ -48,6 +48,65 @@ def test_pieces_are_laid_end_to_end():
     assert target[576:588].view(np.float32).tolist() == pytest.approx([2 / 6, 0, 1 / 6])
 
 
+def _gathered() -> list[Any]:
+    """The rows of two parts in another order: the last of the first part, then all of the second."""
+    one, two = _piece(0, 4, 0), _piece(0, 4, 20)
+    index, part = np.array([3, 4, 5, 6, 7], np.int64), np.array([0, 1, 1, 1, 1], np.uint16)
+    ends = np.array([0, 4, 6, 7, 7, 11], np.int64)
+    parts = [
+        tuple(zip(*pair, strict=True)) if isinstance(pair[0], tuple) else pair for pair in zip(one, two, strict=True)
+    ]
+    order = [index, part, np.array([0, 4], np.int64), (ends,)]
+    piece = [0, 3, True, *parts[3:], order]
+    return [np.full(SLOT_BYTES, 7, np.uint8), HEADER, ((88, 128), (140, 192)), piece]
+
+
+def _write(arguments: list[Any]) -> None:
+    target, header, gaps, piece = arguments
+    rows.write_slot(target, header, gaps, [(PLACES, [(*piece[:-1], tuple(piece[-1]))])])
+
+
+def test_rows_of_parts_are_gathered():
+    arguments = _gathered()
+    _write(arguments)
+    target = arguments[0]
+    assert target[64:88].view(np.float32).tolist() == [6, 7, 20, 21, 22, 23]
+    assert target[128:140].view(np.float32).tolist() == [6, 20, 22]
+    assert target[192:240].view(np.int64).tolist() == [3, 20, 21, 13, 30, 31]
+    assert target[320:332].view(np.int32).tolist() == [4, 2, 1]
+    assert target[384:416].view(np.int64).tolist() == [0, 4, 6, 7]
+    assert target[448:504].view(np.int64).tolist() == [3, 4, 5, 6, 2000, 2001, 2002]
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (0, np.array([3, 4], np.int64), "the array of parts has a wrong size"),
+        (1, np.array([0, 2, 1, 1, 1], np.uint16), "a row is of part 2: expected one of 2 parts"),
+        (2, np.zeros(1, np.int32), "the first rows of the parts has a wrong size"),
+        (2, np.zeros(16, np.int8), "the first rows of the parts has a wrong size"),
+        (2, np.zeros(1, np.int64), "a tuple with one buffer per part|a row is of part 1"),
+        (3, (np.array([0, 4, 3, 7, 7, 11], np.int64),), "the offsets of lists fall"),
+        (3, (np.array([0, 4], np.int64),), "the offsets of lists has a wrong size"),
+        (3, (), "the rows of a slot, or its features"),
+    ],
+)
+def test_an_order_that_does_not_fit_its_parts_is_refused(place: int, value: Any, words: str):
+    arguments = _gathered()
+    arguments[3][-1][place] = value
+    with pytest.raises(ValueError, match=words):
+        _write(arguments)
+    assert (arguments[0] == 7).all()
+
+
+def test_rows_that_a_piece_does_not_have_are_refused():
+    for start, stop in ((-1, 2), (3, 6), (2, 1), (2**62, 2**62 + 3)):
+        arguments = _gathered()
+        arguments[3][:2] = start, stop
+        with pytest.raises(ValueError, match="are not among the 5 of a piece"):
+            _write(arguments)
+
+
 def test_sources_may_lie_at_any_address():
     """As blocks that were received from other processes do."""
     found, *rest = _arguments()

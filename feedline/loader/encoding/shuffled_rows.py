@@ -25,14 +25,15 @@ from feedline.native.unique_rows import UniqueRows, chosen_unique
 class ShuffledRows:
     """The rows of `parts`, laid end to end, in the order of `index`: row i is row `index[i]` of them.
 
-    part: uint16 [N], the part that it is of. starts: the first row of each part. offsets, int64 [N + 1] from 0 for each
-    sparse feature, extra and groups: as in `EncodedRows`, in the new order.
+    part: uint16 [N], the part that it is of. starts: the first row of each part. arrays: those of the parts. offsets,
+    int64 [N + 1] from 0 for each sparse feature, extra and groups: as in `EncodedRows`, in the new order.
     """
 
     parts: tuple[EncodedRows, ...]
     index: NDArray[np.int64]
     part: NDArray[np.uint16]
     starts: NDArray[np.int64]
+    arrays: native.PartArrays
     offsets: tuple[NDArray[np.int64], ...]
     extra: tuple[pa.Array, ...]
     groups: tuple[UniqueRows[ShuffledRows], ...] = ()
@@ -76,6 +77,7 @@ def _shuffle(parts: Sequence[EncodedRows], index: NDArray[np.int64]) -> Shuffled
         index=index,
         part=native.parts_of(index, starts),
         starts=starts,
+        arrays=_arrays(parts),
         offsets=tuple(_offsets([part.offsets[column] for part in parts], index) for column in columns),
         extra=tuple(pa.concat_arrays(arrays).take(chosen) for arrays in zip(*extras, strict=True)),
         groups=tuple(_shuffle_group(groups, index) for groups in zip(*(part.groups for part in parts), strict=True)),
@@ -94,35 +96,19 @@ def _offsets(parts: Sequence[NDArray[np.int64]], index: NDArray[np.int64]) -> ND
     return offsets
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Targets:
-    """Where rows are written: slices of a slot's arrays, each contiguous."""
+def _arrays(parts: Sequence[EncodedRows]) -> native.PartArrays:
+    """The arrays of the parts, as slots are written of them."""
+    categorical, values = range(len(parts[0].categorical)), range(len(parts[0].values))
+    return (
+        tuple(part.dense for part in parts),
+        tuple(part.labels for part in parts),
+        tuple(tuple(part.categorical[index] for part in parts) for index in categorical),
+        tuple(tuple(part.values[index] for part in parts) for index in values),
+        tuple(_weights(parts, index) for index in values),
+        tuple(tuple(part.offsets[index] for part in parts) for index in values),
+    )
 
-    dense: NDArray[np.float32]
-    labels: NDArray[np.float32]
-    categorical: Sequence[NDArray[np.int64]]
-    values: Sequence[NDArray[Any]]
-    weights: Sequence[NDArray[np.float32] | None]
 
-
-def gather(rows: ShuffledRows, start: int, stop: int, targets: Targets) -> None:
-    """Write rows [start, stop) into arrays of as many rows; offsets, lengths and extras are the caller's."""
-    parts = rows.parts
-    chosen = rows.index[start:stop], rows.part[start:stop], rows.starts
-    columns: list[native.Column] = [
-        (targets.dense, 4 * targets.dense.shape[1], tuple(part.dense for part in parts)),
-        (targets.labels, 4 * targets.labels.shape[1], tuple(part.labels for part in parts)),
-    ]
-    for column, target in enumerate(targets.categorical):
-        columns.append((target, 8, tuple(part.categorical[column] for part in parts)))
-    native.gather(columns, *chosen)
-    lists: list[native.RaggedColumn] = []
-    for feature, values in enumerate(targets.values):
-        offsets = tuple(part.offsets[feature] for part in parts)
-        ends = rows.offsets[feature][start : stop + 1]
-        lists.append((values, values.itemsize, ends, offsets, tuple(part.values[feature] for part in parts)))
-        target_weights = targets.weights[feature]
-        if target_weights is not None:
-            weights = tuple(array for part in parts if (array := part.weights[feature]) is not None)
-            lists.append((target_weights, 4, ends, offsets, weights))
-    native.gather_lists(lists, *chosen)
+def _weights(parts: Sequence[EncodedRows], index: int) -> tuple[NDArray[np.float32], ...] | None:
+    weights = tuple(array for part in parts if (array := part.weights[index]) is not None)
+    return weights or None

@@ -26,7 +26,7 @@ from feedline.loader.encoding.layout import (
     SlotHeader,
     SlotLayout,
 )
-from feedline.loader.encoding.shuffled_rows import Rows, ShuffledRows, Targets, gather
+from feedline.loader.encoding.shuffled_rows import Rows, ShuffledRows
 from feedline.native import rows as native
 from feedline.native.unique_rows import UniqueRows, unique_range
 
@@ -131,7 +131,7 @@ def write(layout: SlotLayout, batch: Draft, buffer: NDArray[np.uint8]) -> None:
     """Write a measured batch into `buffer`, of at least `batch.placement.nbytes` bytes."""
     header = layout.header_struct.pack(*layout.header_to_words(batch.header))
     parts = (batch.slices, *(group.slices for group in batch.groups))
-    if native.COMPILED and not any(isinstance(piece.encoded, ShuffledRows) for part in parts for piece in part):
+    if native.COMPILED:
         pieces = [(_places(layout, batch, index), [_piece(each) for each in part]) for index, part in enumerate(parts)]
         native.write_slot(buffer, header, batch.placement.gaps, pieces)
     else:
@@ -164,13 +164,14 @@ def _places(layout: SlotLayout, batch: Draft, index: int) -> native.SlotPlaces:
 
 def _piece(piece: RowSlice) -> native.SlotPiece:
     rows = piece.encoded
-    assert isinstance(rows, EncodedRows)
+    if isinstance(rows, ShuffledRows):
+        return piece.start, piece.stop, piece.valid, *rows.arrays, (rows.index, rows.part, rows.starts, rows.offsets)
     arrays = rows.dense, rows.labels, rows.categorical, rows.values, rows.weights, rows.offsets
     return piece.start, piece.stop, piece.valid, *arrays
 
 
 def _write_arrays(layout: SlotLayout, batch: Draft, header: bytes, buffer: NDArray[np.uint8]) -> None:
-    """Write all but extras and inverses; rows in another order are gathered."""
+    """The same without the compiled function, where no rows are in another order."""
     buffer[: len(header)] = np.frombuffer(header, np.uint8)
     for start, stop in batch.placement.gaps:
         buffer[start:stop] = 0  # so that a slot's bytes depend on its batch alone
@@ -226,21 +227,18 @@ def _write_tensors(arrays: TensorArrays, slices: Sequence[RowSlice]) -> None:
     for piece in slices:
         encoded, start, stop = piece.encoded, piece.start, piece.stop
         end = row + stop - start
+        assert isinstance(encoded, EncodedRows)
         begins, filled = filled, _write_offsets(arrays, piece, row, filled)
-        targets = Targets(
-            dense=arrays.dense[row:end],
-            labels=arrays.labels[row:end],
-            categorical=[column[row:end] for column in arrays.categorical],
-            values=[values[first:last] for values, first, last in zip(arrays.values, begins, filled, strict=True)],
-            weights=[
-                None if weights is None else weights[first:last]
-                for weights, first, last in zip(arrays.weights, begins, filled, strict=True)
-            ],
-        )
-        if isinstance(encoded, ShuffledRows):
-            gather(encoded, start, stop, targets)
-        else:
-            _copy(encoded, start, stop, targets)
+        arrays.dense[row:end] = encoded.dense[start:stop]
+        arrays.labels[row:end] = encoded.labels[start:stop]
+        for target, column in zip(arrays.categorical, encoded.categorical, strict=True):
+            target[row:end] = column[start:stop]
+        for index, borders in enumerate(encoded.offsets):
+            rows, place = slice(int(borders[start]), int(borders[stop])), slice(begins[index], filled[index])
+            arrays.values[index][place] = encoded.values[index][rows]
+            target_weights, weights = arrays.weights[index], encoded.weights[index]
+            if target_weights is not None and weights is not None:
+                target_weights[place] = weights[rows]
         row = end
     for offsets, lengths in zip(arrays.offsets, arrays.lengths, strict=True):
         np.subtract(offsets[1:], offsets[:-1], out=lengths, casting="unsafe")
@@ -264,20 +262,6 @@ def _write_offsets(arrays: TensorArrays, piece: RowSlice, row: int, filled: Sequ
         ends.append(begin + int(borders[stop]) - first)
         np.add(borders[start + 1 : stop + 1], begin - first, out=arrays.offsets[index][here])
     return ends
-
-
-def _copy(encoded: EncodedRows, start: int, stop: int, targets: Targets) -> None:
-    """Copy rows [start, stop)."""
-    targets.dense[...] = encoded.dense[start:stop]
-    targets.labels[...] = encoded.labels[start:stop]
-    for target, column in zip(targets.categorical, encoded.categorical, strict=True):
-        target[...] = column[start:stop]
-    for index, borders in enumerate(encoded.offsets):
-        rows = slice(int(borders[start]), int(borders[stop]))
-        targets.values[index][...] = encoded.values[index][rows]
-        target_weights, weights = targets.weights[index], encoded.weights[index]
-        if target_weights is not None and weights is not None:
-            target_weights[...] = weights[rows]
 
 
 class TensorArrays:
