@@ -52,7 +52,7 @@ class SlotWriters:
         return bool(self._writing)
 
     @property
-    def are_needed(self) -> bool:
+    def is_waited_for(self) -> bool:
         """Whether the trainer may have nothing to read: no slot is written, or ready, beside the two that it uses."""
         return not self._writing and self._ring.slots - self._ring.free_slots <= 2
 

@@ -96,7 +96,7 @@ class TrainerStream:
 
         step_s: of the trainer. ready: called for each whose blocks are there.
         """
-        most = 1 if writers.are_needed else _MOST_AT_ONCE
+        most = 1 if writers.is_waited_for else _MOST_AT_ONCE
         try:
             for _ in range(min(most, self.schedule.steps - self.step)):
                 if self.draft is None:

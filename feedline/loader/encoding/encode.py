@@ -151,7 +151,7 @@ class _GatheredColumns:
             ids = ids.astype(np.int32)  # twice as many of them in the caches
         extremes = np.empty(2, np.int64)
         self.add(coded, ids, target, extremes=extremes)
-        self._counted.append((column, extremes, self._rows_of(coded)))
+        self._counted.append((column, extremes, self._count_of(coded)))
         return target
 
     def add_floats(
@@ -170,11 +170,11 @@ class _GatheredColumns:
             assert coded.used is not None, "of floats, the least and the greatest are counted"
             used = values[coded.used]
             extremes = (np.minimum.reduce(used), np.maximum.reduce(used)) if count else (math.inf, -math.inf)
-            self.observer.count_floats(column, self._rows_of(coded), extremes)
+            self.observer.count_floats(column, self._count_of(coded), extremes)
         if count:
             self.add(coded, values, target, first, step)
 
-    def _rows_of(self, coded: CodedValues) -> int:
+    def _count_of(self, coded: CodedValues) -> int:
         """How many values all rows of the table have."""
         if self.repeats is None:
             return coded.count
