@@ -136,6 +136,8 @@ def _children() -> dict[int, str]:
     for process in psutil.Process().children(recursive=True):
         try:
             command = "(zombie)" if process.status() == psutil.STATUS_ZOMBIE else " ".join(process.cmdline())
+        except psutil.ZombieProcess:  # it ended between the two
+            command = "(zombie)"
         except psutil.NoSuchProcess:
             continue
         if not any(word in command for word in STAYS):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 LEAKS = '''
@@ -68,3 +71,25 @@ def test_leaks_are_found(tmp_path: Path):
         "unit/test_leaks_elsewhere.py::test_last",
     ], run.stdout
     assert f"{2 * LEAKS.count('def test')} passed, 8 errors" in run.stdout
+
+
+def test_a_process_that_ends_while_it_is_looked_at_is_found(monkeypatch: pytest.MonkeyPatch):
+    spec = importlib.util.spec_from_file_location("leak_scan", Path(__file__).with_name("conftest.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    conftest = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(conftest)
+    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    status = psutil.Process.status
+
+    def end_after(self: psutil.Process) -> str:
+        found = status(self)
+        if self.pid == process.pid and found != psutil.STATUS_ZOMBIE:
+            process.stdin.close()
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        return found
+
+    monkeypatch.setattr(psutil.Process, "status", end_after)
+    found = conftest._children()
+    process.wait()
+    assert found[process.pid] == "(zombie)"
