@@ -141,9 +141,7 @@ def _compile_parts(
     whole = {*kept_columns(job), *recorded, *(column for column, count in readers.items() if count > 1)}
     parts = []
     for name, own, part in zip(names, of_parts, batch.parts, strict=True):
-        reads = {output.name: output.reads for output in own.outputs}
-        found = coded_features(own.features, schema, reads)
-        coded = {column: most for column, most in found.items() if column not in whole}
+        coded = {column: most for column, most in coded_features(own).items() if column not in whole}
         if name is not None:  # whole lists decide whether rows repeat; of unique rows, flat numbers are mostly distinct
             coded = {column: 0 for column in coded if not pa.types.is_primitive(schema.field(column).type)}
         columns = () if name is None else (*own.parts, *own.marks)

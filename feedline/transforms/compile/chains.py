@@ -75,6 +75,10 @@ class Compiler:
         """The columns, or parts of columns, that a value derives from."""
         return tuple(self._provenance[key].types)
 
+    def row_columns(self, key: Key) -> tuple[str, ...]:
+        """The columns that the ops before a value need of each row besides."""
+        return tuple(sorted(self._provenance[key].row_columns))
+
     def feature(self, feature: FeatureSpec) -> tuple[Value, str, Key]:
         """The value in its group's type, the kind before that conversion, and the key of the value."""
         value, key = self.chain(feature)
@@ -154,7 +158,8 @@ class Compiler:
             self._read(columns[role], self._type(columns[role]))
         if isinstance(seen_rows, str):
             side_values[SEEN] = Value(expr=pl.col(seen_rows), dtype=pl.Boolean())
-        return OpContext(artifact=artifact, side_values=side_values), provenance
+        row_columns = provenance.row_columns.union(columns[role] for role in roles)
+        return OpContext(artifact=artifact, side_values=side_values), replace(provenance, row_columns=row_columns)
 
     def _lookups_after(self, before: Sequence[Lookup], value: Value) -> tuple[Lookup, ...]:
         """The lookups of a chain with those of its last op, whose column is computed before the op's result."""

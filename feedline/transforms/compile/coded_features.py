@@ -9,7 +9,7 @@ that does not name the row: the caller then evaluates the rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -27,12 +27,17 @@ from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
 from feedline.transforms.learning.learner import ArtifactSet
 from feedline.transforms.ops import bind
+from feedline.transforms.registry.op import Op
+from feedline.transforms.registry.user_functions import PYTHON
 from feedline.transforms.values.arrays import as_arrays
 from feedline.transforms.values.ragged import slice_bounds, slice_numbers
 
-# Ops on numbers that cost more than a value's code does: 5 ns per row, with the call for each chunk of a column.
+# Ops on numbers that cost more than a value's code does: 5 ns per row, with the call for each chunk of a column. So do
+# those of users that declare `per_value`.
 # Strings and lists are worth their codes with any op.
-_COSTLY = frozenset({"vocabulary", "log", "log1p", "logit", "box_cox"})
+_COSTLY = frozenset(
+    {"vocabulary", "join_external", "target_encoding", "group_statistics", "log", "log1p", "logit", "box_cox"}
+)
 _MOST_PREFIX = 2**30  # longer ones are no limit
 Slices = tuple[tuple[int, int | None], ...]
 # By column, slices and whether a null was appended: the last dictionary of which all was evaluated, and the values of
@@ -186,12 +191,12 @@ def coded_slices(feature: FeatureSpec, kind: pa.DataType) -> Slices | None:
         return None
     if feature.group == "extra" or pat.is_nested(kind.value_type if lists else kind):
         return None
-    if not lists and pat.is_primitive(kind) and not any(call.op in _COSTLY for call in feature.ops):
+    chain = [bind(call) for call in feature.ops]
+    if not lists and pat.is_primitive(kind) and not any(_is_costly(bound.op) for bound in chain):
         return None
     slices = []
     may_fail = False
-    for call in feature.ops:
-        bound = bind(call)
+    for bound in chain:
         if bound.op.slices is not None:
             if may_fail:
                 return None
@@ -199,22 +204,24 @@ def coded_slices(feature: FeatureSpec, kind: pa.DataType) -> Slices | None:
             slices.append((kept.start or 0, kept.stop))
         elif not bound.op.per_value:
             return None
-        may_fail |= bound.op.learns is not None or bound.op.name == "cast"
+        may_fail |= bound.op.takes_context or bound.op.name == "cast" or bound.op.placement == PYTHON
     return tuple(slices)
 
 
-def coded_features(
-    features: Sequence[FeatureSpec], schema: pa.Schema, reads: Mapping[str, Sequence[str]]
-) -> dict[str, int]:
+def _is_costly(op: Op) -> bool:
+    return op.name in _COSTLY or op.placement == PYTHON
+
+
+def coded_features(features: CompiledFeatures) -> dict[str, int]:
     """The columns that features read, all of them value by value, each with the most elements of a list that they need
-    from its beginning (0: all of them). reads: the columns of each feature, by name.
+    from its beginning (0: all of them).
     """
-    columns = {feature.column or feature.name for feature in features if feature.op is None and feature.expr is None}
-    prefixes: dict[str, list[int]] = {name: [] for name in schema.names if name in columns}
-    for feature in features:
-        name = feature.column or feature.name
-        slices = coded_slices(feature, schema.field(name).type) if name in prefixes else None
-        for read in reads[feature.name]:
+    prefixes: dict[str, list[int]] = {name: [] for name in features.columns}
+    for feature, output in zip(features.features, features.outputs, strict=True):
+        name, slices = feature.column or feature.name, None
+        if name in prefixes and not output.row_columns and not isinstance(output.dtype, pl.Array):
+            slices = coded_slices(feature, features.schema.field(name).type)
+        for read in (*output.reads, *output.row_columns):
             if read != name or slices is None:
                 prefixes.pop(read, None)
             elif read in prefixes:

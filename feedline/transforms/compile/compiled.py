@@ -42,8 +42,9 @@ _MARK = pl.Boolean()
 class Output:
     """One finished feature: `dtype` is its group's, `kind` that of its chain's last value, such as "float list".
 
-    reads: the columns, or parts of columns, that it derives from. lookups: those of its chain, in order.
-    num_embeddings: n if its ids are in [0, n); None if that is unknown, or its fit is missing.
+    reads: the columns, or parts of columns, that it derives from. row_columns: those that its ops need of each row
+    besides, for the fold of a row that a fit has seen. lookups: those of its chain, in order. num_embeddings: n if its
+    ids are in [0, n); None if that is unknown, or its fit is missing.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Output:
     dtype: pl.DataType
     kind: str
     reads: tuple[str, ...]
+    row_columns: tuple[str, ...]
     lookups: tuple[Lookup, ...]
     num_embeddings: int | None
 
@@ -219,6 +221,7 @@ def compile_features(
             dtype=finished.dtype,
             kind=kind,
             reads=compiler.source_columns(key),
+            row_columns=compiler.row_columns(key),
             lookups=compiler.lookups[key],
             num_embeddings=compiler.ids[key],
         )

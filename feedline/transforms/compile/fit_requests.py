@@ -23,17 +23,25 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """What a value derives from: the table's columns with their types, and the missing fits."""
+    """What a value derives from: the table's columns with their types, and the missing fits.
+
+    row_columns: the columns that ops need of each row besides its value, see `Learning.row_roles`.
+    """
 
     types: Mapping[str, str]
     depends: frozenset[str] = frozenset()
+    row_columns: frozenset[str] = frozenset()
 
     def merge(self, others: Sequence[Provenance]) -> Provenance:
         """The provenance of several values together."""
         types = dict(self.types)
         for other in others:
             types |= other.types
-        return Provenance(types=types, depends=self.depends.union(*(other.depends for other in others)))
+        return Provenance(
+            types=types,
+            depends=self.depends.union(*(other.depends for other in others)),
+            row_columns=self.row_columns.union(*(other.row_columns for other in others)),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +144,7 @@ class FitRequests:
             self.digests[key] = found.digest
             return found, position.provenance
         self._add(bound, request, position.key)
-        return learner.blank(), Provenance(types=position.provenance.types, depends=position.provenance.depends | {key})
+        return learner.blank(), replace(position.provenance, depends=position.provenance.depends | {key})
 
     def _add(self, bound: BoundOp, request: FitRequest, chain: Key) -> None:
         earlier = self._requests.setdefault(request.key, request)

@@ -197,6 +197,7 @@ def _learner(parameters: GroupStatistics, values: Sequence[Value]) -> Statistics
 
 
 @op(
+    per_value=True,
     inputs=(KEY,),
     repeats=True,
     gives="float64 (count int64), lists of it, or vectors of float64 for a list of statistics",

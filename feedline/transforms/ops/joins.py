@@ -66,6 +66,7 @@ _ITEMS = {"item": (7, 8), "price": (0.5, 1.5), "age": (20, 30)}
 
 
 @op(
+    per_value=True,
     gives="the type of the column `take`; lists of it for lists; a vector for several columns",
     inputs=(Input(name="key", takes=frozenset({INTEGER, STRING}), lists="elements", weighted=True),),
     repeats=True,

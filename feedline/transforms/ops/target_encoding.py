@@ -246,6 +246,7 @@ def _learner(parameters: TargetEncoding, values: Sequence[Value]) -> TargetMeans
 
 
 @op(
+    per_value=True,
     inputs=(KEY,),
     repeats=True,
     gives="float64, or lists of it",

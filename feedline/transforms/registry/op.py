@@ -121,7 +121,7 @@ class Op:
     weighted: its function handles the weights of a list. inputs: the columns of an op over several columns; with
     `repeats`, the last of them may occur any number of times. learns, reads: the source of its artifact. ids: the
     number of ids that it may give. per_value: whether its result for a value, or an element of a list, depends on that
-    value alone. slices: the elements of each list that it keeps, if that is all it does.
+    value alone, and on `row_roles` of its row. slices: the elements of each list that it keeps, if that is all it does.
     """
 
     name: str

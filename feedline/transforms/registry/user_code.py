@@ -54,6 +54,13 @@ class PythonCall(Parameters):
     ] = None
     gives: Annotated[str | None, Field(description="The type of a value, such as float32 or list<int64>.")] = None
     version: Annotated[int | None, Field(ge=1, description="Raise it when the same source gives other values.")] = None
+    per_value: Annotated[
+        bool | None,
+        Field(
+            exclude_if=lambda per_value: not per_value,
+            description="Each result depends on one value alone: lists are given as their elements.",
+        ),
+    ] = None
     parameters: Annotated[dict[str, Any], Field(default_factory=dict, description="Passed to the function by name.")]
 
 
@@ -72,6 +79,7 @@ class _Function:
     parameters: dict[str, Any]
     form: Form
     dtype: pl.DataType
+    per_value: bool
 
     def apply(self, values: Sequence[Value]) -> Value:
         """The value it computes from columns. Raises SpecError."""
@@ -81,11 +89,12 @@ class _Function:
             raise SpecError(f"{self.name} cannot be called with {self._count_values(len(values))}: {error}") from error
         except ValueError:  # a builtin without a signature
             pass
+        elements = len(values) == 1 and values[0].kind.listed and (self.per_value or self.form == "numpy")
         if self.form == "expression":
-            return self._value(values, self._expression(values), elements=False)
+            dtypes = [element_type(value.dtype) if elements else value.dtype for value in values]
+            return self._value(values, self._expression(dtypes), elements=elements)
         if self.form == "arrow":
-            return self._value(values, self._arrow, elements=False)
-        elements = len(values) == 1 and values[0].kind.listed
+            return self._value(values, self._arrow, elements=elements)
         for value in values:
             self._require_numbers(value.kind, elements)
         return self._value(values, self._numpy, elements=elements)
@@ -110,8 +119,8 @@ class _Function:
                 f"`form: arrow`, which may give strings and lists"
             )
 
-    def _expression(self, values: Sequence[Value]) -> Callable[..., pl.Series]:
-        names = [f"x{index}" for index in range(len(values))] if len(values) > 1 else ["x"]
+    def _expression(self, dtypes: Sequence[pl.DataType]) -> Callable[..., pl.Series]:
+        names = [f"x{index}" for index in range(len(dtypes))] if len(dtypes) > 1 else ["x"]
         result = self._answer(*(pl.col(name) for name in names), error=SpecError)
         if not isinstance(result, pl.Expr):
             raise SpecError(f"{self.name} must return a Polars expression: got {type(result).__name__}")
@@ -124,7 +133,7 @@ class _Function:
                 f"{self.name} must compute each row from that row alone: got {node}. Write `form: arrow` for parts "
                 f"that cannot be checked, such as Python functions inside lists"
             )
-        schema = {name: value.dtype for name, value in zip(names, values, strict=True)}
+        schema = dict(zip(names, dtypes, strict=True))
         try:
             dtype = pl.LazyFrame(schema=schema).select(result.alias("made")).collect_schema()["made"]
         except pl.exceptions.PolarsError as error:
@@ -228,12 +237,16 @@ def _bind(call: OpCall, python_call: PythonCall, folder: str) -> BoundOp:
             f"{python_call.function} must give a number, bool, string or a list of these: got {declaration.gives!r}"
         )
         raise OpError(call.path, f"{call.op}: {message}")
+    if declaration.per_value and isinstance(dtype, pl.List):
+        message = f"{python_call.function} must give one value for each, as it is per_value: got {declaration.gives!r}"
+        raise OpError(call.path, f"{call.op}: {message}")
     function = _Function(
         name=python_call.function,
         function=loaded.function,
         parameters=python_call.parameters,
         form=declaration.form,
         dtype=dtype,
+        per_value=declaration.per_value,
     )
     text = inspect.getdoc(loaded.function) or ""
     op = _op(call.op, declaration, BoundPythonCall, text=text, function=lambda values, _: function.apply(values))
@@ -241,6 +254,7 @@ def _bind(call: OpCall, python_call: PythonCall, folder: str) -> BoundOp:
         "form": declaration.form,
         "gives": declaration.gives,
         "version": declaration.version,
+        "per_value": declaration.per_value,
     }
     return BoundOp(op=op, parameters=BoundPythonCall(**content, source=loaded.source), path=call.path)
 
@@ -274,12 +288,13 @@ def _op(
         learns=None,
         reads=None,
         ids=any_ids,
+        per_value=declaration.per_value,
     )
 
 
 def _declaration(python_call: PythonCall, declared: OpDeclaration | None) -> OpDeclaration:
     """The declaration in pipeline.yaml or by `user_op`. Raises SpecError unless there is exactly one."""
-    here = [key for key in ("form", "gives", "version") if getattr(python_call, key) is not None]
+    here = [key for key in ("form", "gives", "version", "per_value") if getattr(python_call, key) is not None]
     if declared is not None:
         if here:
             raise SpecError(
@@ -293,7 +308,10 @@ def _declaration(python_call: PythonCall, declared: OpDeclaration | None) -> OpD
             f'"{python_call.function}", gives: float32}}}}, or declare it with @feedline.user_op(gives="float32")'
         )
     return OpDeclaration(
-        gives=python_call.gives, form=python_call.form or "expression", version=python_call.version or 1
+        gives=python_call.gives,
+        form=python_call.form or "expression",
+        version=python_call.version or 1,
+        per_value=bool(python_call.per_value),
     )
 
 
