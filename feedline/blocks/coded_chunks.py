@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from feedline.blocks.single_flight import SingleFlight
 from feedline.spec.features import FeatureSpec
-from feedline.transforms.compile.coded_features import CodedColumn
+from feedline.transforms.compile.coded_features import CodedColumn, value_features
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
-from feedline.transforms.learning.learner import ArtifactSet
 from feedline.warehouse.parquet.repeated_rows import first_rows
+from feedline.warehouse.reading.expanded_codes import expand_codes
 
 _MOST_SETS = 8  # sets of coded columns for which a job's features are compiled
 
@@ -43,12 +43,6 @@ class DictionaryFrame:
         return DictionaryFrame(
             self.frame, {name: self.dictionaries[name] for name in coded if name in self.dictionaries}
         )
-
-
-def expand_codes(frame: pl.DataFrame, dictionaries: Mapping[str, pl.Series]) -> pl.DataFrame:
-    """Replace the codes of these columns by the values that they stand for."""
-    expanded = [_expand(frame.get_column(name), values) for name, values in dictionaries.items()]
-    return frame.with_columns(expanded) if expanded else frame
 
 
 def first_coded_rows(coded: DictionaryFrame, columns: Sequence[str], borders: Sequence[int]) -> NDArray[np.bool_]:
@@ -73,16 +67,6 @@ def first_coded_rows(coded: DictionaryFrame, columns: Sequence[str], borders: Se
             values = expand_codes(pairs, {name: coded.dictionaries[name]})
             starts[other] = first_rows(values, [name], ())[1::2]
     return starts
-
-
-def _expand(codes: pl.Series, values: pl.Series) -> pl.Series:
-    if not isinstance(codes.dtype, pl.List):
-        return values.gather(codes).alias(codes.name)
-    array = codes.rechunk().to_arrow()
-    kind = pa.large_list(values.to_arrow().type)
-    flat = values.gather(pl.Series(array.values)).to_arrow()
-    lists = pa.Array.from_buffers(kind, len(array), array.buffers()[:2], array.null_count, array.offset, [flat])
-    return pl.Series(codes.name, lists)
 
 
 def join_coded(parts: Sequence[DictionaryFrame]) -> DictionaryFrame:
@@ -130,23 +114,26 @@ def _shift(codes: pl.Series, start: int) -> pl.Series:
 class CodedColumns:
     """The features of plain rows, or those of a group, by the columns that come as codes.
 
-    columns: those that may, see `coded_features`.
+    columns: those that may, each with the most elements of its lists that are needed (0: all). expanded: those of them
+    of which not everything is computed on codes.
     """
 
-    def __init__(
-        self, columns: Mapping[str, int], features: Sequence[FeatureSpec], schema: pa.Schema, artifacts: ArtifactSet
-    ) -> None:
+    def __init__(self, columns: Mapping[str, int], expanded: frozenset[str], features: CompiledFeatures) -> None:
         self.columns = columns
+        self.expanded = expanded.intersection(columns)
         self._features = features
-        self._schema = schema
-        self._artifacts = artifacts
+        self._by_column: dict[str, list[FeatureSpec]] = {name: [] for name in columns}
+        for feature, slices in value_features(features):
+            name = feature.column or feature.name
+            if slices is not None and name in columns:
+                self._by_column[name].append(feature)
         self._sets: set[frozenset[str]] = set()
         self._splits: SingleFlight[frozenset[str], tuple[CompiledFeatures, list[CodedColumn]]] = SingleFlight()
         self._coded: SingleFlight[str, CodedColumn] = SingleFlight()
 
     def split(self, coded: Collection[str]) -> tuple[CompiledFeatures, list[CodedColumn]] | None:
-        """The features that read none of the coded columns, and those of each of these; None where files differ so
-        much in what they code that it is not worth to compile the features for each set of columns.
+        """The features that are computed on rows, and those of each coded column; None where files differ so much in
+        what they code that it is not worth to compile the features for each set of columns.
         """
         names = frozenset(coded)
         if names not in self._sets and len(self._sets) >= _MOST_SETS:
@@ -155,14 +142,11 @@ class CodedColumns:
         return self._splits.get(names, lambda: self._compile(names))
 
     def _compile(self, coded: Collection[str]) -> tuple[CompiledFeatures, list[CodedColumn]]:
-        features = [feature for feature in self._features if _column(feature) not in coded]
-        plain = compile_features(features, self._schema, self._artifacts)
+        whole = self._features
+        on_codes = {feature.name for name in coded for feature in self._by_column[name]}
+        features = [feature for feature in whole.features if feature.name not in on_codes]
+        plain = compile_features(features, whole.schema, whole.artifacts)
         return plain, [self._coded.get(name, functools.partial(self._column, name)) for name in sorted(coded)]
 
     def _column(self, name: str) -> CodedColumn:
-        own = [feature for feature in self._features if _column(feature) == name]
-        return CodedColumn(name, own, self._schema, self._artifacts)
-
-
-def _column(feature: FeatureSpec) -> str | None:
-    return (feature.column or feature.name) if feature.op is None and feature.expr is None else None
+        return CodedColumn(name, self._by_column[name], self._features.schema, self._features.artifacts)

@@ -35,6 +35,7 @@ from feedline.native.turns import TURN
 from feedline.native.unique_rows import UniqueRows, first_uses, join_inverses
 from feedline.transforms.compile.coded_features import Evaluated
 from feedline.warehouse.reading.columns import CHUNK_ROWS
+from feedline.warehouse.reading.expanded_codes import expand_series
 from feedline.warehouse.reading.fragment import Chunk
 from feedline.warehouse.reading.read import read_fragment
 from feedline.warehouse.reading.row_position import with_row_position
@@ -68,7 +69,7 @@ def run_block(job: Job | str, request: BlockRequest, key: str, packed: bool) -> 
         encoder.begin_piece()
         for chunk in _chunks(compiled, piece, as_stored=True):
             if job.by is not None:
-                groups.append(chunk.frame.get_column(job.by))
+                groups.append(_values(chunk, job.by))
             piece_rows += chunk.frame.height
             if recorder is not None:
                 recorder.add(chunk.frame)
@@ -147,6 +148,7 @@ def _chunks(compiled: CompiledJob, piece: PieceRequest, *, as_stored: bool = Fal
         chunk_rows=max(CHUNK_ROWS, min(piece.skip + piece.rows, _MOST_ROWS)) if larger else CHUNK_ROWS,
         compact=compiled.compact if as_stored else (),
         coded=compiled.coded if as_stored else {},
+        expanded=compiled.expanded,
     )
     for chunk in chunks:
         height = chunk.frame.height
@@ -312,7 +314,7 @@ class _Encoder:
                     found, counts = column.apply(codes, dictionary, self._evaluated, repeats)
                     values |= found
                     lookups |= counts
-            plain, more = features.apply_counting(coded.frame, repeats)
+            plain, more = features.apply_counting(coded.only(features.columns).expand(), repeats)
             self._clock.lap("transform")
             filters, rows, order = self._compiled.filters, coded.frame.height, self._order_of(part, values)
             encoded = encode(plain, part.schema, self.observer, filters, repeats, coded=values, rows=rows, order=order)
@@ -381,6 +383,12 @@ def _join_groups(parts: Sequence[_Stored]) -> _Stored:
     """Rows laid end to end."""
     inverse = join_inverses([part.inverse for part in parts], [part.rows.frame.height for part in parts])
     return UniqueRows(join_coded([part.rows for part in parts]), inverse)
+
+
+def _values(chunk: Chunk, name: str) -> pl.Series:
+    """A column of a chunk, of every row."""
+    column, values = chunk.frame.get_column(name), chunk.dictionaries.get(name)
+    return column if values is None else expand_series(column, values)
 
 
 def _coded(frame: pl.DataFrame, chunk: Chunk) -> DictionaryFrame:

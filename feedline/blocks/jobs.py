@@ -23,8 +23,9 @@ from feedline.blocks.single_flight import SingleFlight
 from feedline.errors import ClusterError, FeedlineError
 from feedline.expressions import BoundExpression, bind_where
 from feedline.expressions.column_parts import not_null
+from feedline.expressions.types import has_strings
 from feedline.loader.encoding.layout import BatchSchema, SlotLayout
-from feedline.transforms.compile.coded_features import coded_features
+from feedline.transforms.compile.coded_features import coded_columns
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
 from feedline.transforms.registry.user_functions import check_functions
 from feedline.warehouse.reading.sample import BoundSample, bind_sample
@@ -53,8 +54,9 @@ class CompiledJob:
     """A job's compiled features, filter and sample, with the layout of its slots.
 
     parts: the features of plain rows, then those of each deduplicated group, in the layout's order. compact: columns
-    that only deduplicated groups read. coded: columns that may come as codes, as all that is computed of them is
-    computed value by value, each with the most elements of its lists that are needed (0: all).
+    that only deduplicated groups read. coded: columns that may come as codes, as features are computed of them value by
+    value, each with the most elements of its lists that are needed (0: all). expanded: those of them of which values
+    are needed, too.
     """
 
     features: CompiledFeatures
@@ -69,6 +71,7 @@ class CompiledJob:
     compact: frozenset[str]
     filters: dict[str, str]  # by feature, the filter that would drop its columns' nulls
     coded: Mapping[str, int]
+    expanded: frozenset[str]
 
 
 _jobs: SingleFlight[str, Job] = SingleFlight()
@@ -124,6 +127,7 @@ def _compile(job: Job) -> CompiledJob:
         compact=compact,
         filters=filters,
         coded={name: most for part in parts for name, most in part.coded_columns.columns.items()},
+        expanded=frozenset[str]().union(*(part.coded_columns.expanded for part in parts)),
     )
 
 
@@ -137,15 +141,19 @@ def _compile_parts(
         chosen = [[feature for feature in job.features if feature.dedup == name] for name in names]
         of_parts = [compile_features(each, schema, artifacts) for each in chosen]
     readers = Counter(column for own in of_parts for column in (*own.parts, *own.marks))
-    recorded = () if job.record is None else [name for name, _ in job.record.identity.columns]
-    whole = {*kept_columns(job), *recorded, *(column for column, count in readers.items() if count > 1)}
+    identity = None if job.record is None else job.record.identity
+    recorded = () if identity is None else (*identity.key, *(name for name, _ in identity.columns))
+    whole = {*recorded, *(column for column, count in readers.items() if count > 1)}
+    by = frozenset[str]() if job.by is None else frozenset({job.by})
+    whole |= {name for name in by if not has_strings(schema.field(name).type)}
     parts = []
     for name, own, part in zip(names, of_parts, batch.parts, strict=True):
-        coded = {column: most for column, most in coded_features(own).items() if column not in whole}
+        found, expanded = coded_columns(own)
+        coded = {column: 0 if column in by else most for column, most in found.items() if column not in whole}
         if name is not None:  # whole lists decide whether rows repeat; of unique rows, flat numbers are mostly distinct
             coded = {column: 0 for column in coded if not pa.types.is_primitive(schema.field(column).type)}
         columns = () if name is None else (*own.parts, *own.marks)
-        parts.append(CompiledPart(own, part, columns, CodedColumns(coded, own.features, schema, artifacts)))
+        parts.append(CompiledPart(own, part, columns, CodedColumns(coded, expanded | by, own)))
     return tuple(parts)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.types as pat
 
 INTEGER = "integer"
 FLOAT = "float"
@@ -115,6 +116,13 @@ def column_type(field: pa.Field) -> pl.DataType | None:
         return None
     assert isinstance(frame, pl.DataFrame)
     return frame.dtypes[0]
+
+
+def has_strings(kind: pa.DataType) -> bool:
+    """Whether the values, or the elements of lists, are strings or binary values."""
+    values = kind.value_type if pat.is_list(kind) or pat.is_large_list(kind) else kind
+    tests = (pat.is_string, pat.is_large_string, pat.is_binary, pat.is_large_binary)
+    return any(test(values) for test in tests)
 
 
 def language_type(dtype: pl.DataType) -> pl.DataType:

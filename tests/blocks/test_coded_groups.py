@@ -24,6 +24,7 @@ from feedline.errors import FeedlineError
 from feedline.native import parquet as native
 from feedline.warehouse.parquet.decode import DECODER_VARIABLE
 from feedline.warehouse.parquet.repeated_rows import first_rows
+from feedline.warehouse.reading import coded_conditions
 
 needs_kernel = pytest.mark.skipif(not native.COMPILED, reason="installed without a compiler: no column comes as codes")
 ROWS, ROW_GROUP, SESSION = 3000, 700, 6
@@ -190,8 +191,26 @@ def test_groups_are_those_computed_on_rows(
 
 
 @needs_kernel
+@pytest.mark.filterwarnings("ignore:feature 'unclean'", "ignore:feature 'scores'")
+def test_strings_of_groups_are_codes_where_filter_and_sample_need_their_values(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(coded_conditions, "_LEAST_STRINGS", 0)
+    sample = {"fraction": 0.7, "seed": 4, "key": ["word", "number"]}
+    source = {"where": "word != other or tags.list.len() > 1", "sample": sample}
+    pipeline(table, tmp_path, source=source).fit()
+    counter = Counter(monkeypatch)
+    coded = outcome(pipeline(table, tmp_path, source=source))
+    assert counter.columns >= {"history", "scores"}
+    assert (counter.columns >= CODED) or pq.read_schema(table / "0.parquet").get_field_index("__run_user") >= 0
+    monkeypatch.setenv(DECODER_VARIABLE, "arrow")
+    assert coded == outcome(pipeline(table, tmp_path, source=source))
+    assert isinstance(coded[0], list)
+
+
+@needs_kernel
 def test_columns_of_several_groups_come_as_codes(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """But not one of which an expression, too, is a feature; of lists, all elements."""
+    """Also strings of which an expression, too, is a feature; of lists, all elements."""
     features = {
         "dense": {"length": {"expr": "word.str.len_chars()", "ops": [{"fill_null": 0}]}},
         "categorical": {"word": [{"hash_bucket": 9}, {"fill_null": 0}], "other": [{"hash_bucket": 5}]},
@@ -204,7 +223,7 @@ def test_columns_of_several_groups_come_as_codes(table: Path, tmp_path: Path, mo
     }
     counter = Counter(monkeypatch)
     made = pipeline(table, tmp_path, **changes)
-    assert compile_job(made.plan().job).coded == {"history": 0, "other": 0, "tags": 0}
+    assert compile_job(made.plan().job).coded == {"word": 0, "history": 0, "other": 0, "tags": 0}
     coded = outcome(made)
     assert counter.columns >= {"history", "tags"}
     monkeypatch.setenv(DECODER_VARIABLE, "arrow")

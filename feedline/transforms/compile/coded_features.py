@@ -20,6 +20,7 @@ import pyarrow.types as pat
 from numpy.typing import NDArray
 
 from feedline.errors import DataError
+from feedline.expressions.types import has_strings
 from feedline.native import rows
 from feedline.native.coded_values import CodedValues
 from feedline.native.rows import Codes
@@ -212,21 +213,35 @@ def _is_costly(op: Op) -> bool:
     return op.name in _COSTLY or op.placement == PYTHON
 
 
-def coded_features(features: CompiledFeatures) -> dict[str, int]:
-    """The columns that features read, all of them value by value, each with the most elements of a list that they need
-    from its beginning (0: all of them).
-    """
-    prefixes: dict[str, list[int]] = {name: [] for name in features.columns}
+def value_features(features: CompiledFeatures) -> list[tuple[FeatureSpec, Slices | None]]:
+    """The features, each with the slices that it takes of its column's lists; None if it is computed on rows."""
+    found = []
     for feature, output in zip(features.features, features.outputs, strict=True):
         name, slices = feature.column or feature.name, None
-        if name in prefixes and not output.row_columns and not isinstance(output.dtype, pl.Array):
+        if output.reads == (name,) and not output.row_columns and not isinstance(output.dtype, pl.Array):
             slices = coded_slices(feature, features.schema.field(name).type)
-        for read in (*output.reads, *output.row_columns):
-            if read != name or slices is None:
-                prefixes.pop(read, None)
-            elif read in prefixes:
-                prefixes[read].append(_prefix(slices))
-    return {name: max(needed) if all(needed) else 0 for name, needed in prefixes.items() if needed}
+        found.append((feature, slices))
+    return found
+
+
+def coded_columns(features: CompiledFeatures) -> tuple[dict[str, int], frozenset[str]]:
+    """The columns of which features are computed value by value, each with the most elements of a list that they need
+    from its beginning (0: all of them); and those of them, only strings, of which other features need the values.
+    """
+    prefixes: dict[str, list[int]] = {}
+    others: set[str] = set()
+    for (feature, slices), output in zip(value_features(features), features.outputs, strict=True):
+        if slices is None:
+            others.update(output.reads, output.row_columns)
+        else:
+            prefixes.setdefault(feature.column or feature.name, []).append(_prefix(slices))
+    expanded = {name for name in others.intersection(prefixes) if has_strings(features.schema.field(name).type)}
+    columns = {
+        name: max(prefixes[name]) if all(prefixes[name]) and name not in others else 0
+        for name in features.columns
+        if name in prefixes and (name not in others or name in expanded)
+    }
+    return columns, frozenset(expanded)
 
 
 def _prefix(slices: Slices) -> int:

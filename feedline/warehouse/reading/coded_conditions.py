@@ -7,7 +7,7 @@ cannot be evaluated, which no row need use, the rows are evaluated.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -18,8 +18,10 @@ import pyarrow.types as pat
 
 from feedline.expressions import BoundExpression
 from feedline.expressions.conditions import Condition, Term, condition_of, terms
+from feedline.expressions.types import has_strings
 from feedline.native import parquet as native
 from feedline.warehouse.reading.columns import is_same, split_codes
+from feedline.warehouse.reading.expanded_codes import expanded_frame
 
 Bools = npt.NDArray[np.bool_]
 # The fewest rows of a row group for which codes pay: a term on a dictionary costs 0.4 ms, a comparison of strings 20 to
@@ -36,6 +38,13 @@ def codable_columns(where: BoundExpression) -> frozenset[str]:
     if where.parts != frozenset[str]().union(*read):  # a column named like a part of another: not in this schema
         return frozenset()
     return where.parts.intersection(flat).difference(*(columns for columns in read if len(columns) > 1))
+
+
+def worth_expanding(schema: pa.Schema, names: Iterable[str], rows: int) -> frozenset[str]:
+    """The columns, of those that come as codes for others, whose values are expanded rather than decoded for terms over
+    several columns and for the sample's key, in a row group of so many rows.
+    """
+    return frozenset(name for name in names if rows >= _LEAST_STRINGS and has_strings(schema.field(name).type))
 
 
 def worth_codes(where: BoundExpression, rows: int) -> frozenset[str]:
@@ -61,9 +70,7 @@ class EntryTruths:
             stays = self._evaluate(condition_of(where), data, codes)
             if stays is not None:
                 return stays
-            values = [data.column(name).dictionary_decode() if name in codes else data.column(name) for name in names]
-            data = pa.RecordBatch.from_arrays(values, names=names)
-        kept: Bools = _frame(data, names).select(where.narrow).to_series().fill_null(False).to_numpy()
+        kept: Bools = expanded_frame(data, names).select(where.narrow).to_series().fill_null(False).to_numpy()
         return kept
 
     def _evaluate(
@@ -84,7 +91,7 @@ class EntryTruths:
             (valid, places), size = numbers.buffers(), numbers.type.bit_width // 8
             found[term] = native.look_up(places, size, valid, numbers.offset, len(numbers), truths)
         if by_rows:
-            frame = _frame(data, sorted(frozenset[str]().union(*(term.columns for term in by_rows))))
+            frame = expanded_frame(data, sorted(frozenset[str]().union(*(term.columns for term in by_rows))))
             try:
                 found |= zip(by_rows, _truths(frame, by_rows), strict=True)
             except _FAILURES:
@@ -97,17 +104,11 @@ class EntryTruths:
         if known is None or not is_same(known, dictionary):
             entries = pa.concat_arrays([dictionary, pa.nulls(1, dictionary.type)])
             try:
-                [truths] = _truths(_frame(pa.RecordBatch.from_arrays([entries], names=[name]), [name]), [term])
+                [truths] = _truths(expanded_frame(pa.RecordBatch.from_arrays([entries], names=[name]), [name]), [term])
             except _FAILURES:
                 truths = None
             self._kept[term] = dictionary, truths
         return truths
-
-
-def _frame(data: pa.RecordBatch, names: Sequence[str]) -> pl.DataFrame:
-    frame = pl.from_arrow(data.select(names))
-    assert isinstance(frame, pl.DataFrame)
-    return frame
 
 
 def _truths(frame: pl.DataFrame, conditions: Sequence[Term]) -> list[Bools]:

@@ -27,6 +27,7 @@ from feedline.native.unique_rows import UniqueRows
 from feedline.warehouse.parquet.decode import NOT_CODED
 from feedline.warehouse.parquet.open_file import OpenFile, open_unchanged
 from feedline.warehouse.parquet.schemas import children
+from feedline.warehouse.reading.coded_conditions import worth_expanding
 from feedline.warehouse.reading.columns import CHUNK_ROWS, is_coded, is_same, part_bytes, split_codes
 from feedline.warehouse.reading.fragment import UNCOUNTED, Chunk, Fragment, FrameBatch, field_of, unpack_mask
 from feedline.warehouse.reading.resolved_columns import resolve_columns
@@ -50,13 +51,15 @@ def read_fragment(
     chunk_rows: int = CHUNK_ROWS,
     compact: Collection[str] = (),
     coded: Mapping[str, int] = NOT_CODED,
+    expanded: Collection[str] = (),
 ) -> Iterator[Chunk]:
     """Yield the kept rows of a fragment, chunk by chunk, as Polars frames of `columns` in the types of `schema`.
 
     With a sample, `columns` may include `sample_weight`, a float32 of `schema` that files need not store. `marks`:
     Boolean columns appended to them. `compact`: columns, but not all, that come as unique rows (`Chunk.groups`) from
     files that store them once per run of equal rows. `coded`: columns that may come as codes (`Chunk.dictionaries`),
-    each with how many elements of its lists are needed (0: all). `chunk_rows`: the most; of wide rows CHUNK_ROWS.
+    each with how many elements of its lists are needed (0: all). `expanded`: those of which values are needed, too.
+    `chunk_rows`: the most; of wide rows CHUNK_ROWS.
 
     Raises TableChangedError if the file changed since the snapshot, CorruptFileError if a row group does not decode,
     DataError if the filter keeps a different number of rows than expected (after the row group's last chunk).
@@ -64,25 +67,23 @@ def read_fragment(
     refuse_foreign(schema, columns)
     assert not compact or not set(columns).issubset(compact), "a frame without columns has no rows"
     counts, delivered = [0] * len(fragment.row_groups), [0] * len(fragment.row_groups)
-    row_filter = _row_filter(where, sample, columns)
-    read = list(dict.fromkeys([*columns, *(part for mark in marks for part in sorted(mark.parts))]))
     marked = frozenset[str]().union(*(mark.parts for mark in marks))
     kept = _Dictionaries()
     for batch in batches(
         fragment,
-        read,
-        row_filter,
+        list(dict.fromkeys([*columns, *(part for mark in marks for part in sorted(mark.parts))])),
+        _row_filter(where, sample, columns),
         schema,
         chunk_rows=chunk_rows,
         counts=counts,
         number_rows=any(mark.row_filter.sample is not None for mark in marks),
         compact=frozenset(compact).difference(marked),
         coded={name: most for name, most in coded.items() if name not in marked},
+        expanded=expanded,
     ):
         (frame, groups, dictionaries), position = _kept_rows(batch, columns, marks, fragment, kept), batch.position
         del batch
-        first = counts[position]
-        counts[position] += frame.height
+        first, counts[position] = counts[position], counts[position] + frame.height
         if fragment.excluded and fragment.excluded[position] is not None:
             stays = ~unpack_mask(fragment.excluded[position], counts[position])[first:]
             frame, groups = frame.filter(pl.Series(stays)), tuple(filter_group(group, stays) for group in groups)
@@ -148,11 +149,12 @@ def batches(
     number_rows: bool = False,
     compact: Collection[str] = (),
     coded: Mapping[str, int] = NOT_CODED,
+    expanded: Collection[str] = (),
 ) -> Iterator[FrameBatch]:
     """Decode the fragment's row groups: `columns`, and the columns that filter and sample read. compact: those
     delivered as unique rows where they are stored so, unless filter or sample read them; coded: as codes and a
-    dictionary, unless filter or sample need the values, each with how many elements of a list are needed (0: all). A
-    column that only these read may come as codes in any case.
+    dictionary, unless filter, sample or the caller (expanded) need values that are not worth expanding, each with how
+    many elements of a list are needed (0: all). A column that only these read may come as codes in any case.
 
     The caller adds the rows it keeps to `counts`, which is checked after each row group. `skip` is called once and
     returns the positions of row groups not to read. `number_rows`: set `first_row` even without a sample.
@@ -179,8 +181,10 @@ def batches(
                 needed[need] = _columns_of(file, fragment, schema, *need)
             first_row = 0 if starts is None else starts[row_group]
             filtered = here.coded(rows)
-            names_of_codes = filtered.difference(columns).union(set(coded) - (here.parts - filtered))
-            codes = {name: coded.get(name, 0) for name in names_of_codes}
+            values = (here.parts - filtered).union(expanded).intersection(coded)
+            values -= worth_expanding(schema, values, rows)
+            names_of_codes = filtered.difference(columns).union(coded.keys() - values)
+            codes = {name: 0 if name in here.parts else coded.get(name, 0) for name in names_of_codes}
             for rows_here, data, groups in _decode(file, needed[need], fragment, row_group, chunk_rows, codes):
                 held = [FrameBatch(position, data, first_row, here, groups)]
                 first_row += rows_here

@@ -33,6 +33,7 @@ from feedline.expressions import BoundExpression, bind_where
 from feedline.expressions.types import nearest
 from feedline.hashing import Words, digest, hash_words, hashable, key_hash, outputs
 from feedline.spec.source_section import SampleSpec
+from feedline.warehouse.reading.expanded_codes import expanded_frame
 
 SAMPLE_WEIGHT = "sample_weight"  # the virtual column: 1 / fraction for sampled rows, 1 for all others
 
@@ -97,8 +98,7 @@ class BoundSample:
         """
         sample = self.sample
         if sample.key:
-            frame = pl.from_arrow(data.select(list(dict.fromkeys(sample.key))))
-            assert isinstance(frame, pl.DataFrame)
+            frame = expanded_frame(data, list(dict.fromkeys(sample.key)))
             return _below(key_hash([frame.get_column(name) for name in sample.key], sample.seed), sample.fraction)
         return _below(outputs(_start(path, sample.seed), first_row, data.num_rows), sample.fraction)
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from feedline.errors import DataError
 from feedline.native.coded_values import CodedValues
 from feedline.spec.features import FeatureSpec, OpCall
-from feedline.transforms.compile.coded_features import CodedColumn, coded_features
+from feedline.transforms.compile.coded_features import CodedColumn, coded_columns
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
 from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts, Reading
 
@@ -101,7 +101,7 @@ def compiled_features(column: str) -> tuple[CompiledFeatures, CodedColumn]:
     artifacts = artifacts_of(features)
     compiled = compile_features(features, SCHEMA, artifacts)
     assert not compiled.missing_fits
-    assert list(coded_features(compiled)) == [column]
+    assert coded_columns(compiled) == ({column: 0}, frozenset())
     return compiled, CodedColumn(column, features, SCHEMA, artifacts)
 
 
@@ -163,10 +163,12 @@ def test_a_null_that_rows_use_is_left_to_the_evaluation_of_rows():
 
 
 @pytest.mark.parametrize(
-    ("seen", "coded"), [(True, set()), ("mark", set()), (False, {"word", "user"})], ids=["all", "some", "no"]
+    ("seen", "coded", "expanded"),
+    [(True, {"user"}, {"user"}), ("mark", {"user"}, {"user"}), (False, {"word", "user"}, set())],
+    ids=["all", "some", "no"],
 )
-def test_out_of_fold_encodings_are_computed_on_rows(seen: bool | str, coded: set[str]):
-    """And the columns of `fold_by` come as values, as long as some rows were fitted on."""
+def test_out_of_fold_encodings_are_computed_on_rows(seen: bool | str, coded: set[str], expanded: set[str]):
+    """And need the values of `fold_by`, as long as some rows were fitted on."""
     features = [
         feature("rate", "dense", "word", encoding(2)),
         feature("user", "categorical", "user", {"hash_bucket": 9}),
@@ -174,7 +176,8 @@ def test_out_of_fold_encodings_are_computed_on_rows(seen: bool | str, coded: set
     fitted = fit_frames(features, SCHEMA, [FITTED]).artifacts
     compiled = compile_features(features, SCHEMA, InMemoryArtifacts(artifacts=fitted, out_of_fold=seen))
     assert not compiled.missing_fits
-    assert set(coded_features(compiled)) == coded
+    found = coded_columns(compiled)
+    assert (found[0].keys(), found[1]) == (coded, expanded)
 
 
 @pytest.mark.parametrize(
@@ -188,12 +191,24 @@ def test_out_of_fold_encodings_are_computed_on_rows(seen: bool | str, coded: set
 )
 def test_vectors_are_computed_on_rows(ops: list[dict[str, Any]], coded: bool):
     features = [feature("looked up", "dense", "word", *ops)]
-    assert list(coded_features(compile_features(features, SCHEMA, artifacts_of(features)))) == ["word"] * coded
+    assert list(coded_columns(compile_features(features, SCHEMA, artifacts_of(features)))[0]) == ["word"] * coded
 
 
 def test_a_slice_after_a_lookup_is_not_taken_first():
     """It would change how many are looked up."""
     chains = [[{"first_x": 2}, encoding()], [encoding(), {"first_x": 2}], [join("key", "price"), {"first_x": 2}]]
-    found = [coded_features(compile_features([feature("rate", "sparse", "keys", *chain)], SCHEMA, WithTables()))
+    found = [coded_columns(compile_features([feature("rate", "sparse", "keys", *chain)], SCHEMA, WithTables()))[0]
              for chain in chains]  # fmt: skip
     assert found == [{"keys": 2}, {}, {}]
+
+
+def test_strings_of_which_other_features_need_the_values_are_coded():
+    """Whole lists of them then, and no numbers."""
+    chains = {"words": [{"first_x": 2}, {"hash_bucket": 9}], "keys": [{"first_x": 2}, {"hash_bucket": 9}]}
+    features = [feature(name, "sparse", name, *chain) for name, chain in chains.items()]
+    features += [feature("word", "categorical", "word", {"hash_bucket": 9}), feature("user", "extra", "user")]
+    alone = coded_columns(compile_features(features, SCHEMA))
+    others = [feature(f"{name} kept", "extra", name) for name in ("words", "keys", "word")]
+    found = coded_columns(compile_features([*features, *others], SCHEMA))
+    assert alone == ({"words": 2, "keys": 2, "word": 0}, frozenset())
+    assert found == ({"words": 0, "word": 0}, {"words", "word"})
