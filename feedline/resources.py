@@ -57,7 +57,8 @@ def allocator_environment(threads: int) -> dict[str, str]:
         # Keep what was used in the last 10 s; other threads, which need little, use the memory of the block threads.
         "JE_ARROW_MALLOC_CONF": f"dirty_decay_ms:10000,narenas:{threads}",
         "MIMALLOC_PURGE_DELAY": "-1",  # Arrow's pool where pyarrow was built without jemalloc: never purge
-        "MALLOC_ARENA_MAX": str(threads),  # numpy's memory, by glibc: as above,
+        # numpy's memory, by glibc: in one arena, since others give each of their heaps of 64 MiB back when it is empty;
+        "MALLOC_ARENA_MAX": "1",
         "MALLOC_TRIM_THRESHOLD_": str(2**30),  # keep up to 1 GiB of free heap,
         "MALLOC_MMAP_THRESHOLD_": str(2**25),  # take arrays up to 32 MiB (the most glibc allows) from the heap,
         "MALLOC_TOP_PAD_": str(2**26),  # which grows in steps of 64 MiB

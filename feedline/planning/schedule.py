@@ -276,7 +276,7 @@ class Schedule:
             raise PlanError(f"step is out of range: got {step}, expected {self.first_step} to {self.steps - 1}")
         place = self.lane(lane)
         own = step - self.first_step
-        first, stop = (min((own + more) * self.batch_size, place.rows) for more in (0, 1))
+        first, stop = min(own * self.batch_size, place.rows), min((own + 1) * self.batch_size, place.rows)
         cuts = list(_cuts(lane, place.strands, first, stop)) if first < stop else []
         padding = self.batch_size - (stop - first) if self.tail == "pad" else int(first == stop)
         if padding > 0:

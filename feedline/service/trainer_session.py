@@ -344,6 +344,8 @@ class TrainerSession:
     def _write(self, stream: TrainerStream) -> bool:
         """Begin to write batches, as far as there are blocks and slots; True if there may be more of both."""
         assert self._plan is not None
+        if not stream.window.knows_pace and self._pace.known_step_s:
+            self._adjust_window(stream)
         more = stream.write(self._plan.layout, self._writers, self._pace.step_s, ready=self._say_caught_up)
         self.starved = stream.starved
         if self.starved and self._starved_s is None and self.counters.batches:

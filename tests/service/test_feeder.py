@@ -46,6 +46,24 @@ def test_trainers_share_the_threads_equally():
         assert (ended, cluster.threads_per_trainer()) == (sessions, 5)
 
 
+def test_the_window_follows_the_pace_as_soon_as_it_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """An epoch may be over before the loop has looked after it once."""
+    reasons: list[str] = []
+
+    def adjust(session: TrainerSession, stream: Any) -> None:
+        original(session, stream)
+        reasons.append(session.counters.window_reason)
+
+    original = TrainerSession._adjust_window
+    monkeypatch.setattr(TrainerSession, "_adjust_window", adjust)
+    monkeypatch.setattr(Feeder, "_look_after_cluster", lambda feeder: None)
+    with trainers_of(write_pipeline(tmp_path, steps=40)) as (trainer,):
+        trainer.begin(last=True)
+        assert trainer.read() == list(range(40))
+    [reason] = reasons
+    assert reason.startswith(("the trainer is faster", "the trainer uses up a block"))
+
+
 def test_a_trainer_that_reads_nothing_delays_no_other(tmp_path: Path):
     """Its socket has no room for the feeder's next message; later it reads all of them, in order."""
     questions = 2000  # a packet takes about 1 KB of the socket's 208

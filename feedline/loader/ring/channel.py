@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import ctypes
 import fcntl
 import json
 import os
@@ -42,6 +43,12 @@ _READY_KIND = ord("R")
 # A packet received: its kind, then the other fields of READY, END or FREE, the bytes of REPORT, or of JSON a dict and
 # a `Descriptor` or None.
 Arrival: TypeAlias = tuple[Any, ...]
+# Calls that never wait keep the interpreter's lock: a feeder's loop that gives it away for a packet waits for it behind
+# threads that compute blocks, ten times as long as the packet takes.
+_libc = ctypes.PyDLL(None, use_errno=True)
+_libc.send.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int]
+_libc.recv.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.send.restype = _libc.recv.restype = ctypes.c_ssize_t
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE if hasattr(fcntl, "F_SEAL_SHRINK") else 0
 
 
@@ -88,6 +95,7 @@ class Channel:
         self.unsent: deque[bytes] = deque()  # reports of free slots that found no room
         self._outbox: deque[tuple[bytes, Descriptor | None]] = deque()  # posted packets that found no room
         self._packet = bytearray(_PACKET_BYTES)  # the one received last
+        self._packet_address = ctypes.addressof(ctypes.c_char.from_buffer(self._packet))
         self._descriptor_follows = False  # one of the next packets received has a descriptor
         self._announced_descriptor = False  # the same of the next ones sent
         _open_channels.add(self)
@@ -125,11 +133,13 @@ class Channel:
 
         Raises ChannelClosedError if the other side is gone.
         """
-        flags = _SEND if wait else _SEND_NOW
         try:
-            if fd is None:
-                self._socket.send(packet, flags)
+            if fd is None and not wait:
+                self._send_now(packet)
+            elif fd is None:
+                self._socket.send(packet, _SEND)
             else:
+                flags = _SEND if wait else _SEND_NOW
                 if not self._announced_descriptor:
                     self._socket.send(_DESCRIPTOR_FOLLOWS, flags)
                     self._announced_descriptor = True
@@ -203,12 +213,17 @@ class Channel:
             except IndexError:
                 return  # another thread took the last one
             try:
-                self._socket.send(packet, _SEND_NOW)
+                self._send_now(packet)
             except BlockingIOError:
                 self.unsent.appendleft(packet)
                 return
             except OSError:
                 return  # the other side is gone
+
+    def _send_now(self, packet: bytes) -> None:
+        """Send one packet. Raises BlockingIOError if there is no room."""
+        if _libc.send(self._socket.fileno(), packet, len(packet), _SEND_NOW) < 0:
+            raise _last_error()
 
     def await_packet(self, seconds: float) -> bool:
         """Wait until a packet can be received, or the other side is gone; False after so many seconds."""
@@ -232,8 +247,10 @@ class Channel:
             try:
                 if self._descriptor_follows:
                     count, fd = self._receive_descriptor(wait)
-                else:
-                    count = self._socket.recv_into(packet, 0, 0 if wait else _NOW)
+                elif wait:
+                    count = self._socket.recv_into(packet)
+                elif (count := _libc.recv(self._socket.fileno(), self._packet_address, _PACKET_BYTES, _NOW)) < 0:
+                    raise _last_error()
             except BlockingIOError:
                 return None
             except ConnectionResetError:  # it ended with packets unread: raised once, before its own last packets
@@ -257,6 +274,11 @@ class Channel:
             return count, None  # sent by a finalizer between the two
         self._descriptor_follows = False
         return count, Descriptor.from_ancillary(ancillary)
+
+
+def _last_error() -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number))
 
 
 def _short(packet: bytes) -> bytes:

@@ -143,7 +143,9 @@ class RingWriter:
         self._channel = channel
         self._limit_bytes = limit_bytes
         self._generations: dict[int, _WriterGeneration] = {}
+        self._current: list[_WriterGeneration] = []  # those that are not retired
         self._next_generation = 0
+        self.slots = 0  # of the current generations
         self.node: int | None = None  # the NUMA node of further generations
 
     @property
@@ -151,28 +153,21 @@ class RingWriter:
         return sum(generation.memory.nbytes for generation in self._generations.values())
 
     @property
-    def slots(self) -> int:
-        return sum(g.memory.slots for g in self._generations.values() if not g.retired)
-
-    @property
     def free_slots(self) -> int:
-        return sum(len(g.free) for g in self._generations.values() if not g.retired)
+        return sum([len(each.free) for each in self._current])
 
     def acquire(self, nbytes: int) -> tuple[RingMemory, int] | None:
         """A free slot of at least `nbytes`, or None while the trainer holds all."""
-        current = [g for g in self._generations.values() if not g.retired]
         if not self.holds(nbytes):
-            self._replace(current, nbytes)
-            current = [g for g in self._generations.values() if not g.retired]
-        for generation in current:
+            self._replace(nbytes)
+        for generation in self._current:
             if generation.free:
                 return generation.memory, generation.free.popleft()
         return None
 
     def holds(self, nbytes: int) -> bool:
         """Whether a slot holds as many bytes: else `acquire` retires the current generation for a larger one."""
-        current = [g for g in self._generations.values() if not g.retired]
-        return bool(current) and nbytes <= current[-1].memory.slot_bytes
+        return bool(self._current) and nbytes <= self._current[-1].memory.slot_bytes
 
     def announce(self, memory: RingMemory, slot: int, stream: int, header: SlotHeader) -> None:
         position = header.rows, header.epoch, header.step, header.nbytes
@@ -189,7 +184,7 @@ class RingWriter:
 
     def grow(self) -> bool:
         """Double the slots, within the limit. Returns False, after telling the trainer, if there is no memory."""
-        newest = [g for g in self._generations.values() if not g.retired][-1].memory
+        newest = self._current[-1].memory
         slots = min(self.slots, (self._limit_bytes - self.nbytes) // newest.slot_bytes)
         if slots < 1:
             self._channel.post_json(RingFull(nbytes=self.nbytes, limit=self._limit_bytes).to_json())
@@ -204,9 +199,8 @@ class RingWriter:
 
     def provide(self, slots: int) -> int:
         """Add slots until the ring has so many, if it stays small and memory permits; returns their number."""
-        newest = [g for g in self._generations.values() if not g.retired][-1:]
-        if newest:
-            slot_bytes = newest[0].memory.slot_bytes
+        if self._current:
+            slot_bytes = self._current[-1].memory.slot_bytes
             least = min(slots - self.slots, (min(self._limit_bytes, _SMALL_RING_BYTES) - self.nbytes) // slot_bytes)
             if least > 0:
                 with contextlib.suppress(RingError):  # the trainer makes do with what there is
@@ -217,15 +211,18 @@ class RingWriter:
         for generation in self._generations.values():
             generation.memory.close_fd()
         self._generations.clear()
+        self._current.clear()
+        self.slots = 0
 
-    def _replace(self, current: Sequence[_WriterGeneration], nbytes: int) -> None:
+    def _replace(self, nbytes: int) -> None:
         """Retire the current generations for one whose slots hold `nbytes`, and are at least twice as large."""
         least_bytes = int(nbytes * _SLACK)
-        if current:
-            least_bytes = max(least_bytes, 2 * current[-1].memory.slot_bytes)
+        if self._current:
+            least_bytes = max(least_bytes, 2 * self._current[-1].memory.slot_bytes)
         slot_bytes = -(-least_bytes // PAGE_BYTES) * PAGE_BYTES
         slots = max(2, min(_FIRST_SLOTS, self._limit_bytes // slot_bytes))
-        for old in current:
+        retired, self._current, self.slots = self._current, [], 0
+        for old in retired:
             old.retired = True
             self._channel.post_json({"type": "retire", "generation": old.memory.generation})
             self._drop_if_spent(old.memory.generation)
@@ -234,7 +231,9 @@ class RingWriter:
     def _add(self, slots: int, slot_bytes: int) -> None:
         memory = RingMemory.create(generation=self._next_generation, slots=slots, slot_bytes=slot_bytes, node=self.node)
         self._next_generation += 1
-        self._generations[memory.generation] = _WriterGeneration(memory, deque(range(slots)))
+        self._generations[memory.generation] = added = _WriterGeneration(memory, deque(range(slots)))
+        self._current.append(added)
+        self.slots += slots
         message = NewGeneration(generation=memory.generation, slots=slots, slot_bytes=slot_bytes)
         self._channel.post_json(message.to_json(), memory.fd)
 

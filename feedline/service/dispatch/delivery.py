@@ -302,6 +302,8 @@ class Delivery:
                 self._wake()
 
     def _collect(self) -> None:
+        if not self._outcomes:  # per lane and step
+            return
         with self._lock:
             outcomes, self._outcomes = self._outcomes, []
         for key, outcome, now_s in outcomes:

@@ -168,6 +168,11 @@ class Window:
         self._largest_bytes = max(self._largest_bytes, nbytes)
 
     @property
+    def knows_pace(self) -> bool:
+        """Whether the trainer's pace was known at the last measurement."""
+        return bool(self._loads) and self._loads[-1].step_s > 0
+
+    @property
     def block_s(self) -> float:
         """Median computing time of the recent blocks; 0 before the first."""
         return self._block_s.median
