@@ -119,7 +119,7 @@ def pages_of(pages: Any) -> list[Page]:
 
 
 def crc32(content: Any) -> int:
-    """The CRC-32 of bytes, as of zlib; 4 GB/s."""
+    """The CRC-32 of bytes, as of zlib; 17 GB/s, or 4 without carry-less multiplication."""
     checksum: int = _compiled.crc32(content)
     return checksum
 
