@@ -183,6 +183,18 @@ static PyObject *set_source(Cursor *cursor, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* flags(bytes): deliver only rows whose byte is not 0, and those that hold a value. */
+static PyObject *set_flags(Cursor *cursor, PyObject *bytes) {
+    if (cursor->flags.obj != NULL || cursor->taken + rows_seen(cursor) > 0
+        || (cursor->lists ? cursor->listed == 0 : cursor->max_def == 0)) {
+        PyErr_SetString(PyExc_ValueError, "a cursor does not take flags of such rows");
+        return NULL;
+    }
+    if (PyObject_GetBuffer(bytes, &cursor->flags, PyBUF_SIMPLE) != 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
 /* Whether a cursor may read; it is busy then. */
 static int claim(PyObject *object, int64_t rows) {
     Cursor *cursor = (Cursor *)object;
@@ -193,8 +205,8 @@ static int claim(PyObject *object, int64_t rows) {
         error = cursor->busy ? "a cursor is in use" : "a cursor has failed before";
     else if (cursor->table == NULL)
         error = "a cursor has no chunk";
-    else if (rows >= 0 && rows < (cursor->lists ? cursor->rows : cursor->elements))
-        error = "there are more rows already";
+    else if (rows >= 0 && (rows < rows_seen(cursor) || rows > most_rows(cursor)))
+        error = rows < rows_seen(cursor) ? "there are more rows already" : "there are fewer flags";
     if (error != NULL) {
         PyErr_SetString(PyExc_ValueError, error);
         return -1;

@@ -249,12 +249,14 @@ def _decode(
     """Yield one row group in chunks: rows, and exactly the fields of `columns`, of every row and of unique rows."""
     group = file.metadata.row_group(row_group)
     flags, reader = columns.flag_leaves(file), None
+    starts: dict[int, npt.NDArray[np.bool_]] = {}
     rows_at_once = columns.chunk_rows(group, row_group, chunk_rows)
-    batches = file.batches(row_group, columns.leaves, rows_at_once, flags, columns.coded_leaves(coded))
+    batches = file.batches(row_group, columns.leaves, rows_at_once, flags, columns.coded_leaves(coded), starts)
     if flags:
         with explain_errors(fragment.uri, row_group=row_group, listed=True):
-            decoded_flags = next(batches)
+            decoded_flags = next(batches).batch
         reader = columns.reader(decoded_flags, row_group, fragment.uri)
+        starts |= columns.starts(file, reader)
     rows, partition = group.num_rows, dict(fragment.partition)
     missing = rows
     while True:
@@ -262,8 +264,8 @@ def _decode(
             batch = next(batches, None)
         if batch is None:
             break
-        missing -= batch.num_rows
-        held = [(batch.num_rows, *columns.rows(batch, reader, fragment.uri, row_group, partition, coded))]
+        missing -= batch.rows
+        held = [(batch.rows, *columns.rows(batch, reader, fragment.uri, row_group, partition, coded))]
         del batch
         yield held.pop()  # keeps no reference: a chunk held while the next one is decoded would double the memory
     if missing:
