@@ -1,4 +1,4 @@
-"""Does a cursor with flags deliver the rows that start runs, and those that hold a value, as one without delivers them?"""
+"""Does a cursor with flags deliver the rows that start runs, and those that hold a value, as one without does?"""
 
 from __future__ import annotations
 
