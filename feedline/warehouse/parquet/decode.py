@@ -58,7 +58,10 @@ class DecodedRows:
 
 
 class FileDecoder:
-    """Decodes one file's columns, under the table's names. schema, stored: its columns and their Parquet columns."""
+    """Decodes one file's columns, under the table's names.
+
+    schema, stored: its columns and their Parquet columns. like: the decoder of a file with the same ones.
+    """
 
     def __init__(
         self,
@@ -70,6 +73,7 @@ class FileDecoder:
         file_bytes: int,
         *,
         decoder: str = "auto",
+        like: FileDecoder | None = None,
     ) -> None:
         self._schema = schema
         self._metadata = metadata
@@ -78,7 +82,11 @@ class FileDecoder:
         self._file_bytes = file_bytes
         self._decoder = decoder
         self._alone = {leaves.start: name for name, leaves in stored.items() if len(leaves) == 1}
-        self._kinds: dict[int, ColumnKind | str] = {}
+        self._kinds: dict[int, ColumnKind | str] = {} if like is None else like._kinds
+
+    def decodes(self, schema: pa.Schema, metadata: pq.FileMetaData) -> bool:
+        """Whether another file has the same columns, stored as the same Parquet columns."""
+        return bool(self._schema.equals(schema) and self._metadata.schema.equals(metadata.schema))
 
     def kind(self, leaf: int) -> ColumnKind | str:
         """How the kernel decodes a Parquet column; or why it does not."""

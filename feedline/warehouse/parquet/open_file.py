@@ -347,8 +347,12 @@ class _Layouts:
             if dedup is not None:
                 raise groups_under_other_names(version.uri)
             schema = version.stored_names.schema(schema, version.uri)
-        leaves = column_leaves(schema, parquet.metadata.num_columns, version.uri)
-        stored = dict(zip(schema.names, leaves, strict=True))
+        like = self._find(schema, parquet.metadata)
+        if like is None:
+            leaves = column_leaves(schema, parquet.metadata.num_columns, version.uri)
+            stored = dict(zip(schema.names, leaves, strict=True))
+        else:
+            stored = like[1]
         decoder = FileDecoder(
             schema,
             stored,
@@ -357,6 +361,7 @@ class _Layouts:
             version.uri,
             version.size_bytes,
             decoder=version.decoder,
+            like=None if like is None else like[3],
         )
         layout = schema, stored, dedup, decoder
         with self._lock:
@@ -364,6 +369,12 @@ class _Layouts:
             while len(self._entries) > _KEPT_LAYOUTS:
                 self._entries.popitem(last=False)
         return layout
+
+    def _find(self, schema: pa.Schema, metadata: pq.FileMetaData) -> _Layout | None:
+        """The last layout of a file with the same columns. Finding these takes longer than to compare them."""
+        with self._lock:
+            layouts = reversed(self._entries.values())
+            return next((layout for layout in layouts if layout[3].decodes(schema, metadata)), None)
 
 
 _layouts = _Layouts()

@@ -38,6 +38,8 @@ from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.faults import explain_errors, label
 from feedline.warehouse.storage.locations import join, locate
 
+_FOREIGN = {pa.lib.Type_DECIMAL256, pa.lib.Type_INTERVAL_MONTH_DAY_NANO}  # types that frames cannot hold
+
 
 def read_fragment(
     fragment: Fragment,
@@ -371,5 +373,4 @@ def refuse_foreign(schema: pa.Schema, columns: Iterable[str]) -> None:
 
 
 def _is_foreign(kind: pa.DataType) -> bool:
-    own = pat.is_decimal256(kind) or pat.is_interval(kind)
-    return own or (kind.num_fields > 0 and any(_is_foreign(child.type) for child in children(kind)))
+    return kind.id in _FOREIGN or (kind.num_fields > 0 and any(_is_foreign(child.type) for child in children(kind)))

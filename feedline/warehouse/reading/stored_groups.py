@@ -145,6 +145,8 @@ class StoredColumns:
         self._rows = fields.only(found.pop(None))
         self._unique = {str(group): fields.only(names) for group, names in found.items()}
         self._compact = {group: [name for name in found[group] if name in compact] for group in self._unique}
+        self._repeats = {group for group in self._unique if len(self._compact[group]) < len(found[group])}
+        self._codable = {*self._rows.inputs(), *(name for each in self._compact.values() for name in each)}
         self._names = [name for name in fields.inputs() if not any(name in each for each in self._compact.values())]
         self._groups = {
             name: tuple(column for column in fields.columns if group_of.get(column) == name)
@@ -176,7 +178,7 @@ class StoredColumns:
         for group, columns in self._groups.items():
             runs = self._runs(group, index)
             unique = self._unique.get(group)
-            if unique is not None and len(self._compact[group]) < len(unique.inputs()):
+            if unique is not None and group in self._repeats:
                 built |= set(unique.columns).difference(self._rows.columns)
             copies |= dict.fromkeys(
                 (name for name in columns if name in built or name in self._rows.columns), runs.rows / max(runs.runs, 1)
@@ -203,8 +205,7 @@ class StoredColumns:
 
     def coded_leaves(self, names: Mapping[str, int]) -> dict[int, int]:
         """As `FileColumns.coded_leaves`; of what is stored once per run, only what is delivered as unique rows."""
-        either = self._rows.inputs().keys() | {name for compact in self._compact.values() for name in compact}
-        return self._fields.coded_leaves({name: most for name, most in names.items() if name in either})
+        return self._fields.coded_leaves({name: most for name, most in names.items() if name in self._codable})
 
     def rows(
         self,
