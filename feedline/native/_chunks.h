@@ -183,7 +183,7 @@ static PyObject *set_source(Cursor *cursor, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* flags(bytes): deliver only rows whose byte is not 0, and those that hold a value. */
+/* flags(bytes): deliver only rows whose byte is 1, not 0, and those that hold a value. */
 static PyObject *set_flags(Cursor *cursor, PyObject *bytes) {
     if (cursor->flags.obj != NULL || cursor->taken + rows_seen(cursor) > 0
         || (cursor->lists ? cursor->listed == 0 : cursor->max_def == 0)) {

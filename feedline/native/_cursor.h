@@ -55,8 +55,8 @@ typedef struct {
     uint8_t rep[BLOCK + WORD], def[BLOCK + WORD];
     int ahead, level;
 
-    /* Where runs of equal rows start, a byte for each row of the chunk, if only those are delivered; and how many rows
-     * were taken. */
+    /* Where runs of equal rows start, a byte of 0 or 1 for each row of the chunk, if only those are delivered; and how
+     * many rows were taken. */
     Py_buffer flags;
     int64_t taken;
 

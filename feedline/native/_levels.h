@@ -15,10 +15,17 @@ static int64_t keep_rows(uint8_t *valid, const uint8_t *flags, int64_t rows, int
     int64_t kept = 0;
     if (memcmp(valid, flags, (size_t)rows) == 0) /* all that start runs hold one, and no others */
         return values;
-    for (int64_t row = 0; row < rows; row++) {
+    int64_t row = 0;
+    for (; row + 8 <= rows; row += 8) {
+        const uint64_t are_there = load64(valid + row);
+        uint64_t rest = (are_there | load64(flags + row)) & UINT64_C(0x0101010101010101);
+        for (; rest; rest &= rest - 1)
+            valid[kept++] = are_there >> __builtin_ctzll(rest) & 1;
+    }
+    for (; row < rows; row++) {
         const uint8_t is_there = valid[row];
         valid[kept] = is_there;
-        kept += is_there | (flags[row] != 0);
+        kept += is_there | (flags[row] & 1);
     }
     return kept;
 }
@@ -151,19 +158,22 @@ INLINE LevelBits level_bits(const Cursor *cursor, int levels) {
 
 /* Begin null lists at an element: those that start runs, if there are flags. */
 static int begin_null_lists(Cursor *cursor, int64_t start, int count) {
-    const uint8_t *flags = cursor->flags.obj == NULL ? NULL : flags_ahead(cursor);
-    for (int row = 0; row < count;) {
-        if (flags != NULL && row + 8 <= count && load64(flags + row) == 0) {
-            cursor->passed += 8;
-            row += 8;
-        } else if (flags != NULL && flags[row] == 0) {
-            cursor->passed++;
-            row++;
-        } else {
+    if (cursor->flags.obj == NULL) {
+        for (int row = 0; row < count; row++)
             if (begin_list(cursor, start, 1) != 0)
                 return -1;
-            row++;
-        }
+        return 0;
+    }
+    const uint8_t *flags = flags_ahead(cursor), *end = (const uint8_t *)cursor->flags.buf + cursor->flags.len;
+    for (int row = 0; row < count;) {
+        const int some = count - row < 8 ? count - row : 8;
+        const uint64_t word = load_some(flags + row, end) & UINT64_C(0x0101010101010101) >> 8 * (8 - some);
+        const int passed = word ? __builtin_ctzll(word) / 8 : some;
+        cursor->passed += passed;
+        row += passed;
+        if (word && begin_list(cursor, start, 1) != 0)
+            return -1;
+        row += word != 0;
     }
     return 0;
 }
