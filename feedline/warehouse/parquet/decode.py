@@ -126,8 +126,7 @@ class FileDecoder:
         Raises CorruptFileError.
         """
         if whole:
-            columns = self._rename(_whole(parquet, row_group, whole))
-            yield DecodedRows(columns.num_rows, columns, {})
+            yield self._whole(parquet, row_group, whole, read)
         opened = self._open(row_group, leaves, read, coded, starts)
         own = {self._alone[leaf]: chunk for leaf, chunk in opened.items()}
         others = [leaf for leaf in leaves if leaf not in opened]
@@ -141,6 +140,17 @@ class FileDecoder:
         rows = self._metadata.row_group(row_group).num_rows
         for start in range(0, rows, chunk_rows):
             yield self._join(None, own, min(chunk_rows, rows - start), row_group)
+
+    def _whole(self, parquet: pq.ParquetFile, row_group: int, leaves: Sequence[int], read: ReadRange) -> DecodedRows:
+        """Columns in all rows of a row group."""
+        opened = self._open(row_group, leaves, read, NOT_CODED, ALL_ROWS)
+        if len(opened) == len(leaves):
+            rows = self._metadata.row_group(row_group).num_rows
+            return self._join(None, {self._alone[leaf]: chunk for leaf, chunk in opened.items()}, rows, row_group)
+        table = parquet.reader.read_row_group(row_group, column_indices=leaves, use_threads=False)
+        arrays = [pa.concat_arrays(each.chunks) for each in table.columns]
+        batch = self._rename(pa.RecordBatch.from_arrays(arrays, schema=table.schema))
+        return DecodedRows(batch.num_rows, batch, {})
 
     def _open(
         self,
@@ -184,9 +194,3 @@ class FileDecoder:
 
     def _rename(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return batch if self._names is None else self._names.rename(batch, self._uri)
-
-
-def _whole(parquet: pq.ParquetFile, row_group: int, leaves: Sequence[int]) -> pa.RecordBatch:
-    """Columns of a row group as one batch."""
-    table = parquet.reader.read_row_group(row_group, column_indices=leaves, use_threads=False)
-    return pa.RecordBatch.from_arrays([pa.concat_arrays(each.chunks) for each in table.columns], schema=table.schema)

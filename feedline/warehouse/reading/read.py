@@ -307,9 +307,7 @@ def _coded_frame(data: pa.RecordBatch, kept: _Dictionaries) -> tuple[pl.DataFram
         else:
             is_simple &= is_number
         arrays.append(array)
-    if not dictionaries:
-        return _frame(data), {}
-    batch = pa.RecordBatch.from_arrays(arrays, names=data.schema.names)
+    batch = pa.RecordBatch.from_arrays(arrays, names=data.schema.names) if dictionaries else data
     # `from_arrow` makes eight calls for each column. The other way, Polars panics on some nested types.
     return pl.DataFrame(batch) if is_simple else _frame(batch), dictionaries
 

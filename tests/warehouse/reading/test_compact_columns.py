@@ -150,7 +150,8 @@ def test_only_rows_that_start_runs_are_decoded(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(FileDecoder, "_join", kept)
     chunks_of(tmp_path, "auto", table.schema.names, table.schema.names[:2], rows)
-    [found] = decoded
+    [flags, found] = decoded
+    assert flags.batch.schema.names == ["__run_user"]
     assert found.batch.schema.names == ["point"]
     assert {name: len(array) for name, array in found.compact.items()} == {"number": rows // run, "ids": rows // run}
 
