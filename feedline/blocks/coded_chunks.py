@@ -89,8 +89,14 @@ def join_coded(parts: Sequence[DictionaryFrame]) -> DictionaryFrame:
             part.frame, {name: values for name, values in part.dictionaries.items() if name not in coded}
         )
         shifted = [_shift(frame.get_column(name), start) for name, start in starts.items() if wide[name]]
-        frames.append(frame.with_columns(shifted) if shifted else frame)
+        frames.append(_replaced(frame, shifted))
     return DictionaryFrame(pl.concat(frames, rechunk=True), dictionaries)
+
+
+def _replaced(frame: pl.DataFrame, columns: Sequence[pl.Series]) -> pl.DataFrame:
+    """The frame with other columns in place of those of their names, without a query."""
+    others = {series.name: series for series in columns}
+    return pl.DataFrame([others.get(series.name, series) for series in frame]) if columns else frame
 
 
 def _join_dictionaries(parts: Sequence[pl.Series]) -> pl.Series:

@@ -3,6 +3,7 @@
 #ifndef FEEDLINE_CHUNKS_H
 #define FEEDLINE_CHUNKS_H
 
+#include "_checksum.h"
 #include "_levels.h"
 #include "_pages.h"
 #include "_snappy.h"
@@ -20,33 +21,6 @@ static struct { /* of the shared library, if there is one */
     size_t (*release)(void *);
     size_t (*decompress)(void *, void *, size_t, const void *, size_t);
 } zstd;
-
-static uint32_t crc_table[16][256];
-
-static void make_crc_table(void) {
-    for (uint32_t byte = 0; byte < 256; byte++) {
-        uint32_t crc = byte;
-        for (int bit = 0; bit < 8; bit++)
-            crc = crc & 1 ? crc >> 1 ^ 0xEDB88320u : crc >> 1;
-        crc_table[0][byte] = crc;
-    }
-    for (uint32_t byte = 0; byte < 256; byte++)
-        for (int table = 1; table < 16; table++)
-            crc_table[table][byte] = crc_table[table - 1][byte] >> 8 ^ crc_table[0][crc_table[table - 1][byte] & 255];
-}
-
-static uint32_t crc_of(const uint8_t *at, const uint8_t *end) {
-    uint32_t crc = ~UINT32_C(0);
-    for (; end - at >= 16; at += 16) {
-        uint64_t low = load64(at) ^ crc, high = load64(at + 8);
-        crc = 0;
-        for (int byte = 0; byte < 8; byte++, low >>= 8, high >>= 8)
-            crc ^= crc_table[15 - byte][low & 255] ^ crc_table[7 - byte][high & 255];
-    }
-    for (; at < end; at++)
-        crc = crc >> 8 ^ crc_table[0][(crc ^ *at) & 255];
-    return ~crc;
-}
 
 /* Decompress to exactly `size` bytes. context: of zstd, made when it is needed. */
 static int decompress(Cursor *cursor, void **context, const uint8_t *at, int64_t length, Vector *out, int64_t size) {
@@ -209,6 +183,18 @@ static PyObject *set_source(Cursor *cursor, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* flags(bytes): deliver only rows whose byte is 1, not 0, and those that hold a value. */
+static PyObject *set_flags(Cursor *cursor, PyObject *bytes) {
+    if (cursor->flags.obj != NULL || cursor->taken + rows_seen(cursor) > 0
+        || (cursor->lists ? cursor->listed == 0 : cursor->max_def == 0)) {
+        PyErr_SetString(PyExc_ValueError, "a cursor does not take flags of such rows");
+        return NULL;
+    }
+    if (PyObject_GetBuffer(bytes, &cursor->flags, PyBUF_SIMPLE) != 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
 /* Whether a cursor may read; it is busy then. */
 static int claim(PyObject *object, int64_t rows) {
     Cursor *cursor = (Cursor *)object;
@@ -219,8 +205,8 @@ static int claim(PyObject *object, int64_t rows) {
         error = cursor->busy ? "a cursor is in use" : "a cursor has failed before";
     else if (cursor->table == NULL)
         error = "a cursor has no chunk";
-    else if (rows >= 0 && rows < (cursor->lists ? cursor->rows : cursor->elements))
-        error = "there are more rows already";
+    else if (rows >= 0 && (rows < rows_seen(cursor) || rows > most_rows(cursor)))
+        error = rows < rows_seen(cursor) ? "there are more rows already" : "there are fewer flags";
     if (error != NULL) {
         PyErr_SetString(PyExc_ValueError, error);
         return -1;

@@ -10,6 +10,7 @@
 #include "_vectors.h"
 
 #define BLOCK 1024          /* levels and codes that are decoded at once, in the first cache */
+#define WORD 64             /* levels that are looked at at once, as the bits of a word */
 #define MOST_BYTES INT32_MAX /* of strings, which 32-bit offsets count */
 
 enum { BOOLEAN = 0, INT32 = 1, INT64 = 2, FLOAT = 4, DOUBLE = 5, BYTE_ARRAY = 6, FIXED_LEN_BYTE_ARRAY = 7 };
@@ -51,17 +52,38 @@ typedef struct {
     int64_t strings, bit;    /* of them left; the next bit of PLAIN Booleans */
 
     /* Levels that were decoded but not yet used. */
-    uint8_t rep[BLOCK], def[BLOCK];
+    uint8_t rep[BLOCK + WORD], def[BLOCK + WORD];
     int ahead, level;
+
+    /* Where runs of equal rows start, a byte of 0 or 1 for each row of the chunk, if only those are delivered; and how
+     * many rows were taken. */
+    Py_buffer flags;
+    int64_t taken;
 
     /* The rows so far. */
     int64_t rows, elements;       /* lists begun; their elements, or the rows of a flat column */
+    int64_t passed;               /* rows that are not delivered */
     int64_t open;                 /* elements of the last list, if `prefix` limits them */
     int64_t nulls, null_lists;
     Vector values, bytes, valid, starts, list_valid;
 } Cursor;
 
 static PyTypeObject *cursor_type;
+
+/* The rows so far, delivered or not. */
+static int64_t rows_seen(const Cursor *cursor) {
+    return cursor->passed + (cursor->lists ? cursor->rows : cursor->elements);
+}
+
+/* The most rows that there may be. */
+static int64_t most_rows(const Cursor *cursor) {
+    return cursor->flags.obj == NULL ? INT64_MAX : (int64_t)cursor->flags.len - cursor->taken;
+}
+
+/* The flags of the rows that follow. */
+static const uint8_t *flags_ahead(const Cursor *cursor) {
+    return (const uint8_t *)cursor->flags.buf + cursor->taken + rows_seen(cursor);
+}
 
 static int fail(Cursor *cursor, const char *message) {
     cursor->error = message;

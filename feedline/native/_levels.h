@@ -10,6 +10,27 @@ static int64_t count_zeros(const uint8_t *bytes, int64_t count) {
     return count - count_ones(bytes, count);
 }
 
+/* Of rows, keep those that start a run, by their flags, or hold a value. Returns how many these are. */
+static int64_t keep_rows(uint8_t *valid, const uint8_t *flags, int64_t rows, int64_t values) {
+    int64_t kept = 0;
+    if (memcmp(valid, flags, (size_t)rows) == 0) /* all that start runs hold one, and no others */
+        return values;
+    int64_t row = 0;
+    for (; row + 8 <= rows; row += 8) {
+        const uint64_t are_there = load64(valid + row);
+        uint64_t rest = (are_there | load64(flags + row)) & UINT64_C(0x0101010101010101);
+        for (; rest; rest &= rest - 1)
+            valid[kept++] = are_there >> __builtin_ctzll(rest) & 1;
+    }
+    for (; row < rows; row++) {
+        const uint8_t is_there = valid[row];
+        valid[kept] = is_there;
+        kept += is_there | (flags[row] & 1);
+    }
+    return kept;
+}
+
+/* Append up to so many rows of a flat column. */
 static int advance_flat(Cursor *cursor, int64_t rows) {
     int64_t left = rows < cursor->slots ? rows : cursor->slots;
     if (cursor->max_def == 0) {
@@ -18,17 +39,20 @@ static int advance_flat(Cursor *cursor, int64_t rows) {
     }
     while (left > 0) {
         int64_t some = runs_repeated(&cursor->defs, cursor->max_def, left);
-        int64_t count = some;
+        int64_t count = some, kept = some;
         if (some > 0) {
             cursor->defs.left -= some;
         } else {
-            some = left < BLOCK ? left : BLOCK;
+            kept = some = left < BLOCK ? left : BLOCK;
             if (runs_read_bytes(&cursor->defs, cursor->def, some, cursor->max_def) != 0)
                 return fail(cursor, LEVELS_END);
             count = count_ones(cursor->def, some);
+            if (cursor->flags.obj != NULL)
+                kept = keep_rows(cursor->def, flags_ahead(cursor), some, count);
         }
-        if (append_values(cursor, cursor->def, some, count) != 0)
+        if (append_values(cursor, cursor->def, kept, count) != 0)
             return -1;
+        cursor->passed += some - kept;
         cursor->slots -= some;
         left -= some;
     }
@@ -106,6 +130,108 @@ static int begin_list(Cursor *cursor, int64_t start, int is_null) {
     }
     cursor->rows++;
     return 0;
+}
+
+/* Levels as bits: where lists begin, which of these are not null, which levels are of elements, and of values. */
+typedef struct {
+    uint64_t begins, listed, element, value;
+} LevelBits;
+
+INLINE uint64_t at_least(uint32_t level, uint64_t low, uint64_t high) {
+    return level == 0 ? UINT64_MAX : level == 1 ? low | high : level == 2 ? high : low & high;
+}
+
+/* Those of the next levels, at most a word. */
+INLINE LevelBits level_bits(const Cursor *cursor, int levels) {
+    const uint8_t *rep = cursor->rep + cursor->level, *def = cursor->def + cursor->level;
+    uint64_t inside = 0, low = 0, high = 0;
+    for (int byte = 0; byte < 8; byte++) {
+        const uint64_t defs = load64(def + 8 * byte);
+        inside |= lowest_bits(load64(rep + 8 * byte)) << 8 * byte;
+        low |= lowest_bits(defs) << 8 * byte;
+        high |= lowest_bits(defs >> 1) << 8 * byte;
+    }
+    const uint64_t mask = UINT64_MAX >> (WORD - levels);
+    return (LevelBits){~inside & mask, at_least(cursor->listed, low, high) & mask,
+                       at_least(cursor->defined, low, high) & mask, at_least(cursor->max_def, low, high) & mask};
+}
+
+/* Begin null lists at an element: those that start runs, if there are flags. */
+static int begin_null_lists(Cursor *cursor, int64_t start, int count) {
+    if (cursor->flags.obj == NULL) {
+        for (int row = 0; row < count; row++)
+            if (begin_list(cursor, start, 1) != 0)
+                return -1;
+        return 0;
+    }
+    const uint8_t *flags = flags_ahead(cursor), *end = (const uint8_t *)cursor->flags.buf + cursor->flags.len;
+    for (int row = 0; row < count;) {
+        const int some = count - row < 8 ? count - row : 8;
+        const uint64_t word = load_some(flags + row, end) & UINT64_C(0x0101010101010101) >> 8 * (8 - some);
+        const int passed = word ? __builtin_ctzll(word) / 8 : some;
+        cursor->passed += passed;
+        row += passed;
+        if (word && begin_list(cursor, start, 1) != 0)
+            return -1;
+        row += word != 0;
+    }
+    return 0;
+}
+
+/* Begin the lists of a word of levels, of which the first element is element `first`. */
+INLINE int begin_lists(Cursor *cursor, const LevelBits *bits, int64_t first) {
+    for (uint64_t rest = bits->begins; rest;) {
+        const int bit = __builtin_ctzll(rest);
+        const int64_t start = first + __builtin_popcountll(bits->element & ((UINT64_C(1) << bit) - 1));
+        const uint64_t others = ~((bits->begins & ~bits->listed) >> bit);
+        const int nulls = others ? __builtin_ctzll(others) : WORD; /* side by side */
+        if ((nulls ? begin_null_lists(cursor, start, nulls) : begin_list(cursor, start, 0)) != 0)
+            return -1;
+        const int next = bit + (nulls ? nulls : 1);
+        rest = next < WORD ? rest >> next << next : 0;
+    }
+    return 0;
+}
+
+/* Take levels that were decoded, and begin their lists: which of the `elements` are there, and how many. Returns 1 where
+ * the list after the last one begins, 0 if that was not reached, -1 on an error. */
+FAST static int read_levels(Cursor *cursor, int64_t rows, uint8_t *valid, int64_t *elements, int64_t *count) {
+    const int64_t first = cursor->elements;
+    int stop = 0;
+    while (cursor->level < cursor->ahead && !stop) {
+        int some = cursor->ahead - cursor->level < WORD ? cursor->ahead - cursor->level : WORD;
+        LevelBits bits = level_bits(cursor, some);
+        const int64_t room = rows - rows_seen(cursor);
+        if (__builtin_popcountll(bits.begins) > room) { /* find the list after the last one */
+            uint64_t rest = bits.begins;
+            for (int64_t row = 0; row < room; row++)
+                rest &= rest - 1;
+            some = __builtin_ctzll(rest);
+            stop = 1;
+            if (some == 0)
+                break;
+            bits = level_bits(cursor, some);
+        }
+        if (rows_seen(cursor) == 0 && !(bits.begins & 1))
+            return fail(cursor, "its first level is inside a list");
+        if (~(bits.begins | bits.element) & UINT64_MAX >> (WORD - some))
+            return fail(cursor, "a list goes on with a level that is no element's");
+        if (begin_lists(cursor, &bits, first + *elements) != 0)
+            return -1;
+        const int slots = __builtin_popcountll(bits.element);
+        if (bits.value == bits.element) {
+            memset(valid + *elements, 1, (size_t)slots);
+        } else {
+            uint8_t *out = valid + *elements;
+            for (uint64_t rest = bits.element; rest; rest &= rest - 1)
+                *out++ = bits.value >> __builtin_ctzll(rest) & 1;
+        }
+        *elements += slots;
+        *count += __builtin_popcountll(bits.value);
+        cursor->level += some;
+        cursor->slots -= some;
+    }
+    return stop;
 }
 
 /* Begin lists at the zeros of a packed run of repetition levels, `slots` of it, the first of which is element `base`.
@@ -188,16 +314,16 @@ static int advance_lists(Cursor *cursor, int64_t rows) {
     uint8_t valid[BLOCK];
     while (cursor->slots > 0) {
         if (cursor->level == cursor->ahead) {
-            const int64_t run = cursor->rows == 0
+            const int64_t run = rows_seen(cursor) == 0
                 ? 0 : runs_repeated(&cursor->defs, cursor->max_def, cursor->slots);
             if (run > 0) {
-                const int stopped = advance_full_lists(cursor, rows, run);
+                const int stopped = advance_full_lists(cursor, rows - cursor->passed, run);
                 if (stopped != 0)
                     return stopped < 0 ? -1 : 1;
                 continue;
             }
             int64_t some = cursor->slots < BLOCK ? cursor->slots : BLOCK;
-            if (cursor->rows == 0)
+            if (rows_seen(cursor) == 0)
                 some = 1; /* only the first list, so that the next ones can be read as a run */
             if (runs_read_bytes(&cursor->reps, cursor->rep, some, 1) != 0
                 || runs_read_bytes(&cursor->defs, cursor->def, some, cursor->max_def) != 0)
@@ -207,27 +333,9 @@ static int advance_lists(Cursor *cursor, int64_t rows) {
         }
         const int64_t before = cursor->rows, first = cursor->elements;
         int64_t elements = 0, count = 0;
-        int stop = 0, level = cursor->level;
-        for (; level < cursor->ahead; level++) {
-            const uint32_t def = cursor->def[level];
-            if (cursor->rep[level] == 0) {
-                if (cursor->rows == rows) {
-                    stop = 1;
-                    break;
-                }
-                if (begin_list(cursor, first + elements, def < cursor->listed) != 0)
-                    return -1;
-            } else if (cursor->rows == 0 || def < cursor->defined) {
-                return fail(cursor, cursor->rows == 0 ? "its first level is inside a list"
-                                                      : "a list goes on with a level that is no element's");
-            }
-            if (def >= cursor->defined) {
-                valid[elements++] = def == cursor->max_def;
-                count += def == cursor->max_def;
-            }
-        }
-        cursor->slots -= level - cursor->level;
-        cursor->level = level;
+        const int stop = read_levels(cursor, rows, valid, &elements, &count);
+        if (stop < 0)
+            return -1;
         if (append_values(cursor, valid, elements, count) != 0)
             return -1;
         if (cursor->prefix)
@@ -242,7 +350,7 @@ static int advance_lists(Cursor *cursor, int64_t rows) {
 static int advance_rows(Cursor *cursor, int64_t rows) {
     if (cursor->lists)
         return advance_lists(cursor, rows);
-    return advance_flat(cursor, rows - cursor->elements) != 0 ? -1 : cursor->elements == rows;
+    return advance_flat(cursor, rows - rows_seen(cursor)) != 0 ? -1 : rows_seen(cursor) == rows;
 }
 
 #endif

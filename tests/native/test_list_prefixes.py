@@ -49,7 +49,7 @@ def test_prefixes_are_what_lists_begin_with(
     found: list[Any] = []
 
     def take() -> None:
-        rows, elements, content, _, valid, null_elements, starts, list_valid, null_lists = decoder.take()
+        rows, elements, content, _, valid, null_elements, starts, list_valid, null_lists, _ = decoder.take()
         width = codes or size
         raw = bytes(content)
         assert len(raw) == elements * width

@@ -101,7 +101,7 @@ def test_lists_without_nulls_begin_where_their_levels_say(lengths: list[int], st
     for start in range(0, len(lengths), step):
         part = lengths[start : start + step]
         decoder.advance(len(part))
-        rows, _, content, _, valid, _, starts, _, _ = decoder.take()
+        rows, _, content, _, valid, _, starts, *_ = decoder.take()
         assert (rows, valid) == (len(part), None)
         assert np.diff(np.frombuffer(starts, np.int32)).tolist() == part
         found += np.frombuffer(content, np.int64).tolist()
@@ -304,7 +304,7 @@ def test_null_and_empty_lists_are_told_apart_at_every_level(
     found: list[Any] = []
     for start in range(0, len(expected), step):
         decoder.advance(min(step, len(expected) - start))
-        rows, elements, content, _, valid, _, starts, list_valid, _ = decoder.take()
+        rows, elements, content, _, valid, _, starts, list_valid, *_ = decoder.take()
         ends = np.frombuffer(starts, np.int32).tolist()
         numbers = np.frombuffer(content, np.int64).tolist()
         there, listed = bits(valid, elements), bits(list_valid, rows)
@@ -419,6 +419,10 @@ def test_any_bytes_and_numbers_are_rows_or_refused(column: Any, data: st.DataObj
     short = st.binary(max_size=60) | st.sampled_from([b"\xff" * 40, bytes(60), b"\x03\xff\xff\xff\x7f" * 9])
     number = st.integers(0, 40) | st.sampled_from([-1, 2**31 - 1, 2**31, 2**63 - 1, -(2**63)])
     try:
+        if lists == 2 or (lists == 0 and max_def):
+            flags = data.draw(st.none() | st.lists(st.sampled_from([0, 0, 1, 255]), max_size=90))
+            if flags is not None:
+                decoder.flags(exact(bytes(flags)))
         if data.draw(st.booleans()):
             decoder.dictionary(data.draw(short), data.draw(number))
         for _ in range(data.draw(st.integers(1, 4))):
@@ -434,7 +438,7 @@ def test_any_bytes_and_numbers_are_rows_or_refused(column: Any, data: st.DataObj
 
 
 def check(taken: Any, physical: int, size: int, *, codes: int) -> None:
-    rows, elements, values, strings, valid, nulls, starts, list_valid, null_lists = taken
+    rows, elements, values, strings, valid, nulls, starts, list_valid, null_lists, _ = taken
     assert bits(valid, elements).count(0) == nulls
     assert bits(list_valid, rows).count(0) == null_lists
     if physical == BOOLEAN:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -203,6 +204,17 @@ def test_strings_outside_their_buffers_are_refused():
             digests(view)
     with pytest.raises(ValueError, match="the array of digests has a wrong size: got 16 bytes, expected 8"):
         digests((1, 0, 0, 0), size=2)
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=30), st.randoms())
+def test_parts_of_rows_are_those_in_which_they_lie(heights: list[int], random: Any):
+    """Some are empty."""
+    rows_of_parts = [part for part, height in enumerate(heights) for _ in range(height)]
+    index = list(range(len(rows_of_parts)))
+    random.shuffle(index)
+    found = rows.parts_of(np.array(index, np.int64), np.cumsum([0, *heights[:-1]]))
+    assert found.dtype == np.uint16
+    assert found.tolist() == [rows_of_parts[row] for row in index]
 
 
 def test_the_package_is_imported_without_the_kernel():

@@ -58,7 +58,8 @@ class File:
         """Batches of all columns; `alone`: where pyarrow's reader would be asked, there is none."""
         leaves = [leaf for each in self.leaves for leaf in each]
         parquet: Any = None if alone else self.parquet
-        return self.decoder.batches(parquet, group, leaves, chunk_rows, (), read=self.read, coded=coded)
+        decoded = self.decoder.batches(parquet, group, leaves, chunk_rows, (), read=self.read, coded=coded)
+        return (each.batch for each in decoded)
 
 
 def table_of(
@@ -165,7 +166,7 @@ def beginnings(table: pa.Table, prefix: int) -> pa.Table:
 
 def opened(kind: Any, chunk: Any, rows: int, content: pa.Buffer, *, codes: bool = False) -> ChunkDecoder | None:
     """The kernel's decoder of a column chunk of so many rows; None for pyarrow."""
-    [found] = open_chunks([(kind, chunk, rows, content, codes, 0)])
+    [found] = open_chunks([(kind, chunk, rows, content, codes, 0, None)])
     return found
 
 

@@ -24,7 +24,8 @@ def write_in_place(
     """Write a table whose groups' runs start at `starts` and at row groups.
 
     changes: what differs from the format: `flags` (group: per row), `keep` (values stay where rows repeat), `late`
-    (values stand only there), `metadata` (a function of the document; None: no metadata).
+    (values stand only there), `astray` (column: rows whose values stay), `metadata` (a function of the document; None:
+    no metadata). `options`: of pyarrow's writer.
     """
     described: dict[str, Any] = {name: {"columns": list(columns), "row_groups": []} for name, columns in groups.items()}
     parts = []
@@ -42,14 +43,18 @@ def write_in_place(
                 index = pa.array([None if start else row for row, start in enumerate(flags[name])], pa.int64())
             for column in [] if changes.get("keep") else columns:
                 place = part.schema.get_field_index(column)
-                part = part.set_column(place, part.schema.field(column).with_nullable(True), part[column].take(index))
+                kept = {row - first for row in changes.get("astray", {}).get(column, ())}.intersection(
+                    range(len(index))
+                )
+                rows = pa.array([row if row in kept else at for row, at in enumerate(index.to_pylist())], pa.int64())
+                part = part.set_column(place, part.schema.field(column).with_nullable(True), part[column].take(rows))
         for name in groups:
             stored = changes.get("flags", {}).get(name)
             mine = flags[name] if stored is None else list(stored[first : first + row_group_rows])
             part = part.append_column(f"__run_{name}", pa.array(mine, pa.bool_()))
         parts.append(part)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with pq.ParquetWriter(path, parts[0].schema) as writer:
+    with pq.ParquetWriter(path, parts[0].schema, **changes.get("options", {})) as writer:
         for part in parts:
             writer.write_table(part, row_group_size=row_group_rows)
         document = {"version": 1, "groups": described}

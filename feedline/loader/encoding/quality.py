@@ -23,6 +23,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn
+from feedline.native.unique_rows import first_uses
 
 Counts = NDArray[np.int64]
 
@@ -149,7 +150,7 @@ class Observer:
         of_one = dict(zip(frame.columns, frame.null_count().row(0), strict=True)) if frame.width else {}
         nulls = {name: frame.get_column(name).is_null() for name in self._shared if of_one.get(name)}
         for unique, inverse in repeated:
-            repeats = np.bincount(inverse, minlength=unique.height)
+            repeats = np.diff(first_uses(inverse), append=len(inverse))
             for series in unique:
                 is_null = _is_null(series) if series.null_count() else None
                 of_one[series.name] = 0 if is_null is None else int(repeats[is_null].sum())

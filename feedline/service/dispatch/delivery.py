@@ -179,7 +179,8 @@ class Delivery:
 
     def get(self, lane: int, index: int) -> tuple[Rows, ...] | None:
         """The block's rows, or None while it is computed. Raises the error of a block that failed."""
-        self._collect()
+        if self._outcomes:
+            self._collect()
         work = self._work[lane, index]
         if work.error is not None:
             raise work.error
@@ -187,8 +188,7 @@ class Delivery:
 
     def drop(self, step: int) -> list[tuple[Block, Quality]]:
         """Forget the blocks that no step after `step` needs; returns them with their quality counts."""
-        keys = [key for key, work in self._work.items() if work.block.last_step <= step]
-        works = [self._work.pop(key) for key in keys]
+        works = [self._work.pop(key) for key, work in [*self._work.items()] if work.block.last_step <= step]
         for work in works:
             work.release()
         return [(work.block, work.quality) for work in works if work.quality is not None]
@@ -302,8 +302,6 @@ class Delivery:
                 self._wake()
 
     def _collect(self) -> None:
-        if not self._outcomes:  # per lane and step
-            return
         with self._lock:
             outcomes, self._outcomes = self._outcomes, []
         for key, outcome, now_s in outcomes:

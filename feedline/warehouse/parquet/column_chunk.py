@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pat
+from numpy.typing import NDArray
 
 from feedline.native import parquet as native
 from feedline.native.parquet import (
@@ -48,6 +49,7 @@ _WORTH_CUTTING = 2  # times as long are lists on average as what is needed of th
 _MANY = 2**16  # codes of 16 bits leave one number for a null, which is one entry more
 
 
+Starts: TypeAlias = NDArray[np.bool_]
 _Decompress = Callable[[pa.Buffer, int], Any]  # to exactly the size that a page declares
 
 
@@ -61,7 +63,7 @@ class ColumnKind:
 
     lists: 0 for a flat column, 1 for lists that are never null, 2 for lists that may be. element: the type of a value.
     narrow: numpy's type of integers of fewer than 32 bits, empty for all else. long_strings, long_lists: whether their
-    offsets have 64 bits. is_text: whether values must be UTF-8.
+    offsets have 64 bits. is_text: whether values must be UTF-8. is_nullable: whether rows may be null.
     """
 
     physical: int
@@ -75,6 +77,7 @@ class ColumnKind:
     long_lists: bool
     is_decimal: bool
     is_text: bool
+    is_nullable: bool
 
 
 def column_kind(field: pa.Field, column: pq.ColumnSchema) -> ColumnKind | str:
@@ -102,6 +105,7 @@ def column_kind(field: pa.Field, column: pq.ColumnSchema) -> ColumnKind | str:
         long_lists=pat.is_large_list(field.type),
         is_decimal=pat.is_decimal(kind),
         is_text=is_unchecked(kind),
+        is_nullable=field.nullable,
     )
 
 
@@ -141,6 +145,7 @@ class ChunkDecoder:
         codes: pa.DataType | None,
         prefix: int,
         most_bytes: int,
+        starts: Starts | None,
     ) -> None:
         self._kind = kind
         self._rows_left = rows
@@ -150,6 +155,10 @@ class ChunkDecoder:
         self._codes = codes
         size = 0 if codes is None else codes.bit_width // 8
         self.cursor = Cursor(kind.physical, kind.size, kind.lists, kind.max_def, codes=size, prefix=prefix)
+        self.compact = False
+        if starts is not None and kind.is_nullable:
+            self.cursor.set_flags(starts)
+            self.compact = True
         self._type = kind.type  # of lists: of what is delivered
         self._dictionary: pa.Array | None = None
         # Of lists, only their levels say whether there are more rows.
@@ -173,11 +182,13 @@ class ChunkDecoder:
         *,
         codes: bool,
         prefix: int = 0,
+        starts: Starts | None = None,
     ) -> ChunkDecoder | None:
         """The chunk whose bytes begin with its first page, to be opened; None for pyarrow. rows: of the row group.
 
         codes: deliver codes of its dictionary, where that has far fewer entries than there are values. prefix: how many
-        elements of a list are enough; others may be left out (0: none).
+        elements of a list are enough; others may be left out (0: none). starts: bool [rows], the rows to deliver, with
+        any others that are not null (see `compact`).
         """
         compression, values = chunk.compression, chunk.num_values
         if compression not in DECOMPRESSORS:
@@ -207,6 +218,7 @@ class ChunkDecoder:
             codes=code,
             prefix=prefix if worth else 0,
             most_bytes=chunk.total_uncompressed_size,
+            starts=starts,
         )
 
     def finish(self) -> bool:
@@ -245,6 +257,7 @@ class ChunkDecoder:
 
     def take(self, rows: int, complete: bool) -> pa.Array:
         """The next rows, which were decoded: of the column's type, or a dictionary array of it (in lists: of elements).
+        Those that are delivered, if it is `compact`.
 
         complete: there were so many, or the next list has begun.
         """
@@ -252,8 +265,8 @@ class ChunkDecoder:
             decoded = self.cursor.take()
         except ValueError as error:
             raise ChunkError(str(error)) from None
-        if decoded.rows != rows:
-            raise ChunkError(f"its pages hold fewer rows than its footer says: got {decoded.rows}, expected {rows}")
+        if (got := decoded.rows + decoded.passed) != rows:
+            raise ChunkError(f"its pages hold fewer rows than its footer says: got {got}, expected {rows}")
         self._rows_left -= rows
         if self._rows_left == 0 and (self._has_more or (self._kind.lists and complete)):
             raise ChunkError("its pages hold more rows than its footer says")
@@ -305,7 +318,7 @@ class ChunkDecoder:
         return pa.Array.from_buffers(self._type, decoded.rows, [valid, starts], decoded.null_lists, children=[elements])
 
 
-Request: TypeAlias = tuple[ColumnKind, pq.ColumnChunkMetaData, int, pa.Buffer, bool, int]
+Request: TypeAlias = tuple[ColumnKind, pq.ColumnChunkMetaData, int, pa.Buffer, bool, int, Starts | None]
 
 
 def open_chunks(requests: Sequence[Request]) -> list[ChunkDecoder | None]:
@@ -314,8 +327,8 @@ def open_chunks(requests: Sequence[Request]) -> list[ChunkDecoder | None]:
     """
     with TURN:
         prepared = [
-            ChunkDecoder.prepare(kind, chunk, rows, content, codes=codes, prefix=prefix)
-            for kind, chunk, rows, content, codes, prefix in requests
+            ChunkDecoder.prepare(kind, chunk, rows, content, codes=codes, prefix=prefix, starts=starts)
+            for kind, chunk, rows, content, codes, prefix, starts in requests
         ]
     outcomes = iter(_outcomes([each for each in prepared if each is not None], None))
     with TURN:
@@ -331,7 +344,7 @@ def _finished(decoder: ChunkDecoder, request: Request) -> ChunkDecoder | None:
     except ChunkError:
         return None
     except pa.ArrowInvalid:
-        [opened] = open_chunks([(*request[:4], False, request[5])])
+        [opened] = open_chunks([(*request[:4], False, *request[5:])])
         return opened
 
 

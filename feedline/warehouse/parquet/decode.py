@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -24,6 +25,7 @@ from feedline.warehouse.parquet.column_chunk import (
     ChunkError,
     ColumnKind,
     Request,
+    Starts,
     column_kind,
     open_chunks,
     read_chunks,
@@ -36,6 +38,7 @@ DECODER_VARIABLE = "FEEDLINE_DECODER"
 # The bytes of a file from `start` to `stop`.
 ReadRange: TypeAlias = Callable[[int, int], pa.Buffer]
 NOT_CODED: Mapping[Any, int] = MappingProxyType({})
+ALL_ROWS: Mapping[int, Starts] = MappingProxyType({})
 
 
 def kernel_refusal(decoder: str = "auto") -> str:
@@ -45,8 +48,20 @@ def kernel_refusal(decoder: str = "auto") -> str:
     return "" if native.COMPILED else "installed without a compiler"
 
 
+@dataclass(frozen=True, slots=True)
+class DecodedRows:
+    """The columns of some rows. compact: those of which only rows that start runs, or are not null, were decoded."""
+
+    rows: int
+    batch: pa.RecordBatch
+    compact: Mapping[str, pa.Array]
+
+
 class FileDecoder:
-    """Decodes one file's columns, under the table's names. schema, stored: its columns and their Parquet columns."""
+    """Decodes one file's columns, under the table's names.
+
+    schema, stored: its columns and their Parquet columns. like: the decoder of a file with the same ones.
+    """
 
     def __init__(
         self,
@@ -58,6 +73,7 @@ class FileDecoder:
         file_bytes: int,
         *,
         decoder: str = "auto",
+        like: FileDecoder | None = None,
     ) -> None:
         self._schema = schema
         self._metadata = metadata
@@ -66,7 +82,11 @@ class FileDecoder:
         self._file_bytes = file_bytes
         self._decoder = decoder
         self._alone = {leaves.start: name for name, leaves in stored.items() if len(leaves) == 1}
-        self._kinds: dict[int, ColumnKind | str] = {}
+        self._kinds: dict[int, ColumnKind | str] = {} if like is None else like._kinds
+
+    def decodes(self, schema: pa.Schema, metadata: pq.FileMetaData) -> bool:
+        """Whether another file has the same columns, stored as the same Parquet columns."""
+        return bool(self._schema.equals(schema) and self._metadata.schema.equals(metadata.schema))
 
     def kind(self, leaf: int) -> ColumnKind | str:
         """How the kernel decodes a Parquet column; or why it does not."""
@@ -95,16 +115,19 @@ class FileDecoder:
         *,
         read: ReadRange,
         coded: Mapping[int, int] = NOT_CODED,
-    ) -> Iterator[pa.RecordBatch]:
+        starts: Mapping[int, Starts] = ALL_ROWS,
+    ) -> Iterator[DecodedRows]:
         """Decode Parquet columns in chunks of about `chunk_rows`; first `whole` ones, if any, in all rows at once.
 
         coded: those that may come as codes and a dictionary, each with how many elements of a list are needed (0: all).
+        starts: those that may come compact, each with the rows of the row group that start runs; read after `whole`
+        was delivered, which may tell.
 
         Raises CorruptFileError.
         """
         if whole:
-            yield self._rename(_whole(parquet, row_group, whole))
-        opened = self._open(row_group, leaves, read, coded)
+            yield self._whole(parquet, row_group, whole, read)
+        opened = self._open(row_group, leaves, read, coded, starts)
         own = {self._alone[leaf]: chunk for leaf, chunk in opened.items()}
         others = [leaf for leaf in leaves if leaf not in opened]
         if others or not own:
@@ -118,8 +141,24 @@ class FileDecoder:
         for start in range(0, rows, chunk_rows):
             yield self._join(None, own, min(chunk_rows, rows - start), row_group)
 
+    def _whole(self, parquet: pq.ParquetFile, row_group: int, leaves: Sequence[int], read: ReadRange) -> DecodedRows:
+        """Columns in all rows of a row group."""
+        opened = self._open(row_group, leaves, read, NOT_CODED, ALL_ROWS)
+        if len(opened) == len(leaves):
+            rows = self._metadata.row_group(row_group).num_rows
+            return self._join(None, {self._alone[leaf]: chunk for leaf, chunk in opened.items()}, rows, row_group)
+        table = parquet.reader.read_row_group(row_group, column_indices=leaves, use_threads=False)
+        arrays = [pa.concat_arrays(each.chunks) for each in table.columns]
+        batch = self._rename(pa.RecordBatch.from_arrays(arrays, schema=table.schema))
+        return DecodedRows(batch.num_rows, batch, {})
+
     def _open(
-        self, row_group: int, leaves: Sequence[int], read: ReadRange, coded: Mapping[int, int]
+        self,
+        row_group: int,
+        leaves: Sequence[int],
+        read: ReadRange,
+        coded: Mapping[int, int],
+        starts: Mapping[int, Starts],
     ) -> dict[int, ChunkDecoder]:
         """The chunks for the kernel, by their Parquet columns."""
         if kernel_refusal(self._decoder):
@@ -131,31 +170,27 @@ class FileDecoder:
         for (leaf, kind), (start, stop) in zip(kinds.items(), ranges, strict=True):
             if 0 <= start < stop <= self._file_bytes:
                 content = read(start, stop)
-                requests[leaf] = kind, group.column(leaf), rows, content, leaf in coded, coded.get(leaf, 0)
+                codes, prefix = leaf in coded, coded.get(leaf, 0)
+                requests[leaf] = kind, group.column(leaf), rows, content, codes, prefix, starts.get(leaf)
         opened = zip(requests, open_chunks(list(requests.values())), strict=True)
         return {leaf: chunk for leaf, chunk in opened if chunk is not None}
 
     def _join(
         self, batch: pa.RecordBatch | None, own: dict[str, ChunkDecoder], rows: int, row_group: int
-    ) -> pa.RecordBatch:
+    ) -> DecodedRows:
         """Some rows of pyarrow's columns and of the kernel's."""
         if not own:
-            return batch
+            return DecodedRows(rows, batch, {})
         arrays = {} if batch is None else dict(zip(batch.schema.names, batch.columns, strict=True))
+        compact: dict[str, pa.Array] = {}
         for name, found in zip(own, read_chunks(list(own.values()), rows), strict=True):
             if isinstance(found, ChunkError):
                 raise CorruptFileError(
                     f"column {name!r} of {label(self._uri, row_group)} is not valid Parquet: {found}. Restore or "
                     "rewrite the file"
                 ) from found
-            arrays[name] = found
-        return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
+            (compact if own[name].compact else arrays)[name] = found
+        return DecodedRows(rows, pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays)), compact)
 
     def _rename(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return batch if self._names is None else self._names.rename(batch, self._uri)
-
-
-def _whole(parquet: pq.ParquetFile, row_group: int, leaves: Sequence[int]) -> pa.RecordBatch:
-    """Columns of a row group as one batch."""
-    table = parquet.reader.read_row_group(row_group, column_indices=leaves, use_threads=False)
-    return pa.RecordBatch.from_arrays([pa.concat_arrays(each.chunks) for each in table.columns], schema=table.schema)

@@ -213,11 +213,11 @@ def _decode(buffer: pa.Buffer, metadata: pq.FileMetaData, repeats: int, codes: b
     times: list[float] = []
     while len(times) < repeats and (len(times) < min(2, repeats) or sum(times) < _ENOUGH_S * repeats):
         start_s = time.thread_time()
-        for batch in decoder.batches(
+        for decoded in decoder.batches(
             parquet, 0, leaves, _CHUNK_ROWS, (), read=lambda start, stop: buffer.slice(start, stop - start), coded=coded
         ):
-            kind = batch.schema.field(0).type
-            del batch  # its memory is free for the next one
+            kind = decoded.batch.schema.field(0).type
+            del decoded  # its memory is free for the next one
         times.append(time.thread_time() - start_s)
     as_values = kind == field.type
     return statistics.median(times), _OP_NS if coded and as_values else 0.0

@@ -27,7 +27,8 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from feedline.errors import TableChangedError
-from feedline.warehouse.parquet.decode import NOT_CODED, FileDecoder
+from feedline.warehouse.parquet.column_chunk import Starts
+from feedline.warehouse.parquet.decode import ALL_ROWS, NOT_CODED, DecodedRows, FileDecoder
 from feedline.warehouse.parquet.dedup_columns import DedupMetadata, dedup_metadata
 from feedline.warehouse.parquet.footer import column_leaves, footer_digest, open_parquet, parsed_footers
 from feedline.warehouse.parquet.stored_names import StoredNames, groups_under_other_names
@@ -104,14 +105,16 @@ class OpenFile:
         chunk_rows: int,
         whole: Sequence[int] = (),
         coded: Mapping[int, int] = NOT_CODED,
-    ) -> Iterator[pa.RecordBatch]:
+        starts: Mapping[int, Starts] = ALL_ROWS,
+    ) -> Iterator[DecodedRows]:
         """Decode Parquet columns of one row group on the calling thread, in chunks of about `chunk_rows`.
 
         whole: further columns, if any, that the first batch holds, in all rows of the row group. coded: columns that
         may come as dictionary arrays, or lists of them, each with how many elements of a list are needed (0: all).
+        starts: columns that may come compact, see `FileDecoder.batches`.
         """
         return self.decoder.batches(
-            self.parquet, row_group, leaves, chunk_rows, whole, read=self._read_range, coded=coded
+            self.parquet, row_group, leaves, chunk_rows, whole, read=self._read_range, coded=coded, starts=starts
         )
 
     def _read_range(self, start: int, stop: int) -> pa.Buffer:
@@ -152,7 +155,8 @@ class _LocalFile(OpenFile):
         chunk_rows: int,
         whole: Sequence[int] = (),
         coded: Mapping[int, int] = NOT_CODED,
-    ) -> Iterator[pa.RecordBatch]:
+        starts: Mapping[int, Starts] = ALL_ROWS,
+    ) -> Iterator[DecodedRows]:
         """As `OpenFile.batches`."""
         ranges = coalesce(chunk_ranges(self.metadata, row_group, [*leaves, *whole], self._version.size_bytes))
         with suppress(OSError, AttributeError):  # only a hint to the kernel
@@ -162,13 +166,14 @@ class _LocalFile(OpenFile):
                     os.posix_fadvise(descriptor, start, stop - start, os.POSIX_FADV_WILLNEED)
             finally:
                 os.close(descriptor)
-        batches: Iterator[pa.RecordBatch] | None = None
+        batches: Iterator[DecodedRows] | None = None
         taken = 0
 
-        def take() -> pa.RecordBatch | None:
+        def take() -> DecodedRows | None:
             nonlocal batches
             if batches is None:
-                batches = islice(OpenFile.batches(self, row_group, leaves, chunk_rows, whole, coded), taken, None)
+                decoded = OpenFile.batches(self, row_group, leaves, chunk_rows, whole, coded, starts)
+                batches = islice(decoded, taken, None)
             try:
                 return next(batches, None)
             except OSError:
@@ -244,7 +249,8 @@ class _RemoteFile(OpenFile):
         chunk_rows: int,
         whole: Sequence[int] = (),
         coded: Mapping[int, int] = NOT_CODED,
-    ) -> Iterator[pa.RecordBatch]:
+        starts: Mapping[int, Starts] = ALL_ROWS,
+    ) -> Iterator[DecodedRows]:
         """As `OpenFile.batches`, after all bytes of the columns have arrived and are verified to be of this file."""
         if not leaves and not whole:
             yield from super().batches(row_group, leaves, chunk_rows)
@@ -265,7 +271,7 @@ class _RemoteFile(OpenFile):
         with_retries(fetch, self._filesystem, self._version.uri, row_group=row_group, listed=True)
         with open_parquet(sparse.reader(), self.metadata, pre_buffer=False, dictionaries=self._dictionaries) as parquet:
             yield from self.decoder.batches(
-                parquet, row_group, leaves, chunk_rows, whole, read=sparse.read_range, coded=coded
+                parquet, row_group, leaves, chunk_rows, whole, read=sparse.read_range, coded=coded, starts=starts
             )
 
     def _open(self) -> tuple[pa.NativeFile, Stamp, pq.FileMetaData]:
@@ -341,8 +347,12 @@ class _Layouts:
             if dedup is not None:
                 raise groups_under_other_names(version.uri)
             schema = version.stored_names.schema(schema, version.uri)
-        leaves = column_leaves(schema, parquet.metadata.num_columns, version.uri)
-        stored = dict(zip(schema.names, leaves, strict=True))
+        like = self._find(schema, parquet.metadata)
+        if like is None:
+            leaves = column_leaves(schema, parquet.metadata.num_columns, version.uri)
+            stored = dict(zip(schema.names, leaves, strict=True))
+        else:
+            stored = like[1]
         decoder = FileDecoder(
             schema,
             stored,
@@ -351,6 +361,7 @@ class _Layouts:
             version.uri,
             version.size_bytes,
             decoder=version.decoder,
+            like=None if like is None else like[3],
         )
         layout = schema, stored, dedup, decoder
         with self._lock:
@@ -358,6 +369,12 @@ class _Layouts:
             while len(self._entries) > _KEPT_LAYOUTS:
                 self._entries.popitem(last=False)
         return layout
+
+    def _find(self, schema: pa.Schema, metadata: pq.FileMetaData) -> _Layout | None:
+        """The last layout of a file with the same columns. Finding these takes longer than to compare them."""
+        with self._lock:
+            layouts = reversed(self._entries.values())
+            return next((layout for layout in layouts if layout[3].decodes(schema, metadata)), None)
 
 
 _layouts = _Layouts()

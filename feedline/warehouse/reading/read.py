@@ -39,6 +39,8 @@ from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.faults import explain_errors, label
 from feedline.warehouse.storage.locations import join, locate
 
+_FOREIGN = {pa.lib.Type_DECIMAL256, pa.lib.Type_INTERVAL_MONTH_DAY_NANO}  # types that frames cannot hold
+
 
 def read_fragment(
     fragment: Fragment,
@@ -253,12 +255,14 @@ def _decode(
     """Yield one row group in chunks: rows, and exactly the fields of `columns`, of every row and of unique rows."""
     group = file.metadata.row_group(row_group)
     flags, reader = columns.flag_leaves(file), None
+    starts: dict[int, npt.NDArray[np.bool_]] = {}
     rows_at_once = columns.chunk_rows(group, row_group, chunk_rows)
-    batches = file.batches(row_group, columns.leaves, rows_at_once, flags, columns.coded_leaves(coded))
+    batches = file.batches(row_group, columns.leaves, rows_at_once, flags, columns.coded_leaves(coded), starts)
     if flags:
         with explain_errors(fragment.uri, row_group=row_group, listed=True):
-            decoded_flags = next(batches)
+            decoded_flags = next(batches).batch
         reader = columns.reader(decoded_flags, row_group, fragment.uri)
+        starts |= columns.starts(file, reader)
     rows, partition = group.num_rows, dict(fragment.partition)
     missing = rows
     while True:
@@ -266,8 +270,8 @@ def _decode(
             batch = next(batches, None)
         if batch is None:
             break
-        missing -= batch.num_rows
-        held = [(batch.num_rows, *columns.rows(batch, reader, fragment.uri, row_group, partition, coded))]
+        missing -= batch.rows
+        held = [(batch.rows, *columns.rows(batch, reader, fragment.uri, row_group, partition, coded))]
         del batch
         yield held.pop()  # keeps no reference: a chunk held while the next one is decoded would double the memory
     if missing:
@@ -307,9 +311,7 @@ def _coded_frame(data: pa.RecordBatch, kept: _Dictionaries) -> tuple[pl.DataFram
         else:
             is_simple &= is_number
         arrays.append(array)
-    if not dictionaries:
-        return _frame(data), {}
-    batch = pa.RecordBatch.from_arrays(arrays, names=data.schema.names)
+    batch = pa.RecordBatch.from_arrays(arrays, names=data.schema.names) if dictionaries else data
     # `from_arrow` makes eight calls for each column. The other way, Polars panics on some nested types.
     return pl.DataFrame(batch) if is_simple else _frame(batch), dictionaries
 
@@ -373,5 +375,4 @@ def refuse_foreign(schema: pa.Schema, columns: Iterable[str]) -> None:
 
 
 def _is_foreign(kind: pa.DataType) -> bool:
-    own = pat.is_decimal256(kind) or pat.is_interval(kind)
-    return own or (kind.num_fields > 0 and any(_is_foreign(child.type) for child in children(kind)))
+    return kind.id in _FOREIGN or (kind.num_fields > 0 and any(_is_foreign(child.type) for child in children(kind)))

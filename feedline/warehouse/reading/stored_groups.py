@@ -20,6 +20,7 @@ import pyarrow.types as pat
 
 from feedline.errors import TableError
 from feedline.native.unique_rows import UniqueRows, unique_range
+from feedline.warehouse.parquet.decode import DecodedRows
 from feedline.warehouse.parquet.dedup_columns import DedupMetadata, RowGroupRuns, check_flags, flag_column
 from feedline.warehouse.parquet.open_file import OpenFile
 from feedline.warehouse.parquet.schemas import children
@@ -63,13 +64,17 @@ class RunReader:
         self._last: dict[str, pa.RecordBatch] = {}
         self._row = 0
 
-    def take(self, decoded: pa.RecordBatch) -> dict[str, UniqueRows[pa.RecordBatch]]:
+    def starts(self) -> dict[str, Bools]:
+        """Where runs start, of each column."""
+        return {column: flags for columns, flags in self._groups.values() for column in columns}
+
+    def take(self, decoded: DecodedRows) -> dict[str, UniqueRows[pa.RecordBatch]]:
         """The unique rows of each group in the next chunk. Raises TableError for values in rows that repeat others."""
-        first, self._row = self._row, self._row + decoded.num_rows
+        first, self._row = self._row, self._row + decoded.rows
         found = {}
         for group, (columns, flags) in self._groups.items():
             starts = flags[first : self._row]
-            unique = self._unique(group, decoded.select(list(columns)), np.flatnonzero(starts))
+            unique = self._unique(group, decoded, columns, np.flatnonzero(starts))
             if not starts[0]:
                 pairs = zip(self._last[group].columns, unique.columns, strict=True)
                 arrays = [pa.concat_arrays(pair) for pair in pairs]
@@ -80,28 +85,34 @@ class RunReader:
             found[group] = UniqueRows(unique, inverse - np.int32(1) if starts[0] else inverse)
         return found
 
-    def _unique(self, group: str, stored: pa.RecordBatch, index: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    def _unique(
+        self, group: str, decoded: DecodedRows, columns: Sequence[str], index: npt.NDArray[np.int64]
+    ) -> pa.RecordBatch:
         """The values where runs start."""
-        unique = _at_starts(stored, index)
-        repeated = stored.num_rows - len(index)
-        for name, column, values in zip(stored.schema.names, stored.columns, unique.columns, strict=True):
-            if column.null_count - values.null_count != repeated:
+        whole = decoded.batch.select([name for name in columns if name not in decoded.compact])
+        found = {name: decoded.compact[name] for name in columns if name in decoded.compact} | _at_starts(whole, index)
+        repeated = decoded.rows - len(index)
+        for name in columns:
+            if name in decoded.compact:
+                is_valid = len(found[name]) == len(index)  # others would have been decoded
+            else:
+                is_valid = whole.column(name).null_count - found[name].null_count == repeated
+            if not is_valid:
                 raise TableError(
                     f"column {name!r} of {self._place} holds values in rows that repeat the row above by "
                     f"{flag_column(group)!r}: expected nulls. Another tool rewrote the file. Write the table again "
                     f"with feedline optimize, from its source"
                 )
-        return unique
+        return pa.RecordBatch.from_arrays([found[name] for name in columns], names=list(columns))
 
 
-def _at_starts(stored: pa.RecordBatch, index: npt.NDArray[np.int64]) -> pa.RecordBatch:
+def _at_starts(stored: pa.RecordBatch, index: npt.NDArray[np.int64]) -> dict[str, pa.Array]:
     """The rows where runs start, in one call; lists without a copy, as the null lists between them hold no values."""
     places = pa.array(index)
     lists = {name for name, kind in zip(stored.schema.names, stored.schema.types, strict=True) if _is_list(kind)}
     flat = [name for name in stored.schema.names if name not in lists]
     found = {} if not flat else dict(zip(flat, pc.take(stored.select(flat), places, boundscheck=False), strict=True))
-    found |= {name: _lists_at_starts(stored.column(name), index, places) for name in lists}
-    return pa.RecordBatch.from_arrays([found[name] for name in stored.schema.names], names=stored.schema.names)
+    return found | {name: _lists_at_starts(stored.column(name), index, places) for name in lists}
 
 
 def _lists_at_starts(stored: pa.Array, index: npt.NDArray[np.int64], places: pa.Array) -> pa.Array:
@@ -134,6 +145,8 @@ class StoredColumns:
         self._rows = fields.only(found.pop(None))
         self._unique = {str(group): fields.only(names) for group, names in found.items()}
         self._compact = {group: [name for name in found[group] if name in compact] for group in self._unique}
+        self._repeats = {group for group in self._unique if len(self._compact[group]) < len(found[group])}
+        self._codable = {*self._rows.inputs(), *(name for each in self._compact.values() for name in each)}
         self._names = [name for name in fields.inputs() if not any(name in each for each in self._compact.values())]
         self._groups = {
             name: tuple(column for column in fields.columns if group_of.get(column) == name)
@@ -165,7 +178,7 @@ class StoredColumns:
         for group, columns in self._groups.items():
             runs = self._runs(group, index)
             unique = self._unique.get(group)
-            if unique is not None and len(self._compact[group]) < len(unique.inputs()):
+            if unique is not None and group in self._repeats:
                 built |= set(unique.columns).difference(self._rows.columns)
             copies |= dict.fromkeys(
                 (name for name in columns if name in built or name in self._rows.columns), runs.rows / max(runs.runs, 1)
@@ -186,14 +199,17 @@ class StoredColumns:
             groups[name] = columns, check_flags(stored, self._runs(name, row_group), name, place)
         return RunReader(groups, place)
 
+    def starts(self, file: OpenFile, reader: RunReader) -> dict[int, Bools]:
+        """Where runs start, by the Parquet columns that are stored once per run."""
+        return {leaf: flags for column, flags in reader.starts().items() for leaf in file.stored[column]}
+
     def coded_leaves(self, names: Mapping[str, int]) -> dict[int, int]:
         """As `FileColumns.coded_leaves`; of what is stored once per run, only what is delivered as unique rows."""
-        either = self._rows.inputs().keys() | {name for compact in self._compact.values() for name in compact}
-        return self._fields.coded_leaves({name: most for name, most in names.items() if name in either})
+        return self._fields.coded_leaves({name: most for name, most in names.items() if name in self._codable})
 
     def rows(
         self,
-        decoded: pa.RecordBatch,
+        decoded: DecodedRows,
         reader: RunReader | None,
         uri: str,
         row_group: int,
@@ -202,14 +218,15 @@ class StoredColumns:
     ) -> tuple[pa.RecordBatch, tuple[UniqueRows[pa.RecordBatch], ...]]:
         """The fields of a decoded chunk: those of every row, and those of unique rows, group by group."""
         if reader is None:
-            return self._rows.batch(decoded, uri, row_group, partition, coded=coded), ()
+            return self._rows.batch(decoded.batch, uri, row_group, partition, coded=coded), ()
         groups = reader.take(decoded)
-        arrays = {name: decoded.column(name) for name in self._rows.columns}
+        stored_once = {name for batch in groups.values() for name in batch.rows.schema.names}
+        arrays = {name: decoded.batch.column(name) for name in self._rows.columns if name not in stored_once}
         found: dict[str, pa.Array] = {}
         compact: list[UniqueRows[pa.RecordBatch]] = []
         for group, batch in groups.items():
             index = pa.array(batch.inverse)
-            for name in arrays.keys() & set(batch.rows.schema.names):
+            for name in [name for name in batch.rows.schema.names if name in self._rows.columns]:
                 arrays[name] = _repeat(batch.rows.column(name), index, name, uri, row_group)
             if group in self._unique:
                 unique = self._unique[group].batch(batch.rows, uri, row_group, partition, coded=coded)
@@ -222,7 +239,7 @@ class StoredColumns:
                 if delivered:
                     compact.append(UniqueRows(unique.select(delivered), batch.inverse))
         stored = pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
-        rows = self._rows.batch(stored, uri, row_group, partition, rows=decoded.num_rows, coded=coded)
+        rows = self._rows.batch(stored, uri, row_group, partition, rows=decoded.rows, coded=coded)
         found |= dict(zip(rows.schema.names, rows.columns, strict=True))
         schema = pa.schema([self._fields.field(name).with_type(found[name].type) for name in self._names])
         return pa.RecordBatch.from_arrays([found[name] for name in self._names], schema=schema), tuple(compact)

@@ -191,7 +191,13 @@ def checked_kernel(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[
     return str(path), os.environ | checks | {"PYTHONPATH": os.pathsep.join(sys.path)}
 
 
-_KERNEL_TESTS = ("test_parquet.py", "test_page_headers.py", "test_list_prefixes.py", "test_chunk_reading.py")
+_KERNEL_TESTS = (
+    "test_parquet.py",
+    "test_page_headers.py",
+    "test_list_prefixes.py",
+    "test_chunk_reading.py",
+    "test_run_starts.py",
+)
 
 
 @pytest.mark.nightly

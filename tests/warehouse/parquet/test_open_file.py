@@ -15,7 +15,7 @@ import pytest
 from feedline import Table
 from feedline.errors import StoreError, TableChangedError, TableError
 from feedline.warehouse.parquet import open_file
-from feedline.warehouse.parquet.decode import FileDecoder
+from feedline.warehouse.parquet.decode import DecodedRows, FileDecoder
 from feedline.warehouse.storage import retry
 from feedline.warehouse.storage.retry import RetryPolicy
 
@@ -38,7 +38,7 @@ class Mount:
     """A mount that fails while rows are decoded: at every n-th batch, so many times."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, error: int, *, every: int, times: int) -> None:
-        self._batches: Callable[..., Iterator[pa.RecordBatch]] = FileDecoder.batches
+        self._batches: Callable[..., Iterator[DecodedRows]] = FileDecoder.batches
         self._error, self._every, self._times = error, every, times
         self.failures = self._taken = 0
         own = self
@@ -46,7 +46,7 @@ class Mount:
 
     def batches(
         self, decoder: Any, parquet: Any, row_group: int, leaves: Any, chunk_rows: int, whole: Any, **options: Any
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> Iterator[DecodedRows]:
         for batch in self._batches(decoder, parquet, row_group, leaves, 500, whole, **options):
             self._taken += 1
             if self._taken % self._every == 0 and self.failures < self._times:
@@ -103,7 +103,7 @@ def test_a_file_replaced_while_its_mount_was_away_is_refused(table: Path, monkey
     snapshot = Table(str(table))
     mount = Mount(monkeypatch, errno.ESTALE, every=3, times=1)
 
-    def replaced(*arguments: Any, **options: Any) -> Iterator[pa.RecordBatch]:
+    def replaced(*arguments: Any, **options: Any) -> Iterator[DecodedRows]:
         try:
             yield from mount.batches(*arguments, **options)
         except OSError:
