@@ -43,8 +43,8 @@ _READY_KIND = ord("R")
 # A packet received: its kind, then the other fields of READY, END or FREE, the bytes of REPORT, or of JSON a dict and
 # a `Descriptor` or None.
 Arrival: TypeAlias = tuple[Any, ...]
-# Calls that never wait keep the interpreter's lock: a feeder's loop that gives it away for a packet waits for it behind
-# threads that compute blocks, ten times as long as the packet takes.
+# A feeder's calls that never wait keep the interpreter's lock: a loop that gives it away for a packet waits for it behind
+# threads that compute blocks, ten times as long as the packet takes. In a trainer, Python's own calls take less time.
 _libc = ctypes.PyDLL(None, use_errno=True)
 _libc.send.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int]
 _libc.recv.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -92,6 +92,7 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
+        self.keeps_lock = False  # whether calls that never wait keep the interpreter's lock
         self.unsent: deque[bytes] = deque()  # reports of free slots that found no room
         self._outbox: deque[tuple[bytes, Descriptor | None]] = deque()  # posted packets that found no room
         self._packet = bytearray(_PACKET_BYTES)  # the one received last
@@ -133,13 +134,14 @@ class Channel:
 
         Raises ChannelClosedError if the other side is gone.
         """
+        flags = _SEND if wait else _SEND_NOW
         try:
-            if fd is None and not wait:
-                self._send_now(packet)
+            if fd is None and not wait and self.keeps_lock:
+                if _libc.send(self._socket.fileno(), packet, len(packet), flags) < 0:
+                    raise _last_error()
             elif fd is None:
-                self._socket.send(packet, _SEND)
+                self._socket.send(packet, flags)
             else:
-                flags = _SEND if wait else _SEND_NOW
                 if not self._announced_descriptor:
                     self._socket.send(_DESCRIPTOR_FOLLOWS, flags)
                     self._announced_descriptor = True
@@ -213,17 +215,12 @@ class Channel:
             except IndexError:
                 return  # another thread took the last one
             try:
-                self._send_now(packet)
+                self._socket.send(packet, _SEND_NOW)
             except BlockingIOError:
                 self.unsent.appendleft(packet)
                 return
             except OSError:
                 return  # the other side is gone
-
-    def _send_now(self, packet: bytes) -> None:
-        """Send one packet. Raises BlockingIOError if there is no room."""
-        if _libc.send(self._socket.fileno(), packet, len(packet), _SEND_NOW) < 0:
-            raise _last_error()
 
     def await_packet(self, seconds: float) -> bool:
         """Wait until a packet can be received, or the other side is gone; False after so many seconds."""
@@ -247,8 +244,8 @@ class Channel:
             try:
                 if self._descriptor_follows:
                     count, fd = self._receive_descriptor(wait)
-                elif wait:
-                    count = self._socket.recv_into(packet)
+                elif wait or not self.keeps_lock:
+                    count = self._socket.recv_into(packet, 0, 0 if wait else _NOW)
                 elif (count := _libc.recv(self._socket.fileno(), self._packet_address, _PACKET_BYTES, _NOW)) < 0:
                     raise _last_error()
             except BlockingIOError:

@@ -11,10 +11,12 @@ import pytest
 from feedline.loader.ring.channel import Channel, ChannelClosedError, adopt, pair
 
 
-@pytest.fixture
-def ends() -> Iterator[tuple[Channel, Channel]]:
+@pytest.fixture(params=["trainer", "feeder"])
+def ends(request: pytest.FixtureRequest) -> Iterator[tuple[Channel, Channel]]:
+    """Both ends of a connection, each as a trainer's or as a feeder's."""
     ours, theirs = pair()
     other = adopt(theirs.detach())
+    ours.keeps_lock = other.keeps_lock = request.param == "feeder"
     yield ours, other
     ours.close()
     other.close()
