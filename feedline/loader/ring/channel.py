@@ -43,8 +43,8 @@ _READY_KIND = ord("R")
 # A packet received: its kind, then the other fields of READY, END or FREE, the bytes of REPORT, or of JSON a dict and
 # a `Descriptor` or None.
 Arrival: TypeAlias = tuple[Any, ...]
-# A feeder's calls that never wait keep the interpreter's lock: a loop that gives it away for a packet waits for it behind
-# threads that compute blocks, ten times as long as the packet takes. In a trainer, Python's own calls take less time.
+# A feeder's calls that never wait keep the interpreter's lock: a loop that gives it away for a packet waits for it
+# behind threads that compute blocks, ten times as long as the packet takes. A trainer's take less time by Python's own.
 _libc = ctypes.PyDLL(None, use_errno=True)
 _libc.send.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int]
 _libc.recv.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
