@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,17 @@ from feedline.planning.binding import (
     require_fitted,
     rows_of,
 )
-from feedline.planning.mixing import PLAN_VERSION, BlockSizes, block_sizes, newest_version, shuffle_facts
+from feedline.planning.mixing import (
+    PLAN_VERSION,
+    BlockSizes,
+    MixingWindow,
+    RowBytes,
+    block_sizes,
+    choose_window,
+    newest_version,
+    possible_windows,
+    shuffle_facts,
+)
 from feedline.planning.nulls import Gaps, find_gaps
 from feedline.planning.schedule import Block, Piece, Schedule
 from feedline.spec import PipelineSpec
@@ -72,7 +83,8 @@ class Plan:
     """A resolved pipeline, independent of epoch and rank.
 
     With a `rebase`, one epoch is only its remaining rows; all others are whole. version: that of the function from
-    these values to the rows of each step (`mixing`).
+    these values to the rows of each step (`mixing`). resumed_window: that of the run that is continued (None: a new
+    run's, which bytes choose).
     """
 
     spec: PipelineSpec
@@ -87,25 +99,48 @@ class Plan:
     skipped: tuple[BadFile, ...] = ()
     rebase: Rebase | None = None
     version: int = PLAN_VERSION
+    resumed_window: MixingWindow | None = None
 
     @property
     def name(self) -> str:
         return "".join(character if character.isalnum() else "_" for character in self.spec.name)
 
-    def at(self, version: int) -> Plan:
-        """This plan in another version."""
-        return self if version == self.version else replace(self, version=version)
+    def at(self, version: int, window: MixingWindow | None = None) -> Plan:
+        """This plan in another version, with a window of its own or one that a run has had."""
+        if (version, window) == (self.version, self.resumed_window):
+            return self
+        return replace(self, version=version, resumed_window=window)
 
     def matching(self, fingerprint: str | None) -> Plan:
-        """This plan in the version that has a fingerprint, and in the newest where none has."""
+        """This plan in the version and with the window that has a fingerprint, and as of a new run where none has."""
         newest = newest_version(self.spec)
-        plans = [self.at(version) for version in range(newest, 0, -1)]
-        return next((plan for plan in plans if plan.fingerprint == fingerprint), plans[0])
+        new = self.at(newest)
+        if fingerprint is None:
+            return new
+        others = (
+            self.at(version, window)
+            for version in range(newest, 0, -1)
+            for window in possible_windows(self.spec, version)
+        )
+        return next((plan for plan in chain((new,), others) if plan.fingerprint == fingerprint), new)
+
+    @cached_property
+    def row_bytes(self) -> RowBytes:
+        """The compressed bytes that blocks read per row."""
+        kept = self.selection.rows > 0
+        nbytes = int(self.row_group_bytes[kept].sum())
+        rows, stored = int(self.selection.rows.sum()), int(self.snapshot.rows_per_row_group[kept].sum())
+        return RowBytes(selected=nbytes / max(rows, 1), stored=nbytes / max(stored, 1))
+
+    @cached_property
+    def window(self) -> MixingWindow:
+        """The rows that a lane mixes."""
+        return self.resumed_window or choose_window(self.spec, self.version, self.row_bytes)
 
     @cached_property
     def sizes(self) -> BlockSizes:
         """The rows of splits, blocks and windows."""
-        return block_sizes(self.spec, self.lanes, self.version, row_bytes=_row_bytes(self))
+        return block_sizes(self.spec, self.lanes, self.version, self.window, self.row_bytes)
 
     @cached_property
     def splits(self) -> Splits:
@@ -194,7 +229,7 @@ class Plan:
             "snapshot": self.snapshot.id,
             "where": self.spec.source.where,
             "split_rows": self.spec.source.split_rows,
-            "shuffle": shuffle_facts(self.spec, self.version),
+            "shuffle": shuffle_facts(self.spec, self.version, self.window),
             "lanes": self.lanes,
             "batch_size": self.spec.batch.size,
             "tail": self.spec.batch.tail,
@@ -318,11 +353,6 @@ class Plan:
         skip = piece.start - (int(ends[low - 1]) if low else 0)
         request = PieceRequest(fragment=fragment, skip=skip, rows=piece.stop - piece.start)
         return request, int(self.row_group_bytes[groups].sum())
-
-
-def _row_bytes(plan: Plan) -> float:
-    """The compressed bytes that blocks read, per selected row."""
-    return int(plan.row_group_bytes.sum()) / max(int(plan.selection.rows.sum()), 1)
 
 
 def first_fragment(plan: Plan) -> Fragment:
