@@ -113,24 +113,15 @@ class Plan:
 
     def matching(self, fingerprint: str | None) -> Plan:
         """This plan in the version and with the window that has a fingerprint, and as of a new run where none has."""
-        newest = newest_version(self.spec)
-        new = self.at(newest)
-        if fingerprint is None:
-            return new
-        others = (
-            self.at(version, window)
-            for version in range(newest, 0, -1)
-            for window in possible_windows(self.spec, version)
-        )
-        return next((plan for plan in chain((new,), others) if plan.fingerprint == fingerprint), new)
+        new = self.at(newest_version(self.spec))
+        versions = range(new.version, 0, -1)
+        others = (self.at(each, window) for each in versions for window in possible_windows(self.spec, each))
+        return next((plan for plan in chain((new,), others) if fingerprint in (None, plan.fingerprint)), new)
 
     @cached_property
     def row_bytes(self) -> RowBytes:
         """The compressed bytes that blocks read per row."""
-        kept = self.selection.rows > 0
-        nbytes = int(self.row_group_bytes[kept].sum())
-        rows, stored = int(self.selection.rows.sum()), int(self.snapshot.rows_per_row_group[kept].sum())
-        return RowBytes(selected=nbytes / max(rows, 1), stored=nbytes / max(stored, 1))
+        return _row_bytes(self)
 
     @cached_property
     def window(self) -> MixingWindow:
@@ -263,7 +254,6 @@ class Plan:
         return self._schedule(epoch, self.split_rows if rest is None else self._per_split(self._remaining_rows), rest)
 
     def _schedule(self, epoch: int, split_rows: NDArray[np.int64], rest: Rebase | None) -> Schedule:
-        shuffle = self.spec.shuffle
         return Schedule(
             split_rows=split_rows,
             lanes=self.lanes,
@@ -271,7 +261,7 @@ class Plan:
             tail=self.spec.batch.tail,
             block_rows=self.sizes.block_rows,
             window_rows=self.sizes.window_rows,
-            shuffle=shuffle is not None,
+            shuffle=self.spec.shuffle is not None,
             seed=self.seed,
             epoch=epoch,
             first_step=0 if rest is None else rest.first_step,
@@ -313,7 +303,7 @@ class Plan:
             nulls=tuple(self.gaps.warnings()),
             absent=tuple(self.gaps.notes()),
             schema=self.layout.schema,
-            rest=self._rest_facts(),
+            rest=_rest_facts(self),
         )
 
     def bad_files(self) -> tuple[BadFileFacts, ...]:
@@ -323,20 +313,6 @@ class Plan:
     def state_after(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """The state that continues a run on this plan, which `Pipeline.rebase` made from the run's state."""
         return rebased_state(self.facts(), state)
-
-    def _rest_facts(self) -> RestFacts | None:
-        """The epoch that a rebase shortened: its steps, including those before the rebase, and its remaining rows."""
-        if self.rebase is None:
-            return None
-        schedule = self.schedule(self.rebase.epoch)
-        return RestFacts(
-            epoch=self.rebase.epoch,
-            first_step=self.rebase.first_step,
-            steps=schedule.steps,
-            rows=schedule.rows,
-            rows_dropped=schedule.rows_dropped,
-            changes=dict(self.rebase.changes),
-        )
 
     def _piece(self, piece: Piece, rest: Rebase | None) -> tuple[PieceRequest, int]:
         """The row groups of the split that hold the piece's rows, and their bytes."""
@@ -353,6 +329,28 @@ class Plan:
         skip = piece.start - (int(ends[low - 1]) if low else 0)
         request = PieceRequest(fragment=fragment, skip=skip, rows=piece.stop - piece.start)
         return request, int(self.row_group_bytes[groups].sum())
+
+
+def _row_bytes(plan: Plan) -> RowBytes:
+    kept = plan.selection.rows > 0
+    nbytes, rows = int(plan.row_group_bytes[kept].sum()), int(plan.selection.rows.sum())
+    stored = int(plan.snapshot.rows_per_row_group[kept].sum())
+    return RowBytes(selected=nbytes / max(rows, 1), stored=nbytes / max(stored, 1))
+
+
+def _rest_facts(plan: Plan) -> RestFacts | None:
+    """The epoch that a rebase shortened: its steps, including those before the rebase, and its remaining rows."""
+    if plan.rebase is None:
+        return None
+    schedule = plan.schedule(plan.rebase.epoch)
+    return RestFacts(
+        epoch=plan.rebase.epoch,
+        first_step=plan.rebase.first_step,
+        steps=schedule.steps,
+        rows=schedule.rows,
+        rows_dropped=schedule.rows_dropped,
+        changes=dict(plan.rebase.changes),
+    )
 
 
 def first_fragment(plan: Plan) -> Fragment:
