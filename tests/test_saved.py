@@ -33,7 +33,7 @@ from saved.facts import (
     short_digest,
     stream_digest,
 )
-from saved.generate import FIRST, SECOND, STEP, THIRD, Edition, rewrite_table, set_times
+from saved.generate import FIRST, FOURTH, SECOND, STEP, THIRD, WINDOW, Edition, rewrite_table, set_times
 
 from feedline import FeedlineDataset, Pipeline
 from feedline.artifacts.artifact_sets import load_old_set
@@ -50,6 +50,7 @@ COUNTED_BY = "2.1.0"  # counts are those of a Polars version
 OLD: dict[str, Any] = json.loads((FIRST.files / "expected.json").read_text())
 NEW: dict[str, Any] = json.loads((SECOND.files / "expected.json").read_text())
 MIXED: dict[str, Any] = json.loads((THIRD.files / "expected.json").read_text())["mixed"]
+BY_BYTES: dict[str, Any] = json.loads((FOURTH.files / "expected.json").read_text())
 
 
 @contextmanager
@@ -79,6 +80,12 @@ def second() -> Iterator[Path]:
 @pytest.fixture
 def third() -> Iterator[Path]:
     with copied(THIRD) as place:
+        yield place
+
+
+@pytest.fixture
+def fourth() -> Iterator[Path]:
+    with copied(FOURTH) as place:
         yield place
 
 
@@ -288,3 +295,18 @@ def test_a_state_of_plan_version_2_continues_on_the_same_streams(third: Path):
     plan = pipeline.plan_for(state)
     assert plan.version == MIXED["version"] == 2
     assert [stream_digest(pipeline, plan, epoch) for epoch in (0, 1)] == MIXED["streams"]
+
+
+# -- the fourth edition -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["narrow", "wide"])
+def test_a_state_of_plan_version_3_continues_on_the_same_streams(fourth: Path, name: str):
+    path, expected = fourth / f"{name}.yaml", BY_BYTES[name]
+    goes_on(path, expected)
+    pipeline = Pipeline.from_yaml(path)
+    plan = pipeline.plan_for(expected["state"])
+    assert plan.version == expected["version"] == 3
+    assert dataclasses.asdict(plan.window) == expected["window"]
+    assert (plan.window == WINDOW) == (name == "wide")
+    assert [stream_digest(pipeline, plan, epoch) for epoch in (0, 1)] == expected["streams"]

@@ -21,12 +21,13 @@ from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.facts import BadFileFacts, lines_of, summary_of
 from feedline.loader.ring.launch import feeder_threads, memory_share
 from feedline.planning.dedup.group_measure import describe_groups
+from feedline.planning.mixing import DEFAULT_WINDOW_ROWS
 from feedline.planning.nulls import first_lines
 from feedline.planning.plan import Plan
 from feedline.planning.schedule import Schedule
 from feedline.resources import available_cores
 from feedline.service.dispatch.window import window_bounds
-from feedline.service.scaling.scheduler_load import describe_load, present_setting, scheduler_load
+from feedline.service.scaling.scheduler_load import describe_load, scheduler_load
 from feedline.warehouse.reading.columns import part_bytes
 from feedline.warehouse.reading.read import arrow_columns, bytes_of
 from feedline.warehouse.selection.pruning_report import SelectionReport, Share, stages_of
@@ -83,6 +84,7 @@ def describe(plan: Plan, *, world_size: int, rows_per_s: float = 0.0) -> dict[st
         "splits": int(np.count_nonzero(plan.split_rows)),
         "blocks_per_lane": len(schedule.block_indices(0)),
         "blocks_mixed": len(schedule.lane(0).strands),
+        "window": _window_facts(plan),
         "read_twice_share": twice / (read_bytes - twice) if read_bytes > twice else 0.0,
         "memory": {
             "block_bytes": block_bytes,
@@ -95,6 +97,15 @@ def describe(plan: Plan, *, world_size: int, rows_per_s: float = 0.0) -> dict[st
         "scheduler": _scheduler_facts(plan, schedule, world_size, rows_per_s),
         **_dedup_facts(plan),
     }
+
+
+def _window_facts(plan: Plan) -> dict[str, Any] | None:
+    """The rows that a lane mixes, and whether wide rows made them fewer than the default; None: blocks in turn."""
+    shuffle, rows = plan.spec.shuffle, plan.window.rows
+    if shuffle is None or not plan.sizes.window_rows:
+        return None
+    limited = shuffle.window_rows is None and rows < DEFAULT_WINDOW_ROWS[plan.version]
+    return {"rows": rows, "limited_by_bytes": limited, "row_bytes": plan.row_bytes.stored}
 
 
 def _dedup_facts(plan: Plan) -> dict[str, Any]:
@@ -117,10 +128,12 @@ def _scheduler_facts(plan: Plan, schedule: Schedule, world_size: int, rows_per_s
         plan.spec,
         lanes=plan.lanes,
         version=plan.version,
+        row_bytes=plan.row_bytes,
         block_rows=schedule.rows / max(1, blocks),
         rows_per_s=rows_per_s * world_size,
     )
-    text = describe_load(load, ranks=world_size, window=present_setting(plan.spec, plan.version))
+    present = plan.spec.source.split_rows if plan.spec.shuffle is None else plan.window.rows
+    text = describe_load(load, ranks=world_size, window=present)
     return {**asdict(load), "text": text}
 
 
@@ -318,7 +331,11 @@ def _batch_text(facts: dict[str, Any]) -> str:
 
 def _work_text(facts: dict[str, Any]) -> str:
     text = f"{facts['splits']:,} splits, {facts['blocks_per_lane']:,} blocks per lane"
-    return f"{text}, {facts['blocks_mixed']:,} of them mixed at a time" if facts["blocks_mixed"] > 1 else text
+    window, limit = facts["window"], ""
+    if window is not None and window["limited_by_bytes"]:
+        limit = f": the default window is {window['rows']:,} rows of {window['row_bytes']:,.0f} compressed bytes"
+    mixed = f", {facts['blocks_mixed']:,} of them mixed at a time" if facts["blocks_mixed"] > 1 or limit else ""
+    return f"{text}{mixed}{limit}"
 
 
 def _identities_text(facts: dict[str, Any]) -> str:

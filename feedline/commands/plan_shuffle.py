@@ -19,7 +19,7 @@ from rich.text import Text
 
 from feedline.blocks.permutation import permutation
 from feedline.commands.plan_report import row_bytes
-from feedline.planning.mixing import newest_version, window_rows
+from feedline.planning.mixing import newest_version
 from feedline.planning.plan import Plan
 from feedline.spec.sections import ShuffleSpec
 
@@ -68,24 +68,23 @@ def alternatives(plan: Plan) -> list[tuple[str, Plan]]:
     if newest_version(plan.spec) == 1:
         present = "shuffle: off" if shuffle is None else "rows: false"
         base = ShuffleSpec(seed=plan.seed)
-        windows: list[int | None] = [None, 2 * window_rows(_with(plan, base).spec, 2)]
+        windows: list[int | None] = [None, 2 * _with(plan, base).window.rows]
     else:
         assert shuffle is not None
         present, base = "", shuffle
-        rows = window_rows(plan.spec, plan.version)
-        windows = [max(1, rows // 2), 2 * rows]
+        windows = [max(1, plan.window.rows // 2), 2 * plan.window.rows]
     others = [_with(plan, base.model_copy(update={"window_rows": rows})) for rows in windows]
     return [(present or _name(plan), plan), *((_name(other), other) for other in others)]
 
 
 def _with(plan: Plan, shuffle: ShuffleSpec) -> Plan:
     spec = plan.spec.model_copy(update={"shuffle": shuffle})
-    return replace(plan, spec=spec, version=newest_version(spec), rebase=None)
+    return replace(plan, spec=spec, version=newest_version(spec), resumed_window=None, rebase=None)
 
 
 def _name(plan: Plan) -> str:
     version = "" if plan.version == newest_version(plan.spec) else f", version {plan.version}"
-    return f"window_rows: {window_rows(plan.spec, plan.version):,}{version}"
+    return f"window_rows: {plan.window.rows:,}{version}"
 
 
 def measure_shuffle(name: str, plan: Plan, *, world_size: int) -> ShuffleQuality:

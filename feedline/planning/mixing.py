@@ -6,8 +6,12 @@ which would move rows to other steps.
 Version 1: a block is as many splits as reach `shuffle.window_rows`, and a lane takes one block after another.
 Version 2: splits and blocks are small, and a lane draws in turn from the blocks that hold about `shuffle.window_rows`
 rows (`strands`). Many lanes share a fixed number of windows: with more than `FULL_LANES`, each has a smaller one.
-`shuffle: off` and `shuffle.rows: false` are planned as in version 1: rows keep their order within splits. With
-`shuffle: off` they keep the table's, however it is cut, so blocks are also limited by bytes.
+Version 3: as version 2, but wide rows make the default window smaller, and a window of wide rows has more blocks. Bytes
+only choose among few windows (`possible_windows`), and the fingerprint names the one chosen. So a state's window is
+found by its fingerprint, whatever features are read since, and where neither limit binds the order is version 2's.
+
+`shuffle: off` and `shuffle.rows: false` are planned as in version 1: rows keep their order within splits. Where their
+blocks end decides nothing, so these are also limited by bytes.
 """
 
 from __future__ import annotations
@@ -20,16 +24,38 @@ from feedline.spec import PipelineSpec
 
 # Part of every plan's fingerprint: raised by any change that moves a row to another step or position. A state is
 # continued by the version that made it.
-PLAN_VERSION = 2
-DEFAULT_WINDOW_ROWS = {1: 131_072, 2: 524_288}
+PLAN_VERSION = 3
+DEFAULT_WINDOW_ROWS = {1: 131_072, 2: 524_288, 3: 524_288}
 # Blocks that share a window, where row groups are small enough. With 32 and the default window blocks would be smaller
-# than the chunks in which rows are transformed, and each costs a task.
-WINDOW_BLOCKS = 16
+# than the chunks in which rows are transformed, and each costs a task. From version 3 on, wide rows make them more: the
+# fewest of which each reads no more than `_BLOCK_BYTES`.
+WINDOW_BLOCKS = {1: (1,), 2: (16,), 3: (16, 32, 64)}
 FULL_LANES = 4
 # Rows of a block below which its task costs more than a tenth of its work.
 _SMALLEST_BLOCK_ROWS = 8_192
-# Compressed bytes of a block in the table's order: about a tenth of a second of work, before which there is no batch.
+# Compressed bytes of a block: about a tenth of a second of work, before which there is no batch.
 _BLOCK_BYTES = 32 * 2**20
+# Compressed bytes of the default window: its blocks are held, decoded and encoded, all the time.
+_WINDOW_BYTES = 512 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowBytes:
+    """Compressed bytes of the columns that blocks read, where row groups keep rows.
+
+    selected: per selected row, what a block reads for it. stored: per stored row, which its own bytes follow.
+    """
+
+    selected: float = 0
+    stored: float = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixingWindow:
+    """The rows that a lane mixes, and how many blocks make them where row groups are small enough."""
+
+    rows: int
+    blocks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,35 +75,50 @@ def newest_version(spec: PipelineSpec) -> int:
     return PLAN_VERSION if spec.shuffle is not None and spec.shuffle.rows else 1
 
 
-def window_rows(spec: PipelineSpec, version: int) -> int:
-    """`shuffle.window_rows`, or the version's default."""
-    assert spec.shuffle is not None
-    return spec.shuffle.window_rows or DEFAULT_WINDOW_ROWS[version]
+def possible_windows(spec: PipelineSpec, version: int) -> list[MixingWindow]:
+    """Every window that a plan of a version may have, the largest rows and the fewest blocks first.
+
+    Raises PlanError for an unknown version.
+    """
+    if version not in DEFAULT_WINDOW_ROWS:
+        raise PlanError(f"the plan's version is not supported: got {version}, expected 1 to {PLAN_VERSION}")
+    default = DEFAULT_WINDOW_ROWS[version]
+    rows = [default] if version < 3 else [default >> halvings for halvings in range(default.bit_length())]
+    if spec.shuffle is not None and spec.shuffle.window_rows is not None:
+        rows = [spec.shuffle.window_rows]
+    return [MixingWindow(rows=each, blocks=blocks) for each in rows for blocks in WINDOW_BLOCKS[version]]
 
 
-def shuffle_facts(spec: PipelineSpec, version: int) -> dict[str, Any] | str:
+def choose_window(spec: PipelineSpec, version: int, row_bytes: RowBytes) -> MixingWindow:
+    """The window of a new run: `shuffle.window_rows`, or as many rows by default as are within `_WINDOW_BYTES`."""
+    windows = possible_windows(spec, version)
+    rows = next((each.rows for each in windows if each.rows * row_bytes.stored <= _WINDOW_BYTES), windows[-1].rows)
+    windows = [each for each in windows if each.rows == rows]
+    return next(
+        (each for each in windows if rows * row_bytes.selected <= each.blocks * _BLOCK_BYTES),
+        windows[-1],
+    )
+
+
+def shuffle_facts(spec: PipelineSpec, version: int, window: MixingWindow) -> dict[str, Any] | str:
     """What the fingerprint of a plan says of its shuffle."""
     shuffle = spec.shuffle
     if shuffle is None:
         return "off"
-    return {"seed": shuffle.seed, "window_rows": window_rows(spec, version), "rows": shuffle.rows, "by": shuffle.by}
+    facts = {"seed": shuffle.seed, "window_rows": window.rows, "rows": shuffle.rows, "by": shuffle.by}
+    return facts if version < 3 else {**facts, "window_blocks": window.blocks}
 
 
-def block_sizes(spec: PipelineSpec, lanes: int, version: int, *, row_bytes: float = 0) -> BlockSizes:
-    """The sizes of a plan's splits, blocks and windows. row_bytes: compressed bytes that are read for a row.
-
-    Raises PlanError for an unknown version.
-    """
-    split_rows = spec.source.split_rows
+def block_sizes(spec: PipelineSpec, lanes: int, version: int, window: MixingWindow, row_bytes: RowBytes) -> BlockSizes:
+    """The sizes of a plan's splits, blocks and windows."""
+    split_rows, most_rows = spec.source.split_rows, max(1, int(_BLOCK_BYTES / max(row_bytes.selected, 1)))
     if spec.shuffle is None:
-        split_rows = max(1, min(split_rows, int(_BLOCK_BYTES / max(row_bytes, 1))))
+        split_rows = min(split_rows, most_rows)
         return BlockSizes(split_rows=split_rows, kept_rows=None, block_rows=split_rows, window_rows=0)
-    if version not in DEFAULT_WINDOW_ROWS:
-        raise PlanError(f"the plan's version is not supported: got {version}, expected 1 to {PLAN_VERSION}")
-    window = window_rows(spec, version)
     if version == 1:
-        return BlockSizes(split_rows=split_rows, kept_rows=None, block_rows=window, window_rows=0)
-    own = max(1, window * FULL_LANES // max(lanes, FULL_LANES))
-    whole = max(1, window // WINDOW_BLOCKS)
+        block = window.rows if spec.shuffle.rows else min(window.rows, most_rows)
+        return BlockSizes(split_rows=split_rows, kept_rows=None, block_rows=block, window_rows=0)
+    own = max(1, window.rows * FULL_LANES // max(lanes, FULL_LANES))
+    whole = max(1, window.rows // window.blocks)
     block = max(min(whole, own), min(whole, _SMALLEST_BLOCK_ROWS))
     return BlockSizes(split_rows=split_rows, kept_rows=block, block_rows=block, window_rows=own)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,17 @@ from feedline.planning.binding import (
     require_fitted,
     rows_of,
 )
-from feedline.planning.mixing import PLAN_VERSION, BlockSizes, block_sizes, newest_version, shuffle_facts
+from feedline.planning.mixing import (
+    PLAN_VERSION,
+    BlockSizes,
+    MixingWindow,
+    RowBytes,
+    block_sizes,
+    choose_window,
+    newest_version,
+    possible_windows,
+    shuffle_facts,
+)
 from feedline.planning.nulls import Gaps, find_gaps
 from feedline.planning.schedule import Block, Piece, Schedule
 from feedline.spec import PipelineSpec
@@ -72,7 +83,8 @@ class Plan:
     """A resolved pipeline, independent of epoch and rank.
 
     With a `rebase`, one epoch is only its remaining rows; all others are whole. version: that of the function from
-    these values to the rows of each step (`mixing`).
+    these values to the rows of each step (`mixing`). resumed_window: that of the run that is continued (None: a new
+    run's, which bytes choose).
     """
 
     spec: PipelineSpec
@@ -87,25 +99,39 @@ class Plan:
     skipped: tuple[BadFile, ...] = ()
     rebase: Rebase | None = None
     version: int = PLAN_VERSION
+    resumed_window: MixingWindow | None = None
 
     @property
     def name(self) -> str:
         return "".join(character if character.isalnum() else "_" for character in self.spec.name)
 
-    def at(self, version: int) -> Plan:
-        """This plan in another version."""
-        return self if version == self.version else replace(self, version=version)
+    def at(self, version: int, window: MixingWindow | None = None) -> Plan:
+        """This plan in another version, with a window of its own or one that a run has had."""
+        if (version, window) == (self.version, self.resumed_window):
+            return self
+        return replace(self, version=version, resumed_window=window)
 
     def matching(self, fingerprint: str | None) -> Plan:
-        """This plan in the version that has a fingerprint, and in the newest where none has."""
-        newest = newest_version(self.spec)
-        plans = [self.at(version) for version in range(newest, 0, -1)]
-        return next((plan for plan in plans if plan.fingerprint == fingerprint), plans[0])
+        """This plan in the version and with the window that has a fingerprint, and as of a new run where none has."""
+        new = self.at(newest_version(self.spec))
+        versions = range(new.version, 0, -1)
+        others = (self.at(each, window) for each in versions for window in possible_windows(self.spec, each))
+        return next((plan for plan in chain((new,), others) if fingerprint in (None, plan.fingerprint)), new)
+
+    @cached_property
+    def row_bytes(self) -> RowBytes:
+        """The compressed bytes that blocks read per row."""
+        return _row_bytes(self)
+
+    @cached_property
+    def window(self) -> MixingWindow:
+        """The rows that a lane mixes."""
+        return self.resumed_window or choose_window(self.spec, self.version, self.row_bytes)
 
     @cached_property
     def sizes(self) -> BlockSizes:
         """The rows of splits, blocks and windows."""
-        return block_sizes(self.spec, self.lanes, self.version, row_bytes=_row_bytes(self))
+        return block_sizes(self.spec, self.lanes, self.version, self.window, self.row_bytes)
 
     @cached_property
     def splits(self) -> Splits:
@@ -194,7 +220,7 @@ class Plan:
             "snapshot": self.snapshot.id,
             "where": self.spec.source.where,
             "split_rows": self.spec.source.split_rows,
-            "shuffle": shuffle_facts(self.spec, self.version),
+            "shuffle": shuffle_facts(self.spec, self.version, self.window),
             "lanes": self.lanes,
             "batch_size": self.spec.batch.size,
             "tail": self.spec.batch.tail,
@@ -228,7 +254,6 @@ class Plan:
         return self._schedule(epoch, self.split_rows if rest is None else self._per_split(self._remaining_rows), rest)
 
     def _schedule(self, epoch: int, split_rows: NDArray[np.int64], rest: Rebase | None) -> Schedule:
-        shuffle = self.spec.shuffle
         return Schedule(
             split_rows=split_rows,
             lanes=self.lanes,
@@ -236,7 +261,7 @@ class Plan:
             tail=self.spec.batch.tail,
             block_rows=self.sizes.block_rows,
             window_rows=self.sizes.window_rows,
-            shuffle=shuffle is not None,
+            shuffle=self.spec.shuffle is not None,
             seed=self.seed,
             epoch=epoch,
             first_step=0 if rest is None else rest.first_step,
@@ -278,7 +303,7 @@ class Plan:
             nulls=tuple(self.gaps.warnings()),
             absent=tuple(self.gaps.notes()),
             schema=self.layout.schema,
-            rest=self._rest_facts(),
+            rest=_rest_facts(self),
         )
 
     def bad_files(self) -> tuple[BadFileFacts, ...]:
@@ -288,20 +313,6 @@ class Plan:
     def state_after(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """The state that continues a run on this plan, which `Pipeline.rebase` made from the run's state."""
         return rebased_state(self.facts(), state)
-
-    def _rest_facts(self) -> RestFacts | None:
-        """The epoch that a rebase shortened: its steps, including those before the rebase, and its remaining rows."""
-        if self.rebase is None:
-            return None
-        schedule = self.schedule(self.rebase.epoch)
-        return RestFacts(
-            epoch=self.rebase.epoch,
-            first_step=self.rebase.first_step,
-            steps=schedule.steps,
-            rows=schedule.rows,
-            rows_dropped=schedule.rows_dropped,
-            changes=dict(self.rebase.changes),
-        )
 
     def _piece(self, piece: Piece, rest: Rebase | None) -> tuple[PieceRequest, int]:
         """The row groups of the split that hold the piece's rows, and their bytes."""
@@ -320,9 +331,26 @@ class Plan:
         return request, int(self.row_group_bytes[groups].sum())
 
 
-def _row_bytes(plan: Plan) -> float:
-    """The compressed bytes that blocks read, per selected row."""
-    return int(plan.row_group_bytes.sum()) / max(int(plan.selection.rows.sum()), 1)
+def _row_bytes(plan: Plan) -> RowBytes:
+    kept = plan.selection.rows > 0
+    nbytes, rows = int(plan.row_group_bytes[kept].sum()), int(plan.selection.rows.sum())
+    stored = int(plan.snapshot.rows_per_row_group[kept].sum())
+    return RowBytes(selected=nbytes / max(rows, 1), stored=nbytes / max(stored, 1))
+
+
+def _rest_facts(plan: Plan) -> RestFacts | None:
+    """The epoch that a rebase shortened: its steps, including those before the rebase, and its remaining rows."""
+    if plan.rebase is None:
+        return None
+    schedule = plan.schedule(plan.rebase.epoch)
+    return RestFacts(
+        epoch=plan.rebase.epoch,
+        first_step=plan.rebase.first_step,
+        steps=schedule.steps,
+        rows=schedule.rows,
+        rows_dropped=schedule.rows_dropped,
+        changes=dict(plan.rebase.changes),
+    )
 
 
 def first_fragment(plan: Plan) -> Fragment:

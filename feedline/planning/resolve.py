@@ -72,11 +72,9 @@ def resolve_hello(
     lanes = spec.lanes or hello.lanes or hello.world_size
     rank_lanes(lanes, hello.rank, hello.world_size)
     plan_id, features = hello.plan, hello.features
-    version: int | None = None
     taken: Snapshot | None = None
     if hello.rebase is not None:
-        name, version = _agreed_rebase(spec, hello.rebase, start, map)
-        plan_id = None  # the hello's is that of the plan before the rebase
+        name, plan_id = _agreed_rebase(spec, hello.rebase, start, map)  # the hello's is that before the rebase
     elif hello.snapshot is not None:
         name = hello.snapshot
     else:
@@ -93,7 +91,7 @@ def resolve_hello(
             spec, snapshot, lanes=lanes, rebase=rest, fit=fit, map=map, start=start, features=features, alike=alike
         )
         plan = next((each for each in plans if each.job.artifacts == plan.job.artifacts), plan)
-    plan = plan.matching(plan_id) if version is None else plan.at(version)
+    plan = plan.matching(plan_id)
     _refuse_other_plan(plan, {"plan": plan_id, "features": features})
     return plan
 
@@ -124,7 +122,7 @@ def resolve_rebase(spec: PipelineSpec, state: Mapping[str, Any], *, map: Map | N
     if snapshot.id == old.snapshot.id:
         return old
     require_comparable(old, snapshot)
-    new = make_plan(spec, snapshot, lanes=old.lanes, map=map).at(old.version)
+    new = make_plan(spec, snapshot, lanes=old.lanes, map=map).at(old.version, old.window)
     rest = rebase(old, new, epoch=epoch, step=step, map=map)
     rest.save(spec.work_dir)
     return replace(new, rebase=rest)
@@ -179,17 +177,17 @@ def _agreed_snapshot(spec: PipelineSpec, start: RunStart, map: Map | None) -> tu
     return name, next(iter(snapshots), None)
 
 
-def _agreed_rebase(spec: PipelineSpec, request: RebaseRequest, start: RunStart, map: Map | None) -> tuple[str, int]:
-    """The name of the rebase that all ranks of this start use, and its plan's version: the first rank computes them."""
+def _agreed_rebase(spec: PipelineSpec, request: RebaseRequest, start: RunStart, map: Map | None) -> tuple[str, str]:
+    """The name of the rebase that all ranks of this start use, and its plan's fingerprint, from the first rank."""
 
     def compute() -> str:
         plan = resolve_rebase(spec, request.state, map=map)
-        return f"{plan.version}:{plan.snapshot_name}"
+        return f"{plan.fingerprint}:{plan.snapshot_name}"
 
     content = json.dumps([start.job, request.to_json()], sort_keys=True)
     agreed = agree(replace(start, job=hashlib.sha256(content.encode()).hexdigest()), spec.work_dir, compute)
-    version, _, name = agreed.partition(":")
-    return name, int(version)
+    fingerprint, _, name = agreed.partition(":")
+    return name, fingerprint
 
 
 def _load_named(spec: PipelineSpec, name: str) -> tuple[Snapshot, Rebase | None]:

@@ -143,7 +143,7 @@ class ShuffleSpec(Section):
     seed: Annotated[int, Field(ge=0, le=MAX_INT)] = Field(default=0, description="Seed of every permutation.")
     window_rows: Count | None = Field(
         default=None,
-        description="Rows that a lane mixes at a time (default: 524288; blocks of 131072 rows if not rows).",
+        description="Rows that a lane mixes at a time (default: 524288, fewer if wide; blocks of 131072 if not rows).",
     )
     rows: bool = Field(default=True, description="Permute rows within blocks; false permutes splits only.")
     by: NonEmptyString | None = Field(default=None, description="Column whose runs of equal values stay together.")

@@ -19,7 +19,7 @@ from feedline.errors import PlanError, StateError
 from feedline.loader.batch import digest_of
 from feedline.loader.state import state_of
 from feedline.planning import mixing
-from feedline.planning.mixing import FULL_LANES, block_sizes
+from feedline.planning.mixing import FULL_LANES, RowBytes, block_sizes, choose_window, possible_windows
 from feedline.planning.schedule import Schedule
 from feedline.spec import parse_spec
 from feedline.warehouse.snapshot.splits import plan_splits
@@ -35,8 +35,9 @@ shuffle: {shuffle}
 MIXED = {"window_rows": 40, "block_rows": 10}
 
 
-def sizes(shuffle: str, lanes: int, version: int = 2) -> Any:
-    return block_sizes(parse_spec(TEXT.format(shuffle=shuffle), base_dir="/"), lanes, version)
+def sizes(shuffle: str, lanes: int, version: int = 2, nbytes: float = 0) -> Any:
+    spec, row_bytes = parse_spec(TEXT.format(shuffle=shuffle), base_dir="/"), RowBytes(selected=nbytes, stored=nbytes)
+    return block_sizes(spec, lanes, version, choose_window(spec, version, row_bytes), row_bytes)
 
 
 def schedule_of(split_rows: list[int], *, lanes: int = 1, batch_size: int = 8, **changes: Any) -> Schedule:
@@ -59,8 +60,46 @@ def test_earlier_versions_and_orders_keep_their_blocks():
     old = sizes("{}", 64, version=1)
     assert (old.split_rows, old.kept_rows, old.block_rows, old.window_rows) == (65_536, None, 131_072, 0)
     assert sizes('"off"', 64, version=1).block_rows == 65_536
-    with pytest.raises(PlanError, match="the plan's version is not supported: got 3, expected 1 to 2"):
-        sizes("{}", 1, version=3)
+    with pytest.raises(PlanError, match="the plan's version is not supported: got 4, expected 1 to 3"):
+        sizes("{}", 1, version=4)
+
+
+def test_narrow_rows_are_ordered_as_in_version_2():
+    for shuffle in ("{}", "{window_rows: 1}", "{window_rows: 2000000}"):
+        for lanes in (1, 4, 8, 256):
+            assert sizes(shuffle, lanes, 3, nbytes=200) == sizes(shuffle, lanes)
+
+
+def test_wide_rows_make_the_default_window_smaller_and_blocks_of_a_stated_one():
+    assert (sizes("{}", 1, 3, 1024).window_rows, sizes("{}", 1, 3, 1025).window_rows) == (524_288, 262_144)
+    wide = sizes("{}", 1, 3, 5265.3)
+    assert (wide.window_rows, wide.block_rows, wide.kept_rows) == (65_536, 4_096, 4_096)
+    for nbytes, rows in ((1024, 32_768), (2048, 16_384), (4096, 8_192), (8192, 8_192)):
+        stated = sizes("{window_rows: 524288}", 1, 3, nbytes)
+        assert (stated.window_rows, stated.block_rows) == (524_288, rows)
+    assert sizes("{}", 1, 3, 10**12).window_rows == 1
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from(["{}", "{window_rows: 524288}", "{window_rows: 5000}"]),
+    st.floats(0, 1e9),
+    st.floats(1e-6, 1),
+)
+def test_the_window_is_the_largest_within_its_bytes(shuffle: str, stored: float, kept: float):
+    """And has the fewest blocks within theirs; a filter makes reading a row dearer, not holding it."""
+    spec = parse_spec(TEXT.format(shuffle=shuffle), base_dir="/")
+    row_bytes = RowBytes(selected=stored / kept, stored=stored)
+    window = choose_window(spec, 3, row_bytes)
+    possible = possible_windows(spec, 3)
+    assert window in possible
+    assert len(possible) <= 60
+    if shuffle == "{}":
+        fits = [each.rows for each in possible if each.rows * stored <= mixing._WINDOW_BYTES]
+        assert window.rows == max(fits, default=1)
+    fewer = [each for each in possible if each.rows == window.rows and each.blocks < window.blocks]
+    assert all(each.rows / each.blocks * row_bytes.selected > mixing._BLOCK_BYTES for each in fewer)
+    assert window.blocks == 64 or window.rows / window.blocks * row_bytes.selected <= mixing._BLOCK_BYTES
 
 
 @settings(max_examples=60, deadline=None)
@@ -138,10 +177,10 @@ def test_a_state_continues_in_its_plan_version(tmp_path: Any, clicks: Any):
     place = Place(tmp_path, clicks)
     pipeline = Pipeline.from_yaml(place.write(shuffle={"seed": 1}))
     new = pipeline.plan()
-    old = dataclasses.replace(new, version=1)
-    assert new.version == 2
-    assert old.fingerprint != new.fingerprint
-    for plan in (old, new):
+    oldest, old = (dataclasses.replace(new, version=version) for version in (1, 2))
+    assert new.version == 3
+    assert len({plan.fingerprint for plan in (oldest, old, new)}) == 3
+    for plan in (oldest, old, new):
         state = state_of(plan.facts(), 0, 3)
         found = pipeline.plan_for(state)
         assert (found.version, found.fingerprint) == (plan.version, plan.fingerprint)
@@ -153,22 +192,31 @@ def test_a_state_continues_in_its_plan_version(tmp_path: Any, clicks: Any):
 
 
 def test_without_shuffle_wide_rows_make_small_blocks():
-    spec = parse_spec(TEXT.format(shuffle='"off"'), base_dir="/")
-    for row_bytes, rows in ((0, 65_536), (512, 65_536), (2048, 16_384), (5265.7, 6_372), (10**9, 1)):
-        found = block_sizes(spec, 4, 1, row_bytes=row_bytes)
+    for nbytes, rows in ((0, 65_536), (512, 65_536), (2048, 16_384), (5265.7, 6_372), (10**9, 1)):
+        found = sizes('"off"', 4, 1, nbytes)
         assert (found.split_rows, found.block_rows) == (rows, rows)
-    shuffled = parse_spec(TEXT.format(shuffle="{}"), base_dir="/")
-    assert block_sizes(shuffled, 4, 2, row_bytes=10**6) == block_sizes(shuffled, 4, 2)
+    in_order = sizes("{rows: false}", 4, 1, 5265.7)
+    assert (in_order.split_rows, in_order.block_rows) == (65_536, 6_372), "splits are what is permuted"
+    assert sizes("{}", 4, 1, 10**6) == sizes("{}", 4, 1)
 
 
 @pytest.mark.parametrize("tail", ["drop", "pad", "partial"])
 @pytest.mark.parametrize("where", [None, "clicked == 1"])
+@pytest.mark.parametrize(("shuffle", "split_rows"), [("off", 10**6), ({"rows": False, "window_rows": 10**6}, 1024)])
 def test_batches_in_order_do_not_depend_on_the_blocks(
-    tmp_path: Any, clicks: Any, monkeypatch: pytest.MonkeyPatch, tail: str, where: str | None
+    tmp_path: Any,
+    clicks: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tail: str,
+    where: str | None,
+    shuffle: Any,
+    split_rows: int,
 ):
     """A state of blocks of many row groups continues with those of one."""
     place = Place(tmp_path, clicks)
-    text = place.write(shuffle="off", lanes=3, source={"where": where, "split_rows": 10**6}, batch={"tail": tail})
+    text = place.write(
+        shuffle=shuffle, lanes=3, source={"where": where, "split_rows": split_rows}, batch={"tail": tail}
+    )
     pipeline = Pipeline.from_yaml(text)
 
     def delivered(block_bytes: int, step: int = 0) -> tuple[str, int, list[str]]:

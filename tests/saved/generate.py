@@ -9,6 +9,8 @@ it as it is:
 - `2026-11-22`: commit d8d5505. States name their environment, artifact sets belong to pipelines, fits know which rows
   they have seen, usage is recorded, blocks record row identities with and without `source.row_key`.
 - `plan-2`: commit ab67ca3. Plans of version 2: a lane draws its rows from several blocks in turn.
+- `plan-3`: commit 23acb0d. Plans of version 3: a default window, and one that bytes chose of a wide table's rows. Which
+  limits did is no matter: a state's window is found by its fingerprint.
 
 All with Polars 2.1.0, pyarrow 26.0.1, numpy 2.4.6. Editions are not written again to please a change: a state or fit
 that a change makes the package refuse is what the tests are for. Where a change has to refuse some of them, take those
@@ -50,6 +52,7 @@ from saved.facts import (
 
 from feedline import FeedlineDataset, Pipeline
 from feedline.loader.state import state_of
+from feedline.planning.mixing import MixingWindow
 from feedline.serving.golden_check import check
 from feedline.spec import load_spec
 from feedline.warehouse.optimize.usage import load_uses
@@ -68,6 +71,7 @@ class Edition:
 FIRST = Edition(files=HERE, place=Path("/tmp/feedline-saved-0.1.0"))
 SECOND = Edition(files=HERE / "2026-11-22", place=Path("/tmp/feedline-saved-2026-11-22"))
 THIRD = Edition(files=HERE / "plan-2", place=Path("/tmp/feedline-saved-plan-2"))
+FOURTH = Edition(files=HERE / "plan-3", place=Path("/tmp/feedline-saved-plan-3"))
 LATER = "ds=2026-01-03"  # the day that came after the states of the first edition's first two
 BEFORE, STEP = 3, 5  # steps that were delivered before the first edition's rebase, and before all other states
 DAYS = (("2026-01-01", 2), ("2026-01-02", 2), ("2026-01-03", 1))  # and their files
@@ -191,6 +195,11 @@ MIXED: dict[str, Any] = PLAIN | {
     "shuffle": {"seed": 21, "window_rows": 96},
     "lanes": 2,
 }
+
+# The fourth edition.
+NARROW: dict[str, Any] = MIXED | {"name": "narrow", "work_dir": "narrow", "shuffle": {"seed": 31}}
+WIDE: dict[str, Any] = MIXED | {"name": "wide", "work_dir": "wide", "shuffle": {"seed": 32, "by": "user"}, "lanes": 4}
+WINDOW = MixingWindow(rows=128, blocks=32)
 
 
 def set_times(place: Path) -> None:
@@ -394,6 +403,26 @@ def write_third() -> None:
     shutil.rmtree(place)
 
 
+def write_fourth() -> None:
+    """Write the fourth edition."""
+    place = _begin(FOURTH, NARROW, WIDE)
+    _table(place, (*DAYS, ("2026-01-04", 3)))
+    set_times(place)
+    paths = {name: place / f"{name}.yaml" for name in ("narrow", "wide")}
+    chosen = Pipeline.from_yaml(paths["wide"]).plan().at(3, WINDOW)
+    states = {"narrow": _train(paths["narrow"]), "wide": state_of(chosen.facts(), 0, STEP)}
+    _keep(FOURTH)
+    expected = {}
+    for name, state in states.items():
+        pipeline = Pipeline.from_yaml(paths[name])
+        plan = pipeline.plan_for(state)
+        streams = [stream_digest(pipeline, plan, epoch) for epoch in (0, 1)]
+        window = dataclasses.asdict(plan.window)
+        expected[name] = {**_run(paths[name], state), "version": plan.version, "window": window, "streams": streams}
+    _write_expected(FOURTH, expected)
+    shutil.rmtree(place)
+
+
 def _delivered(path: Path, state: dict[str, Any]) -> set[str]:
     pipeline = Pipeline.from_yaml(path)
     whole, rest = (remaining_requests(pipeline, pipeline.plan_for(state), step) for step in (0, state["step"]))
@@ -445,4 +474,4 @@ def _write_damaged(place: Path) -> None:
 
 
 if __name__ == "__main__":
-    {"0.1.0": write_first, "2026-11-22": write_second, "plan-2": write_third}[sys.argv[1]]()
+    {"0.1.0": write_first, "2026-11-22": write_second, "plan-2": write_third, "plan-3": write_fourth}[sys.argv[1]]()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from feedline.planning.mixing import block_sizes, window_rows
+from feedline.planning.mixing import RowBytes, block_sizes, choose_window
 from feedline.spec import PipelineSpec
 
 # Blocks that a scheduler handles per second, measured with `benchmarks/scale.py --real`: 2.5 ms of CPU time each.
@@ -38,7 +38,7 @@ class SchedulerLoad:
 
 
 def scheduler_load(
-    spec: PipelineSpec, *, lanes: int, version: int, block_rows: float, rows_per_s: float
+    spec: PipelineSpec, *, lanes: int, version: int, row_bytes: RowBytes, block_rows: float, rows_per_s: float
 ) -> SchedulerLoad:
     """The load of a plan whose blocks have `block_rows` rows on average, and the setting that brings it to half."""
     blocks_per_s = rows_per_s / block_rows
@@ -54,7 +54,8 @@ def scheduler_load(
     least_rows = rows_per_s / (MOST_SHARE * SCHEDULER_BLOCKS_PER_S)
     value = 2
     while value < _LARGEST_ROWS:  # a power of two is easier to remember than the exact number
-        planned = block_sizes(_with_rows(spec, value), lanes, version).block_rows
+        other = _with_rows(spec, value)
+        planned = block_sizes(other, lanes, version, choose_window(other, version, row_bytes), row_bytes).block_rows
         if planned >= least_rows:
             setting = "source.split_rows" if spec.shuffle is None else "shuffle.window_rows"
             return replace(load, setting=setting, value=value, new_block_rows=planned)
@@ -90,8 +91,3 @@ def describe_load(load: SchedulerLoad, *, ranks: int, window: int | None) -> str
         f"{text}: set {load.setting} to {load.value:,}{before}, for blocks of {load.new_block_rows:,} rows, or give "
         "each job a scheduler of its own"
     )
-
-
-def present_setting(spec: PipelineSpec, version: int) -> int:
-    """The rows that decide the size of blocks now: `source.split_rows` or `shuffle.window_rows`."""
-    return spec.source.split_rows if spec.shuffle is None else window_rows(spec, version)
