@@ -141,7 +141,6 @@ class TrainerSession:
         on_plan: Callable[[Plan], None] = lambda plan: None,
     ) -> None:
         self.channel = channel
-        channel.keeps_lock = True
         self._cluster = cluster
         self._planner = planner
         self.rank = rank
