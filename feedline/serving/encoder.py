@@ -1,8 +1,8 @@
 """Encode rows outside a run, one request or file at a time, with the same bytes as training.
 
 Runs in: the process that serves a model or transforms a file: no Dask, no torch, no table, no labels. It calls the
-functions of a block's task (`project`, the pass of `CompiledFeatures`, `encode`), so both produce the same bytes. Features
-are compiled once per schema of rows. A `Serving` is safe to use from several threads.
+functions of a block's task (`project`, the pass of `CompiledFeatures`, `encode`), so both produce the same bytes.
+Features are compiled once per schema of rows (see `form`). A `Serving` is safe to use from several threads.
 """
 
 from __future__ import annotations
@@ -213,4 +213,3 @@ def _describe_rows(features: CompiledFeatures, rows: pa.Table) -> str:
 
 def _arrow_schema(schema: pl.Schema) -> pa.Schema:
     return pl.DataFrame(schema=schema).to_arrow().schema
-

@@ -48,7 +48,9 @@ class Form:
         found: dict[str, Column] = {}
         for stack in self.stacks:
             found |= stack.compute(arrays, count)
-        return found if self.rest is None else found | self._compute(rows, self.rest)
+        if self.rest is not None:
+            found |= self._compute(rows, self.rest)
+        return found
 
     def _compute(self, rows: Frame, features: CompiledFeatures) -> Mapping[str, Column]:
         casts = tuple(field for field in self.casts if field.name in features.columns)
