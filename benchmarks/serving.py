@@ -32,7 +32,11 @@ from feedline.serving.encoder import Serving
 from feedline.spec import load_spec
 
 ROWS = (1, 10, 1000)
-SIZES = {"21 features": (13, 3, 2), "45 features": (26, 6, 7), "600 features": (504, 42, 12)}  # dense, lists (and ids), lists that are crossed
+SIZES = {  # dense, lists (and ids), lists that are crossed
+    "21 features": (13, 3, 2),
+    "45 features": (26, 6, 7),
+    "600 features": (504, 42, 12),
+}
 LENGTH = 20
 
 
