@@ -1,6 +1,6 @@
-"""The latency of `Pipeline.transform`, for 1, 10 and 1,000 rows, with a small and a large pipeline.
+"""The latency of `Pipeline.transform`, for 1, 10 and 1,000 rows, with pipelines of three sizes.
 
-    python benchmarks/serving.py           21 and 600 features, 30 rounds, on one core
+    python benchmarks/serving.py           21, 45 and 600 features, 30 rounds, on one core
     python benchmarks/serving.py --tiny    a few features, one round: a test that it runs
 
 One process, pinned to one core, Polars with one thread. Each round sends one request of every size to every pipeline,
@@ -32,7 +32,11 @@ from feedline.serving.encoder import Serving
 from feedline.spec import load_spec
 
 ROWS = (1, 10, 1000)
-SIZES = {"21 features": (13, 3, 2), "600 features": (504, 42, 12)}  # dense, lists (and ids), lists that are crossed
+SIZES = {  # dense, lists (and ids), lists that are crossed
+    "21 features": (13, 3, 2),
+    "45 features": (26, 6, 7),
+    "600 features": (504, 42, 12),
+}
 LENGTH = 20
 
 

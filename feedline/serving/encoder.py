@@ -1,8 +1,8 @@
 """Encode rows outside a run, one request or file at a time, with the same bytes as training.
 
 Runs in: the process that serves a model or transforms a file: no Dask, no torch, no table, no labels. It calls the
-functions of a block's task (`project`, `CompiledFeatures.apply`, `encode`), so both produce the same bytes. Features
-are compiled once per schema of rows. A `Serving` is safe to use from several threads.
+functions of a block's task (`project`, the pass of `CompiledFeatures`, `encode`), so both produce the same bytes.
+Features are compiled once per schema of rows (see `form`). A `Serving` is safe to use from several threads.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import polars as pl
 import pyarrow as pa
@@ -19,7 +19,7 @@ from feedline.artifacts.store import StoredArtifactSet
 from feedline.artifacts.type_records import load_types
 from feedline.blocks.batch_schema import batch_schema
 from feedline.errors import DataError, SpecError
-from feedline.expressions.extraction import Frame, project
+from feedline.expressions.extraction import project
 from feedline.loader.encoding.arrow_table import arrow_table
 from feedline.loader.encoding.encode import encode
 from feedline.loader.encoding.encoded_rows import EncodedRows
@@ -33,9 +33,11 @@ from feedline.planning.binding import (
     planned_schema,
     require_fitted,
 )
+from feedline.serving.form import Form
 from feedline.serving.null_types import AmbiguousType, ambiguous_type_error, resolve_types, without_type
-from feedline.serving.request_types import convert, refuse_absent_parts, refuse_other_kinds, same_type
+from feedline.serving.request_types import refuse_absent_parts, refuse_other_kinds, same_type
 from feedline.serving.row_forms import Rows, frame_of
+from feedline.serving.stacks import stack
 from feedline.spec import PipelineSpec
 from feedline.spec.features import GROUPS, FeatureSpec
 from feedline.transforms.compile.chains import chain_text
@@ -46,15 +48,6 @@ from feedline.warehouse.reading.sample import SAMPLE_WEIGHT
 SERVED_GROUPS = ("dense", "categorical", "sparse")
 
 _MAX_FORMS = 16  # compiled forms kept: callers use few schemas
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """The features compiled for rows of one schema, and the columns to convert first."""
-
-    features: CompiledFeatures
-    columns: BatchSchema
-    casts: tuple[pa.Field, ...]
 
 
 class Serving:
@@ -88,8 +81,7 @@ class Serving:
         """
         frame = frame_of(rows, self._training_types())
         form = self.form(frame.schema)
-        parts = project(_cast_columns(frame, form.casts) if form.casts else frame, form.features.parts)
-        return encode(form.features.apply(parts), form.columns), form.columns
+        return encode(form.compute(frame), form.columns), form.columns
 
     def transform(self, rows: Rows) -> Encoded:
         """Encode rows and expose them under the names of a batch; errors name the row."""
@@ -197,7 +189,14 @@ class Serving:
                 refuse_other_kinds(field, fields[name].type)
                 casts.append(fields[name])
         refuse_absent_parts(row_schema, features.parts)
-        return Form(features, batch_schema(features).expanded, tuple(casts))
+        stacks, others = stack(self.features, row_schema, casts)
+        return Form(
+            features=features,
+            columns=batch_schema(features).expanded,
+            casts=tuple(casts),
+            stacks=stacks,
+            rest=self._features(features.schema, others) if others else None,
+        )
 
 
 def _describe_rows(features: CompiledFeatures, rows: pa.Table) -> str:
@@ -214,16 +213,3 @@ def _describe_rows(features: CompiledFeatures, rows: pa.Table) -> str:
 
 def _arrow_schema(schema: pl.Schema) -> pa.Schema:
     return pl.DataFrame(schema=schema).to_arrow().schema
-
-
-def _cast_columns(rows: pa.Table | pa.RecordBatch | pl.DataFrame, casts: tuple[pa.Field, ...]) -> Frame:
-    if isinstance(rows, pl.DataFrame):
-        return rows.with_columns(
-            pl.Series(field.name, convert(rows.get_column(field.name).to_arrow(), field.type, field.name))
-            for field in casts
-        )
-    fields, columns = list(rows.schema), list(rows.columns)
-    for field in casts:
-        index = rows.schema.get_field_index(field.name)
-        fields[index], columns[index] = field, convert(columns[index], field.type, field.name)
-    return pa.Table.from_arrays(columns, schema=pa.schema(fields))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ from feedline.transforms.compile.fused_pass import FusedPass
 from feedline.transforms.compile.shared import Levels, shared_keys
 from feedline.transforms.learning.learner import NO_ARTIFACTS, ArtifactSet, FitRequest
 from feedline.transforms.ops import bind
-from feedline.transforms.values.arrays import Columns, Values, as_arrays, as_series
+from feedline.transforms.values.arrays import Column, Columns, Values, as_arrays, as_series
 from feedline.transforms.values.kinds import Lookup
 from feedline.transforms.values.lookup_counts import count_lookups
 
@@ -108,6 +108,13 @@ class CompiledFeatures:
         if isinstance(features, pl.DataFrame):
             return features
         return pl.DataFrame([as_series(column).alias(name) for name, column in features.items()])
+
+    def finished(self, frame: pl.DataFrame) -> Mapping[str, Column]:
+        """Like `apply`, without a frame: some columns are arrays."""
+        features, _ = self._apply(frame)
+        if isinstance(features, pl.DataFrame):
+            return dict(zip(features.columns, features.get_columns(), strict=True))
+        return features
 
     def numbers(self, series: pl.Series) -> list[Values] | None:
         """The features, numbers all of them, of values of the only column that they read; None if any is null.

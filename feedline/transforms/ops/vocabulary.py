@@ -160,7 +160,7 @@ class _IdLookup:
         """The id of each string or binary value."""
         self.artifact.derive(f"texts from {self.first}", self._string_table).find(series, out)
         if (misses := self._misses(out)) is not None:
-            self._to_buckets(digest(series.gather(misses)), misses, out)
+            self._to_buckets(digest(series[misses]), misses, out)
 
     def _misses(self, out: Values) -> Values | None:
         """The positions of unknown values (0) that must be hashed; None if there are none."""

@@ -145,6 +145,11 @@ class Value:
         """The slice of lists that this value is."""
         return self.tail if self.tail is not None and self.tail.expr is self.expr else None
 
+    @property
+    def changed(self) -> Elements | None:
+        """The changes of elements that this value is."""
+        return self.elements if self.elements is not None and self.elements.expr is self.expr else None
+
     def convert(self, dtype: pl.DataType) -> Value:
         """Cast to another type, strictly."""
         if dtype == self.dtype:
@@ -155,14 +160,12 @@ class Value:
 
     def change_elements(self, change: Callable[[Value], Value]) -> Value:
         """Change each element of a list, keeping its weights; consecutive changes share one pass over the list."""
-        elements_before = self.elements
-        if elements_before is None or elements_before.expr is not self.expr:
-            lists, element = self.expr, Value(expr=pl.element(), dtype=element_type(self.dtype))
-        else:
-            lists, element = elements_before.lists, elements_before.element
-        result = change(element)
-        expr = lists.list.eval(result.expr)
-        elements = Elements(lists=lists, element=result, expr=expr)
+        before = self.changed
+        lists = self if before is None else before.lists
+        start = Value(expr=pl.element(), dtype=element_type(self.dtype)) if before is None else before.start
+        result = change(start if before is None else before.element)
+        expr = lists.expr.list.eval(result.expr)
+        elements = Elements(lists=lists, start=start, element=result, expr=expr)
         dtype = pl.List(result.dtype)
         return Value(expr=expr, dtype=dtype, weights=self.weights, elements=elements, unknown=result.unknown)
 
@@ -173,11 +176,19 @@ class Value:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Elements:
-    """How `expr` changes the elements of `lists`."""
+    """How `expr` changes the elements of `lists`, from `start` to `element`."""
 
-    lists: pl.Expr
+    lists: Value
+    start: Value
     element: Value
     expr: pl.Expr
+
+    @property
+    def kernels(self) -> FusedKernels | None:
+        """The kernels that are all of the change, of numbers: strings would have to be copied from Polars' views."""
+        kernels = self.element.kernels
+        plain = kernels is not None and kernels.values is self.start.expr and self.start.dtype.is_numeric()
+        return kernels if plain else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

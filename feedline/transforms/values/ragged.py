@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from feedline.errors import DataError
 from feedline.native import rows
-from feedline.transforms.values.arrays import NUMPY_TYPES, Values, map_series
+from feedline.transforms.values.arrays import NUMPY_TYPES, Column, Values, map_series
 from feedline.transforms.values.kinds import WEIGHTS, TailSlice, Value, element_type
 
 Mask = npt.NDArray[np.bool_]
@@ -129,16 +129,19 @@ def over_columns(columns: Sequence[pl.Expr], function: Callable[..., pl.Series],
 def over_flat(lists: pl.Expr, function: Callable[[pl.Series], pl.Series], result: pl.DataType) -> pl.Expr:
     """Apply `function(values)` to the elements of all lists at once, as lists of `result`; nulls stay null."""
 
-    def run(series: pl.Series) -> pl.Series:
-        array = series.rechunk().to_arrow()
-        offsets = array.offsets.to_numpy()
-        first, last = int(offsets[0]), int(offsets[-1])
-        flat = function(pl.Series(array.values.slice(first, last - first), dtype=element_type(series.dtype)))
-        mask = array.is_null() if array.null_count else None
-        lists = pa.LargeListArray.from_arrays(pa.array(offsets - first), flat.rechunk().to_arrow(), mask=mask)
-        return pl.Series(lists, dtype=pl.List(result))
+    return map_series(lists, lambda series: map_flat(series, function, result), pl.List(result))
 
-    return map_series(lists, run, pl.List(result))
+
+def map_flat(series: pl.Series, function: Callable[[pl.Series], Column], result: pl.DataType) -> pl.Series:
+    """`function` of the elements of all lists at once, as lists of `result`; null lists stay null."""
+    array = series.rechunk().to_arrow()
+    offsets = array.offsets.to_numpy()
+    first, last = int(offsets[0]), int(offsets[-1])
+    flat = function(pl.Series(array.values.slice(first, last - first), dtype=element_type(series.dtype)))
+    values = flat.rechunk().to_arrow() if isinstance(flat, pl.Series) else pa.array(flat)
+    mask = array.is_null() if array.null_count else None
+    lists = pa.LargeListArray.from_arrays(pa.array(offsets - first), values, mask=mask)
+    return pl.Series(lists, dtype=pl.List(result))
 
 
 def list_slices(lists: pl.Expr, start: int, stop: int | None, result: pl.DataType) -> pl.Expr:

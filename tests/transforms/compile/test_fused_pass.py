@@ -171,3 +171,20 @@ def test_slices_at_the_end_of_a_feature(lists: Any, op: Any, before: Any, dtype:
     expected = [None if each is None else each[start:stop] for each in lists]
     expected = [[None if v is None else v % 7 for v in each] if before and each else each for each in expected]
     assert compiled.apply(frame)["x"].to_list() == expected
+
+
+@given(
+    lists=st.lists(st.none() | st.lists(st.none() | st.integers(-99, 99), max_size=6), min_size=1, max_size=9),
+    slices=st.sampled_from([[], [("first_x", {"": 3})]]),
+    dtype=st.sampled_from([pl.Int64(), pl.Int32(), pl.UInt8(), pl.Float32()]),
+    skip=st.integers(0, 3),
+)
+def test_kernels_over_elements_at_the_end_of_a_feature(lists: Any, slices: Any, dtype: pl.DataType, skip: int):
+    held = [None if each is None else [v if v is None else abs(v) for v in each] for each in lists]
+    frame = pl.DataFrame({"x": pl.Series(held, dtype=pl.List(dtype))}).slice(skip)  # slices have offsets
+    ops: list[tuple[str, Any]] = [("clip", {"min": 2, "max": 50}), ("log1p", None)]
+    if dtype.is_integer():
+        ops = [("hash_bucket", {"": 9}), ("fill_null", {"": 3})]
+    compiled = compile_features([feature([*slices, *ops], "sparse")], frame.to_arrow().schema)
+    assert compiled.apply(frame)["x"].equals(compiled.lazy(frame).collect()["x"])
+    assert compiled._pass.only_source == "x", "Polars computes nothing"
