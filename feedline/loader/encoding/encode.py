@@ -115,7 +115,11 @@ class _GatheredColumns:
         self._counted: list[tuple[SlotColumn, NDArray[np.int64], int]] = []  # with extremes, by then
 
     def lists(self, lists: CodedValues, column: SlotColumn) -> tuple[NDArray[Any] | CodedArray, NDArray[np.int64]]:
-        """A sparse feature's values, as codes if these take fewer bytes, and its offsets; both are counted."""
+        """A sparse feature's values, and its offsets; both are counted.
+
+        Values are codes if these take fewer bytes, and unless rows are shuffled: of those, a batch has few of each
+        block, and would read all tables for them.
+        """
         codes, offsets = self._codes_of(lists)
         if self.observer is not None:
             self.observer.count_lists(column, offsets, self.repeats)
@@ -127,14 +131,18 @@ class _GatheredColumns:
                 extremes = _extremes(lists.values, None if lists.index is not None else codes)
                 self._counted.append((column, extremes, self._count_of(lists)))
         values = CodedArray(codes, _at_entries(lists, table))
-        return values if values.nbytes < values.dtype.itemsize * len(codes) else np.asarray(values), offsets
+        is_smaller = values.nbytes < values.dtype.itemsize * len(codes)
+        return values if is_smaller and self.order is None else np.asarray(values), offsets
 
     def _codes_of(self, lists: CodedValues) -> tuple[native.Codes, NDArray[np.int64]]:
-        """The codes of the lists, or of their slices, in the order of the result, and their offsets in it."""
+        """The codes of the lists, or of their slices, in the order of the result, and their offsets in it.
+
+        They are copied: they may be few of those that were decoded, which are not kept for them.
+        """
         ends = lists.offsets
         assert ends is not None
         if self.order is None and lists.slices is None:
-            return lists.codes, ends
+            return lists.codes.copy(), ends
         start, offsets = (0, ends) if lists.slices is None else lists.slices
         if self.order is not None:
             lengths, ends = np.diff(ends), np.zeros(len(ends), np.int64)
