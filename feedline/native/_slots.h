@@ -69,7 +69,7 @@ static int move_rows(Slot *slot, const Rows *rows, PyObject *source, Py_ssize_t 
     if (from == NULL)
         return -1;
     if (size > 0 && stop > from->len / size)
-        return too_small("a source of a slot", from->len, stop * size);
+        return too_small("a source of a slot", from->len, (Py_ssize_t)((size_t)stop * (size_t)size));
     slot->moves[slot->used++] = (Move){.to = to, .from = (const char *)from->buf + start * size, .count = (stop - start) * size};
     return 0;
 }
@@ -93,7 +93,7 @@ static int move_coded(Slot *slot, PyObject *source, Py_ssize_t place, Py_ssize_t
         return -1;
     const Py_ssize_t width = coded.codes.narrow ? 2 : 4;
     if (last > coded.codes.count)
-        return too_small("the codes of lists", coded.codes.count * width, (Py_ssize_t)last * width);
+        return too_small("the codes of lists", coded.codes.count * width, (Py_ssize_t)((size_t)last * (size_t)width));
     if (!table_open(&coded, stored, size) || (uintptr_t)to % (size_t)size != 0) {
         PyErr_SetString(PyExc_ValueError, "the values of codes have another size, or their section is not aligned");
         return -1;
@@ -131,7 +131,7 @@ static Py_ssize_t move_lists(Slot *slot, const Rows *rows, PyObject *place, PyOb
     if (borders == NULL)
         return -1;
     if (stop >= borders->len / 8)
-        return too_small("the offsets of lists", borders->len, 8 * (stop + 1));
+        return too_small("the offsets of lists", borders->len, (Py_ssize_t)(8 * ((size_t)stop + 1)));
     const char *border = (const char *)borders->buf + 8 * start; /* blocks that were sent lie at any address */
     const int64_t first = border_at(border, 0), last = border_at(border, stop - start);
     char *to_lengths = section(slot, lengths, row, stop - start, 4);
