@@ -89,7 +89,7 @@ class Encoded:
         for index, column in enumerate(self.schema.sparse):
             offsets = self.encoded.offsets[index]
             features[column.name] = SparseArrays(
-                values=self.encoded.values[index],
+                values=np.asarray(self.encoded.values[index]),
                 lengths=np.diff(offsets).astype(np.int32),
                 offsets=offsets,
                 weights=self.encoded.weights[index],

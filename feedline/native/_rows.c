@@ -187,6 +187,7 @@ static void gather_ragged(char *target, size_t size, const int64_t *ends, const 
     }
 }
 
+#include "_codes.h"
 #include "_slots.h"
 
 /* ---- slices of lists --------------------------------------------------------------------------------------------- */
@@ -232,24 +233,64 @@ failed:
     return NULL;
 }
 
+/* Copy a few bytes: 64 of them if there is room, which takes no loop; what is too much is written over next. */
+static void copy_run(char *to, const char *from, size_t bytes, Py_ssize_t room_to, Py_ssize_t room_from) {
+    if (bytes <= 64 && room_to >= 64 && room_from >= 64)
+        memcpy(to, from, 64);
+    else
+        memcpy(to, from, bytes);
+}
+
+/* The slices of lists, one after the other: of the lists as they are, or in an order. Returns the first list that is not
+ * there, or is shorter than its slice; -1 if there is none. */
+static Py_ssize_t copy_slices(const Py_buffer *source, const Py_buffer *target, Py_ssize_t size, const int64_t *borders,
+                              const int64_t *ends, Py_ssize_t rows, int64_t start, const uint32_t *order) {
+    const char *values = source->buf;
+    for (Py_ssize_t row = 0; row < rows; row++) {
+        const Py_ssize_t at = order == NULL ? row : (Py_ssize_t)order[row];
+        if (order != NULL && row + 3 * AHEAD < rows) {
+            const Py_ssize_t far = order[row + 3 * AHEAD], near = order[row + AHEAD];
+            if (far < rows && near < rows) {
+                PREFETCH(borders + far);
+                PREFETCH(values + size * borders[near]);
+                PREFETCH(values + size * borders[near] + 64);
+            }
+        }
+        if (at >= rows)
+            return row;
+        const int64_t length = borders[at + 1] - borders[at], first = border(start, length);
+        const int64_t count = ends[row + 1] - ends[row];
+        if (count > length - first)
+            return row;
+        const Py_ssize_t from = size * (Py_ssize_t)(borders[at] + first), to = size * (Py_ssize_t)ends[row];
+        copy_run((char *)target->buf + to, values + from, (size_t)(size * count), target->len - to, source->len - from);
+    }
+    return -1;
+}
+
 static PyObject *slice_values(PyObject *module, PyObject *args) {
-    PyObject *offsets, *values, *sliced, *result;
+    PyObject *offsets, *values, *sliced, *result, *order;
     long long start;
-    Py_ssize_t size;
+    Py_ssize_t size, wrong;
     Buffers buffers;
-    Py_buffer *from, *source, *between, *to;
+    Py_buffer *from, *source, *between, *to, *places = NULL;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OOnLOO", &offsets, &values, &size, &start, &sliced, &result))
+    if (!PyArg_ParseTuple(args, "OOnLOOO", &offsets, &values, &size, &start, &sliced, &result, &order))
         return NULL;
-    if (buffers_open(&buffers, 4) != 0)
+    if (buffers_open(&buffers, 5) != 0)
         return NULL;
     if ((from = buffers_add(&buffers, offsets, 0)) == NULL || (source = buffers_add(&buffers, values, 0)) == NULL
-        || (between = buffers_add(&buffers, sliced, 0)) == NULL || (to = buffers_add(&buffers, result, 1)) == NULL)
+        || (between = buffers_add(&buffers, sliced, 0)) == NULL || (to = buffers_add(&buffers, result, 1)) == NULL
+        || (order != Py_None && (places = buffers_add(&buffers, order, 0)) == NULL))
         goto failed;
     const Py_ssize_t rows = from->len / (Py_ssize_t)sizeof(int64_t) - 1;
     const int64_t *borders = from->buf, *ends = between->buf;
     if (between->len != from->len || rows < 0) {
         too_small("the offsets of the slices", between->len, from->len);
+        goto failed;
+    }
+    if (places != NULL && (places->itemsize != 4 || places->len != 4 * rows)) {
+        too_small("the order of the lists", places->len, 4 * rows);
         goto failed;
     }
     if (check_size(size) != 0 || check_borders(borders, rows, size, source->len) != 0
@@ -259,21 +300,14 @@ static PyObject *slice_values(PyObject *module, PyObject *args) {
         too_small("the slices' values", to->len, size * (Py_ssize_t)ends[rows]);
         goto failed;
     }
-    for (Py_ssize_t row = 0; row < rows; row++) {
-        const int64_t length = borders[row + 1] - borders[row];
-        if (ends[row + 1] - ends[row] > length - border(start, length)) {
-            PyErr_Format(PyExc_ValueError, "the slice of list %zd is longer than what the list holds from its start",
-                         row);
-            goto failed;
-        }
-    }
     Py_BEGIN_ALLOW_THREADS
-    for (Py_ssize_t row = 0; row < rows; row++) {
-        const int64_t first = borders[row] + border(start, borders[row + 1] - borders[row]);
-        memcpy((char *)to->buf + size * (Py_ssize_t)ends[row], (const char *)source->buf + size * (Py_ssize_t)first,
-               (size_t)size * (size_t)(ends[row + 1] - ends[row]));
-    }
+    wrong = copy_slices(source, to, size, borders, ends, rows, start, places == NULL ? NULL : places->buf);
     Py_END_ALLOW_THREADS
+    if (wrong >= 0) {
+        PyErr_Format(PyExc_ValueError, "the slice of list %zd is longer than what the list holds from its start, or "
+                     "there is no such list", wrong);
+        goto failed;
+    }
     buffers_close(&buffers);
     Py_RETURN_NONE;
 failed:
@@ -318,275 +352,6 @@ static PyObject *equal_neighbours(PyObject *module, PyObject *args) {
 failed:
     buffers_close(&buffers);
     return NULL;
-}
-
-/* ---- codes ------------------------------------------------------------------------------------------------------- */
-
-/* Codes into a table: numbers of 16 or 32 bits. */
-typedef struct {
-    const void *numbers;
-    Py_ssize_t count;
-    int narrow; /* of 16 bits */
-} Codes;
-
-static int codes_open(Codes *codes, Buffers *buffers, PyObject *object) {
-    Py_buffer *view = buffers_add(buffers, object, 0);
-    if (view == NULL)
-        return -1;
-    if (view->itemsize != 2 && view->itemsize != 4) {
-        PyErr_Format(PyExc_ValueError, "a code has a wrong size: got %zd bytes, expected 2 or 4", view->itemsize);
-        return -1;
-    }
-    codes->numbers = view->buf;
-    codes->narrow = view->itemsize == 2;
-    codes->count = view->len / view->itemsize;
-    return 0;
-}
-
-#define COUNT_CODES(code_type)                                                                              \
-    if (marks)                                                                                              \
-        for (; row < codes.count && ((const code_type *)codes.numbers)[row] < entries; row++)               \
-            ((char *)to->buf)[((const code_type *)codes.numbers)[row]] = 1;                                 \
-    else                                                                                                    \
-        for (; row < codes.count && ((const code_type *)codes.numbers)[row] < entries; row++)               \
-            ((int64_t *)to->buf)[((const code_type *)codes.numbers)[row]]++;
-
-/* count_codes(codes, counts): how often each code occurs, as int64; or, as bytes, whether it does. */
-static PyObject *count_codes(PyObject *module, PyObject *args) {
-    PyObject *object, *counts;
-    Buffers buffers;
-    Py_buffer *to;
-    Codes codes;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "OO", &object, &counts))
-        return NULL;
-    if (buffers_open(&buffers, 2) != 0)
-        return NULL;
-    if (codes_open(&codes, &buffers, object) != 0 || (to = buffers_add(&buffers, counts, 1)) == NULL) {
-        buffers_close(&buffers);
-        return NULL;
-    }
-    const int marks = to->itemsize == 1;
-    const uint64_t entries = (uint64_t)to->len / (marks ? 1 : sizeof(int64_t));
-    Py_ssize_t row = 0;
-    Py_BEGIN_ALLOW_THREADS
-    if (codes.narrow) {
-        COUNT_CODES(uint16_t)
-    } else {
-        COUNT_CODES(uint32_t)
-    }
-    Py_END_ALLOW_THREADS
-    buffers_close(&buffers);
-    if (row < codes.count) {
-        PyErr_Format(PyExc_ValueError, "a code is out of range: got that of row %zd", row);
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
-/* A column's target, and the values that its codes stand for: of the target's size, or int32 of int64. Of lists whose
- * slices are gathered, `from` are the offsets of their codes, and `to` those of the slices, which begin at `start`.
- * `order`, if any: the row (or list) whose values come first, second and so on. */
-typedef struct {
-    char *target;
-    Py_ssize_t step, size;
-    const void *table;
-    int narrow;
-    Codes codes;
-    uint64_t entries;
-    int64_t *extremes; /* of int64 values, or NULL */
-    const int64_t *from, *to;
-    Py_ssize_t lists;
-    int64_t start;
-    const uint32_t *order;
-} Coded;
-
-#define GATHER_ROWS(type, stored, code_type, first, count, keep)                                            \
-    for (row = 0; row < (count) && codes[(first) + row] < entries; row++) {                                 \
-        const type value = (type)table[codes[(first) + row]];                                               \
-        target[row * step] = value;                                                                         \
-        keep                                                                                                \
-    }
-
-#define GATHER_ORDERED(type, stored, code_type, keep)                                                        \
-    for (row = 0; row < column->codes.count; row++) {                                                       \
-        const uint32_t at = column->order[row];                                                             \
-        if (at >= column->codes.count || codes[at] >= entries)                                              \
-            break;                                                                                          \
-        const type value = (type)table[codes[at]];                                                          \
-        target[row * step] = value;                                                                         \
-        keep                                                                                                \
-    }
-
-#define GATHER_CODES(type, stored, code_type, keep)                                                         \
-    {                                                                                                       \
-        const stored *table = column->table;                                                                \
-        const code_type *codes = column->codes.numbers;                                                     \
-        type *target = (type *)column->target;                                                              \
-        if (column->from == NULL) {                                                                         \
-            if (column->order == NULL) {                                                                    \
-                GATHER_ROWS(type, stored, code_type, 0, column->codes.count, keep)                          \
-            } else {                                                                                        \
-                GATHER_ORDERED(type, stored, code_type, keep)                                               \
-            }                                                                                               \
-            valid = row == column->codes.count;                                                             \
-        }                                                                                                   \
-        for (Py_ssize_t list = 0; list < column->lists && valid; list++) {                                  \
-            const Py_ssize_t at = column->order == NULL ? list : (Py_ssize_t)column->order[list];           \
-            if (column->order != NULL && list + 3 * AHEAD < column->lists) {                                \
-                const Py_ssize_t far = column->order[list + 3 * AHEAD], near = column->order[list + AHEAD]; \
-                PREFETCH(column->from + far);                                                               \
-                if (near < column->lists) {                                                                 \
-                    PREFETCH(codes + column->from[near]);                                                   \
-                    PREFETCH((const char *)(codes + column->from[near]) + 64);                              \
-                }                                                                                           \
-            }                                                                                               \
-            if (at >= column->lists)                                                                        \
-                return 0;                                                                                   \
-            const int64_t length = column->from[at + 1] - column->from[at];                                 \
-            const int64_t first = border(column->start, length), count = column->to[list + 1] - column->to[list]; \
-            if (first + count > length)                                                                     \
-                return 0;                                                                                   \
-            GATHER_ROWS(type, stored, code_type, column->from[at] + first, count, keep)                     \
-            valid = row == count;                                                                           \
-            target += count;                                                                                \
-        }                                                                                                   \
-    }                                                                                                       \
-    break;
-#define KEEP_EXTREMES                                                                                       \
-    low = value < low ? value : low;                                                                        \
-    high = value > high ? value : high;
-
-/* Returns whether all codes, and slices, are in range. */
-static int gather_coded(const Coded *column) {
-    const Py_ssize_t step = column->step;
-    const uint64_t entries = column->entries;
-    Py_ssize_t row = 0;
-    int valid = 1;
-    int64_t low = INT64_MAX, high = INT64_MIN;
-    const int kind = column->size == 4 ? 0 : column->narrow ? 2 : column->extremes != NULL ? 3 : 1;
-    switch (2 * kind + column->codes.narrow) {
-    case 0:
-        GATHER_CODES(uint32_t, uint32_t, uint32_t, )
-    case 1:
-        GATHER_CODES(uint32_t, uint32_t, uint16_t, )
-    case 2:
-        GATHER_CODES(uint64_t, uint64_t, uint32_t, )
-    case 3:
-        GATHER_CODES(uint64_t, uint64_t, uint16_t, )
-    case 4:
-        GATHER_CODES(int64_t, int32_t, uint32_t, KEEP_EXTREMES)
-    case 5:
-        GATHER_CODES(int64_t, int32_t, uint16_t, KEEP_EXTREMES)
-    case 6:
-        GATHER_CODES(int64_t, int64_t, uint32_t, KEEP_EXTREMES)
-    case 7:
-        GATHER_CODES(int64_t, int64_t, uint16_t, KEEP_EXTREMES)
-    }
-    if (column->extremes != NULL) {
-        column->extremes[0] = low;
-        column->extremes[1] = high;
-    }
-    return valid;
-}
-
-/* Read the offsets of lists and of their slices, and how many codes these have. */
-static Py_ssize_t slices_open(Coded *column, Buffers *buffers, PyObject *arguments) {
-    PyObject *from, *to;
-    long long start;
-    Py_buffer *whole, *cut;
-    if (!PyArg_ParseTuple(arguments, "LOO", &start, &from, &to))
-        return -1;
-    if ((whole = buffers_add(buffers, from, 0)) == NULL || (cut = buffers_add(buffers, to, 0)) == NULL)
-        return -1;
-    if (whole->len < (Py_ssize_t)sizeof(int64_t) || whole->len != cut->len) {
-        too_small("the array of the slices' offsets", cut->len, whole->len);
-        return -1;
-    }
-    column->from = whole->buf;
-    column->to = cut->buf;
-    column->lists = whole->len / (Py_ssize_t)sizeof(int64_t) - 1;
-    column->start = start;
-    if (check_borders(column->from, column->lists, 1, column->codes.count) != 0
-        || check_borders(column->to, column->lists, 0, 0) != 0)
-        return -1;
-    return (Py_ssize_t)(column->to[column->lists] - column->to[0]);
-}
-
-/* Read the arguments of a column. */
-static int coded_open(Coded *column, Buffers *buffers, PyObject *arguments) {
-    PyObject *target, *table, *codes, *extremes, *slices;
-    Py_buffer *to, *from, *bounds = NULL;
-    Py_ssize_t first;
-    if (!PyArg_ParseTuple(arguments, "OnnOOOO", &target, &first, &column->step, &table, &codes, &extremes, &slices))
-        return -1;
-    if ((to = buffers_add(buffers, target, 1)) == NULL || (from = buffers_add(buffers, table, 0)) == NULL
-        || codes_open(&column->codes, buffers, codes) != 0
-        || (extremes != Py_None && (bounds = buffers_add(buffers, extremes, 1)) == NULL))
-        return -1;
-    const Py_ssize_t count = slices == Py_None ? column->codes.count : slices_open(column, buffers, slices);
-    if (count < 0)
-        return -1;
-    column->size = to->itemsize;
-    column->narrow = from->itemsize != to->itemsize;
-    const Py_ssize_t room = column->size ? to->len / column->size : 0;
-    if ((column->size != 4 && column->size != 8)
-        || (column->narrow && (from->itemsize != 4 || column->size != 8)) || first < 0 || column->step < 1
-        || (column->from != NULL && (first != 0 || column->step != 1))
-        || (count > 0 && (first >= room || count - 1 > (room - 1 - first) / column->step))
-        || (bounds != NULL && (column->size != 8 || bounds->len != 2 * (Py_ssize_t)sizeof(int64_t)))) {
-        PyErr_SetString(PyExc_ValueError, "a target is too small for its codes, or its values have another size");
-        return -1;
-    }
-    column->target = (char *)to->buf + first * column->size;
-    column->table = from->buf;
-    column->entries = (uint64_t)(from->len / from->itemsize);
-    column->extremes = bounds == NULL ? NULL : bounds->buf;
-    return 0;
-}
-
-static PyObject *gather_codes(PyObject *module, PyObject *args) {
-    PyObject *columns, *order;
-    Buffers buffers;
-    Py_buffer *places = NULL;
-    int valid = 1;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "O!O", &PyList_Type, &columns, &order))
-        return NULL;
-    const Py_ssize_t count = PyList_Size(columns);
-    if (buffers_open(&buffers, 6 * count + 1) != 0)
-        return NULL;
-    Coded *coded = PyMem_Calloc((size_t)count + 1, sizeof(Coded));
-    PyObject *result = NULL;
-    if (coded == NULL) {
-        PyErr_NoMemory();
-        goto done;
-    }
-    if (order != Py_None && (places = buffers_add(&buffers, order, 0)) == NULL)
-        goto done;
-    for (Py_ssize_t index = 0; index < count; index++) {
-        Coded *column = &coded[index];
-        if (coded_open(column, &buffers, PyList_GetItem(columns, index)) != 0)
-            goto done;
-        const Py_ssize_t rows = column->from == NULL ? column->codes.count : column->lists;
-        if (places != NULL && (places->itemsize != 4 || places->len != 4 * rows)) {
-            too_small("the order of the rows", places->len, 4 * rows);
-            goto done;
-        }
-        column->order = places == NULL ? NULL : places->buf;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    for (Py_ssize_t index = 0; index < count && valid; index++)
-        valid = gather_coded(&coded[index]);
-    Py_END_ALLOW_THREADS
-    if (valid)
-        result = Py_NewRef(Py_None);
-    else
-        PyErr_SetString(PyExc_ValueError, "a code or a row is out of range, or a slice is longer than its list");
-done:
-    PyMem_Free(coded);
-    buffers_close(&buffers);
-    return result;
 }
 
 /* ---- hashes ------------------------------------------------------------------------------------------------------ */
@@ -665,9 +430,10 @@ static PyMethodDef methods[] = {
     {"write_slot", write_slot, METH_VARARGS, "write_slot(target, header, gaps, parts): write a batch into a slot."},
     {"digest_views", digest_views, METH_VARARGS, "digest_views(views, data, out): the digests of strings."},
     {"count_codes", count_codes, METH_VARARGS, "count_codes(codes, counts): count how often each occurs."},
+    {"has_code", has_code, METH_VARARGS, "has_code(codes, code): whether it occurs."},
     {"gather_codes", gather_codes, METH_VARARGS, "gather_codes(columns, order): the values that codes stand for."},
     {"slice_offsets", slice_offsets, METH_VARARGS, "slice_offsets(offsets, start, stop, out): offsets of slices."},
-    {"slice_values", slice_values, METH_VARARGS, "slice_values(offsets, values, size, start, sliced, out)."},
+    {"slice_values", slice_values, METH_VARARGS, "slice_values(offsets, values, size, start, sliced, out, order)."},
     {"equal_neighbours", equal_neighbours, METH_VARARGS, "equal_neighbours(offsets, values, size, out)."},
     {NULL, NULL, 0, NULL},
 };
@@ -676,7 +442,7 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_rows", NULL, 0,
 
 PyMODINIT_FUNC PyInit__rows(void) {
     PyObject *module = PyModule_Create(&definition);
-    if (module != NULL && PyModule_AddIntConstant(module, "VERSION", 11) != 0) {
+    if (module != NULL && PyModule_AddIntConstant(module, "VERSION", 12) != 0) {
         Py_DECREF(module);
         return NULL;
     }

@@ -8,7 +8,7 @@
 #define FEEDLINE_SLOTS_H
 
 /* What is written at a place: bytes from elsewhere, or one byte again and again; or the ends and lengths of lists; or
- * rows, or lists, that are gathered from parts. */
+ * rows, or lists, that are gathered from parts; or the values that codes stand for. */
 typedef struct {
     char *to;
     const char *from; /* NULL: `value` again and again; of lists that are gathered, their offsets in the new order */
@@ -17,6 +17,7 @@ typedef struct {
     int32_t *lengths; /* of lists; else NULL */
     uintptr_t *bases; /* of rows that are gathered, the addresses of their parts, of lists of offsets and values; or NULL */
     Rows rows;
+    Coded coded; /* with a target, unless there are none */
 } Move;
 
 /* A slot, and what will be written into it once the lock is released. */
@@ -42,7 +43,7 @@ static char *section(const Slot *slot, Py_ssize_t start, Py_ssize_t first, Py_ss
 static int gather_rows(Slot *slot, const Rows *rows, PyObject *source, PyObject *offsets, const int64_t *ends,
                        char *to, Py_ssize_t size) {
     Move *move = &slot->moves[slot->used++];
-    *move = (Move){to, (const char *)ends, size, 0, NULL, NULL, *rows};
+    *move = (Move){.to = to, .from = (const char *)ends, .count = size, .rows = *rows};
     move->bases = PyMem_Calloc((size_t)(2 * rows->parts + 1), sizeof(uintptr_t));
     if (move->bases == NULL) {
         PyErr_NoMemory();
@@ -68,7 +69,7 @@ static int move_rows(Slot *slot, const Rows *rows, PyObject *source, Py_ssize_t 
     if (from == NULL)
         return -1;
     if (size > 0 && stop > from->len / size)
-        return too_small("a source of a slot", from->len, stop * size);
+        return too_small("a source of a slot", from->len, (Py_ssize_t)((size_t)stop * (size_t)size));
     slot->moves[slot->used++] = (Move){.to = to, .from = (const char *)from->buf + start * size, .count = (stop - start) * size};
     return 0;
 }
@@ -79,10 +80,37 @@ static int64_t border_at(const char *borders, Py_ssize_t index) {
     return border;
 }
 
+/* Write the values [first, last) of lists, of `size` bytes each, which are codes and a table, to a section. */
+static int move_coded(Slot *slot, PyObject *source, Py_ssize_t place, Py_ssize_t size, int64_t first, int64_t last,
+                      Py_ssize_t filled) {
+    PyObject *codes, *table;
+    Coded coded = {.step = 1};
+    Py_buffer *stored = NULL;
+    char *to = section(slot, place, filled, last - first, size);
+    if (to == NULL || !PyArg_ParseTuple(source, "OO", &codes, &table)
+        || codes_open(&coded.codes, &slot->buffers, codes) != 0
+        || (stored = buffers_add(&slot->buffers, table, 0)) == NULL)
+        return -1;
+    const Py_ssize_t width = coded.codes.narrow ? 2 : 4;
+    if (last > coded.codes.count)
+        return too_small("the codes of lists", coded.codes.count * width, (Py_ssize_t)((size_t)last * (size_t)width));
+    if (!table_open(&coded, stored, size) || (uintptr_t)to % (size_t)size != 0) {
+        PyErr_SetString(PyExc_ValueError, "the values of codes have another size, or their section is not aligned");
+        return -1;
+    }
+    coded.target = to;
+    coded.codes.numbers = (const char *)coded.codes.numbers + first * width;
+    coded.codes.count = (Py_ssize_t)(last - first);
+    slot->moves[slot->used++] = (Move){.coded = coded};
+    return 0;
+}
+
 /* The values, or weights, of lists. parts: the offsets of the parts of lists that are gathered, whose offsets in the new
  * order are `border`; first, last: of the values that are copied. */
 static int move_values(Slot *slot, const Rows *rows, PyObject *source, PyObject *parts, const char *border,
                        Py_ssize_t place, Py_ssize_t size, int64_t first, int64_t last, Py_ssize_t filled) {
+    if (rows == NULL && PyTuple_Check(source))
+        return move_coded(slot, source, place, size, first, last, filled);
     if (rows == NULL)
         return move_rows(slot, NULL, source, place, size, first, last, filled);
     char *to = check_size(size) != 0 ? NULL : section(slot, place, filled, last - first, size);
@@ -103,7 +131,7 @@ static Py_ssize_t move_lists(Slot *slot, const Rows *rows, PyObject *place, PyOb
     if (borders == NULL)
         return -1;
     if (stop >= borders->len / 8)
-        return too_small("the offsets of lists", borders->len, 8 * (stop + 1));
+        return too_small("the offsets of lists", borders->len, (Py_ssize_t)(8 * ((size_t)stop + 1)));
     const char *border = (const char *)borders->buf + 8 * start; /* blocks that were sent lie at any address */
     const int64_t first = border_at(border, 0), last = border_at(border, stop - start);
     char *to_lengths = section(slot, lengths, row, stop - start, 4);
@@ -230,10 +258,14 @@ static int move_part(Slot *slot, PyObject *part) {
     return failed ? -1 : 0;
 }
 
-static void run_moves(const Slot *slot) {
+/* Returns whether all codes are in range. */
+static int run_moves(const Slot *slot) {
     for (Py_ssize_t index = 0; index < slot->used; index++) {
         const Move *move = &slot->moves[index];
-        if (move->bases != NULL && move->from != NULL) {
+        if (move->coded.target != NULL) {
+            if (!gather_coded(&move->coded))
+                return 0;
+        } else if (move->bases != NULL && move->from != NULL) {
             gather_ragged(move->to, (size_t)move->count, (const int64_t *)move->from, move->bases,
                           move->bases + move->rows.parts, &move->rows);
         } else if (move->bases != NULL) {
@@ -251,6 +283,7 @@ static void run_moves(const Slot *slot) {
             memset(move->to, (int)move->value, (size_t)move->count);
         }
     }
+    return 1;
 }
 
 /* How many buffers or moves there may be of a tuple: twice what it, and the tuples in it, hold. */
@@ -314,10 +347,14 @@ static PyObject *write_slot(PyObject *module, PyObject *args) {
     for (Py_ssize_t index = 0; index < PyList_Size(parts); index++)
         if (move_part(&slot, PyList_GetItem(parts, index)) != 0)
             goto done;
+    int valid;
     Py_BEGIN_ALLOW_THREADS
-    run_moves(&slot);
+    valid = run_moves(&slot);
     Py_END_ALLOW_THREADS
-    result = Py_NewRef(Py_None);
+    if (valid)
+        result = Py_NewRef(Py_None);
+    else
+        PyErr_SetString(PyExc_ValueError, "a code of a slot's lists is out of range");
 done:
     for (Py_ssize_t index = 0; index < slot.used; index++)
         PyMem_Free(slot.moves[index].bases);

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from feedline.native import rows as native
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodedValues:
@@ -36,3 +38,33 @@ class CodedValues:
     def count(self) -> int:
         """How many values there are: one for each code, or for each element of the slices."""
         return len(self.codes) if self.slices is None or self.offsets is None else int(self.offsets[-1])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CodedArray:
+    """The array `table[codes]`, which is gathered where it is written, or by `np.asarray`.
+
+    codes: int32 or uint16 [N]. table: float32, int64, or int32 of int64.
+    """
+
+    codes: native.Codes
+    table: NDArray[Any]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(np.float32 if self.table.dtype == np.float32 else np.int64)
+
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes + self.table.nbytes
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __getitem__(self, part: slice) -> CodedArray:
+        return CodedArray(self.codes[part], self.table)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        values = np.empty(len(self), self.dtype)
+        native.gather_codes([(values, 0, 1, self.table, self.codes, None)])
+        return values if dtype is None else values.astype(dtype, copy=False)

@@ -19,27 +19,27 @@ _compiled: Any = None
 with suppress(ImportError):  # installed without a compiler
     from feedline.native import _rows as _compiled  # type: ignore[attr-defined,no-redef]
 
-VERSION = 11  # of the functions: of an older build, left in a checkout, nothing is called
+VERSION = 12  # of the functions: of an older build, left in a checkout, nothing is called
 COMPILED = _compiled is not None and getattr(_compiled, "VERSION", 1) == VERSION
 
 _FEW = 16  # parts that are found faster by comparing with the start of each than by a search: 14 and 316 us for two
 Array = NDArray[Any]
 # int32 or uint16 [N].
 Codes = NDArray[np.int32] | NDArray[np.uint16]
-# Where slices of lists begin, the offsets of the lists, and those of the slices, from 0.
-Slices = tuple[int, NDArray[np.int64], NDArray[np.int64]]
 # Target (flat), its first value, the distance of its values, values of the same size (or int32 of int64), the code of
-# each; int64 [2], set to the least and the greatest of int64 values, or None; of lists of codes, the slices to gather.
-CodedTarget = tuple[Array, int, int, Array, Codes, NDArray[np.int64] | None, Slices | None]
+# each; int64 [2], set to the least and the greatest of int64 values, or None.
+CodedTarget = tuple[Array, int, int, Array, Codes, NDArray[np.int64] | None]
 
 # Where lengths, offsets and values of a list feature begin in a slot, bytes of a value, where weights begin (-1: none).
 ListPlace = tuple[int, int, int, int, int]
 # Where dense rows begin and their bytes; the same of labels; where ids begin, and marks of valid rows (-1: no marks);
 # the rows of all pieces; the list features.
 SlotPlaces = tuple[int, int, int, int, int, int, int, tuple[ListPlace, ...]]
-# Rows [start, stop) of arrays, and whether they are valid: dense, labels, ids, values, weights and offsets of lists.
+# Rows [start, stop) of arrays, and whether they are valid: dense, labels, ids, values of lists (or their codes and a
+# table, as of a target), their weights and offsets.
 Arrays = tuple[Array, ...]
-CopiedPiece = tuple[int, int, bool, Array, Array, Arrays, Arrays, tuple[Array | None, ...], Arrays]
+ListValues = tuple[Array | tuple[Codes, Array], ...]
+CopiedPiece = tuple[int, int, bool, Array, Array, Arrays, ListValues, tuple[Array | None, ...], Arrays]
 # The same arrays of parts laid end to end, each a tuple with one for each part.
 PartArrays = tuple[
     Arrays, Arrays, tuple[Arrays, ...], tuple[Arrays, ...], tuple[Arrays | None, ...], tuple[Arrays, ...]
@@ -71,13 +71,20 @@ def slice_lists(offsets: NDArray[np.int64], start: int, stop: int) -> NDArray[np
 
 
 def slice_values(
-    offsets: NDArray[np.int64], values: Any, size: int, start: int, sliced: NDArray[np.int64], out: Any
+    offsets: NDArray[np.int64],
+    values: Any,
+    size: int,
+    start: int,
+    sliced: NDArray[np.int64],
+    out: Any,
+    order: NDArray[np.int32] | None = None,
 ) -> None:
     """Copy the values of `list[start:stop]` of each list, of `size` bytes each; `sliced`: what `slice_lists` returns.
 
-    values, out: buffers; `out` holds exactly the slices' values.
+    values, out: buffers; `out` holds exactly the slices' values. order: int32 [lists], the list whose slice comes
+    first, second and so on; `sliced` are then the offsets in that order.
     """
-    _compiled.slice_values(offsets, values, size, start, sliced, out)
+    _compiled.slice_values(offsets, values, size, start, sliced, out, order)
 
 
 def equal_neighbours(offsets: NDArray[np.int64], values: Any, size: int) -> NDArray[np.bool_]:
@@ -115,16 +122,20 @@ def mark_codes(codes: Codes, entries: int) -> NDArray[np.bool_]:
     return marks
 
 
+def has_code(codes: Codes, code: int) -> bool:
+    """Whether a code occurs."""
+    return bool(_compiled.has_code(codes, code)) if COMPILED else bool((codes == code).any())
+
+
 def gather_codes(columns: list[CodedTarget], order: NDArray[np.int32] | None = None) -> None:
     """Set each column's values to those that its codes stand for.
 
-    order: int32 [rows], the row whose values come first, second and so on; of lists, whose slices' offsets are in that
-    order. Without the compiled function there is none, and there are no slices.
+    order: int32 [rows], the row whose values come first, second and so on. Without the compiled function there is none.
     """
     if COMPILED:
         _compiled.gather_codes(columns, order)
         return
-    for target, first, step, table, codes, extremes, _ in columns:
+    for target, first, step, table, codes, extremes in columns:
         values = target[first : first + step * len(codes) : step]
         values[:] = table[codes]
         if extremes is not None:
@@ -135,7 +146,7 @@ def write_slot(target: Any, header: bytes, gaps: tuple[tuple[int, int], ...], pa
     """Write a batch into a slot's bytes: its header, zeros in the gaps, and the rows of each part.
 
     Sections begin at the bytes that the places say; see `loader.encoding.slot`. Rows in another order are gathered.
-    Lists are copied with their offsets, which continue from piece to piece, and their lengths.
+    Lists are copied, or gathered from codes, with their offsets, which continue from piece to piece, and their lengths.
     """
     _compiled.write_slot(target, header, gaps, parts)
 

@@ -30,7 +30,7 @@ def arrow_table(rows: EncodedRows, schema: BatchSchema) -> pa.Table:
             columns[column.name] = pa.array(rows.categorical[column.offset])
         elif column.group == "sparse":
             index = sparse[column.name]
-            offsets, values = pa.array(rows.offsets[index]), pa.array(rows.values[index])
+            offsets, values = pa.array(rows.offsets[index]), pa.array(np.asarray(rows.values[index]))
             if column.weighted:
                 values = pa.StructArray.from_arrays([values, pa.array(rows.weights[index])], ["id", "weight"])
             columns[column.name] = pa.LargeListArray.from_arrays(offsets, values)

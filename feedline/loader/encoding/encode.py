@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -22,7 +22,7 @@ from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn
 from feedline.loader.encoding.quality import Observer
 from feedline.native import rows as native
-from feedline.native.coded_values import CodedValues
+from feedline.native.coded_values import CodedArray, CodedValues
 
 # A wide matrix is written in blocks of rows of this size, so that a cache line gets its 16 values before it is evicted:
 # 504 columns of 32,768 rows in 32 ms instead of 47.
@@ -63,10 +63,9 @@ def encode(
     values, offsets = [], []
     weights: list[NDArray[np.float32] | None] = []
     for column in schema.sparse:
+        list_values: NDArray[Any] | CodedArray
         if column.name in coded:
-            own = gathered.in_order(coded[column.name])
-            assert own.offsets is not None
-            list_values, list_offsets, list_weights = _coded_lists(own, column, gathered), own.offsets, None
+            list_values, list_offsets, list_weights = *gathered.lists(coded[column.name], column), None
         else:
             assert order is None, "lists that are not coded are gathered when they are written"
             list_values, list_offsets, list_weights = _lists(features[column.name], column, observer, repeats)
@@ -113,16 +112,44 @@ class _GatheredColumns:
         self.order = order
         self.repeats = repeats
         self._targets: list[native.CodedTarget] = []
-        self._counted: list[tuple[SlotColumn, NDArray[np.int64], int]] = []
+        self._counted: list[tuple[SlotColumn, NDArray[np.int64], int]] = []  # with extremes, by then
 
-    def in_order(self, lists: CodedValues) -> CodedValues:
-        """Lists of which the offsets are those of the result."""
-        if self.order is None or lists.offsets is None:
-            return lists
-        start, offsets = (0, lists.offsets) if lists.slices is None else lists.slices
-        ends = np.zeros(len(lists.offsets), np.int64)
-        np.cumsum(np.diff(lists.offsets)[self.order], out=ends[1:])
-        return replace(lists, offsets=ends, slices=(start, offsets))
+    def lists(self, lists: CodedValues, column: SlotColumn) -> tuple[NDArray[Any] | CodedArray, NDArray[np.int64]]:
+        """A sparse feature's values, and its offsets; both are counted.
+
+        Values are codes if these take fewer bytes, and unless rows are shuffled: of those, a batch has few of each
+        block, and would read all tables for them.
+        """
+        codes, offsets = self._codes_of(lists)
+        if self.observer is not None:
+            self.observer.count_lists(column, offsets, self.repeats)
+        if column.dtype == "float32":
+            table = self._count_floats(lists, column)
+        else:
+            table = _narrowed(lists.values)
+            if len(codes):
+                extremes = _extremes(lists.values, None if lists.index is not None else codes)
+                self._counted.append((column, extremes, self._count_of(lists)))
+        values = CodedArray(codes, _at_entries(lists, table))
+        is_smaller = values.nbytes < values.dtype.itemsize * len(codes)
+        return values if is_smaller and self.order is None else np.asarray(values), offsets
+
+    def _codes_of(self, lists: CodedValues) -> tuple[native.Codes, NDArray[np.int64]]:
+        """The codes of the lists, or of their slices, in the order of the result, and their offsets in it.
+
+        They are copied: they may be few of those that were decoded, which are not kept for them.
+        """
+        ends = lists.offsets
+        assert ends is not None
+        if self.order is None and lists.slices is None:
+            return lists.codes.copy(), ends
+        start, offsets = (0, ends) if lists.slices is None else lists.slices
+        if self.order is not None:
+            lengths, ends = np.diff(ends), np.zeros(len(ends), np.int64)
+            np.cumsum(lengths[self.order], out=ends[1:])
+        codes = np.empty(int(ends[-1]), lists.codes.dtype)
+        native.slice_values(offsets, lists.codes, codes.itemsize, start, ends, codes, self.order)
+        return codes, ends
 
     def add(
         self,
@@ -134,45 +161,36 @@ class _GatheredColumns:
         extremes: NDArray[np.int64] | None = None,
     ) -> None:
         """Set every `step`-th value of a flat target from the first on: of all codes, at the end."""
-        if coded.index is not None:
-            table = np.zeros(coded.entries, values.dtype)
-            table[coded.index] = values
-            values = table
-        slices = None if coded.slices is None or coded.offsets is None else (*coded.slices, coded.offsets)
-        self._targets.append((target, first, step, values, coded.codes, extremes, slices))
+        self._targets.append((target, first, step, _at_entries(coded, values), coded.codes, extremes))
 
     def add_ids(self, coded: CodedValues, column: SlotColumn) -> NDArray[np.int64]:
         """The ids of all codes, which are set, and counted, at the end."""
-        count, ids = coded.count, coded.values
-        target = np.empty(count, np.int64)
-        if not count:
+        target, extremes = np.empty(len(coded.codes), np.int64), np.empty(2, np.int64)
+        if not len(target):
             return target
-        if np.minimum.reduce(ids) >= -(2**31) and np.maximum.reduce(ids) < 2**31:
-            ids = ids.astype(np.int32)  # twice as many of them in the caches
-        extremes = np.empty(2, np.int64)
-        self.add(coded, ids, target, extremes=extremes)
+        self.add(coded, _narrowed(coded.values), target, extremes=extremes)
         self._counted.append((column, extremes, self._count_of(coded)))
         return target
 
     def add_floats(
-        self,
-        coded: CodedValues,
-        column: SlotColumn,
-        target: NDArray[np.float32],
-        first: int = 0,
-        step: int = 1,
+        self, coded: CodedValues, column: SlotColumn, target: NDArray[np.float32], first: int, step: int
     ) -> None:
         """As `add`, and count them. Raises as `_apply_on_nonfinite`."""
-        values, count = coded.values, coded.count
+        values = self._count_floats(coded, column)
+        if coded.count:
+            self.add(coded, values, target, first, step)
+
+    def _count_floats(self, coded: CodedValues, column: SlotColumn) -> NDArray[Any]:
+        """Count finished floats. Returns them, with `on_nonfinite` applied. Raises as `_apply_on_nonfinite`."""
+        values = coded.values
         if coded.uses is not None:
-            values = _apply_on_nonfinite(values, column, self.observer, repeats=_Repeats(coded.uses))
-        elif self.observer is not None:
+            return _apply_on_nonfinite(values, column, self.observer, repeats=_Repeats(coded.uses))
+        if self.observer is not None:
             assert coded.used is not None, "of floats, the least and the greatest are counted"
             used = values[coded.used]
-            extremes = (np.minimum.reduce(used), np.maximum.reduce(used)) if count else (math.inf, -math.inf)
+            extremes = (np.minimum.reduce(used), np.maximum.reduce(used)) if coded.count else (math.inf, -math.inf)
             self.observer.count_floats(column, self._count_of(coded), extremes)
-        if count:
-            self.add(coded, values, target, first, step)
+        return values
 
     def _count_of(self, coded: CodedValues) -> int:
         """How many values all rows of the table have."""
@@ -190,16 +208,28 @@ class _GatheredColumns:
                 self.observer.count_extremes(column, count, low, high)
 
 
-def _coded_lists(coded: CodedValues, column: SlotColumn, gathered: _GatheredColumns) -> NDArray[Any]:
-    """A sparse feature's values."""
-    assert coded.offsets is not None
-    if gathered.observer is not None:
-        gathered.observer.count_lists(column, coded.offsets, gathered.repeats)
-    if column.dtype != "float32":
-        return gathered.add_ids(coded, column)
-    target = np.empty(coded.count, np.float32)
-    gathered.add_floats(coded, column, target)
-    return target
+def _at_entries(coded: CodedValues, values: NDArray[Any]) -> NDArray[Any]:
+    """The values of all entries, 0 for those that are not used."""
+    if coded.index is None:
+        return values
+    table = np.zeros(coded.entries, values.dtype)
+    table[coded.index] = values
+    return table
+
+
+def _narrowed(ids: NDArray[np.int64]) -> NDArray[np.int64] | NDArray[np.int32]:
+    """Ids in 32 bits, if these hold them all: twice as many are in the caches."""
+    fit = not len(ids) or (np.minimum.reduce(ids) >= -(2**31) and np.maximum.reduce(ids) < 2**31)
+    return ids.astype(np.int32) if fit else ids
+
+
+def _extremes(values: NDArray[np.int64], codes: native.Codes | None) -> NDArray[np.int64]:
+    """The least and the greatest of the values that codes stand for (None: of all); in most chunks, of all of them."""
+    ends = values.argmin(), values.argmax()
+    if codes is not None and not all(native.has_code(codes, int(end)) for end in ends):
+        values = values[native.mark_codes(codes, len(values))]
+        ends = values.argmin(), values.argmax()
+    return values[list(ends)]
 
 
 def _scalars(series: pl.Series | NDArray[Any], name: str, filters: Mapping[str, str]) -> NDArray[Any]:

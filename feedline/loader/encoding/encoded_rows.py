@@ -17,6 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from feedline.loader.encoding.layout import BatchSchema
+from feedline.native.coded_values import CodedArray
 from feedline.native.unique_rows import UniqueRows, chosen_unique, join_inverses
 
 # A list<int64> is gathered as the binary string of its bytes: one memcpy per row. For 131,072 rows x 6 lists of 17
@@ -29,15 +30,16 @@ class EncodedRows:
     """Rows of every feature as arrays.
 
     dense float32 [N, D] and labels float32 [N, L], row-major; categorical, K arrays int64 [N]; for each sparse feature
-    (in the schema's memory order) values [V], weights float32 [V] or None, and offsets int64 [N + 1] from 0; extra, one
-    Arrow array of N rows each; groups, the features that belong to the schema's deduplicated groups.
+    (in the schema's memory order) values [V], of blocks as codes if these take fewer bytes, weights float32 [V] or
+    None, and offsets int64 [N + 1] from 0; extra, one Arrow array of N rows each; groups, the features that belong to
+    the schema's deduplicated groups.
     """
 
     rows: int
     dense: NDArray[np.float32]
     categorical: tuple[NDArray[np.int64], ...]
     labels: NDArray[np.float32]
-    values: tuple[NDArray[Any], ...]
+    values: tuple[NDArray[Any] | CodedArray, ...]
     weights: tuple[NDArray[np.float32] | None, ...]
     offsets: tuple[NDArray[np.int64], ...]
     extra: tuple[pa.Array, ...]
@@ -45,14 +47,20 @@ class EncodedRows:
 
     @property
     def nbytes(self) -> int:
-        arrays: tuple[NDArray[Any], ...] = (self.dense, self.labels, *self.categorical, *self.values, *self.offsets)
+        arrays: tuple[NDArray[Any], ...] = (self.dense, self.labels, *self.categorical, *self.offsets)
         arrays += tuple(weights for weights in self.weights if weights is not None)
         arrays += tuple(group.inverse for group in self.groups)
-        nbytes = sum(array.nbytes for array in arrays) + sum(int(array.nbytes) for array in self.extra)
+        nbytes = sum(array.nbytes for array in (*arrays, *self.values)) + sum(int(array.nbytes) for array in self.extra)
         return nbytes + sum(group.rows.nbytes for group in self.groups)
 
     def __sizeof__(self) -> int:
         return self.nbytes  # Dask calls this on every task's result
+
+
+def expand_codes(encoded: EncodedRows) -> EncodedRows:
+    """The same rows with the values of all lists."""
+    groups = tuple(UniqueRows(expand_codes(group.rows), group.inverse) for group in encoded.groups)
+    return replace(encoded, values=tuple(np.asarray(values) for values in encoded.values), groups=groups)
 
 
 def join(parts: Sequence[EncodedRows]) -> EncodedRows:
@@ -67,7 +75,7 @@ def join(parts: Sequence[EncodedRows]) -> EncodedRows:
             np.concatenate(columns) for columns in zip(*(part.categorical for part in parts), strict=True)
         ),
         labels=np.concatenate([part.labels for part in parts]),
-        values=tuple(np.concatenate([part.values[index] for part in parts]) for index in sparse),
+        values=tuple(_join([np.asarray(part.values[index]) for part in parts]) for index in sparse),
         weights=tuple(_join_weights(parts, index) for index in sparse),
         offsets=tuple(_join_offsets([part.offsets[index] for part in parts]) for index in sparse),
         extra=tuple(pa.concat_arrays(arrays) for arrays in zip(*(part.extra for part in parts), strict=True)),
@@ -130,7 +138,7 @@ def take(parts: Sequence[EncodedRows], indices: NDArray[np.int64]) -> EncodedRow
     ragged, weights = [], []
     for index in range(len(first.values)):
         borders = _join_offsets([part.offsets[index] for part in parts])
-        ragged.append(_take_ragged(_join([part.values[index] for part in parts]), borders, arrow_indices))
+        ragged.append(_take_ragged(_join([np.asarray(part.values[index]) for part in parts]), borders, arrow_indices))
         flat_weights = _join_weights(parts, index)
         weights.append(None if flat_weights is None else _take_ragged(flat_weights, borders, arrow_indices)[0])
     return EncodedRows(

@@ -32,7 +32,7 @@ def row_digests(rows: EncodedRows) -> Words:
         total += hash_words(_bits(ids), seed)
         seed += 1
     for values, weights, offsets in zip(rows.values, rows.weights, rows.offsets, strict=True):
-        total += _lists(values, weights, offsets, seed)
+        total += _lists(np.asarray(values), weights, offsets, seed)
         seed += 1
     for array in rows.extra:
         total += _array_words(_series(array), seed)

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from feedline.loader.encoding.encoded_rows import EncodedRows, group_inverse, take
+from feedline.loader.encoding.encoded_rows import EncodedRows, expand_codes, group_inverse, take
 from feedline.native import rows as native
 from feedline.native.unique_rows import UniqueRows, chosen_unique
 
@@ -64,7 +64,7 @@ def shuffle(parts: Sequence[EncodedRows], index: NDArray[np.int64]) -> Rows:
     """The rows of the parts in the order of `index`, a permutation of all of them."""
     if not native.COMPILED or len(parts) > np.iinfo(np.uint16).max:
         return take(parts, index)
-    return _shuffle(parts, index)
+    return _shuffle([expand_codes(part) for part in parts], index)
 
 
 def _shuffle(parts: Sequence[EncodedRows], index: NDArray[np.int64]) -> ShuffledRows:
@@ -103,7 +103,7 @@ def _arrays(parts: Sequence[EncodedRows]) -> native.PartArrays:
         tuple(part.dense for part in parts),
         tuple(part.labels for part in parts),
         tuple(tuple(part.categorical[index] for part in parts) for index in categorical),
-        tuple(tuple(part.values[index] for part in parts) for index in values),
+        tuple(tuple(np.asarray(part.values[index]) for part in parts) for index in values),
         tuple(_weights(parts, index) for index in values),
         tuple(tuple(part.offsets[index] for part in parts) for index in values),
     )

@@ -28,6 +28,7 @@ from feedline.loader.encoding.layout import (
 )
 from feedline.loader.encoding.shuffled_rows import Rows, ShuffledRows
 from feedline.native import rows as native
+from feedline.native.coded_values import CodedArray
 from feedline.native.unique_rows import UniqueRows, unique_range
 
 # Anything with the buffer protocol: a mapping, a numpy array, an Arrow buffer.
@@ -166,7 +167,8 @@ def _piece(piece: RowSlice) -> native.SlotPiece:
     rows = piece.encoded
     if isinstance(rows, ShuffledRows):
         return piece.start, piece.stop, piece.valid, *rows.arrays, (rows.index, rows.part, rows.starts, rows.offsets)
-    arrays = rows.dense, rows.labels, rows.categorical, rows.values, rows.weights, rows.offsets
+    values = tuple((each.codes, each.table) if isinstance(each, CodedArray) else each for each in rows.values)
+    arrays = rows.dense, rows.labels, rows.categorical, values, rows.weights, rows.offsets
     return piece.start, piece.stop, piece.valid, *arrays
 
 

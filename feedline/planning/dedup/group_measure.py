@@ -163,7 +163,7 @@ def feature_bytes(encoded: EncodedRows, schema: BatchSchema, repeats: NDArray[np
     nbytes |= {column.name: 8 * rows for column in schema.group("categorical")}
     for index, column in enumerate(schema.sparse):
         values = int(np.dot(np.diff(encoded.offsets[index]), repeats))
-        width = encoded.values[index].itemsize + (4 if column.weighted else 0)
+        width = encoded.values[index].dtype.itemsize + (4 if column.weighted else 0)
         nbytes[column.name] = values * width + _LIST_BYTES * rows
     return nbytes
 
