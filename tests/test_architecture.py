@@ -82,6 +82,7 @@ INSIDE_FUNCTIONS = {
     ("feedline.__main__", "feedline.cli"),
     ("feedline.__main__", "feedline.commands.feed"),
     ("feedline.commands.cluster.certs", "feedline.service.tls.authority"),
+    ("feedline.commands.display.plan_views", "feedline.commands.plan_save"),
     ("feedline.commands.exit_status", "rich.console"),
     ("feedline.commands.feed", "feedline.pipeline"),
     ("feedline.commands.feed", "feedline.service.fit_workers"),
