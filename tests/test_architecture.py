@@ -387,6 +387,7 @@ def test_forbidden_calls():
         ("feedline.cli", {"torch", "distributed", "dask", "polars", "pyarrow", "numpy", "pydantic"}),
         ("feedline.commands.run", {"torch", "distributed", "dask", "zarr"}),  # `--sink null` drains as a trainer
         ("feedline.commands.feed", {"torch", "zarr", "rich", "typer", "distributed", "dask", "pandas", "asyncio"}),
+        ("feedline.commands.display.plan_views", {"torch", "distributed", "dask", "zarr"}),
         ("feedline.commands.transform", {"torch", "distributed", "dask", "zarr"}),
         ("feedline.service.scheduler.preload", {"torch", "polars", "pyarrow", "numba", "pydantic"}),
         ("feedline.loader.dataset", {"distributed", "dask", "bokeh", "torchrec"}),
