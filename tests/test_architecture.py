@@ -82,6 +82,7 @@ INSIDE_FUNCTIONS = {
     ("feedline.__main__", "feedline.cli"),
     ("feedline.__main__", "feedline.commands.feed"),
     ("feedline.commands.cluster.certs", "feedline.service.tls.authority"),
+    ("feedline.commands.display.plan_views", "feedline.commands.plan_save"),
     ("feedline.commands.exit_status", "rich.console"),
     ("feedline.commands.feed", "feedline.pipeline"),
     ("feedline.commands.feed", "feedline.service.fit_workers"),
@@ -386,6 +387,7 @@ def test_forbidden_calls():
         ("feedline.cli", {"torch", "distributed", "dask", "polars", "pyarrow", "numpy", "pydantic"}),
         ("feedline.commands.run", {"torch", "distributed", "dask", "zarr"}),  # `--sink null` drains as a trainer
         ("feedline.commands.feed", {"torch", "zarr", "rich", "typer", "distributed", "dask", "pandas", "asyncio"}),
+        ("feedline.commands.display.plan_views", {"torch", "distributed", "dask", "zarr"}),
         ("feedline.commands.transform", {"torch", "distributed", "dask", "zarr"}),
         ("feedline.service.scheduler.preload", {"torch", "polars", "pyarrow", "numba", "pydantic"}),
         ("feedline.loader.dataset", {"distributed", "dask", "bokeh", "torchrec"}),

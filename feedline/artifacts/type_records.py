@@ -37,7 +37,8 @@ def save_types(folder: str, request: ArtifactSetKey, schema: pa.Schema, *, fill:
         recorded = _load(folder, name) or pa.schema([])
     except CorruptFileError:  # it is replaced
         recorded = pa.schema([])
-    added = [field for field in schema if field.name not in recorded.names]
+    names = set(recorded.names)
+    added = [field for field in schema if field.name not in names]
     whole = pa.schema([*recorded, *added]) if fill else schema
     if whole.remove_metadata().equals(recorded.remove_metadata()):
         return

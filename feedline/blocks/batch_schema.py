@@ -16,9 +16,11 @@ def batch_schema(features: CompiledFeatures) -> BatchSchema:
     """The columns of a batch, from the features' outputs. `expanded` of it are those of plain rows."""
     columns: list[SlotColumn] = []
     widths: dict[tuple[str, str | None], int] = {}
+    arrow_types: dict[pl.DataType, str] = {}
     for output, feature in zip(features.outputs, features.features, strict=True):
         dtype, unit = _fixed_dtype(output.group, output.dtype)
-        arrow = str(pl.Series([], dtype=output.dtype).to_arrow().type)
+        if (arrow := arrow_types.get(output.dtype)) is None:
+            arrow = arrow_types[output.dtype] = str(pl.Series([], dtype=output.dtype).to_arrow().type)
         matrix = output.group, feature.dedup if output.group in ("dense", "categorical") else None
         offset = widths.get(matrix, 0)
         width = output.dtype.size if isinstance(output.dtype, pl.Array) and output.group != "extra" else 1

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from feedline.blocks.single_flight import SingleFlight
 from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile.coded_features import CodedColumn, value_features
-from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
+from feedline.transforms.compile.compiled import CompiledFeatures, compile_some
 from feedline.warehouse.parquet.repeated_rows import first_rows
 from feedline.warehouse.reading.expanded_codes import expand_codes
 
@@ -150,8 +150,7 @@ class CodedColumns:
     def _compile(self, coded: Collection[str]) -> tuple[CompiledFeatures, list[CodedColumn]]:
         whole = self._features
         on_codes = {feature.name for name in coded for feature in self._by_column[name]}
-        features = [feature for feature in whole.features if feature.name not in on_codes]
-        plain = compile_features(features, whole.schema, whole.artifacts)
+        plain = compile_some(whole, {feature.name for feature in whole.features if feature.name not in on_codes})
         return plain, [self._coded.get(name, functools.partial(self._column, name)) for name in sorted(coded)]
 
     def _column(self, name: str) -> CodedColumn:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -26,7 +26,7 @@ from feedline.expressions.column_parts import not_null
 from feedline.expressions.types import has_strings
 from feedline.loader.encoding.layout import BatchSchema, SlotLayout
 from feedline.transforms.compile.coded_features import coded_columns
-from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
+from feedline.transforms.compile.compiled import CompiledFeatures, compile_features, compile_some
 from feedline.transforms.registry.user_functions import check_functions
 from feedline.warehouse.reading.sample import BoundSample, bind_sample
 from feedline.warehouse.reading.seen_rows import Mark, bind_marks
@@ -94,23 +94,29 @@ def find_job(job: Job | str) -> Job:
     return _jobs.get(job, missing)
 
 
-def compile_job(job: Job) -> CompiledJob:
-    """The job, compiled once per process."""
-    return _compiled.get(job.digest, lambda: _compile(job))
+def compile_job(job: Job, planned: CompiledFeatures | None = None) -> CompiledJob:
+    """The job, compiled once per process.
+
+    planned: its features as its plan compiled them, if none of them uses an artifact.
+    """
+    return _compiled.get(job.digest, lambda: _compile(job, planned))
 
 
-def _compile(job: Job) -> CompiledJob:
+def _compile(job: Job, planned: CompiledFeatures | None) -> CompiledJob:
     check_functions(job.code)
     schema = pa.ipc.read_schema(pa.py_buffer(job.schema))
     artifacts = StoredArtifactSet(job.artifacts)
-    features = compile_features(job.features, schema, artifacts)
+    if planned is None:
+        features = compile_features(job.features, schema, artifacts)
+    else:
+        features = replace(planned, schema=schema, artifacts=artifacts)
     columns = dict.fromkeys([*features.parts, *kept_columns(job)])
     where = bind_where(job.where, schema) if job.where is not None else None
     sample = bind_sample(job.sample, schema) if job.sample is not None else None
     marks = bind_marks(features.marks, schema)
     filters = {output.name: not_null(output.reads) for output in features.outputs if output.reads}
     columns_of_batch = batch_schema(features)
-    parts = _compile_parts(job, features, columns_of_batch, schema, artifacts)
+    parts = _compile_parts(job, features, columns_of_batch, schema)
     layout = SlotLayout(columns_of_batch)
     plain = {*parts[0].features.parts, *kept_columns(job)} or set(list(columns)[:1])  # a frame has at least one column
     compact = frozenset(columns).difference(plain)
@@ -132,14 +138,14 @@ def _compile(job: Job) -> CompiledJob:
 
 
 def _compile_parts(
-    job: Job, features: CompiledFeatures, batch: BatchSchema, schema: pa.Schema, artifacts: StoredArtifactSet
+    job: Job, features: CompiledFeatures, batch: BatchSchema, schema: pa.Schema
 ) -> tuple[CompiledPart, ...]:
     """The features of plain rows, then those of each group. features: all of them."""
     names = (None, *batch.dedup)
     of_parts = [features]
     if batch.dedup:
-        chosen = [[feature for feature in job.features if feature.dedup == name] for name in names]
-        of_parts = [compile_features(each, schema, artifacts) for each in chosen]
+        chosen = [{feature.name for feature in job.features if feature.dedup == name} for name in names]
+        of_parts = [compile_some(features, each) for each in chosen]
     readers = Counter(column for own in of_parts for column in (*own.parts, *own.marks))
     identity = None if job.record is None else job.record.identity
     recorded = () if identity is None else (*identity.key, *(name for name, _ in identity.columns))

@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+from feedline.blocks.jobs import compile_job
 from feedline.blocks.reach import Reach
 from feedline.commands.exit_status import end_with
 from feedline.errors import FeederError, FeedlineError, SpecError
@@ -427,6 +428,8 @@ def _resolve(spec: PipelineSpec, cluster: Cluster, hello: Hello, start: RunStart
     if not any(plan is each for each in plans):
         plan = replace(plan, job=replace(plan.job, environment=cluster.environment))
     cluster.check_job(plan.job, _reach_of(plan))
+    if spec.cluster.kind == "threads" and not plan.needs_artifacts:
+        compile_job(plan.job, plan.features)
     if hello.global_rank == 0 and hello.snapshot is None:  # else it is resumed, with its first snapshot
         record_usage(spec.work_dir, plan.snapshot, plan.parts, plan.selection.rows, job=spec.name)
     return plan

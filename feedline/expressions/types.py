@@ -6,6 +6,7 @@ the unit of the language's rules: "integer" covers all widths, "timestamp" all u
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
@@ -109,7 +110,12 @@ def inner_type(dtype: pl.DataType) -> pl.DataType:
 
 def column_type(field: pa.Field) -> pl.DataType | None:
     """The Polars type of a column of that field; None where Polars has none."""
-    bare = pa.schema([pa.field(field.name, field.type)])
+    return _polars_type(field.type)
+
+
+@functools.lru_cache(maxsize=1024)  # hundreds of columns have few types
+def _polars_type(kind: pa.DataType) -> pl.DataType | None:
+    bare = pa.schema([pa.field("column", kind)])
     try:
         frame = pl.from_arrow(bare.empty_table())
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, pa.ArrowException, NotImplementedError):

@@ -21,7 +21,7 @@ from pipelines import PATIENCE_S, eventually
 
 from feedline import Pipeline
 from feedline.blocks import jobs
-from feedline.blocks.jobs import UnknownJobError, check_job, find_job
+from feedline.blocks.jobs import UnknownJobError, check_job, compile_job, find_job
 from feedline.blocks.single_flight import IDLE_KEPT, IDLE_S, SingleFlight
 from feedline.fitting import observe
 from feedline.planning.plan import Plan
@@ -30,6 +30,9 @@ from feedline.service.dispatch.delivery import Delivery, DeliveryStats
 from feedline.service.dispatch.fair_share import FairShare
 from feedline.service.dispatch.window import Window, WindowLimits
 from feedline.spec.cluster_section import ClusterSpec
+from feedline.spec.features import FeatureSpec
+from feedline.transforms.compile import compiled
+from feedline.transforms.compile.chains import Compiler
 
 ROWS = 64
 
@@ -55,6 +58,25 @@ def planned(folder: Path, features: int) -> Plan:
     }
     (folder / "p.yaml").write_text(json.dumps(document))
     return Pipeline.from_yaml(folder / "p.yaml").plan()
+
+
+def test_a_feeder_compiles_its_features_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    built: list[str] = []
+
+    class Counted(Compiler):
+        def feature(self, feature: FeatureSpec) -> Any:
+            built.append(feature.name)
+            return super().feature(feature)
+
+    monkeypatch.setattr(compiled, "Compiler", Counted)
+    plan = planned(tmp_path, 20)
+    assert not plan.gaps.nulls
+    job = compile_job(plan.job, plan.features)
+    coded = job.parts[0].coded_columns
+    plain = coded.split(())
+    assert plain is not None
+    assert plain[0].outputs == plan.features.outputs
+    assert sorted(built) == sorted(feature.name for feature in plan.features.features)
 
 
 def delivery_of(plan: Plan, cluster: Any) -> Delivery:

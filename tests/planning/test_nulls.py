@@ -124,6 +124,21 @@ def test_nulls_that_features_cannot_hold_are_reported(group: str, body: dict[str
     assert all(leak.always is (len(compiled.outputs[0].reads) == 1) for leak in found)
 
 
+def test_a_null_beside_others_is_probed_alone():
+    """Columns that no feature reads beside others share a probe row; `x` and `i` do not."""
+    features = {"dense": {"x": [], "z": {"expr": "when(i is None, x, 0.0)"}, "n": {"column": "i", "ops": []}, "b": []}}
+    document = Document(file="p.yaml", value={"features": features})
+    problems = Problems(document)
+    specs = read_features(document, problems)
+    problems.raise_all()
+    found = null_leaks(compile_features(specs, SCHEMA), SCHEMA.names)
+    assert [(leak.feature, leak.column, leak.always) for leak in found] == [
+        ("x", "x", True),
+        ("n", "i", True),
+        ("b", "b", True),
+    ]
+
+
 # -- what footers know --------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,6 @@ from feedline.commands.display.consoles import console_on
 from feedline.commands.display.dedup_table import print_proposals
 from feedline.commands.plan_ops import describe_ops, ops_table
 from feedline.commands.plan_report import describe, plan_table
-from feedline.commands.plan_save import save_plan
 from feedline.commands.plan_shuffle import describe_shuffle, shuffle_table
 from feedline.commands.plan_step import describe_step, step_table
 from feedline.planning.dedup.proposals import describe_proposals
@@ -55,6 +54,8 @@ def print_step(plan: Plan, *, epoch: int, step: int, rank: int | None, world_siz
 
 def print_saved_plan(spec: PipelineSpec, world_size: int, rows_per_s: float, *, as_json: bool) -> None:
     """Save the plan of a run, and print it."""
+    from feedline.commands.plan_save import save_plan  # noqa: PLC0415 -- imports Dask, 0.2 s
+
     resolved, saved = save_plan(spec, world_size=world_size)
     facts = describe(resolved, world_size=world_size, rows_per_s=rows_per_s)
     if as_json:

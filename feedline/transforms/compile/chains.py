@@ -58,7 +58,7 @@ class Compiler:
         self.schema = schema
         self._elements = elements
         self._finish = finish_element if elements else finish
-        self.stages = Stages(schema.names)
+        self.stages = Stages(schema)
         self._shared = shared
         self.requests = FitRequests(artifacts)
         self.seen_rows: dict[str, bool | str] = {}  # by fit: the rows that an op leaves out of their own statistics

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from feedline.transforms.compile.shared import Levels, shared_keys
 from feedline.transforms.learning.learner import NO_ARTIFACTS, ArtifactSet, FitRequest
 from feedline.transforms.ops import bind
 from feedline.transforms.values.arrays import Column, Columns, Values, as_arrays, as_series
-from feedline.transforms.values.kinds import Lookup
+from feedline.transforms.values.kinds import Lookup, Value
 from feedline.transforms.values.lookup_counts import count_lookups
 
 FINGERPRINT_VERSION = 1
@@ -79,9 +79,11 @@ class CompiledFeatures:
     missing_fits: tuple[FitRequest, ...]
     artifacts: ArtifactSet
     _stages: Levels
+    _values: tuple[Value, ...]
     _expressions: tuple[pl.Expr, ...]
     _pass: FusedPass
     _elements: bool = False
+    _separable: bool = False  # no feature shares a held column with another, uses an artifact or a part of a column
 
     def apply_counting(
         self, frame: pl.DataFrame, repeats: NDArray[np.int64] | None = None
@@ -217,7 +219,7 @@ def compile_features(
     """
     compiler = Compiler(schema, artifacts, shared_keys(features), elements=elements)
     values = [compiler.feature(feature) for feature in features]
-    columns = tuple(name for name in schema.names if name in compiler.columns)
+    columns = tuple(sorted(compiler.columns, key=schema.get_field_index))
     parts = [*(name for name in columns if name in compiler.types), *sorted(set(compiler.types).difference(columns))]
     input_types = {name: str(compiler.fields[name].type) for name in parts}
     marks = tuple(sorted({mark for mark in compiler.seen_rows.values() if isinstance(mark, str)}))
@@ -246,11 +248,41 @@ def compile_features(
         missing_fits=compiler.requests.missing,
         artifacts=artifacts,
         _stages=compiler.stages.levels,
+        _values=tuple(finished for finished, *_ in values),
         _expressions=tuple(
             finished.expr.alias(feature.name) for feature, (finished, *_) in zip(features, values, strict=True)
         ),
         _pass=FusedPass([feature.name for feature in features], [finished for finished, *_ in values], parts),
         _elements=elements,
+        _separable=compiler.columns == compiler.types.keys()
+        and not (compiler.stages.levels or compiler.requests.digests or compiler.requests.missing),
+    )
+
+
+def compile_some(whole: CompiledFeatures, names: Collection[str]) -> CompiledFeatures:
+    """What `compile_features` makes of those of the features that have these names; their expressions are those of
+    `whole`, unless features depend on each other or on artifacts.
+    """
+    chosen = [index for index, feature in enumerate(whole.features) if feature.name in names]
+    features = tuple(whole.features[index] for index in chosen)
+    if not whole._separable:
+        return compile_features(features, whole.schema, whole.artifacts, whole._elements)
+    outputs = tuple(whole.outputs[index] for index in chosen)
+    read = {name for output in outputs for name in output.reads}
+    types = {name: dtype for name, dtype in zip(whole.parts, whole.types, strict=True) if name in read}
+    values = tuple(whole._values[index] for index in chosen)
+    input_types = {name: str(whole.schema.field(name).type) for name in types}
+    return replace(
+        whole,
+        features=features,
+        columns=tuple(types),
+        parts=tuple(types),
+        types=tuple(types.values()),
+        outputs=outputs,
+        fingerprint=_fingerprint(features, input_types, {}, {}),
+        _values=values,
+        _expressions=tuple(whole._expressions[index] for index in chosen),
+        _pass=FusedPass([feature.name for feature in features], values, list(types)),
     )
 
 

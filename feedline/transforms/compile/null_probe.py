@@ -1,8 +1,8 @@
 """Find the features that a null in one of their columns makes null, by computing them on probe rows.
 
-Runs where a plan is made, on the calling thread. One row holds a plain value in every column, and for each column one
-row holds a null in it; the features are computed on these rows. The result therefore holds for every op, expression
-and user function, none of which declares how it treats nulls.
+Runs where a plan is made, on the calling thread. One row holds a plain value in every column, and for each column a
+row holds a null in it, but in no other that a feature reads beside it; the features are computed on these rows. The
+result therefore holds for every op, expression and user function, none of which declares how it treats nulls.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from feedline.expressions.types import (
     instance,
     kind,
 )
-from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
+from feedline.transforms.compile.compiled import CompiledFeatures, compile_some
 
 _PLAIN: dict[str, Any] = {
     INTEGER: 1,
@@ -62,18 +62,20 @@ def null_leaks(features: CompiledFeatures, columns: Collection[str]) -> list[Lea
     A feature of several columns leaks only if it has a value for the plain row. Features that fail on the probe rows
     (which are no rows of the table) are skipped. Extra features may be null.
     """
-    affected = [
-        feature
-        for feature, output in zip(features.features, features.outputs, strict=True)
+    affected = {
+        output.name
+        for output in features.outputs
         if output.group != "extra" and not set(output.reads).isdisjoint(columns)
-    ]
+    }
     if not affected:
         return []
-    compiled = compile_features(affected, features.schema, features.artifacts)
-    probed_columns = [name for name in compiled.parts if name in columns]
+    compiled = compile_some(features, affected)
+    null_rows = _null_rows(compiled, columns)
+    rows = 1 + max(null_rows.values())
+    places = {name: place for place, name in enumerate(compiled.parts)}
     frame = pl.DataFrame(
         [
-            _probes(name, dtype, len(probed_columns) + 1, 1 + probed_columns.index(name) if name in columns else None)
+            _probes(name, dtype, rows, null_rows.get(name))
             for name, dtype in zip(compiled.parts, compiled.types, strict=True)
         ]
     )
@@ -84,18 +86,31 @@ def null_leaks(features: CompiledFeatures, columns: Collection[str]) -> list[Lea
     outcomes = [_outcomes(compiled, rows) for rows in (marked_frames if compiled.marks else [frame])]
     found = []
     for output, *nulls in zip(compiled.outputs, *outcomes, strict=True):
-        for row, name in enumerate(probed_columns, start=1):
-            alone = output.reads == (name,)
+        for name in sorted(null_rows.keys() & output.reads, key=places.__getitem__):
+            row, alone = null_rows[name], output.reads == (name,)
             leaks = [each[row] is True and (alone or each[0] is False) for each in nulls]
-            if name in output.reads and any(leaks):
+            if any(leaks):
                 found.append(Leak(feature=output.name, column=name, always=alone and all(leaks)))
     return found
 
 
+def _null_rows(compiled: CompiledFeatures, columns: Collection[str]) -> dict[str, int]:
+    """The row in which each column is null: the first after the plain one for all columns that no feature reads beside
+    another, a row of its own for every other.
+    """
+    several = [names for output in compiled.outputs if len(names := {*output.reads, *output.row_columns}) > 1]
+    beside = set[str]().union(*several)
+    probed = [name for name in compiled.parts if name in columns]
+    apart = [name for name in probed if name in beside]
+    return dict.fromkeys(probed, 1) | {name: row for row, name in enumerate(apart, start=2)}
+
+
 def _probes(name: str, dtype: pl.DataType, rows: int, null: int | None) -> pl.Series:
-    plain = _plain(dtype)
+    values = [_plain(dtype)] * rows
+    if null is not None:
+        values[null] = None
     try:
-        return pl.Series(name, [None if row == null else plain for row in range(rows)], dtype=dtype)
+        return pl.Series(name, values, dtype=dtype)
     except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError):  # a type without a plain value
         return pl.Series(name, [None] * rows, dtype=dtype)
 
@@ -141,4 +156,4 @@ def _is_null(series: pl.Series) -> list[bool]:
             return [value is not None and bool(value.null_count()) for value in series]
         case pl.Array():
             return [value is None or bool(value.null_count()) for value in series]
-    return series.is_null().to_list()
+    return series.is_null().to_list() if series.null_count() else [False] * series.len()

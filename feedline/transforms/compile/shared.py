@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import polars as pl
+import pyarrow as pa
 
 from feedline.spec.features import FeatureInput, FeatureSpec
 from feedline.transforms.compile.fit_requests import Key
@@ -67,10 +68,10 @@ class _SharedColumn:
 
 
 class Stages:
-    """The columns to compute before the features, each once."""
+    """The columns to compute before the features, each once; `schema`: of the columns that there are."""
 
-    def __init__(self, names: Iterable[str]) -> None:
-        self._taken = frozenset(names)
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
         self._held: dict[str, _SharedColumn] = {}
 
     def hold(self, value: Value) -> Value:
@@ -89,7 +90,7 @@ class Stages:
         if expr.meta.is_column():
             return expr
         name = f"__held_{len(self._held)}"
-        while name in self._taken:
+        while self._schema.get_all_field_indices(name):
             name = f"_{name}"
         self._held[name] = _SharedColumn(expr.alias(name), self._level(expr))
         return pl.col(name)

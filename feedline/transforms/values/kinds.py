@@ -110,7 +110,7 @@ class Value:
         if self.weights is None and _is_weighted(dtype):
             return weighted_value(expr, dtype, *WEIGHTED_FIELDS).plain()
         plain = _plain_type(dtype)
-        if plain == self.dtype:
+        if plain is self.dtype or plain == self.dtype:
             return self
         return Value(expr=expr if plain == dtype else expr.cast(plain), dtype=plain, weights=self.weights)
 
@@ -218,7 +218,10 @@ def struct_fields(dtype: pl.DataType) -> dict[str, pl.DataType]:
 
 
 def _is_weighted(dtype: pl.DataType) -> bool:
-    fields = struct_fields(element_type(dtype))
+    element = element_type(dtype)
+    if not isinstance(element, pl.Struct):
+        return False
+    fields = struct_fields(element)
     return fields.keys() == {*WEIGHTED_FIELDS} and kind(fields[WEIGHTED_FIELDS[1]]) in NUMBERS
 
 

@@ -30,7 +30,7 @@ _CACHE_BYTES = 64 << 20  # a filter's and a projection's columns of 20,000 files
 
 
 class Facts:
-    """Facts of columns, from a function that fetches them; `column` caches the recent ones. Thread-safe.
+    """Facts of columns, from a function that fetches them; the recent ones are cached. Thread-safe.
 
     `fetch_part`: fetches bytes or nulls alone, if that costs less than all facts.
     """
@@ -43,17 +43,31 @@ class Facts:
         self.fetch = fetch
         self._fetch_part = fetch_part
         self._lock = threading.Lock()
-        self._cache: OrderedDict[tuple[str, pa.DataType], pa.StructArray] = OrderedDict()
+        self._cache: OrderedDict[tuple[str, pa.DataType, Part | None], pa.Array] = OrderedDict()
         self._bytes = 0
 
     def column(self, field: pa.Field) -> pa.StructArray:
         """The facts of the column of that name, bounds in the field's type; all null if no file has it."""
-        key = field.name, field.type
+        return self._cached((field.name, field.type, None), lambda: self.fetch(field))
+
+    def part(self, field: pa.Field, name: Part) -> npt.NDArray[np.int64]:
+        """int64 [row groups]: the column's bytes or nulls."""
+        fetch_part = self._fetch_part
+        with self._lock:
+            known = (field.name, field.type, None) in self._cache
+        if known or fetch_part is None:
+            part = self.column(field).field(name)
+        else:
+            part = self._cached((field.name, field.type, name), lambda: fetch_part(field, name))
+        values: npt.NDArray[np.int64] = part.to_numpy()
+        return values
+
+    def _cached(self, key: tuple[str, pa.DataType, Part | None], fetch: Callable[[], pa.Array]) -> pa.Array:
         with self._lock:
             if key in self._cache:
                 self._cache.move_to_end(key)
                 return self._cache[key]
-        facts = self.fetch(field)
+        facts = fetch()
         with self._lock:
             if key not in self._cache:
                 self._cache[key] = facts
@@ -61,17 +75,6 @@ class Facts:
             while self._bytes > _CACHE_BYTES and len(self._cache) > 1:
                 self._bytes -= self._cache.popitem(last=False)[1].nbytes
         return facts
-
-    def part(self, field: pa.Field, name: Part) -> npt.NDArray[np.int64]:
-        """int64 [row groups]: the column's bytes or nulls, not cached."""
-        with self._lock:
-            known = self._cache.get((field.name, field.type))
-        if known is None and self._fetch_part is not None:
-            part = self._fetch_part(field, name)
-        else:
-            part = (known if known is not None else self.column(field)).field(name)
-        values: npt.NDArray[np.int64] = part.to_numpy()
-        return values
 
     def take(self, row_groups: npt.NDArray[np.int64]) -> Facts:
         """The facts of some row groups."""

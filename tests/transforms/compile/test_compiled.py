@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from itertools import pairwise
@@ -21,7 +22,7 @@ from reference_hash import hash_of
 
 from feedline.errors import DataError, SpecError
 from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
-from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
+from feedline.transforms.compile.compiled import CompiledFeatures, compile_features, compile_some
 from feedline.transforms.registry.op import OpError
 from feedline.transforms.values.kinds import Value
 
@@ -323,6 +324,32 @@ def test_parts_match_the_whole():
     assert compiled.apply(chunked).equals(whole[:8], null_equal=True)
     assert compiled.apply(frame()[:0]).schema == whole.schema
     assert compiled.apply(frame()[:0]).height == 0
+
+
+@pytest.mark.parametrize(
+    "features",
+    [
+        ALL,
+        (*ALL, feature("dense", "shared", {"fill_null": 0}, "log1p", {"clip": {"min": 0, "max": 1}}, column="price")),
+        (*ALL, feature("dense", "part", expr='user["id"] + count')),
+        (*ALL, feature("categorical", "known", "vocabulary", column="country")),
+    ],
+    ids=["alone", "shared", "part", "fitted"],
+)
+@pytest.mark.parametrize("elements", [False, True])
+def test_some_features_are_what_they_are_by_themselves(features: tuple[FeatureSpec, ...], elements: bool):
+    whole = compile_features(features, SCHEMA, elements=elements)
+    for names in ({"price", "history"}, {"hour"}, {each.name for each in features} - {"price"}):
+        expected = compile_features([each for each in features if each.name in names], SCHEMA, elements=elements)
+        found = compile_some(whole, names)
+        for fact in ("features", "columns", "parts", "types", "marks", "fingerprint"):
+            assert getattr(found, fact) == getattr(expected, fact)
+        assert [replace(output, lookups=()) for output in found.outputs] == [
+            replace(output, lookups=()) for output in expected.outputs
+        ]
+        assert [fit.key for fit in found.missing_fits] == [fit.key for fit in expected.missing_fits]
+        if not elements and not found.missing_fits:
+            assert found.apply(frame()).equals(expected.apply(frame()), null_equal=True)
 
 
 def test_threads_may_share_it():
