@@ -71,7 +71,7 @@ def test_batches_copied_ahead_are_those_of_the_plan_and_the_state_counts_those_h
         stream = iter(dataset)
         held = [next(stream) for _ in range(3 * _FIRST_SLOTS)]
         assert dataset._feed._connection.reader is not None
-        assert dataset._feed._connection.reader.slots == _FIRST_SLOTS
+        assert dataset._feed._connection.reader.held_slots < _FIRST_SLOTS
         monkeypatch.setattr(stream, "_has_waiting", lambda: True)
         held += [next(stream) for _ in range(3)]
         assert dataset._progress.positions.reading > dataset._progress.positions.at
