@@ -59,6 +59,9 @@ _STATUS_S = 0.5
 _FIRST_RANK_S = 60.0
 # The last events of a feeder may take so long to be read.
 _LAST_EVENTS_S = 5.0
+# How long a thread keeps the interpreter's lock while others wait for it. By default 5 ms: as long as a block of narrow
+# rows, whose thread asks for it after each native call, while Dask is imported and the loop delivers beside it.
+_LOCK_S = 0.0005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +90,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     use_huge_pages(False)  # until the first batch is out
     gc.freeze()  # what was imported stays
     gc.enable()
+    sys.setswitchinterval(_LOCK_S)
     end_with(partial(_feed, arguments))
 
 
