@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from call_counts import calls_of
 
 from feedline import Pipeline
 from feedline.blocks.compute import run_block
@@ -58,23 +57,6 @@ def calls_of_block(folder: Path, columns: int, kind: str) -> int:
     first, second = [plan.request(block, 0) for block in plan.schedule(0).blocks(0, everything=True)][:2]
     run_block(plan.job, first, "first", False)
     return calls_of(lambda: run_block(plan.job, second, "second", False))
-
-
-def calls_of(function: Callable[[], object]) -> int:
-    """The calls of Python and C functions."""
-    count = 0
-
-    def profile(_: Any, event: str, __: Any) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(profile)
-    try:
-        function()
-    finally:
-        sys.setprofile(before)
-    return count
 
 
 @pytest.mark.parametrize("kind", ["string", "integer"])

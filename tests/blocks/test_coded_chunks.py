@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pipelines import image
 from stored_runs import write_in_place
 
 from feedline import Pipeline
@@ -112,14 +113,9 @@ def outcome(table: Path, folder: Path, **changes: Any) -> Any:
     """All bytes of all batches, or the error."""
     made = pipeline(table, folder, **changes)
     try:
-        batches = []
-        for batch in made.batches():
-            arrays = [batch.dense, batch.categorical, batch.labels, batch.extra["row"]]
-            arrays += [each for one in batch.sparse.values() for each in (one.values, one.lengths)]
-            batches.append([np.ascontiguousarray(array.numpy()).tobytes() for array in arrays])
+        return [image(batch) for batch in made.batches()]
     except FeedlineError as error:
         return type(error), str(error)
-    return batches
 
 
 class Counter:

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from own_modules import own_modules
+from pipelines import image
 
 from feedline import Pipeline
-from feedline.blocks import compute
 from feedline.blocks.compute import run_block
 from feedline.errors import FeedlineError
 from feedline.native import parquet as native
@@ -133,25 +133,6 @@ def functions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def computed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The columns whose features are computed on dictionaries; without them, where rows are evaluated after all."""
-    names: set[str] = set()
-    rows, whole = compute._Encoder._encode_part, compute._Encoder._encode_coded
-
-    def encode_coded(encoder: Any, part: Any, coded: Any, *more: Any) -> Any:
-        names.update(coded.dictionaries)
-        return whole(encoder, part, coded, *more)
-
-    def encode_part(encoder: Any, part: Any, *more: Any) -> Any:
-        names.clear()
-        return rows(encoder, part, *more)
-
-    monkeypatch.setattr(compute._Encoder, "_encode_coded", encode_coded)
-    monkeypatch.setattr(compute._Encoder, "_encode_part", encode_part)
-    return names
-
-
 def pipeline(
     folder: Path, work: Path, features: dict[str, Any], decoder: str, fit: dict[str, Any] | None = None, **source: Any
 ) -> Pipeline:
@@ -173,11 +154,7 @@ def pipeline(
 def outcome(made: Pipeline) -> Any:
     """The bytes of all batches, and the qualities of all blocks; or the error."""
     try:
-        batches = []
-        for batch in made.batches():
-            arrays = [batch.dense, batch.categorical, batch.labels, batch.extra["row"]]
-            arrays += [each for one in batch.sparse.values() for each in (one.values, one.lengths)]
-            batches.append([np.ascontiguousarray(array.numpy()).tobytes() for array in arrays])
+        batches = [image(batch) for batch in made.batches()]
         plan = made.plan()
         blocks = list(plan.schedule(0).blocks(0, everything=True))
         qualities = [run_block(plan.job, plan.request(block, 0), "k", False).quality.to_bytes() for block in blocks]

@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from feedline import Pipeline
-from feedline.blocks import compute
 from feedline.blocks.compute import run_block
 from feedline.errors import FeedlineError
 from feedline.native import parquet as native
@@ -142,25 +141,6 @@ CASES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "errors": ({"source": {"where": "word != other"}, "features": {**FEATURES, "dense": {"w": {
         "column": "word", "ops": [{"cast": "float32"}, {"fill_null": 0}]}}}}, set()),
 }  # fmt: skip
-
-
-@pytest.fixture
-def computed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The columns whose features are computed on dictionaries; none where rows are evaluated after all."""
-    names: set[str] = set()
-    rows, whole = compute._Encoder._encode_part, compute._Encoder._encode_coded
-
-    def encode_coded(encoder: Any, part: Any, coded: Any, *more: Any) -> Any:
-        names.update(coded.dictionaries)
-        return whole(encoder, part, coded, *more)
-
-    def encode_part(encoder: Any, part: Any, *more: Any) -> Any:
-        names.clear()
-        return rows(encoder, part, *more)
-
-    monkeypatch.setattr(compute._Encoder, "_encode_coded", encode_coded)
-    monkeypatch.setattr(compute._Encoder, "_encode_part", encode_part)
-    return names
 
 
 @pytest.mark.parametrize("name", CASES)

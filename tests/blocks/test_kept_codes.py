@@ -13,7 +13,7 @@ import pytest
 from feedline import Pipeline
 from feedline.blocks import compute
 from feedline.blocks.compute import run_block
-from feedline.loader.encoding.encoded_rows import EncodedRows, expand_codes
+from feedline.loader.encoding.encoded_rows import EncodedRows, with_values
 from feedline.loader.encoding.slot import RowSlice, draft, write
 from feedline.native import parquet, rows
 from feedline.native.coded_values import CodedArray
@@ -103,7 +103,7 @@ def test_bytes_and_quality_are_those_of_values(
     plan, results = blocks_of(table, tmp_path, shuffle, source, grouped)
     kept = [part for result in results for part in result.parts]
     assert any(isinstance(values, CodedArray) for part in kept for values in lists_of(part))
-    assert sum(part.nbytes for part in kept) < sum(expand_codes(part).nbytes for part in kept)
+    assert sum(part.nbytes for part in kept) < sum(with_values(part).nbytes for part in kept)
     monkeypatch.setenv(DECODER_VARIABLE, "arrow")
     _, expected = blocks_of(table, tmp_path, shuffle, source, grouped)
     for found, wanted in zip(results, expected, strict=True):
@@ -111,7 +111,7 @@ def test_bytes_and_quality_are_those_of_values(
         images = [compute.pack(plan.layout, result.parts).to_pybytes() for result in (found, wanted)]
         assert images[0] == images[1]
         for part in found.parts:
-            assert slots(plan.layout, part) == slots(plan.layout, expand_codes(part))
+            assert slots(plan.layout, part) == slots(plan.layout, with_values(part))
 
 
 def test_shuffled_blocks_hold_values(table: Path, tmp_path: Path):

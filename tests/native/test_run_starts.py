@@ -109,13 +109,16 @@ def stored(draw: st.DrawFn) -> tuple[list[bool], list[bool]]:
     return flags, there
 
 
-@given(
-    rows=stored(),
-    sizes=st.lists(st.integers(1, 900), min_size=1, max_size=5),
-    step=st.integers(1, 2000),
-    form=st.sampled_from(FORMS),
-    repeat=st.booleans(),
-)
+ROWS: dict[str, Any] = {
+    "rows": stored(),
+    "sizes": st.lists(st.integers(1, 900), min_size=1, max_size=5),
+    "step": st.integers(1, 2000),
+    "form": st.sampled_from(FORMS),
+    "repeat": st.booleans(),
+}
+
+
+@given(**ROWS)
 @settings(max_examples=200, deadline=None)
 def test_flat_rows_that_start_runs(
     rows: tuple[list[bool], list[bool]], sizes: list[int], step: int, form: tuple[int, int, int], repeat: bool
@@ -131,11 +134,7 @@ def test_flat_rows_that_start_runs(
 
 
 @given(
-    rows=stored(),
-    sizes=st.lists(st.integers(1, 900), min_size=1, max_size=5),
-    step=st.integers(1, 2000),
-    form=st.sampled_from(FORMS),
-    repeat=st.booleans(),
+    **ROWS,
     lengths=st.lists(st.integers(0, 70), min_size=1, max_size=20),
     nulls=st.booleans(),
     astray=st.booleans(),

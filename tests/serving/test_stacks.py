@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from call_counts import calls_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -189,16 +189,4 @@ def calls_of_request(columns: int) -> int:
     rows = pa.table({f"d{index}": pa.array([0.5], pa.float32()) for index in range(columns)})
     serving = serving_of({"dense": dict.fromkeys(rows.column_names, ops)})
     serving.transform(rows)
-    count = 0
-
-    def profile(_: Any, event: str, __: Any) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(profile)
-    try:
-        serving.transform(rows)
-    finally:
-        sys.setprofile(before)
-    return count
+    return calls_of(lambda: serving.transform(rows))

@@ -57,9 +57,9 @@ class EncodedRows:
         return self.nbytes  # Dask calls this on every task's result
 
 
-def expand_codes(encoded: EncodedRows) -> EncodedRows:
+def with_values(encoded: EncodedRows) -> EncodedRows:
     """The same rows with the values of all lists."""
-    groups = tuple(UniqueRows(expand_codes(group.rows), group.inverse) for group in encoded.groups)
+    groups = tuple(UniqueRows(with_values(group.rows), group.inverse) for group in encoded.groups)
     return replace(encoded, values=tuple(np.asarray(values) for values in encoded.values), groups=groups)
 
 

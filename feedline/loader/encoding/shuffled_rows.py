@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from feedline.loader.encoding.encoded_rows import EncodedRows, expand_codes, group_inverse, take
+from feedline.loader.encoding.encoded_rows import EncodedRows, group_inverse, take, with_values
 from feedline.native import rows as native
 from feedline.native.unique_rows import UniqueRows, chosen_unique
 
@@ -64,7 +64,7 @@ def shuffle(parts: Sequence[EncodedRows], index: NDArray[np.int64]) -> Rows:
     """The rows of the parts in the order of `index`, a permutation of all of them."""
     if not native.COMPILED or len(parts) > np.iinfo(np.uint16).max:
         return take(parts, index)
-    return _shuffle([expand_codes(part) for part in parts], index)
+    return _shuffle([with_values(part) for part in parts], index)
 
 
 def _shuffle(parts: Sequence[EncodedRows], index: NDArray[np.int64]) -> ShuffledRows:

@@ -129,11 +129,10 @@ class RingMemory:
         os.close(self.fd)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _WriterGeneration:
     memory: RingMemory
     free: deque[int]
-    retired: bool = False
 
 
 class RingWriter:
@@ -223,7 +222,6 @@ class RingWriter:
         slots = max(2, min(_FIRST_SLOTS, self._limit_bytes // slot_bytes))
         retired, self._current, self.slots = self._current, [], 0
         for old in retired:
-            old.retired = True
             self._channel.post_json({"type": "retire", "generation": old.memory.generation})
             self._drop_if_spent(old.memory.generation)
         self._add(slots, slot_bytes)
@@ -239,7 +237,7 @@ class RingWriter:
 
     def _drop_if_spent(self, generation: int) -> None:
         owner = self._generations[generation]
-        if owner.retired and len(owner.free) == owner.memory.slots:
+        if owner not in self._current and len(owner.free) == owner.memory.slots:
             owner.memory.close_fd()
             del self._generations[generation]
 

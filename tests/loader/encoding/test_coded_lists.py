@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from feedline.loader.encoding.arrow_table import arrow_table
 from feedline.loader.encoding.encode import encode
-from feedline.loader.encoding.encoded_rows import EncodedRows, expand_codes, join, slice_rows, take
+from feedline.loader.encoding.encoded_rows import EncodedRows, join, slice_rows, take, with_values
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotLayout
 from feedline.loader.encoding.quality import Observer
 from feedline.loader.encoding.row_digests import row_digests
@@ -137,7 +137,7 @@ def test_whoever_needs_the_values_gets_them(lists, seed):
     (found, _), (wanted, _) = encoded(lists, np.uint16), expected(lists)
     index = np.random.default_rng(seed).permutation(2 * len(lists))
     twice = [found, found], [wanted, wanted]
-    same(expand_codes(found), wanted)
+    same(with_values(found), wanted)
     same(join(twice[0]), join(twice[1]))
     same(take(twice[0], index), take(twice[1], index))
     same(slice_rows(found, 1, 7), slice_rows(wanted, 1, 7))
@@ -157,7 +157,7 @@ def test_codes_are_kept_where_they_take_fewer_bytes():
     assert [type(values) for values in kept.values] == [CodedArray] * 3
     saved = sum(np.asarray(values).nbytes - 2 * len(values) - values.table.nbytes for values in kept.values)
     assert saved > 3_000
-    assert expand_codes(kept).nbytes - kept.nbytes == saved
+    assert with_values(kept).nbytes - kept.nbytes == saved
     wide, _ = encoded(many, np.int32)
     assert {column.name: type(values) for column, values in zip(SCHEMA.sparse, wide.values, strict=True)} == {
         "wide": CodedArray, "narrow": CodedArray, "floats": np.ndarray,
