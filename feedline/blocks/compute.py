@@ -44,7 +44,6 @@ from feedline.warehouse.rebase.recorded_rows import recorder_of
 
 _Stored: TypeAlias = UniqueRows[DictionaryFrame]
 
-_MOST_ROWS = 4 * CHUNK_ROWS  # of a chunk
 _WHOLE_BYTES = 96 * 2**20  # of a block that is encoded in its final order: columns as they are decoded, or codes
 _WORTH_GATHERING = 0.9  # the share of unique rows from which on all rows are taken for such: a gather costs more
 
@@ -145,7 +144,7 @@ def _chunks(compiled: CompiledJob, piece: PieceRequest, *, as_stored: bool = Fal
         compiled.schema,
         sample=compiled.sample,
         marks=compiled.marks,
-        chunk_rows=max(CHUNK_ROWS, min(piece.skip + piece.rows, _MOST_ROWS)) if larger else CHUNK_ROWS,
+        chunk_rows=max(CHUNK_ROWS, piece.skip + piece.rows) if larger else CHUNK_ROWS,
         compact=compiled.compact if as_stored else (),
         coded=compiled.coded if as_stored else {},
         expanded=compiled.expanded,
