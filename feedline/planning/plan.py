@@ -335,7 +335,7 @@ def _row_bytes(plan: Plan) -> RowBytes:
     kept = plan.selection.rows > 0
     nbytes, rows = int(plan.row_group_bytes[kept].sum()), int(plan.selection.rows.sum())
     stored = int(plan.snapshot.rows_per_row_group[kept].sum())
-    return RowBytes(selected=nbytes / max(rows, 1), stored=nbytes / max(stored, 1))
+    return RowBytes(selected=nbytes / max(rows, 1), stored=nbytes / max(stored, 1), rows=rows)
 
 
 def _rest_facts(plan: Plan) -> RestFacts | None:

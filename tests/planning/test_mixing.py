@@ -64,6 +64,24 @@ def test_earlier_versions_and_orders_keep_their_blocks():
         sizes("{}", 1, version=4)
 
 
+def test_narrow_rows_make_larger_blocks_in_order():
+    """Unless the size is stated, or a lane would have too few of them."""
+
+    def rows(nbytes: float, rows: int, lanes: int = 1, **source: Any) -> int:
+        spec = parse_spec(TEXT.format(shuffle='"off"'), base_dir="/")
+        if source:
+            spec = spec.model_copy(update={"source": spec.source.model_copy(update=source)})
+        window = choose_window(spec, 1, RowBytes())
+        return block_sizes(spec, lanes, 1, window, RowBytes(selected=nbytes, stored=nbytes, rows=rows)).block_rows
+
+    assert rows(20, 10**9) == 6 * 2**20 // 20
+    assert rows(200, 10**9) == 65_536
+    assert rows(20, 10**9, split_rows=65_536) == 65_536
+    assert rows(20, 3_200_000) == 200_000
+    assert rows(20, 3_200_000, lanes=2) == 100_000
+    assert rows(20, 3_200_000, lanes=4) == 65_536
+
+
 def test_narrow_rows_are_ordered_as_in_version_2():
     for shuffle in ("{}", "{window_rows: 1}", "{window_rows: 2000000}"):
         for lanes in (1, 4, 8, 256):
