@@ -9,6 +9,7 @@ import signal
 import numpy as np
 import polars as pl
 import pytest
+from ring_forms import use
 
 from feedline.errors import RingError
 from feedline.loader.batch import Batch
@@ -26,8 +27,8 @@ MIB = 1 << 20
 class Held:
     """A slot's bytes and what is known of their lease, as a batch holds them."""
 
-    def __init__(self, root, lease):
-        self.root, self.pinned, self.fences = root, lease.pinned, lease.fences
+    def __init__(self, lease):
+        self.root, self.pinned, self.fences = np.frombuffer(lease, np.uint8), lease.generation.pinned, lease.fences
 
 
 class Pair:
@@ -48,7 +49,7 @@ class Pair:
         memory, slot = place
         memory.slot(slot)[:nbytes] = value
         header = SlotHeader(epoch=0, step=step, rows=1, nbytes=nbytes, ipc_bytes=0, values=(), fixed=())
-        self.writer.announce(memory, slot, 1, header)
+        self.writer.announce(1, [(memory, slot, header)])
         self.receive()
         return True
 
@@ -69,7 +70,7 @@ class Pair:
             self.writer.release(*received[1:])
 
     def take(self):
-        return Held(*self.reader.lease(self.ready.pop(0)))
+        return Held(self.reader.lease(self.ready.pop(0)))
 
     def close(self):
         self.reader.close()
@@ -78,8 +79,9 @@ class Pair:
         self.trainer.close()
 
 
-@pytest.fixture
-def rings():
+@pytest.fixture(params=["compiled", "python"])
+def rings(request, monkeypatch):
+    use(request.param, monkeypatch)
     made = []
 
     def make(**options):
@@ -124,11 +126,13 @@ def test_each_tensor_of_a_batch_holds_its_slot(rings, kept):
     measured = draft(layout, [RowSlice(encoded=rows, start=0, stop=2)], epoch=0, step=0)
     memory, slot = ring.writer.acquire(measured.placement.nbytes)
     write(layout, measured, memory.slot(slot))
-    ring.writer.announce(memory, slot, 1, measured.header)
+    ring.writer.announce(1, [(memory, slot, measured.header)])
     ring.receive()
     free = ring.writer.free_slots
     ready = ring.ready.pop()
-    batch = Batch(layout, 0, 0, 2, measured.placement.nbytes, *ring.reader.lease(ready))
+    lease = ring.reader.lease(ready)
+    batch = Batch(layout, 0, 0, 2, measured.placement.nbytes, lease, lease)
+    del lease
     sparse = batch.sparse["s"]
     held = {
         "dense": batch.dense,
