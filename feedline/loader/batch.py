@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from feedline.loader.dedup_tensors import DedupGroup, InverseColumn, InverseSparse, whole_matrix
 from feedline.loader.encoding.encoded_rows import expand
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotLayout
-from feedline.loader.encoding.row_digests import batch_digest, row_digests
 from feedline.loader.encoding.slot import Buffer, SlotArrays, encoded_rows, read_extras, read_header, write_rows
 from feedline.loader.ring.pinning import event_on
 from feedline.loader.slot_tensors import FLOAT32, INT32, INT64, Features, missing_feature
@@ -258,6 +257,11 @@ def digest_of(batch: Batch) -> str:
 
     The same on any device and for equal rows of any epoch and step; it reads the whole batch.
     """
+    from feedline.loader.encoding.row_digests import (  # noqa: PLC0415 -- loads Polars, for receipts only
+        batch_digest,
+        row_digests,
+    )
+
     here = batch.to("cpu")
     root, layout = here._root, here._layout
     assert root is not None
