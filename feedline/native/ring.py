@@ -101,7 +101,12 @@ class Uncompiled:
     @staticmethod
     def flush(connection: socket.socket, unsent: list[bytes]) -> None:
         while unsent:
-            reports, unsent[:_REPORTS] = unsent[:_REPORTS], []  # another thread may flush, too
+            reports: list[bytes] = []
+            with suppress(IndexError):  # another thread took the last one
+                while len(reports) < _REPORTS:
+                    reports.append(unsent.pop(0))
+            if not reports:
+                return  # an empty packet would be the end of the connection
             try:
                 connection.send(b"".join(reports), _SEND_NOW)
             except BlockingIOError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import socket
 
 import numpy as np
 import polars as pl
@@ -411,3 +412,51 @@ def test_the_death_of_a_process_is_an_eof():
     with pytest.raises(ChannelClosedError):
         ours.receive()
     ours.close()
+
+
+def test_slots_announced_together_come_in_one_packet_and_are_freed_in_one(rings):
+    ring = rings()
+    places = [ring.writer.acquire(500) for _ in range(ring_module._FIRST_SLOTS)]
+    headers = [
+        SlotHeader(epoch=2, step=step, rows=step + 7, nbytes=500 + step, ipc_bytes=0, values=(), fixed=())
+        for step in range(len(places))
+    ]
+    ring.receive()  # of the memory
+    ring.writer.announce(1, [(*place, header) for place, header in zip(places, headers, strict=True)])
+    packet = bytearray(1000)
+    assert ring.trainer._socket.recv_into(packet, 0, socket.MSG_PEEK) == 41 * len(places)
+    assert ring.trainer.receive_other() is None
+    queue = ring.trainer.queue
+    assert [arrival[4:] for arrival in queue] == [(each.rows, 2, each.step, each.nbytes) for each in headers]
+    assert ring.reader.fill == 1
+    sent = []
+    for _ in places:
+        lease = ring.reader.lease(queue.popleft())
+        del lease
+        before = ring.writer.free_slots
+        while (received := ring.feeder.receive(wait=False)) is not None:
+            ring.writer.release(*received[1:])
+        sent.append(ring.writer.free_slots - before)
+    assert sent == [0, 2, 1, 1], "at once, where the trainer may wait next"
+    assert ring.reader.held_slots == 0
+
+
+def test_an_announced_slot_keeps_its_generation_until_it_is_taken(rings):
+    ring = rings()
+    memory, slot = ring.writer.acquire(500)
+    memory.slot(slot)[:500] = 9
+    header = SlotHeader(epoch=0, step=0, rows=1, nbytes=500, ipc_bytes=0, values=(), fixed=())
+    ring.writer.announce(1, [(memory, slot, header)])
+    assert ring.writer.acquire(100_000) is not None  # in another generation
+    while (received := ring.trainer.receive_other()) is not None:
+        _, message, descriptor = received
+        if message["type"] == "map":
+            ring.reader.on_map(NewGeneration.from_json(message), descriptor)
+        else:
+            ring.reader.on_retire(message["generation"])
+    assert len(ring.reader._generations) == 2
+    lease = ring.reader.lease(ring.trainer.queue.popleft())
+    assert bytes(np.frombuffer(lease, np.uint8)) == b"\x09" * 500
+    del lease
+    ring.reader.settle()
+    assert len(ring.reader._generations) == 1
