@@ -126,8 +126,9 @@ class Batch(KeyedTensors):
 
     def _sparse_features(self) -> Features:
         features = super()._sparse_features()
-        for group in self.groups.values():
-            features.update(group.sparse)
+        if self._layout.schema.dedup:
+            for group in self.groups.values():
+                features.update(group.sparse)
         return features
 
     def expanded(self) -> Batch:

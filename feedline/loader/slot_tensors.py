@@ -263,15 +263,15 @@ class SlotTensors:
         if matrices.rows != rows:
             matrices = layout.place_matrices(rows)
         lengths, offsets, end = matrices.lengths, matrices.offsets, matrices.end
-        made, array, of_array = [], np.ndarray, torch.from_numpy
+        features, array, of_array = Features(layout.no_sparse), np.ndarray, torch.from_numpy
         for dtype, run in layout.sparse_runs:
             end = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-            for size in sizes[run]:
+            for column, size in zip(layout.sparse[run], sizes[run], strict=True):
                 values = of_array(array(size, dtype, root, end))
                 of_rows = of_array(array(rows, INT32, root, lengths))
-                made.append(Sparse(values, of_rows, of_array(array(rows + 1, INT64, root, offsets))))
+                features[column.name] = Sparse(values, of_rows, of_array(array(rows + 1, INT64, root, offsets)))
                 end, lengths, offsets = end + size * dtype.itemsize, lengths + 4 * rows, offsets + 8 * rows + 8
-        return Features([(name, made[index]) for name, index in layout.sparse_names])
+        return features
 
     def _lists(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]]:
         """Values, lengths, offsets and weights of each ragged feature, in memory order."""

@@ -208,6 +208,7 @@ class SlotLayout:
         self.extra = schema.group("extra")
         # Names in the order of pipeline.yaml, each with its index in memory order.
         self.sparse_names = tuple((column.name, places[column.name]) for column in schema.group("sparse"))
+        self.no_sparse: dict[str, Any] = dict.fromkeys(name for name, _ in self.sparse_names)
         self.sparse_bytes = tuple(np.dtype(column.dtype).itemsize for column in self.sparse)  # of a value
         self.sparse_runs = _runs([column.dtype for column in self.sparse])
         self.weighted = tuple(index for index, column in enumerate(self.sparse) if column.weighted)

@@ -138,8 +138,7 @@ class FeederClient:
                     _raise_closed("interrupted, or not connected")
                 transaction.torn = True  # until the slot is taken: see `Transaction`
                 try:
-                    queue = connection.queue
-                    arrival = queue.popleft() if queue else connection.next_slot()
+                    arrival = connection.queue.popleft() if connection.queue else connection.next_slot()
                     if arrival is not None and arrival[1] == self._stream and arrival[0] == b"R":
                         _, _, _, _, rows, epoch, step, nbytes = arrival
                         if (epoch, step) != self._position:

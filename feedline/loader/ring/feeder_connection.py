@@ -208,23 +208,13 @@ class FeederConnection:
         If none is in the queue, files all that the feeder has sent: a call for each batch would cost more. Its error
         or its death is raised after the slots before it.
         """
-        queue = self.queue
-        if not queue:
-            channel, reader = self._channel, self.reader
-            if channel is None or reader is None:
-                raise ChannelClosedError("not connected")
-            self._receiving_thread = threading.get_ident()
-            if channel.unsent:
-                channel.flush()
+        if not self.queue:
             try:
-                self._file_messages(channel, reader)
+                self.receive()
             except ChannelClosedError:
-                if not queue:
+                if not self.queue:
                     raise
-        if queue:
-            return queue.popleft()
-        self.raise_failure()
-        return None
+        return self.queue.popleft() if self.queue else None
 
     def receive(self) -> RingReader:
         """File what the feeder sent; returns the ring. Raises its error once the queue is empty: batches come first."""
@@ -233,6 +223,7 @@ class FeederConnection:
             raise ChannelClosedError("not connected")
         self._receiving_thread = threading.get_ident()
         self._last_message_s = time.perf_counter()
+        channel.flush()
         self._file_messages(channel, reader)
         if not self.queue:
             self.raise_failure()
