@@ -93,6 +93,7 @@ INSIDE_FUNCTIONS = {
     ("feedline.service.dispatch.attempts", "distributed"),
     ("feedline.service.cluster.worker_checks", "asyncio"),
     ("feedline.artifacts.external", "feedline.artifacts.zarr_array"),
+    ("feedline.loader.batch", "feedline.loader.encoding.row_digests"),
     ("feedline.loader.row_arrays", "feedline.loader.batch"),
     ("feedline.loader.torchrec_tensors", "torchrec"),
     ("feedline.service.in_process", "feedline.loader.batch"),
@@ -390,7 +391,7 @@ def test_forbidden_calls():
         ("feedline.commands.display.plan_views", {"torch", "distributed", "dask", "zarr"}),
         ("feedline.commands.transform", {"torch", "distributed", "dask", "zarr"}),
         ("feedline.service.scheduler.preload", {"torch", "polars", "pyarrow", "numba", "pydantic"}),
-        ("feedline.loader.dataset", {"distributed", "dask", "bokeh", "torchrec"}),
+        ("feedline.loader.dataset", {"distributed", "dask", "bokeh", "torchrec", "polars", "pandas"}),
     ],
 )
 def test_what_an_import_does_not_load(module: str, absent: set[str]):

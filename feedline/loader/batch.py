@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from feedline.loader.dedup_tensors import DedupGroup, InverseColumn, InverseSparse, whole_matrix
 from feedline.loader.encoding.encoded_rows import expand
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotLayout
-from feedline.loader.encoding.row_digests import batch_digest, row_digests
-from feedline.loader.encoding.slot import SlotArrays, encoded_rows, read_extras, read_header, write_rows
+from feedline.loader.encoding.slot import Buffer, SlotArrays, encoded_rows, read_extras, read_header, write_rows
 from feedline.loader.ring.pinning import event_on
-from feedline.loader.ring.slots import Lease
 from feedline.loader.slot_tensors import FLOAT32, INT32, INT64, Features, missing_feature
 from feedline.loader.torchrec_tensors import KeyedTensors, register_pipelineable
+from feedline.native.ring import Lease
 
 
 class _Extras(Mapping[str, Any]):
@@ -74,7 +73,7 @@ class Batch(KeyedTensors):
     _groups: dict[str, DedupGroup] | None = None
 
     @classmethod
-    def over(cls, layout: SlotLayout, root: NDArray[np.uint8], lease: Lease | None = None) -> Batch:
+    def over(cls, layout: SlotLayout, root: Buffer, lease: Lease | None = None) -> Batch:
         """The batch whose slot's bytes are `root`."""
         register_pipelineable(cls)
         header = read_header(layout, root)
@@ -127,8 +126,9 @@ class Batch(KeyedTensors):
 
     def _sparse_features(self) -> Features:
         features = super()._sparse_features()
-        for group in self.groups.values():
-            features.update(group.sparse)
+        if self._layout.schema.dedup:
+            for group in self.groups.values():
+                features.update(group.sparse)
         return features
 
     def expanded(self) -> Batch:
@@ -167,7 +167,7 @@ class Batch(KeyedTensors):
         """Whether the memory is pinned, so that copies to a GPU can be asynchronous."""
         if self._root is None:
             return False
-        return self._lease.pinned if self._lease is not None else bool(self._bytes().is_pinned())
+        return self._lease.generation.pinned if self._lease is not None else bool(self._bytes().is_pinned())
 
     # -- moving ---------------------------------------------------------------------------------------------------
 
@@ -179,7 +179,7 @@ class Batch(KeyedTensors):
         if target.type == self.device.type and target.index in (None, self.device.index):
             return self
         tensor = self._bytes().to(target, non_blocking=non_blocking)
-        if target.type == "cuda" and self._lease is not None and self._lease.pinned:
+        if target.type == "cuda" and self._lease is not None and self._lease.generation.pinned:
             copied = event_on(tensor.device)
             self._lease.fences.append(lambda: [copied])
         return self._over(tensor)
@@ -195,7 +195,8 @@ class Batch(KeyedTensors):
         """As a clone, on the same device."""
         here = self.to("cpu")
         assert here._root is not None
-        return _unpickled, (self._layout.schema.to_json(), np.array(here._root[: self.nbytes]), str(self.device))
+        root = np.frombuffer(here._root, np.uint8, self.nbytes).copy()
+        return _unpickled, (self._layout.schema.to_json(), root, str(self.device))
 
     def pin_memory(self) -> Batch:
         """This batch if the ring is pinned or there is no CUDA, else a copy in pinned memory."""
@@ -257,6 +258,11 @@ def digest_of(batch: Batch) -> str:
 
     The same on any device and for equal rows of any epoch and step; it reads the whole batch.
     """
+    from feedline.loader.encoding.row_digests import (  # noqa: PLC0415 -- loads Polars, for receipts only
+        batch_digest,
+        row_digests,
+    )
+
     here = batch.to("cpu")
     root, layout = here._root, here._layout
     assert root is not None

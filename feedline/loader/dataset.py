@@ -214,9 +214,9 @@ class FeedlineDataset(IterableDataset[Batch]):
         if item is None:
             batch, reading = None, (reading[0] + 1, 0)
         else:
-            epoch, step, rows, nbytes, root, lease = item
+            epoch, step, rows, nbytes, lease = item
             assert progress.layout is not None
-            batch = Batch(progress.layout, epoch, step, rows, nbytes, root, lease)
+            batch = Batch(progress.layout, epoch, step, rows, nbytes, lease, lease)
             reading = epoch, step + 1
             self._rows += rows
         progress.positions = _new_positions(_Positions, (at if ahead else reading, reading))

@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from feedline.loader.encoding.layout import BatchSchema, Placement, SlotHeader, SlotLayout
-from feedline.loader.encoding.slot import read_header
+from feedline.loader.encoding.layout import ALIGNMENT_BYTES, BatchSchema, Placement, SlotHeader, SlotLayout
+from feedline.loader.encoding.slot import Buffer, read_header
 from feedline.loader.ring.pinning import events_on_all
-from feedline.loader.ring.slots import Lease
+from feedline.native.ring import Lease
 
 _TORCH = {
     "float32": torch.float32,
@@ -89,7 +88,7 @@ class SlotTensors:
     _labels: torch.Tensor | None = None
     _valid: torch.Tensor | None = None
     _sparse: Features | None = None
-    _exposed = False  # whether there are tensors over the slot
+    _exposed = True  # whether tensors over the slot need no fence, or have one
     # Of a batch on another device, without a root.
     _device_bytes: torch.Tensor | None = None
 
@@ -100,11 +99,12 @@ class SlotTensors:
         step: int,
         rows: int,
         nbytes: int,
-        root: NDArray[np.uint8] | None = None,
+        root: Buffer | None = None,
         lease: Lease | None = None,
     ) -> None:
         """The batch in the slot with these bytes, whose header is read when it is needed.
 
+        root: an array, or the lease of the slot, which is then given as lease, too.
         nbytes: bytes of the slot, including padding between sections.
         """
         self._layout = layout
@@ -114,6 +114,8 @@ class SlotTensors:
         self.nbytes = nbytes
         self._root = root
         self._lease = lease
+        if lease is not None and lease.generation.pinned:
+            self._exposed = False
 
     @property
     def schema(self) -> BatchSchema:
@@ -138,8 +140,10 @@ class SlotTensors:
         tensor = self._dense
         if tensor is None:
             layout, rows = self._layout, self.rows
-            start = layout.place_matrices(rows).dense
-            self._dense = tensor = self._tensor(FLOAT32, start, (rows, layout.width["dense"]))
+            places = layout.last_matrices
+            if places.rows != rows:
+                places = layout.place_matrices(rows)
+            self._dense = tensor = self._tensor(FLOAT32, places.dense, (rows, layout.width["dense"]))
         return tensor
 
     @property
@@ -148,8 +152,10 @@ class SlotTensors:
         tensor = self._labels
         if tensor is None:
             layout, rows = self._layout, self.rows
-            start = layout.place_matrices(rows).labels
-            self._labels = tensor = self._tensor(FLOAT32, start, (rows, layout.width["label"]))
+            places = layout.last_matrices
+            if places.rows != rows:
+                places = layout.place_matrices(rows)
+            self._labels = tensor = self._tensor(FLOAT32, places.labels, (rows, layout.width["label"]))
         return tensor
 
     @property
@@ -158,9 +164,11 @@ class SlotTensors:
         tensor = self._categorical
         if tensor is None:
             layout, rows = self._layout, self.rows
-            start = layout.place_matrices(rows).categorical
+            places = layout.last_matrices
+            if places.rows != rows:
+                places = layout.place_matrices(rows)
             shape = rows, layout.width["categorical"]
-            self._categorical = tensor = self._tensor(INT64, start, shape, (8, 8 * rows))
+            self._categorical = tensor = self._tensor(INT64, places.categorical, shape, (8, 8 * rows))
         return tensor
 
     @property
@@ -223,8 +231,8 @@ class SlotTensors:
     def _expose(self) -> None:
         """Fence the slot: the user may copy host tensors to any GPU without our knowledge."""
         self._exposed = True
-        if self._lease is not None and self._lease.pinned:
-            self._lease.fences.append(events_on_all)
+        assert self._lease is not None
+        self._lease.fences.append(events_on_all)
 
     def _split(self, dtype: np.dtype[Any], start: int, sizes: Sequence[int]) -> Sequence[torch.Tensor]:
         """1-D tensors of these sizes that lie back to back."""
@@ -243,8 +251,27 @@ class SlotTensors:
 
     def _sparse_features(self) -> Features:
         """All ragged features."""
-        lists = self._lists()
-        return Features({name: Sparse(*lists[index]) for name, index in self._layout.sparse_names})
+        layout, root, rows = self._layout, self._root, self.rows
+        if root is None or not layout.has_plain_lists or len(layout.sparse) > _FEW:
+            lists = self._lists()
+            return Features({name: Sparse(*lists[index]) for name, index in layout.sparse_names})
+        # As `_lists`, without header and placement: those take as long as the tensors.
+        if not self._exposed:
+            self._expose()
+        sizes = layout.header_struct.unpack_from(root)[layout.header_values]
+        matrices = layout.last_matrices
+        if matrices.rows != rows:
+            matrices = layout.place_matrices(rows)
+        lengths, offsets, end = matrices.lengths, matrices.offsets, matrices.end
+        features, array, of_array = Features(layout.no_sparse), np.ndarray, torch.from_numpy
+        for dtype, run in layout.sparse_runs:
+            end = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            for column, size in zip(layout.sparse[run], sizes[run], strict=True):
+                values = of_array(array(size, dtype, root, end))
+                of_rows = of_array(array(rows, INT32, root, lengths))
+                features[column.name] = Sparse(values, of_rows, of_array(array(rows + 1, INT64, root, offsets)))
+                end, lengths, offsets = end + size * dtype.itemsize, lengths + 4 * rows, offsets + 8 * rows + 8
+        return features
 
     def _lists(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]]:
         """Values, lengths, offsets and weights of each ragged feature, in memory order."""

@@ -62,7 +62,7 @@ def drain(feed: FeederClient, hello: Hello, progress: DrainProgress, *, epochs: 
                 progress.warnings += feed.reports.take_warnings()
                 if item is None:
                     break
-                _, step, rows, _, _, _ = item
+                _, step, rows, _, _ = item
                 progress.rows += rows
                 progress.batches, progress.nbytes = feed.stats.batches, feed.stats.nbytes
                 progress.step = step + 1

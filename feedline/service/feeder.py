@@ -69,7 +69,6 @@ class Feeder:
     def add(self, session: TrainerSession) -> None:
         """Serve another trainer."""
         self.sessions.append(session)
-        session.channel.keeps_lock = True
         self._count_trainers()
 
     def _count_trainers(self) -> None:

@@ -86,10 +86,10 @@ class SlotWriters:
         while self._writing:
             first = self._writing[0]
             is_done = first.done is not None and first.done.done()
-            for batch, memory, slot in first.batches[first.announced : first.written]:
-                self._ring.announce(memory, slot, stream, batch.header)
-                first.announced += 1
-                announced.append(batch)
+            if written := first.batches[first.announced : first.written]:
+                self._ring.announce(stream, [(memory, slot, batch.header) for batch, memory, slot in written])
+                first.announced += len(written)
+                announced += [batch for batch, _, _ in written]
             if not is_done:
                 break
             if first.announced < len(first.batches):

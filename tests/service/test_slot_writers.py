@@ -25,8 +25,8 @@ class _Ring:
     def acquire(self, nbytes: int) -> tuple[Any, int]:
         return SimpleNamespace(generation=0, slot=lambda index: index), 0
 
-    def announce(self, memory: Any, slot: int, stream: int, header: int) -> None:
-        self.announced.append(header)
+    def announce(self, stream: int, written: list[tuple[Any, int, int]]) -> None:
+        self.announced += [header for _, _, header in written]
 
     def release(self, generation: int, slot: int) -> None:
         self.released += 1

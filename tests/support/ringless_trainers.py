@@ -14,9 +14,10 @@ import pytest
 
 from feedline.commands import feed
 from feedline.loader.facts import Hello
-from feedline.loader.ring.channel import FREE, Arrival, Channel, pair
+from feedline.loader.ring.channel import Channel, pair
 from feedline.loader.ring.feeder_connection import PROTOCOL
 from feedline.loader.ring.messages import BeginStream
+from feedline.native.ring import FREE, Arrival
 from feedline.service.feeder import Feeder
 from feedline.version import VERSION
 

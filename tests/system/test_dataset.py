@@ -250,6 +250,7 @@ def test_a_message_lost_to_an_interrupt_is_noticed(path: Path, epochs: list[list
         assert seen == epochs[0]
         iterator = iter(dataset)
         seen = [image(next(iterator)) for _ in range(STEPS - 2)]
+        queue = dataset._feed._connection.queue
         assert eventually(lambda: dataset._feed._connection.receive() and len(queue) == 3)
         del queue[1]  # the last batch; its end is announced
         seen += [image(batch) for batch in iterator]
@@ -453,7 +454,7 @@ def test_more_messages_than_a_socket_holds_stop_nothing(place: Place):
         feeder.suspend()
         held.clear()
         gc.collect()
-        assert len(dataset._feed._connection._channel.unsent) > 100
+        assert dataset._feed._connection._channel.unsent  # as fewer are free than batches wait
         feeder.resume()
         iterator = iter(dataset)
         assert sum(batch.rows for batch in iterator) == 20_000

@@ -67,7 +67,9 @@ def test_the_wheel_holds_the_whole_package(wheel: Path):
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "feedline").rglob("*.py")} | {"feedline/py.typed"}
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    kernel = {f"feedline/native/{name}.abi3.so" for name in ("_rows", "_parquet")} if shutil.which("cc") else set()
+    kernel = (
+        {f"feedline/native/{name}.abi3.so" for name in ("_rows", "_ring", "_parquet")} if shutil.which("cc") else set()
+    )
     assert {name for name in names if ".dist-info/" not in name} == sources | kernel
     assert any(name.endswith("/licenses/LICENSE") for name in names)
 

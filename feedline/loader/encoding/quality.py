@@ -16,14 +16,16 @@ import math
 import struct
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn
 from feedline.native.unique_rows import first_uses
+
+if TYPE_CHECKING:  # a trainer, which merges, does not load Polars
+    import polars as pl
 
 Counts = NDArray[np.int64]
 
@@ -155,7 +157,7 @@ class Observer:
                 is_null = _is_null(series) if series.null_count() else None
                 of_one[series.name] = 0 if is_null is None else int(repeats[is_null].sum())
                 if is_null is not None and series.name in self._shared:
-                    nulls[series.name] = pl.Series(is_null[inverse])
+                    nulls[series.name] = type(series)(is_null[inverse])
         counts = {
             columns: of_one[columns[0]]
             if len(columns) == 1 and columns[0] in of_one

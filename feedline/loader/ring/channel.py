@@ -3,18 +3,18 @@
 Runs in: both. A message is one packet: a byte for its kind, then a few packed integers (the messages of each batch) or
 JSON. A message too long for a packet travels as a sealed memfd. The death of either side is an EOF for the other.
 
-    trainer -> feeder   json hello, begin, grow, stalled, epoch_done;  FREE generation slot
+    trainer -> feeder   json hello, begin, grow, stalled, epoch_done;  FREE generation slot ...
     feeder -> trainer   json welcome, facts, map (with the memfd), retire, full, warnings, error;  READY ...;  END ...;
                         REPORT ..., the JSON of the feeder's stats, and the bytes of its quality counts
 
-A packet with a descriptor follows one that says so, since receiving without room for descriptors is cheaper.
+A packet of READY or FREE may hold several, back to back. A packet with a descriptor follows one that says so, since
+receiving without room for descriptors is cheaper.
 """
 
 from __future__ import annotations
 
 import array
 import contextlib
-import ctypes
 import fcntl
 import json
 import os
@@ -24,10 +24,12 @@ import struct
 import sys
 import weakref
 from collections import deque
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any
 
-FREE = struct.Struct("<cII")  # kind, generation, slot
-READY = struct.Struct("<cIIIIQQQ")  # kind, stream, generation, slot, rows, epoch, step, bytes of the batch
+from feedline.native import ring as native
+from feedline.native.ring import FREE, Arrival
+
 END = struct.Struct("<cIQ")  # kind, stream, epoch
 REPORT = struct.Struct("<cII")  # kind, stream, bytes of the JSON that follows; the rest are `EpochCounts`
 
@@ -36,19 +38,9 @@ _PACKET_BYTES = 64 * 1024
 _INLINE_BYTES = 32 * 1024
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4)  # one descriptor
 _DESCRIPTOR_FOLLOWS = b"D"
-# Combined once: arithmetic on enumerations takes microseconds, and a batch needs three packets.
+# Combined once: arithmetic on enumerations takes microseconds.
 _SEND, _SEND_NOW = int(socket.MSG_NOSIGNAL), int(socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
-_NOW, _CLOSE_ON_EXEC = int(socket.MSG_DONTWAIT), int(socket.MSG_CMSG_CLOEXEC)
-_READY_KIND = ord("R")
-# A packet received: its kind, then the other fields of READY, END or FREE, the bytes of REPORT, or of JSON a dict and
-# a `Descriptor` or None.
-Arrival: TypeAlias = tuple[Any, ...]
-# A feeder's calls that never wait keep the interpreter's lock: a loop that gives it away for a packet waits for it
-# behind threads that compute blocks, ten times as long as the packet takes. A trainer's take less time by Python's own.
-_libc = ctypes.PyDLL(None, use_errno=True)
-_libc.send.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int]
-_libc.recv.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-_libc.send.restype = _libc.recv.restype = ctypes.c_ssize_t
+_RECEIVE_NOW = int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE if hasattr(fcntl, "F_SEAL_SHRINK") else 0
 
 
@@ -92,11 +84,12 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        self.keeps_lock = False  # whether calls that never wait keep the interpreter's lock
-        self.unsent: deque[bytes] = deque()  # reports of free slots that found no room
+        self.unsent: list[bytes] = []  # reports of free slots, until `flush`
+        # READY and FREE that have come and were not taken; a trainer adds END. In an `Arrival` the kind is followed by
+        # the fields of READY, END or FREE, the bytes of REPORT, or of JSON a dict and a `Descriptor` or None.
+        self.queue: deque[Arrival] = deque()
         self._outbox: deque[tuple[bytes, Descriptor | None]] = deque()  # posted packets that found no room
         self._packet = bytearray(_PACKET_BYTES)  # the one received last
-        self._packet_address = ctypes.addressof(ctypes.c_char.from_buffer(self._packet))
         self._descriptor_follows = False  # one of the next packets received has a descriptor
         self._announced_descriptor = False  # the same of the next ones sent
         _open_channels.add(self)
@@ -136,10 +129,9 @@ class Channel:
         """
         flags = _SEND if wait else _SEND_NOW
         try:
-            if fd is None and not wait and self.keeps_lock:
-                if _libc.send(self._socket.fileno(), packet, len(packet), flags) < 0:
-                    raise _last_error()
-            elif fd is None:
+            if fd is None and not wait:
+                return native.send(self._socket, packet)
+            if fd is None:
                 self._socket.send(packet, flags)
             else:
                 if not self._announced_descriptor:
@@ -207,26 +199,25 @@ class Channel:
         self.unsent.append(FREE.pack(b"F", generation, slot))
         self.flush()
 
-    def flush(self) -> None:
-        """Send reports of free slots that found no room, as far as there is room now."""
-        while self.unsent:
-            try:
-                packet = self.unsent.popleft()
-            except IndexError:
-                return  # another thread took the last one
-            try:
-                self._socket.send(packet, _SEND_NOW)
-            except BlockingIOError:
-                self.unsent.appendleft(packet)
-                return
-            except OSError:
-                return  # the other side is gone
+    def report(self, generation: int, slot: int) -> None:
+        """Report a free slot, with others once there are as many as announced slots wait."""
+        self.unsent.append(FREE.pack(b"F", generation, slot))
+        if len(self.unsent) >= len(self.queue):
+            self.flush()
 
-    def await_packet(self, seconds: float) -> bool:
+    def books(self, generation: Any, leased: set[int], release: Callable[[Any, int, list[Any]], None]) -> native.Books:
+        """What leases of a generation need to report their slots."""
+        return native.Books(generation, leased, self.unsent, self.queue, self._socket, release)
+
+    def flush(self) -> None:
+        """Send the reports of free slots, many in one packet, as far as there is room now."""
+        native.flush(self._socket, self.unsent)
+
+    def await_packet(self, seconds: float | None) -> bool:
         """Wait until a packet can be received, or the other side is gone; False after so many seconds."""
         poll = select.poll()
         poll.register(self._socket.fileno(), select.POLLIN)
-        return bool(poll.poll(seconds * 1000))
+        return bool(poll.poll(None if seconds is None else seconds * 1000))
 
     def await_readiness(self) -> None:
         """Wait until a packet can be sent or received, or the other side is gone."""
@@ -235,47 +226,61 @@ class Channel:
         poll.poll()
 
     def receive(self, *, wait: bool = True) -> Arrival | None:
-        """The next packet; without `wait`, None if there is none.
+        """The next message; without `wait`, None if there is none.
 
         Raises ChannelClosedError at the end of the connection.
         """
+        queue = self.queue
+        while not queue:
+            try:
+                other = self.receive_other()
+            except ChannelClosedError:
+                if not queue:
+                    raise
+                break
+            if other is not None:
+                queue.append(other)
+            elif not queue:
+                if not wait:
+                    return None
+                self.await_packet(None)
+        return queue.popleft()
+
+    def receive_other(self) -> Arrival | None:
+        """Put READY and FREE into the queue, up to the next message of another kind, which is returned; None if no more
+        has come. Raises ChannelClosedError at the end of the connection."""
         packet, fd = self._packet, None
         while True:
             try:
                 if self._descriptor_follows:
-                    count, fd = self._receive_descriptor(wait)
-                elif wait or not self.keeps_lock:
-                    count = self._socket.recv_into(packet, 0, 0 if wait else _NOW)
-                elif (count := _libc.recv(self._socket.fileno(), self._packet_address, _PACKET_BYTES, _NOW)) < 0:
-                    raise _last_error()
+                    count, fd = self._receive_descriptor()
+                else:
+                    count = native.receive(self._socket, packet, self.queue)
             except BlockingIOError:
                 return None
             except ConnectionResetError:  # it ended with packets unread: raised once, before its own last packets
                 continue
             except OSError as error:
                 raise ChannelClosedError(str(error)) from error
+            if count < 0:
+                return None
             if not count:
                 raise ChannelClosedError("end of the connection")
             kind = packet[0]
-            if kind == _READY_KIND:
-                return READY.unpack_from(packet)
-            if kind != _DESCRIPTOR_FOLLOWS[0]:
+            if kind == _DESCRIPTOR_FOLLOWS[0]:
+                self._descriptor_follows = True
+            elif kind in native.FORMS:  # between the two
+                self.queue.extend(native.FORMS[kind].iter_unpack(memoryview(packet)[:count]))
+            else:
                 return _parse(bytes(packet[:count]), fd)
-            self._descriptor_follows = True
 
-    def _receive_descriptor(self, wait: bool) -> tuple[int, Descriptor | None]:
+    def _receive_descriptor(self) -> tuple[int, Descriptor | None]:
         """The size of the next packet, and its descriptor."""
-        flags = _CLOSE_ON_EXEC if wait else _CLOSE_ON_EXEC | _NOW
-        count, ancillary, _, _ = self._socket.recvmsg_into([self._packet], _ANCILLARY_BYTES, flags)
+        count, ancillary, _, _ = self._socket.recvmsg_into([self._packet], _ANCILLARY_BYTES, _RECEIVE_NOW)
         if not ancillary:
             return count, None  # sent by a finalizer between the two
         self._descriptor_follows = False
         return count, Descriptor.from_ancillary(ancillary)
-
-
-def _last_error() -> OSError:
-    number = ctypes.get_errno()
-    return OSError(number, os.strerror(number))
 
 
 def _short(packet: bytes) -> bytes:
@@ -302,9 +307,7 @@ def _parse(packet: bytes, fd: Descriptor | None) -> Arrival:
     kind = packet[:1]
     if kind == b"J":
         return kind, json.loads(packet[1:]), fd
-    if kind == b"E":
-        return END.unpack(packet)
-    return FREE.unpack(packet) if kind == b"F" else (kind, packet)
+    return END.unpack(packet) if kind == b"E" else (kind, packet)
 
 
 def pair() -> tuple[Channel, socket.socket]:

@@ -21,20 +21,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NoReturn, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
 from feedline.errors import BatchTimeoutError, FeedlineError
 from feedline.loader.facts import Hello
-from feedline.loader.ring.channel import Arrival, ChannelClosedError
+from feedline.loader.ring.channel import ChannelClosedError
 from feedline.loader.ring.feeder_connection import Answer, FeederConnection
 from feedline.loader.ring.launch import FeederAccess
 from feedline.loader.ring.messages import BeginStream
 from feedline.loader.ring.reports import FeederReports
-from feedline.loader.ring.slots import Lease, RingReader
+from feedline.loader.ring.slots import RingReader
+from feedline.native.ring import Arrival, Lease
 
-# A batch in its slot: epoch, step, rows, bytes, the slot's bytes, their lease.
-Slot: TypeAlias = tuple[int, int, int, int, NDArray[np.uint8], Lease]
+# A batch in its slot: epoch, step, rows, bytes, the slot's bytes.
+Slot: TypeAlias = tuple[int, int, int, int, Lease]
 
 _STALL_REPORT_S = 0.5
 
@@ -140,19 +138,19 @@ class FeederClient:
                     _raise_closed("interrupted, or not connected")
                 transaction.torn = True  # until the slot is taken: see `Transaction`
                 try:
-                    arrival = connection.next_slot()
+                    arrival = connection.queue.popleft() if connection.queue else connection.next_slot()
                     if arrival is not None and arrival[1] == self._stream and arrival[0] == b"R":
                         _, _, _, _, rows, epoch, step, nbytes = arrival
                         if (epoch, step) != self._position:
                             _raise_closed("a message was lost")
-                        root, lease = reader.lease(arrival)
+                        lease = reader.lease(arrival)
                         self._position = (epoch, step + 1)
                         self.stats.batches += 1
                         self.stats.nbytes += nbytes
                         if step + 1 == self._steps or not connection.has_delivered:
                             self._record_progress(epoch, step)
                         transaction.torn = False
-                        return epoch, step, rows, nbytes, root, lease
+                        return epoch, step, rows, nbytes, lease
                     ended = self._is_end(arrival, reader)
                 except (FeedlineError, ChannelClosedError):
                     transaction.torn = False

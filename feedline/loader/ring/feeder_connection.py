@@ -21,7 +21,7 @@ from typing import Any
 
 from feedline.errors import BatchTimeoutError, FeederError, FeedlineError, from_wire
 from feedline.loader.facts import FeederFacts, Hello, PlanFacts
-from feedline.loader.ring.channel import Arrival, Channel, ChannelClosedError
+from feedline.loader.ring.channel import Channel, ChannelClosedError
 from feedline.loader.ring.feeder_source import Feeder, FeederSource, RunFeeder
 from feedline.loader.ring.host_feeder import HostFeeder
 from feedline.loader.ring.launch import FeederAccess
@@ -29,11 +29,12 @@ from feedline.loader.ring.messages import FeederFailure, NewGeneration, RingFull
 from feedline.loader.ring.reports import FeederReports
 from feedline.loader.ring.room import Room
 from feedline.loader.ring.slots import RingReader
+from feedline.native.ring import Arrival
 from feedline.version import VERSION
 
 logger = logging.getLogger(__name__)
 
-PROTOCOL = 7
+PROTOCOL = 8
 _QUIET_S = 30.0
 _TICK_S = 0.5
 # A busy feeder answers a question after this long at most.
@@ -125,7 +126,7 @@ class FeederConnection:
         self._failure: FeederFailure | None = None  # the feeder's last message: the error that ended it
         self.current: Answer | None = None  # the plan that the feeder works on; set by the caller of `ask`
         self.reader: RingReader | None = None
-        self.queue: deque[Arrival] = deque()  # READY and END packets
+        self.queue: deque[Arrival] = deque()  # READY and END, not taken yet: the channel's
         self._receiving_thread = 0
         self.transaction = Transaction()
         self.has_delivered = False  # whether a batch has come from this feeder
@@ -143,6 +144,7 @@ class FeederConnection:
             self._feeder = feeder = self._source.find()
             self._channel = feeder.channel
             self.attached = isinstance(feeder, RunFeeder)
+            self.queue = self._channel.queue
             self.reader = RingReader(self._channel, pin=self._pin, unpin=self._unpin)
             self._watch = Watch(self._channel, feeder.pid)
             self.feeders += 1
@@ -201,23 +203,18 @@ class FeederConnection:
             self._channel.await_readiness()
 
     def next_slot(self) -> Arrival | None:
-        """The next READY or END packet; None if none has arrived.
+        """The next READY or END; None if none has arrived.
 
-        Files messages on the way, and reads none after it. A feeder's error is raised after the slots before it.
+        If none is in the queue, files all that the feeder has sent: a call for each batch would cost more. Its error
+        or its death is raised after the slots before it.
         """
-        if self.queue:
-            return self.queue.popleft()
-        channel, reader = self._channel, self.reader
-        if channel is None or reader is None:
-            raise ChannelClosedError("not connected")
-        self._receiving_thread = threading.get_ident()
-        while self._failure is None:
-            arrival = channel.receive(wait=False)
-            if arrival is None or arrival[0] == b"R" or arrival[0] == b"E":
-                return arrival
-            self._file(arrival, reader)
-        self.raise_failure()
-        return None
+        if not self.queue:
+            try:
+                self.receive()
+            except ChannelClosedError:
+                if not self.queue:
+                    raise
+        return self.queue.popleft() if self.queue else None
 
     def receive(self) -> RingReader:
         """File what the feeder sent; returns the ring. Raises its error once the queue is empty: batches come first."""
@@ -226,6 +223,7 @@ class FeederConnection:
             raise ChannelClosedError("not connected")
         self._receiving_thread = threading.get_ident()
         self._last_message_s = time.perf_counter()
+        channel.flush()
         self._file_messages(channel, reader)
         if not self.queue:
             self.raise_failure()
@@ -240,10 +238,8 @@ class FeederConnection:
             self._file_messages(channel, reader)
 
     def _file_messages(self, channel: Channel, reader: RingReader) -> None:
-        while self._failure is None and (arrival := channel.receive(wait=False)) is not None:
-            if arrival[0] == b"R":
-                reader.expect(arrival)
-            if arrival[0] == b"R" or arrival[0] == b"E":
+        while self._failure is None and (arrival := channel.receive_other()) is not None:
+            if arrival[0] == b"E":
                 self.queue.append(arrival)
             else:
                 self._file(arrival, reader)

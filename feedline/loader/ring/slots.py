@@ -30,9 +30,11 @@ from numpy.typing import NDArray
 
 from feedline.errors import RingError
 from feedline.loader.encoding.layout import SlotHeader
-from feedline.loader.ring.channel import END, READY, Arrival, Channel, Descriptor
+from feedline.loader.ring.channel import END, Channel, Descriptor
 from feedline.loader.ring.messages import NewGeneration, RingFull
 from feedline.loader.ring.numa import preferred_node
+from feedline.native import ring as native
+from feedline.native.ring import READY, Arrival, Books, Lease
 from feedline.resources import available_memory_bytes
 
 logger = logging.getLogger(__name__)
@@ -168,9 +170,13 @@ class RingWriter:
         """Whether a slot holds as many bytes: else `acquire` retires the current generation for a larger one."""
         return bool(self._current) and nbytes <= self._current[-1].memory.slot_bytes
 
-    def announce(self, memory: RingMemory, slot: int, stream: int, header: SlotHeader) -> None:
-        position = header.rows, header.epoch, header.step, header.nbytes
-        self._channel.post(READY.pack(b"R", stream, memory.generation, slot, *position))
+    def announce(self, stream: int, written: Sequence[tuple[RingMemory, int, SlotHeader]]) -> None:
+        """Announce slots with their batches, in one packet."""
+        packets = [
+            READY.pack(b"R", stream, memory.generation, slot, header.rows, header.epoch, header.step, header.nbytes)
+            for memory, slot, header in written
+        ]
+        self._channel.post(b"".join(packets))
 
     def announce_end(self, *, stream: int, epoch: int) -> None:
         self._channel.post(END.pack(b"E", stream, epoch))
@@ -244,47 +250,40 @@ class RingWriter:
 
 @dataclass(slots=True, eq=False)
 class _ReaderGeneration:
+    """A generation as leases know it: they keep the mapping, this must not."""
+
+    reader: weakref.ref[RingReader]
     number: int
     memory: RingMemory
     pinned: bool
-    waiting: set[int] = field(default_factory=set)  # slots announced, not yet leased
     leased: set[int] = field(default_factory=set)  # changed by finalizers, in any thread: both changes are atomic
     retired: bool = False
     closed: bool = False
 
-
-class Lease(weakref.ref[NDArray[np.uint8]]):
-    """A reference to a slot's bytes, which frees the slot when their last view is gone.
-
-    `fences` are called then, and return the events to wait for before the slot is written again. Has no constructor of
-    its own: the batch pays for every Python function that is called.
-    """
-
-    __slots__ = ("fences", "generation", "reader", "slot")
-
-    reader: weakref.ref[RingReader]
-    generation: _ReaderGeneration
-    slot: int
-    fences: list[Callable[[], Sequence[Event]]]
-
-    @property
-    def pinned(self) -> bool:
-        """Whether the slot's memory is pinned."""
-        return self.generation.pinned
+    def tear(self) -> None:
+        """Mark the ring as torn."""
+        if (reader := self.reader()) is not None:
+            reader.torn = True
 
 
 class RingReader:
     """The trainer's side: maps generations, leases ready slots, frees them.
 
     `torn`: an interrupt (Ctrl-C) came while a slot was being freed, so the feeder may never get it back.
+
+    A free slot is reported at once if the trainer may wait for the next batch, and else when as many slots are free as
+    batches wait: each packet costs the trainer a system call, and wakes the feeder. What is not reported is known
+    before the feeder can be needed: the last batches are taken first.
     """
 
     def __init__(self, channel: Channel, *, pin: Callable[[int, int], bool], unpin: Callable[[int], None]) -> None:
         self._reference = weakref.ref(self)
         self._channel = channel
+        self._queue = channel.queue  # what the trainer has not taken
         self._pin = pin
         self._unpin = unpin
         self._generations: dict[int, _ReaderGeneration] = {}
+        self._books: dict[int, Books] = {}  # of the same generations
         self._retired: list[int] = []  # generations to unmap after their last lease
         self.torn = False
         # Filled by finalizers (any thread, no locks: deque.append is atomic), emptied by `settle`.
@@ -298,7 +297,8 @@ class RingReader:
     @property
     def fill(self) -> float:
         """Share of those slots that hold a batch not leased yet."""
-        waiting = sum(len(each.waiting) for each in self._generations.values() if not each.retired)
+        current = {number for number, each in self._generations.items() if not each.retired}
+        waiting = sum(arrival[0] == b"R" and arrival[2] in current for arrival in tuple(self._queue))
         return waiting / self.slots if self._generations and self.slots else 0.0
 
     @property
@@ -320,38 +320,30 @@ class RingReader:
         pinned = self._pin(address, memory.nbytes)
         if not pinned:
             memory.map.before_unmapping = None
-        self._generations[memory.generation] = _ReaderGeneration(memory.generation, memory, pinned)
+        generation = _ReaderGeneration(self._reference, memory.generation, memory, pinned)
+        self._books[generation.number] = self._channel.books(generation, generation.leased, _free_fenced)
+        self._generations[generation.number] = generation
 
     def on_retire(self, generation: int) -> None:
         self._generations[generation].retired = True
         self._retired.append(generation)
         self.settle()
 
-    def expect(self, ready: Arrival) -> None:
-        """Keep the generation of an announced slot, even if it is retired, until the slot is leased or discarded."""
-        _, _, number, slot, *_ = ready
-        self._generations[number].waiting.add(slot)
+    def lease(self, ready: Arrival) -> Lease:
+        """The slot's bytes, whose last view frees the slot. Settles what is due.
 
-    def lease(self, ready: Arrival) -> tuple[NDArray[np.uint8], Lease]:
-        """The slot's bytes, whose last view frees the slot, and their lease. Settles what is due."""
+        The lease's `fences` are called then, and return the events to wait for before the slot is written again.
+        """
         _, _, number, slot, _, _, _, nbytes = ready
-        generation = self._generations[number]
-        if generation.waiting:
-            generation.waiting.discard(slot)
-        generation.leased.add(slot)
-        if self._fenced or self._retired or self._channel.unsent:
+        memory = self._generations[number].memory
+        lease = native.lease(memory.map, slot * memory.slot_bytes, nbytes, self._books[number], slot)
+        if self._fenced or self._retired:
             self.settle()
-        memory = generation.memory
-        root: NDArray[np.uint8] = np.ndarray((nbytes,), _BYTE, memory.map, slot * memory.slot_bytes)
-        lease = Lease(root, _free_leased)
-        lease.reader, lease.generation, lease.slot, lease.fences = self._reference, generation, slot, []
-        _leases[id(lease)] = lease
-        return root, lease
+        return lease
 
     def discard(self, ready: Arrival) -> None:
         """Free a slot unread."""
         _, _, number, slot, *_ = ready
-        self._generations[number].waiting.discard(slot)
         self._channel.free(number, slot)
 
     def settle(self) -> None:
@@ -361,17 +353,17 @@ class RingReader:
             self._free(generation, slot)
         if self._retired:
             self._unmap_spent()
-        self._channel.flush()
 
     def _unmap_spent(self) -> None:
+        waiting = {arrival[2] for arrival in tuple(self._queue) if arrival[0] == b"R"}
         for number in tuple(self._retired):
-            generation = self._generations[number]
-            if not generation.leased and not generation.waiting:
+            if not self._generations[number].leased and number not in waiting:
                 self._retired.remove(number)
                 self._drop(number)
 
     def _drop(self, number: int) -> None:
         """Forget a generation, whose mapping lives as long as its views."""
+        del self._books[number]
         generation = self._generations.pop(number)
         generation.closed = True
         del generation.memory  # a lease whose finalizer was interrupted must not keep it
@@ -397,36 +389,30 @@ class RingReader:
 
     def _free(self, generation: _ReaderGeneration, slot: int) -> None:
         generation.leased.discard(slot)
-        self._channel.free(generation.number, slot)
+        self._channel.report(generation.number, slot)
 
 
-# A weak reference calls back only as long as it lives itself. A forked child owns no slot, and after the end of the
-# program none is freed.
-_leases: dict[int, Lease] = {}
-os.register_at_fork(after_in_child=_leases.clear)
-atexit.register(_leases.clear)
+# A forked child owns no slot, and after the end of the program none is freed.
+os.register_at_fork(after_in_child=lambda: native.forget_leases())
+atexit.register(lambda: native.forget_leases())
 
 
-def _free_leased(lease: weakref.ref[NDArray[np.uint8]]) -> None:
-    """Free a slot after its last view. A callback: runs in any thread."""
-    assert isinstance(lease, Lease)
-    owner, generation = lease.reader(), lease.generation
+def _free_fenced(generation: _ReaderGeneration, slot: int, fences: list[Callable[[], Sequence[Event]]]) -> None:
+    """Free a slot that has fences after its last view. A callback: runs in any thread."""
+    owner, events = generation.reader(), _events_of(fences)
+    if owner is None or generation.closed:
+        _await(events)  # the mapping may be unmapped next, while a GPU still reads it
+    elif events:
+        owner._fenced.append((generation, slot, events))
+    else:
+        owner._free(generation, slot)
+
+
+def _events_of(fences: Sequence[Callable[[], Sequence[Event]]]) -> Sequence[Event]:
     try:
-        _leases.pop(id(lease), None)
-        try:
-            events = [event for fence in lease.fences for event in fence()]
-        except Exception as error:  # CUDA's; the next `settle` raises it
-            events = [_FailedEvent(error)]
-        if owner is None or generation.closed:
-            _await(events)  # the mapping may be unmapped next, while a GPU still reads it
-        elif events:
-            owner._fenced.append((generation, lease.slot, events))
-        else:
-            owner._free(generation, lease.slot)
-    except BaseException:
-        if owner is not None:
-            owner.torn = True
-        raise
+        return [event for fence in fences for event in fence()]
+    except Exception as error:  # CUDA's; the next `settle` raises it
+        return [_FailedEvent(error)]
 
 
 def _await(events: Sequence[Event]) -> None:

@@ -65,7 +65,7 @@ def _compare(findings: VerifyFindings, expected: ExpectedRows, feed: FeederClien
     if item is None:
         findings.add(BatchDifference(at=at, problem="the epoch has ended, expected a batch"))
         return
-    epoch, step, _, _, root, _ = item
+    epoch, step, _, _, root = item
     layout = expected.plan.layout
     if (epoch, step) != (at.epoch, at.step):
         findings.add(BatchDifference(at=at, problem=f"the batch is that of epoch {epoch}, step {step:,}"))

@@ -7,16 +7,17 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from ring_forms import use
 
 from feedline.loader.ring.channel import Channel, ChannelClosedError, adopt, pair
 
 
-@pytest.fixture(params=["trainer", "feeder"])
-def ends(request: pytest.FixtureRequest) -> Iterator[tuple[Channel, Channel]]:
-    """Both ends of a connection, each as a trainer's or as a feeder's."""
+@pytest.fixture(params=["compiled", "python"])
+def ends(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Channel, Channel]]:
+    """Both ends of a connection."""
+    use(request.param, monkeypatch)
     ours, theirs = pair()
     other = adopt(theirs.detach())
-    ours.keeps_lock = other.keeps_lock = request.param == "feeder"
     yield ours, other
     ours.close()
     other.close()

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 from answers import FEEDER
 from pipelines import Place, furnished, image
+from ring_forms import use
 
 from feedline import FeedlineDataset, Pipeline
 from feedline.errors import DataError, FeedlineError, PlanError, StateError
@@ -32,6 +33,7 @@ from feedline.loader.ring import channel, client, feeder_connection, feeder_sour
 from feedline.loader.ring.channel import ChannelClosedError, adopt, pair
 from feedline.loader.ring.launch import FeederAccess
 from feedline.loader.ring.slots import RingWriter
+from feedline.native import ring
 
 LENGTHS = (2, 2, 90, 2, 400)  # ids per row, a step each: batches outgrow their slots, twice
 ROWS = 8
@@ -133,7 +135,7 @@ class NearFeeder:
             header = SlotHeader(
                 epoch=epoch_word, step=step_word, rows=rows, nbytes=nbytes, ipc_bytes=0, values=(), fixed=()
             )
-            self._ring.announce(segment, slot, number, header)
+            self._ring.announce(number, [(segment, slot, header)])
             self._stream, filled = (number, epoch, step + 1), True
         return filled
 
@@ -330,7 +332,7 @@ def test_a_stream_continues_after_an_error_behind_unread_batches(
     assert NearFeeder.living == []
 
 
-_MODULES = {each.__file__ for each in (channel, feeder_connection, dataset, client, slots, room, reports)}
+_MODULES = {each.__file__ for each in (channel, feeder_connection, dataset, client, slots, room, reports, ring)}
 # What the kernel hands over is lost where an interrupt comes before it has a name: a descriptor stays open.
 _NAMELESS = {
     "Channel._receive_descriptor",
@@ -390,10 +392,12 @@ def _points_of(code: CodeType) -> frozenset[int]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("form", ["compiled", "python"])
 def test_no_batch_is_lost_or_repeated_wherever_an_interrupt_comes(
-    path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
+    path: Path, place: Place, monkeypatch: pytest.MonkeyPatch, form: str
 ):
     """A user who presses Ctrl-C, and goes on with what he has: the iterator, the dataset, or the state."""
+    use(form, monkeypatch)
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # finalizers are interrupted, too
     with FeedlineDataset(path) as first:
         old = first.state_dict()

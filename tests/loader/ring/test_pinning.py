@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from pipelines import Place, furnished
 from feedline import Pipeline
 from feedline.loader.batch import Batch
 from feedline.loader.ring.pinning import Pinning, device_to_pin_under, events_on_all
-from feedline.loader.ring.slots import Lease
+from feedline.native.ring import Lease
 
 
 class FakeCuda:
@@ -136,9 +136,8 @@ def place(tmp_path: Path, clicks: Path) -> Iterator[Place]:
 def test_an_exposed_view_is_fenced_on_all_devices(place: Place, monkeypatch: pytest.MonkeyPatch):
     """He may have copied it to a device that is not current, and to one that he has used since."""
     made = next(Pipeline.from_yaml(place.write()).batches())
-    lease = Lease(made._root)
-    lease.fences, lease.generation = [], SimpleNamespace(pinned=True)  # type: ignore[assignment]
-    batch = Batch.over(made._layout, made._root, lease)
+    lease = SimpleNamespace(fences=[], generation=SimpleNamespace(pinned=True))
+    batch = Batch.over(made._layout, made._root, cast("Lease", lease))
     assert lease.fences == []
     assert batch.dense.shape == (256, 2)
     assert batch.labels.shape == (256, 1)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import socket
 
 import numpy as np
 import polars as pl
 import pytest
+from ring_forms import use
 
 from feedline.errors import RingError
 from feedline.loader.batch import Batch
@@ -26,8 +28,8 @@ MIB = 1 << 20
 class Held:
     """A slot's bytes and what is known of their lease, as a batch holds them."""
 
-    def __init__(self, root, lease):
-        self.root, self.pinned, self.fences = root, lease.pinned, lease.fences
+    def __init__(self, lease):
+        self.root, self.pinned, self.fences = np.frombuffer(lease, np.uint8), lease.generation.pinned, lease.fences
 
 
 class Pair:
@@ -48,7 +50,7 @@ class Pair:
         memory, slot = place
         memory.slot(slot)[:nbytes] = value
         header = SlotHeader(epoch=0, step=step, rows=1, nbytes=nbytes, ipc_bytes=0, values=(), fixed=())
-        self.writer.announce(memory, slot, 1, header)
+        self.writer.announce(1, [(memory, slot, header)])
         self.receive()
         return True
 
@@ -69,7 +71,7 @@ class Pair:
             self.writer.release(*received[1:])
 
     def take(self):
-        return Held(*self.reader.lease(self.ready.pop(0)))
+        return Held(self.reader.lease(self.ready.pop(0)))
 
     def close(self):
         self.reader.close()
@@ -78,8 +80,9 @@ class Pair:
         self.trainer.close()
 
 
-@pytest.fixture
-def rings():
+@pytest.fixture(params=["compiled", "python"])
+def rings(request, monkeypatch):
+    use(request.param, monkeypatch)
     made = []
 
     def make(**options):
@@ -124,11 +127,13 @@ def test_each_tensor_of_a_batch_holds_its_slot(rings, kept):
     measured = draft(layout, [RowSlice(encoded=rows, start=0, stop=2)], epoch=0, step=0)
     memory, slot = ring.writer.acquire(measured.placement.nbytes)
     write(layout, measured, memory.slot(slot))
-    ring.writer.announce(memory, slot, 1, measured.header)
+    ring.writer.announce(1, [(memory, slot, measured.header)])
     ring.receive()
     free = ring.writer.free_slots
     ready = ring.ready.pop()
-    batch = Batch(layout, 0, 0, 2, measured.placement.nbytes, *ring.reader.lease(ready))
+    lease = ring.reader.lease(ready)
+    batch = Batch(layout, 0, 0, 2, measured.placement.nbytes, lease, lease)
+    del lease
     sparse = batch.sparse["s"]
     held = {
         "dense": batch.dense,
@@ -407,3 +412,51 @@ def test_the_death_of_a_process_is_an_eof():
     with pytest.raises(ChannelClosedError):
         ours.receive()
     ours.close()
+
+
+def test_slots_announced_together_come_in_one_packet_and_are_freed_in_one(rings):
+    ring = rings()
+    places = [ring.writer.acquire(500) for _ in range(ring_module._FIRST_SLOTS)]
+    headers = [
+        SlotHeader(epoch=2, step=step, rows=step + 7, nbytes=500 + step, ipc_bytes=0, values=(), fixed=())
+        for step in range(len(places))
+    ]
+    ring.receive()  # of the memory
+    ring.writer.announce(1, [(*place, header) for place, header in zip(places, headers, strict=True)])
+    packet = bytearray(1000)
+    assert ring.trainer._socket.recv_into(packet, 0, socket.MSG_PEEK) == 41 * len(places)
+    assert ring.trainer.receive_other() is None
+    queue = ring.trainer.queue
+    assert [arrival[4:] for arrival in queue] == [(each.rows, 2, each.step, each.nbytes) for each in headers]
+    assert ring.reader.fill == 1
+    sent = []
+    for _ in places:
+        lease = ring.reader.lease(queue.popleft())
+        del lease
+        before = ring.writer.free_slots
+        while (received := ring.feeder.receive(wait=False)) is not None:
+            ring.writer.release(*received[1:])
+        sent.append(ring.writer.free_slots - before)
+    assert sent == [0, 2, 1, 1], "at once, where the trainer may wait next"
+    assert ring.reader.held_slots == 0
+
+
+def test_an_announced_slot_keeps_its_generation_until_it_is_taken(rings):
+    ring = rings()
+    memory, slot = ring.writer.acquire(500)
+    memory.slot(slot)[:500] = 9
+    header = SlotHeader(epoch=0, step=0, rows=1, nbytes=500, ipc_bytes=0, values=(), fixed=())
+    ring.writer.announce(1, [(memory, slot, header)])
+    assert ring.writer.acquire(100_000) is not None  # in another generation
+    while (received := ring.trainer.receive_other()) is not None:
+        _, message, descriptor = received
+        if message["type"] == "map":
+            ring.reader.on_map(NewGeneration.from_json(message), descriptor)
+        else:
+            ring.reader.on_retire(message["generation"])
+    assert len(ring.reader._generations) == 2
+    lease = ring.reader.lease(ring.trainer.queue.popleft())
+    assert bytes(np.frombuffer(lease, np.uint8)) == b"\x09" * 500
+    del lease
+    ring.reader.settle()
+    assert len(ring.reader._generations) == 1
