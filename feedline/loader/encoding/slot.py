@@ -68,7 +68,7 @@ class GroupDraft:
 
 @dataclass(slots=True, kw_only=True)
 class Draft:
-    """A batch that is measured but not yet written: header, offsets of the sections, and Arrow stream. Never changed."""
+    """A batch that is measured but not written: header, offsets of the sections, Arrow stream. Never changed."""
 
     slices: Sequence[RowSlice]
     header: SlotHeader

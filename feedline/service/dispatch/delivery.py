@@ -304,8 +304,7 @@ class Delivery:
             if worker in slow and others:
                 logger.warning(_LATE, limit_s, worker)
                 work.hedged = True
-                overtaken = self._finished.overtook(work.attempts[0].submitted_s)
-                self._submit_again(work, others, slow=worker if overtaken else "")
+                self._submit_again(work, others, slow=worker * self._finished.overtook(work.attempts[0].submitted_s))
 
     # -- results --------------------------------------------------------------------------------------------------
 
