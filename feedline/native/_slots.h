@@ -322,6 +322,9 @@ static int slot_open(Slot *slot, PyObject *gaps, PyObject *parts) {
     return buffers_open(&slot->buffers, room);
 }
 
+// Of slots: smaller ones are written without releasing the interpreter's lock.
+enum { KEPT_BYTES = 64 * 1024 };
+
 /* write_slot(target, header, gaps, parts): see rows.py. */
 static PyObject *write_slot(PyObject *module, PyObject *args) {
     PyObject *target, *header, *gaps, *parts, *result = NULL;
@@ -347,10 +350,11 @@ static PyObject *write_slot(PyObject *module, PyObject *args) {
     for (Py_ssize_t index = 0; index < PyList_Size(parts); index++)
         if (move_part(&slot, PyList_GetItem(parts, index)) != 0)
             goto done;
-    int valid;
-    Py_BEGIN_ALLOW_THREADS
-    valid = run_moves(&slot);
-    Py_END_ALLOW_THREADS
+    // A small batch takes microseconds; getting the lock back from threads that compute blocks takes far longer.
+    PyThreadState *thread = slot.target->len > KEPT_BYTES ? PyEval_SaveThread() : NULL;
+    int valid = run_moves(&slot);
+    if (thread != NULL)
+        PyEval_RestoreThread(thread);
     if (valid)
         result = Py_NewRef(Py_None);
     else

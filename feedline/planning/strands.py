@@ -61,6 +61,19 @@ class Strands:
         found[np.flatnonzero(is_open)[:rest]] += 1
         return found
 
+    def drawn(self, row: int, size: int, steps: int) -> Int64s:
+        """int64 [n + 1, open strands]: the rows that each strand which is open at a row hands out from there on, before
+        each of n steps of `size` rows and after the last one. n: as many of the steps as no strand opens or ends in."""
+        event = bisect_right(self._before, row) - 1
+        if event == len(self._events) - 1:
+            return np.zeros((1, 0), np.int64)
+        steps = min(steps, (int(self._before[event + 1]) - row) // size)
+        strands = int(np.count_nonzero(self._open[event]))
+        ticks, rest = np.divmod(row - self._before[event] + np.arange(steps + 1) * size, strands)
+        found = ticks[:, None] + (np.arange(strands) < rest[:, None])
+        since: Int64s = found - found[0]
+        return since
+
     def lane_rows(self, strand: Int64s, row: Int64s) -> Int64s:
         """The rows of the lane that some rows of strands are. strand, row: int64 [n]."""
         tick = self.opens[strand] + row

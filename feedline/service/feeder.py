@@ -55,7 +55,8 @@ class Feeder:
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll: select.poll | None = None  # made again when sessions come or go
         self._sources: dict[int, TrainerSession | Channel | Door | None] = {}  # by descriptor
-        self._crowded: set[int] = set()  # descriptors polled for room, too
+        self._crowded: set[TrainerSession] = set()  # whose sockets are polled for room, too
+        self._slept_s = 0.0  # in all
         self._leaving: list[Channel] = []  # of sessions that ended, whose last messages are not out
         self._look_due_s = 0.0
         self._started = False  # the first batch is out
@@ -80,10 +81,13 @@ class Feeder:
         try:
             while not until():
                 self._sleep()
-                self._look_after_cluster()
+                if time.monotonic() >= self._look_due_s:
+                    self._look_after_cluster()
                 for session in tuple(self.sessions):
                     if session.runnable:
+                        session.count_wait(self._slept_s)
                         self._guard(session, session.advance)
+                        self._watch_for_room(session)
                 if not self._started and any(session.counters.batches for session in self.sessions):
                     self._started = True
                     self._cluster.connect()
@@ -102,14 +106,14 @@ class Feeder:
     def _sleep(self) -> None:
         """Wait for events, unless a session has something to do, and handle them."""
         poll = self._poll or self._watch()
-        self._watch_for_room(poll)
-        busy = any(session.runnable for session in self.sessions)
-        start_s = time.perf_counter()
-        events = poll.poll(0 if busy else _TICK_S * 1000)
-        if not busy:
-            waited_s = time.perf_counter() - start_s
-            for session in self.sessions:
-                session.count_wait(waited_s)
+        for session in self.sessions:
+            if session.runnable:
+                events = poll.poll(0)
+                break
+        else:
+            start_s = time.perf_counter()
+            events = poll.poll(_TICK_S * 1000)
+            self._slept_s += time.perf_counter() - start_s
         arrivals: list[Door] = []
         for descriptor, event in events:
             source = self._sources[descriptor]
@@ -127,6 +131,7 @@ class Feeder:
                     self._guard(source, source.channel.deliver)
                 if event & ~select.POLLOUT and source in self.sessions:
                     self._guard(source, source.receive)
+                self._watch_for_room(source)
         for door in arrivals:  # after trainers that left: one may have connected again
             if (newcomer := door.accept()) is not None:
                 self.add(newcomer)
@@ -142,33 +147,35 @@ class Feeder:
         self._sources |= {door.fileno(): door for door in self._doors if door.fileno() >= 0}
         for descriptor in self._sources:
             poll.register(descriptor, select.POLLIN)
-        self._crowded = {channel.fileno() for channel in self._leaving}
+        self._crowded = {session for session in self.sessions if session.channel.has_posted}
+        for session in self._crowded:
+            poll.modify(session.channel, select.POLLIN | select.POLLOUT)
         for channel in self._leaving:
             self._sources[channel.fileno()] = channel
             poll.register(channel, select.POLLOUT)
         return poll
 
-    def _watch_for_room(self, poll: select.poll) -> None:
-        """Watch the sockets for whose room messages wait, and no others: a socket nearly always has some."""
-        crowded = {session.channel.fileno() for session in self.sessions if session.channel.has_posted}
-        crowded.update(channel.fileno() for channel in self._leaving)
-        for descriptor in crowded ^ self._crowded:
-            poll.modify(descriptor, select.POLLIN | select.POLLOUT if descriptor in crowded else select.POLLIN)
-        self._crowded = crowded
+    def _watch_for_room(self, session: TrainerSession) -> None:
+        """Watch the session's socket for room if messages wait for some: a socket nearly always has some."""
+        if session.channel.has_posted == (session in self._crowded) or self._poll is None:
+            return
+        self._crowded ^= {session}
+        events = select.POLLIN | select.POLLOUT if session in self._crowded else select.POLLIN
+        self._poll.modify(session.channel, events)
 
     def _look_after_cluster(self) -> None:
-        """Check the cluster and the blocks in flight, once a second."""
-        now_s = time.monotonic()
-        if now_s < self._look_due_s:
-            return
-        self._look_due_s = now_s + _TICK_S
+        """Check the cluster and the blocks in flight. Called once a second."""
+        self._look_due_s = (now_s := time.monotonic()) + _TICK_S
         try:
             self._cluster.look(waiting=any(session.starved for session in self.sessions))
         except FeedlineError as error:  # all of them need the cluster
             for session in tuple(self.sessions):
                 self._fail(session, error)
         for session in tuple(self.sessions):
+            session.count_wait(self._slept_s)
             self._guard(session, session.look)
+        for session in self.sessions:
+            self._watch_for_room(session)
         if self._demand is not None and (dask := self._cluster.dask) is not None:
             loads = {id(session): session.load() for session in self.sessions}
             dask.report(self._demand.look(loads, now_s, dask.size(), dask.answer))

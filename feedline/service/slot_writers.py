@@ -2,7 +2,8 @@
 
 Runs in: the feeder; all calls come from its loop. A batch is measured by the loop, since its size decides which slot it
 needs. Then one of a few threads copies its rows, with the interpreter's lock released, while the loop continues with
-the next batch. Batches that are ready together go to one thread: a hand-over costs as much as the copy of a small one.
+the next batch. Batches that are ready together go to one thread. A hand-over costs more than the copy of small ones:
+the loop writes them itself.
 Tasks never receive a slot: a hedged or abandoned one would write into it when it is in use again.
 """
 
@@ -19,6 +20,8 @@ from feedline.loader.ring.slots import RingMemory, RingWriter
 
 # One thread copies 5 GB/s of blocks that have left the caches.
 THREADS = 2
+# Batches that are ready together and have fewer bytes are written by the loop.
+SMALL_BYTES = 64 * 1024
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,6 +55,14 @@ class SlotWriters:
         return bool(self._writing)
 
     @property
+    def has_written(self) -> bool:
+        """Whether `announce` has a batch, or an error."""
+        if not self._writing:
+            return False
+        first = self._writing[0]
+        return first.written > first.announced or (first.done is not None and first.done.done())
+
+    @property
     def is_waited_for(self) -> bool:
         """Whether the trainer may have nothing to read: no slot is written, or ready, beside the two that it uses."""
         return not self._writing and self._ring.slots - self._ring.free_slots <= 2
@@ -70,12 +81,21 @@ class SlotWriters:
         return True
 
     def begin(self) -> None:
-        """Begin to write the batches that were added."""
+        """Begin to write the batches that were added; small ones are then written."""
         if not self._writing or self._writing[-1].done is not None:
+            return
+        last = self._writing[-1]
+        if sum([batch.placement.nbytes for batch, _, _ in last.batches]) <= SMALL_BYTES:
+            last.done = Future()
+            try:
+                last.write()
+            except Exception as error:  # raised by `announce`
+                last.done.set_exception(error)
+            else:
+                last.done.set_result(None)
             return
         if self._threads is None:
             self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="feedline-slot-writer")
-        last = self._writing[-1]
         last.done = self._threads.submit(last.write)
         last.done.add_done_callback(lambda _: self._wake())
 

@@ -48,6 +48,8 @@ _REPORT_S = 0.5
 _NOTABLE_S = 10.0
 # The ring's share of a feeder's memory; the rest is for blocks in flight.
 _RING_SHARE = 0.25
+# Counters that are not among the stats.
+_OWN = ("stalled_s", "slept_s")
 
 
 @dataclass(slots=True)
@@ -70,10 +72,11 @@ class FeederCounters:
     window_reason: str = ""
     delivery: DeliveryStats = field(default_factory=DeliveryStats)
     stalled_s: float = 0.0  # the trainer's own count of its waits
+    slept_s: float = 0.0  # of the loop, as far as it is counted
 
     def stats(self) -> FeederStats:
         """The counts so far."""
-        return FeederStats.from_json({name: value for name, value in asdict(self).items() if name != "stalled_s"})
+        return FeederStats.from_json({name: value for name, value in asdict(self).items() if name not in _OWN})
 
     def load(self, stream: TrainerStream | None, *, starved: bool) -> TrainerLoad:
         """What the trainer uses and waits for."""
@@ -101,9 +104,13 @@ class FeederCounters:
         """Count the steps of a stream from here on."""
         self.epoch, self.step, self.steps = stream.epoch, stream.step, steps
 
-    def count_wait(self, seconds: float, *, for_slot: bool) -> None:
-        """Count time in which the feeder waited for a slot or for blocks."""
-        if for_slot:
+    def count_wait(self, slept_s: float, stream: TrainerStream | None) -> None:
+        """Count the time in which the loop has slept since the last call as waiting for a slot or for blocks of the
+        stream. slept_s: its sleep in all."""
+        seconds, self.slept_s = slept_s - self.slept_s, slept_s
+        if stream is None or stream.ended:
+            return
+        if stream.measured:
             self.wait_slots_s += seconds
         else:
             self.wait_blocks_s += seconds
@@ -167,11 +174,9 @@ class TrainerSession:
         self._about = about
         self.trainer = _pidfd(channel)
 
-    def count_wait(self, waited_s: float) -> None:
-        """Count time in which the loop slept as waiting for blocks or for slots."""
-        stream = self._streams.current
-        if stream is not None and not stream.ended:
-            self.counters.count_wait(waited_s, for_slot=stream.draft is not None)
+    def count_wait(self, slept_s: float) -> None:
+        """Count the sleep of the loop; called before something is done for the trainer. slept_s: its sleep in all."""
+        self.counters.count_wait(slept_s, self._streams.current)
 
     def load(self) -> TrainerLoad:
         """What the trainer uses and waits for."""
@@ -350,6 +355,8 @@ class TrainerSession:
         self.starved = stream.starved
         if self.starved and self._starved_s is None and self.counters.batches:
             self._starved_s = time.monotonic()
+        if self._writers.has_written:  # by this thread
+            self._announce(stream)
         return more
 
     def _say_caught_up(self) -> None:

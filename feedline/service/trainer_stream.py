@@ -5,13 +5,14 @@ Runs in: the feeder, in the thread of its loop. The schedule of an epoch is comp
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.encoding.quality import Quality
-from feedline.loader.encoding.slot import Draft, draft
+from feedline.loader.encoding.slot import Draft
 from feedline.loader.ring.messages import BeginStream
 from feedline.planning.plan import Plan
 from feedline.planning.schedule import Block, Schedule
@@ -20,10 +21,11 @@ from feedline.service.dispatch.delivery import Delivery, DeliveryStats
 from feedline.service.dispatch.timing import HORIZON_S, TrainerPace
 from feedline.service.dispatch.window import Decision, Window
 from feedline.service.planner import Planner
-from feedline.service.slot_writers import SlotWriters
-from feedline.service.steps import segments_of
+from feedline.service.slot_writers import SMALL_BYTES, SlotWriters
+from feedline.service.steps import drafts, rows_ahead, segments_of
 
-_MOST_AT_ONCE = 4  # batches that are handed to a thread together
+# Batches that a trainer's turn writes: as many small ones, and of others those that are handed to a thread together.
+_MOST_SMALL, _MOST_AT_ONCE = 16, 4
 
 
 @dataclass(slots=True)
@@ -37,7 +39,7 @@ class TrainerStream:
     lanes: range
     window: Window
     number: int = 0  # the trainer's, once it has begun
-    draft: Draft | None = None  # the measured batch of `step`, until a slot is free
+    measured: deque[Draft] = field(default_factory=deque)  # from `step` on, until their slots are free
     ended: bool = False
     last: bool = False  # no other epoch follows
     starved: bool = False  # the step waits for a block
@@ -86,29 +88,40 @@ class TrainerStream:
             available_bytes=available_bytes,
         )
 
-    def measure(self, layout: SlotLayout) -> Draft | None:
-        """The batch of the step, measured; None while one of its blocks is missing."""
+    def measure(self, layout: SlotLayout) -> bool:
+        """Measure the batch of the step, with others from the same blocks; False while a block is missing."""
         segments = segments_of(self.schedule, self.lanes, self.step, self.delivery.get)
-        return None if segments is None else draft(layout, segments, epoch=self.epoch, step=self.step)
+        if segments is None:
+            return False
+        ahead = rows_ahead(self.schedule, self.lanes, self.step, segments, _MOST_SMALL)
+        self.measured.extend(drafts(layout, segments, ahead, epoch=self.epoch, step=self.step))
+        return True
 
     def write(self, layout: SlotLayout, writers: SlotWriters, step_s: float, ready: Callable[[], None]) -> bool:
         """Begin to write batches, as far as there are blocks and slots; True if there may be more of both.
 
         step_s: of the trainer. ready: called for each whose blocks are there.
         """
-        most = 1 if writers.is_waited_for else _MOST_AT_ONCE
+        most, nbytes = 1 if writers.is_waited_for else _MOST_AT_ONCE, 0
+        if self.delivery.is_due:
+            self.delivery.pump(self.step, step_s=step_s)
         try:
-            for _ in range(min(most, self.schedule.steps - self.step)):
-                if self.draft is None:
-                    self.delivery.pump(self.step, step_s=step_s)
-                    self.draft = self.measure(layout)
-                self.starved = self.draft is None
-                if self.draft is None:
+            for count in range(min(_MOST_SMALL, self.schedule.steps - self.step)):
+                if not self.measured:
+                    if self.delivery.lacks(self.step):
+                        self.delivery.pump(self.step, step_s=step_s)
+                    self.starved = not self.measure(layout)
+                    if self.starved:
+                        self.delivery.pump(self.step, step_s=step_s)  # it is this step that waits
+                        return False
+                    ready()
+                batch = self.measured[0]
+                nbytes += batch.placement.nbytes
+                if count >= most and nbytes > SMALL_BYTES:
+                    break
+                if not writers.add(layout, batch):
                     return False
-                ready()
-                if not writers.add(layout, self.draft):
-                    return False
-                self.draft = None
+                self.measured.popleft()
                 self.step += 1
         finally:
             writers.begin()
@@ -120,7 +133,7 @@ class TrainerStream:
 
     def diagnose(self, slots: int) -> str:
         """Why the step is not delivered yet. slots: of the ring."""
-        if self.draft is not None:
+        if self.measured:
             return f"step {self.step} is ready, but the trainer holds all {slots} slots of the ring"
         missing = self.delivery.describe_missing(self.step)
         return missing or f"all blocks of step {self.step} are there: the feeder is about to deliver it"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from feedline.service import slot_writers
-from feedline.service.slot_writers import SlotWriters
+from feedline.service.slot_writers import SMALL_BYTES, SlotWriters
 
 
 class _Ring:
@@ -32,8 +32,8 @@ class _Ring:
         self.released += 1
 
 
-def _batch(step: int) -> Any:
-    return SimpleNamespace(placement=SimpleNamespace(nbytes=8), header=step)
+def _batch(step: int, nbytes: int = SMALL_BYTES + 1) -> Any:
+    return SimpleNamespace(placement=SimpleNamespace(nbytes=nbytes), header=step)
 
 
 def _begin(writers: SlotWriters, steps: list[list[int]]) -> None:
@@ -65,6 +65,33 @@ def test_batches_written_together_are_announced_as_they_are_written(monkeypatch:
     assert ring.announced == [0, 1]
     assert not writers.busy
     writers.close()
+
+
+def test_small_batches_are_written_at_once_by_the_thread_that_adds_them(monkeypatch: pytest.MonkeyPatch):
+    """An error of one is raised after those before it were announced."""
+
+    def write(layout: Any, batch: Any, memory: Any) -> None:
+        threads.append(threading.get_ident())
+        if batch.header == 2:
+            raise OSError("no room")
+
+    threads: list[int] = []
+    monkeypatch.setattr(slot_writers, "write", write)
+    ring = _Ring()
+    writers = SlotWriters(ring, lambda: None)  # type: ignore[arg-type]
+    assert not writers.has_written
+    for step in range(4):
+        writers.add(None, _batch(step, SMALL_BYTES // 4))  # type: ignore[arg-type]
+    writers.begin()
+    assert threads == [threading.get_ident()] * 3
+    assert writers.has_written
+    assert [batch.header for batch in writers.announce(1)] == [0, 1]
+    assert writers.has_written
+    with pytest.raises(OSError, match="no room"):
+        writers.announce(1)
+    assert ring.announced == [0, 1]
+    writers.close()
+    assert ring.released == 2
 
 
 def test_slots_that_were_not_announced_are_released(monkeypatch: pytest.MonkeyPatch):

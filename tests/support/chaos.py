@@ -1,6 +1,7 @@
 """Do to a run of two ranks what machines and networks do, and audit what the trainers received.
 
     python chaos.py FOLDER [--faults 1000] [--per-run 50] [--seed 0] [--kind KIND ...]
+    python chaos.py FOLDER --faults 200 --only kill    200 random kills of workers, schedulers, feeders and trainers
 
 Faults hit a random victim; meanwhile the number of workers follows the demand, up to a limit that varies. At the end
 of each run both trainers finish an epoch, and `feedline verify` compares the receipts of all starts with the plan.
@@ -56,7 +57,7 @@ OTHER_FAULT_SHARE = 0.15  # of the faults that another one follows at once
 class Chaos:
     """A deployment, its random numbers, and what was done to it. record: gets each fault, with its recovery time.
     undo: what ends faults, by the time it is due. is_random: the number of workers follows the demand up to a limit
-    that varies, and some faults come in pairs."""
+    that varies, and some faults come in pairs. only: how the kinds of faults begin."""
 
     deployment: Deployment
     random: random.Random
@@ -66,13 +67,15 @@ class Chaos:
     counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     undo: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
     is_random: bool = True
+    only: str = ""
 
     def kinds(self) -> list[str]:
-        """All kinds of faults."""
+        """The kinds of faults."""
         signals = [f"{name} {victim}" for name in ("kill", "terminate", "suspend") for victim in PROCESSES]
         network = [f"{name} {where}" for name in ("delay", "reset", "half-open") for where in NETWORK]
         clocks = [f"clock {where}" for where in self.deployment.clocks]
-        return [*signals, "pause worker", *network, *clocks, *(["full disk"] if self.disk is not None else [])]
+        every = [*signals, "pause worker", *network, *clocks, *(["full disk"] if self.disk is not None else [])]
+        return [kind for kind in every if kind.startswith(self.only)]
 
     def strike(self, kind: str) -> bool:
         """Do it, to a random victim; whether there was one."""
@@ -173,17 +176,18 @@ def chaos(
     disk: Path | None = None,
     batches: int = BATCHES,
     record: Callable[[dict[str, Any]], None] = lambda _: None,
+    only: str = "",
     **options: Any,
 ) -> dict[str, Any]:
     """Go through these faults, or so many random ones, then to the end of an epoch; what `feedline verify` found, and
     `problems`, of which a run should have none.
 
     options: of `Deployment`. disk: the folder of `work_dir` if it is a file system of its own. batches: that each rank
-    gets before a fault counts as overcome. record: gets each fault, with its recovery time. Given faults come one by
-    one, on two workers.
+    gets before a fault counts as overcome. record: gets each fault, with its recovery time. only: how the kinds of
+    random faults begin. Given faults come one by one, on two workers.
     """
     deployment = Deployment(place, **options)
-    chaos = Chaos(deployment, random.Random(seed), disk, batches, record)
+    chaos = Chaos(deployment, random.Random(seed), disk, batches, record, only=only)
     chaos.is_random = deployment.follows_demand = isinstance(faults, int)
     begin_s = time.monotonic()
     try:
@@ -283,6 +287,7 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=1000)
     parser.add_argument("--per-run", type=int, default=50)
     parser.add_argument("--kind", action="append", help="only these, one after the other, in each run")
+    parser.add_argument("--only", default="", help="random faults whose kinds begin so: kill, for one")
     parser.add_argument("--seed", type=int, default=0, help="of the first run")
     arguments = parser.parse_args()
     folder, table = arguments.folder, arguments.folder / "clicks"
@@ -293,13 +298,13 @@ def main() -> None:
     passed = {run["seed"] for run in _lines(folder / "runs.jsonl") if not run["problems"]}
     for seed in range(arguments.seed, arguments.seed + -(-arguments.faults // arguments.per_run)):
         if seed not in passed:
-            _run(folder, table, arguments.kind or arguments.per_run, seed)
+            _run(folder, table, arguments.kind or arguments.per_run, seed, arguments.only)
     runs = {run["seed"]: run["problems"] for run in _lines(folder / "runs.jsonl")}
     print(json.dumps({"runs": runs, "recovery": recovery_table(_lines(folder / "faults.jsonl"))}, indent=1))
     sys.exit(1 if any(runs.values()) else 0)
 
 
-def _run(folder: Path, table: Path, faults: Sequence[str] | int, seed: int) -> None:
+def _run(folder: Path, table: Path, faults: Sequence[str] | int, seed: int, only: str) -> None:
     """A run in a folder of its own, which goes if it passes."""
     own = folder / str(seed)
     shutil.rmtree(own, ignore_errors=True)
@@ -310,7 +315,7 @@ def _run(folder: Path, table: Path, faults: Sequence[str] | int, seed: int) -> N
 
     try:
         with furnished(own, table) as place, SmallDisk(place.work) as disk:
-            findings = chaos(place, faults, seed=seed, disk=disk, record=record)
+            findings = chaos(place, faults, seed=seed, disk=disk, record=record, only=only)
     except AssertionError as error:
         findings = {"problems": [str(error)]}
     kept = ("problems", "again", "faults", "starts", "pardoned", "last_epoch", "seconds")

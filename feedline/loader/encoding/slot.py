@@ -35,9 +35,9 @@ from feedline.native.unique_rows import UniqueRows, unique_range
 Buffer = Any
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen, which takes a call per field of every batch
 class RowSlice:
-    """Rows [start, stop) of some encoded rows; `valid` is False for padding.
+    """Rows [start, stop) of some encoded rows; `valid` is False for padding. Never changed.
 
     repeats: of padding, the rows and the row that it repeats, whose unique rows it shares.
     """
@@ -66,9 +66,9 @@ class GroupDraft:
     shifts: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Draft:
-    """A batch that is measured but not yet written: header, offsets of the sections, and Arrow stream."""
+    """A batch that is measured but not written: header, offsets of the sections, Arrow stream. Never changed."""
 
     slices: Sequence[RowSlice]
     header: SlotHeader

@@ -36,11 +36,12 @@ if TYPE_CHECKING:
 
     from feedline.service.cluster.dask_cluster import DaskCluster, DaskTask
     from feedline.service.cluster.scheduler_connection import SchedulerConnection
+    from feedline.service.dispatch.local_tasks import LocalTask
     from feedline.service.scheduler.job_reports import JobReport
 
 logger = logging.getLogger(__name__)
 
-BlockTask: TypeAlias = "DaskTask | EarlyTask"
+BlockTask: TypeAlias = "DaskTask | LocalTask | EarlyTask"
 
 # How long a feeder that ends waits for a start of each kind that has not ended; its own processes start soon.
 _GIVE_UP_S = {"scheduler": 1.0, "provider": 30.0}
@@ -213,7 +214,7 @@ class Cluster:
     def look(self, *, waiting: bool) -> None:
         """Check scheduler and workers; see `SchedulerConnection.look`."""
         if self._dask.done():  # else it is being connected to, in a time of its own
-            self.connection.look(waiting=waiting)
+            self._connected.look(waiting=waiting)
 
     @property
     def dask(self) -> DaskCluster | None:

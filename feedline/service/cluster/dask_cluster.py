@@ -18,7 +18,7 @@ from typing import Any
 
 import dask
 from dask.utils import key_split
-from distributed import Client, Future, Security, SpecCluster
+from distributed import Client, Future, Security
 from distributed.client import ClosedClientError
 from distributed.deploy.cluster import Cluster as DaskDeployment
 
@@ -33,11 +33,13 @@ from feedline.service.cluster.scheduler_check import check_scheduler
 from feedline.service.cluster.scheduler_connection import SchedulerConnection
 from feedline.service.dispatch.attempts import Arrived
 from feedline.service.dispatch.fair_share import FairShare
+from feedline.service.dispatch.local_tasks import LocalTask, LocalTasks
 from feedline.service.scaling.pass_demand import PassDemand
 from feedline.service.scheduler.dask_config import WORKER_CONFIG
 from feedline.service.scheduler.extension import install
 from feedline.service.scheduler.job_book import ClusterSize
 from feedline.service.scheduler.job_reports import JobAnswer, JobReport
+from feedline.service.scheduler.prompt_streams import send_promptly
 from feedline.service.scheduler.steady_loop import steady
 from feedline.service.tls.certificate_files import check_certificate_files
 from feedline.service.tls.refused_connection import explain_refusal
@@ -113,6 +115,7 @@ class DaskCluster:
         self._started = 0
         self._in_process = spec.kind == "threads"
         self._fetcher = ResultFetcher()
+        self._local_tasks = LocalTasks()
         passes = PassDemand(grow_after_s=spec.autoscale.grow_after_s)
         self._reporter = Reporter(share, report, passes, is_remote=spec.scheduler is not None)
         self._config = contextlib.ExitStack()
@@ -156,16 +159,24 @@ class DaskCluster:
 
     def start(
         self, function: Callable[..., Any], *arguments: Any, key: str, arrived: Arrived, **options: Any
-    ) -> DaskTask | None:
-        """Start a task; None if the scheduler does not answer. arrived: called once with its key and outcome, on the
-        client's event loop. options: of `Client.submit`."""
+    ) -> DaskTask | LocalTask | None:
+        """Start a task; None if the scheduler does not answer. arrived: called once with its key and outcome, in any
+        thread. options: of `Client.submit`."""
         self._started += 1
         if self._started % _REMEMBERED_KEYS == 0:
             key_split.cache_clear()  # of 100,000 keys, each of which is used for a second
+        if self._in_process:
+            submit = partial(self.connection.submit, **options)
+            return self._local_tasks.start(submit, partial(function, *arguments), key=key, arrived=arrived)
         future = self.connection.submit(function, *arguments, key=key, **options)
         if future is None:
             return None
-        return DaskTask(future, self._fetcher.watch(future.client, future, self._local_results, arrived))
+        return DaskTask(future, self._fetcher.watch(future.client, future, arrived))
+
+    def look(self, *, waiting: bool) -> None:
+        """Check scheduler, workers and tasks; see `SchedulerConnection.look`."""
+        self.connection.look(waiting=waiting)
+        self._local_tasks.look()
 
     def report(self, report: JobReport) -> None:
         """Send this report to the scheduler, in two seconds at the latest, and again until there is another one."""
@@ -210,12 +221,6 @@ class DaskCluster:
                 if self.connection.alive():  # else the connection failed
                     raise
 
-    @property
-    def _local_results(self) -> Mapping[str, Any]:
-        """Results of the worker in this process, by key; empty if workers are processes."""
-        workers = self._cluster.workers.values() if self._in_process and isinstance(self._cluster, SpecCluster) else ()
-        return next((worker.data for worker in workers), {})
-
     def address(self) -> str:
         """The scheduler's address, for messages."""
         if self._spec.scheduler is not None:
@@ -255,6 +260,8 @@ class DaskCluster:
     def _start_cluster(self) -> DaskDeployment:
         if self._spec.kind == "provider":
             return start_provider(self._spec, self._environment, elastic=self._elastic)
+        if self._in_process:
+            send_promptly()
         cluster = start_local(
             self._spec, threads=self._threads, dashboard_port=self._dashboard_port, elastic=self._elastic
         )

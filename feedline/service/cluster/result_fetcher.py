@@ -3,8 +3,7 @@
 Runs in: the feeder, on the event loop of Dask's client: a coroutine per block in flight, and no thread. Each fetches
 from its own worker, a few at a time per worker, so that an unresponsive worker delays only its own blocks. A fetch that
 takes long is repeated over another connection, which ends the wait for one that carries nothing any more; the limit
-doubles each time and follows the recent fetches, so that a slow network has the time it needs. Results of a worker in
-this process are passed by reference.
+doubles each time and follows the recent fetches, so that a slow network has the time it needs.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future as Handle
 from typing import Any
 
@@ -42,25 +41,23 @@ class ResultFetcher:
         self._room: dict[tuple[int, str], asyncio.Semaphore] = {}
         self._durations_s = Recent()  # of fetches that succeeded
 
-    def watch(
-        self, client: Client, future: Future[Any], local: Mapping[str, Outcome], arrived: Arrived
-    ) -> Handle[None]:
-        """Fetch the future's result when it has finished. local: results of the worker in this process. `arrived` is
-        called on the loop once, with the key and the outcome."""
+    def watch(self, client: Client, future: Future[Any], arrived: Arrived) -> Handle[None]:
+        """Fetch the future's result when it has finished. `arrived` is called on the loop once, with the key and the
+        outcome."""
         loop: Any = client.loop
-        return asyncio.run_coroutine_threadsafe(self._watch(client, future, local, arrived), loop.asyncio_loop)
+        return asyncio.run_coroutine_threadsafe(self._watch(client, future, arrived), loop.asyncio_loop)
 
-    async def _watch(self, client: Client, future: Future[Any], local: Mapping[str, Outcome], arrived: Arrived) -> None:
+    async def _watch(self, client: Client, future: Future[Any], arrived: Arrived) -> None:
         outcome: Outcome
         try:
-            outcome = await self._outcome(client, future, local)
+            outcome = await self._outcome(client, future)
         except OSError:  # the connection
             outcome = None
         except Exception as error:  # the feeder's thread decides
             outcome = failure_of(error, "", "")
         arrived(str(future.key), outcome)
 
-    async def _outcome(self, client: Client, future: Future[Any], local: Mapping[str, Outcome]) -> Outcome:
+    async def _outcome(self, client: Client, future: Future[Any]) -> Outcome:
         state: Any = future._state
         scheduler: Any = client.scheduler
         await state.wait()
@@ -69,8 +66,6 @@ class ResultFetcher:
         if future.status != "finished":
             return None
         key = str(future.key)
-        if key in local:
-            return local[key]
         limit_s = max(_FETCH_S, _TIMES * self._durations_s.largest)
         tries = 0
         while tries < _TRIES:

@@ -81,6 +81,19 @@ class _Work:
         if held is not None:
             held.cancel()
 
+    def result(self) -> tuple[Rows, ...] | None:
+        """Its rows, or None while it is computed. Raises its error."""
+        if self.error is not None:
+            raise self.error
+        return self.rows
+
+    def fail(self, outcome: BlockFailure | None) -> BlockFailure | None:
+        """Keep an attempt's failure, and return it; None where it is not the fault of the block or its worker."""
+        if outcome is None or outcome.kind == "unknown":
+            return None
+        self.failures.append(outcome)
+        return outcome
+
     def missing(self, now_s: float) -> MissingBlock:
         """What a diagnosis says of it."""
         return MissingBlock(
@@ -151,6 +164,7 @@ class Delivery:
         self._finished = FinishedBlocks()
         self._priorities = Priorities()
         self.stats = stats
+        self.is_due = True  # whether `pump` may have something to do, because of what has come or gone
 
     @property
     def in_flight(self) -> int:
@@ -166,29 +180,30 @@ class Delivery:
 
         step_s: the trainer's seconds per step. delay_s: seconds until it will ask for `step`.
         """
+        self.is_due = False
         self._priorities.begin(step, step_s, delay_s)
         self._resubmit()
         threads = self._cluster.threads_per_trainer()
-        while self._next is not None and (
-            self._window.has_room(len(self._work), threads=threads) or self._next.first_step <= step
-        ):
+        while self._next is not None and (self._window.has_room(len(self._work), threads=threads) or self.lacks(step)):
             block, self._next = self._next, next(self._blocks, None)
             self._work[block.lane, block.index] = work = _Work(block, self._request(block))
             urgency = self._priorities.next(block.first_step, *self._times_s())
             self._submit(work, urgency, self._cluster.eligible_workers())
 
+    def lacks(self, step: int) -> bool:
+        """Whether a block that `step` needs has not been submitted yet."""
+        return self._next is not None and self._next.first_step <= step
+
     def get(self, lane: int, index: int) -> tuple[Rows, ...] | None:
         """The block's rows, or None while it is computed. Raises the error of a block that failed."""
         if self._outcomes:
             self._collect()
-        work = self._work[lane, index]
-        if work.error is not None:
-            raise work.error
-        return work.rows
+        return self._work[lane, index].result()
 
     def drop(self, step: int) -> list[tuple[Block, Quality]]:
         """Forget the blocks that no step after `step` needs; returns them with their quality counts."""
         works = [self._work.pop(key) for key, work in [*self._work.items()] if work.block.last_step <= step]
+        self.is_due |= bool(works)
         for work in works:
             work.release()
         return [(work.block, work.quality) for work in works if work.quality is not None]
@@ -289,8 +304,7 @@ class Delivery:
             if worker in slow and others:
                 logger.warning(_LATE, limit_s, worker)
                 work.hedged = True
-                overtaken = self._finished.overtook(work.attempts[0].submitted_s)
-                self._submit_again(work, others, slow=worker if overtaken else "")
+                self._submit_again(work, others, slow=worker * self._finished.overtook(work.attempts[0].submitted_s))
 
     # -- results --------------------------------------------------------------------------------------------------
 
@@ -302,6 +316,7 @@ class Delivery:
                 self._wake()
 
     def _collect(self) -> None:
+        self.is_due = True
         with self._lock:
             outcomes, self._outcomes = self._outcomes, []
         for key, outcome, now_s in outcomes:
@@ -313,9 +328,7 @@ class Delivery:
                 self._keep(work, attempt, outcome, now_s)
                 continue
             self._cancel(work, attempt)
-            failure = None if outcome is None or outcome.kind == "unknown" else outcome
-            if failure is not None:
-                work.failures.append(failure)
+            failure = work.fail(outcome)
             if not work.attempts:
                 self._retry(work, failure)
 

@@ -107,7 +107,7 @@ def test_connections_that_carry_nothing_are_replaced(served: Served, caplog: pyt
             future = connection.submit(len, key, key=f"{key}-{len(arrived)}")
             if future is None:
                 return None
-            arrived[key] = fetcher.watch(connection.client, future, {}, lambda _, outcome: results.append(outcome))
+            arrived[key] = fetcher.watch(connection.client, future, lambda _, outcome: results.append(outcome))
         if results:
             del arrived[key]
         return results.pop() if results else None
