@@ -36,7 +36,8 @@ from feedline.service.planner import Agreement, Planner
 from feedline.service.quality_monitor import QualityMonitor
 from feedline.service.scaling.load import TrainerLoad
 from feedline.service.slot_writers import SlotWriters
-from feedline.service.trainer_stream import TrainerStream, TrainerStreams
+from feedline.service.trainer_stream import TrainerStream
+from feedline.service.trainer_streams import TrainerStreams
 from feedline.version import VERSION
 
 logger = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ class FeederCounters:
             blocks_per_step=0.0 if stream is None else stream.blocks_per_step,
             block_s=0.0 if stream is None else stream.window.block_s,
             ready=self.ring_slots - self.ring_free,
-            in_flight=0 if stream is None or stream.ended else stream.delivery.in_flight,
+            in_flight=0 if stream is None or stream.ended else stream.window.in_flight,
         )
 
     def take(self, message: Mapping[str, Any]) -> None:
@@ -182,19 +183,20 @@ class TrainerSession:
         self.runnable = True
         if self._agreement is not None:
             self._agreement.look(time.monotonic())
-        for stream in self._streams.running():
+        streams = self._streams.running()
+        for stream in streams:
             stream.delivery.look(starved=self.starved and stream is self._streams.current)
-            self._adjust_window(stream)
+        if streams:
+            self._adjust_window(streams[0])
 
     def _adjust_window(self, stream: TrainerStream) -> None:
         """Adjust how many blocks are in flight, and how many slots the ring has."""
-        decision = stream.observe(
-            self._cluster.threads_per_trainer(), self._pace.known_step_s, available_memory_bytes()
-        )
+        threads, step_s = self._cluster.threads_per_trainer(), self._pace.known_step_s
+        decision = stream.observe(threads, step_s, self._streams.held_bytes, available_memory_bytes())
         if decision is not None:
             _window_logger.info("rank %s: %s", self.rank, decision.describe(self._ring.provide(decision.slots)))
             self.counters.window, self.counters.window_reason = decision.blocks, decision.reason
-        self.counters.blocks_in_flight = stream.delivery.in_flight
+        self.counters.blocks_in_flight = stream.window.in_flight
 
     def send_error(self, name: str, message: str) -> None:
         """Send the error that ends the session, after the batches before it."""
@@ -310,6 +312,7 @@ class TrainerSession:
         self._open_stream()
         if self._fill():
             self.runnable = True
+        self._streams.compute_ahead()
 
     def _fill(self) -> bool:
         """Announce batches and begin to write more, or end the stream; False if there is nothing to do before an
@@ -327,9 +330,6 @@ class TrainerSession:
         self._ring.announce_end(stream=stream.number, epoch=stream.epoch)
         stream.ended = True
         stream.delivery.close()
-        # Most trainers continue with the next epoch: compute its first blocks while they evaluate and save.
-        if not stream.last:
-            self._streams.begin_ahead(stream.epoch + 1)
         return True
 
     def _announce(self, stream: TrainerStream) -> None:

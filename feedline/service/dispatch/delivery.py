@@ -157,6 +157,11 @@ class Delivery:
         return len(self._work)
 
     @property
+    def has_more(self) -> bool:
+        """Whether a block has not been submitted yet."""
+        return self._next is not None
+
+    @property
     def held_bytes(self) -> int:
         """Bytes of the finished blocks."""
         return sum(rows.nbytes for work in self._work.values() for rows in work.rows or ())
@@ -170,10 +175,11 @@ class Delivery:
         self._resubmit()
         threads = self._cluster.threads_per_trainer()
         while self._next is not None and (
-            self._window.has_room(len(self._work), threads=threads) or self._next.first_step <= step
+            self._window.has_room(self._window.in_flight, threads=threads) or self._next.first_step <= step
         ):
             block, self._next = self._next, next(self._blocks, None)
             self._work[block.lane, block.index] = work = _Work(block, self._request(block))
+            self._window.in_flight += 1
             urgency = self._priorities.next(block.first_step, *self._times_s())
             self._submit(work, urgency, self._cluster.eligible_workers())
 
@@ -189,6 +195,7 @@ class Delivery:
     def drop(self, step: int) -> list[tuple[Block, Quality]]:
         """Forget the blocks that no step after `step` needs; returns them with their quality counts."""
         works = [self._work.pop(key) for key, work in [*self._work.items()] if work.block.last_step <= step]
+        self._window.in_flight -= len(works)
         for work in works:
             work.release()
         return [(work.block, work.quality) for work in works if work.quality is not None]
@@ -216,6 +223,7 @@ class Delivery:
         for work in self._work.values():
             self._forget(work)
             work.release()
+        self._window.in_flight -= len(self._work)
         self._work.clear()
 
     # -- submitting -----------------------------------------------------------------------------------------------
