@@ -13,13 +13,13 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from feedline.errors import StateError
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.slot import Draft
-from feedline.loader.facts import FeederFacts, FeederStats, Hello
+from feedline.loader.facts import BlockStats, FeederFacts, FeederStats, Hello
 from feedline.loader.ring.channel import Channel, ChannelClosedError
 from feedline.loader.ring.feeder_connection import PROTOCOL
 from feedline.loader.ring.messages import BeginStream, FeederFailure
@@ -74,7 +74,8 @@ class FeederCounters:
 
     def stats(self) -> FeederStats:
         """The counts so far."""
-        return FeederStats.from_json({name: value for name, value in asdict(self).items() if name != "stalled_s"})
+        blocks = BlockStats(**{name: getattr(self.delivery, name) for name in BlockStats.__slots__})
+        return FeederStats(**{name: getattr(self, name) for name in FeederStats.__slots__} | {"delivery": blocks})
 
     def load(self, stream: TrainerStream | None, *, starved: bool) -> TrainerLoad:
         """What the trainer uses and waits for."""

@@ -116,23 +116,13 @@ class TrainerStreams:
         current = self.current
         if current is None or current.delivery.has_more or current.last or not self._continues:
             return
+        window, threads = current.window, self._cluster.threads_per_trainer()
         while True:
             last = self._ahead[-1] if self._ahead else current
-            if last is not current:
+            if last.delivery.has_more and (current.ended or window.has_room(window.in_flight, threads=threads)):
                 self._pump(last)
-            if last.delivery.has_more or not last.window.has_room(
-                last.window.in_flight, threads=self._cluster.threads_per_trainer()
-            ):
+            if last.delivery.has_more or not self._open_ahead(last.epoch + 1):
                 return
-            opening = self._opening
-            if opening is None:
-                self._open_schedule(last.epoch + 1)
-                return
-            # A schedule's error is raised if the trainer asks for the epoch.
-            if not opening.schedule.done() or opening.schedule.exception() is not None:
-                return
-            self._opening = None
-            self._ahead.append(self._open(opening.epoch, 0, opening.schedule.result()))
 
     def end(self) -> None:
         """Drop the streams and their blocks."""
@@ -142,6 +132,19 @@ class TrainerStreams:
                 stream.delivery.close()
         self.current = self._begin = None
         self._ahead.clear()
+
+    def _open_ahead(self, epoch: int) -> bool:
+        """Open the stream of an epoch that the trainer has not asked for, if its schedule is there."""
+        opening = self._opening
+        if opening is None:
+            self._open_schedule(epoch)
+            return False
+        # The error of a schedule is raised if the trainer asks for its epoch.
+        if not opening.schedule.done() or opening.schedule.exception() is not None:
+            return False
+        self._opening = None
+        self._ahead.append(self._open(epoch, 0, opening.schedule.result()))
+        return True
 
     def _pump(self, stream: TrainerStream) -> None:
         """Submit blocks of a stream ahead. When the current one has ended, memory is the next one's, and holds at
