@@ -73,7 +73,7 @@ class TrainerStreams:
 
     def use(self, plan: Plan, lanes: range, window: Window) -> None:
         """Streams from now on are of these lanes of a plan."""
-        self._source = plan, lanes, window
+        self._source, self._continues = (plan, lanes, window), True
 
     def begin(self, begin: BeginStream) -> None:
         """Begin the stream that the trainer asks for, in place of the current one."""
@@ -114,14 +114,15 @@ class TrainerStreams:
     def compute_ahead(self) -> None:
         """Submit blocks of the next epochs, if those of the current one are all submitted, as far as there is room."""
         current = self.current
-        if current is None or current.delivery.has_more or current.last or not self._continues:
+        if current is None or current.delivery.next_block or current.last or not self._continues:
             return
         window, threads = current.window, self._cluster.threads_per_trainer()
         while True:
             last = self._ahead[-1] if self._ahead else current
-            if last.delivery.has_more and (current.ended or window.has_room(window.in_flight, threads=threads)):
+            delivery = last.delivery
+            if delivery.next_block and (current.ended or window.has_room(window.in_flight, threads=threads)):
                 self._pump(last)
-            if last.delivery.has_more or not self._open_ahead(last.epoch + 1):
+            if delivery.next_block or not self._open_ahead(last.epoch + 1):
                 return
 
     def end(self) -> None:

@@ -114,7 +114,7 @@ class DeliveryStats:
 
 
 class Delivery:
-    """The blocks of one stream (a rank's lanes from a step on)."""
+    """The blocks of one stream (a rank's lanes from a step on). next_block: to be submitted (None: all are)."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class Delivery:
         self._window = window
         self._wake = wake
         self._clock = clock
-        self._next: Block | None = next(blocks, None)
+        self.next_block: Block | None = next(blocks, None)
         self._work: dict[tuple[int, int], _Work] = {}
         self._running: dict[str, _Work] = {}  # by key, an entry per attempt
         self._unsubmitted: list[_Work] = []  # while the scheduler does not answer
@@ -151,15 +151,6 @@ class Delivery:
         self._finished = FinishedBlocks()
         self._priorities = Priorities()
         self.stats = stats
-
-    @property
-    def in_flight(self) -> int:
-        return len(self._work)
-
-    @property
-    def has_more(self) -> bool:
-        """Whether a block has not been submitted yet."""
-        return self._next is not None
 
     @property
     def held_bytes(self) -> int:
@@ -174,10 +165,10 @@ class Delivery:
         self._priorities.begin(step, step_s, delay_s)
         self._resubmit()
         threads = self._cluster.threads_per_trainer()
-        while self._next is not None and (
-            self._window.has_room(self._window.in_flight, threads=threads) or self._next.first_step <= step
+        while self.next_block is not None and (
+            self._window.has_room(self._window.in_flight, threads=threads) or self.next_block.first_step <= step
         ):
-            block, self._next = self._next, next(self._blocks, None)
+            block, self.next_block = self.next_block, next(self._blocks, None)
             self._work[block.lane, block.index] = work = _Work(block, self._request(block))
             self._window.in_flight += 1
             urgency = self._priorities.next(block.first_step, *self._times_s())
