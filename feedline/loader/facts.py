@@ -242,7 +242,8 @@ class FeederStats:
     delivery: BlockStats = field(default_factory=BlockStats)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        blocks = {name: getattr(self.delivery, name) for name in BlockStats.__slots__}
+        return {name: getattr(self, name) for name in self.__slots__} | {"delivery": blocks}
 
     @classmethod
     def from_json(cls, message: object) -> Self:

@@ -13,13 +13,13 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from feedline.errors import StateError
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.slot import Draft
-from feedline.loader.facts import FeederFacts, FeederStats, Hello
+from feedline.loader.facts import BlockStats, FeederFacts, FeederStats, Hello
 from feedline.loader.ring.channel import Channel, ChannelClosedError
 from feedline.loader.ring.feeder_connection import PROTOCOL
 from feedline.loader.ring.messages import BeginStream, FeederFailure
@@ -36,7 +36,8 @@ from feedline.service.planner import Agreement, Planner
 from feedline.service.quality_monitor import QualityMonitor
 from feedline.service.scaling.load import TrainerLoad
 from feedline.service.slot_writers import SlotWriters
-from feedline.service.trainer_stream import TrainerStream, TrainerStreams
+from feedline.service.trainer_stream import TrainerStream
+from feedline.service.trainer_streams import TrainerStreams
 from feedline.version import VERSION
 
 logger = logging.getLogger(__name__)
@@ -48,8 +49,6 @@ _REPORT_S = 0.5
 _NOTABLE_S = 10.0
 # The ring's share of a feeder's memory; the rest is for blocks in flight.
 _RING_SHARE = 0.25
-# Counters that are not among the stats.
-_OWN = ("stalled_s", "slept_s")
 
 
 @dataclass(slots=True)
@@ -76,7 +75,8 @@ class FeederCounters:
 
     def stats(self) -> FeederStats:
         """The counts so far."""
-        return FeederStats.from_json({name: value for name, value in asdict(self).items() if name not in _OWN})
+        blocks = BlockStats(**{name: getattr(self.delivery, name) for name in BlockStats.__slots__})
+        return FeederStats(**{name: getattr(self, name) for name in FeederStats.__slots__} | {"delivery": blocks})
 
     def load(self, stream: TrainerStream | None, *, starved: bool) -> TrainerLoad:
         """What the trainer uses and waits for."""
@@ -90,7 +90,7 @@ class FeederCounters:
             blocks_per_step=0.0 if stream is None else stream.blocks_per_step,
             block_s=0.0 if stream is None else stream.window.block_s,
             ready=self.ring_slots - self.ring_free,
-            in_flight=0 if stream is None or stream.ended else stream.delivery.in_flight,
+            in_flight=0 if stream is None or stream.ended else stream.window.in_flight,
         )
 
     def take(self, message: Mapping[str, Any]) -> None:
@@ -187,19 +187,20 @@ class TrainerSession:
         self.runnable = True
         if self._agreement is not None:
             self._agreement.look(time.monotonic())
-        for stream in self._streams.running():
+        streams = self._streams.running()
+        for stream in streams:
             stream.delivery.look(starved=self.starved and stream is self._streams.current)
-            self._adjust_window(stream)
+        if streams:
+            self._adjust_window(streams[0])
 
     def _adjust_window(self, stream: TrainerStream) -> None:
         """Adjust how many blocks are in flight, and how many slots the ring has."""
-        decision = stream.observe(
-            self._cluster.threads_per_trainer(), self._pace.known_step_s, available_memory_bytes()
-        )
+        threads, step_s = self._cluster.threads_per_trainer(), self._pace.known_step_s
+        decision = stream.observe(threads, step_s, self._streams.held_bytes, available_memory_bytes())
         if decision is not None:
             _window_logger.info("rank %s: %s", self.rank, decision.describe(self._ring.provide(decision.slots)))
             self.counters.window, self.counters.window_reason = decision.blocks, decision.reason
-        self.counters.blocks_in_flight = stream.delivery.in_flight
+        self.counters.blocks_in_flight = stream.window.in_flight
 
     def send_error(self, name: str, message: str) -> None:
         """Send the error that ends the session, after the batches before it."""
@@ -315,6 +316,7 @@ class TrainerSession:
         self._open_stream()
         if self._fill():
             self.runnable = True
+        self._streams.compute_ahead()
 
     def _fill(self) -> bool:
         """Announce batches and begin to write more, or end the stream; False if there is nothing to do before an
@@ -332,9 +334,6 @@ class TrainerSession:
         self._ring.announce_end(stream=stream.number, epoch=stream.epoch)
         stream.ended = True
         stream.delivery.close()
-        # Most trainers continue with the next epoch: compute its first blocks while they evaluate and save.
-        if not stream.last:
-            self._streams.begin_ahead(stream.epoch + 1)
         return True
 
     def _announce(self, stream: TrainerStream) -> None:

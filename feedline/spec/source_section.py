@@ -147,8 +147,8 @@ class SourceSpec(Section):
     max_bad_rows: Amount | None = Field(default=None, description="More rows in skipped files than this are an error.")
     split_rows: Count = Field(
         default=65536,
-        description="Rows of a split: whole row groups, about this many; without shuffle fewer, if they are wide, and more, "
-        "if they are narrow and this is not stated.",
+        description="Rows of a split: whole row groups, about this many; without shuffle fewer, if they are wide, and "
+        "more, if they are narrow and this is not stated.",
     )
 
     @model_validator(mode="after")

@@ -59,24 +59,29 @@ class Trainer:
 
     def __init__(self, channel: Channel, *, rank: int = 0, world_size: int = 1) -> None:
         self.channel = channel
-        self._epoch = 0
+        self._epoch = self._stream = 0
         versions = {"protocol": PROTOCOL, "feedline": VERSION, "number": 1}
         channel.send_json({"type": "hello", **versions, **Hello(rank=rank, world_size=world_size).to_json()})
         assert self._receive()[1]["type"] == "facts"
 
-    def begin(self, *, last: bool) -> None:
-        """Ask for the batches of the next epoch."""
-        begin = BeginStream(stream=self._epoch + 1, epoch=self._epoch, step=0, last=last, seen=None)
+    def begin(self, *, last: bool, epoch: int | None = None, step: int = 0) -> None:
+        """Ask for the batches of an epoch (default: the next one) from a step on."""
+        self._stream += 1
+        self._epoch = self._epoch if epoch is None else epoch
+        begin = BeginStream(stream=self._stream, epoch=self._epoch, step=step, last=last, seen=None)
         self.channel.send_json(begin.to_json())
 
     def read(self) -> list[int]:
-        """The steps of the epoch that was asked for, as they are announced; other messages are skipped."""
+        """The steps of the epoch that was asked for, as they are announced; other messages are skipped, and batches of
+        earlier streams freed."""
         steps: list[int] = []
-        while (arrival := self._receive())[0] != b"E":
+        while (arrival := self._receive())[:2] != (b"E", self._stream):
             if arrival[0] == b"R":
-                _, _, generation, slot, _, _, step, _ = arrival
+                _, stream, generation, slot, _, epoch, step, _ = arrival
                 self.channel.send(FREE.pack(b"F", generation, slot))
-                steps.append(step)
+                if stream == self._stream:
+                    assert epoch == self._epoch
+                    steps.append(step)
         self.channel.send_json({"type": "epoch_done", "epoch": self._epoch})
         self._epoch += 1
         return steps

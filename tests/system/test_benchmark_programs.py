@@ -129,6 +129,15 @@ def _with_table_rows(made: Any, *given: Any) -> Any:
         return made(*given)
 
 
+def test_the_borders_of_epochs_are_measured() -> None:
+    command = [sys.executable, str(BENCHMARKS / "epochs.py"), "--tiny", "--only", "default", "--json"]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=LIMIT_S).stdout)
+    assert list(found) == ["default"]
+    assert list(found["default"]) == ["one epoch", "a second", "short"]
+    assert all(length["rows_per_s"] > 0 and length["share"] > 0 for length in found["default"].values())
+    assert [length["first_step_ms"] > 0 for length in found["default"].values()] == [False, True, True]
+
+
 def test_the_first_batch_benchmark_reports_every_phase():
     command = [sys.executable, str(BENCHMARKS / "first_batch.py"), "--tiny", "--json"]
     [round_] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)

@@ -127,7 +127,7 @@ class DeliveryStats:
 
 
 class Delivery:
-    """The blocks of one stream (a rank's lanes from a step on)."""
+    """The blocks of one stream (a rank's lanes from a step on). next_block: to be submitted (None: all are)."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class Delivery:
         self._window = window
         self._wake = wake
         self._clock = clock
-        self._next: Block | None = next(blocks, None)
+        self.next_block: Block | None = next(blocks, None)
         self._work: dict[tuple[int, int], _Work] = {}
         self._running: dict[str, _Work] = {}  # by key, an entry per attempt
         self._unsubmitted: list[_Work] = []  # while the scheduler does not answer
@@ -165,10 +165,6 @@ class Delivery:
         self._priorities = Priorities()
         self.stats = stats
         self.is_due = True  # whether `pump` may have something to do, because of what has come or gone
-
-    @property
-    def in_flight(self) -> int:
-        return len(self._work)
 
     @property
     def held_bytes(self) -> int:
@@ -184,15 +180,18 @@ class Delivery:
         self._priorities.begin(step, step_s, delay_s)
         self._resubmit()
         threads = self._cluster.threads_per_trainer()
-        while self._next is not None and (self._window.has_room(len(self._work), threads=threads) or self.lacks(step)):
-            block, self._next = self._next, next(self._blocks, None)
+        while self.next_block is not None and (
+            self._window.has_room(self._window.in_flight, threads=threads) or self.lacks(step)
+        ):
+            block, self.next_block = self.next_block, next(self._blocks, None)
             self._work[block.lane, block.index] = work = _Work(block, self._request(block))
+            self._window.in_flight += 1
             urgency = self._priorities.next(block.first_step, *self._times_s())
             self._submit(work, urgency, self._cluster.eligible_workers())
 
     def lacks(self, step: int) -> bool:
         """Whether a block that `step` needs has not been submitted yet."""
-        return self._next is not None and self._next.first_step <= step
+        return self.next_block is not None and self.next_block.first_step <= step
 
     def get(self, lane: int, index: int) -> tuple[Rows, ...] | None:
         """The block's rows, or None while it is computed. Raises the error of a block that failed."""
@@ -204,6 +203,7 @@ class Delivery:
         """Forget the blocks that no step after `step` needs; returns them with their quality counts."""
         works = [self._work.pop(key) for key, work in [*self._work.items()] if work.block.last_step <= step]
         self.is_due |= bool(works)
+        self._window.in_flight -= len(works)
         for work in works:
             work.release()
         return [(work.block, work.quality) for work in works if work.quality is not None]
@@ -231,6 +231,7 @@ class Delivery:
         for work in self._work.values():
             self._forget(work)
             work.release()
+        self._window.in_flight -= len(self._work)
         self._work.clear()
 
     # -- submitting -----------------------------------------------------------------------------------------------

@@ -153,11 +153,15 @@ def _slots(load: Load) -> int:
 
 
 class Window:
-    """The window of one trainer's streams: recent measurements, and the current decision (None before the first)."""
+    """The window of one trainer's streams: recent measurements, and the current decision (None before the first).
+
+    in_flight: the blocks of all its streams, which count them here.
+    """
 
     def __init__(self, limits: WindowLimits) -> None:
         self.limits = limits
         self.decision: Decision | None = None
+        self.in_flight = 0
         self._loads: deque[Load] = deque(maxlen=PATIENCE)
         self._block_s = Recent()
         self._largest_bytes = 0

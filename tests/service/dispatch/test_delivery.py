@@ -399,16 +399,16 @@ def test_the_window_follows_the_workers_without_calls_to_the_scheduler(
     stream = Stream(cluster, monkeypatch, lambda index, key: index)
     delivery = stream.open("window", 400, window=window())
     delivery.pump(0)
-    assert delivery.in_flight == 3, "one per thread, before anybody knows how large they are"
+    assert delivery._window.in_flight == 3, "one per thread, before anybody knows how large they are"
     assert stream.read(delivery, range(40)) == list(range(40))
-    assert delivery.in_flight == 1 + 3 - 1
+    assert delivery._window.in_flight == 1 + 3 - 1
     monkeypatch.setattr(cluster.connection, "_totals", lambda: {"n_workers": 12, "total_threads": 12})
     delivery.pump(40)
-    assert delivery.in_flight == 1 + 12
+    assert delivery._window.in_flight == 1 + 12
     fast = {"threads": 12, "step_s": 1e-9, "blocks_per_step": 1.0, "held_bytes": 0, "available_bytes": 1 << 40}
     assert delivery._window.observe(**fast) is not None
     delivery.pump(40)
-    assert delivery.in_flight == 1 + 2 * 12
+    assert delivery._window.in_flight == 1 + 2 * 12
     assert all(question == ("identity", 0) for question in asked), "totals, every two seconds"
     delivery.close()
 
@@ -460,9 +460,9 @@ def test_jobs_of_different_ages_share_a_cluster(
     assert eventually(lambda: sum(len(worker.state.executing) for worker in workers.workers.values()) == 3)
     old = stream.open("old", 130, window=window(fixed_blocks=30))
     for _ in range(100):
-        old._next = next(old._blocks)
+        old.next_block = next(old._blocks)
     new = stream.open("new", 30, window=everything)
-    step = old._next.first_step
+    step = old.next_block.first_step
     clock = iter(range(10_000))
     monkeypatch.setattr(cluster, "now_s", lambda: 1e9 + next(clock) * 1e-3)
     old._window.record(0.1, 1)
