@@ -31,7 +31,7 @@ from feedline.version import VERSION
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from feeder_loop import ReadyBlocks, write_pipeline  # noqa: E402
+from feeder_loop import ReadyBlocks, write_pipeline
 
 BATCHES = 512
 
