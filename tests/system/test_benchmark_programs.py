@@ -27,6 +27,15 @@ import snapshots  # noqa: E402
 import vocabulary as vocabulary_benchmark  # noqa: E402
 
 
+def test_the_loop_of_a_feeder_is_measured() -> None:
+    command = [sys.executable, str(BENCHMARKS / "feeder_loop.py"), "--tiny", "--ranks", "2", "--calls", "--json"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert (found["ranks"], found["batches"]) == (2, 800)
+    assert min(found["batches_per_s"], found["loop_us"], found["calls"]) > 0
+
+
 def test_the_writing_of_slots_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["slot_writing.py", "--tiny"])
     assert slot_writing.main() == 0
