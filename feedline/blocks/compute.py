@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,7 +23,6 @@ from feedline.blocks.environment import check_environment
 from feedline.blocks.jobs import CompiledJob, CompiledPart, compile_job, find_job
 from feedline.blocks.permutation import permuted_rows, run_starts
 from feedline.blocks.request import BlockRequest, BlockResult, Job, PieceRequest
-from feedline.dataclass import dataclass
 from feedline.errors import DataError
 from feedline.loader.encoding.encode import can_order, encode
 from feedline.loader.encoding.encoded_rows import EncodedRows

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from feedline.blocks.compute import HandOver, run_block
 from feedline.blocks.jobs import UnknownJobError
 from feedline.blocks.request import BlockRequest, BlockResult, Job, PackedRequest
-from feedline.dataclass import dataclass
 from feedline.errors import ClusterError, CorruptFileError, DataError, FeedlineError, TableChangedError
 from feedline.loader.encoding.shuffled_rows import Rows
 from feedline.service.dispatch.blame import BlockFailure, Kind
