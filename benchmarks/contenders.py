@@ -26,7 +26,8 @@ Encode = Callable[[Any], list[Any]]  # a row group to its pieces
 class Job:
     """The input of a contender: the table's files, the same as a pipeline.yaml, rows per batch, threads or workers.
 
-    shape: the table's, one of `SHAPES`; sample: the file for the first batches' ids where these are hashed.
+    files: those that the shape's filter selects. shape: the table's, one of `SHAPES`; sample: the file for the first
+    batches' ids where these are hashed.
     """
 
     files: Sequence[str]
@@ -58,8 +59,8 @@ def polars_scan(shape: Shape) -> Callable[[Job], Batches]:
     import workload
 
     def loop(job: Job) -> Batches:
-        expressions = polars_workload.polars_expressions(shape)
-        frames = (pl.scan_parquet(path, hive_partitioning=False).select(expressions).collect() for path in job.files)
+        scans = (pl.scan_parquet(path, hive_partitioning=False) for path in job.files)
+        frames = (polars_workload.selected(scan, shape).collect() for scan in scans)
         pieces = (polars_workload.encode_frame(frame, shape) for frame in frames)
         return workload.batches(pieces, job.batch_size, shape)
 

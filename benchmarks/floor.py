@@ -3,12 +3,14 @@
     python benchmarks/floor.py                        5 M rows, 5 rounds: tables of medians and spreads, and ratios
     python benchmarks/floor.py --optimized            also on the table that `optimize --for decode` writes of it
     python benchmarks/floor.py --busy 5               with a trainer that works 5 ms per batch
-    python benchmarks/floor.py --shape wide           another table and the work that goes with it; or strings, or flat
+    python benchmarks/floor.py --shape wide           another table and the work that goes with it; or another shape
     python benchmarks/floor.py --tiny                 20,000 rows, one round: a test that all work and agree
 
 Shapes of the generated table, each with a label, and of the work (`shapes`):
 
     lists     5 M clicks of 13 dense columns (fill_null, clip, log1p), 26 ids (modulo) and 6 histories (first_x)
+    short     the columns of lists, 1.4 M clicks in partitions by day, of which a filter keeps 234,000: the rows of two
+              days in which an id is not the most frequent one
     wide      400,000 rows of 504 dense columns (fill_null) and 42 lists of 20 ids on average (first_x, modulo), in row
               groups of 20,000: the public model of papers on data storage and ingestion
     strings   5 M rows of 13 integers (fill_null, cast, log1p) and 26 strings of 8 hex digits, 3,000 to 200,000
@@ -22,10 +24,11 @@ that they touch first; batches stay valid as long as the trainer keeps them. All
 that Feedline gives its feeder (`allocator_environment`), which make the other loaders 10 to 15 % faster, too.
 
 Per contender: rows per second after the first batch, between 20 % and 80 % of the steps, and over the whole run
-without imports; seconds to the first batch, without imports; CPU-seconds per million rows, in all but the trainer's
-own imports, and from the first batch on; and peak memory of the process tree (sampled). A ratio is the median of the
-rounds' ratios, and the best in-process contender is the one with the best median. Exit code 1 if a contender fails or
-two of them deliver different rows: sums of all values and of their products with a mark of the row are compared.
+without imports; seconds of that run; seconds to the first batch, without imports; CPU-seconds per million rows, in all
+but the trainer's own imports, and from the first batch on; and peak memory of the process tree (sampled). A ratio is
+the median of the rounds' ratios, and the best in-process contender is the one with the best median. Exit code 1 if a
+contender fails or two of them deliver different rows: sums of all values and of their products with a mark of the row
+are compared.
 
 In `strings` the others hash as Polars does, since Feedline's hash would cost them more, so the ids of one cannot be
 compared with those of the other by value. Everything else is; ids are compared among those of the same hash; all are
@@ -82,6 +85,7 @@ COLUMNS = {  # measure -> (heading, formatter)
     "after_first_rows_per_s": ("k rows/s after the first batch", _thousands),
     "steady_rows_per_s": ("20-80 %", _thousands),
     "rows_per_s": ("whole run", _thousands),
+    "run_s": ("whole run s", _hundredths),
     "first_batch_s": ("first batch s", _hundredths),
     "import_s": ("imports s", _hundredths),
     "cpu_s_per_million_rows": ("CPU-s / M rows", _hundredths),
@@ -105,7 +109,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--busy", type=float, default=0, metavar="MS", help="the trainer's own work per batch")
     parser.add_argument("--table", metavar="DIR", help="keep the table there (and beside it, the optimized one)")
     parser.add_argument("--optimized", action="store_true", help="also on the table that `feedline optimize` writes")
-    parser.add_argument("--order", choices=("clustered", "log"), default="clustered", help="of --shape lists")
+    parser.add_argument("--order", choices=("clustered", "log"), default="clustered", help="of --shape lists or short")
     parser.add_argument("--json", metavar="FILE", help="write everything measured there")
     parser.add_argument("--tiny", action="store_true", help="few rows, one round: a test, not a measurement")
     options = parser.parse_args(arguments)
@@ -120,8 +124,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error(f"no contender is called {unknown[0]!r}: expected some of {', '.join(CONTENDERS)}")
     if min(options.rows, options.rounds, options.batch_size, options.threads) < 1 or options.busy < 0:
         parser.error("rows, rounds, batch size and threads are at least 1, busy is not negative")
-    if options.order == "log" and shape.name != "lists":
-        parser.error(f"--order is for --shape lists: the rows of {shape.name} are independent of each other")
+    if options.order == "log" and not shape.clicks:
+        parser.error(f"--order is for --shape lists and short: the rows of {shape.name} are independent of each other")
     return options
 
 
@@ -150,7 +154,7 @@ def run(name: str, files: Sequence[str], table: Path, options: argparse.Namespac
         pipeline.write_text(shape.pipeline(str(table.resolve()), batch_size=options.batch_size, work_dir=scratch))
         ids = Path(scratch) / "ids.npy"
         job = Job(
-            files=files,
+            files=files if shape.filter is None else shape.filter.files(files),
             pipeline=str(pipeline),
             batch_size=options.batch_size,
             threads=options.threads,

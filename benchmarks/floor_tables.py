@@ -45,11 +45,11 @@ def open_tables(options: argparse.Namespace) -> Iterator[dict[str, Path]]:
 
 def _generate(folder: Path, options: argparse.Namespace) -> None:
     shape = SHAPES[options.shape]
-    if shape.name == "lists":
+    if shape.clicks:
         sizes: dict[str, Any] = {"row_group_rows": TINY_GROUP_ROWS, "part_rows": TINY_FILE_ROWS} if options.tiny else {}
         recipe = ClickRecipe(
             rows=options.rows,
-            days=2 if options.tiny else 10,
+            days=5 if options.tiny else 10,
             strings=0,
             clustered=options.order == "clustered",
             **sizes,

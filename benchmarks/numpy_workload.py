@@ -1,6 +1,7 @@
 """The work of each shape in hand-vectorised numpy, and torch where it is faster: row groups become encoded pieces.
 
     lists     log1p(clip(fill_null(dense, 0), 0, 1000)), id % 1000003, the first 20 ids of each list
+    short     the same, of the rows that its filter keeps
     wide      fill_null(dense, 0), the first 20 ids of each list, % 1000003
     strings   fill_null(int, 0), all but int_0 log1p; Polars' hash of a string % 1000000
     flat      columns as they are
@@ -17,6 +18,7 @@ from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from shapes import BUCKETS, CLIP, FIRST, LABEL, MODULUS, Shape
 from workload import Piece, RowGroup, open_file
@@ -43,7 +45,8 @@ class Encoder:
 def numpy_pieces(group: RowGroup, shape: Shape, size: int) -> list[Piece]:
     """Read a row group on this thread and encode it in pieces: chunks, or their parts that end where batches do.
 
-    Pieces of at most a batch stay in the caches, and most need no concatenation.
+    Pieces of at most a batch stay in the caches, and most need no concatenation. Where a filter drops rows, it is
+    unknown where batches end.
     """
     encoder = ENCODERS[shape.name]
     pieces: list[Piece] = []
@@ -52,7 +55,9 @@ def numpy_pieces(group: RowGroup, shape: Shape, size: int) -> list[Piece]:
     for chunk in file.iter_batches(
         encoder.chunk_rows, row_groups=[group.index], columns=shape.columns, use_threads=False
     ):
-        if encoder.at_once:
+        if shape.filter is not None:
+            chunk = chunk.filter(pc.greater(chunk.column(shape.filter.column), shape.filter.above))
+        if encoder.at_once or shape.filter is not None:
             pieces.append(_encode(chunk, shape, encoder))
         else:
             ends = [*range(size - start % size, chunk.num_rows, size), chunk.num_rows]
@@ -175,6 +180,7 @@ def _first_modulo(lists: pa.ListArray) -> tuple[np.ndarray, np.ndarray]:
 
 ENCODERS = {
     "lists": Encoder(dense=_fill_null_and_clip, ids=_modulo, lists=_first, log_from=0),
+    "short": Encoder(dense=_fill_null_and_clip, ids=_modulo, lists=_first, log_from=0),
     "wide": Encoder(dense=_fill_null, ids=_copy, lists=_first_modulo),
     "strings": Encoder(dense=_fill_null, ids=_hash, lists=_first, log_from=1, chunk_rows=65_536, at_once=True),
     "flat": Encoder(dense=_fill_null, ids=_copy, lists=_first, chunk_rows=131_072, at_once=True),

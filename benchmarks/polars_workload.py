@@ -15,8 +15,15 @@ Expressions = Callable[[str], pl.Expr]  # of a column's name
 def polars_piece(group: RowGroup, shape: Shape) -> Piece:
     """Read a row group on this thread, apply the Polars expressions, and encode it in numpy."""
     rows = open_file(group).read_row_group(group.index, columns=shape.columns, use_threads=False)
-    frame = pl.DataFrame(pl.from_arrow(rows))
-    return encode_frame(frame.lazy().select(polars_expressions(shape)).collect(engine="in-memory"), shape)
+    frame = selected(pl.DataFrame(pl.from_arrow(rows)).lazy(), shape)
+    return encode_frame(frame.collect(engine="in-memory"), shape)
+
+
+def selected(rows: pl.LazyFrame, shape: Shape) -> pl.LazyFrame:
+    """The work on the rows that are delivered."""
+    if shape.filter is not None:
+        rows = rows.filter(pl.col(shape.filter.column) > shape.filter.above)
+    return rows.select(polars_expressions(shape))
 
 
 def polars_expressions(shape: Shape) -> list[pl.Expr]:
@@ -68,6 +75,7 @@ def _first_modulo(name: str) -> pl.Expr:
 
 EXPRESSIONS: dict[str, tuple[Expressions, Expressions, Expressions]] = {  # shape -> dense, ids, lists
     "lists": (_clipped_log, lambda name: pl.col(name) % MODULUS, _first),
+    "short": (_clipped_log, lambda name: pl.col(name) % MODULUS, _first),
     "wide": (lambda name: pl.col(name).fill_null(0.0), pl.col, _first_modulo),
     "strings": (_filled_log, lambda name: (pl.col(name).hash() % BUCKETS).cast(pl.Int64), _first),
     "flat": (pl.col, pl.col, _first),

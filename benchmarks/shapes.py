@@ -7,11 +7,30 @@ with a row of a shape is in `numpy_workload` and `polars_workload`, which must s
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 LABEL = "clicked"
 CLIP, MODULUS, FIRST, BUCKETS = 1000.0, 1_000_003, 20, 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowFilter:
+    """Which rows are delivered: those of some days' partitions in which an integer column exceeds a value."""
+
+    days: tuple[str, ...]
+    column: str
+    above: int
+
+    @property
+    def where(self) -> str:
+        """The filter as pipeline.yaml says it."""
+        days = ", ".join(json.dumps(day) for day in self.days)
+        return f"ds in [{days}] and {self.column} > {self.above}"
+
+    def files(self, files: Sequence[str]) -> list[str]:
+        """The files of these partitions."""
+        return [file for file in files if any(f"/ds={day}/" in file for day in self.days)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +39,8 @@ class Shape:
 
     features: the section of pipeline.yaml (None: that of `clicks_pipeline`). rows, group_rows: rows of the table and of
     a row group by default; tiny_rows: of the table as a test, at most; file_groups: row groups of a file. hashed: the
-    ids are hashes, each loader's own. pool_in_polars: the thread pool computes expressions, and not in numpy.
+    ids are hashes, each loader's own. pool_in_polars: the thread pool computes expressions, and not in numpy. clicks:
+    the table is a generated click table. filter: the rows that are delivered (None: all).
     """
 
     name: str
@@ -34,6 +54,8 @@ class Shape:
     tiny_rows: int = 20_000
     hashed: bool = False
     pool_in_polars: bool = False
+    clicks: bool = False
+    filter: RowFilter | None = None
 
     @property
     def columns(self) -> list[str]:
@@ -46,11 +68,12 @@ class Shape:
             from feedline.warehouse.synthetic.generate import clicks_pipeline  # imports Dask, which no loader needs
 
             return clicks_pipeline(table, batch_size=batch_size, tail="partial", work_dir=work_dir)
+        source = {"table": table} if self.filter is None else {"table": table, "where": self.filter.where}
         pipeline = {
             "version": 1,
             "name": self.name,
             "work_dir": work_dir,
-            "source": {"table": table},
+            "source": source,
             "features": self.features,
             "batch": {"size": batch_size, "tail": "partial"},
         }
@@ -72,6 +95,25 @@ _SHAPES = (
         group_rows=65_536,
         file_groups=4,
         pool_in_polars=True,
+        clicks=True,
+    ),
+    Shape(
+        name="short",
+        dense=_names("dense", 13),
+        ids=_names("id", 26),
+        lists=_names("hist", 6),
+        features={
+            "dense": {"dense_{0..12}": [{"fill_null": 0}, {"clip": {"min": 0, "max": CLIP}}, "log1p"]},
+            "categorical": {"id_{0..25}": [{"modulo": MODULUS}]},
+            "sparse": {"hist_{0..5}": [{"first_x": FIRST}]},
+            "label": {LABEL: []},
+        },
+        rows=1_400_000,
+        group_rows=65_536,
+        file_groups=4,
+        pool_in_polars=True,
+        clicks=True,
+        filter=RowFilter(days=("2026-01-02", "2026-01-04"), column="id_1", above=0),
     ),
     Shape(
         name="wide",

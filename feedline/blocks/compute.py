@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -48,8 +48,23 @@ _WHOLE_BYTES = 96 * 2**20  # of a block that is encoded in its final order: colu
 _WORTH_GATHERING = 0.9  # the share of unique rows from which on all rows are taken for such: a gather costs more
 
 
-def run_block(job: Job | str, request: BlockRequest, key: str, packed: bool) -> BlockResult:
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """How a block's first rows are handed over while the rest is computed.
+
+    rows: of the first part, about; later ones grow. take: called in this thread with each part, in the block's order,
+    except the last.
+    """
+
+    rows: int
+    take: Callable[[Rows], None]
+
+
+def run_block(
+    job: Job | str, request: BlockRequest, key: str, packed: bool, hand_over: HandOver | None = None
+) -> BlockResult:
     """Compute a block. packed: as one buffer, for a result that leaves the process. job: the job or its digest.
+    hand_over: of blocks in plan order whose rows are not recorded; errors may be others, where several rows are wrong.
 
     Raises UnknownJobError for a digest that this process does not hold; DataError with file, row group and row;
     CorruptFileError and TableChangedError with file and row group; ClusterError if the environment differs.
@@ -59,14 +74,14 @@ def run_block(job: Job | str, request: BlockRequest, key: str, packed: bool) -> 
     compiled = compile_job(job)
     clock = _Clock()
     encoder = _Encoder(compiled, clock, whole=request.permutation is not None and can_order(compiled.layout.schema))
-    starts: list[NDArray[np.int64]] = []
-    block_rows = 0
+    if hand_over is not None and request.permutation is None and job.record is None:
+        encoder.hand_over(hand_over, request.rows)
+    starts, block_rows = list[NDArray[np.int64]](), 0
     for piece in request.pieces:
-        groups: list[pl.Series] = []
-        piece_rows = 0
+        groups, piece_rows = list[pl.Series](), 0
         recorder = recorder_of(job.record, piece.fragment, piece.skip, piece.rows)
         encoder.begin_piece()
-        for chunk in _chunks(compiled, piece, as_stored=True):
+        for chunk in _chunks(compiled, piece, as_stored=True, first_rows=0 if block_rows else encoder.first_rows):
             if job.by is not None:
                 groups.append(_values(chunk, job.by))
             piece_rows += chunk.frame.height
@@ -129,11 +144,14 @@ class _Clock:
         self._last = now
 
 
-def _chunks(compiled: CompiledJob, piece: PieceRequest, *, as_stored: bool = False) -> Iterator[Chunk]:
+def _chunks(
+    compiled: CompiledJob, piece: PieceRequest, *, as_stored: bool = False, first_rows: int = 0
+) -> Iterator[Chunk]:
     """The piece's rows, chunk by chunk, of at most CHUNK_ROWS rows.
 
-    as_stored: columns may come as unique rows, or as codes, and without deduplicated groups, whose runs end with a
-    chunk, chunks may be larger, but not larger than the piece needs.
+    first_rows: of the first chunk, about, from which they grow (0: all alike). as_stored: columns may come as unique
+    rows, or as codes, and without deduplicated groups, whose runs end with a chunk, chunks may be larger, but not
+    larger than the piece needs.
     """
     position, missing = 0, piece.rows
     larger = as_stored and len(compiled.parts) == 1
@@ -145,6 +163,7 @@ def _chunks(compiled: CompiledJob, piece: PieceRequest, *, as_stored: bool = Fal
         sample=compiled.sample,
         marks=compiled.marks,
         chunk_rows=max(CHUNK_ROWS, piece.skip + piece.rows) if larger else CHUNK_ROWS,
+        first_rows=piece.skip + first_rows if first_rows else 0,
         compact=compiled.compact if as_stored else (),
         coded=compiled.coded if as_stored else {},
         expanded=compiled.expanded,
@@ -206,9 +225,23 @@ class _Encoder:
         self._rows = 0
         self._borders: list[int] = []  # of pieces, among the waiting rows
         self._parts: list[EncodedRows] = []
+        self._enough = CHUNK_ROWS  # rows that are encoded together
+        self._take: Callable[[Rows], None] | None = None
+        self._missing = 0  # rows of the block that are not encoded yet
         self._evaluated: Evaluated = {}
         outputs = compiled.features.outputs
         self.observer = Observer(compiled.layout.schema, [output.reads for output in outputs])
+
+    def hand_over(self, hand_over: HandOver, rows: int) -> None:
+        """Hand parts over. rows: of the block. Runs of deduplicated groups end with a part, which is as always then."""
+        self._take, self._missing = hand_over.take, rows
+        if len(self._compiled.parts) == 1:
+            self._enough = min(self._enough, hand_over.rows)
+
+    @property
+    def first_rows(self) -> int:
+        """Rows of the first chunk, about, where parts are handed over that grow; else 0."""
+        return self._enough if self._enough < CHUNK_ROWS else 0
 
     def begin_piece(self) -> None:
         """Runs of repeated rows end here."""
@@ -226,8 +259,9 @@ class _Encoder:
             self._flush()
         self._waiting.append(chunk)
         self._rows += chunk.frame.height
-        if self._rows >= CHUNK_ROWS:
+        if self._rows >= self._enough:
             self._flush()
+            self._enough = min(2 * self._enough, CHUNK_ROWS)
 
     def finish(self) -> list[EncodedRows]:
         if self._waiting:
@@ -249,6 +283,10 @@ class _Encoder:
         except DataError as error:
             compiled = self._compiled
             raise with_row_position(error, chunks, compiled.where, compiled.schema, sample=compiled.sample) from error
+        if self._take is not None:
+            self._missing -= self._parts[-1].rows
+            if self._missing > 0:
+                self._take(self._parts[-1])
 
     def _encode(self, coded: DictionaryFrame, stored: Sequence[_Stored], borders: Sequence[int]) -> EncodedRows:
         self.observer.count_rows(coded.frame, [(group.rows.frame, group.inverse) for group in stored])

@@ -91,7 +91,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     gc.freeze()  # what was imported stays
     gc.enable()
     sys.setswitchinterval(_LOCK_S)
-    end_with(partial(_feed, arguments))
+    end_with(partial(_feed, arguments), at_once=True)
 
 
 def _feed(arguments: Sequence[str]) -> NoReturn:

@@ -25,7 +25,8 @@ def segments_of(
     step: int,
     get: Callable[[int, int], Sequence[Rows] | None],
 ) -> list[RowSlice] | None:
-    """The row slices of a step, or None while `get(lane, block)` returns None for a block that is being computed."""
+    """The row slices of a step, or None while `get(lane, block)` returns None, or only first rows that are too few, for
+    a block that is being computed."""
     segments: list[RowSlice] = []
     for lane in lanes:
         for cut in schedule.cuts(lane, step):
@@ -33,6 +34,8 @@ def segments_of(
             if parts is None:
                 return None
             stop = cut.start + 1 if cut.padding else cut.stop
+            if sum(part.rows for part in parts) < stop:
+                return None
             first = 0
             for part in parts:
                 begin, end = max(cut.start - first, 0), min(stop - first, part.rows)

@@ -170,6 +170,7 @@ class TrainerSession:
         self._starved_s: float | None = None  # since when it has, after the first batch
         self.counters = FeederCounters()
         self._streams = TrainerStreams(cluster, planner, self._pace, self.counters.delivery, self._wake)
+        self.running = self._streams.running  # the streams that have not ended
         self.monitor = QualityMonitor(BatchSchema(()), (), "warn")
         self._about = about
         self.trainer = _pidfd(channel)
@@ -319,8 +320,7 @@ class TrainerSession:
         self._streams.compute_ahead()
 
     def _fill(self) -> bool:
-        """Announce batches and begin to write more, or end the stream; False if there is nothing to do before an
-        event."""
+        """Announce batches and begin to write more, or end the stream; False if nothing is to do before an event."""
         stream = self._streams.current
         self.starved = False
         if stream is None or stream.ended:

@@ -65,6 +65,7 @@ class TrainerStream:
             window=window,
             wake=wake,
             stats=stats,
+            batch_rows=schedule.batch_size,
         )
         return cls(epoch, step, schedule, delivery, lanes, window)
 

@@ -294,20 +294,29 @@ def test_hashed_ids_that_nothing_connects_with_strings_are_refused(capsys: pytes
         pytest.param("wide", ["feedline-off"], id="wide"),
         pytest.param("strings", ["thread-pool", "feedline-off"], id="strings"),
         pytest.param("flat", ["feedline-off"], id="flat"),
-        *(pytest.param(shape, ALL, id=f"{shape}-all", marks=pytest.mark.nightly) for shape in WRITTEN),
+        pytest.param("short", ["thread-pool", "torchdata-nodes", "feedline-off"], id="short"),
+        *(pytest.param(shape, ALL, id=f"{shape}-all", marks=pytest.mark.nightly) for shape in (*WRITTEN, "short")),
     ],
 )
 def test_tiny_runs_contenders_that_agree(shape: str, names: list[str], tmp_path: Path) -> None:
     path = tmp_path / "all.json"
-    options = ["--shape", shape, "--tiny", "--contenders", ",".join(names), "--busy", "1", "--json", str(path)]
+    table, loaders = tmp_path / "table", ",".join(names)
+    options = ["--shape", shape, "--tiny", "--contenders", loaders, "--busy", "1", "--json", str(path)]
+    options += ["--table", str(table)]
     command = [sys.executable, str(BENCHMARKS / "floor.py"), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(path.read_text())
     assert list(found["runs"]) == ["plain"]
+    rows, kept = SHAPES[shape].tiny_rows, SHAPES[shape].filter
+    if kept is not None:
+        source = f"read_parquet('{table}/*/*.parquet', hive_partitioning = true)"
+        wanted = f"strftime(ds::date, '%Y-%m-%d') in {kept.days} and {kept.column} > {kept.above}"
+        ((rows,),) = duckdb.sql(f"select count(*) from {source} where {wanted}").fetchall()
+        assert 0 < rows < SHAPES[shape].tiny_rows / 2
     for name in names:
         (run,) = found["runs"]["plain"][name]
-        assert run["rows"] == SHAPES[shape].tiny_rows, name
+        assert run["rows"] == rows, name
         assert run["left_behind"] == [], name
         assert bool(run["hashes"]) == (shape == "strings"), name
         assert min(run["cpu_s"], run["rows_per_s"], run["first_batch_s"], run["import_s"]) > 0, name

@@ -1,14 +1,13 @@
 """The Dask cluster of a pipeline: threads in this process, worker processes on this machine, or one by address.
 
 Runs in: the feeder. Connecting imports Dask (0.45 s of CPU time), so a feeder connects in a thread beside its plan. A
-cluster of threads connects when the first batch is out: until then its blocks are computed by plain threads, since what
-a block is depends on neither. See docs/decisions/0015-blocks-before-the-cluster.md.
+cluster of threads connects when its feeder says so: until then its blocks are computed by plain threads, since what a
+block is depends on neither. See docs/decisions/0015-blocks-before-the-cluster.md.
 """
 
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -21,10 +20,11 @@ from feedline.blocks.jobs import check_job
 from feedline.blocks.reach import Reach
 from feedline.blocks.request import Job
 from feedline.resources import choose_cpu
-from feedline.service.cluster.early_threads import EarlyTask, EarlyThreads
+from feedline.service.cluster.reserved_port import ReservedPort
 from feedline.service.cluster.worker_checks import WorkerRead, check_reach, check_workers, read_again
 from feedline.service.dispatch.attempts import Arrived
 from feedline.service.dispatch.blame import EXCLUDED_S, Exclusions
+from feedline.service.dispatch.early_threads import EarlyTask, EarlyThreads
 from feedline.service.dispatch.fair_share import FairShare
 from feedline.service.dispatch.timing import priority
 from feedline.spec.cluster_section import ClusterSpec
@@ -50,10 +50,10 @@ _GIVE_UP_S = {"scheduler": 1.0, "provider": 30.0}
 class Cluster:
     """The pipeline's cluster, which is connected to, and started unless `spec` names a scheduler.
 
-    early: return before the cluster is up. Then a cluster of threads starts with `connect`, any other at once; what
-    needs the cluster waits for it, and raises the ClusterError of a failed start. Workers are then checked before their
-    first task, with `code`, the user's functions. elastic: the number of workers follows the reports within the limits
-    of `cluster.workers`; else it is the most. report: the job's first, which a cluster without workers needs.
+    early: return before the cluster is up. Then one of threads starts with `connect`, or when somebody asks for its
+    dashboard (`door`), any other at once; what needs the cluster waits for it, and raises the ClusterError of a failed
+    start. Workers are then checked before their first task, with `code`, the user's functions. elastic: the number of
+    workers follows the reports within `cluster.workers`; else it is the most. report: the job's first.
     """
 
     def __init__(
@@ -76,7 +76,9 @@ class Cluster:
         self._exclusions = Exclusions()
         self._cpu = choose_cpu(spec.cpu, shared=self.kind in ("scheduler", "provider"))
         self._early = EarlyThreads(threads) if early and self.kind == "threads" else None
-        self._port = _ReservedPort() if spec.dashboard and self.kind in ("threads", "processes") else None
+        has_port = spec.dashboard and self.kind in ("threads", "processes")
+        self._port = ReservedPort(None if self._early is None else self.connect) if has_port else None
+        self.door = None if self._early is None else self._port  # where people ask for a dashboard that is not up
         self._dask: Future[DaskCluster] = Future()
         self._start: threading.Thread | None = None
         self._code, self._unchecked = tuple(code), early
@@ -95,14 +97,12 @@ class Cluster:
 
     def _connect(self) -> None:
         try:
-            from feedline.service.cluster import dask_cluster  # noqa: PLC0415 -- imports Dask
-
-            dask = dask_cluster.DaskCluster(
+            dask = _start(
                 self._spec,
+                self._port,
                 threads=self._threads,
                 cpu=self._cpu,
                 share=self.share,
-                dashboard_port=self._port.number if self._port is not None else 0,
                 scratch=self._scratch,
                 elastic=self._elastic,
                 report=self._report,
@@ -110,10 +110,9 @@ class Cluster:
         except BaseException as error:
             self._dask.set_exception(error)
             return
-        finally:
-            if self._port is not None:
-                self._port.release()
         self._dask.set_result(dask)
+        if self._port is not None:
+            self._port.redirect()
 
     @cached_property
     def _connected(self) -> DaskCluster:
@@ -154,7 +153,7 @@ class Cluster:
 
     @property
     def dashboard(self) -> str | None:
-        """The address of Dask's dashboard, or None; it answers when the cluster is up."""
+        """The address of Dask's dashboard, or None; it answers when the cluster is up, which asking for it starts."""
         if self._port is not None:
             return f"http://127.0.0.1:{self._port.number}/status"
         return self._connected.dashboard
@@ -226,13 +225,14 @@ class Cluster:
         return self._only_threads or self.connection.alive()
 
     def start(
-        self, function: Callable[..., Any], *arguments: Any, key: str, arrived: Arrived, **options: Any
+        self, function: Callable[..., Any], *args: Any, key: str, arrived: Arrived, first_rows: int = 0, **options: Any
     ) -> BlockTask | None:
         """Start a task; None if the scheduler does not answer. arrived: called once, in any thread, with the key and
-        the outcome. options: of `Client.submit`; plain threads need none of them."""
+        the outcome; by plain threads before that with the `first_rows` of a block, about, and further ones. options:
+        of `Client.submit`; plain threads need none of them."""
         if self._early is not None and (self._only_threads or self._early.holds(key)):
-            return self._early.start(function, *arguments, key=key, arrived=arrived)
-        return self._connected.start(function, *arguments, key=key, arrived=arrived, **options)
+            return self._early.start(function, *args, key=key, arrived=arrived, first_rows=first_rows)
+        return self._connected.start(function, *args, key=key, arrived=arrived, **options)
 
     def check_workers(self, code: Sequence[RequiredFunction] = ()) -> None:
         """Wait for a worker, and check that workers have our versions and the user's functions. Raises ClusterError if
@@ -296,7 +296,21 @@ class Cluster:
         if self.dask is not None:
             self.dask.close()
         if self._port is not None:
-            self._port.release()
+            self._port.close()
+
+
+def _start(spec: ClusterSpec, port: ReservedPort | None, **options: Any) -> DaskCluster:
+    """Connect to a cluster, or start one, whose dashboard is at the port."""
+    try:
+        from feedline.service.cluster import dask_cluster  # noqa: PLC0415 -- imports Dask
+
+        if port is not None:
+            port.release()
+        return dask_cluster.DaskCluster(spec, dashboard_port=0 if port is None else port.number, **options)
+    except BaseException:
+        if port is not None:
+            port.close()
+        raise
 
 
 def _load_provider(spec: ClusterSpec) -> None:
@@ -305,20 +319,3 @@ def _load_provider(spec: ClusterSpec) -> None:
         from feedline.service.cluster.provider import load_provider  # noqa: PLC0415 -- imports Dask
 
         load_provider(spec.provider)
-
-
-class _ReservedPort:
-    """A free port of loopback that no other process gets before its server listens on it.
-
-    Linux lets two sockets of one user bind a port, while neither listens, if both say SO_REUSEADDR, as tornado's do.
-    """
-
-    def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._socket.bind(("127.0.0.1", 0))
-        self.number: int = self._socket.getsockname()[1]
-
-    def release(self) -> None:
-        """End the reservation."""
-        self._socket.close()

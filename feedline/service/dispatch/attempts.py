@@ -8,25 +8,45 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
-from feedline.blocks.compute import run_block
+from feedline.blocks.compute import HandOver, run_block
 from feedline.blocks.jobs import UnknownJobError
 from feedline.blocks.request import BlockRequest, BlockResult, Job, PackedRequest
 from feedline.errors import ClusterError, CorruptFileError, DataError, FeedlineError, TableChangedError
+from feedline.loader.encoding.shuffled_rows import Rows
 from feedline.service.dispatch.blame import BlockFailure, Kind
 
+
+@dataclass(frozen=True, slots=True)
+class FirstRows:
+    """The first rows of a block that is still computed."""
+
+    parts: tuple[Rows, ...]
+
+
 # None: lost with its worker, or with the scheduler.
-Outcome: TypeAlias = BlockResult | BlockFailure | None
+Outcome: TypeAlias = BlockResult | BlockFailure | FirstRows | None
 Arrived: TypeAlias = Callable[[str, Outcome], None]  # takes the key and the outcome, in any thread
 
 
 def attempt_block(
-    job: Job | str, request: BlockRequest | PackedRequest, key: str, packed: bool
+    job: Job | str,
+    request: BlockRequest | PackedRequest,
+    key: str,
+    packed: bool,
+    hand_over: HandOver | None = None,
 ) -> BlockResult | BlockFailure:
-    """The result of `run_block`, or its exception as a value."""
+    """The result of `run_block`, or its exception as a value: the same with and without handing parts over."""
+    request = request.unpack() if isinstance(request, PackedRequest) else request
     try:
-        return run_block(job, request.unpack() if isinstance(request, PackedRequest) else request, key, packed)
+        if hand_over is not None:
+            try:
+                return run_block(job, request, key, packed, hand_over)
+            except FeedlineError:
+                pass  # of rows that are wrong in several ways, the first part tells another than the whole
+        return run_block(job, request, key, packed)
     except Exception as error:
         return failure_of(error, worker_address())
 

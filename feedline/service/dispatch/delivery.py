@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from feedline.blocks.compute import unpack
 from feedline.blocks.jobs import keep_job
@@ -25,7 +26,7 @@ from feedline.loader.encoding.quality import Quality
 from feedline.loader.encoding.shuffled_rows import Rows
 from feedline.planning.schedule import Block
 from feedline.service.cluster.cluster import BlockTask, Cluster
-from feedline.service.dispatch.attempts import Outcome, attempt_block
+from feedline.service.dispatch.attempts import FirstRows, Outcome, attempt_block
 from feedline.service.dispatch.blame import BlockFailure, Retry, among, decide, elsewhere
 from feedline.service.dispatch.diagnosis import MissingBlock, describe_missing
 from feedline.service.dispatch.timing import FinishedBlocks, Priorities, overdue_after_s
@@ -58,6 +59,7 @@ class _Work:
     due_s: float = 0.0  # when it may be submitted again after a failure
     hedged: bool = False
     rows: tuple[Rows, ...] | None = None
+    first: tuple[Rows, ...] | None = None  # its first rows, while the rest is computed
     quality: Quality | None = None
     error: Exception | None = None  # why all attempts failed; raised for the step that needs the block
     held: BlockTask | None = None  # the task of `rows`, which trainers of the same lanes share until it is dropped
@@ -82,10 +84,10 @@ class _Work:
             held.cancel()
 
     def result(self) -> tuple[Rows, ...] | None:
-        """Its rows, or None while it is computed. Raises its error."""
+        """Its rows; its first ones, or None, while it is computed. Raises its error."""
         if self.error is not None:
             raise self.error
-        return self.rows
+        return self.first if self.rows is None else self.rows
 
     def fail(self, outcome: BlockFailure | None) -> BlockFailure | None:
         """Keep an attempt's failure, and return it; None where it is not the fault of the block or its worker."""
@@ -127,7 +129,8 @@ class DeliveryStats:
 
 
 class Delivery:
-    """The blocks of one stream (a rank's lanes from a step on). next_block: to be submitted (None: all are)."""
+    """The blocks of one stream (a rank's lanes from a step on). batch_rows: of a step, to be ready first (0: none).
+    next_block: to be submitted (None: all are)."""
 
     def __init__(
         self,
@@ -141,6 +144,7 @@ class Delivery:
         window: Window,
         wake: Callable[[], None],
         stats: DeliveryStats,
+        batch_rows: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
@@ -152,6 +156,7 @@ class Delivery:
         self._request = request
         self._window = window
         self._wake = wake
+        self._batch_rows = batch_rows
         self._clock = clock
         self.next_block: Block | None = next(blocks, None)
         self._work: dict[tuple[int, int], _Work] = {}
@@ -172,10 +177,8 @@ class Delivery:
         return sum(rows.nbytes for work in self._work.values() for rows in work.rows or ())
 
     def pump(self, step: int, *, step_s: float = 0.0, delay_s: float = 0.0) -> None:
-        """Submit blocks while the window has room, and always those that `step` needs.
-
-        step_s: the trainer's seconds per step. delay_s: seconds until it will ask for `step`.
-        """
+        """Submit blocks while the window has room, and always those that `step` needs: the trainer will ask for it in
+        `delay_s` seconds, and takes `step_s` per step."""
         self.is_due = False
         self._priorities.begin(step, step_s, delay_s)
         self._resubmit()
@@ -194,7 +197,7 @@ class Delivery:
         return self.next_block is not None and self.next_block.first_step <= step
 
     def get(self, lane: int, index: int) -> tuple[Rows, ...] | None:
-        """The block's rows, or None while it is computed. Raises the error of a block that failed."""
+        """The block's rows; its first ones, or None, while it is computed. Raises the error of a block that failed."""
         if self._outcomes:
             self._collect()
         return self._work[lane, index].result()
@@ -209,10 +212,7 @@ class Delivery:
         return [(work.block, work.quality) for work in works if work.quality is not None]
 
     def look(self, *, starved: bool = False) -> None:
-        """Collect results, and resubmit lost and late blocks. Called about once a second.
-
-        starved: whether the trainer waits for a block.
-        """
+        """Collect results, and resubmit lost and late blocks, once a second. starved: the trainer waits for a block."""
         self._collect()
         self._resubmit()
         if not self._cluster.alive():
@@ -242,14 +242,16 @@ class Delivery:
         job = self._job if work.submissions else self._job.digest
         work.submissions += 1
         workers = None if workers is None else self._cluster.share.take_turn(workers)
-        options = {"priority": priority, **({"workers": sorted(workers)} if workers is not None else {})}
+        waits = work.block.first_step <= self._priorities.step and self._window.limits.open_blocks == 1
+        options: dict[str, Any] = {} if workers is None else {"workers": sorted(workers)}
+        options |= {"priority": priority, "first_rows": self._batch_rows if waits else 0}
         arguments = job, pack_request(work.request, self._cluster.packed), key, self._cluster.packed
         task = self._cluster.start(attempt_block, *arguments, key=key, arrived=self._queue, **options)
         if task is None:
             self._unsubmitted.append(work)
-            return
-        self._running[key] = work
-        work.attempts.append(_Attempt(key, task, self._clock(), workers, slow))
+        else:
+            self._running[key] = work
+            work.attempts.append(_Attempt(key, task, self._clock(), workers, slow))
 
     def _submit_again(self, work: _Work, workers: frozenset[str] | None, slow: str = "") -> None:
         self.stats.resubmitted += 1
@@ -279,14 +281,8 @@ class Delivery:
 
     def _resubmit_stranded(self) -> None:
         """Resubmit blocks that may only run on workers that have left."""
-        restricted = [work for work in self._work.values() if work.is_outside(self._cluster.share.route)]
-        if not restricted:
-            return
-        members = self._cluster.members()
-        for work in restricted:
-            for attempt in list(work.attempts):
-                if members and attempt.workers is not None and attempt.workers.isdisjoint(members):
-                    self._cancel(work, attempt)
+        for work, attempt in _stranded(self._work.values(), self._cluster):
+            self._cancel(work, attempt)
             if not work.attempts:
                 self._submit_again(work, self._cluster.eligible_workers())
 
@@ -328,6 +324,9 @@ class Delivery:
             if isinstance(outcome, BlockResult):
                 self._keep(work, attempt, outcome, now_s)
                 continue
+            if isinstance(outcome, FirstRows):
+                work.first = outcome.parts
+                continue
             self._cancel(work, attempt)
             failure = work.fail(outcome)
             if not work.attempts:
@@ -362,7 +361,7 @@ class Delivery:
             del self._running[attempt.key]
             work.hold(attempt)
         self._forget(work)
-        work.rows = unpack(self._layout, result)
+        work.rows, work.first = unpack(self._layout, result), None
         work.quality = result.quality
         busy_s = result.read_s + result.transform_s + result.encode_s
         self._cluster.share.computed(busy_s)
@@ -377,6 +376,14 @@ class Delivery:
         work.attempts.remove(attempt)
         self._running.pop(attempt.key, None)
         attempt.task.cancel()
+
+
+def _stranded(works: Iterable[_Work], cluster: Cluster) -> list[tuple[_Work, _Attempt]]:
+    """The attempts that may only run on workers that have left."""
+    restricted = [work for work in works if work.is_outside(cluster.share.route)]
+    members = cluster.members() if restricted else frozenset()
+    attempts = [(work, each) for work in restricted for each in work.attempts if each.workers is not None]
+    return [(work, each) for work, each in attempts if members and (each.workers or members).isdisjoint(members)]
 
 
 def _exclude_others(work: _Work, attempt: _Attempt, cluster: Cluster) -> None:

@@ -57,6 +57,17 @@ class DecodedRows:
     compact: Mapping[str, pa.Array]
 
 
+def chunk_sizes(rows: int, most: int, first: int = 0) -> Iterator[int]:
+    """The rows of each chunk: `most`, but for the first ones, of which each has twice the rows of the one before.
+
+    first: rows of the first chunk (0: most).
+    """
+    size = min(first, most) or most
+    while rows > 0:
+        yield min(size, rows)
+        rows, size = rows - size, min(2 * size, most)
+
+
 class FileDecoder:
     """Decodes one file's columns, under the table's names.
 
@@ -116,9 +127,11 @@ class FileDecoder:
         read: ReadRange,
         coded: Mapping[int, int] = NOT_CODED,
         starts: Mapping[int, Starts] = ALL_ROWS,
+        first_rows: int = 0,
     ) -> Iterator[DecodedRows]:
         """Decode Parquet columns in chunks of about `chunk_rows`; first `whole` ones, if any, in all rows at once.
 
+        first_rows: of the first chunk, from which they grow, where pyarrow decodes none of the columns (0: all alike).
         coded: those that may come as codes and a dictionary, each with how many elements of a list are needed (0: all).
         starts: those that may come compact, each with the rows of the row group that start runs; read after `whole`
         was delivered, which may tell.
@@ -138,8 +151,8 @@ class FileDecoder:
                 yield self._join(self._rename(batch), own, batch.num_rows, row_group)
             return
         rows = self._metadata.row_group(row_group).num_rows
-        for start in range(0, rows, chunk_rows):
-            yield self._join(None, own, min(chunk_rows, rows - start), row_group)
+        for size in chunk_sizes(rows, chunk_rows, first_rows):
+            yield self._join(None, own, size, row_group)
 
     def _whole(self, parquet: pq.ParquetFile, row_group: int, leaves: Sequence[int], read: ReadRange) -> DecodedRows:
         """Columns in all rows of a row group."""

@@ -106,15 +106,24 @@ class OpenFile:
         whole: Sequence[int] = (),
         coded: Mapping[int, int] = NOT_CODED,
         starts: Mapping[int, Starts] = ALL_ROWS,
+        first_rows: int = 0,
     ) -> Iterator[DecodedRows]:
         """Decode Parquet columns of one row group on the calling thread, in chunks of about `chunk_rows`.
 
         whole: further columns, if any, that the first batch holds, in all rows of the row group. coded: columns that
         may come as dictionary arrays, or lists of them, each with how many elements of a list are needed (0: all).
-        starts: columns that may come compact, see `FileDecoder.batches`.
+        starts: columns that may come compact; first_rows: of the first chunk; see `FileDecoder.batches`.
         """
         return self.decoder.batches(
-            self.parquet, row_group, leaves, chunk_rows, whole, read=self._read_range, coded=coded, starts=starts
+            self.parquet,
+            row_group,
+            leaves,
+            chunk_rows,
+            whole,
+            read=self._read_range,
+            coded=coded,
+            starts=starts,
+            first_rows=first_rows,
         )
 
     def _read_range(self, start: int, stop: int) -> pa.Buffer:
@@ -156,6 +165,7 @@ class _LocalFile(OpenFile):
         whole: Sequence[int] = (),
         coded: Mapping[int, int] = NOT_CODED,
         starts: Mapping[int, Starts] = ALL_ROWS,
+        first_rows: int = 0,
     ) -> Iterator[DecodedRows]:
         """As `OpenFile.batches`."""
         ranges = coalesce(chunk_ranges(self.metadata, row_group, [*leaves, *whole], self._version.size_bytes))
@@ -172,7 +182,7 @@ class _LocalFile(OpenFile):
         def take() -> DecodedRows | None:
             nonlocal batches
             if batches is None:
-                decoded = OpenFile.batches(self, row_group, leaves, chunk_rows, whole, coded, starts)
+                decoded = OpenFile.batches(self, row_group, leaves, chunk_rows, whole, coded, starts, first_rows)
                 batches = islice(decoded, taken, None)
             try:
                 return next(batches, None)
@@ -250,6 +260,7 @@ class _RemoteFile(OpenFile):
         whole: Sequence[int] = (),
         coded: Mapping[int, int] = NOT_CODED,
         starts: Mapping[int, Starts] = ALL_ROWS,
+        first_rows: int = 0,
     ) -> Iterator[DecodedRows]:
         """As `OpenFile.batches`, after all bytes of the columns have arrived and are verified to be of this file."""
         if not leaves and not whole:
@@ -271,7 +282,15 @@ class _RemoteFile(OpenFile):
         with_retries(fetch, self._filesystem, self._version.uri, row_group=row_group, listed=True)
         with open_parquet(sparse.reader(), self.metadata, pre_buffer=False, dictionaries=self._dictionaries) as parquet:
             yield from self.decoder.batches(
-                parquet, row_group, leaves, chunk_rows, whole, read=sparse.read_range, coded=coded, starts=starts
+                parquet,
+                row_group,
+                leaves,
+                chunk_rows,
+                whole,
+                read=sparse.read_range,
+                coded=coded,
+                starts=starts,
+                first_rows=first_rows,
             )
 
     def _open(self) -> tuple[pa.NativeFile, Stamp, pq.FileMetaData]:

@@ -39,6 +39,7 @@ from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.faults import explain_errors, label
 from feedline.warehouse.storage.locations import join, locate
 
+_MARGIN = 1.06  # of rows that are decoded beyond those of which enough stay on average
 _FOREIGN = {pa.lib.Type_DECIMAL256, pa.lib.Type_INTERVAL_MONTH_DAY_NANO}  # types that frames cannot hold
 
 
@@ -51,6 +52,7 @@ def read_fragment(
     sample: BoundSample | None = None,
     marks: Sequence[Mark] = (),
     chunk_rows: int = CHUNK_ROWS,
+    first_rows: int = 0,
     compact: Collection[str] = (),
     coded: Mapping[str, int] = NOT_CODED,
     expanded: Collection[str] = (),
@@ -61,7 +63,7 @@ def read_fragment(
     Boolean columns appended to them. `compact`: columns, but not all, that come as unique rows (`Chunk.groups`) from
     files that store them once per run of equal rows. `coded`: columns that may come as codes (`Chunk.dictionaries`),
     each with how many elements of its lists are needed (0: all). `expanded`: those of which values are needed, too.
-    `chunk_rows`: the most; of wide rows CHUNK_ROWS.
+    `chunk_rows`: the most; of wide rows CHUNK_ROWS. `first_rows`: kept ones of the first chunk, about (0: all alike).
 
     Raises TableChangedError if the file changed since the snapshot, CorruptFileError if a row group does not decode,
     DataError if the filter keeps a different number of rows than expected (after the row group's last chunk).
@@ -77,6 +79,7 @@ def read_fragment(
         _row_filter(where, sample, columns),
         schema,
         chunk_rows=chunk_rows,
+        first_rows=first_rows,
         counts=counts,
         number_rows=any(mark.row_filter.sample is not None for mark in marks),
         compact=frozenset(compact).difference(marked),
@@ -90,16 +93,11 @@ def read_fragment(
             stays = ~unpack_mask(fragment.excluded[position], counts[position])[first:]
             frame, groups = frame.filter(pl.Series(stays)), tuple(filter_group(group, stays) for group in groups)
         if frame.height:
+            start, delivered[position] = delivered[position], delivered[position] + frame.height
             chunk = Chunk(
-                frame=frame,
-                fragment=fragment,
-                position=position,
-                start=delivered[position],
-                groups=groups,
-                dictionaries=dictionaries,
+                frame=frame, fragment=fragment, position=position, start=start, groups=groups, dictionaries=dictionaries
             )
             held = [chunk]
-            delivered[position] += frame.height
             del frame, groups, dictionaries, chunk
             yield held.pop()  # keeps no reference to the chunk
 
@@ -146,6 +144,7 @@ def batches(
     schema: pa.Schema,
     *,
     chunk_rows: int = CHUNK_ROWS,
+    first_rows: int = 0,
     counts: Sequence[int],
     skip: Callable[[OpenFile], Collection[int]] = lambda file: (),
     number_rows: bool = False,
@@ -187,7 +186,8 @@ def batches(
             values -= worth_expanding(schema, values, rows)
             names_of_codes = filtered.difference(columns).union(coded.keys() - values)
             codes = {name: 0 if name in here.parts else coded.get(name, 0) for name in names_of_codes}
-            for rows_here, data, groups in _decode(file, needed[need], fragment, row_group, chunk_rows, codes):
+            sizes = chunk_rows, 0 if position else _first_rows(first_rows, rows, expected)
+            for rows_here, data, groups in _decode(file, needed[need], fragment, row_group, sizes, codes):
                 held = [FrameBatch(position, data, first_row, here, groups)]
                 first_row += rows_here
                 del data, groups
@@ -197,6 +197,12 @@ def batches(
                     f"filter keeps a different number of rows of {label(fragment.uri, row_group)} than was counted: "
                     f"got {counts[position]}, expected {expected}. Delete the counts in work_dir and run again"
                 )
+
+
+def _first_rows(kept: int, rows: int, expected: int) -> int:
+    """How many rows to decode so that about `kept` stay, or a few more, of a row group of which `expected` stay."""
+    share = rows / expected if expected > 0 else 1
+    return int(kept * share) if share == 1 else int(kept * share * _MARGIN)
 
 
 def bytes_of(snapshot: Snapshot, row_groups: npt.NDArray[np.int64] | None, columns: Sequence[str]) -> int:
@@ -249,15 +255,17 @@ def _decode(
     columns: StoredColumns,
     fragment: Fragment,
     row_group: int,
-    chunk_rows: int,
+    sizes: tuple[int, int],
     coded: Mapping[str, int],
 ) -> Iterator[tuple[int, pa.RecordBatch, tuple[UniqueRows[pa.RecordBatch], ...]]]:
-    """Yield one row group in chunks: rows, and exactly the fields of `columns`, of every row and of unique rows."""
+    """Yield one row group in chunks: rows, and exactly the fields of `columns`, of every row and of unique rows. sizes:
+    rows of a chunk, and of the first one, from which they grow (0: all alike)."""
     group = file.metadata.row_group(row_group)
     flags, reader = columns.flag_leaves(file), None
     starts: dict[int, npt.NDArray[np.bool_]] = {}
-    rows_at_once = columns.chunk_rows(group, row_group, chunk_rows)
-    batches = file.batches(row_group, columns.leaves, rows_at_once, flags, columns.coded_leaves(coded), starts)
+    rows_at_once = columns.chunk_rows(group, row_group, sizes[0])
+    codes = columns.coded_leaves(coded)
+    batches = file.batches(row_group, columns.leaves, rows_at_once, flags, codes, starts, sizes[1])
     if flags:
         with explain_errors(fragment.uri, row_group=row_group, listed=True):
             decoded_flags = next(batches).batch

@@ -22,6 +22,7 @@ from feedline.warehouse.snapshot.assembly import SnapshotPart
 from feedline.warehouse.snapshot.column_facts import Facts, arrange_facts
 
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
+_WORTH_COMPRESSING = 4096  # bytes of a column's facts: fewer cost more time than they save space
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -133,7 +134,8 @@ def _block(schema: pa.Schema, indexed_files: Sequence[tuple[int, FileFacts]]) ->
 def _pack(arrays: dict[str, pa.Array]) -> pa.Buffer:
     batch = pa.RecordBatch.from_pydict(arrays)
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema, options=_OPTIONS) as writer:
+    options = _OPTIONS if batch.nbytes >= _WORTH_COMPRESSING else None
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
     return pa.py_buffer(sink.getvalue().to_pybytes())  # a copy: the stream's buffer is larger than its content
 

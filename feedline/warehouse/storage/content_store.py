@@ -36,6 +36,7 @@ _ENTRY_BYTES = 8 + _DIGEST_BYTES  # an entry of the index: a part's size (little
 _TRAILER_BYTES = 8 + _DIGEST_BYTES
 _GUESS_BYTES = 16 * 1024  # the first read: enough for an index of 400 parts
 _RUN_BYTES = 4 * 2**20  # parts read in one request, which costs about as much as moving one or two megabytes
+_WORTH_COMPRESSING = 4096  # bytes of a table: fewer cost more time than they save space
 _SPOOL_BYTES = 64 * 2**20  # content for a store kept in memory; more goes to a temporary file first
 _OBJECT_STORES = {"s3", "gcs", "abfs"}  # stores without folders to create
 
@@ -165,7 +166,8 @@ def _content(tables: Iterable[pa.Table], compression: str | None) -> Iterator[by
     index = b""
     for table in tables:
         stream = pa.BufferOutputStream()
-        with pa.ipc.new_stream(stream, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        worth = compression if table.nbytes >= _WORTH_COMPRESSING else None
+        with pa.ipc.new_stream(stream, table.schema, options=pa.ipc.IpcWriteOptions(compression=worth)) as writer:
             writer.write_table(table)
         body = stream.getvalue()
         yield body

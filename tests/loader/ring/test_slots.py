@@ -460,3 +460,20 @@ def test_an_announced_slot_keeps_its_generation_until_it_is_taken(rings):
     del lease
     ring.reader.settle()
     assert len(ring.reader._generations) == 1
+
+
+def test_a_new_ring_of_large_slots_gets_half_of_them_after_its_first_batch(rings):
+    ring = rings(limit_bytes=256 * MIB)
+    size = ring_module._BYTES_AT_ONCE // 2
+    free = ring.writer.acquire(size)
+    assert free is not None
+    assert ring.writer.slots == 2
+    ring.writer.release(free[0].generation, free[1])
+    assert ring.send(1, size)
+    assert ring.writer.slots == ring_module._FIRST_SLOTS
+    lease = ring.take()
+    assert (lease.root == 1).all()
+    del lease
+    assert ring.reader.slots == ring_module._FIRST_SLOTS
+    assert ring.send(2, size)
+    assert ring.writer.slots == ring_module._FIRST_SLOTS

@@ -13,16 +13,18 @@ from distributed import get_worker
 from pipelines import eventually
 
 from feedline import Pipeline
-from feedline.blocks.compute import pack, run_block
+from feedline.blocks.compute import HandOver, pack, run_block
 from feedline.errors import ClusterError, DataError
 from feedline.loader.encoding.encoded_rows import EncodedRows
+from feedline.loader.encoding.slot import RowSlice
 from feedline.planning.plan import Plan
 from feedline.service.cluster import dask_cluster
 from feedline.service.cluster.cluster import Cluster
-from feedline.service.cluster.early_threads import EarlyThreads
 from feedline.service.dispatch import attempts
 from feedline.service.dispatch.delivery import Delivery, DeliveryStats
+from feedline.service.dispatch.early_threads import EarlyThreads
 from feedline.service.dispatch.window import Window, WindowLimits
+from feedline.service.steps import segments_of
 from feedline.spec.cluster_section import ClusterSpec
 from feedline.warehouse.synthetic.generate import clicks_pipeline
 
@@ -125,6 +127,54 @@ def test_a_failed_block_is_retried_in_early_threads_or_is_the_same_error(
         assert [key.rpartition("-a")[2] for key in computed if "-b0-" in key] == ["0-r", "1-r"]
         with pytest.raises(DataError, match="a value is out of range"):
             blocks.read(1)
+
+
+def test_a_step_is_ready_before_its_block(plan: Plan, cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+    """Its first rows come while the rest of the block is computed, to all that share it; counts come with the rest."""
+    finish, calls = threading.Event(), []
+
+    def run(job: Any, request: Any, key: str, packed: bool, hand_over: HandOver | None = None) -> Any:
+        result = run_block(job, request, key, packed, hand_over)
+        calls.append(hand_over)
+        assert hand_over is None or finish.wait(10)
+        return result
+
+    monkeypatch.setattr(attempts, "run_block", run)
+    schedule = plan.schedule(0)
+    blocks = list(schedule.blocks_of([0], first_step=0))
+
+    def deliver() -> Delivery:
+        return Delivery(
+            cluster,
+            plan.job,
+            plan.layout,
+            name="early",
+            blocks=iter(blocks),
+            request=lambda block: plan.request(block, 0),
+            window=Window(WindowLimits(open_blocks=1, memory_bytes=1 << 30, fixed_blocks=2)),
+            wake=lambda: None,
+            stats=DeliveryStats(),
+            batch_rows=schedule.batch_size,
+        )
+
+    def step(delivery: Delivery, number: int) -> list[RowSlice]:
+        slices = eventually(lambda: segments_of(schedule, range(1), number, delivery.get))
+        assert slices is not None
+        return slices
+
+    last = blocks[0].last_step
+    with closing(deliver()) as one, closing(deliver()) as two:
+        one.pump(0)
+        first = step(one, 0)
+        two.pump(0)
+        assert [each.encoded for each in step(two, 0)] == [each.encoded for each in first]
+        assert segments_of(schedule, range(1), last, one.get) is None  # whose rows are the last of the block
+        finish.set()
+        step(one, last)
+        assert [(block.index, quality.rows) for block, quality in one.drop(last - 1)] == []
+        step(one, last + 1)
+        assert [(block.index, quality.rows) for block, quality in one.drop(last)] == [(0, blocks[0].rows)]
+    assert [each.rows for each in calls if each is not None] == [schedule.batch_size]  # once, and of no later block
 
 
 def test_the_error_of_a_failed_start_is_raised(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,89 @@
+"""The port of a dashboard that is not there yet: held for it, and for those who ask."""
+
+from __future__ import annotations
+
+import http.server
+import socket
+import threading
+import urllib.request
+from contextlib import closing
+
+import pytest
+from pipelines import eventually
+
+from feedline.service.cluster.cluster import Cluster
+from feedline.service.cluster.reserved_port import ReservedPort
+from feedline.spec.cluster_section import ClusterSpec
+
+
+class Page(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.path.encode())
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def read(url: str, into: list[bytes]) -> threading.Thread:
+    def fetch() -> None:
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            into.append(answer.read())
+
+    thread = threading.Thread(target=fetch)
+    thread.start()
+    return thread
+
+
+def test_who_asks_early_gets_the_page_of_the_server_that_comes() -> None:
+    wanted, pages = threading.Event(), list[bytes]()
+    with closing(ReservedPort(wanted.set)) as port:
+        thread = read(f"http://127.0.0.1:{port.number}/status?a=b", pages)
+
+        def asked() -> bool:
+            port.accept()
+            return wanted.is_set()
+
+        assert eventually(asked)
+        port.release()
+        assert port.fileno() == -1
+        server = http.server.HTTPServer(("127.0.0.1", port.number), Page)
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        port.redirect()
+        thread.join(30)
+        server.shutdown()
+        serving.join()
+        server.server_close()
+    assert pages == [b"/status?a=b"]
+
+
+def test_connections_are_closed_where_no_server_comes() -> None:
+    port = ReservedPort(lambda: None)
+    with closing(socket.create_connection(("127.0.0.1", port.number))) as connection:
+        port.close()
+        connection.settimeout(10)
+        assert connection.recv(1) == b""
+
+
+def test_a_port_that_nobody_may_ask_for_refuses_connections() -> None:
+    with closing(ReservedPort()) as port, pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port.number))
+
+
+def test_asking_for_the_dashboard_starts_the_cluster() -> None:
+    pages: list[bytes] = []
+    with closing(Cluster(ClusterSpec(), threads=1, early=True)) as cluster:
+        assert cluster.door is not None
+        assert cluster.dashboard is not None
+        thread = read(cluster.dashboard.replace("/status", "/health"), pages)
+
+        def answered() -> bool:
+            assert cluster.door is not None
+            cluster.door.accept()
+            return bool(pages)
+
+        assert eventually(answered)
+        thread.join(30)
+        assert cluster.dask is not None
+    assert pages == [b"ok"]
