@@ -34,7 +34,8 @@ def test_a_waiting_batch_takes_few_calls(place: Place):
     path = place.write(batch={"size": 64})
     with FeedlineDataset(path) as dataset:
         iterator = iter(dataset)
-        held = [next(iterator)]
+        for _ in range(3):  # the ring's other slots follow its first batch
+            held = [next(iterator)]
         connection = dataset._feed._connection
         channel = connection._channel
         assert channel is not None
