@@ -49,7 +49,7 @@ def _generate(folder: Path, options: argparse.Namespace) -> None:
         sizes: dict[str, Any] = {"row_group_rows": TINY_GROUP_ROWS, "part_rows": TINY_FILE_ROWS} if options.tiny else {}
         recipe = ClickRecipe(
             rows=options.rows,
-            days=5 if options.tiny else 10,
+            days=(5 if shape.name == "short" else 2) if options.tiny else 10,
             strings=0,
             clustered=options.order == "clustered",
             **sizes,
