@@ -96,7 +96,7 @@ def simulate(scenario: Scenario, costs: Costs, *, warm_s: float | None = None) -
     loop.run(warm_s + MEASURED_S)
     after = _counts([rank.feeder for rank in ranks])
     load = (scheduler.busy_s - busy_s) / MEASURED_S
-    in_flight = sum(rank.feeder.delivery.in_flight for rank in ranks)
+    in_flight = sum(rank.feeder.window.in_flight for rank in ranks)
     connections = [len(rank.cluster.connections) for rank in ranks]
     clients = [len(worker.clients) for worker in scheduler.members.values()]
     scheduler.lose(list(scheduler.members)[: max(1, round(scenario.workers * LOST_SHARE))])

@@ -160,8 +160,8 @@ class RankFeeder:
     ) -> None:
         self._cluster, self._workload, self._schedule, self.lane = cluster, workload, schedule, lane
         self.job, self.step_s = job, step_s
-        self._window = Window(WindowLimits(open_blocks=1, memory_bytes=MEMORY_BYTES))
-        self._window.limits = replace(self._window.limits, open_blocks=schedule.open_blocks(range(lane, lane + 1)))
+        self.window = Window(WindowLimits(open_blocks=1, memory_bytes=MEMORY_BYTES))
+        self.window.limits = replace(self.window.limits, open_blocks=schedule.open_blocks(range(lane, lane + 1)))
         self._pace = TrainerPace()
         self.stats = DeliveryStats()
         self.delivery = Delivery(
@@ -171,7 +171,7 @@ class RankFeeder:
             name=f"{job}-e0",
             blocks=schedule.blocks(lane),
             request=self._request,  # type: ignore[arg-type]
-            window=self._window,
+            window=self.window,
             wake=wake,
             stats=self.stats,
             clock=clock,
@@ -207,7 +207,7 @@ class RankFeeder:
         if now_s >= self._look_s:
             self._look_s = now_s + 1.0
             self.delivery.look(starved=self.waiting)
-            self._window.observe(
+            self.window.observe(
                 threads=self._cluster.threads_per_trainer(),
                 step_s=self._pace.known_step_s,
                 blocks_per_step=1 / self._workload.steps_per_block,
@@ -265,13 +265,13 @@ class RankFeeder:
             wait_fraction=min(1.0, (stalled_s - stalled_before_s) / passed_s),
             starved=self.waiting,
             steps_ready=self._ready,
-            blocks_in_flight=self.delivery.in_flight,
-            block_s=self._window.block_s,
+            blocks_in_flight=self.window.in_flight,
+            block_s=self.window.block_s,
             blocks_per_s=(self.stats.blocks - blocks) / passed_s,
             busy_s_total=self.stats.read_s,
         )
 
     def _demand_threads(self) -> float:
         """Threads that compute blocks as fast as the trainer uses them; 0: its pace is not known yet."""
-        step_s, block_s = self._pace.known_step_s, self._window.block_s
+        step_s, block_s = self._pace.known_step_s, self.window.block_s
         return block_s / self._workload.steps_per_block / step_s if step_s and block_s else 0.0

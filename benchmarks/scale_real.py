@@ -71,7 +71,7 @@ def run(scenario: scale.Scenario) -> scale.Outcome:
         time.sleep(scale.MEASURED_S)
         after, passed_s = cluster.counts(), time.monotonic() - began_s
         load = (cpu_s(cluster.scheduler) - busy_s) / passed_s
-        in_flight = sum(rank.feeder.delivery.in_flight for rank in cluster.ranks)
+        in_flight = sum(rank.feeder.window.in_flight for rank in cluster.ranks)
         peers = [rank.connections() for rank in cluster.ranks]
         lost_s = time.monotonic()
         cluster.workers.lose(max(1, round(scenario.workers * scale.LOST_SHARE)))

@@ -278,9 +278,9 @@ class SimulatedCluster:
         self._numbers = itertools.count()
 
     def start(
-        self, function: Any, *arguments: Any, key: str, arrived: Any, priority: int = 0, workers: Any = None
+        self, function: Any, *arguments: Any, key: str, arrived: Any, priority: int = 0, workers: Any = None, **_: Any
     ) -> SimulatedTask:
-        """Submit a task."""
+        """Submit a task, which hands over no first rows."""
         restriction = None if workers is None else frozenset(workers)
         internal = (-priority, next(self._numbers))
         task = SimulatedTask(key, arguments[1], internal, arrived, self, restriction)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 import pytest
 from call_counts import calls_of
@@ -34,19 +35,19 @@ def test_a_waiting_batch_takes_few_calls(place: Place):
     path = place.write(batch={"size": 64})
     with FeedlineDataset(path) as dataset:
         iterator = iter(dataset)
-        for _ in range(3):  # the ring's other slots follow its first batch
-            held = [next(iterator)]
+        held = [next(iterator)]
         connection = dataset._feed._connection
         channel = connection._channel
         assert channel is not None
-        calls, of_tensors = 0, 0
+        calls: list[int] = []
+        of_tensors = 0
         for _ in range(BATCHES):
             assert eventually(lambda: bool(connection.queue) or channel.await_packet(0))
-            calls += calls_of(lambda: held.append(next(iterator)))
+            taken = calls_of(lambda: held.append(next(iterator)))
             of_tensors += calls_of(lambda: take_tensors(held[1]))
-            calls += calls_of(lambda: held.__delitem__(0))
+            calls.append(taken + calls_of(lambda: held.__delitem__(0)))
         lists = len(held[0].sparse)
-    calls -= 2 * BATCHES * calls_of(lambda: held.append(held[0]))
-    assert calls <= MOST * BATCHES
+    own = 2 * calls_of(lambda: held.append(held[0]))
+    assert median(calls) - own <= MOST, "reports come with some"
     assert lists > 0
     assert of_tensors <= (22 + 6 * lists) * BATCHES, "none of them for header and placement"
