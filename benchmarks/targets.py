@@ -107,13 +107,13 @@ def start(options: argparse.Namespace) -> list[Row]:
     """The first batch."""
     rounds = json.loads(program("first_batch.py", "--rounds", options.rounds, "--json").splitlines()[-1])
     seconds = statistics.median(each["all but trainer imports"] for each in rounds)
-    return [Row("first batch, the trainer's own imports apart", f"{seconds:.2f} s", "≤ 1.0 s", "first_batch.py")]
+    return [Row("first batch, the trainer's own imports apart", f"{seconds:.2f} s", "≤ 0.6 s", "first_batch.py")]
 
 
 def waiting(options: argparse.Namespace) -> list[Row]:
     """A batch that waits in the ring."""
     rows = []
-    for features, aims in ((45, ("≤ 90 µs", "≤ 250 µs")), (350, ("", ""))):
+    for features, aims in ((45, ("≤ 70 µs", "≤ 200 µs")), (350, ("", ""))):
         found = json.loads(program("waiting_batch.py", "--features", features, "--json").splitlines()[-1])
         about = f"`next()` of a waiting batch, {features} features, caches cold"
         rows.append(Row(about, f"{found['next_us']:.0f} µs", aims[0], f"waiting_batch.py --features {features}"))
