@@ -57,6 +57,8 @@ class ReservedPort:
         with self._lock:
             if self._wanted is not None:
                 self._hold()
+                with contextlib.suppress(OSError):  # closed before
+                    self._socket.shutdown(socket.SHUT_RDWR)  # a thread that polls it would keep it listening
             self._socket.close()
 
     def redirect(self) -> None:

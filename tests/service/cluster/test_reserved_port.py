@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import http.server
+import select
 import socket
 import threading
 import urllib.request
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from pipelines import eventually
@@ -33,6 +35,21 @@ def read(url: str, into: list[bytes]) -> threading.Thread:
     thread = threading.Thread(target=fetch)
     thread.start()
     return thread
+
+
+def test_a_port_that_another_thread_polls_is_free_once_it_is_released() -> None:
+    """As the feeder's loop polls it, which would keep it listening until something else happens."""
+    with closing(ReservedPort(lambda: None)) as port:
+        poll, events = select.poll(), list[object]()
+        poll.register(port.fileno(), select.POLLIN)
+        polling = threading.Thread(target=lambda: events.extend(poll.poll(30_000)))
+        polling.start()
+        status = Path(f"/proc/self/task/{polling.native_id}/status")
+        assert eventually(lambda: "S (sleeping)" in status.read_text())
+        port.release()
+        with socket.create_server(("127.0.0.1", port.number)):
+            polling.join(10)
+        assert not polling.is_alive()
 
 
 def test_who_asks_early_gets_the_page_of_the_server_that_comes() -> None:
