@@ -454,7 +454,6 @@ def test_more_messages_than_a_socket_holds_stop_nothing(place: Place):
         feeder.suspend()
         held.clear()
         gc.collect()
-        assert dataset._feed._connection._channel.unsent  # as fewer are free than batches wait
         feeder.resume()
         iterator = iter(dataset)
         assert sum(batch.rows for batch in iterator) == 20_000

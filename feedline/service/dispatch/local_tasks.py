@@ -17,15 +17,19 @@ from distributed import Future
 
 from feedline.service.dispatch.attempts import Arrived, Outcome, failure_of
 
+_MOST_RELEASED = 256  # keys whose release Dask may not have heard of
+
 # Those of this process, by the number that a task names: there is nothing else of them in a task.
 _tables: weakref.WeakValueDictionary[int, LocalTasks] = weakref.WeakValueDictionary()
 
 
 @dataclass(slots=True)
 class _HeldTask:
-    """A task. waiting: who gets its outcome, once it is there (`done`). futures: Dask's, one per holder."""
+    """A task. name: its key in Dask. waiting: who gets its outcome, once it is there (`done`). futures: Dask's, one per
+    holder."""
 
     call: Callable[[], Outcome]
+    name: str
     waiting: list[Arrived] = field(default_factory=list)
     futures: list[Future[Any]] = field(default_factory=list)
     done: bool = False
@@ -51,6 +55,8 @@ class LocalTasks:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: dict[str, _HeldTask] = {}
+        self._released: dict[str, None] = {}  # keys, the last ones at the end
+        self._again = 0  # tasks whose key had been released
         _tables[id(self)] = self
 
     def start(
@@ -59,11 +65,13 @@ class LocalTasks:
         """Start a task, or share the one of this key; None if Dask's client is closed. submit: takes the arguments of
         `Client.submit`, but for its options. arrived: called once, in any thread, unless the task is released."""
         with self._lock:
-            entry = self._entries.setdefault(key, _HeldTask(call))
+            entry = self._entries.get(key)
+            if entry is None:
+                entry = self._entries[key] = _HeldTask(call, self._name(key))
             was_done = entry.done
             if not was_done:
                 entry.waiting.append(arrived)
-        future = submit(_run, id(self), key, key=key)
+        future = submit(_run, id(self), key, key=entry.name)
         if future is None:
             with self._lock:
                 entry.waiting[:] = [each for each in entry.waiting if each is not arrived]
@@ -74,6 +82,13 @@ class LocalTasks:
         if was_done:
             arrived(key, entry.outcome)
         return LocalTask(self, key, future)
+
+    def _name(self, key: str) -> str:
+        """The key in Dask: another one for a task that was released lately, which Dask would take for done."""
+        if key not in self._released:
+            return key
+        self._again += 1
+        return f"{key}-{self._again}"
 
     def run(self, key: str) -> None:
         """Run a task, if somebody still holds it."""
@@ -114,6 +129,10 @@ class LocalTasks:
             entry.futures.remove(future)
             if not entry.futures:
                 del self._entries[key]
+                self._released.pop(key, None)
+                self._released[key] = None
+                if len(self._released) > _MOST_RELEASED:
+                    del self._released[next(iter(self._released))]
         future.release()
 
 
