@@ -102,6 +102,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=tuple(SHAPES), default="lists", help="of the table and of the work")
     parser.add_argument("--rows", type=int, help="of the table; by default as many as its shape has")
+    parser.add_argument(
+        "--group-rows", type=int, help="of a row group of --shape wide, strings or flat, for another table"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--contenders", default=",".join(CONTENDERS), help="some of: %(default)s")
     parser.add_argument("--batch-size", type=int, default=8192)
@@ -122,10 +125,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     unknown = [name for name in options.contenders if name not in CONTENDERS]
     if unknown:
         parser.error(f"no contender is called {unknown[0]!r}: expected some of {', '.join(CONTENDERS)}")
-    if min(options.rows, options.rounds, options.batch_size, options.threads) < 1 or options.busy < 0:
-        parser.error("rows, rounds, batch size and threads are at least 1, busy is not negative")
+    group_rows = 1 if options.group_rows is None else options.group_rows
+    if min(options.rows, options.rounds, options.batch_size, options.threads, group_rows) < 1 or options.busy < 0:
+        parser.error("rows, rounds, batch size, threads and group rows are at least 1, busy is not negative")
     if options.order == "log" and not shape.clicks:
         parser.error(f"--order is for --shape lists and short: the rows of {shape.name} are independent of each other")
+    if options.group_rows is not None and shape.clicks:
+        parser.error("--group-rows is for --shape wide, strings and flat: the others have row groups of 65,536 rows")
     return options
 
 

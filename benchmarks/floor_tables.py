@@ -56,7 +56,7 @@ def _generate(folder: Path, options: argparse.Namespace) -> None:
         )
         generate_clicks(str(folder), recipe)
     else:
-        group_rows = TINY_GROUP_ROWS if options.tiny else shape.group_rows
+        group_rows = options.group_rows or (TINY_GROUP_ROWS if options.tiny else shape.group_rows)
         write_table(folder, shape, rows=options.rows, group_rows=group_rows)
 
 

@@ -79,6 +79,17 @@ static int send_reports(PyObject *connection, PyObject *unsent) {
     return count < 0 ? -1 : 0;
 }
 
+/* The descriptor of a connection; -1 with an OSError if it is closed. */
+static int descriptor_of(PyObject *connection) {
+    int fd = PyObject_AsFileDescriptor(connection);
+    if (fd < 0) {
+        PyErr_Clear();
+        errno = EBADF;
+        PyErr_SetFromErrno(PyExc_OSError);
+    }
+    return fd;
+}
+
 /* flush(connection, unsent) */
 static PyObject *flush(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t count) {
     if (count != 2) {
@@ -97,12 +108,9 @@ static PyObject *send_packet(PyObject *Py_UNUSED(module), PyObject *const *argum
         PyErr_SetString(PyExc_TypeError, "send takes two arguments");
         return NULL;
     }
-    int fd = PyObject_AsFileDescriptor(arguments[0]);
-    if (fd < 0) {
-        PyErr_Clear();
-        errno = EBADF;
-        return PyErr_SetFromErrno(PyExc_OSError);
-    }
+    int fd = descriptor_of(arguments[0]);
+    if (fd < 0)
+        return NULL;
     if (PyObject_GetBuffer(arguments[1], &packet, PyBUF_SIMPLE) != 0)
         return NULL;
     Py_ssize_t size;
@@ -157,12 +165,9 @@ static PyObject *receive(PyObject *Py_UNUSED(module), PyObject *const *arguments
         PyErr_SetString(PyExc_TypeError, "receive takes three arguments");
         return NULL;
     }
-    int fd = PyObject_AsFileDescriptor(arguments[0]);
-    if (fd < 0) {
-        PyErr_Clear();
-        errno = EBADF;
-        return PyErr_SetFromErrno(PyExc_OSError);
-    }
+    int fd = descriptor_of(arguments[0]);
+    if (fd < 0)
+        return NULL;
     if (PyObject_GetBuffer(arguments[1], &packet, PyBUF_WRITABLE) != 0)
         return NULL;
     const char *first = packet.buf;
