@@ -38,8 +38,12 @@ def read(url: str, into: list[bytes]) -> threading.Thread:
 
 
 def test_a_port_that_another_thread_polls_is_free_once_it_is_released() -> None:
-    """As the feeder's loop polls it, which would keep it listening until something else happens."""
-    with closing(ReservedPort(lambda: None)) as port:
+    """As the feeder's loop polls it, which would keep it listening until something else happens.
+
+    The next server's socket exists before the release: the number of the port's descriptor goes to no other socket,
+    which a thread that sleeps before its call, not in it, would then poll.
+    """
+    with closing(ReservedPort(lambda: None)) as port, socket.socket() as server:
         poll, events = select.poll(), list[object]()
         poll.register(port.fileno(), select.POLLIN)
         polling = threading.Thread(target=lambda: events.extend(poll.poll(30_000)))
@@ -47,8 +51,10 @@ def test_a_port_that_another_thread_polls_is_free_once_it_is_released() -> None:
         status = Path(f"/proc/self/task/{polling.native_id}/status")
         assert eventually(lambda: "S (sleeping)" in status.read_text())
         port.release()
-        with socket.create_server(("127.0.0.1", port.number)):
-            polling.join(10)
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1", port.number))
+        server.listen()
+        polling.join(10)
         assert not polling.is_alive()
 
 
