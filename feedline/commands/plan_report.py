@@ -49,8 +49,8 @@ def describe(plan: Plan, *, world_size: int, rows_per_s: float = 0.0) -> dict[st
     lanes_per_rank = plan.lanes // world_size
     cluster = plan.spec.cluster
     threads = feeder_threads(plan.spec, cores=available_cores()) * cluster.most_workers
-    fewest, most = window_bounds(schedule.open_blocks(range(lanes_per_rank)), threads, cluster.window)
     block_bytes = row_bytes(plan) * int(np.diff(schedule.lane(0).borders).max())
+    fewest, most = window_bounds(schedule.open_blocks(range(lanes_per_rank)), threads, block_bytes, cluster.window)
     twice = _read_twice(plan, schedule)
     read_bytes = int(plan.row_group_bytes[selection.rows > 0].sum()) + twice
     return {

@@ -5,8 +5,9 @@ changes which rows a block or a batch holds.
 
 A stream holds the blocks that a step is cut from (one per lane or strand), and computes others ahead. Little's law
 gives how many: the blocks that the trainer uses up while one is computed, by the slowest block of late, so that the
-trainer waits for none. Where the trainer is faster than the workers, two blocks per thread keep these busy. Memory is
-an upper limit: of the feeder's budget, and of what the machine (or the cgroup) has left.
+trainer waits for none. Where the trainer is faster than the workers, two blocks per thread keep these busy, of large
+blocks one and a half. Memory is an upper limit: of the feeder's budget, and of what the machine (or the cgroup) has
+left.
 
 The window grows, and shrinks for want of memory, at once. Otherwise it is the largest that any of the last `PATIENCE`
 measurements called for, so that a pace that varies does not make it oscillate.
@@ -26,6 +27,8 @@ PATIENCE = 10
 # Blocks ahead of the open ones, per thread: to keep the workers busy, and where single blocks are so
 # slow that a reserve of finished ones is needed.
 _BUSY, _MOST = 2, 4
+# Bytes of a block of which half a block per thread waits behind those that are computed: a tenth of a second of work.
+_LARGE_BYTES = 64 * 2**20
 # Blocks take longer when others run beside them.
 _SAFETY = 1.25
 # Blocks beyond the open ones until the trainer's pace is known. On a cluster of thousands of threads, one for each
@@ -99,32 +102,38 @@ def decide(loads: Sequence[Load], limits: WindowLimits) -> Decision:
     return Decision(blocks=blocks, slots=slots, reason=reason)
 
 
-def window_bounds(open_blocks: int, threads: int, fixed_blocks: int | None) -> tuple[int, int]:
+def window_bounds(open_blocks: int, threads: int, block_bytes: int, fixed_blocks: int | None) -> tuple[int, int]:
     """The blocks in flight for a slow and for a fast trainer, if memory has room for them."""
     if fixed_blocks is not None:
         return fixed_blocks, fixed_blocks
-    return open_blocks + _least_ahead(open_blocks, threads), open_blocks + _BUSY * threads
+    busy = _busy(threads, block_bytes)
+    return open_blocks + _least_ahead(open_blocks, busy), open_blocks + busy
 
 
-def _least_ahead(open_blocks: int, threads: int) -> int:
+def _busy(threads: int, block_bytes: int) -> int:
+    """The blocks ahead that keep all threads busy."""
+    return threads + (threads + 1) // 2 if block_bytes >= _LARGE_BYTES else _BUSY * threads
+
+
+def _least_ahead(open_blocks: int, busy: int) -> int:
     """At least one, and as many as are open: lanes of equal rows end their blocks at about the same step."""
-    return max(1, min(open_blocks, _BUSY * threads))
+    return max(1, min(open_blocks, busy))
 
 
 def _needed(load: Load, limits: WindowLimits) -> tuple[int, str]:
     """The blocks that the trainer's pace calls for."""
-    open_blocks, threads = limits.open_blocks, load.threads
+    open_blocks, threads, busy = limits.open_blocks, load.threads, _busy(load.threads, load.block_bytes)
     if not load.step_s or not load.block_s:
         return open_blocks + min(threads, _FIRST_AHEAD), "the pace is not known yet"
     use_s = load.step_s / load.blocks_per_step
     pace = f"the trainer uses up a block in {use_s:.2g} s, workers take {load.block_s:.2g} s"
     if _is_behind(load):
         return (
-            open_blocks + _BUSY * threads,
+            open_blocks + busy,
             f"the trainer is faster than the workers: {pace} on each of {threads} threads",
         )
     ahead = math.ceil(_SAFETY * load.slowest_block_s / use_s)
-    ahead = min(max(ahead, _least_ahead(open_blocks, threads)), _MOST * threads)
+    ahead = min(max(ahead, _least_ahead(open_blocks, busy)), _MOST * threads)
     return open_blocks + ahead, f"{pace}, {load.slowest_block_s:.2g} s for the slowest of late"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -10,7 +11,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from feedline.service.dispatch.window import PATIENCE, Decision, Load, Window, WindowLimits, decide
+from feedline.service.dispatch.window import PATIENCE, Decision, Load, Window, WindowLimits, decide, window_bounds
 
 MB = 1_000_000
 GB = 1_000 * MB
@@ -53,6 +54,12 @@ def test_a_trainer_faster_than_the_workers_gets_two_blocks_per_thread():
     assert decision.blocks == 1 + 2 * 2
     assert "faster than the workers" in decision.reason
     assert blocks(load(step_s=0.001, threads=16)) == 1 + 2 * 16
+
+
+def test_of_large_blocks_half_a_block_per_thread_waits_behind_those_computed():
+    large = {"step_s": 0.001, "block_bytes": 64 * 2**20}
+    assert [blocks(load(threads=threads, **large)) for threads in (1, 2, 3, 16)] == [1 + 2, 1 + 3, 1 + 5, 1 + 24]
+    assert [window_bounds(3, 2, size, None) for size in (2**26 - 1, 2**26)] == [(6, 7), (6, 6)]
 
 
 def test_single_slow_blocks_get_a_bounded_reserve():
@@ -197,6 +204,19 @@ def test_a_fast_trainer_keeps_every_thread_busy():
     run = Run(block_s=lambda _: 0.4, step_s=lambda _: 0.001)(400)
     assert sizes(run)[-1] == 5
     assert run.end_s <= 1.02 * 400 * 0.4 / 2, "two threads without a break"
+
+
+@pytest.mark.parametrize("threads", [1, 2, 8])
+def test_a_fast_trainer_keeps_every_thread_busy_with_large_blocks_of_varying_times(threads: int):
+    seconds = random.Random(1).choices([0.3, 0.4, 0.5], k=400)
+    run = Run(
+        block_s=lambda block: seconds[block % 400],
+        step_s=lambda _: 0.0001,
+        threads=threads,
+        block_bytes=100 * MB,
+        memory_bytes=16 * GB,
+    )(400)
+    assert run.end_s <= 1.05 * sum(seconds) / threads
 
 
 def test_a_store_that_becomes_slow_is_read_further_ahead():
