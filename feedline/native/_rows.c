@@ -1,8 +1,8 @@
 /* Gather, slice, compare and hash rows of columns without the interpreter's lock.
  *
  * Every function takes objects with the buffer protocol, checks that they are contiguous and large enough, and then
- * releases the lock until it has finished. Nothing is computed but offsets and hashes of integers, so results are equal
- * to numpy's bit by bit.
+ * releases the lock until it has finished. Nothing is computed but offsets, extremes and hashes of integers, so results
+ * are equal to numpy's bit by bit.
  * Rows of several parts laid end to end are addressed by the index among all of them and the number of their part: the
  * address of a part's values is moved back by its first row, so that the index serves all parts.
  *
@@ -12,6 +12,7 @@
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -189,6 +190,7 @@ static void gather_ragged(char *target, size_t size, const int64_t *ends, const 
 
 #include "_codes.h"
 #include "_slots.h"
+#include "_extremes.h"
 
 /* ---- slices of lists --------------------------------------------------------------------------------------------- */
 
@@ -432,6 +434,7 @@ static PyMethodDef methods[] = {
     {"count_codes", count_codes, METH_VARARGS, "count_codes(codes, counts): count how often each occurs."},
     {"has_code", has_code, METH_VARARGS, "has_code(codes, code): whether it occurs."},
     {"gather_codes", gather_codes, METH_VARARGS, "gather_codes(columns, order): the values that codes stand for."},
+    {"extremes", extremes, METH_VARARGS, "extremes(arrays): the least and the greatest value of each."},
     {"slice_offsets", slice_offsets, METH_VARARGS, "slice_offsets(offsets, start, stop, out): offsets of slices."},
     {"slice_values", slice_values, METH_VARARGS, "slice_values(offsets, values, size, start, sliced, out, order)."},
     {"equal_neighbours", equal_neighbours, METH_VARARGS, "equal_neighbours(offsets, values, size, out)."},
@@ -442,7 +445,7 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_rows", NULL, 0,
 
 PyMODINIT_FUNC PyInit__rows(void) {
     PyObject *module = PyModule_Create(&definition);
-    if (module != NULL && PyModule_AddIntConstant(module, "VERSION", 12) != 0) {
+    if (module != NULL && PyModule_AddIntConstant(module, "VERSION", 13) != 0) {
         Py_DECREF(module);
         return NULL;
     }

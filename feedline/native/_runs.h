@@ -7,18 +7,11 @@
 #ifndef FEEDLINE_RUNS_H
 #define FEEDLINE_RUNS_H
 
-#include <features.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-/* Functions that are compiled for processors with AVX2 as well, of which the loader chooses. */
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && __GNUC__ >= 12 && !defined(__clang__) \
-    && !defined(__SANITIZE_ADDRESS__)
-#define FAST __attribute__((target_clones("arch=x86-64-v3", "default")))
-#else
-#define FAST
-#endif
+#include "_fast.h"
 
 #define INLINE static inline __attribute__((always_inline, unused))
 

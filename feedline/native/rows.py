@@ -19,7 +19,7 @@ _compiled: Any = None
 with suppress(ImportError):  # installed without a compiler
     from feedline.native import _rows as _compiled  # type: ignore[attr-defined,no-redef]
 
-VERSION = 12  # of the functions: of an older build, left in a checkout, nothing is called
+VERSION = 13  # of the functions: of an older build, left in a checkout, nothing is called
 COMPILED = _compiled is not None and getattr(_compiled, "VERSION", 1) == VERSION
 
 _FEW = 16  # parts that are found faster by comparing with the start of each than by a search: 14 and 316 us for two
@@ -140,6 +140,17 @@ def gather_codes(columns: list[CodedTarget], order: NDArray[np.int32] | None = N
         values[:] = table[codes]
         if extremes is not None:
             extremes[:] = values.min(), values.max()
+
+
+def extremes(arrays: Sequence[NDArray[Any]]) -> Sequence[tuple[float, float]]:
+    """The least and the greatest value of each array: of int64, or float32, of which both are NaN if any value is.
+
+    Arrays have at least one value.
+    """
+    if not COMPILED:
+        return [(each.min().item(), each.max().item()) for each in arrays]
+    found: Sequence[tuple[float, float]] = _compiled.extremes(tuple(arrays))
+    return found
 
 
 def write_slot(target: Any, header: bytes, gaps: tuple[tuple[int, int], ...], parts: list[SlotPart]) -> None:

@@ -70,6 +70,29 @@ def test_offsets_and_sizes_that_cannot_be_are_refused():
         rows.slice_values(np.array([0, 2, 3]), source, 8, 1, np.array([0, 1, 3]), target)
 
 
+FLOATS = st.lists(st.floats(width=32), min_size=1, max_size=70)
+INTEGERS = st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=70)
+
+
+@given(INTEGERS, FLOATS)
+def test_extremes_are_those_of_numpy(integers: list[int], floats: list[float]):
+    arrays = [np.array(integers, np.int64), np.array(floats, np.float32)]
+    found = rows.extremes(arrays)
+    assert found[0] == (min(integers), max(integers))
+    assert np.array_equal(found[1], (arrays[1].min(), arrays[1].max()), equal_nan=True)
+    if any(np.isnan(floats)):
+        assert np.isnan(found[1]).all()
+    assert {type(value) for value in found[0]} == {int}
+    assert {type(value) for value in found[1]} == {float}
+
+
+@pytest.mark.skipif(not rows.COMPILED, reason="installed without a compiler")
+def test_extremes_of_nothing_and_of_other_sizes_are_refused():
+    for array in (np.empty(0, np.int64), np.zeros(3, np.int16), np.zeros(6, np.int64)[::2]):
+        with pytest.raises(ValueError):
+            rows.extremes([array])
+
+
 @pytest.mark.parametrize("code", [np.uint16, np.int32])
 @pytest.mark.parametrize("stored", [np.float32, np.int64, np.int32])
 @given(data=st.data())

@@ -178,7 +178,7 @@ class Observer:
             count = len(values) if count is None else count
             self.count_extremes(column, count, np.minimum.reduce(values), np.maximum.reduce(values))
 
-    def count_extremes(self, column: SlotColumn, count: int, low: np.int64, high: np.int64) -> None:
+    def count_extremes(self, column: SlotColumn, count: int, low: float, high: float) -> None:
         """Count finished ids, given their minimum and maximum."""
         index = self._index[column.name]
         self._counts["values"][index] += count

@@ -32,7 +32,7 @@ from feedline.warehouse.parquet.column_chunk import (
 )
 from feedline.warehouse.parquet.stored_names import StoredNames
 from feedline.warehouse.storage.faults import label
-from feedline.warehouse.storage.ranges import chunk_ranges
+from feedline.warehouse.storage.ranges import Range, adjacent, chunk_ranges
 
 DECODER_VARIABLE = "FEEDLINE_DECODER"
 # The bytes of a file from `start` to `stop`.
@@ -179,10 +179,13 @@ class FileDecoder:
         kinds = {leaf: kind for leaf in leaves if not isinstance(kind := self._kind(leaf), str)}
         group = self._metadata.row_group(row_group)
         rows, ranges = group.num_rows, chunk_ranges(self._metadata, row_group, list(kinds), self._file_bytes)
+        contents: dict[Range, pa.Buffer] = {}
+        for (first, end), inner in adjacent([each for each in ranges if 0 <= each[0] < each[1] <= self._file_bytes]):
+            span = read(first, end)
+            contents |= {(start, stop): span[start - first : stop - first] for start, stop in inner}
         requests: dict[int, Request] = {}
-        for (leaf, kind), (start, stop) in zip(kinds.items(), ranges, strict=True):
-            if 0 <= start < stop <= self._file_bytes:
-                content = read(start, stop)
+        for (leaf, kind), place in zip(kinds.items(), ranges, strict=True):
+            if (content := contents.get(place)) is not None:
                 codes, prefix = leaf in coded, coded.get(leaf, 0)
                 requests[leaf] = kind, group.column(leaf), rows, content, codes, prefix, starts.get(leaf)
         opened = zip(requests, open_chunks(list(requests.values())), strict=True)

@@ -17,7 +17,7 @@ byte by itself; it costs one more request, for the byte alone.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
@@ -39,6 +39,8 @@ RANGE_BYTES = 32 * 2**20
 _THREADS = 16
 # Old versions of parquet-mr leave a dictionary page's header out of a column chunk's bytes; Arrow reads as many more.
 _PADDING_BYTES = 100
+# Bytes of neighbouring column chunks that are read at once; of larger spans, allocators return the memory.
+_SPAN_BYTES = 4 * 2**20
 _MAP_NORESERVE = 0x4000  # Linux (a constant of `mmap` from Python 3.13 on): untouched pages need no memory
 _MARK, _OTHER_MARK = 0xA7, 0x58
 
@@ -75,6 +77,20 @@ def _cut(span: Range) -> list[Range]:
     parts = -(-(stop - start) // RANGE_BYTES)
     borders = [start + (stop - start) * i // parts for i in range(parts + 1)]
     return list(pairwise(borders))
+
+
+def adjacent(ranges: Sequence[Range]) -> Iterator[tuple[Range, list[Range]]]:
+    """Spans without holes, of `_SPAN_BYTES` and one range at most, each with the ranges in it, in order."""
+    start, stop = 0, -1
+    inner: list[Range] = []
+    for each in sorted(ranges):
+        if inner and (each[0] > stop or stop - start >= _SPAN_BYTES):
+            yield (start, stop), inner
+            inner = []
+        start, stop = (start, max(stop, each[1])) if inner else each
+        inner.append(each)
+    if inner:
+        yield (start, stop), inner
 
 
 def chunk_ranges(metadata: pq.FileMetaData, row_group: int, leaves: Sequence[int], file_bytes: int) -> list[Range]:

@@ -29,6 +29,7 @@ from feedline.warehouse.storage.ranges import (
     HOLES_PART,
     RANGE_BYTES,
     SparseFile,
+    adjacent,
     chunk_ranges,
     coalesce,
     read_range,
@@ -56,6 +57,18 @@ def union(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
         if depth == 0:
             found.append((opened, place))
     return found
+
+
+@given(RANGES)
+def test_adjacent_ranges_are_read_at_once_and_nothing_between_others(ranges: list[tuple[int, int]]):
+    ranges = [each for each in ranges if each[0] < each[1]]
+    spans = list(adjacent(ranges))
+    assert [each for _, inner in spans for each in inner] == sorted(ranges)
+    assert all((min(inner)[0], max(stop for _, stop in inner)) == span for span, inner in spans)
+    assert union([span for span, _ in spans]) == union(ranges), "no byte that was not asked for"
+    for ((start, stop), inner), ((begin, _), _) in pairwise(spans):
+        assert begin > stop or stop - start >= 4 * MIB
+        assert max((end for _, end in inner[:-1]), default=0) - start < 4 * MIB, "one range more than the limit at most"
 
 
 @given(RANGES)
