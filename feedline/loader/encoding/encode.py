@@ -65,9 +65,7 @@ def encode(
         rows = features.height if rows is None else rows
         features = dict(zip(features.columns, features.get_columns(), strict=True))
     rows = len(next(iter(features.values()), ())) if rows is None else rows
-    extremes: _Extremes = {}
-    if rows >= _MANY_ROWS:
-        features, extremes = _with_extremes(features, schema, observer is not None, coded)
+    features, extremes = _with_extremes(features, schema, observer is not None, coded, rows)
     values, offsets = [], []
     weights: list[NDArray[np.float32] | None] = []
     for column in schema.sparse:
@@ -247,11 +245,13 @@ def _extremes(values: NDArray[np.int64], codes: native.Codes | None) -> NDArray[
 
 
 def _with_extremes(
-    features: _Columns, schema: BatchSchema, counted: bool, coded: Collection[str]
+    features: _Columns, schema: BatchSchema, counted: bool, coded: Collection[str], rows: int
 ) -> tuple[_Columns, _Extremes]:
     """The features, of which scalars without nulls are arrays, and the extremes of those that need them, found in one
-    call: where two threads encode, numpy's, two for each column, wait for each other.
+    call: where two threads encode, numpy's, two for each column, wait for each other. Of few rows, none.
     """
+    if rows < _MANY_ROWS:
+        return features, {}
     found: dict[str, NDArray[Any]] = {}
     for column in (*schema.group("categorical"), *schema.group("dense"), *schema.group("label")):
         if column.name in coded or not (counted or column.on_nonfinite != "keep"):
