@@ -37,9 +37,9 @@ from feedline.loader.ring.messages import BeginStream
 from feedline.pipeline import Pipeline
 from feedline.planning.plan import Plan
 from feedline.service.cluster.cluster import Cluster
-from feedline.service.feeder import Feeder
-from feedline.service.planner import Planner
-from feedline.service.trainer_session import TrainerSession
+from feedline.service.feeder.feeder import Feeder
+from feedline.service.feeder.planner import Planner
+from feedline.service.feeder.trainer_session import TrainerSession
 from feedline.spec.cluster_section import ClusterSpec
 from feedline.version import VERSION
 from feedline.warehouse.synthetic.clicks import ClickRecipe

@@ -19,10 +19,10 @@ import numpy as np
 
 from feedline.blocks.request import BlockResult
 from feedline.planning.schedule import Block, Schedule
-from feedline.service.dispatch import attempts
-from feedline.service.dispatch.delivery import Delivery, DeliveryStats
-from feedline.service.dispatch.timing import TrainerPace
-from feedline.service.dispatch.window import Window, WindowLimits
+from feedline.service.cluster import attempts
+from feedline.service.feeder.delivery import Delivery, DeliveryStats
+from feedline.service.feeder.timing import TrainerPace
+from feedline.service.feeder.window import Window, WindowLimits
 from feedline.service.scheduler.job_reports import JobReport
 
 MEMORY_BYTES = 1 << 40

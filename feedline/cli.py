@@ -35,11 +35,11 @@ _ELSEWHERE = {
         "Fit the ops that learn from the table, such as vocabularies and means, and keep the result under `artifacts`.",
     ),
     "optimize": (
-        "feedline.commands.table_layout",
+        "feedline.commands.table.table_layout",
         "Rewrite a table so that reading it is cheap: clustered, compacted, each column in its best encoding.",
     ),
     "usage": (
-        "feedline.commands.table_layout",
+        "feedline.commands.table.table_layout",
         "Show what runs of Feedline read of a table: columns, bytes, the popularity curve.",
     ),
     "verify": (
@@ -208,7 +208,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Show what a run would do: what is pruned and why, what is read, rows, steps, memory."""
-    from feedline.commands.display import plan_views as views
+    from feedline.commands.plan import views
     from feedline.loader.state import read_state
     from feedline.pipeline import Pipeline
     from feedline.planning.plan import code_of
@@ -249,7 +249,7 @@ def head(
     as_json: AsJson = False,
 ) -> None:
     """Show the first rows of the table beside their features; ids of vocabularies with their values."""
-    from feedline.commands.head import json_facts, preview, preview_table
+    from feedline.commands.table.head import json_facts, preview, preview_table
     from feedline.spec import load_spec
     from feedline.spec.overrides import parse_overrides
 

@@ -31,8 +31,8 @@ from feedline.planning.resolve import (
     start_of,
 )
 from feedline.resources import available_cores
-from feedline.service.in_process import iterate_plan
-from feedline.service.quality_monitor import QualityMonitor
+from feedline.service.feeder.in_process import iterate_plan
+from feedline.service.feeder.quality_monitor import QualityMonitor
 from feedline.serving.encoder import Serving
 from feedline.serving.row_forms import Rows
 from feedline.spec import PipelineSpec, load_spec

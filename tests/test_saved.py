@@ -37,7 +37,7 @@ from saved.generate import FIRST, FOURTH, SECOND, STEP, THIRD, WINDOW, Edition, 
 
 from feedline import FeedlineDataset, Pipeline
 from feedline.artifacts.artifact_sets import load_old_set
-from feedline.commands.plan_report import describe
+from feedline.commands.plan.report import describe
 from feedline.loader.state import state_of
 from feedline.serving.golden_check import check
 from feedline.spec import load_spec

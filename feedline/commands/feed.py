@@ -39,13 +39,13 @@ from feedline.planning.plan import Plan, code_of, first_fragment
 from feedline.planning.resolve import resolve_hello
 from feedline.resources import use_huge_pages, widen_affinity
 from feedline.service.cluster.cluster import Cluster
-from feedline.service.feeder import Feeder
-from feedline.service.feeder_process import Ownership, ignore_sigterm, keep_log_short, startup_seconds
+from feedline.service.feeder.feeder import Feeder
+from feedline.service.feeder.feeder_process import Ownership, ignore_sigterm, keep_log_short, startup_seconds
+from feedline.service.feeder.planner import Planner
+from feedline.service.feeder.supervisor import FeederEvent
+from feedline.service.feeder.trainer_session import TrainerSession, show_window_changes
 from feedline.service.log_lines import write_log_lines
-from feedline.service.planner import Planner
 from feedline.service.scaling.demand import Demand
-from feedline.service.supervisor import FeederEvent
-from feedline.service.trainer_session import TrainerSession, show_window_changes
 from feedline.spec import PipelineSpec, load_spec
 from feedline.transforms.registry.user_functions import keep_pandas_out
 from feedline.warehouse.optimize.usage import record_usage
@@ -454,7 +454,7 @@ def _fit_on(spec: PipelineSpec, cluster: Cluster) -> Callable[[Snapshot], str | 
 
     def fit(snapshot: Snapshot) -> str | None:
         from feedline.pipeline import Pipeline  # noqa: PLC0415 -- 0.1 s of imports that most feeders do not need
-        from feedline.service.fit_workers import DaskWorkers  # noqa: PLC0415 -- imports Dask
+        from feedline.service.cluster.fit_workers import DaskWorkers  # noqa: PLC0415 -- imports Dask
 
         return Pipeline(spec).fit(missing=True, snapshot=snapshot, workers=DaskWorkers(cluster)).manifest
 

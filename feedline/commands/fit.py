@@ -26,7 +26,7 @@ from feedline.errors import SpecError
 from feedline.fitting.fit_report import FitFacts, FitReport, load_fit_facts
 from feedline.fitting.passes import FitProgress
 from feedline.pipeline import Pipeline
-from feedline.service.fit_workers import DaskWorkers
+from feedline.service.cluster.fit_workers import DaskWorkers
 from feedline.spec import PipelineSpec, load_spec
 from feedline.spec.overrides import parse_overrides
 from feedline.transforms.learning.learner import WARNING

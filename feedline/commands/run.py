@@ -37,7 +37,7 @@ from feedline.loader.ring.launch import (
 from feedline.loader.ring.rendezvous import job_fingerprint, socket_paths, sweep
 from feedline.resources import available_cores, rank_cores
 from feedline.service.drain import DrainProgress, start_draining, stop_draining
-from feedline.service.supervisor import FeederEvent, RankReports, SupervisedFeeder, Supervisor
+from feedline.service.feeder.supervisor import FeederEvent, RankReports, SupervisedFeeder, Supervisor
 from feedline.spec import PipelineSpec
 
 _POLL_S = 0.25

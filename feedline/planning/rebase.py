@@ -28,8 +28,8 @@ from feedline.blocks.request import PieceRequest
 from feedline.errors import DataError, StateError, TableError
 from feedline.hashing import Words
 from feedline.planning.binding import unkeyed_recording
-from feedline.planning.delivered_rows import DeliveredRows, find_delivered_rows
 from feedline.planning.plan import Plan
+from feedline.planning.rows.delivered_rows import DeliveredRows, find_delivered_rows
 from feedline.planning.schedule import Block
 from feedline.warehouse.reading.fragment import Fragment, field_of, fragment_at, unpack_mask
 from feedline.warehouse.reading.read import read_fragment

@@ -16,8 +16,8 @@ from feedline.blocks.compute import HandOver, pack, run_block
 from feedline.blocks.request import BlockResult
 from feedline.loader.encoding.shuffled_rows import Rows
 from feedline.planning.plan import Plan
-from feedline.service.dispatch.attempts import attempt_block
-from feedline.service.dispatch.blame import BlockFailure
+from feedline.service.cluster.attempts import attempt_block
+from feedline.service.cluster.blame import BlockFailure
 from feedline.warehouse.parquet.decode import DECODER_VARIABLE, chunk_sizes
 
 ROWS = 9_000

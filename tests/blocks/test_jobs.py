@@ -26,9 +26,9 @@ from feedline.blocks.single_flight import IDLE_KEPT, IDLE_S, SingleFlight
 from feedline.fitting import observe
 from feedline.planning.plan import Plan
 from feedline.service.cluster.cluster import Cluster
-from feedline.service.dispatch.delivery import Delivery, DeliveryStats
-from feedline.service.dispatch.fair_share import FairShare
-from feedline.service.dispatch.window import Window, WindowLimits
+from feedline.service.cluster.connection.fair_share import FairShare
+from feedline.service.feeder.delivery import Delivery, DeliveryStats
+from feedline.service.feeder.window import Window, WindowLimits
 from feedline.spec.cluster_section import ClusterSpec
 from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile import compiled

@@ -14,9 +14,9 @@ import pytest
 
 from feedline.blocks.reach import Reach, check_table, check_work_dir, unreadable
 from feedline.errors import ClusterError, CorruptFileError, TableChangedError, TableError, TableNotFoundError
+from feedline.service.cluster.blame import BlockFailure
 from feedline.service.cluster.worker_checks import WorkerRead, read_again
-from feedline.service.dispatch import delivery
-from feedline.service.dispatch.blame import BlockFailure
+from feedline.service.feeder import delivery
 from feedline.warehouse.reading.fragment import Fragment, fragment_at
 from feedline.warehouse.snapshot.take import take_snapshot
 

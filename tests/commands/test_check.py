@@ -18,7 +18,7 @@ from processes import ended_here
 
 from feedline import Pipeline
 from feedline.commands.check import CheckReport, run_check
-from feedline.commands.plan_report import describe
+from feedline.commands.plan.report import describe
 from feedline.errors import CorruptFileError, SpecError, StoreError, TableError, TableNotFoundError
 from feedline.native import parquet as native
 from feedline.spec import load_spec

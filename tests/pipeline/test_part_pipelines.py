@@ -12,7 +12,7 @@ from part_samples import events, flat_table, pl_frame, taken
 from warehouse_samples import write
 
 from feedline import Pipeline, Table
-from feedline.commands.plan_report import describe, part_rows
+from feedline.commands.plan.report import describe, part_rows
 from feedline.errors import SpecError
 from feedline.expressions import bind, parse
 from feedline.expressions.extraction import project

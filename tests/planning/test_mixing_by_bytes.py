@@ -13,7 +13,7 @@ import pytest
 from pipelines import Place
 
 from feedline import Pipeline
-from feedline.commands.plan_report import describe, plan_table
+from feedline.commands.plan.report import describe, plan_table
 from feedline.errors import StateError
 from feedline.loader.batch import digest_of
 from feedline.loader.state import state_of

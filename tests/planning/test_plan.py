@@ -21,8 +21,8 @@ from rich.console import Console
 
 from feedline import Pipeline
 from feedline.blocks.compute import run_block
-from feedline.commands import plan_report as report
-from feedline.commands.plan_report import describe
+from feedline.commands.plan import report
+from feedline.commands.plan.report import describe
 from feedline.errors import PlanError, SpecError
 from feedline.planning.plan import Plan
 from feedline.warehouse.selection.column_bounds import value_ranges

@@ -22,10 +22,10 @@ from feedline.loader.ring.channel import Channel, pair
 from feedline.loader.ring.feeder_connection import PROTOCOL
 from feedline.loader.ring.messages import BeginStream
 from feedline.native import rows
-from feedline.service import trainer_session
 from feedline.service.cluster.cluster import Cluster
-from feedline.service.planner import Planner
-from feedline.service.trainer_session import TrainerSession
+from feedline.service.feeder import trainer_session
+from feedline.service.feeder.planner import Planner
+from feedline.service.feeder.trainer_session import TrainerSession
 from feedline.spec.cluster_section import ClusterSpec
 from feedline.version import VERSION
 

@@ -24,7 +24,7 @@ from feedline.loader.facts import FeederStats
 from feedline.loader.ring.channel import REPORT
 from feedline.loader.ring.reports import EpochCounts, FeederReports, report_packet
 from feedline.planning.schedule import Block
-from feedline.service.quality_monitor import QualityMonitor
+from feedline.service.feeder.quality_monitor import QualityMonitor
 from feedline.spec import PipelineSpec
 from feedline.spec.expectations import MEASURES, Expectation, broken_bounds
 from feedline.transforms.compile.compiled import compile_features

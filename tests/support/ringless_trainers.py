@@ -18,7 +18,7 @@ from feedline.loader.ring.channel import Channel, pair
 from feedline.loader.ring.feeder_connection import PROTOCOL
 from feedline.loader.ring.messages import BeginStream
 from feedline.native.ring import FREE, Arrival
-from feedline.service.feeder import Feeder
+from feedline.service.feeder.feeder import Feeder
 from feedline.version import VERSION
 
 BATCH = 100

@@ -12,9 +12,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from feedline.service.dispatch.fair_share import FairShare
-from feedline.service.dispatch.timing import Priorities
-from feedline.service.dispatch.window import Window, WindowLimits
+from feedline.service.cluster.connection.fair_share import FairShare
+from feedline.service.feeder.timing import Priorities
+from feedline.service.feeder.window import Window, WindowLimits
 from feedline.service.scheduler.job_book import ClusterSize, JobBook
 from feedline.service.scheduler.job_reports import JobReport
 

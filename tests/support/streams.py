@@ -12,10 +12,10 @@ from pipelines import eventually
 
 from feedline.blocks.request import BlockResult
 from feedline.planning.schedule import Block
+from feedline.service.cluster import attempts
 from feedline.service.cluster.cluster import Cluster
-from feedline.service.dispatch import attempts
-from feedline.service.dispatch.delivery import Delivery, DeliveryStats
-from feedline.service.dispatch.window import Window, WindowLimits
+from feedline.service.feeder.delivery import Delivery, DeliveryStats
+from feedline.service.feeder.window import Window, WindowLimits
 
 ROWS = 4
 

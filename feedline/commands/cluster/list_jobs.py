@@ -22,7 +22,7 @@ from feedline.commands.cluster.connection_files import (
     connection_files,
 )
 from feedline.commands.display.consoles import console_on
-from feedline.service.cluster.job_listing import FeederShare, JobListing, list_jobs
+from feedline.service.cluster.connection.job_listing import FeederShare, JobListing, list_jobs
 
 # A trainer that waits as much as this share of its time is starved, also between two waits.
 _STARVED = 0.05

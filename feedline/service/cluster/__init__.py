@@ -1,1 +1,1 @@
-"""The Dask cluster of a pipeline, and the connection to it."""
+"""The cluster that computes a feeder's blocks: threads of the feeder, processes on this machine, or a Dask cluster."""

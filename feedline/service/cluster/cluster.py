@@ -20,13 +20,13 @@ from feedline.blocks.jobs import check_job
 from feedline.blocks.reach import Reach
 from feedline.blocks.request import Job
 from feedline.resources import choose_cpu
+from feedline.service.cluster.attempts import Arrived
+from feedline.service.cluster.blame import EXCLUDED_S, Exclusions
+from feedline.service.cluster.connection.fair_share import FairShare
+from feedline.service.cluster.early_threads import EarlyTask, EarlyThreads
+from feedline.service.cluster.priority import priority
 from feedline.service.cluster.reserved_port import ReservedPort
 from feedline.service.cluster.worker_checks import WorkerRead, check_reach, check_workers, read_again
-from feedline.service.dispatch.attempts import Arrived
-from feedline.service.dispatch.blame import EXCLUDED_S, Exclusions
-from feedline.service.dispatch.early_threads import EarlyTask, EarlyThreads
-from feedline.service.dispatch.fair_share import FairShare
-from feedline.service.dispatch.timing import priority
 from feedline.spec.cluster_section import ClusterSpec
 from feedline.transforms.registry.user_functions import RequiredFunction, check_functions
 from feedline.warehouse.storage.parallel import in_threads
@@ -34,9 +34,9 @@ from feedline.warehouse.storage.parallel import in_threads
 if TYPE_CHECKING:
     from distributed import Client
 
+    from feedline.service.cluster.connection.scheduler_connection import SchedulerConnection
     from feedline.service.cluster.dask_cluster import DaskCluster, DaskTask
-    from feedline.service.cluster.scheduler_connection import SchedulerConnection
-    from feedline.service.dispatch.local_tasks import LocalTask
+    from feedline.service.cluster.local_tasks import LocalTask
     from feedline.service.scheduler.job_reports import JobReport
 
 logger = logging.getLogger(__name__)

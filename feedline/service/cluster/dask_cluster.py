@@ -24,23 +24,23 @@ from distributed.deploy.cluster import Cluster as DaskDeployment
 
 from feedline.errors import ClusterError
 from feedline.resources import Cpu, allocator_environment, cpu_environment
+from feedline.service.cluster.attempts import Arrived
+from feedline.service.cluster.connection.fair_share import FairShare
+from feedline.service.cluster.connection.pass_demand import PassDemand
+from feedline.service.cluster.connection.reporting import Reporter
+from feedline.service.cluster.connection.scheduler_check import check_scheduler
+from feedline.service.cluster.connection.scheduler_connection import SchedulerConnection
 from feedline.service.cluster.dashboard import DashboardOnDemand
 from feedline.service.cluster.local_cluster import start_local
+from feedline.service.cluster.local_tasks import LocalTask, LocalTasks
 from feedline.service.cluster.provider import close_provider, provider_config, start_provider, worker_threads
-from feedline.service.cluster.reporting import Reporter
 from feedline.service.cluster.result_fetcher import ResultFetcher
-from feedline.service.cluster.scheduler_check import check_scheduler
-from feedline.service.cluster.scheduler_connection import SchedulerConnection
-from feedline.service.dispatch.attempts import Arrived
-from feedline.service.dispatch.fair_share import FairShare
-from feedline.service.dispatch.local_tasks import LocalTask, LocalTasks
-from feedline.service.scaling.pass_demand import PassDemand
-from feedline.service.scheduler.dask_config import WORKER_CONFIG
+from feedline.service.dask_patches.dask_config import WORKER_CONFIG
+from feedline.service.dask_patches.prompt_streams import send_promptly
+from feedline.service.dask_patches.steady_loop import steady
 from feedline.service.scheduler.extension import install
 from feedline.service.scheduler.job_book import ClusterSize
 from feedline.service.scheduler.job_reports import JobAnswer, JobReport
-from feedline.service.scheduler.prompt_streams import send_promptly
-from feedline.service.scheduler.steady_loop import steady
 from feedline.service.tls.certificate_files import check_certificate_files
 from feedline.service.tls.refused_connection import explain_refusal
 from feedline.spec.cluster_section import ClusterSpec

@@ -20,9 +20,9 @@ from distributed import Client, Future
 from distributed.scheduler import KilledWorker
 from distributed.utils_comm import gather_from_workers
 
-from feedline.service.dispatch.attempts import Arrived, Outcome, failure_of
-from feedline.service.dispatch.blame import BlockFailure, host_of
-from feedline.service.dispatch.timing import Recent
+from feedline.service.cluster.attempts import Arrived, Outcome, failure_of
+from feedline.service.cluster.blame import BlockFailure, host_of
+from feedline.service.cluster.recent import Recent
 
 logger = logging.getLogger(__name__)
 

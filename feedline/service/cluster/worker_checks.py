@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from feedline.blocks.reach import Reach, check_table, check_work_dir, unreadable, unreadable_error
 from feedline.errors import CorruptFileError, StoreError, TableError
-from feedline.service.dispatch.attempts import worker_address
+from feedline.service.cluster.attempts import worker_address
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -21,10 +21,10 @@ from tornado.ioloop import PeriodicCallback
 from tornado.web import RequestHandler
 
 from feedline.errors import ClusterError
+from feedline.service.dask_patches.steady_loop import scheduler_clock, steady, steady_clock
 from feedline.service.scheduler.job_book import START_S, ClusterSize, JobBook
 from feedline.service.scheduler.job_reports import LOST_TOPIC, REPORT_FORMAT, JobReport
 from feedline.service.scheduler.retirement import finish_before_retirement
-from feedline.service.scheduler.steady_loop import scheduler_clock, steady, steady_clock
 from feedline.version import VERSION
 
 logger = logging.getLogger("feedline.scheduler")

@@ -16,7 +16,7 @@ import dask
 from distributed import Scheduler, Security
 
 from feedline.errors import ClusterError, SpecError
-from feedline.service.scheduler.dask_config import NODE_CONFIG
+from feedline.service.dask_patches.dask_config import NODE_CONFIG
 from feedline.service.scheduler.preload import dask_setup
 from feedline.service.tls.certificate_files import check_certificate_files
 from feedline.spec.cluster_section import TlsSpec, is_loopback

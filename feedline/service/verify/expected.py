@@ -17,9 +17,9 @@ from feedline.errors import DataError
 from feedline.hashing import Words
 from feedline.loader.encoding.encode import encode
 from feedline.loader.encoding.row_digests import row_digests
-from feedline.planning.kept_rows import KeptRows, read_kept_rows
 from feedline.planning.plan import Plan
-from feedline.planning.step_rows import Int64s, StepRows, StepSlice
+from feedline.planning.rows.kept_rows import KeptRows, read_kept_rows
+from feedline.planning.rows.step_rows import Int64s, StepRows, StepSlice
 from feedline.warehouse.storage.faults import label
 
 _CHUNK_ROWS = 32_768  # transformed at once

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.hashing import Words
-from feedline.planning.delivered_rows import DeliveredRows
-from feedline.planning.step_rows import StepSlice
+from feedline.planning.rows.delivered_rows import DeliveredRows
+from feedline.planning.rows.step_rows import StepSlice
 from feedline.service.verify.expected import ExpectedStep
 
 _KEPT_DIFFERENCES = 1000  # that are described; all are counted

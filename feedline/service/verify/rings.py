@@ -17,8 +17,8 @@ from feedline.loader.encoding.slot import SlotArrays, encoded_rows, read_header
 from feedline.loader.facts import Hello
 from feedline.loader.ring.client import FeederClient
 from feedline.loader.ring.launch import FeederAccess
-from feedline.planning.delivered_rows import find_delivered_rows
 from feedline.planning.plan import Plan
+from feedline.planning.rows.delivered_rows import find_delivered_rows
 from feedline.service.verify.expected import ExpectedRows
 from feedline.service.verify.findings import BatchDifference, BatchPosition, SeenRows, VerifyFindings
 

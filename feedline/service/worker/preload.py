@@ -21,7 +21,7 @@ import dask
 from dask.utils import parse_timedelta
 from distributed import Nanny, Status, Worker
 
-from feedline.service.scheduler.steady_loop import steady
+from feedline.service.dask_patches.steady_loop import steady
 from feedline.service.worker.departure import DRAIN_S, Departure
 from feedline.service.worker.scheduler_watch import SchedulerWatch
 

@@ -24,8 +24,8 @@ from distributed.utils import get_ip
 
 from feedline.errors import ClusterError
 from feedline.resources import Cpu, allocator_environment, cpu_environment
-from feedline.service.scheduler.dask_config import WORKER_CONFIG
-from feedline.service.scheduler.steady_loop import steady
+from feedline.service.dask_patches.dask_config import WORKER_CONFIG
+from feedline.service.dask_patches.steady_loop import steady
 from feedline.service.tls.certificate_files import check_certificate_files
 from feedline.service.tls.refused_connection import explain_refusal
 from feedline.service.worker.departure import DRAIN_S, Departure

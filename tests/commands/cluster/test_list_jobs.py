@@ -10,7 +10,7 @@ from processes import ended_here
 from schedulers import connected, local_cluster
 
 from feedline.commands.cluster.list_jobs import job_rows, jobs_table
-from feedline.service.cluster.job_listing import FeederShare, JobListing
+from feedline.service.cluster.connection.job_listing import FeederShare, JobListing
 
 
 def test_the_jobs_of_a_scheduler_are_listed_and_the_starved_come_first():

@@ -14,7 +14,7 @@ from feedline.commands.display.live_table import Counters, LiveTable, RankView, 
 from feedline.commands.run import drain_view, trainer_view
 from feedline.loader.facts import FeederStats
 from feedline.service.drain import DrainProgress
-from feedline.service.supervisor import RankReports
+from feedline.service.feeder.supervisor import RankReports
 
 VIEW = RankView(
     rank=0,

@@ -15,9 +15,10 @@ from processes import free_port
 from proxy import Proxy
 
 from feedline.errors import ClusterError
-from feedline.service.cluster import result_fetcher, scheduler_echo, worker_checks
+from feedline.service.cluster import result_fetcher, worker_checks
+from feedline.service.cluster.connection import scheduler_echo
+from feedline.service.cluster.connection.scheduler_connection import SchedulerConnection
 from feedline.service.cluster.result_fetcher import ResultFetcher
-from feedline.service.cluster.scheduler_connection import SchedulerConnection
 from feedline.service.cluster.worker_checks import check_workers
 from feedline.service.worker import scheduler_watch
 from feedline.service.worker.worker_process import WorkerOptions, WorkerProcess

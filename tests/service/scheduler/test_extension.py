@@ -24,7 +24,7 @@ from schedulers import connected, local_cluster
 from tornado.ioloop import PeriodicCallback
 
 from feedline.errors import ClusterError
-from feedline.service.cluster.job_listing import list_jobs
+from feedline.service.cluster.connection.job_listing import list_jobs
 from feedline.service.scheduler import preload, routes
 from feedline.service.scheduler.job_reports import REPORT_FORMAT
 

@@ -20,8 +20,8 @@ from feedline.loader.batch import Batch, digest_of
 from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.encoding.row_digests import batch_digest, row_digests
 from feedline.loader.encoding.slot import encoded_rows
-from feedline.planning.kept_rows import read_kept_rows
 from feedline.planning.plan import Plan
+from feedline.planning.rows.kept_rows import read_kept_rows
 from feedline.service.verify.expected import ExpectedRows
 from feedline.service.verify.findings import BatchPosition, VerifyFindings
 from feedline.service.verify.receipts import read_receipts, verify_receipts

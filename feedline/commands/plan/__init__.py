@@ -1,0 +1,1 @@
+"""`feedline plan` and its views."""

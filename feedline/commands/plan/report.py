@@ -1,0 +1,415 @@
+"""Describe a plan, for `feedline plan`: as plain values (`describe`, for `--json`) and as a table (`plan_table`).
+
+Runs in: the process of the command.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pyarrow.types as pat
+from numpy.typing import NDArray
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+
+from feedline.commands.display.dedup_table import group_lines
+from feedline.expressions.column_parts import flattened_column, has_column, part_of
+from feedline.loader.encoding.layout import SlotLayout
+from feedline.loader.facts import BadFileFacts, lines_of, summary_of
+from feedline.loader.ring.launch import feeder_threads, memory_share
+from feedline.planning.dedup.group_measure import describe_groups
+from feedline.planning.mixing import DEFAULT_WINDOW_ROWS
+from feedline.planning.nulls import first_lines
+from feedline.planning.plan import Plan
+from feedline.planning.schedule import Schedule
+from feedline.resources import available_cores
+from feedline.service.feeder.window import window_bounds
+from feedline.service.scaling.scheduler_load import describe_load, scheduler_load
+from feedline.warehouse.reading.columns import part_bytes
+from feedline.warehouse.reading.read import arrow_columns, bytes_of
+from feedline.warehouse.selection.pruning_report import SelectionReport, Share, stages_of
+from feedline.warehouse.snapshot.column_facts import contiguous
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.storage.locations import absolute, join, redact
+
+# Estimate of a list's decoded bytes per row, unknown before reading: 20 ids.
+_LIST_BYTES = 8 * 20
+_SHOWN = 5  # columns in one line
+_ALWAYS_SHOWN = ("pruned_by_partition", "pruned_by_statistics", "taken_whole", "counted")  # shown even if empty
+
+
+def describe(plan: Plan, *, world_size: int, rows_per_s: float = 0.0) -> dict[str, Any]:
+    """Describe all that a run decides before it starts, as plain values. rows_per_s: of a rank (0: not given)."""
+    snapshot, selection = plan.snapshot, plan.selection
+    schedule = plan.schedule(0)
+    table_bytes = _table_bytes(snapshot)
+    lanes_per_rank = plan.lanes // world_size
+    cluster = plan.spec.cluster
+    threads = feeder_threads(plan.spec, cores=available_cores()) * cluster.most_workers
+    block_bytes = row_bytes(plan) * int(np.diff(schedule.lane(0).borders).max())
+    fewest, most = window_bounds(schedule.open_blocks(range(lanes_per_rank)), threads, block_bytes, cluster.window)
+    twice = _read_twice(plan, schedule)
+    read_bytes = int(plan.row_group_bytes[selection.rows > 0].sum()) + twice
+    return {
+        "table": plan.spec.source.table,
+        "snapshot": snapshot.id,
+        "plan": plan.fingerprint,
+        "features": plan.features.fingerprint[:32],
+        "files": len(snapshot.files),
+        "files_ignored": snapshot.ignored,
+        "bad_files": [bad.to_json() for bad in plan.bad_files()],
+        **plan.gaps.facts(),
+        "stages": stages(plan, table_bytes),
+        **_pruning_facts(selection.report),
+        "sample": asdict(plan.sample.sample) if plan.sample is not None else None,
+        **_column_facts(plan, schedule),
+        "bytes": {
+            "read_per_epoch": read_bytes,
+            "read_twice": twice,
+            "table": table_bytes,
+            "share": read_bytes / table_bytes if table_bytes else 0.0,
+        },
+        **_part_costs(plan),
+        "rows": schedule.rows,
+        "rows_dropped": schedule.rows_dropped,
+        "steps": schedule.steps,
+        "batch_size": plan.spec.batch.size,
+        "rows_per_rank_and_step": plan.spec.batch.size * lanes_per_rank,
+        "tail": plan.spec.batch.tail,
+        "lanes": plan.lanes,
+        "world_size": world_size,
+        "splits": int(np.count_nonzero(plan.split_rows)),
+        "blocks_per_lane": len(schedule.block_indices(0)),
+        "blocks_mixed": len(schedule.lane(0).strands),
+        "window": _window_facts(plan),
+        "read_twice_share": twice / (read_bytes - twice) if read_bytes > twice else 0.0,
+        "memory": {
+            "block_bytes": block_bytes,
+            "blocks_in_flight": most,
+            "fewest_blocks_in_flight": fewest,
+            "in_flight_bytes": block_bytes * most,
+            "budget_bytes": memory_share(plan.spec, local_ranks=1),
+        },
+        "identities": _identity_facts(plan),
+        "scheduler": _scheduler_facts(plan, schedule, world_size, rows_per_s),
+        **_dedup_facts(plan),
+    }
+
+
+def _window_facts(plan: Plan) -> dict[str, Any] | None:
+    """The rows that a lane mixes, and whether wide rows made them fewer than the default; None: blocks in turn."""
+    shuffle, rows = plan.spec.shuffle, plan.window.rows
+    if shuffle is None or not plan.sizes.window_rows:
+        return None
+    limited = shuffle.window_rows is None and rows < DEFAULT_WINDOW_ROWS[plan.version]
+    return {"rows": rows, "limited_by_bytes": limited, "row_bytes": plan.row_bytes.stored}
+
+
+def _dedup_facts(plan: Plan) -> dict[str, Any]:
+    """The measures of the deduplicated groups, where the plan has some."""
+    groups = describe_groups(plan)
+    return {} if groups is None else {"dedup": groups}
+
+
+def _dedup_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """The measures as a row of a table."""
+    return [("deduplicated", "\n".join(map(escape, group_lines(facts["dedup"]))))] if "dedup" in facts else []
+
+
+def _scheduler_facts(plan: Plan, schedule: Schedule, world_size: int, rows_per_s: float) -> dict[str, Any] | None:
+    """What the plan asks of the Dask scheduler; None where blocks are computed on this machine."""
+    if plan.spec.cluster.kind not in ("scheduler", "provider"):
+        return None
+    blocks = len(schedule.block_indices(0)) * plan.lanes
+    load = scheduler_load(
+        plan.spec,
+        lanes=plan.lanes,
+        version=plan.version,
+        row_bytes=plan.row_bytes,
+        block_rows=schedule.rows / max(1, blocks),
+        rows_per_s=rows_per_s * world_size,
+    )
+    present = plan.spec.source.split_rows if plan.spec.shuffle is None else plan.window.rows
+    text = describe_load(load, ranks=world_size, window=present)
+    return {**asdict(load), "text": text}
+
+
+def _identity_facts(plan: Plan) -> dict[str, Any]:
+    """Whether blocks record the identities of their rows for a rebase, from which columns, in about how many bytes.
+
+    One hash of 8 bytes per selected row, two with `shuffle.by`, stored below `folder` once per file.
+    """
+    record, folder = plan.job.record, redact(join(absolute(plan.spec.work_dir), "rows"))
+    if record is None:
+        return {"recorded": False, "folder": folder, "columns": [], "bytes": 0, "why_not": "no source.row_key"}
+    hashes = 1 if record.identity.by is None else 2
+    nbytes = 8 * hashes * int(plan.selection.rows.sum())
+    columns = [name for name, _ in record.identity.columns]
+    return {"recorded": True, "folder": folder, "columns": columns, "bytes": nbytes, "why_not": None}
+
+
+def _pruning_facts(report: SelectionReport) -> dict[str, Any]:
+    """The row groups decided at each stage of pruning, and the bytes read for it."""
+    return {
+        "row_groups": _share_facts(report.table),
+        "pruned_by_partition": _share_facts(report.by_partition),
+        "pruned_by_statistics": _share_facts(report.by_statistics),
+        "pruned_by_bloom_filters": {**_share_facts(report.by_bloom), "bytes": report.bloom_bytes},
+        "taken_whole": _share_facts(report.whole),
+        "sampled_by_place": _share_facts(report.by_position),
+        "counted": {**_share_facts(report.counted), "bytes": report.counted_bytes, "cached": report.cached},
+        "matched": _share_facts(report.matched),
+        "kept": _share_facts(report.kept),
+    }
+
+
+def _table_bytes(snapshot: Snapshot) -> int:
+    """Compressed bytes of all columns of the table. Row groups hold their sum, but also what files have besides."""
+    if all(set(schema.names).issubset(snapshot.file_columns) for schema in snapshot.file_schemas):
+        return int(contiguous(snapshot.row_groups["bytes"]).to_numpy().sum())
+    return bytes_of(snapshot, None, snapshot.file_columns)
+
+
+def stages(plan: Plan, table_bytes: int) -> list[dict[str, Any]]:
+    """What remains of the table after each stage: files, row groups, rows, and bytes of the columns to read.
+
+    `table` has the bytes of all columns; `columns` is the projection, including columns of filter and sample.
+    """
+    snapshot, selection = plan.snapshot, plan.selection
+    projection = part_bytes(snapshot, plan.parts)
+    facts: list[dict[str, Any]] = []
+    for stage in stages_of(snapshot, selection.verdicts, rows=selection.rows, matched=selection.matched):
+        remaining = {
+            "files": _file_count(snapshot, stage.row_groups) if facts else len(snapshot.files),
+            "row_groups": int(stage.row_groups.sum()),
+            "rows": stage.rows,
+        }
+        if not facts:
+            facts.append({"stage": stage.name, **remaining, "bytes": table_bytes})
+        name = stage.name if len(facts) > 1 else "columns"
+        facts.append({"stage": name, **remaining, "bytes": int(projection[stage.row_groups].sum())})
+    return facts
+
+
+def _file_count(snapshot: Snapshot, row_groups: NDArray[np.bool_]) -> int:
+    """The number of files that have one of these row groups, which are in the files' order."""
+    files = snapshot.file_of_row_group[row_groups]
+    return int(np.count_nonzero(np.diff(files))) + 1 if len(files) else 0
+
+
+def plan_table(facts: dict[str, Any]) -> Group:
+    """Render the facts: what remains after each stage, then everything else."""
+    stages_table = Table(title=f"{facts['table']}: what remains after", title_justify="left")
+    for title in ("", "files", "row groups", "rows", "bytes", "% of bytes"):
+        stages_table.add_column(title, justify="right" if title else "left", no_wrap=True)
+    everything = facts["stages"][0]["bytes"]
+    for stage in facts["stages"]:
+        share = stage["bytes"] / everything if everything else 0.0
+        numbers = [f"{stage[key]:,}" for key in ("files", "row_groups", "rows", "bytes")]
+        stages_table.add_row(
+            "the whole table" if stage["stage"] == "table" else stage["stage"], *numbers, f"{share:.1%}"
+        )
+    return Group(stages_table, _facts_table(facts))
+
+
+def _facts_table(facts: dict[str, Any]) -> Table:
+    table = Table(title="the plan", title_justify="left", show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    in_all = facts["row_groups"]
+    memory, size, columns = facts["memory"], facts["bytes"], facts["columns"]
+    fewer = "; fewer blocks will be in flight" if memory["in_flight_bytes"] > memory["budget_bytes"] else ""
+    fewest, most = memory["fewest_blocks_in_flight"], memory["blocks_in_flight"]
+    blocks = f"{most} blocks" if fewest == most else f"{most} blocks, {fewest} if the trainer is slow,"
+    in_flight = f"{memory['in_flight_bytes']:,} bytes ({blocks} of about {memory['block_bytes']:,})"
+    twice = (
+        f": {size['read_twice']:,} of them ({facts['read_twice_share']:.1%}) are read twice, where a border between "
+        f"two of the {facts['lanes']} lanes cuts a row group"
+        if size["read_twice"]
+        else ""
+    )
+    rows = (
+        ("table", f"{facts['files']:,} files, {in_all['row_groups']:,} row groups, {in_all['rows']:,} rows"),
+        ("snapshot", facts["snapshot"]),
+        ("plan, features", f"{facts['plan']}, {facts['features']}"),
+        ("columns read", f"{columns['read']:,} of {columns['table']:,} ({columns['share']:.1%})"),
+        ("decoded by", _decoders_text(facts)),
+        ("bytes per epoch", f"{size['read_per_epoch']:,} of {size['table']:,} ({size['share']:.1%}){twice}"),
+        ("rows", f"{facts['rows']:,}, of which {facts['rows_dropped']:,} dropped (tail: {facts['tail']})"),
+        ("steps", f"{facts['steps']:,} on each of {facts['world_size']} ranks"),
+        ("batch", _batch_text(facts)),
+        ("work", _work_text(facts)),
+        ("memory per rank", f"{in_flight} of {memory['budget_bytes']:,}{fewer}"),
+        ("row identities", _identities_text(facts["identities"])),
+    )
+    for name, text in rows[:3]:
+        table.add_row(name, text)
+    if bad_files := [BadFileFacts.from_json(bad) for bad in facts["bad_files"]]:
+        table.add_row("bad files", "\n".join([summary_of(bad_files), *map(escape, lines_of(bad_files))]))
+    for name, lines in (("nulls left", facts["nulls"]), ("columns missing", facts["absent"])):
+        if lines:
+            table.add_row(name, "\n".join(map(escape, first_lines([line["text"] for line in lines]))))
+    for name, key in (
+        ("pruned by partition", "pruned_by_partition"),
+        ("pruned by statistics", "pruned_by_statistics"),
+        ("pruned by bloom filters", "pruned_by_bloom_filters"),
+        ("taken whole", "taken_whole"),
+        ("sampled by place", "sampled_by_place"),
+        ("counted", "counted"),
+    ):
+        share = facts[key]
+        note = f", {share['bytes']:,} bytes read" if share.get("bytes") else ""
+        if key == "counted" and share["row_groups"] and share["cached"]:
+            note += " (known from an earlier run)"
+        if share["row_groups"] or note or key in _ALWAYS_SHOWN:
+            table.add_row(name, f"{share['row_groups']:,} row groups, {share['rows']:,} rows{note}")
+    if facts["sample"] is not None:
+        table.add_row("sampled", _sample_text(facts))
+    for name, text in (*rows[3:6], *part_rows(facts), *rows[6:], *_dedup_rows(facts)):
+        table.add_row(name, text)
+    if facts["scheduler"] is not None:
+        table.add_row("scheduler", facts["scheduler"]["text"])
+    return table
+
+
+def _column_facts(plan: Plan, schedule: Schedule) -> dict[str, Any]:
+    """The columns that are read, and those that pyarrow decodes in the first file, each with the reason."""
+    table = plan.snapshot.schema
+    first = next(iter(schedule.blocks(0, everything=True)), None)
+    columns = {
+        "read": len(plan.columns),
+        "table": len(table.names),
+        "share": len(plan.columns) / len(table.names),
+        "names": list(plan.columns),
+    }
+    if first is None:
+        return {"columns": columns, "decoded_by_pyarrow": {}}
+    fragment = plan.request(first, 0).pieces[0].fragment
+    return {"columns": columns, "decoded_by_pyarrow": arrow_columns(fragment, plan.columns, table)}
+
+
+def _decoders_text(facts: dict[str, Any]) -> str:
+    columns, read = facts["decoded_by_pyarrow"], facts["columns"]["read"]
+    if not columns:
+        return "the kernel"
+    if len(columns) == read and len(set(columns.values())) == 1:
+        return f"pyarrow ({next(iter(columns.values()))})"
+    reasons: dict[str, list[str]] = {}
+    for name, reason in columns.items():
+        reasons.setdefault(reason, []).append(name)
+    lines = [
+        f"{', '.join(names[:_SHOWN])}{f' and {len(names) - _SHOWN:,} more' if len(names) > _SHOWN else ''} ({reason})"
+        for reason, names in reasons.items()
+    ]
+    return escape(f"pyarrow: {'; '.join(lines)}" + ("" if len(columns) == read else ". Others: the kernel"))
+
+
+def _read_twice(plan: Plan, schedule: Schedule) -> int:
+    """Bytes of row groups cut by a border between lanes, which both neighbours decode."""
+    nbytes = 0
+    for lane in range(1, plan.lanes):
+        border = schedule.lane_bounds(lane)[0]
+        if border in (0, schedule.rows):
+            continue
+        index = int(np.searchsorted(schedule.starts, border, side="right")) - 1
+        split = int(schedule.order[index])
+        first, stop = int(plan.splits.first_row_group[split]), int(plan.splits.stop_row_group[split])
+        ends = np.cumsum(plan.selection.rows[first:stop])
+        inside = border - int(schedule.starts[index])
+        group = int(np.searchsorted(ends, inside, side="right"))
+        if inside != (int(ends[group - 1]) if group else 0):
+            nbytes += int(plan.row_group_bytes[first + group])
+    return nbytes
+
+
+def _batch_text(facts: dict[str, Any]) -> str:
+    return f"{facts['rows_per_rank_and_step']:,} rows per rank, from {facts['lanes']} x {facts['batch_size']:,}"
+
+
+def _work_text(facts: dict[str, Any]) -> str:
+    text = f"{facts['splits']:,} splits, {facts['blocks_per_lane']:,} blocks per lane"
+    window, limit = facts["window"], ""
+    if window is not None and window["limited_by_bytes"]:
+        limit = f": the default window is {window['rows']:,} rows of {window['row_bytes']:,.0f} compressed bytes"
+    mixed = f", {facts['blocks_mixed']:,} of them mixed at a time" if facts["blocks_mixed"] > 1 or limit else ""
+    return f"{text}{mixed}{limit}"
+
+
+def _identities_text(facts: dict[str, Any]) -> str:
+    if not facts["recorded"]:
+        return "not recorded for rebase: name a source.row_key to record them"
+    return f"recorded for rebase: about {facts['bytes']:,} bytes in {escape(facts['folder'])}"
+
+
+def _sample_text(facts: dict[str, Any]) -> str:
+    sample, before, after = facts["sample"], facts["matched"]["rows"], facts["kept"]["rows"]
+    by = f"by {', '.join(sample['key'])}" if sample["key"] else "by place"
+    where = f" where {sample['where']}" if sample["where"] else ""
+    return f"{after:,} of {before:,} rows: {sample['fraction']:.4g}{where}, {by}, seed {sample['seed']}"
+
+
+def _share_facts(share: Share) -> dict[str, int]:
+    return {"row_groups": share.row_groups, "rows": share.rows}
+
+
+def row_bytes(plan: Plan) -> int:
+    """Estimate the bytes of an encoded row, without deduplication."""
+    width = SlotLayout(plan.layout.schema.expanded).width
+    scalar = 4 * width["dense"] + 8 * width["categorical"] + 4 * width["label"] + 8 * width["extra"]
+    return int(scalar + (_LIST_BYTES + 8) * width["sparse"])
+
+
+def _part_costs(plan: Plan) -> dict[str, Any]:
+    """The maps and structs of which an epoch reads parts, by column.
+
+    `maps`: number of keys to read; how many have a column of their own in some file; compressed bytes of the map
+    decoded as a whole in the row groups that keep rows; whether the whole map is needed anyway. `structs`: number of
+    fields to read, and the struct's bytes, an upper bound as only its fields are decoded.
+    """
+    snapshot = plan.snapshot
+    names = [name for name in plan.parts if not has_column(snapshot.schema, name)]
+    parts = [part for name in names if (part := part_of(name)) is not None]
+    row_groups = plan.selection.rows > 0
+    costs: dict[str, dict[str, dict[str, Any]]] = {"maps": {}, "structs": {}}
+    for column in dict.fromkeys(part.column for part in parts if has_column(snapshot.schema, part.column)):
+        own = [part for part in parts if part.column == column]
+        if not pat.is_map(snapshot.schema.field(column).type):
+            nbytes = int(part_bytes(snapshot, [column])[row_groups].sum())
+            costs["structs"][column] = {"fields": len(own), "bytes_at_most": nbytes, "whole": column in plan.parts}
+            continue
+        flattened = {name for part in own if (name := flattened_column(snapshot.schema, part)) is not None}
+        sizes = part_bytes(snapshot, {column, *flattened} if column in plan.parts else map(str, own))
+        nbytes = int((sizes - part_bytes(snapshot, flattened))[row_groups].sum())
+        costs["maps"][column] = {
+            "keys": len({part.keys[0] for part in own}),
+            "keys_with_columns": len(flattened),
+            "bytes": nbytes,
+            "row_groups": int(np.count_nonzero((sizes > part_bytes(snapshot, flattened)) & row_groups)),
+            "whole": column in plan.parts,
+        }
+    return costs
+
+
+def part_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Render the costs as rows of a table; empty if no part is read."""
+    rows = []
+    for column, cost in facts["maps"].items():
+        keys = f"{cost['keys']:,} {'key' if cost['keys'] == 1 else 'keys'} of a map column"
+        if not cost["bytes"]:
+            text = f"{column}: {keys}, read from columns of their own"
+        elif cost["whole"]:
+            text = f"{column}: {keys}, which is also used whole: {cost['bytes']:,} bytes"
+        else:
+            text = (
+                f"{column}: {keys}: its {cost['bytes']:,} bytes are decoded whole; flatten it with "
+                f"feedline optimize --flatten {column}"
+            )
+        rows.append(("maps", text))
+    for column, cost in facts["structs"].items():
+        fields = f"{cost['fields']:,} {'field' if cost['fields'] == 1 else 'fields'} of a struct column"
+        bound = "bytes, read whole" if cost["whole"] else "bytes at most, counted whole above"
+        rows.append(("structs", f"{column}: {fields}: {cost['bytes_at_most']:,} {bound}"))
+    return rows

@@ -1,0 +1,104 @@
+"""Run `feedline plan --save`: do before a job what its start would do, and keep the results in `work_dir`.
+
+Runs in: the process of the command. Footers are read and rows counted by threads of this process, or on the pipeline's
+cluster, in waves whose results are kept: a command that was killed continues where it stopped.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import typer
+
+from feedline.commands.cluster.connect import pipeline_cluster
+from feedline.commands.display.progress_line import ProgressLine
+from feedline.commands.exit_status import exit_on_sigterm
+from feedline.fitting.passes import FitProgress
+from feedline.pipeline import Pipeline
+from feedline.planning.plan import Plan
+from feedline.planning.table_snapshot import save_for_runs
+from feedline.service.cluster.fit_workers import DaskWorkers
+from feedline.spec import PipelineSpec
+from feedline.warehouse.selection.pruning_report import COUNTED
+from feedline.warehouse.selection.waves import CountProgress, on_count_progress
+from feedline.warehouse.snapshot.footer_waves import FooterProgress, on_footer_progress
+from feedline.warehouse.storage.locations import absolute, redact
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedPlan:
+    """What was saved. snapshot_file: for `source.snapshot`. artifacts: the manifest of the artifact set, or None."""
+
+    work_dir: str
+    snapshot: str
+    snapshot_file: str
+    files: int
+    rows: int
+    counted_row_groups: int
+    artifacts: str | None
+
+    def text(self) -> str:
+        """The summary for people, with the line that starts a run from it."""
+        counted = f"counts of {self.counted_row_groups:,} row groups" if self.counted_row_groups else "nothing to count"
+        artifacts = "no artifacts" if self.artifacts is None else f"artifact set {self.artifacts}"
+        return (
+            f"saved in {self.work_dir}: snapshot {self.snapshot}, {self.files:,} files, {self.rows:,} rows; {counted}; "
+            f"{artifacts}\nruns that start from it neither list nor count: source.snapshot: {self.snapshot_file}"
+        )
+
+
+def save_plan(spec: PipelineSpec, *, world_size: int) -> tuple[Plan, SavedPlan]:
+    """Take the snapshot (unless `source.snapshot` names one), count, fit what is missing if the pipeline says
+    `fit: auto`, and save all of it in work_dir.
+
+    Raises SpecError where artifacts are missing that the run would not fit itself. Ctrl-C and SIGTERM end the command
+    in order.
+    """
+    line = ProgressLine()
+    try:
+        with exit_on_sigterm(), _shown(line), pipeline_cluster(spec) as cluster:
+            pipeline = Pipeline(spec)
+            map = None if cluster is None else cluster.map
+            workers = None if cluster is None else DaskWorkers(cluster)
+            snapshot = pipeline.snapshot(map=map)
+            plan = pipeline.complete_plan(
+                world_size, snapshot, map=map, workers=workers, say=lambda progress: _show_fit(line, progress)
+            )
+            file = spec.source.snapshot or save_for_runs(spec, snapshot)
+    except KeyboardInterrupt:
+        line.note("stopped: what was read and counted is kept; run the same command to continue")
+        raise typer.Exit(128 + signal.SIGINT) from None
+    finally:
+        line.close()
+    manifest = plan.job.artifacts.manifest if plan.features.artifacts is not None else None
+    return plan, SavedPlan(
+        work_dir=redact(absolute(spec.work_dir)),
+        snapshot=snapshot.id,
+        snapshot_file=redact(file),
+        files=len(snapshot.files),
+        rows=snapshot.rows,
+        counted_row_groups=int(np.count_nonzero(plan.selection.verdicts.fate == COUNTED)),
+        artifacts=manifest,
+    )
+
+
+@contextmanager
+def _shown(line: ProgressLine) -> Iterator[None]:
+    def show_footers(progress: FooterProgress) -> None:
+        line.show(f"read the footers of {progress.files:,} of {progress.all_files:,} files")
+
+    def show_counts(progress: CountProgress) -> None:
+        line.show(f"counted {progress.rows:,} of {progress.all_rows:,} rows")
+
+    with on_footer_progress(show_footers), on_count_progress(show_counts):
+        yield
+
+
+def _show_fit(line: ProgressLine, progress: FitProgress) -> None:
+    if progress.all_tasks:
+        part = progress.tasks / progress.all_tasks
+        line.show(f"fit: pass {progress.step} of {progress.passes}, {part:.0%} of {progress.rows:,} rows")

@@ -1,0 +1,70 @@
+"""Print what `feedline plan` shows of a plan: the plan itself, or another view of it, as a table or as JSON.
+
+Runs in: the process of the command.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from rich.console import RenderableType
+
+from feedline.commands.display.consoles import console_on
+from feedline.commands.display.dedup_table import print_proposals
+from feedline.commands.plan.ops import describe_ops, ops_table
+from feedline.commands.plan.report import describe, plan_table
+from feedline.commands.plan.shuffle import describe_shuffle, shuffle_table
+from feedline.commands.plan.step import describe_step, step_table
+from feedline.planning.dedup.proposals import describe_proposals
+from feedline.planning.plan import Plan
+from feedline.spec import PipelineSpec
+
+
+def print_plan(plan: Plan, world_size: int, rows_per_s: float, *, as_json: bool) -> None:
+    """What a run would do."""
+    facts = describe(plan, world_size=world_size, rows_per_s=rows_per_s)
+    _print(facts, plan_table(facts), as_json=as_json)
+
+
+def print_ops(plan: Plan, *, as_json: bool) -> None:
+    """How each feature is computed, and its cost."""
+    facts = describe_ops(plan)
+    _print(facts, ops_table(facts), as_json=as_json)
+
+
+def print_shuffle(plan: Plan, world_size: int, *, as_json: bool) -> None:
+    """How the shuffle mixes."""
+    facts = describe_shuffle(plan, world_size=world_size)
+    _print(facts, shuffle_table(facts), as_json=as_json)
+
+
+def print_groups(plan: Plan, *, as_json: bool) -> None:
+    """Deduplicated groups, and proposals for more."""
+    facts = describe_proposals(plan)
+    print(json.dumps(facts)) if as_json else print_proposals(facts, console_on())
+
+
+def print_step(plan: Plan, *, epoch: int, step: int, rank: int | None, world_size: int, as_json: bool) -> None:
+    """The rows of one step."""
+    facts = describe_step(plan, epoch=epoch, step=step, rank=rank, world_size=world_size)
+    print(json.dumps(facts)) if as_json else console_on().print(step_table(facts), highlight=False)
+
+
+def print_saved_plan(spec: PipelineSpec, world_size: int, rows_per_s: float, *, as_json: bool) -> None:
+    """Save the plan of a run, and print it."""
+    from feedline.commands.plan.save import save_plan  # noqa: PLC0415 -- imports Dask, 0.2 s
+
+    resolved, saved = save_plan(spec, world_size=world_size)
+    facts = describe(resolved, world_size=world_size, rows_per_s=rows_per_s)
+    if as_json:
+        print(json.dumps({**facts, "saved": dataclasses.asdict(saved)}))
+        return
+    console = console_on()
+    console.print(plan_table(facts))
+    console.print(saved.text(), highlight=False, markup=False, soft_wrap=True)
+
+
+def _print(facts: dict[str, Any], table: RenderableType, *, as_json: bool) -> None:
+    print(json.dumps(facts)) if as_json else console_on().print(table)

@@ -1,0 +1,1 @@
+"""Commands that show a table, or write it anew."""

@@ -1,0 +1,141 @@
+"""Find the rows of the table that each step of an epoch holds, from the plan alone.
+
+Runs in: the CLI (`plan --step`, `verify`). A lane's share of a step is cut from blocks; a block's rows are the rows of
+its pieces, laid end to end and permuted. Only a permutation of whole runs of `shuffle.by` reads the table: that column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from feedline.blocks.permutation import permuted_rows, run_starts
+from feedline.planning.plan import Plan
+from feedline.planning.rows.kept_rows import read_kept_rows
+from feedline.planning.schedule import Block, Piece, rank_lanes
+
+Int64s = NDArray[np.int64]
+
+_KEPT_SPLITS = 64  # whose rows have been located: 16 bytes per row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSlice:
+    """Rows of a step, in the order of a batch.
+
+    lane: int64 [rows]. split: int64 [rows]. row: int64 [rows], the row's index among those of its split that the epoch
+    delivers. valid: bool [rows], False for padding.
+    """
+
+    lane: Int64s
+    split: Int64s
+    row: Int64s
+    valid: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+
+class StepRows:
+    """The rows of an epoch's steps. It holds the blocks that the last step of each lane was cut from."""
+
+    def __init__(self, plan: Plan, epoch: int) -> None:
+        self.plan = plan
+        self.epoch = epoch
+        self.schedule = plan.schedule(epoch)
+        self._remaining = plan.remaining_rows(epoch)
+        self._rest = plan.rest(epoch)
+        self._held: dict[int, dict[int, tuple[Int64s, Int64s]]] = {}
+        self._split_rows = lru_cache(_KEPT_SPLITS)(self._rows_of_split)
+
+    def of_rank(self, step: int, rank: int, world_size: int) -> StepSlice:
+        """The rows of a rank's batch. Raises PlanError for an unknown step or rank."""
+        return self.of_lanes(step, rank_lanes(self.schedule.lanes, rank, world_size))
+
+    def of_lanes(self, step: int, lanes: Sequence[int]) -> StepSlice:
+        """The rows of some lanes in a step, lane after lane."""
+        parts = [self._of_lane(step, lane) for lane in lanes]
+        return StepSlice(
+            lane=np.concatenate([part.lane for part in parts]),
+            split=np.concatenate([part.split for part in parts]),
+            row=np.concatenate([part.row for part in parts]),
+            valid=np.concatenate([part.valid for part in parts]),
+        )
+
+    def order(self, block: Block) -> Int64s | None:
+        """The permutation of a block's rows; None in plan order."""
+        key = self.plan.request(block, self.epoch).permutation
+        if key is None:
+            return None
+        if self.plan.job.by is None:
+            return permuted_rows(block.rows, None, *key)
+        starts, rows = [], 0
+        for piece in block.pieces:  # a run ends with its piece
+            starts.append(run_starts(self._shuffle_values(piece)) + rows)
+            rows += piece.stop - piece.start
+        return permuted_rows(block.rows, np.concatenate(starts), *key)
+
+    def locate(self, split: Int64s, row: Int64s) -> tuple[Int64s, Int64s]:
+        """Row group (its index in the snapshot) and kept index of rows of splits.
+
+        The kept index counts the rows of the row group that filter and sample keep.
+        """
+        groups, kept = np.empty_like(split), np.empty_like(row)
+        for each in np.unique(split).tolist():
+            here = split == each
+            groups[here], kept[here] = (rows[row[here]] for rows in self._split_rows(each))
+        return groups, kept
+
+    def _of_lane(self, step: int, lane: int) -> StepSlice:
+        cuts = self.schedule.cuts(lane, step)
+        held = self._held.setdefault(lane, {})
+        for index in held.keys() - {cut.block for cut in cuts}:
+            del held[index]
+        splits, rows, valid = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.bool_)]
+        for cut in cuts:
+            if cut.block not in held:
+                held[cut.block] = self._block_rows(lane, cut.block)
+            places = np.full(cut.padding, cut.start) if cut.padding else np.arange(cut.start, cut.stop)
+            splits.append(held[cut.block][0][places])
+            rows.append(held[cut.block][1][places])
+            valid.append(np.full(len(places), not cut.padding))
+        row = np.concatenate(rows)
+        lanes = np.full(len(row), lane)
+        return StepSlice(lane=lanes, split=np.concatenate(splits), row=row, valid=np.concatenate(valid))
+
+    def _block_rows(self, lane: int, index: int) -> tuple[Int64s, Int64s]:
+        """Split and row of each row of a block, in its permuted order."""
+        block = self.schedule.block(lane, index)
+        split = np.repeat([piece.split for piece in block.pieces], [each.stop - each.start for each in block.pieces])
+        row = np.concatenate([np.arange(piece.start, piece.stop) for piece in block.pieces])
+        order = self.order(block)
+        return (split, row) if order is None else (split[order], row[order])
+
+    def _rows_of_split(self, split: int) -> tuple[Int64s, Int64s]:
+        """Row group and kept index of each row of a split that the epoch delivers."""
+        splits = self.plan.splits
+        groups = np.arange(int(splits.first_row_group[split]), int(splits.stop_row_group[split]))
+        kept = np.concatenate([self._kept_rows(group) for group in groups.tolist()])
+        return np.repeat(groups, self._remaining[groups]), kept
+
+    def _kept_rows(self, group: int) -> Int64s:
+        """The kept indices of the rows of a row group that the epoch delivers: all, except in a rebased epoch."""
+        kept = int(self.plan.selection.rows[group])
+        return np.arange(kept) if self._rest is None else np.flatnonzero(~self._rest.mask(group, kept))
+
+    def _shuffle_values(self, piece: Piece) -> pl.Series:
+        """The values of `shuffle.by` of a piece's rows."""
+        by = self.plan.job.by
+        assert by is not None
+        row = np.arange(piece.start, piece.stop)
+        groups, kept = self.locate(np.full(len(row), piece.split), row)
+        parts = []
+        for group in dict.fromkeys(groups.tolist()):
+            values = read_kept_rows(self.plan, group, [by]).frame.get_column(by)
+            parts.append(values.gather(kept[groups == group]))
+        return pl.concat(parts)

@@ -1,0 +1,262 @@
+"""Keep a connection to a Dask scheduler that may go away and come back.
+
+Runs in: every process that computes on a cluster. Dask's client looks for a lost scheduler for ten seconds, then
+closes. From then on a thread tries to connect, with growing pauses, while the process uses the results it has. While
+the scheduler is away, functions neither block nor raise, unless their docstring says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import CancelledError
+from typing import Any
+
+from distributed import Client, Future
+from distributed.client import ClosedClientError
+
+from feedline.errors import ClusterError
+from feedline.service.cluster.connection.outage import OutageTimer
+from feedline.service.cluster.connection.scheduler_echo import SchedulerEcho
+
+logger = logging.getLogger(__name__)
+
+# A cluster without workers is said to be so after this time: those of a scheduler that is back follow it.
+_EMPTY_S = 5.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
+_ANSWER_S = 5.0  # a scheduler that takes longer counts as gone
+_MEMBERS_S = 2.0  # how long the list of workers is cached
+_LOOK_S = 1.0  # between checks while waiting for the cluster
+
+
+def _no_worker(address: str, wait_s: float, provider: str | None) -> ClusterError:
+    """The error for a cluster without workers. provider: the class that starts them (None: nobody does)."""
+    remedy = f"Start one (feedline worker {address}{' and its --tls files' * address.startswith('tls:')})"
+    if provider is not None:
+        remedy = f"{provider} was asked for them: look at its queue, quota and logs of workers"
+    return ClusterError(
+        f"the Dask cluster has no worker: got none in {wait_s:g} s at {address}. {remedy}, or raise cluster.wait_s"
+    )
+
+
+class SchedulerConnection:
+    """The current client of a scheduler. `number` counts clients: futures of earlier ones are lost.
+
+    connect: creates a client; raises ClusterError if no scheduler answers. returns: whether a lost one may come back.
+    provider: the class that starts workers.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Client],
+        *,
+        address: Callable[[], str],
+        wait_s: float,
+        returns: bool,
+        provider: str | None = None,
+    ) -> None:
+        self._connect = connect
+        self._address = address
+        self._wait_s = wait_s
+        self._returns = returns
+        self._provider = provider
+        self._clock = time.monotonic
+        self._outage = OutageTimer(wait_s)
+        self._lost_s: float | None = None  # since when there has been no scheduler, or no worker
+        self._empty_s: float | None = None  # when there last was a worker, or a scheduler that might have one
+        self._said_empty = False
+        self._echo = SchedulerEcho()
+        self._refusal: ClusterError | None = None  # of the last attempt to find a lost scheduler
+        self._search: threading.Thread | None = None
+        self._closed = threading.Event()
+        self._members: frozenset[str] = frozenset()
+        self._members_s = float("-inf")
+        self.number = 0
+        self.client = connect()
+
+    def look(self, *, waiting: bool) -> None:
+        """Check scheduler and workers, and search for a lost scheduler. Called about once a second; never blocks.
+
+        waiting: whether a caller waits for results. Raises ClusterError after waiting for `cluster.wait_s` without a
+        scheduler, or without a worker.
+        """
+        now_s = self._clock()
+        if not self.alive():
+            if not self._returns:
+                raise ClusterError("the Dask cluster in this process stopped. Start the feeder again")
+            verdict = self._outage.look(now_s, "scheduler", waiting=waiting)
+            if verdict == "new":
+                self._lost_s = now_s
+                logger.warning("the Dask scheduler at %s is gone; waiting for it", self._address())
+            elif verdict == "over":
+                raise self._not_found()
+            self._search_scheduler()
+            return
+        if self._lost_s is not None:
+            lost_s, self._lost_s = self._lost_s, None
+            self._empty_s = None  # its workers come after it
+            logger.warning("the Dask scheduler at %s is back after %.0f s", self._address(), now_s - lost_s)
+        if self._returns:
+            self._echo.look(self.client)
+        verdict = self._outage.look(now_s, None if self.workers() else "worker", waiting=waiting)
+        self._say_whether_empty(verdict == "whole", now_s)
+        if verdict == "over" and not self._ask("ncores"):  # the totals are seconds old
+            raise _no_worker(self._address(), self._wait_s, self._provider)
+
+    def _say_whether_empty(self, has_workers: bool, now_s: float) -> None:
+        """Say that there is no worker once that has lasted, since they follow a scheduler that is back; and its end."""
+        since_s = now_s if self._empty_s is None else self._empty_s
+        self._empty_s = now_s if has_workers else since_s
+        if has_workers and self._said_empty:
+            self._said_empty = False
+            logger.warning("the Dask cluster at %s has workers after %.0f s", self._address(), now_s - since_s)
+        elif not has_workers and not self._said_empty and now_s - since_s >= _EMPTY_S:
+            self._said_empty = True
+            logger.warning("the Dask cluster at %s has no worker; waiting for one", self._address())
+
+    def _not_found(self) -> ClusterError:
+        """The error for a scheduler that was lost, and searched for `wait_s`."""
+        if self._refusal is not None:
+            return ClusterError(f"no Dask scheduler for {self._wait_s:g} s (cluster.wait_s): {self._refusal}")
+        return ClusterError(
+            f"no Dask scheduler answers at {self._address()}: got none for {self._wait_s:g} s. Start one "
+            "(feedline scheduler), correct cluster.scheduler, or raise cluster.wait_s"
+        )
+
+    def alive(self) -> bool:
+        """Whether the scheduler answers."""
+        connection = self.client.scheduler_comm
+        return self.client.status == "running" and connection is not None and not connection.comm.closed()
+
+    def submit(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Future[Any] | None:
+        """`Client.submit`; None if the scheduler does not answer."""
+        if not self.alive():
+            return None
+        try:
+            return self.client.submit(function, *arguments, **options)
+        except ClosedClientError:  # lost since the check above
+            return None
+
+    def workers(self) -> int:
+        """The number of workers, as of a few seconds ago."""
+        return int(self._totals().get("n_workers", 0))
+
+    def threads(self) -> int:
+        """The threads of all workers, as of a few seconds ago; at least 1, also before workers have started."""
+        return max(1, int(self._totals().get("total_threads", 0)))
+
+    def members(self) -> frozenset[str]:
+        """The addresses of all workers, as of a few seconds ago; empty if the scheduler does not answer."""
+        if self._clock() - self._members_s > _MEMBERS_S:
+            self._members = frozenset(self._ask("ncores") or ())
+            self._members_s = self._clock()
+        return self._members
+
+    def workers_of(self, keys: Collection[str], among: frozenset[str] | None = None) -> dict[str, str]:
+        """The worker that runs each task, or holds its result; without the tasks that wait for a worker.
+
+        among: the workers that may run them (default: all). The answer names every task of each.
+        """
+        tasks = set(keys)
+        asked = None if among is None else sorted(among & self.members())
+        try:
+            processing = self._ask("processing", workers=asked) or {}
+        except KeyError:  # of the scheduler, for a worker that has just left
+            processing = self._ask("processing") or {}
+        running = {key: worker for worker, keys_there in processing.items() for key in keys_there if key in tasks}
+        holders = self._ask("who_has", keys=sorted(tasks - set(running))) or {}
+        return running | {key: workers[0] for key, workers in holders.items() if workers}
+
+    def stacks_of(self, keys: Collection[str]) -> dict[str, Sequence[str]]:
+        """The calls of running tasks, by key, the innermost last; none if one of the tasks is unknown or has ended."""
+        try:
+            answer = self._ask("call_stack", keys=sorted(keys)) or {}
+        except KeyError:  # of the scheduler, for the first task that it does not know
+            return {}
+        return {str(key): calls for tasks in answer.values() for key, calls in tasks.items()}
+
+    def _ask(self, question: str, **details: Any) -> Any:
+        """Call a handler of the scheduler; None if it does not answer."""
+        scheduler: Any = self.client.scheduler
+        try:
+            return (
+                self.client.sync(getattr(scheduler, question), callback_timeout=_ANSWER_S, **details)
+                if self.alive()
+                else None
+            )
+        except (OSError, CancelledError, ClosedClientError):
+            return None
+
+    def close(self) -> None:
+        self._closed.set()
+        self._echo.close()
+        _close(self.client)
+
+    def _totals(self) -> Mapping[str, Any]:
+        """The totals of all workers, which the client fetches every two seconds anyway."""
+        totals: Mapping[str, Any] = self.client._scheduler_identity
+        return totals
+
+    def gather(self, futures: Sequence[Future[Any]]) -> Sequence[Any]:
+        """Wait for results. Raises a task's error, CancelledError if they are lost, ClusterError after `wait_s`."""
+        client, client_number = self.client, self.number
+        loop: Any = client.loop
+        gathering = asyncio.run_coroutine_threadsafe(client.gather(futures, asynchronous=True), loop.asyncio_loop)
+        while self.number == client_number:
+            try:
+                results: Sequence[Any] = gathering.result(_LOOK_S)
+            except TimeoutError:
+                if gathering.done():  # raised by the task
+                    raise
+                self.look(waiting=True)
+            else:
+                return results
+        raise CancelledError
+
+    def await_scheduler(self) -> None:
+        """Wait until the scheduler answers. Raises ClusterError after `wait_s`."""
+        while not self.alive():
+            self.look(waiting=True)
+            self._closed.wait(_FIRST_PAUSE_S)
+
+    def await_workers(self) -> None:
+        """Wait until there is a worker. Raises ClusterError after `wait_s`."""
+        try:
+            self.client.wait_for_workers(1, timeout=self._wait_s)
+        except TimeoutError:
+            raise _no_worker(self._address(), self._wait_s, self._provider) from None
+
+    def _search_scheduler(self) -> None:
+        if self._search is None or not self._search.is_alive():
+            self._search = threading.Thread(target=self._find_scheduler, name="feedline-search", daemon=True)
+            self._search.start()
+
+    def _find_scheduler(self) -> None:
+        """Replace the client once it has given up reconnecting. Runs in a thread."""
+        pause_s = _FIRST_PAUSE_S
+        while not self._closed.wait(pause_s) and not self.alive():
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            if self.client.status != "closed":
+                continue
+            try:
+                client = self._connect()
+            except ClusterError as error:
+                self._refusal = error
+                continue
+            self._refusal = None
+            old, self.client = self.client, client
+            self.number += 1
+            _close(old)
+            if self._closed.is_set():
+                _close(client)
+            return
+
+
+def _close(client: Client | None) -> None:
+    if client is not None:
+        with contextlib.suppress(TimeoutError, OSError, RuntimeError):
+            client.close(timeout=2)

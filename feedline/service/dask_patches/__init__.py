@@ -1,0 +1,1 @@
+"""What is changed of Dask: its settings, and internals of the versions that are supported."""

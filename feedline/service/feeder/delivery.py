@@ -1,0 +1,435 @@
+"""Compute blocks ahead of the trainer, in a bounded window of Dask tasks in plan order.
+
+Runs in: the feeder. `pump` submits blocks, `get` returns a block's rows, `drop` forgets it, `look` resubmits late and
+lost blocks. Results arrive on Dask's event loop, which queues them and wakes the feeder. Each attempt at a block has
+its own key (Dask keeps an error with its key); the first result of a block wins, and other attempts are cancelled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import platform
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from feedline.blocks.compute import unpack
+from feedline.blocks.jobs import keep_job
+from feedline.blocks.reach import unreadable, unreadable_error
+from feedline.blocks.request import BlockRequest, BlockResult, Job, pack_request
+from feedline.errors import ClusterError, CorruptFileError, FeedlineError, StoreError, TableError
+from feedline.loader.encoding.layout import SlotLayout
+from feedline.loader.encoding.quality import Quality
+from feedline.loader.encoding.shuffled_rows import Rows
+from feedline.planning.schedule import Block
+from feedline.service.cluster.attempts import FirstRows, Outcome, attempt_block
+from feedline.service.cluster.blame import BlockFailure, Retry, among, decide, elsewhere
+from feedline.service.cluster.cluster import BlockTask, Cluster
+from feedline.service.feeder.diagnosis import MissingBlock, describe_missing
+from feedline.service.feeder.timing import FinishedBlocks, Priorities, overdue_after_s
+from feedline.service.feeder.window import Window
+
+logger = logging.getLogger(__name__)
+
+_LATE = "a block has taken more than %.0f s on %s: it is also computed on another worker"
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One task. workers: those that may run it (None: all). slow: the worker on which an earlier attempt is late, where
+    other blocks were computed meanwhile."""
+
+    key: str
+    task: BlockTask
+    submitted_s: float
+    workers: frozenset[str] | None
+    slow: str = ""
+
+
+@dataclass(slots=True)
+class _Work:
+    block: Block
+    request: BlockRequest
+    attempts: list[_Attempt] = field(default_factory=list)
+    submissions: int = 0
+    failures: list[BlockFailure] = field(default_factory=list)
+    due_s: float = 0.0  # when it may be submitted again after a failure
+    hedged: bool = False
+    rows: tuple[Rows, ...] | None = None
+    first: tuple[Rows, ...] | None = None  # its first rows, while the rest is computed
+    quality: Quality | None = None
+    error: Exception | None = None  # why all attempts failed; raised for the step that needs the block
+    held: BlockTask | None = None  # the task of `rows`, which trainers of the same lanes share until it is dropped
+
+    def late_s(self, now_s: float) -> float:
+        """Seconds that its only attempt has taken so far; 0 if it was hedged."""
+        return 0.0 if self.hedged or len(self.attempts) != 1 else now_s - self.attempts[0].submitted_s
+
+    def is_outside(self, route: frozenset[str]) -> bool:
+        """Whether an attempt may only run on workers none of which is in the route."""
+        return any(each.workers is not None and each.workers.isdisjoint(route) for each in self.attempts)
+
+    def hold(self, attempt: _Attempt) -> None:
+        """Keep a finished attempt's task."""
+        self.attempts.remove(attempt)
+        self.held = attempt.task
+
+    def release(self) -> None:
+        """Release the task that is held, if any."""
+        held, self.held = self.held, None
+        if held is not None:
+            held.cancel()
+
+    def result(self) -> tuple[Rows, ...] | None:
+        """Its rows; its first ones, or None, while it is computed. Raises its error."""
+        if self.error is not None:
+            raise self.error
+        return self.first if self.rows is None else self.rows
+
+    def fail(self, outcome: BlockFailure | None) -> BlockFailure | None:
+        """Keep an attempt's failure, and return it; None where it is not the fault of the block or its worker."""
+        if outcome is None or outcome.kind == "unknown":
+            return None
+        self.failures.append(outcome)
+        return outcome
+
+    def missing(self, now_s: float) -> MissingBlock:
+        """What a diagnosis says of it."""
+        return MissingBlock(
+            name=f"block {self.block.index} of lane {self.block.lane}",
+            files=list(dict.fromkeys(piece.fragment.path for piece in self.request.pieces)),
+            since_s={attempt.key: now_s - attempt.submitted_s for attempt in self.attempts},
+            failures=[str(failure) for failure in self.failures],
+        )
+
+
+@dataclass(slots=True)
+class DeliveryStats:
+    """Sums over finished blocks."""
+
+    blocks: int = 0
+    nbytes_read: int = 0
+    nbytes_encoded: int = 0
+    read_s: float = 0.0
+    transform_s: float = 0.0
+    encode_s: float = 0.0
+    resubmitted: int = 0
+
+    def add(self, result: BlockResult) -> None:
+        """Count a finished block."""
+        self.blocks += 1
+        self.nbytes_read += result.nbytes_read
+        self.nbytes_encoded += result.nbytes
+        self.read_s += result.read_s
+        self.transform_s += result.transform_s
+        self.encode_s += result.encode_s
+
+
+class Delivery:
+    """The blocks of one stream (a rank's lanes from a step on). batch_rows: of a step, to be ready first (0: none).
+    next_block: to be submitted (None: all are)."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        job: Job,
+        layout: SlotLayout,
+        *,
+        name: str,
+        blocks: Iterator[Block],
+        request: Callable[[Block], BlockRequest],
+        window: Window,
+        wake: Callable[[], None],
+        stats: DeliveryStats,
+        batch_rows: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cluster = cluster
+        self._job = job
+        keep_job(job)  # for threads of this process
+        self._layout = layout
+        self._name = name
+        self._blocks = blocks
+        self._request = request
+        self._window = window
+        self._wake = wake
+        self._batch_rows = batch_rows
+        self._clock = clock
+        self.next_block: Block | None = next(blocks, None)
+        self._work: dict[tuple[int, int], _Work] = {}
+        self._running: dict[str, _Work] = {}  # by key, an entry per attempt
+        self._unsubmitted: list[_Work] = []  # while the scheduler does not answer
+        self._connection = cluster.number
+        self._outcomes: list[tuple[str, Outcome, float]] = []  # appended to by the threads of tasks
+        self._closed = False
+        self._lock = threading.Lock()
+        self._finished = FinishedBlocks()
+        self._priorities = Priorities()
+        self.stats = stats
+        self.is_due = True  # whether `pump` may have something to do, because of what has come or gone
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the finished blocks."""
+        return sum(rows.nbytes for work in self._work.values() for rows in work.rows or ())
+
+    def pump(self, step: int, *, step_s: float = 0.0, delay_s: float = 0.0) -> None:
+        """Submit blocks while the window has room, and always those that `step` needs: the trainer will ask for it in
+        `delay_s` seconds, and takes `step_s` per step."""
+        self.is_due = False
+        self._priorities.begin(step, step_s, delay_s)
+        self._resubmit()
+        threads = self._cluster.threads_per_trainer()
+        while self.next_block is not None and (
+            self._window.has_room(self._window.in_flight, threads=threads) or self.lacks(step)
+        ):
+            block, self.next_block = self.next_block, next(self._blocks, None)
+            self._work[block.lane, block.index] = work = _Work(block, self._request(block))
+            self._window.in_flight += 1
+            urgency = self._priorities.next(block.first_step, *self._times_s())
+            self._submit(work, urgency, self._cluster.eligible_workers())
+
+    def lacks(self, step: int) -> bool:
+        """Whether a block that `step` needs has not been submitted yet."""
+        return self.next_block is not None and self.next_block.first_step <= step
+
+    def get(self, lane: int, index: int) -> tuple[Rows, ...] | None:
+        """The block's rows; its first ones, or None, while it is computed. Raises the error of a block that failed."""
+        if self._outcomes:
+            self._collect()
+        return self._work[lane, index].result()
+
+    def drop(self, step: int) -> list[tuple[Block, Quality]]:
+        """Forget the blocks that no step after `step` needs; returns them with their quality counts."""
+        works = [self._work.pop(key) for key, work in [*self._work.items()] if work.block.last_step <= step]
+        self.is_due |= bool(works)
+        self._window.in_flight -= len(works)
+        for work in works:
+            work.release()
+        return [(work.block, work.quality) for work in works if work.quality is not None]
+
+    def look(self, *, starved: bool = False) -> None:
+        """Collect results, and resubmit lost and late blocks, once a second. starved: the trainer waits for a block."""
+        self._collect()
+        self._resubmit()
+        if not self._cluster.alive():
+            return
+        self._resubmit_stranded()
+        if starved:
+            self._hedge()
+
+    def describe_missing(self, step: int) -> str:
+        """Why the step is not there yet: its missing blocks, their workers, and what these do."""
+        return _describe(self._work.values(), step, self._cluster, self._clock())
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+        for work in self._work.values():
+            self._forget(work)
+            work.release()
+        self._window.in_flight -= len(self._work)
+        self._work.clear()
+
+    # -- submitting -----------------------------------------------------------------------------------------------
+
+    def _submit(self, work: _Work, priority: int, workers: frozenset[str] | None, slow: str = "") -> None:
+        key = _key(self._name, self._job, work, packed=self._cluster.packed)
+        # Workers hold the job since `check_job`. One that joined later or has evicted it gets it with the next attempt.
+        job = self._job if work.submissions else self._job.digest
+        work.submissions += 1
+        workers = None if workers is None else self._cluster.share.take_turn(workers)
+        waits = work.block.first_step <= self._priorities.step and self._window.limits.open_blocks == 1
+        options: dict[str, Any] = {} if workers is None else {"workers": sorted(workers)}
+        options |= {"priority": priority, "first_rows": self._batch_rows if waits else 0}
+        arguments = job, pack_request(work.request, self._cluster.packed), key, self._cluster.packed
+        task = self._cluster.start(attempt_block, *arguments, key=key, arrived=self._queue, **options)
+        if task is None:
+            self._unsubmitted.append(work)
+        else:
+            self._running[key] = work
+            work.attempts.append(_Attempt(key, task, self._clock(), workers, slow))
+
+    def _submit_again(self, work: _Work, workers: frozenset[str] | None, slow: str = "") -> None:
+        self.stats.resubmitted += 1
+        self._submit(work, self._priorities.of(work.block.first_step, *self._times_s()), workers, slow)
+
+    def _times_s(self) -> tuple[float, float]:
+        """The scheduler's clock, and the virtual start of a block that is submitted now."""
+        in_flight = len(self._running) * self._cluster.trainers  # whose windows are about alike
+        return self._cluster.now_s(), self._cluster.share.start_s(self._window.block_s, in_flight)
+
+    def _resubmit(self) -> None:
+        """Resubmit blocks that were lost with the scheduler, once it is back."""
+        lost = self._connection != self._cluster.number
+        if not (lost or self._unsubmitted) or not self._cluster.alive():
+            return
+        works, self._unsubmitted = self._unsubmitted, []
+        if lost:
+            self._connection = self._cluster.number
+            works = [work for work in self._work.values() if work.rows is None]
+            for work in works:
+                self._forget(work)
+        for work in works:
+            if work.due_s > self._clock():
+                self._unsubmitted.append(work)
+            elif work.rows is None and work.error is None and not work.attempts:
+                self._submit_again(work, self._cluster.eligible_workers())
+
+    def _resubmit_stranded(self) -> None:
+        """Resubmit blocks that may only run on workers that have left."""
+        for work, attempt in _stranded(self._work.values(), self._cluster):
+            self._cancel(work, attempt)
+            if not work.attempts:
+                self._submit_again(work, self._cluster.eligible_workers())
+
+    def _hedge(self) -> None:
+        """Compute an overdue block that the trainer needs on another worker too, with other late ones of its worker."""
+        limit_s = overdue_after_s(self._finished.median_s)
+        late = [work for work in self._work.values() if work.late_s(self._clock()) >= limit_s]
+        due = [work for work in late if work.block.first_step <= self._priorities.step]
+        if not due:
+            return
+        workers = _workers_of([work.attempts[0] for work in late], self._cluster)
+        slow = {workers[work.attempts[0].key] for work in due if work.attempts[0].key in workers}
+        others = among(elsewhere(slow, self._cluster.members()), self._cluster.eligible_workers())
+        for work in late:
+            worker = workers.get(work.attempts[0].key)
+            if worker in slow and others:
+                logger.warning(_LATE, limit_s, worker)
+                work.hedged = True
+                self._submit_again(work, others, slow=worker * self._finished.overtook(work.attempts[0].submitted_s))
+
+    # -- results --------------------------------------------------------------------------------------------------
+
+    def _queue(self, key: str, outcome: Outcome) -> None:
+        """Queue an outcome for `_collect`. Runs in the thread that brings it."""
+        with self._lock:
+            if not self._closed:
+                self._outcomes.append((key, outcome, self._clock()))
+                self._wake()
+
+    def _collect(self) -> None:
+        self.is_due = True
+        with self._lock:
+            outcomes, self._outcomes = self._outcomes, []
+        for key, outcome, now_s in outcomes:
+            work = self._running.get(key)
+            if work is None:
+                continue  # of a cancelled attempt
+            attempt = next(each for each in work.attempts if each.key == key)
+            if isinstance(outcome, BlockResult):
+                self._keep(work, attempt, outcome, now_s)
+                continue
+            if isinstance(outcome, FirstRows):
+                work.first = outcome.parts
+                continue
+            self._cancel(work, attempt)
+            failure = work.fail(outcome)
+            if not work.attempts:
+                self._retry(work, failure)
+
+    def _retry(self, work: _Work, failure: BlockFailure | None) -> None:
+        if failure is None:  # not the fault of the block or a worker
+            self._submit_again(work, self._cluster.eligible_workers())
+            return
+        members = self._cluster.members() if self._cluster.packed else ()
+        if self._cluster.packed and not members:  # no scheduler: whether the block is to blame cannot be decided yet
+            self._unsubmitted.append(work)
+            return
+        decision = decide(_name_of(self._name, work), work.failures, members)
+        if not isinstance(decision, Retry):
+            work.error = _explained(work, decision) if self._cluster.packed else decision
+            return
+        logger.warning("a block failed on %s (%s): it is computed again", failure.host or "a worker", failure)
+        if failure.kind == "unfit":
+            self._cluster.exclude(failure.worker, str(failure))
+        work.due_s = self._clock() + decision.after_s
+        if decision.after_s:
+            self._unsubmitted.append(work)
+        else:
+            self._submit_again(work, among(decision.workers, self._cluster.eligible_workers()))
+
+    def _keep(self, work: _Work, attempt: _Attempt, result: BlockResult, now_s: float) -> None:
+        _refuse_other_block(result, attempt.key, work.request.rows)
+        self._finished.add(attempt.submitted_s, now_s)
+        _exclude_others(work, attempt, self._cluster)
+        if not self._cluster.packed:  # its result is what `rows` refers to
+            del self._running[attempt.key]
+            work.hold(attempt)
+        self._forget(work)
+        work.rows, work.first = unpack(self._layout, result), None
+        work.quality = result.quality
+        busy_s = result.read_s + result.transform_s + result.encode_s
+        self._cluster.share.computed(busy_s)
+        self._window.record(busy_s, result.nbytes)
+        self.stats.add(result)
+
+    def _forget(self, work: _Work) -> None:
+        for attempt in list(work.attempts):
+            self._cancel(work, attempt)
+
+    def _cancel(self, work: _Work, attempt: _Attempt) -> None:
+        work.attempts.remove(attempt)
+        self._running.pop(attempt.key, None)
+        attempt.task.cancel()
+
+
+def _stranded(works: Iterable[_Work], cluster: Cluster) -> list[tuple[_Work, _Attempt]]:
+    """The attempts that may only run on workers that have left."""
+    restricted = [work for work in works if work.is_outside(cluster.share.route)]
+    members = cluster.members() if restricted else frozenset()
+    attempts = [(work, each) for work in restricted for each in work.attempts if each.workers is not None]
+    return [(work, each) for work, each in attempts if members and (each.workers or members).isdisjoint(members)]
+
+
+def _exclude_others(work: _Work, attempt: _Attempt, cluster: Cluster) -> None:
+    """Exclude the workers that are to blame for a block that this attempt has computed."""
+    for failure in work.failures:
+        if failure.worker:
+            cluster.exclude(failure.worker, f"another worker computed the block that failed there: {failure}")
+    if attempt.slow:
+        cluster.exclude(attempt.slow, "another worker was much faster")
+
+
+def _refuse_other_block(result: BlockResult, key: str, rows: int) -> None:
+    if (result.key, result.rows) != (key, rows):
+        raise ClusterError(
+            f"a block has another identity: got {result.key} with {result.rows} rows, expected {key} with {rows}"
+        )
+
+
+def _explained(work: _Work, error: FeedlineError) -> FeedlineError:
+    """The error of a block, or one about the workers if they cannot read files that this process reads."""
+    if not isinstance(error, TableError) or isinstance(error, CorruptFileError | StoreError):
+        return error
+    if any(unreadable(piece.fragment) is not None for piece in work.request.pieces):
+        return error
+    workers = ", ".join(f"{failure.worker} on {failure.host}" for failure in work.failures)
+    return unreadable_error(f"every worker that was tried ({workers})", platform.node(), str(error))
+
+
+def _name_of(name: str, work: _Work) -> str:
+    return f"{name}-l{work.block.lane}-b{work.block.index}"
+
+
+def _key(name: str, job: Job, work: _Work, *, packed: bool) -> str:
+    """The key of the next attempt, which names all that its bytes depend on."""
+    digest = hashlib.blake2b(f"{job.digest} {work.request!r}".encode(), digest_size=8).hexdigest()
+    return f"feedline-block-{_name_of(name, work)}-{digest}-a{work.submissions}-{'p' if packed else 'r'}"
+
+
+def _workers_of(attempts: Sequence[_Attempt], cluster: Cluster) -> dict[str, str]:
+    """The worker of each attempt, by key. Only the workers that may run one are asked about."""
+    allowed = [attempt.workers for attempt in attempts]
+    asked = None if None in allowed else frozenset().union(*filter(None, allowed))
+    return cluster.workers_of([attempt.key for attempt in attempts], asked)
+
+
+def _describe(works: Iterable[_Work], step: int, cluster: Cluster, now_s: float) -> str:
+    works = [work for work in works if work.block.first_step <= step and work.rows is None]
+    workers = _workers_of([attempt for work in works for attempt in work.attempts], cluster)
+    return describe_missing([work.missing(now_s) for work in works], workers, cluster.stacks_of(workers))

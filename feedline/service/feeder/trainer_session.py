@@ -1,0 +1,406 @@
+"""One trainer's session: its channel, its ring, its stream of batches, and what is counted of them.
+
+Runs in: the feeder, in the thread of its loop (`feeder.py`), which calls `receive` when the trainer has sent something,
+`advance` while the session is `runnable`, and `look` once a second. Nothing here waits. States of a stream:
+none -> active (epoch, step) -> ... -> ended (END was sent) -> none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from feedline.errors import StateError
+from feedline.loader.encoding.layout import BatchSchema
+from feedline.loader.encoding.slot import Draft
+from feedline.loader.facts import BlockStats, FeederFacts, FeederStats, Hello
+from feedline.loader.ring.channel import Channel, ChannelClosedError
+from feedline.loader.ring.feeder_connection import PROTOCOL
+from feedline.loader.ring.messages import BeginStream, FeederFailure
+from feedline.loader.ring.reports import EpochCounts, report_packet
+from feedline.loader.ring.slots import RingWriter
+from feedline.planning.plan import Plan
+from feedline.planning.schedule import rank_lanes
+from feedline.resources import available_memory_bytes
+from feedline.service.cluster.cluster import Cluster
+from feedline.service.feeder.delivery import DeliveryStats
+from feedline.service.feeder.planner import Agreement, Planner
+from feedline.service.feeder.quality_monitor import QualityMonitor
+from feedline.service.feeder.slot_writers import SlotWriters
+from feedline.service.feeder.timing import TrainerPace
+from feedline.service.feeder.trainer_stream import TrainerStream
+from feedline.service.feeder.trainer_streams import TrainerStreams
+from feedline.service.feeder.window import Window, WindowLimits
+from feedline.service.scaling.load import TrainerLoad
+from feedline.version import VERSION
+
+logger = logging.getLogger(__name__)
+_window_logger = logging.getLogger("feedline.window")
+
+# How often the feeder reports to the trainer (or `feedline run`).
+_REPORT_S = 0.5
+# A trainer that has waited longer for blocks is said to have caught up, once it has its batch.
+_NOTABLE_S = 10.0
+# The ring's share of a feeder's memory; the rest is for blocks in flight.
+_RING_SHARE = 0.25
+
+
+@dataclass(slots=True)
+class FeederCounters:
+    """What `FeederStats` says, while it is counted."""
+
+    batches: int = 0
+    rows: int = 0
+    nbytes: int = 0
+    wait_blocks_s: float = 0.0
+    wait_slots_s: float = 0.0
+    epoch: int = 0
+    step: int = 0
+    steps: int = 0
+    epochs: int = 0
+    ring_slots: int = 0
+    ring_free: int = 0
+    blocks_in_flight: int = 0
+    window: int = 0
+    window_reason: str = ""
+    delivery: DeliveryStats = field(default_factory=DeliveryStats)
+    stalled_s: float = 0.0  # the trainer's own count of its waits
+    slept_s: float = 0.0  # of the loop, as far as it is counted
+
+    def stats(self) -> FeederStats:
+        """The counts so far."""
+        blocks = BlockStats(**{name: getattr(self.delivery, name) for name in BlockStats.__slots__})
+        return FeederStats(**{name: getattr(self, name) for name in FeederStats.__slots__} | {"delivery": blocks})
+
+    def load(self, stream: TrainerStream | None, *, starved: bool) -> TrainerLoad:
+        """What the trainer uses and waits for."""
+        delivery = self.delivery
+        return TrainerLoad(
+            steps=self.batches,
+            blocks=delivery.blocks,
+            busy_s=delivery.read_s + delivery.transform_s + delivery.encode_s,
+            stalled_s=self.stalled_s,
+            starved=starved,
+            blocks_per_step=0.0 if stream is None else stream.blocks_per_step,
+            block_s=0.0 if stream is None else stream.window.block_s,
+            ready=self.ring_slots - self.ring_free,
+            in_flight=0 if stream is None or stream.ended else stream.window.in_flight,
+        )
+
+    def take(self, message: Mapping[str, Any]) -> None:
+        """Take what the trainer counts itself."""
+        if message["type"] == "stalled":
+            self.stalled_s += float(message["seconds"])
+        elif message["type"] == "epoch_done":
+            self.epochs = max(self.epochs, int(message["epoch"]) + 1)
+
+    def begin(self, stream: BeginStream, steps: int) -> None:
+        """Count the steps of a stream from here on."""
+        self.epoch, self.step, self.steps = stream.epoch, stream.step, steps
+
+    def count_wait(self, slept_s: float, stream: TrainerStream | None) -> None:
+        """Count the time in which the loop has slept since the last call as waiting for a slot or for blocks of the
+        stream. slept_s: its sleep in all."""
+        seconds, self.slept_s = slept_s - self.slept_s, slept_s
+        if stream is None or stream.ended:
+            return
+        if stream.measured:
+            self.wait_slots_s += seconds
+        else:
+            self.wait_blocks_s += seconds
+
+    def add(self, batches: Sequence[Draft], ring: RingWriter) -> None:
+        """Count batches that were announced."""
+        for batch in batches:
+            self.batches += 1
+            self.rows += batch.header.rows
+            self.nbytes += batch.placement.nbytes
+            self.step = batch.header.step + 1
+        self.ring_slots, self.ring_free = ring.slots, ring.free_slots
+
+
+class TrainerSession:
+    """Serves one trainer over one channel.
+
+    rank: of the trainer (None: its hello says so). memory_bytes: for its blocks in flight and its ring. admit: called
+    with the first hello; False if the feeder serves that trainer's rank already. on_plan: called with the plan of a
+    hello. wake: ends the loop's sleep; blocks that finish call it from other threads.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        cluster: Cluster,
+        planner: Planner,
+        *,
+        rank: int | None,
+        world_size: int,
+        memory_bytes: int,
+        about: FeederFacts,
+        wake: Callable[[], None],
+        admit: Callable[[Hello], bool] = lambda hello: True,
+        on_plan: Callable[[Plan], None] = lambda plan: None,
+    ) -> None:
+        self.channel = channel
+        self._cluster = cluster
+        self._planner = planner
+        self.rank = rank
+        self.global_rank: int | None = None  # among all trainers, of which several may read the same rows
+        self._world_size = world_size
+        self._blocks_bytes = int(memory_bytes * (1 - _RING_SHARE))
+        self._wake_loop = wake
+        self._admit = admit
+        self._on_plan = on_plan
+        self._ring = RingWriter(channel, limit_bytes=int(memory_bytes * _RING_SHARE))
+        self._writers = SlotWriters(self._ring, self._wake)
+        self._hello_number = 0  # of the last hello
+        self._planning: Future[Plan] | None = None
+        self._agreement: Agreement | None = None
+        self._plan: Plan | None = None
+        self._pace = TrainerPace()
+        self._report_s = 0.0
+        self.runnable = False  # something has happened since `advance` had nothing to do
+        self.starved = False  # the trainer's next step waits for a block
+        self._starved_s: float | None = None  # since when it has, after the first batch
+        self.counters = FeederCounters()
+        self._streams = TrainerStreams(cluster, planner, self._pace, self.counters.delivery, self._wake)
+        self.running = self._streams.running  # the streams that have not ended
+        self.monitor = QualityMonitor(BatchSchema(()), (), "warn")
+        self._about = about
+        self.trainer = _pidfd(channel)
+
+    def count_wait(self, slept_s: float) -> None:
+        """Count the sleep of the loop; called before something is done for the trainer. slept_s: its sleep in all."""
+        self.counters.count_wait(slept_s, self._streams.current)
+
+    def load(self) -> TrainerLoad:
+        """What the trainer uses and waits for."""
+        return self.counters.load(self._streams.current, starved=self.starved)
+
+    def look(self) -> None:
+        """Check the blocks in flight, and what ranks agreed on. Called about once a second."""
+        self.runnable = True
+        if self._agreement is not None:
+            self._agreement.look(time.monotonic())
+        streams = self._streams.running()
+        for stream in streams:
+            stream.delivery.look(starved=self.starved and stream is self._streams.current)
+        if streams:
+            self._adjust_window(streams[0])
+
+    def _adjust_window(self, stream: TrainerStream) -> None:
+        """Adjust how many blocks are in flight, and how many slots the ring has."""
+        threads, step_s = self._cluster.threads_per_trainer(), self._pace.known_step_s
+        decision = stream.observe(threads, step_s, self._streams.held_bytes, available_memory_bytes())
+        if decision is not None:
+            _window_logger.info("rank %s: %s", self.rank, decision.describe(self._ring.provide(decision.slots)))
+            self.counters.window, self.counters.window_reason = decision.blocks, decision.reason
+        self.counters.blocks_in_flight = stream.window.in_flight
+
+    def send_error(self, name: str, message: str) -> None:
+        """Send the error that ends the session, after the batches before it."""
+        stream = self._streams.current
+        if stream is not None and not stream.ended:
+            with contextlib.suppress(Exception):  # the first error is the one to send
+                self._writers.finish(stream.number)
+        with contextlib.suppress(ChannelClosedError):
+            self.channel.post_json(FeederFailure(name=name, message=message, number=self._hello_number).to_json())
+
+    def close(self) -> None:
+        """Drop the blocks in flight and the ring. The channel stays open for its last messages."""
+        trainer, self.trainer = self.trainer, None
+        if trainer is not None:
+            os.close(trainer)
+        if self._planning is not None:
+            self._planning.cancel()
+        self._end_stream()
+        self._writers.close()
+        self._ring.close()
+
+    def _wake(self) -> None:
+        self.runnable = True
+        self._wake_loop()
+
+    # -- receiving --------------------------------------------------------------------------------------------------
+
+    def receive(self) -> None:
+        """Handle the trainer's messages. Raises ChannelClosedError if it has left."""
+        self.runnable = True
+        while (arrival := self.channel.receive(wait=False)) is not None:
+            if arrival[0] == b"F":
+                self._ring.release(*arrival[1:])
+                continue
+            message = arrival[1]
+            if message["type"] == "hello":
+                self._on_hello(message)
+            elif message["type"] == "begin":
+                self._on_begin(BeginStream.from_json(message))
+            elif message["type"] == "grow":
+                self._ring.grow()
+            elif message["type"] == "diagnose":
+                self.channel.post_json({"type": "diagnosis", "text": self._diagnose()})
+            else:
+                self.counters.take(message)
+
+    def _diagnose(self) -> str:
+        """What the trainer's next batch waits for."""
+        stream = self._streams.current
+        if self._planning is not None or (stream is None and self._streams.is_opening):
+            return self._planner.describe()
+        if stream is None or stream.ended:
+            return "the feeder has nothing to deliver"
+        return stream.diagnose(self._ring.slots)
+
+    def _on_hello(self, message: dict[str, Any]) -> None:
+        self._hello_number = int(message.get("number", 0))
+        _refuse_other_installations(message)
+        hello = Hello.from_json(message)
+        _refuse_other_rank(hello, hello.rank if self.rank is None else self.rank, self._world_size)
+        if self.global_rank != hello.global_rank and not self._admit(hello):
+            self.channel.post_json({"type": "busy"})
+            raise ChannelClosedError("another trainer of this rank is served")
+        self.rank, self.global_rank = hello.rank, hello.global_rank
+        self._end_stream()
+        if self._planning is not None:
+            self._planning.cancel()
+        self._planning, self._agreement = self._planner.plan(hello, self._wake)
+
+    def _answer_hello(self, planning: Future[Plan]) -> None:
+        """Send the facts of the plan, once it is there."""
+        if not planning.done():
+            return
+        self._planning = None
+        self._plan = plan = planning.result()
+        assert self.rank is not None
+        limits = WindowLimits(
+            open_blocks=1, memory_bytes=self._blocks_bytes, fixed_blocks=self._cluster.fixed_window
+        )  # of all epochs
+        self._streams.use(plan, rank_lanes(plan.lanes, self.rank, self._world_size), Window(limits))
+        self._on_plan(plan)
+        self.monitor = QualityMonitor(plan.layout.schema, plan.job.features, plan.on_expect)
+        facts = {**plan.facts().to_json(), **replace(self._about, dashboard=self._cluster.dashboard).to_json()}
+        self.channel.post_json({"type": "facts", "number": self._hello_number, "facts": facts})
+
+    def _on_begin(self, begin: BeginStream) -> None:
+        self._writers.drop()
+        self._streams.begin(begin)
+        if self._agreement is not None:
+            self._agreement.begin()
+            self._agreement.look(time.monotonic())
+
+    def _open_stream(self) -> None:
+        begin, stream = self._streams.open(), self._streams.current
+        if begin is not None and stream is not None:
+            self._ring.node = begin.node
+            seen = None if begin.seen is None else EpochCounts.from_text(begin.seen)
+            self.monitor.begin(begin.epoch, seen)
+            self.counters.begin(begin, stream.schedule.steps)
+
+    def _end_stream(self) -> None:
+        self._writers.drop()
+        self._streams.end()
+
+    # -- filling --------------------------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Answer a hello, announce or write a batch, or end the stream; sets `runnable` if there may be more."""
+        self.runnable = False
+        if self._planning is not None:
+            self._answer_hello(self._planning)
+            return
+        self._open_stream()
+        if self._fill():
+            self.runnable = True
+        self._streams.compute_ahead()
+
+    def _fill(self) -> bool:
+        """Announce batches and begin to write more, or end the stream; False if nothing is to do before an event."""
+        stream = self._streams.current
+        self.starved = False
+        if stream is None or stream.ended:
+            return False
+        self._announce(stream)
+        if stream.step < stream.schedule.steps:
+            return self._write(stream)
+        if self._writers.busy:
+            return False
+        self._report(warnings=self.monitor.end())
+        self._ring.announce_end(stream=stream.number, epoch=stream.epoch)
+        stream.ended = True
+        stream.delivery.close()
+        return True
+
+    def _announce(self, stream: TrainerStream) -> None:
+        """Announce the batches that are written."""
+        while written := self._writers.announce(stream.number):
+            self._pace.step(time.perf_counter(), self.counters.wait_blocks_s, len(written))
+            self.counters.add(written, self._ring)
+            self._report(every_s=_REPORT_S)
+            last_step = written[-1].header.step
+            self.monitor.add(last_step, stream.drop_blocks(last_step))
+
+    def _write(self, stream: TrainerStream) -> bool:
+        """Begin to write batches, as far as there are blocks and slots; True if there may be more of both."""
+        assert self._plan is not None
+        if not stream.window.knows_pace and self._pace.known_step_s:
+            self._adjust_window(stream)
+        more = stream.write(self._plan.layout, self._writers, self._pace.step_s, ready=self._say_caught_up)
+        self.starved = stream.starved
+        if self.starved and self._starved_s is None and self.counters.batches:
+            self._starved_s = time.monotonic()
+        if self._writers.has_written:  # by this thread
+            self._announce(stream)
+        return more
+
+    def _say_caught_up(self) -> None:
+        since_s, self._starved_s = self._starved_s, None
+        if since_s is not None and (waited_s := time.monotonic() - since_s) > _NOTABLE_S:
+            logger.warning("rank %s caught up: its next batch had waited %.0f s for blocks", self.rank, waited_s)
+
+    def _report(self, warnings: Sequence[str] = (), *, every_s: float = 0.0) -> None:
+        stream = self._streams.current
+        if stream is None or time.monotonic() - self._report_s < every_s:
+            return
+        if every_s and self.channel.has_posted:
+            return  # a trainer that reads nothing gets the next one: reports must not pile up
+        self._report_s = time.monotonic()
+        counts = self.monitor.due_counts() if every_s else self.monitor.epoch_counts()
+        self.channel.post(report_packet(stream.number, self.counters.stats(), counts))
+        if warnings:
+            self.channel.post_json({"type": "warnings", "texts": list(warnings)})
+
+
+def _pidfd(channel: Channel) -> int | None:
+    """A descriptor of the process at the other end."""
+    try:
+        return os.pidfd_open(channel.peer_pid())
+    except OSError:  # already dead, or in another container: then the connection ends
+        return None
+
+
+def show_window_changes() -> None:
+    """Write a line to standard error (or the feeder's log) whenever a window, or the demand for workers, changes."""
+    for decisions in (_window_logger, logging.getLogger("feedline.scaling")):
+        decisions.setLevel(logging.INFO)
+
+
+def _refuse_other_installations(message: Mapping[str, Any]) -> None:
+    for key, own in (("protocol", PROTOCOL), ("feedline", VERSION)):
+        if message.get(key) != own:
+            raise StateError(
+                f"trainer and feeder differ in their {key} version: got {message.get(key)}, expected {own}. Start both "
+                "from one installation"
+            )
+
+
+def _refuse_other_rank(hello: Hello, rank: int, world_size: int) -> None:
+    if (hello.rank, hello.world_size) != (rank, world_size):
+        raise StateError(
+            f"the trainer is another rank: got rank {hello.rank} of {hello.world_size}, expected {rank} of {world_size}"
+        )

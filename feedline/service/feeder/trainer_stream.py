@@ -1,0 +1,135 @@
+"""A stream of batches: a rank's rows of an epoch from a step on, while the feeder delivers them.
+
+Runs in: the feeder, in the thread of its loop. `trainer_streams.py` opens streams.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from feedline.loader.encoding.layout import SlotLayout
+from feedline.loader.encoding.quality import Quality
+from feedline.loader.encoding.slot import Draft
+from feedline.planning.plan import Plan
+from feedline.planning.schedule import Block, Schedule
+from feedline.service.cluster.cluster import Cluster
+from feedline.service.feeder.delivery import Delivery, DeliveryStats
+from feedline.service.feeder.slot_writers import SMALL_BYTES, SlotWriters
+from feedline.service.feeder.steps import drafts, rows_ahead, segments_of
+from feedline.service.feeder.window import Decision, Window
+
+# Batches that a trainer's turn writes: as many small ones, and of others those that are handed to a thread together.
+_MOST_SMALL, _MOST_AT_ONCE = 16, 4
+
+
+@dataclass(slots=True)
+class TrainerStream:
+    """A rank's batches of one epoch from a step on."""
+
+    epoch: int
+    step: int  # to be written next
+    schedule: Schedule
+    delivery: Delivery
+    lanes: range
+    window: Window
+    number: int = 0  # the trainer's, once it has begun
+    measured: deque[Draft] = field(default_factory=deque)  # from `step` on, until their slots are free
+    ended: bool = False
+    last: bool = False  # no other epoch follows
+    starved: bool = False  # the step waits for a block
+
+    @classmethod
+    def open(
+        cls,
+        cluster: Cluster,
+        plan: Plan,
+        schedule: Schedule,
+        lanes: range,
+        *,
+        epoch: int,
+        step: int,
+        window: Window,
+        wake: Callable[[], None],
+        stats: DeliveryStats,
+    ) -> TrainerStream:
+        """The stream of a rank's lanes from `step` on; see `Delivery`."""
+        delivery = Delivery(
+            cluster,
+            plan.job,
+            plan.layout,
+            name=f"{plan.name}-e{epoch}",
+            blocks=schedule.blocks_of(lanes, first_step=step),
+            request=lambda block: plan.request(block, epoch),
+            window=window,
+            wake=wake,
+            stats=stats,
+            batch_rows=schedule.batch_size,
+        )
+        return cls(epoch, step, schedule, delivery, lanes, window)
+
+    @property
+    def blocks_per_step(self) -> float:
+        """The blocks that a step uses up, on average."""
+        return sum(len(self.schedule.lane(lane).borders) - 1 for lane in self.lanes) / max(1, self.schedule.steps)
+
+    def observe(self, threads: int, step_s: float, held_bytes: int, available_bytes: int) -> Decision | None:
+        """Measure the load; see `Window.observe`."""
+        return self.window.observe(
+            threads=threads,
+            step_s=step_s,
+            blocks_per_step=self.blocks_per_step,
+            held_bytes=held_bytes,
+            available_bytes=available_bytes,
+        )
+
+    def measure(self, layout: SlotLayout) -> bool:
+        """Measure the batch of the step, with others from the same blocks; False while a block is missing."""
+        segments = segments_of(self.schedule, self.lanes, self.step, self.delivery.get)
+        if segments is None:
+            return False
+        ahead = rows_ahead(self.schedule, self.lanes, self.step, segments, _MOST_SMALL)
+        self.measured.extend(drafts(layout, segments, ahead, epoch=self.epoch, step=self.step))
+        return True
+
+    def write(self, layout: SlotLayout, writers: SlotWriters, step_s: float, ready: Callable[[], None]) -> bool:
+        """Begin to write batches, as far as there are blocks and slots; True if there may be more of both.
+
+        step_s: of the trainer. ready: called for each whose blocks are there.
+        """
+        most, nbytes = 1 if writers.is_waited_for else _MOST_AT_ONCE, 0
+        if self.delivery.is_due:
+            self.delivery.pump(self.step, step_s=step_s)
+        try:
+            for count in range(min(_MOST_SMALL, self.schedule.steps - self.step)):
+                if not self.measured:
+                    if self.delivery.lacks(self.step):
+                        self.delivery.pump(self.step, step_s=step_s)
+                    self.starved = not self.measure(layout)
+                    if self.starved:
+                        self.delivery.pump(self.step, step_s=step_s)  # it is this step that waits
+                        return False
+                    ready()
+                batch = self.measured[0]
+                nbytes += batch.placement.nbytes
+                if count >= most and nbytes > SMALL_BYTES:
+                    break
+                if not writers.add(layout, batch):
+                    return False
+                self.measured.popleft()
+                self.step += 1
+        finally:
+            writers.begin()
+        return True
+
+    def drop_blocks(self, step: int) -> list[tuple[Block, Quality]]:
+        """Drop the blocks whose last step is this one; returns their quality counts."""
+        return [item for item in self.delivery.drop(step) if self.schedule.has_rows(item[0].lane)]
+
+    def diagnose(self, slots: int) -> str:
+        """Why the step is not delivered yet. slots: of the ring."""
+        if self.measured:
+            return f"step {self.step} is ready, but the trainer holds all {slots} slots of the ring"
+        missing = self.delivery.describe_missing(self.step)
+        return missing or f"all blocks of step {self.step} are there: the feeder is about to deliver it"

@@ -1,0 +1,185 @@
+"""The streams of one trainer: the one that it reads, and those of the next epochs, whose blocks are computed ahead.
+
+Runs in: the feeder, in the thread of its loop. The schedule of an epoch is computed by the planner's thread.
+
+When all blocks of an epoch have been submitted and the window has room, the next epoch's stream is opened, and its
+blocks follow in the same window: of epochs of one block, as many as the window holds. That the trainer will ask for
+that epoch, from its start, is a guess: when it begins elsewhere, the streams up to the one that it asks for are
+dropped, and nobody learns of them or of their errors. A trainer that has jumped (an evaluation that repeats one epoch,
+say) gets nothing ahead until it goes on to a next epoch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+from feedline.loader.ring.messages import BeginStream
+from feedline.planning.plan import Plan
+from feedline.planning.schedule import Schedule
+from feedline.service.cluster.cluster import Cluster
+from feedline.service.feeder.delivery import DeliveryStats
+from feedline.service.feeder.planner import Planner
+from feedline.service.feeder.timing import HORIZON_S, TrainerPace
+from feedline.service.feeder.trainer_stream import TrainerStream
+from feedline.service.feeder.window import Window
+
+
+@dataclass(slots=True, frozen=True)
+class _Opening:
+    """An epoch whose schedule is being computed."""
+
+    epoch: int
+    schedule: Future[Schedule]
+
+
+class TrainerStreams:
+    """The stream that a trainer reads, and those of the epochs after it.
+
+    current: None until the schedule of the epoch that the trainer asked for is there.
+    """
+
+    def __init__(
+        self, cluster: Cluster, planner: Planner, pace: TrainerPace, stats: DeliveryStats, wake: Callable[[], None]
+    ) -> None:
+        self._cluster = cluster
+        self._planner = planner
+        self._pace = pace
+        self._stats = stats
+        self._wake = wake
+        self._source: tuple[Plan, range, Window] | None = None
+        self._begin: BeginStream | None = None  # the trainer's request, until its stream is open
+        self._opening: _Opening | None = None
+        self._ahead: deque[TrainerStream] = deque()  # of epochs that follow each other
+        self._continues = True  # whether the trainer has gone on to the epoch that was expected
+        self.current: TrainerStream | None = None
+
+    @property
+    def is_opening(self) -> bool:
+        """Whether the trainer waits for a schedule."""
+        return self._begin is not None
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the finished blocks of all streams."""
+        return sum(stream.delivery.held_bytes for stream in self.running())
+
+    def running(self) -> list[TrainerStream]:
+        """The streams that have not ended, in the order of their epochs."""
+        current = [] if self.current is None or self.current.ended else [self.current]
+        return [*current, *self._ahead]
+
+    def use(self, plan: Plan, lanes: range, window: Window) -> None:
+        """Streams from now on are of these lanes of a plan."""
+        self._source, self._continues = (plan, lanes, window), True
+
+    def begin(self, begin: BeginStream) -> None:
+        """Begin the stream that the trainer asks for, in place of the current one."""
+        last, self.current = self.current, None
+        if last is not None:
+            last.delivery.close()
+            self._continues = begin.epoch == last.epoch + 1 or (begin.epoch == last.epoch and begin.step > 0)
+        self._begin = begin
+        while self._ahead and (self._ahead[0].epoch, self._ahead[0].step) != (begin.epoch, begin.step):
+            self._ahead.popleft().delivery.close()
+        if self._ahead:
+            self.current = self._ahead.popleft()
+        elif self._opening is None or self._opening.epoch != begin.epoch:
+            self._cancel_opening()
+            self._open_schedule(begin.epoch)
+
+    def open(self) -> BeginStream | None:
+        """Open the stream that the trainer asked for, once its schedule is there; returns the request then.
+
+        Raises PlanError for an epoch without a step.
+        """
+        begin = self._begin
+        if begin is None:
+            return None
+        if self.current is None:
+            opening = self._opening
+            assert opening is not None
+            if not opening.schedule.done():
+                return None
+            self._opening = None
+            self.current = self._open(begin.epoch, begin.step, opening.schedule.result())
+        self._begin = None
+        stream = self.current
+        stream.number, stream.last = begin.stream, begin.last
+        stream.window.limits = replace(stream.window.limits, open_blocks=stream.schedule.open_blocks(stream.lanes))
+        return begin
+
+    def compute_ahead(self) -> None:
+        """Submit blocks of the next epochs, if those of the current one are all submitted, as far as there is room."""
+        current = self.current
+        if current is None or current.delivery.next_block or current.last or not self._continues:
+            return
+        window, threads = current.window, self._cluster.threads_per_trainer()
+        while True:
+            last = self._ahead[-1] if self._ahead else current
+            delivery = last.delivery
+            if delivery.next_block and (current.ended or window.has_room(window.in_flight, threads=threads)):
+                self._pump(last)
+            if delivery.next_block or not self._open_ahead(last.epoch + 1):
+                return
+
+    def end(self) -> None:
+        """Drop the streams and their blocks."""
+        self._cancel_opening()
+        for stream in (self.current, *self._ahead):
+            if stream is not None:
+                stream.delivery.close()
+        self.current = self._begin = None
+        self._ahead.clear()
+
+    def _open_ahead(self, epoch: int) -> bool:
+        """Open the stream of an epoch that the trainer has not asked for, if its schedule is there."""
+        opening = self._opening
+        if opening is None:
+            self._open_schedule(epoch)
+            return False
+        # The error of a schedule is raised if the trainer asks for its epoch.
+        if not opening.schedule.done() or opening.schedule.exception() is not None:
+            return False
+        self._opening = None
+        self._ahead.append(self._open(epoch, 0, opening.schedule.result()))
+        return True
+
+    def _pump(self, stream: TrainerStream) -> None:
+        """Submit blocks of a stream ahead. When the current one has ended, memory is the next one's, and holds at
+        least what its first step needs."""
+        assert self.current is not None
+        is_next = self.current.ended and stream is self._ahead[0]
+        if self.current.ended:  # the trainer may save and evaluate
+            delay_s = HORIZON_S
+        else:
+            before = [self.current, *self._ahead]
+            delay_s = self._pace.step_s * sum(each.schedule.steps - each.step for each in before if each is not stream)
+        stream.delivery.pump(stream.step if is_next else stream.step - 1, step_s=self._pace.step_s, delay_s=delay_s)
+
+    def _open_schedule(self, epoch: int) -> None:
+        assert self._source is not None
+        plan, lanes, _ = self._source
+        self._opening = _Opening(epoch, self._planner.schedule(plan, epoch, lanes, self._wake))
+
+    def _cancel_opening(self) -> None:
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            opening.schedule.cancel()
+
+    def _open(self, epoch: int, step: int, schedule: Schedule) -> TrainerStream:
+        assert self._source is not None
+        plan, lanes, window = self._source
+        return TrainerStream.open(
+            self._cluster,
+            plan,
+            schedule,
+            lanes,
+            epoch=epoch,
+            step=max(step, schedule.first_step),
+            window=window,
+            wake=self._wake,
+            stats=self._stats,
+        )

@@ -1,0 +1,134 @@
+"""The rows that a plan names for a step are the rows that the step delivers: read by place from the files, in order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pipelines import Place, furnished
+from processes import ended_here
+from rewritten import Rewritten, state_at
+
+from feedline import Pipeline
+from feedline.commands.plan.step import describe_rows, describe_step
+from feedline.errors import PlanError
+from feedline.planning.plan import Plan
+from feedline.planning.rows.delivered_rows import find_delivered_rows
+from feedline.planning.rows.step_rows import StepRows
+from feedline.service.verify.findings import SeenRows
+
+WHERE = 'dense_0 > 0.3 and ds != "2026-01-02"'
+CASES: dict[str, dict[str, Any]] = {
+    "all rows": {},
+    "in the table's order": {"shuffle": "off", "batch": {"size": 300, "tail": "partial"}},
+    "a filter, padded": {"source": {"where": WHERE, "split_rows": 2048}, "batch": {"size": 256, "tail": "pad"}},
+    "a sample": {"source": {"sample": {"fraction": 0.25, "seed": 7}}, "batch": {"size": 64, "tail": "partial"}},
+    "whole sessions": {"shuffle": {"by": "session_id"}, "source": {"where": "id_0 % 3 != 0"}},
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, clicks: Path) -> Iterator[Place]:
+    with furnished(tmp_path_factory.mktemp("d"), clicks) as place:
+        yield place
+
+
+def rows_at(table: Path, facts: dict[str, Any], column: str) -> list[Any]:
+    """The values of a column at the places that the facts name, in the order of the batch, without padding."""
+    found: dict[int, Any] = {}
+    for part in facts["row_groups"]:
+        values = pq.ParquetFile(table / part["file"]).read_row_group(part["row_group"], [column])[column].to_pylist()
+        found |= dict(zip(part["positions"], [values[row] for row in part["rows"]], strict=True))
+    return [found[position] for position in sorted(found)]
+
+
+def assert_names_delivered_rows(
+    pipeline: Pipeline, plan: Plan, table: Path, column: str, *, epoch: int, world_size: int, every: int
+) -> None:
+    for rank in range(world_size):
+        for batch in pipeline.batches(epoch, rank, world_size, plan=plan):
+            if batch.step % every:
+                continue
+            facts = describe_step(plan, epoch=epoch, step=batch.step, rank=rank, world_size=world_size)
+            assert rows_at(table, facts, column) == batch.extra[column][batch.valid].tolist()
+            assert (facts["rows"], facts["padding"]) == (int(batch.valid.sum()), int((~batch.valid).sum()))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_delivers_the_rows_that_the_plan_names(place: Place, clicks: Path, case: str):
+    path = place.write(lanes=4, **CASES[case])
+    pipeline = Pipeline.from_yaml(path)
+    plan = pipeline.plan()
+    for world_size, every in ((2, 4), (1, 9)):
+        assert_names_delivered_rows(pipeline, plan, clicks, "request_id", epoch=1, world_size=world_size, every=every)
+
+
+@pytest.mark.parametrize("shuffle", [{"seed": 5, "window_rows": 150}, {"seed": 5, "window_rows": 150, "by": "user"}])
+def test_so_it_does_after_a_rebase(tmp_path: Path, shuffle: dict[str, Any]):
+    place = Rewritten(tmp_path, seed=3)
+    place.fill()
+    pipeline = place.pipeline(shuffle=shuffle)
+    before = pipeline.plan()
+    list(pipeline.batches(0, plan=before))  # records the rows' keys
+    place.rewrite()
+    plan = pipeline.rebase(state_at(before, 0, 4))
+    assert plan.rebase is not None
+    for epoch in (0, 1):
+        assert_names_delivered_rows(pipeline, plan, place.table, "id", epoch=epoch, world_size=1, every=1)
+    assert_each_row_comes_once(plan, 0, 4)
+
+
+@pytest.mark.parametrize("case", ["all rows", "a filter, padded", "whole sessions"])
+def test_no_row_of_an_epoch_comes_twice(place: Place, case: str):
+    plan = Pipeline.from_yaml(place.write(lanes=4, **CASES[case])).plan()
+    assert_each_row_comes_once(plan, 0, 7)
+
+
+def assert_each_row_comes_once(plan: Plan, epoch: int, first: int) -> None:
+    steps = StepRows(plan, epoch)
+    seen = SeenRows(steps.schedule.split_rows, find_delivered_rows(steps.schedule, first, steps.order))
+    of_steps = [steps.of_lanes(step, range(plan.lanes)) for step in range(first, steps.schedule.steps)]
+    assert [seen.add(rows) for rows in of_steps] == [0] * len(of_steps)
+    assert seen.add(of_steps[0]) == int(of_steps[0].valid.sum()), "rows that come again are counted"
+    if first > steps.schedule.first_step:
+        assert seen.add(steps.of_lanes(first - 1, range(plan.lanes))) > 0, "those of earlier steps, too"
+
+
+def test_the_command_names_the_rows_of_a_rank_or_of_all(place: Place, clicks: Path, tmp_path: Path):
+    path = place.write(lanes=4)
+    pipeline = Pipeline.from_yaml(path)
+    run = ended_here("plan", path, "--step", 3, "--rank", 1, "--world-size", 2, "--epoch", 2, "--json")
+    facts = json.loads(run.stdout)
+    batch = next(pipeline.batches(2, 1, 2, step=3))
+    assert rows_at(clicks, facts, "request_id") == batch.extra["request_id"].tolist()
+    assert (facts["lanes"], facts["steps"], facts["rank"]) == ([2, 3], 19, 1)
+
+    state = tmp_path / "state.json"
+    state.write_text(json.dumps(state_at(pipeline.plan(), 2, 3)))
+    run = ended_here("plan", path, "--step", 3, "--epoch", 2, "--state", state, "--json")
+    whole = json.loads(run.stdout)
+    assert rows_at(clicks, whole, "request_id") == next(pipeline.batches(2, step=3)).extra["request_id"].tolist()
+    assert (whole["rank"], whole["rows"]) == (None, 1024)
+
+    text = ended_here("plan", path, "--step", 3, "--rank", 1, "--world-size", 2).stdout
+    assert "epoch 0, step 3 of 19, rank 1 of 2: 512 rows" in text
+    assert "ds=2026-01-0" in text
+
+
+def test_steps_and_ranks_that_are_not_there(place: Place):
+    plan = Pipeline.from_yaml(place.write(lanes=4)).plan()
+    with pytest.raises(PlanError, match="step is out of range: got 19, expected 0 to 18"):
+        describe_step(plan, epoch=0, step=19, rank=0, world_size=2)
+    with pytest.raises(PlanError, match="rank is out of range: got 2, expected 0 to 1"):
+        describe_step(plan, epoch=0, step=0, rank=2, world_size=2)
+    run = ended_here("plan", place.folder / "p.yaml", "--rank", 1)
+    assert (run.returncode, "got no --step" in run.stderr) == (2, True)
+
+
+def test_rows_are_described_as_ranges():
+    assert describe_rows([5, 4, 3, 9, 0]) == "0, 3-5, 9"
+    assert describe_rows(list(range(0, 4000, 2))) == "0, 2, 4, 6, 8, 10 … 3,998"

@@ -1,0 +1,210 @@
+"""Blocks before a feeder's cluster of threads is up: same keys, bytes and failures; all others are Dask tasks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import get_worker
+from pipelines import eventually
+
+from feedline import Pipeline
+from feedline.blocks.compute import HandOver, pack, run_block
+from feedline.errors import ClusterError, DataError
+from feedline.loader.encoding.encoded_rows import EncodedRows
+from feedline.loader.encoding.slot import RowSlice
+from feedline.planning.plan import Plan
+from feedline.service.cluster import attempts, dask_cluster
+from feedline.service.cluster.cluster import Cluster
+from feedline.service.cluster.early_threads import EarlyThreads
+from feedline.service.feeder.delivery import Delivery, DeliveryStats
+from feedline.service.feeder.steps import segments_of
+from feedline.service.feeder.window import Window, WindowLimits
+from feedline.spec.cluster_section import ClusterSpec
+from feedline.warehouse.synthetic.generate import clicks_pipeline
+
+
+@pytest.fixture
+def plan(clicks: Path, tmp_path: Path) -> Plan:
+    path = tmp_path / "pipeline.yaml"
+    shape: dict[str, Any] = {"dense": 4, "ids": 4, "histories": 2, "batch_size": 256}
+    path.write_text(clicks_pipeline(str(clicks), work_dir=str(tmp_path), tail="partial", **shape))
+    return Pipeline.from_yaml(path, {"source.split_rows": 1024, "shuffle": "off"}).plan()
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with closing(Cluster(ClusterSpec(dashboard=False), threads=2, early=True)) as cluster:
+        yield cluster
+
+
+class Blocks:
+    """A plan's blocks on a cluster, and which of them were Dask tasks, by key."""
+
+    def __init__(self, plan: Plan, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.in_dask: dict[str, bool] = {}
+        self.blocks = list(plan.schedule(0).blocks_of([0], first_step=0))
+        self.plan = plan
+
+        def run(job: Any, request: Any, key: str, packed: bool) -> Any:
+            self.in_dask[key] = is_dask_task()
+            return run_block(job, request, key, packed)
+
+        monkeypatch.setattr(attempts, "run_block", run)
+        self.delivery = Delivery(
+            cluster,
+            plan.job,
+            plan.layout,
+            name="early",
+            blocks=iter(self.blocks),
+            request=lambda block: plan.request(block, 0),
+            window=Window(WindowLimits(open_blocks=1, memory_bytes=1 << 30, fixed_blocks=2)),
+            wake=lambda: None,
+            stats=DeliveryStats(),
+        )
+
+    def read(self, number: int) -> tuple[EncodedRows, ...]:
+        block = self.blocks[number]
+        self.delivery.pump(block.first_step)
+
+        def arrived() -> tuple[EncodedRows, ...] | None:
+            self.delivery.look()  # submits again what paused after a failure
+            return self.delivery.get(0, block.index)
+
+        rows = eventually(arrived)
+        assert rows is not None
+        self.delivery.drop(block.last_step)
+        return rows
+
+
+def is_dask_task() -> bool:
+    try:
+        get_worker()
+    except ValueError:
+        return False
+    return True
+
+
+def test_all_blocks_but_the_first_are_dask_tasks(plan: Plan, cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+    blocks = Blocks(plan, cluster, monkeypatch)
+    with closing(blocks.delivery):
+        got = [blocks.read(number) for number in range(3)]
+        cluster.connect()
+        cluster.connection.await_workers()
+        got += [blocks.read(number) for number in range(3, len(blocks.blocks))]
+    assert len(blocks.blocks) > 8
+    early = cluster._early.started
+    assert 3 <= early <= 5  # those of the window
+    in_dask = {int(key.partition("-l0-b")[2].partition("-")[0]): task for key, task in blocks.in_dask.items()}
+    assert [in_dask[block.index] for block in blocks.blocks] == [False] * early + [True] * (len(got) - early)
+    for block, parts in zip(blocks.blocks, got, strict=True):
+        alone = run_block(plan.job, plan.request(block, 0), "alone", True)
+        assert pack(plan.layout, list(parts)) == alone.image
+
+
+def test_a_failed_block_is_retried_in_early_threads_or_is_the_same_error(
+    plan: Plan, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
+    blocks = Blocks(plan, cluster, monkeypatch)
+    computed: list[str] = []
+
+    def run(job: Any, request: Any, key: str, packed: bool) -> Any:
+        computed.append(key)
+        if request == plan.request(blocks.blocks[1], 0):
+            raise DataError("a value is out of range")
+        if "-b0-" in key and key.endswith("-a0-r"):
+            raise OSError("the disk is away")
+        return run_block(job, request, key, packed)
+
+    monkeypatch.setattr(attempts, "run_block", run)
+    with closing(blocks.delivery):
+        assert sum(part.rows for part in blocks.read(0)) == blocks.blocks[0].rows
+        assert [key.rpartition("-a")[2] for key in computed if "-b0-" in key] == ["0-r", "1-r"]
+        with pytest.raises(DataError, match="a value is out of range"):
+            blocks.read(1)
+
+
+def test_a_step_is_ready_before_its_block(plan: Plan, cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+    """Its first rows come while the rest of the block is computed, to all that share it; counts come with the rest."""
+    finish, calls = threading.Event(), []
+
+    def run(job: Any, request: Any, key: str, packed: bool, hand_over: HandOver | None = None) -> Any:
+        result = run_block(job, request, key, packed, hand_over)
+        calls.append(hand_over)
+        assert hand_over is None or finish.wait(10)
+        return result
+
+    monkeypatch.setattr(attempts, "run_block", run)
+    schedule = plan.schedule(0)
+    blocks = list(schedule.blocks_of([0], first_step=0))
+
+    def deliver() -> Delivery:
+        return Delivery(
+            cluster,
+            plan.job,
+            plan.layout,
+            name="early",
+            blocks=iter(blocks),
+            request=lambda block: plan.request(block, 0),
+            window=Window(WindowLimits(open_blocks=1, memory_bytes=1 << 30, fixed_blocks=2)),
+            wake=lambda: None,
+            stats=DeliveryStats(),
+            batch_rows=schedule.batch_size,
+        )
+
+    def step(delivery: Delivery, number: int) -> list[RowSlice]:
+        slices = eventually(lambda: segments_of(schedule, range(1), number, delivery.get))
+        assert slices is not None
+        return slices
+
+    last = blocks[0].last_step
+    with closing(deliver()) as one, closing(deliver()) as two:
+        one.pump(0)
+        first = step(one, 0)
+        two.pump(0)
+        assert [each.encoded for each in step(two, 0)] == [each.encoded for each in first]
+        assert segments_of(schedule, range(1), last, one.get) is None  # whose rows are the last of the block
+        finish.set()
+        step(one, last)
+        assert [(block.index, quality.rows) for block, quality in one.drop(last - 1)] == []
+        step(one, last + 1)
+        assert [(block.index, quality.rows) for block, quality in one.drop(last)] == [(0, blocks[0].rows)]
+    assert [each.rows for each in calls if each is not None] == [schedule.batch_size]  # once, and of no later block
+
+
+def test_the_error_of_a_failed_start_is_raised(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object, **__: object) -> None:
+        raise ClusterError("no event loop")
+
+    monkeypatch.setattr(dask_cluster, "DaskCluster", fail)
+    cluster.look(waiting=True)  # nothing was started
+    cluster.connect()
+    with pytest.raises(ClusterError, match="no event loop"):
+        cluster.look(waiting=cluster.connection is None)
+
+
+def test_a_key_is_computed_once_and_released_by_its_last_holder():
+    arrived: list[tuple[str, Any]] = []
+    release, calls = threading.Event(), []
+
+    def work(number: int) -> int:
+        calls.append(number)
+        release.wait(10)
+        return number
+
+    with closing(EarlyThreads(1)) as threads:
+        one, two = (threads.start(work, 7, key="a", arrived=lambda *each: arrived.append(each)) for _ in range(2))
+        waiting = threads.start(work, 8, key="b", arrived=lambda *each: arrived.append(each))
+        waiting.cancel()
+        one.cancel()
+        assert threads.holds("a")
+        assert not threads.holds("b")
+        release.set()
+        assert eventually(lambda: len(arrived) == 2)
+        two.cancel()
+        assert not threads.holds("a")
+    assert (arrived, calls, threads.started) == ([("a", 7)] * 2, [7], 2)

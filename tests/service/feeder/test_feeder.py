@@ -1,0 +1,133 @@
+"""The feeder's loop, and what it tells its cluster."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from pipelines import PATIENCE_S
+from ringless_trainers import Trainer, trainers_of, write_pipeline
+
+from feedline.loader.ring.channel import ChannelClosedError, pair
+from feedline.service.cluster.cluster import Cluster
+from feedline.service.feeder.feeder import Feeder
+from feedline.service.feeder.trainer_session import TrainerSession
+from feedline.spec.cluster_section import ClusterSpec
+
+
+class Session:
+    """A trainer that left."""
+
+    def __init__(self) -> None:
+        self.channel, theirs = pair()
+        theirs.close()
+
+    def close(self) -> None:
+        pass
+
+
+def test_trainers_share_the_threads_equally():
+    ended: list[Any] = []
+    with closing(Cluster(ClusterSpec(dashboard=False), threads=5, early=True)) as cluster:
+        feeder = Feeder(cluster, on_end=lambda session, error: ended.append(session))
+        assert cluster.threads_per_trainer() == 5
+        sessions = [cast("TrainerSession", Session()) for _ in range(6)]
+        shares = []
+        for session in sessions:
+            feeder.add(session)
+            shares.append(cluster.threads_per_trainer())
+        assert shares == [5, 3, 2, 2, 1, 1]
+        for session in sessions:
+            feeder._end(session, None)
+        assert (ended, cluster.threads_per_trainer()) == (sessions, 5)
+
+
+def test_the_window_follows_the_pace_as_soon_as_it_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """An epoch may be over before the loop has looked after it once."""
+    reasons: list[str] = []
+
+    def adjust(session: TrainerSession, stream: Any) -> None:
+        original(session, stream)
+        reasons.append(session.counters.window_reason)
+
+    original = TrainerSession._adjust_window
+    monkeypatch.setattr(TrainerSession, "_adjust_window", adjust)
+    monkeypatch.setattr(Feeder, "_look_after_cluster", lambda feeder: None)
+    with trainers_of(write_pipeline(tmp_path, steps=40)) as (trainer,):
+        trainer.begin(last=True)
+        assert trainer.read() == list(range(40))
+    [reason] = reasons
+    assert reason.startswith(("the trainer is faster", "the trainer uses up a block"))
+
+
+def test_a_trainer_that_reads_nothing_delays_no_other(tmp_path: Path):
+    """Its socket has no room for the feeder's next message; later it reads all of them, in order."""
+    questions = 2000  # a packet takes about 1 KB of the socket's 208
+    with trainers_of(write_pipeline(tmp_path, steps=40), ranks=2) as (stuck, other), ThreadPoolExecutor(1) as pool:
+        stuck.begin(last=True)
+        for _ in range(questions):
+            stuck.channel.send_json({"type": "diagnose"})
+        other.begin(last=True)
+        try:
+            assert pool.submit(other.read).result(PATIENCE_S) == list(range(20))
+            assert pool.submit(stuck.read).result(PATIENCE_S) == list(range(20))
+        finally:
+            for trainer in (stuck, other):
+                trainer.channel.shut_down()
+
+
+def test_a_trainer_whose_socket_is_full_reads_why_its_session_ended(tmp_path: Path):
+    with trainers_of(write_pipeline(tmp_path, steps=4)) as (trainer,):
+        for _ in range(2000):
+            trainer.channel.send_json({"type": "diagnose"})
+        trainer.channel.send_json({"type": "begin", "stream": "?"})
+        kinds = [trainer.channel.receive()[1]["type"] for _ in range(2001)]
+        assert kinds == ["diagnosis"] * 2000 + ["error"]
+        with pytest.raises(ChannelClosedError):
+            trainer.channel.receive()
+
+
+@pytest.mark.nightly  # its 2 minutes measure what the tests above count
+def test_a_trainer_that_reads_nothing_for_a_minute_costs_the_others_less_than_5_percent(tmp_path: Path):
+    """Epochs of one trainer while the other is stuck, and while it has nothing to do, in turns of 15 s."""
+    turns, turn_s, cost = 4, 15.0, 0.05
+    epochs, stop = [0], threading.Event()
+
+    def read_epochs(trainer: Trainer) -> None:
+        while not stop.is_set():
+            trainer.begin(last=False)
+            trainer.read()
+            epochs[0] += 1
+
+    def ask(trainer: Trainer) -> None:
+        for _ in range(2000):
+            trainer.channel.send_json({"type": "diagnose"})
+
+    def epochs_of_turn() -> int:
+        first = epochs[0]
+        assert not reading.done()
+        stop.wait(turn_s)
+        return epochs[0] - first
+
+    path = write_pipeline(tmp_path, steps=40)
+    with trainers_of(path, ranks=2) as (stuck, other), ThreadPoolExecutor(2) as pool:
+        reading = pool.submit(read_epochs, other)
+        counts: dict[str, list[int]] = {"idle": [], "stuck": []}
+        try:
+            for _ in range(turns):
+                counts["idle"].append(epochs_of_turn())
+                stuck.begin(last=True)
+                pool.submit(ask, stuck).result(PATIENCE_S)
+                counts["stuck"].append(epochs_of_turn())
+                assert pool.submit(stuck.read).result(PATIENCE_S) == list(range(20))
+            stop.set()
+            reading.result(PATIENCE_S)
+        finally:
+            stop.set()
+            for trainer in (stuck, other):
+                trainer.channel.shut_down()
+    assert sum(counts["stuck"]) > (1 - cost) * sum(counts["idle"]) > 0, counts

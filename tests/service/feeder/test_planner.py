@@ -1,0 +1,85 @@
+"""Plans are made in a thread, which can be asked what it is doing."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from feedline.errors import PlanError
+from feedline.loader.facts import Hello
+from feedline.planning.schedule import Schedule
+from feedline.service.feeder.planner import Planner, activity
+from feedline.warehouse.snapshot.footer_tasks import read_footers
+
+
+def test_a_request_under_way_says_what_it_does():
+    reading, go_on, answered = threading.Event(), threading.Event(), threading.Event()
+
+    def slow_map(function: Any, tasks: list[Any]) -> Iterator[Any]:
+        reading.set()
+        go_on.wait(30)
+        raise PlanError("the store is gone")
+
+    def resolve(*_: object) -> Any:
+        return list(read_footers("/nowhere", [(0, "part.parquet", 100)], slow_map))
+
+    with contextlib.closing(Planner(resolve, job="f" * 64)) as planner:
+        future, _ = planner.plan(Hello(rank=0, world_size=1), answered.set)
+        assert reading.wait(30)
+        assert planner.describe() == "it has been planning for 0 s, and reads footers of the table's files"
+        go_on.set()
+        assert answered.wait(30)
+        with pytest.raises(PlanError, match="the store is gone"):
+            future.result()
+
+
+def test_an_epoch_is_ordered_beside_the_caller():
+    ordering, go_on, answered = threading.Event(), threading.Event(), threading.Event()
+
+    class SlowPlan:
+        def schedule(self, epoch: int) -> Schedule:
+            ordering.set()
+            go_on.wait(30)
+            return Schedule(
+                split_rows=np.array([100, 50]),
+                lanes=2,
+                batch_size=10,
+                tail="drop",
+                block_rows=20,
+                shuffle=True,
+                seed=1,
+                epoch=epoch,
+            )
+
+    plan: Any = SlowPlan()
+    with contextlib.closing(Planner(lambda *_: plan, job="f" * 64)) as planner:
+        assert planner.plan(Hello(rank=0, world_size=1), lambda: None)[0].result(30) is plan
+        future = planner.schedule(plan, 3, range(2), answered.set)
+        assert ordering.wait(30)
+        assert not future.done(), "the caller's thread goes on"
+        go_on.set()
+        assert answered.wait(30)
+        schedule = future.result()
+        assert {"order", "_lanes"} <= vars(schedule).keys(), "nothing is left for the caller to compute"
+        assert planner.schedule(plan, 3, range(1), lambda: None).result(30) is schedule, "one for all sessions"
+
+
+@pytest.mark.parametrize(
+    ("calls", "words"),
+    [
+        ([("threading", "wait"), ("feedline.service.cluster.cluster", "_connected")], "waits for the Dask cluster"),
+        (
+            [("feedline.service.cluster.cluster", "map"), ("feedline.warehouse.selection.select", "_read")],
+            "counts the rows that the filter and the sample keep",
+        ),
+        ([("pyarrow.fs", "get"), ("feedline.warehouse.discovery.hive", "discover")], "lists the table"),
+        ([("feedline.commands.feed", "_resolve")], "resolves the pipeline"),
+    ],
+)
+def test_the_innermost_known_call_names_the_activity(calls: list[tuple[str, str]], words: str):
+    assert activity(calls) == words
