@@ -211,13 +211,16 @@ class RingWriter:
         return True
 
     def provide(self, slots: int) -> int:
-        """Add slots until the ring has so many, if it stays small and memory permits; returns their number."""
-        if self._current:
+        """Add slots until the ring has so many, if it stays small and memory permits; returns their number.
+
+        They are doubled at least: a need that grows slot by slot does not make a memory for each.
+        """
+        if self._current and slots > self.slots:
             slot_bytes = self._current[-1].memory.slot_bytes
-            least = min(slots - self.slots, (min(self._limit_bytes, _SMALL_RING_BYTES) - self.nbytes) // slot_bytes)
-            if least > 0:
+            room = (min(self._limit_bytes, _SMALL_RING_BYTES) - self.nbytes) // slot_bytes
+            if room > 0:
                 with contextlib.suppress(RingError):  # the trainer makes do with what there is
-                    self._add(least, slot_bytes)
+                    self._add(min(max(slots - self.slots, self.slots), room), slot_bytes)
         return self.slots
 
     def close(self) -> None:

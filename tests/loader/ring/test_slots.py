@@ -204,6 +204,15 @@ def test_slots_are_added_on_request_while_the_ring_stays_small(rings, monkeypatc
     assert tight.writer.provide(20) == 4, "without memory it stays as it is"
 
 
+def test_a_need_that_grows_slot_by_slot_makes_few_memories(rings):
+    ring = rings(limit_bytes=1024 * MIB)
+    assert ring.send(1, 100)
+    slots = [ring.writer.provide(need) for need in range(1, 33)]
+    assert all(found >= need for need, found in enumerate(slots, 1))
+    assert len(set(slots)) == 4
+    assert slots[-1] == 32
+
+
 def test_a_larger_batch_adds_a_generation_and_the_old_one_is_unmapped_with_its_last_lease(rings):
     ring = rings()
     ring.send(1, 1000)

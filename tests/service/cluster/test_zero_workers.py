@@ -24,9 +24,12 @@ PRELOAD = ["feedline.service.scheduler.preload"]
 @pytest.fixture
 def scaled_to_zero(tmp_path: Path) -> Iterator[SpecCluster]:
     node = {"protocol": "tcp://", "host": "127.0.0.1", "dashboard": False}
+    alone = {"nthreads": 1, "memory_limit": 0, "local_directory": str(tmp_path)}
+    # Dask leaves a socket open where a worker ends while its heartbeat connects.
+    quiet = {"heartbeat_interval": "60s"}
     with SpecCluster(
         scheduler={"cls": PagelessScheduler, "options": {**node, "preload": PRELOAD}},
-        worker={"cls": Worker, "options": {**node, "nthreads": 1, "memory_limit": 0, "local_directory": str(tmp_path)}},
+        worker={"cls": Worker, "options": {**node, **alone, **quiet}},
         silence_logs=logging.CRITICAL,
     ) as cluster:
         cluster.adapt(minimum=0, maximum=2, interval="100ms")
