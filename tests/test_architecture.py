@@ -22,7 +22,9 @@ MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for path in sorted(PACKAGE.rglob("*.py"))
 }
-OUTSIDE = [path for folder in ("benchmarks", "examples", "tests") for path in sorted((ROOT / folder).rglob("*.py"))]
+OUTSIDE = [
+    path for folder in ("benchmarks", "examples", "tests", "tools") for path in sorted((ROOT / folder).rglob("*.py"))
+]
 
 # Modules of the root that all may import, and that import nothing but each other.
 GROUND = {"errors", "hashing", "native", "resources", "version"}

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from pipelines import PATIENCE_S, Place, furnished
-from processes import SUPPORT, running
+from processes import running
 
 from feedline import FeedlineDataset, Pipeline
 from feedline.errors import PlanError
@@ -230,7 +230,9 @@ def test_ranks_that_torch_distributed_connects(place: Place, tmp_path: Path):
     meeting = tmp_path / "meeting"
     with ExitStack() as stack:
         ranks = [
-            stack.enter_context(running(sys.executable, SUPPORT / "ranked.py", rank, meeting, place.folder))
+            stack.enter_context(
+                running(sys.executable, Path(__file__).with_name("ranked.py"), rank, meeting, place.folder)
+            )
             for rank in range(2)
         ]
         for rank in ranks:

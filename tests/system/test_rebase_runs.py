@@ -22,8 +22,6 @@ from feedline.errors import StateError
 from feedline.loader.facts import Hello, RebaseRequest
 from feedline.loader.state import checked_state
 
-TESTS = Path(__file__).resolve().parents[1]
-
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Rewritten]:
@@ -138,7 +136,7 @@ def test_ranks_that_torch_distributed_connects(place: Rewritten):
     with ExitStack() as stack:
         arguments = (place.folder / "meeting", place.folder / "p.yaml", table, smaller)
         ranks = [
-            stack.enter_context(running(sys.executable, TESTS / "support" / "rebased_ranks.py", rank, *arguments))
+            stack.enter_context(running(sys.executable, Path(__file__).with_name("rebased_ranks.py"), rank, *arguments))
             for rank in range(2)
         ]
         for rank in ranks:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pipelines import Place, eventually, furnished
-from processes import SUPPORT, DaskCluster, Program, free_port, running
+from processes import DaskCluster, Program, free_port, running
 
 from feedline.commands.verify import report
 from feedline.pipeline import Pipeline
@@ -101,7 +101,7 @@ def torchrun(folder: Path, pipelines: Sequence[Path], *options: object, host: Pa
     own = {name: str(host / name) for name in ("XDG_RUNTIME_DIR", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR")}
     for path in own.values():
         Path(path).mkdir(parents=True, mode=0o700)
-    words = (*options, SUPPORT / "ddp_training.py", folder, *pipelines)
+    words = (*options, Path(__file__).with_name("ddp_training.py"), folder, *pipelines)
     return running(sys.executable, "-m", "torch.distributed.run", *words, env={**os.environ, **own})
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 from pipelines import Place, eventually
-from processes import SUPPORT, Program, free_port
+from processes import Program, free_port
 from proxy import Proxy
 
 RANKS = 2
@@ -145,7 +145,12 @@ class Deployment:
 
     def _start_trainer(self, rank: int) -> Program:
         self.starts["trainer"] += 1
-        words = [sys.executable, str(SUPPORT / "receipt_trainer.py"), str(self.path), str(self.receipts)]
+        words = [
+            sys.executable,
+            str(Path(__file__).with_name("receipt_trainer.py")),
+            str(self.path),
+            str(self.receipts),
+        ]
         return Program(words, env=self._rank_environments[rank])
 
     def keep(self) -> None:

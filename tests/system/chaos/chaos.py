@@ -1,7 +1,8 @@
 """Do to a run of two ranks what machines and networks do, and audit what the trainers received.
 
-    python chaos.py FOLDER [--faults 1000] [--per-run 50] [--seed 0] [--kind KIND ...]
-    python chaos.py FOLDER --faults 200 --only kill    200 random kills of workers, schedulers, feeders and trainers
+    export PYTHONPATH=tests/support
+    python tests/system/chaos/chaos.py FOLDER [--faults 1000] [--per-run 50] [--seed 0] [--kind KIND ...]
+    python tests/system/chaos/chaos.py FOLDER --faults 200 --only kill    random kills of workers, feeders, trainers ...
 
 Faults hit a random victim; meanwhile the number of workers follows the demand, up to a limit that varies. At the end
 of each run both trainers finish an epoch, and `feedline verify` compares the receipts of all starts with the plan.

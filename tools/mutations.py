@@ -1,11 +1,11 @@
 """Plant faults in the package, one after the other, and find out which of them the tests catch.
 
-    python tests/support/mutations.py --list
-    python tests/support/mutations.py --collect --data DIR        # the whole suite, traced; once per state of the code
-    python tests/support/mutations.py --coverage --data DIR       # lines covered, per package
-    python tests/support/mutations.py --run [NAME ...] --data DIR --out report.json
-    python tests/support/mutations.py --survivors --data DIR --out report.json
-    python tests/support/mutations.py --compare before.json after.json
+    python tools/mutations.py --list
+    python tools/mutations.py --collect --data DIR        # the whole suite, traced; once per state of the code
+    python tools/mutations.py --coverage --data DIR       # lines covered, per package
+    python tools/mutations.py --run [NAME ...] --data DIR --out report.json
+    python tools/mutations.py --survivors --data DIR --out report.json
+    python tools/mutations.py --compare before.json after.json
 
 `--collect` stores in DIR which test runs which line, also in feeders, Dask workers and commands, and how long each test
 takes. `--run` needs these data for the same state of the code: for each fault of `mutation_table.py` it runs the tests
@@ -45,7 +45,7 @@ import psutil
 from coverage_contexts import CONTEXT_VARIABLE
 from mutation_table import MUTATIONS, Mutation
 
-SUPPORT = Path(__file__).resolve().parent
+TOOLS = Path(__file__).resolve().parent
 DATA, DURATIONS = "contexts", "junit.xml"
 CACHES = (".feedline", "__pycache__")
 OUTPUTS = (".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", "build", "dist", "warehouse")
@@ -257,7 +257,7 @@ def collect(root: Path, data: Path, more: Sequence[str]) -> int:
     shutil.rmtree(data, ignore_errors=True)
     data.mkdir(parents=True)
     (data / "coveragerc").write_text(_COVERAGE.format(root=root, data=data / "part", variable=CONTEXT_VARIABLE))
-    environment = _environment(root, SUPPORT) | {"COVERAGE_PROCESS_START": str(data / "coveragerc")}
+    environment = _environment(root, TOOLS) | {"COVERAGE_PROCESS_START": str(data / "coveragerc")}
     probe = "import coverage; print(coverage.Coverage.current() is not None)"
     if _said([sys.executable, "-c", probe], root, environment) != "True":
         raise SystemExit(
@@ -432,7 +432,7 @@ def main() -> int:
     action.add_argument("--run", nargs="*", metavar="NAME", help="plant these faults (default: all)")
     action.add_argument("--survivors", action="store_true", help="run the whole suite for those that survived")
     action.add_argument("--compare", nargs=2, type=Path, metavar=("BEFORE", "AFTER"), help="compare two reports")
-    parser.add_argument("--root", type=Path, default=SUPPORT.parents[1], help="the checkout (default: this one)")
+    parser.add_argument("--root", type=Path, default=TOOLS.parent, help="the checkout (default: this one)")
     parser.add_argument("--data", type=Path, help="folder of what --collect measures")
     parser.add_argument("--out", type=Path, help="report of --run and --survivors (JSON)")
     parser.add_argument("--budget", type=float, default=240, help="seconds of tests per fault (default: %(default)s)")

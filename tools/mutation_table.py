@@ -133,8 +133,8 @@ MUTATIONS = (
     Mutation(
         "warehouse/snapshot",
         "file-of-the-same-instant",
-        "(mtime_ns + _CLOCK_GRAIN_NS <",
-        "(mtime_ns - _CLOCK_GRAIN_NS <",
+        "(mtime_ns + CLOCK_GRAIN_NS <",
+        "(mtime_ns - CLOCK_GRAIN_NS <",
         "a file written in the instant in which it was read is taken over unread by the next snapshot",
     ),
     Mutation(
@@ -168,8 +168,8 @@ MUTATIONS = (
     Mutation(
         "warehouse/reading",
         "row-numbers-of-later-chunks",
-        "first_row += data.num_rows",
-        "first_row = data.num_rows",
+        "first_row += rows_here",
+        "first_row = rows_here",
         "rows of a row group's later chunks have wrong numbers, and so another sample",
     ),
     Mutation(
@@ -412,8 +412,8 @@ MUTATIONS = (
     Mutation(
         "serving",
         "time-zone-of-a-request",
-        "bool(pat.is_timestamp(source)) and (source.tz is None) == (target.tz is None)",
-        "bool(pat.is_timestamp(source))",
+        "(pat.is_timestamp(source) and (source.tz is None) == (target.tz is None))",
+        "pat.is_timestamp(source)",
         "timestamps without a zone pass for those of a column that has one",
     ),
     Mutation(
