@@ -40,11 +40,11 @@ _ELSEWHERE = {
     ),
     "usage": (
         "feedline.commands.table.table_layout",
-        "Show what runs of Feedline read of a table: columns, bytes, the popularity curve.",
+        "Show what runs of Feedline read of a table: columns, bytes, partitions.",
     ),
     "verify": (
         "feedline.commands.verify",
-        "Compare what trainers get, or got, with the plan, row by row. Exit status 1 if anything differs.",
+        "Compare the batches that trainers received with the plan. Exit status 1 if any differs or is missing.",
     ),
     "scheduler": (
         "feedline.commands.cluster.scheduler",

@@ -144,7 +144,7 @@ from feedline.spec import PipelineSpec
         (
             "wait_s: 5",
             "policy: stall",
-            "p.yaml:41:3: cluster.policy: unknown key: got 'policy'; the number of workers follows whether trainers wait",
+            "p.yaml:41:3: cluster.policy: unknown key: got 'policy'; the number of workers follows whether trainers",
         ),
         ("wait_s: 5", "policy: cost", "whether trainers wait. Delete this line"),
         (
