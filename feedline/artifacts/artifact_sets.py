@@ -39,7 +39,6 @@ _SETS = "pipelines"
 _NAMES_IN_MESSAGE = 5
 _SLUG = re.compile(r"[^A-Za-z0-9._-]")
 _SLUG_LENGTH = 40
-_GLOB = re.compile(r"[*?\[]")
 _STORE_OPTIONS = ("endpoint_override",)  # options of a URI that name the store; others configure access to it
 
 
@@ -90,18 +89,11 @@ class ArtifactSetKey:
         """The pipeline whose sets are used."""
         return self.pipeline if self.shared_from is None else self.shared_from
 
-    def accepts_old_fit(self, table: str, where: str | None, sample: Mapping[str, Any] | None) -> bool:
-        """Whether a fit of an earlier version, which names no pipeline, was learnt from this key's rows.
-
-        table: the root of the snapshot. where: the filter of the fit, declared as `fit.where` or not.
-        """
-        if self.shared_from is not None:
-            return self.shared_from == self.pipeline
-        same = table == self.root if self.root is not None else _is_root(table, self.source.table)
-        if self.served or not same:
-            return same
+    def accepts_unnamed(self, table: str, where: str | None, sample: Mapping[str, Any] | None) -> bool:
+        """Whether a fit that names no pipeline was learnt from this key's rows: of that root, filter and sample."""
         same_where = self.source.where is None or self.source.same_where(where)
-        return same_where and _sample_text(sample) == self.source.sample
+        same_rows = same_where and _sample_text(sample) == self.source.sample
+        return self.shared_from is None and table == self.root and same_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,14 +263,6 @@ def _sample(source: FitSource) -> str:
 
 def _where(where: str | None) -> str:
     return "no `fit.where`" if where is None else f"fit.where {where!r}"
-
-
-def _is_root(root: str, table: Sequence[str]) -> bool:
-    """Whether a table of these paths may have this root: the folder itself, or one that contains its files."""
-    home, paths = table_name(root), [path.partition("?")[0] if is_uri(path) else path for path in table]
-    if len(paths) == 1 and not _GLOB.search(paths[0]) and "." not in paths[0].rpartition("/")[2]:
-        return home == paths[0]
-    return all(f"{path}/".startswith(f"{home.rstrip('/')}/") for path in paths)
 
 
 def find_set(folder: str, request: ArtifactSetKey) -> ArtifactSetRecord | None:

@@ -184,7 +184,6 @@ class StoredArtifactSet:
         self._external: dict[str, Artifact] = {}
         self._record: ArtifactSetRecord | None = None
         self._manifest: Manifest | None = None
-        self.refused_fits: tuple[Fit, ...] = ()  # in a set of an earlier version, learnt from other rows
 
     @property
     def pinned_ref(self) -> ArtifactSetRef:
@@ -216,44 +215,28 @@ class StoredArtifactSet:
         return self._record if self.manifest is not None else None
 
     def _choose(self) -> None:
-        """Look up the set of the request, else the matching fits of the set that an earlier version wrote."""
+        """Look up the set of the request, else one that names no pipeline, if it was learnt from the same rows."""
         folder, request = self.ref.folder, self.ref.request
         assert request is not None
         if self.ref.rows is not None:
             request = replace(request, root=self.ref.rows.root)
-        record = find_set(folder, request)
-        if record is None and request.shared_from in (None, request.pipeline):
-            record = load_old_set(folder)
+        record = find_set(folder, request) or load_old_set(folder)
         if record is None:
             return
         manifest = load_manifest(folder, record.manifest)
-        if record.source is None:
-            fits = {key: fit for key, fit in manifest.fits.items() if _accepts_old_fit(request, fit.fitted_on)}
-            self.refused_fits = tuple(fit for key, fit in manifest.fits.items() if key not in fits)
-            if not fits:
-                return
-            manifest = replace(manifest, fits=fits)
+        origins = [fit.fitted_on for fit in manifest.fits.values()]
+        if record.source is None and not all(
+            request.accepts_unnamed(origin.table, origin.where, origin.sample) for origin in origins
+        ):
+            return
         self._record, self._manifest, self.ref = record, manifest, replace(self.ref, manifest=manifest.digest)
 
     def refusal(self) -> Refusal | None:
         """Explain why no set matches although the folder has some; None if it has none, or one matches."""
-        request = self.ref.request
+        request, folder = self.ref.request, self.ref.folder
         if request is None or self.manifest is not None:
             return None
-        folder = self.ref.folder
-        newer = explain_refusal(request, load_sets(folder, request.owner), other_pipelines(folder, request.owner))
-        if (newer is not None and newer.final) or not self.refused_fits:
-            return newer
-        origin = self.refused_fits[0].fitted_on
-        got, expected = (
-            _describe_rows(origin.table, origin.where),
-            _describe_rows(request.source.tables, request.source.where),
-        )
-        return Refusal(
-            mismatch=f"got fits without a pipeline's name, learnt from {got}, expected {expected}",
-            remedy="Fit it: feedline fit, or, if those fits are this pipeline's, write "
-            f"`artifacts: {{from: {request.pipeline}}}`",
-        )
+        return explain_refusal(request, load_sets(folder, request.owner), other_pipelines(folder, request.owner))
 
     def find_artifact(self, request: FitRequest) -> Artifact | None:
         """The artifact of a fit, read once per process; None if there is none that matches (see `explain_missing`).
@@ -274,10 +257,6 @@ class StoredArtifactSet:
         if manifest is None:
             return "got no artifact"
         fit = manifest.fits.get(request.key)
-        refused = next((fit for fit in self.refused_fits if fit.key == request.key), None)
-        if fit is None and refused is not None:
-            got = _describe_rows(refused.fitted_on.table, refused.fitted_on.where)
-            return f"got an artifact without a pipeline's name, learnt from {got}"
         if fit is not None:
             for name in _mismatched_columns(fit, request):
                 got, expected = fit.types.get(name, "nothing"), request.types.get(name, "nothing")
@@ -408,14 +387,6 @@ def _chain_differs(fit: Fit, request: FitRequest) -> bool:
         return bool(fit.behind) and not set(request.behind) <= set(fit.behind)
     feature = request.feature.partition(" (input ")[0]
     return feature not in fit.features or (feature == fit.features[0] and fit.chain != request.chain)
-
-
-def _accepts_old_fit(request: ArtifactSetKey, origin: FitOrigin) -> bool:
-    return request.accepts_old_fit(origin.table, origin.where, origin.sample)
-
-
-def _describe_rows(table: str, where: str | None) -> str:
-    return table if where is None else f"{table} where {where}"
 
 
 def _describe_call(op: str, version: int, parameters: str) -> str:

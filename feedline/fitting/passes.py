@@ -222,10 +222,10 @@ class _Run:
         )
 
     def _unchanged_set(self) -> tuple[str, Mapping[str, str]] | None:
-        """The stored set if it stays current; None if there are new fits, or it has fits of other rows."""
+        """The stored set if it stays current; None if there are new fits."""
         stored = self._artifacts.stored
         record = stored.record if self._artifacts.keep and not self._artifacts.new_fits else None
-        if record is None or stored.refused_fits:
+        if record is None:
             return None
         if record.source is None and self._request.shared_from is None:  # an earlier version's: give it a name
             self._make_current(record.manifest, record.fit_times)

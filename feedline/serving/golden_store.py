@@ -53,14 +53,10 @@ class GoldenOrigin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoldenVectors:
-    """Rows and their features, as `feedline transform` writes them.
-
-    real: the first `real` rows are a table's: all of them, except in vectors of earlier versions.
-    """
+    """Rows and their features, as `feedline transform` writes them."""
 
     rows: pa.Table
     expected: pa.Table
-    real: int
     origin: GoldenOrigin
 
 
@@ -96,7 +92,7 @@ def save_golden(folder: str, request: ArtifactSetKey, features: Sequence[Feature
         "features": {feature.name: features_id([feature]) for feature in features},
         "rows": golden.rows.num_rows,
         "sha256": {key: _digest(content) for key, content in files.items()},
-        "real": golden.real,
+        "real": golden.rows.num_rows,
         "made": asdict(golden.origin),
     }
     for key, content in files.items():
@@ -170,7 +166,7 @@ def _load_record(location: Location, folder: str, name: str) -> dict[str, Any]:
         form = record["format"]
         if form == FORMAT:
             GoldenOrigin(**record["made"])
-            assert {"features", "sha256", "real"} <= record.keys()
+            assert {"features", "sha256"} <= record.keys()
     except (ValueError, KeyError, TypeError, AssertionError) as error:
         raise _altered_error(folder, f"{name}.json") from error
     if form != FORMAT:
@@ -191,9 +187,7 @@ def _load_vectors(location: Location, folder: str, name: str, record: Mapping[st
         if _digest(file) != record["sha256"][key]:
             raise _altered_error(folder, f"{name}.{key}.parquet")
         tables[key] = _table(file, folder, f"{name}.{key}.parquet")
-    return GoldenVectors(
-        rows=tables["in"], expected=tables["out"], real=record["real"], origin=GoldenOrigin(**record["made"])
-    )
+    return GoldenVectors(rows=tables["in"], expected=tables["out"], origin=GoldenOrigin(**record["made"]))
 
 
 def _parquet(table: pa.Table) -> pa.Buffer:
