@@ -1,14 +1,13 @@
 """Choose the artifact set of a pipeline, among those in a folder of artifacts.
 
 Runs in: every process that reads or writes artifacts. A set belongs to one pipeline, by its name, and to one source, as
-that pipeline declares it: the table's path, `fit.where` and the sample. Each set has its own file, replaced atomically,
-so that pipelines and sources never overwrite each other's sets:
+that pipeline declares it: the table's path, `fit.where` and the sample. Each set has its own file, replaced atomically:
 
     pipelines/<name>/<source>.json    the current manifest, the time of each fit, the name and the source
-    artifacts.json                    one file for all pipelines, written by earlier versions; only read
+    artifacts.json                    one set that names no pipeline; only read
 
-Training uses the set of its own name, table, `fit.where` and sample. Serving compares the name alone, as its table may
-be out of reach. `artifacts: {from: NAME}` compares neither name nor table nor sample.
+Serving compares the name alone, as its table may be out of reach. `artifacts: {from: NAME}` compares neither name nor
+table nor sample. See docs/decisions/0012.
 """
 
 from __future__ import annotations

@@ -6,9 +6,8 @@ Runs in: every process that compiles features. The folder holds
     fits-<digest>.json      a manifest: every fit with its facts and the rows it was fitted on
     tables/<digest>.parquet a table that is too large for JSON
 
-Manifests and tables are named by the digest of their bytes. So every reader sees one complete set, a job keeps the set
-it began with, and an interrupted or repeated `feedline fit` leaves no partial set. The digest of every file is checked
-before use; nothing is pickled. A process holds each artifact once, for all features, jobs and threads.
+Manifests and tables are named by the digest of their bytes, which is checked before use. A process holds each artifact
+once, for all features, jobs and threads.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Record the types of a table's columns in training, for the processes that serve.
 
 Runs in: processes that fit, run and plan (`save_types`), and processes that serve (`load_types`). The folder of
-artifacts holds, per pipeline and table, a Parquet file without rows that has the table's columns:
-
-    serving/<name>/<table>.columns.parquet
-
-Earlier versions wrote `serving/columns.parquet` for the table fitted last; it is read if there is nothing else.
+artifacts holds, per pipeline and table, the Parquet file `serving/<name>/<table>.columns.parquet` without rows.
+`serving/columns.parquet`, of a set that names no pipeline, is read if there is nothing else.
 """
 
 from __future__ import annotations

@@ -4,10 +4,8 @@ Runs in: the process that fits: `Pipeline.fit`, `feedline fit`, a feeder with `f
 workers (`reduction`).
 
 1. The features are compiled without artifacts, which gives the fits to make and their dependencies.
-2. A pass observes the columns of all fits that depend on no missing one (and the filter's columns where statistics
-   cannot decide), and nothing else: row groups that the filter excludes are not opened.
-3. The final states become artifacts in this process. Workers of the next pass read them from a scratch folder below
-   work_dir.
+2. A pass observes the columns of all fits that depend on no missing one, and of the filter if statistics cannot decide.
+3. The final states become artifacts, which workers of the next pass read from a scratch folder below work_dir.
 4. All artifacts are saved as one artifact set, which becomes the current one. The scratch folder is always removed.
 """
 

@@ -8,8 +8,7 @@ features of a pipeline,
     serving/<name>/<features>-<source>.out.parquet     their features, bit by bit
 
 `<features>` is a digest of the features in pipeline.yaml and the versions of their ops, `<source>` one of the source of
-their fits. Vectors of more features also serve to check fewer. Earlier versions wrote to `serving` itself. Files are
-checked by their digests before use.
+their fits. Vectors of more features also serve to check fewer. Those of a set that names no pipeline lie in `serving`.
 """
 
 from __future__ import annotations

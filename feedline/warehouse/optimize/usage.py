@@ -1,9 +1,8 @@
-"""The usage record: which columns and partitions of a table runs read, and how popular each column is.
+"""The usage record: which columns and partitions of a table runs read.
 
 `record_usage` runs in the feeder of rank 0 when a job begins, `load_uses` and `popularity` in commands. A run is one
-JSON line in a file of its own, `usage/<table>/<time>-<random>.json` below `work_dir`: it appears whole or not at all,
-on disks and object stores, and hosts that share a `work_dir` share the record. The last `KEPT` runs of a table are
-kept. A record that cannot be written is a warning, never a failed run; one that cannot be read is skipped.
+JSON line in a file of its own, `usage/<table>/<time>-<random>.json` below `work_dir`; the last `KEPT` of a table are
+kept. A record that cannot be written is a warning; one that cannot be read is skipped.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Count a table in waves, and save partial counts so that an interrupted count resumes.
 
-Runs where a plan is made. A table of a million files makes 31,000 counting tasks, hours on few cores. So tasks are
-created and run in waves, in the table's order, and the counts of all finished waves are stored in `work_dir` until the
-whole is. A wave takes about `WAVE_S` at the pace of the one before, whatever the cluster: short enough that an
-interruption loses little, and long compared with its last tasks, for which idle threads wait.
+Runs where a plan is made. Tasks are created and run in waves, in the table's order, and the counts of all finished
+waves are stored in `work_dir` until the whole is. A wave takes about `WAVE_S` at the pace of the one before.
 """
 
 from __future__ import annotations
