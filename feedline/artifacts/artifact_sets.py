@@ -25,15 +25,11 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from feedline.errors import CorruptFileError, FeedlineError, SpecError
+from feedline.artifacts.artifact_files import FORMAT, altered_error, list_files, parse_json, read_file, write_file
 from feedline.expressions.parser import python_tree
-from feedline.warehouse.storage import content_store
-from feedline.warehouse.storage.locations import absolute, is_uri, join, locate, redact
-from feedline.warehouse.storage.retry import with_retries
+from feedline.warehouse.storage.locations import absolute, is_uri, join
 
-FORMAT = 1
 OLD_POINTER = "artifacts.json"
-REMEDY = "Fit again: feedline fit"
 _SETS = "pipelines"
 _NAMES_IN_MESSAGE = 5
 _SLUG = re.compile(r"[^A-Za-z0-9._-]")
@@ -274,15 +270,15 @@ def load_set(folder: str, pipeline: str, source: FitSource) -> ArtifactSetRecord
     """Load the set of exactly this source; None if there is none. Raises as `load_sets` does."""
     name = set_file(pipeline, source)
     content = read_file(folder, name)
-    return None if content is None else _parse_record(bytes(content), join(folder, name))
+    return None if content is None else _parse_record(content, join(folder, name))
 
 
 def load_sets(folder: str, pipeline: str) -> list[ArtifactSetRecord]:
     """Load all sets of a pipeline. Raises CorruptFileError, SpecError for another format, StoreError."""
     home = f"{_SETS}/{safe_name(pipeline)}"
-    names = [f"{home}/{info.base_name}" for info in _list_folder(folder, home) if info.base_name.endswith(".json")]
+    names = [f"{home}/{info.base_name}" for info in list_files(folder, home) if info.base_name.endswith(".json")]
     contents = {name: read_file(folder, name) for name in names}
-    return [_parse_record(bytes(body), join(folder, name)) for name, body in contents.items() if body is not None]
+    return [_parse_record(body, join(folder, name)) for name, body in contents.items() if body is not None]
 
 
 def load_old_set(folder: str) -> ArtifactSetRecord | None:
@@ -290,7 +286,7 @@ def load_old_set(folder: str) -> ArtifactSetRecord | None:
     content = read_file(folder, OLD_POINTER)
     if content is None:
         return None
-    body = parse_json(bytes(content), join(folder, OLD_POINTER), {"manifest": str, "fitted": dict})
+    body = parse_json(content, join(folder, OLD_POINTER), {"manifest": str, "fitted": dict})
     return ArtifactSetRecord(
         pipeline=None, source=None, manifest=body["manifest"], fit_times=body["fitted"], saved_at=""
     )
@@ -299,13 +295,13 @@ def load_old_set(folder: str) -> ArtifactSetRecord | None:
 def other_pipelines(folder: str, pipeline: str) -> list[str]:
     """Names of some other pipelines with sets in a folder, for messages."""
     pipelines = []
-    for info in _list_folder(folder, _SETS):
+    for info in list_files(folder, _SETS):
         if info.type == pafs.FileType.Directory and info.base_name != safe_name(pipeline):
-            names = [one.base_name for one in _list_folder(folder, f"{_SETS}/{info.base_name}")]
+            names = [one.base_name for one in list_files(folder, f"{_SETS}/{info.base_name}")]
             pointer = next((name for name in names if name.endswith(".json")), None)
             content = None if pointer is None else read_file(folder, f"{_SETS}/{info.base_name}/{pointer}")
             if content is not None:
-                pipelines.append(str(_parse_record(bytes(content), join(folder, str(pointer))).pipeline))
+                pipelines.append(str(_parse_record(content, join(folder, str(pointer))).pipeline))
         if len(pipelines) > _NAMES_IN_MESSAGE:
             break
     return sorted(pipelines)
@@ -323,8 +319,7 @@ def save_set(folder: str, one: ArtifactSetRecord) -> None:
         "fitted": dict(one.fit_times),
         "saved": one.saved_at,
     }
-    content = json.dumps(body, sort_keys=True, indent=1).encode()
-    content_store.put(locate(absolute(folder)), set_file(one.pipeline, one.source), [content])
+    write_file(folder, set_file(one.pipeline, one.source), json.dumps(body, sort_keys=True, indent=1).encode())
 
 
 def set_file(pipeline: str, source: FitSource) -> str:
@@ -332,7 +327,7 @@ def set_file(pipeline: str, source: FitSource) -> str:
     return f"{_SETS}/{safe_name(pipeline)}/{source.id}.json"
 
 
-def _parse_record(content: bytes, path: str) -> ArtifactSetRecord:
+def _parse_record(content: bytes | pa.Buffer, path: str) -> ArtifactSetRecord:
     kinds = {"pipeline": str, "source": dict, "manifest": str, "fitted": dict, "saved": str}
     body = parse_json(content, path, kinds)
     try:
@@ -346,59 +341,3 @@ def _parse_record(content: bytes, path: str) -> ArtifactSetRecord:
         fit_times=body["fitted"],
         saved_at=body["saved"],
     )
-
-
-def _list_folder(folder: str, name: str) -> list[pafs.FileInfo]:
-    """The files of a subfolder, by name; none if it does not exist."""
-    try:
-        location = locate(absolute(folder))
-        selector = pafs.FileSelector(join(location.path, name), allow_not_found=True)
-        infos = with_retries(
-            lambda: location.filesystem.get_file_info(selector), location.filesystem, redact(location.uri)
-        )
-        return sorted(infos, key=lambda info: info.base_name)
-    except FeedlineError:
-        raise
-    except OSError as error:
-        raise _unreadable_error(join(folder, name), error) from error
-
-
-def read_file(folder: str, name: str) -> bytes | pa.Buffer | None:
-    """Read a file below the folder; None if it does not exist. Raises SpecError if the folder cannot be read."""
-    try:
-        return content_store.get(locate(absolute(folder)), name)
-    except FileNotFoundError:
-        return None
-    except FeedlineError:
-        raise
-    except OSError as error:
-        raise _unreadable_error(join(folder, name), error) from error
-
-
-def parse_json(content: bytes, path: str, required: Mapping[str, type]) -> dict[str, Any]:
-    """Parse a JSON document of this format. Raises CorruptFileError, SpecError for another version."""
-    try:
-        body = json.loads(content)
-        version = body["format"]
-    except (ValueError, KeyError, TypeError):
-        raise altered_error(path) from None
-    if version != FORMAT:
-        raise SpecError(
-            f"artifacts at {redact(path)} have another format: got version {version!r}, expected {FORMAT}. Fit again, "
-            f"with this version of Feedline: feedline fit"
-        )
-    if not all(isinstance(body.get(key), kind) for key, kind in required.items()):
-        raise altered_error(path)
-    document: dict[str, Any] = body
-    return document
-
-
-def altered_error(path: str) -> CorruptFileError:
-    """The error for a file whose digest or structure is wrong."""
-    return CorruptFileError(
-        f"{redact(path)} does not hold the bytes that were written: it is truncated or altered. {REMEDY}"
-    )
-
-
-def _unreadable_error(path: str, error: OSError) -> SpecError:
-    return SpecError(f"artifacts cannot be read: {redact(path)}: {error}. Name a readable folder in `artifacts`")

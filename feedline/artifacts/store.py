@@ -12,7 +12,6 @@ once, for all features, jobs and threads.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import threading
@@ -26,20 +25,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pat
 
+from feedline.artifacts import artifact_files
+from feedline.artifacts.artifact_files import FORMAT, parse_json, read_checked, write_file
 from feedline.artifacts.artifact_sets import (
-    FORMAT,
-    REMEDY,
     ArtifactSetKey,
     ArtifactSetRecord,
     Refusal,
-    altered_error,
     explain_refusal,
     find_set,
     load_old_set,
     load_sets,
     other_pipelines,
-    parse_json,
-    read_file,
 )
 from feedline.artifacts.external import read_external
 from feedline.errors import CorruptFileError
@@ -47,7 +43,6 @@ from feedline.transforms.compile.fit_requests import describe_chain
 from feedline.transforms.learning.learner import Artifact, FitRequest, Reading
 from feedline.warehouse.reading.sample import Sample
 from feedline.warehouse.reading.seen_rows import TableRows, rows_seen
-from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import Location, absolute, join, locate, redact
 from feedline.warehouse.storage.retry import with_retries
 
@@ -327,14 +322,13 @@ def check_files(ref: ArtifactSetRef) -> None:
 
 def save_manifest(folder: str, fitted_artifacts: Iterable[FittedArtifact]) -> Manifest:
     """Write a set of fits; `artifact_sets.save_set` then makes it the current one."""
-    location = locate(absolute(folder))
     fits = {}
     for one in sorted(fitted_artifacts, key=lambda one: one.fit.key):
         fits[one.fit.key] = one.fit
         if one.artifact is None:
             continue
         if one.artifact.table is not None:
-            file = _save_table(location, one.artifact.table, one.fit.table)
+            file = _save_table(folder, one.artifact.table, one.fit.table)
             fits[one.fit.key] = replace(one.fit, table=file)
         with _artifacts_lock:  # this process need not read it again
             _artifacts.setdefault(one.fit.digest, one.artifact)
@@ -342,8 +336,8 @@ def save_manifest(folder: str, fitted_artifacts: Iterable[FittedArtifact]) -> Ma
     entries = [{**asdict(fit), "shown": list(fit.shown.items())} for fit in fits.values()]
     body = {"format": FORMAT, "fits": entries}
     content = json.dumps(body, sort_keys=True, indent=1).encode()
-    digest = hashlib.sha256(content).hexdigest()
-    content_store.put(location, _manifest_name(digest), [content])
+    digest = artifact_files.digest(content)
+    write_file(folder, _manifest_name(digest), content)
     return Manifest(digest=digest, fits=fits)
 
 
@@ -356,16 +350,15 @@ def kind_of(arrow_type: str) -> str:
     return next((kind for pattern, kind in _KINDS if pattern.fullmatch(arrow_type)), arrow_type)
 
 
-def _save_table(location: Location, table: pa.Table, existing: TableFile | None) -> TableFile:
+def _save_table(folder: str, table: pa.Table, existing: TableFile | None) -> TableFile:
     """Write an artifact's table, unless its `existing` file is there with the recorded size; it may be damaged."""
-    if existing is not None and _size_of(location, existing.name) == existing.bytes:
+    if existing is not None and _size_of(locate(absolute(folder)), existing.name) == existing.bytes:
         return existing
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
     content = sink.getvalue()
-    sha256 = hashlib.sha256(memoryview(content)).hexdigest()
-    file = TableFile(sha256=sha256, rows=table.num_rows, bytes=content.size)
-    content_store.put(location, file.name, [content])
+    file = TableFile(sha256=artifact_files.digest(content), rows=table.num_rows, bytes=content.size)
+    write_file(folder, file.name, content)
     return file
 
 
@@ -404,12 +397,8 @@ def _manifest_name(digest: str) -> str:
 @lru_cache(maxsize=32)
 def _load_manifest(folder: str, digest: str) -> Manifest:
     name = _manifest_name(digest)
-    content = read_file(folder, name)
-    if content is None:
-        raise CorruptFileError(f"{redact(join(folder, name))} is gone: expected a set of fits. {REMEDY}")
-    if hashlib.sha256(memoryview(content)).hexdigest() != digest:
-        raise altered_error(join(folder, name))
-    body = parse_json(bytes(content), join(folder, name), {"fits": list})
+    content = read_checked(folder, name, digest, expected="a set of fits")
+    body = parse_json(content, join(folder, name), {"fits": list})
     fits = [
         Fit(
             **{
@@ -427,11 +416,7 @@ def _load_manifest(folder: str, digest: str) -> Manifest:
 
 
 def _load_table(folder: str, file: TableFile) -> pa.Table:
-    content = read_file(folder, file.name)
-    if content is None:
-        raise CorruptFileError(f"{redact(join(folder, file.name))} is gone: expected an artifact. {REMEDY}")
-    if hashlib.sha256(memoryview(content)).hexdigest() != file.sha256:
-        raise altered_error(join(folder, file.name))
+    content = read_checked(folder, file.name, file.sha256, expected="an artifact")
     table = pq.read_table(pa.BufferReader(content))
     for index in range(table.num_columns):  # one chunk each, so that ops read values without copying
         column = table.column(index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import threading
@@ -267,7 +268,7 @@ def as_before(folder: Path, where: str | None = None) -> None:
             del fit["fitted_on"][new]
         fit["fitted_on"]["where"] = where
     text = json.dumps(body, sort_keys=True, indent=1).encode()
-    digest = stored_artifacts.hashlib.sha256(text).hexdigest()
+    digest = hashlib.sha256(text).hexdigest()
     file.unlink()
     (folder / f"fits-{digest[:32]}.json").write_bytes(text)
     old = {"format": 1, "manifest": digest, "fitted": dict.fromkeys(manifest.fits, "2026-01-01T00:00:00+00:00")}

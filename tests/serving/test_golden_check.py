@@ -234,7 +234,7 @@ def test_damaged_files_are_refused(path: Path, folder: str, suffix: str):
 def test_another_format_is_refused(path: Path, folder: str):
     spec, _, _ = recorded(path)
     altered(folder, ".json", lambda content: content.replace(b'"format": 1', b'"format": 7'))
-    with pytest.raises(SpecError, match="have another format: got 7, expected 1"):
+    with pytest.raises(SpecError, match="have another format: got version 7, expected 1"):
         check(spec)
     recorded(path)
     assert check(spec).passed
