@@ -1,4 +1,4 @@
-"""Compare what decides on the number of workers: waiting trainers (stall), the time per step (cost), 80 % of the CPU.
+"""Compare what decides on the number of workers: waiting trainers, or 80 % of the CPU.
 
     python benchmarks/autoscaling.py           simulated runs of the policies: seconds, no load
     python benchmarks/autoscaling.py --real    a run with worker processes whose blocks sleep: about two minutes
@@ -23,16 +23,14 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table as RichTable
-from scaled_trainer import Scene, simulate
+from scaled_trainer import ScalingPolicy, Scene, simulate
 
 from feedline import FeedlineDataset
 from feedline.service.scaling.autoscale import (
-    CostPolicy,
+    Autoscaler,
     ScalingDecision,
-    ScalingPolicy,
     ScalingRules,
     ScalingSample,
-    StallPolicy,
 )
 from feedline.warehouse.synthetic.clicks import ClickRecipe
 from feedline.warehouse.synthetic.generate import generate_clicks
@@ -63,8 +61,7 @@ class CpuPolicy:
 
 
 POLICIES: dict[str, Callable[[ScalingRules], ScalingPolicy]] = {
-    "stall": StallPolicy,
-    "cost": CostPolicy,
+    "waiting": Autoscaler,
     "80 % CPU": CpuPolicy,
 }
 

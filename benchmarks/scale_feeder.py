@@ -258,7 +258,6 @@ class RankFeeder:
             host="",
             ranks=1,
             share=1.0,
-            policy="stall",
             demand_threads=self._demand_threads(),
             least_workers=0,
             most_workers=None,

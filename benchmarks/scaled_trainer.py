@@ -10,9 +10,9 @@ import heapq
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from feedline.service.scaling.autoscale import ScalingPolicy, ScalingSample
+from feedline.service.scaling.autoscale import ScalingDecision, ScalingSample
 from feedline.service.scaling.load import LoadMeter, TrainerLoad
 
 
@@ -57,6 +57,12 @@ class Course:
         """The numbers of workers wanted at a time and by the changes until another."""
         before = [workers for at_s, workers in self.changes if at_s <= start_s][-1:]
         return before + [workers for at_s, workers in self.changes if start_s < at_s < end_s]
+
+
+class ScalingPolicy(Protocol):
+    """Decides once a second how many workers there should be."""
+
+    def decide(self, sample: ScalingSample) -> ScalingDecision: ...
 
 
 class Simulation:

@@ -23,7 +23,7 @@ from feedline.errors import PlanError, SpecError
 from feedline.version import VERSION
 
 if TYPE_CHECKING:
-    from feedline.warehouse.selection.waves import CountProgress
+    from feedline.warehouse.storage.kept_waves import WaveProgress
 
 _HELP = """Feed PyTorch trainers from a Parquet warehouse, and look after the tables that feed them.
 
@@ -40,11 +40,11 @@ _ELSEWHERE = {
     ),
     "usage": (
         "feedline.commands.table.table_layout",
-        "Show what runs of Feedline read of a table: columns, bytes, the popularity curve.",
+        "Show what runs of Feedline read of a table: columns, bytes, partitions.",
     ),
     "verify": (
         "feedline.commands.verify",
-        "Compare what trainers get, or got, with the plan, row by row. Exit status 1 if anything differs.",
+        "Compare the batches that trainers received with the plan. Exit status 1 if any differs or is missing.",
     ),
     "scheduler": (
         "feedline.commands.cluster.scheduler",
@@ -215,7 +215,7 @@ def plan(
     from feedline.spec import load_spec
     from feedline.spec.overrides import parse_overrides
     from feedline.transforms.registry.user_functions import keep_pandas_out
-    from feedline.warehouse.selection.waves import on_count_progress
+    from feedline.warehouse.storage.kept_waves import on_wave_progress
 
     spec = load_spec(pipeline, parse_overrides(overrides or []))
     keep_pandas_out(code_of(spec))
@@ -227,7 +227,7 @@ def plan(
         views.print_saved_plan(spec, world_size, rows_per_s, as_json=as_json)
         return
     own = Pipeline(spec)
-    with on_count_progress(_print_count_progress):
+    with on_wave_progress(_print_progress):
         resolved = own.plan(world_size=world_size) if state is None else own.plan_for(read_state(state))
     if step is not None:
         views.print_step(resolved, epoch=epoch, step=step, rank=rank, world_size=world_size, as_json=as_json)
@@ -425,12 +425,12 @@ def version() -> None:
     print(VERSION)
 
 
-def _print_count_progress(progress: CountProgress) -> None:
-    """Show the progress of counting, for a table that takes more than one wave of tasks."""
+def _print_progress(progress: WaveProgress) -> None:
+    """Show the progress of reading footers and of counting, for a table that takes more than one wave."""
     from feedline.commands.display.progress_line import ProgressLine
 
-    if progress.rows < progress.all_rows:
-        ProgressLine().note(f"counted {progress.rows:,} of {progress.all_rows:,} rows")
+    if progress.done < progress.total:
+        ProgressLine().note(progress.text())
 
 
 def _refuse_launcher() -> None:

@@ -1,9 +1,8 @@
 """Gather rows of a large array by index, with bounded memory.
 
 Runs in: the threads of a process that transforms, which share one `ArrayRows` per array. Rows are loaded in blocks, the
-units in which the array is stored. An array that fits into `max_bytes` is filled block by block, on demand, and rows
-are gathered from the whole; a larger one has an LRU cache of blocks. One thread loads a block while the others wait for
-it. Blocks mapped from a file take no memory of their own.
+units in which the array is stored. An array that fits into `max_bytes` is filled block by block, on demand; a larger
+one has an LRU cache of blocks. Blocks mapped from a file take no memory of their own.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """Choose the artifact set of a pipeline, among those in a folder of artifacts.
 
 Runs in: every process that reads or writes artifacts. A set belongs to one pipeline, by its name, and to one source, as
-that pipeline declares it: the table's path, `fit.where` and the sample. Each set has its own file, replaced atomically,
-so that pipelines and sources never overwrite each other's sets:
+that pipeline declares it: the table's path, `fit.where` and the sample. Each set has its own file, replaced atomically:
 
     pipelines/<name>/<source>.json    the current manifest, the time of each fit, the name and the source
-    artifacts.json                    one file for all pipelines, written by earlier versions; only read
+    artifacts.json                    one set that names no pipeline; only read
 
-Training uses the set of its own name, table, `fit.where` and sample. Serving compares the name alone, as its table may
-be out of reach. `artifacts: {from: NAME}` compares neither name nor table nor sample.
+Serving compares the name alone, as its table may be out of reach. `artifacts: {from: NAME}` compares neither name nor
+table nor sample. See docs/decisions/0012.
 """
 
 from __future__ import annotations
@@ -26,20 +25,15 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from feedline.errors import CorruptFileError, FeedlineError, SpecError
+from feedline.artifacts.artifact_files import FORMAT, altered_error, list_files, parse_json, read_file, write_file
 from feedline.expressions.parser import python_tree
-from feedline.warehouse.storage import content_store
-from feedline.warehouse.storage.locations import absolute, is_uri, join, locate, redact
-from feedline.warehouse.storage.retry import with_retries
+from feedline.warehouse.storage.locations import absolute, is_uri, join
 
-FORMAT = 1
 OLD_POINTER = "artifacts.json"
-REMEDY = "Fit again: feedline fit"
 _SETS = "pipelines"
 _NAMES_IN_MESSAGE = 5
 _SLUG = re.compile(r"[^A-Za-z0-9._-]")
 _SLUG_LENGTH = 40
-_GLOB = re.compile(r"[*?\[]")
 _STORE_OPTIONS = ("endpoint_override",)  # options of a URI that name the store; others configure access to it
 
 
@@ -90,18 +84,11 @@ class ArtifactSetKey:
         """The pipeline whose sets are used."""
         return self.pipeline if self.shared_from is None else self.shared_from
 
-    def accepts_old_fit(self, table: str, where: str | None, sample: Mapping[str, Any] | None) -> bool:
-        """Whether a fit of an earlier version, which names no pipeline, was learnt from this key's rows.
-
-        table: the root of the snapshot. where: the filter of the fit, declared as `fit.where` or not.
-        """
-        if self.shared_from is not None:
-            return self.shared_from == self.pipeline
-        same = table == self.root if self.root is not None else _is_root(table, self.source.table)
-        if self.served or not same:
-            return same
+    def accepts_unnamed(self, table: str, where: str | None, sample: Mapping[str, Any] | None) -> bool:
+        """Whether a fit that names no pipeline was learnt from this key's rows: of that root, filter and sample."""
         same_where = self.source.where is None or self.source.same_where(where)
-        return same_where and _sample_text(sample) == self.source.sample
+        same_rows = same_where and _sample_text(sample) == self.source.sample
+        return self.shared_from is None and table == self.root and same_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,14 +260,6 @@ def _where(where: str | None) -> str:
     return "no `fit.where`" if where is None else f"fit.where {where!r}"
 
 
-def _is_root(root: str, table: Sequence[str]) -> bool:
-    """Whether a table of these paths may have this root: the folder itself, or one that contains its files."""
-    home, paths = table_name(root), [path.partition("?")[0] if is_uri(path) else path for path in table]
-    if len(paths) == 1 and not _GLOB.search(paths[0]) and "." not in paths[0].rpartition("/")[2]:
-        return home == paths[0]
-    return all(f"{path}/".startswith(f"{home.rstrip('/')}/") for path in paths)
-
-
 def find_set(folder: str, request: ArtifactSetKey) -> ArtifactSetRecord | None:
     """Find the set of a pipeline; None if none matches. Raises as `load_sets` does."""
     exact = load_set(folder, request.owner, request.source)
@@ -291,15 +270,15 @@ def load_set(folder: str, pipeline: str, source: FitSource) -> ArtifactSetRecord
     """Load the set of exactly this source; None if there is none. Raises as `load_sets` does."""
     name = set_file(pipeline, source)
     content = read_file(folder, name)
-    return None if content is None else _parse_record(bytes(content), join(folder, name))
+    return None if content is None else _parse_record(content, join(folder, name))
 
 
 def load_sets(folder: str, pipeline: str) -> list[ArtifactSetRecord]:
     """Load all sets of a pipeline. Raises CorruptFileError, SpecError for another format, StoreError."""
     home = f"{_SETS}/{safe_name(pipeline)}"
-    names = [f"{home}/{info.base_name}" for info in _list_folder(folder, home) if info.base_name.endswith(".json")]
+    names = [f"{home}/{info.base_name}" for info in list_files(folder, home) if info.base_name.endswith(".json")]
     contents = {name: read_file(folder, name) for name in names}
-    return [_parse_record(bytes(body), join(folder, name)) for name, body in contents.items() if body is not None]
+    return [_parse_record(body, join(folder, name)) for name, body in contents.items() if body is not None]
 
 
 def load_old_set(folder: str) -> ArtifactSetRecord | None:
@@ -307,7 +286,7 @@ def load_old_set(folder: str) -> ArtifactSetRecord | None:
     content = read_file(folder, OLD_POINTER)
     if content is None:
         return None
-    body = parse_json(bytes(content), join(folder, OLD_POINTER), {"manifest": str, "fitted": dict})
+    body = parse_json(content, join(folder, OLD_POINTER), {"manifest": str, "fitted": dict})
     return ArtifactSetRecord(
         pipeline=None, source=None, manifest=body["manifest"], fit_times=body["fitted"], saved_at=""
     )
@@ -316,13 +295,13 @@ def load_old_set(folder: str) -> ArtifactSetRecord | None:
 def other_pipelines(folder: str, pipeline: str) -> list[str]:
     """Names of some other pipelines with sets in a folder, for messages."""
     pipelines = []
-    for info in _list_folder(folder, _SETS):
+    for info in list_files(folder, _SETS):
         if info.type == pafs.FileType.Directory and info.base_name != safe_name(pipeline):
-            names = [one.base_name for one in _list_folder(folder, f"{_SETS}/{info.base_name}")]
+            names = [one.base_name for one in list_files(folder, f"{_SETS}/{info.base_name}")]
             pointer = next((name for name in names if name.endswith(".json")), None)
             content = None if pointer is None else read_file(folder, f"{_SETS}/{info.base_name}/{pointer}")
             if content is not None:
-                pipelines.append(str(_parse_record(bytes(content), join(folder, str(pointer))).pipeline))
+                pipelines.append(str(_parse_record(content, join(folder, str(pointer))).pipeline))
         if len(pipelines) > _NAMES_IN_MESSAGE:
             break
     return sorted(pipelines)
@@ -340,8 +319,7 @@ def save_set(folder: str, one: ArtifactSetRecord) -> None:
         "fitted": dict(one.fit_times),
         "saved": one.saved_at,
     }
-    content = json.dumps(body, sort_keys=True, indent=1).encode()
-    content_store.put(locate(absolute(folder)), set_file(one.pipeline, one.source), [content])
+    write_file(folder, set_file(one.pipeline, one.source), json.dumps(body, sort_keys=True, indent=1).encode())
 
 
 def set_file(pipeline: str, source: FitSource) -> str:
@@ -349,7 +327,7 @@ def set_file(pipeline: str, source: FitSource) -> str:
     return f"{_SETS}/{safe_name(pipeline)}/{source.id}.json"
 
 
-def _parse_record(content: bytes, path: str) -> ArtifactSetRecord:
+def _parse_record(content: bytes | pa.Buffer, path: str) -> ArtifactSetRecord:
     kinds = {"pipeline": str, "source": dict, "manifest": str, "fitted": dict, "saved": str}
     body = parse_json(content, path, kinds)
     try:
@@ -363,59 +341,3 @@ def _parse_record(content: bytes, path: str) -> ArtifactSetRecord:
         fit_times=body["fitted"],
         saved_at=body["saved"],
     )
-
-
-def _list_folder(folder: str, name: str) -> list[pafs.FileInfo]:
-    """The files of a subfolder, by name; none if it does not exist."""
-    try:
-        location = locate(absolute(folder))
-        selector = pafs.FileSelector(join(location.path, name), allow_not_found=True)
-        infos = with_retries(
-            lambda: location.filesystem.get_file_info(selector), location.filesystem, redact(location.uri)
-        )
-        return sorted(infos, key=lambda info: info.base_name)
-    except FeedlineError:
-        raise
-    except OSError as error:
-        raise _unreadable_error(join(folder, name), error) from error
-
-
-def read_file(folder: str, name: str) -> bytes | pa.Buffer | None:
-    """Read a file below the folder; None if it does not exist. Raises SpecError if the folder cannot be read."""
-    try:
-        return content_store.get(locate(absolute(folder)), name)
-    except FileNotFoundError:
-        return None
-    except FeedlineError:
-        raise
-    except OSError as error:
-        raise _unreadable_error(join(folder, name), error) from error
-
-
-def parse_json(content: bytes, path: str, required: Mapping[str, type]) -> dict[str, Any]:
-    """Parse a JSON document of this format. Raises CorruptFileError, SpecError for another version."""
-    try:
-        body = json.loads(content)
-        version = body["format"]
-    except (ValueError, KeyError, TypeError):
-        raise altered_error(path) from None
-    if version != FORMAT:
-        raise SpecError(
-            f"artifacts at {redact(path)} have another format: got version {version!r}, expected {FORMAT}. Fit again, "
-            f"with this version of Feedline: feedline fit"
-        )
-    if not all(isinstance(body.get(key), kind) for key, kind in required.items()):
-        raise altered_error(path)
-    document: dict[str, Any] = body
-    return document
-
-
-def altered_error(path: str) -> CorruptFileError:
-    """The error for a file whose digest or structure is wrong."""
-    return CorruptFileError(
-        f"{redact(path)} does not hold the bytes that were written: it is truncated or altered. {REMEDY}"
-    )
-
-
-def _unreadable_error(path: str, error: OSError) -> SpecError:
-    return SpecError(f"artifacts cannot be read: {redact(path)}: {error}. Name a readable folder in `artifacts`")

@@ -1,13 +1,9 @@
 """Read the external tables and zarr arrays that ops look values up in.
 
-Runs in: every process that compiles features. Each external artifact is read once per process and shared by all
-features, threads and jobs that read the same columns of the same files. Paths are relative to the folder of
-pipeline.yaml. The digest of an external artifact is part of the features' fingerprint:
-
-- table: the values of its columns in row order, however they are split into files;
-- zarr array, which may be larger than memory: its metadata, and the names, sizes and times of its files.
-
-A worker refuses a digest other than that of the plan.
+Runs in: every process that compiles features. Each is read once per process and columns. Paths are relative to the
+folder of pipeline.yaml. Its digest is part of the features' fingerprint, and a worker refuses another one than the
+plan's: of a table, the values of its columns in row order; of a zarr array, its metadata, and the names, sizes and
+times of its files.
 """
 
 from __future__ import annotations

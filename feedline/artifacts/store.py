@@ -6,14 +6,12 @@ Runs in: every process that compiles features. The folder holds
     fits-<digest>.json      a manifest: every fit with its facts and the rows it was fitted on
     tables/<digest>.parquet a table that is too large for JSON
 
-Manifests and tables are named by the digest of their bytes. So every reader sees one complete set, a job keeps the set
-it began with, and an interrupted or repeated `feedline fit` leaves no partial set. The digest of every file is checked
-before use; nothing is pickled. A process holds each artifact once, for all features, jobs and threads.
+Manifests and tables are named by the digest of their bytes, which is checked before use. A process holds each artifact
+once, for all features, jobs and threads.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import threading
@@ -27,20 +25,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pat
 
+from feedline.artifacts import artifact_files
+from feedline.artifacts.artifact_files import FORMAT, parse_json, read_checked, write_file
 from feedline.artifacts.artifact_sets import (
-    FORMAT,
-    REMEDY,
     ArtifactSetKey,
     ArtifactSetRecord,
     Refusal,
-    altered_error,
     explain_refusal,
     find_set,
     load_old_set,
     load_sets,
     other_pipelines,
-    parse_json,
-    read_file,
 )
 from feedline.artifacts.external import read_external
 from feedline.errors import CorruptFileError
@@ -48,7 +43,6 @@ from feedline.transforms.compile.fit_requests import describe_chain
 from feedline.transforms.learning.learner import Artifact, FitRequest, Reading
 from feedline.warehouse.reading.sample import Sample
 from feedline.warehouse.reading.seen_rows import TableRows, rows_seen
-from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import Location, absolute, join, locate, redact
 from feedline.warehouse.storage.retry import with_retries
 
@@ -184,7 +178,6 @@ class StoredArtifactSet:
         self._external: dict[str, Artifact] = {}
         self._record: ArtifactSetRecord | None = None
         self._manifest: Manifest | None = None
-        self.refused_fits: tuple[Fit, ...] = ()  # in a set of an earlier version, learnt from other rows
 
     @property
     def pinned_ref(self) -> ArtifactSetRef:
@@ -216,44 +209,28 @@ class StoredArtifactSet:
         return self._record if self.manifest is not None else None
 
     def _choose(self) -> None:
-        """Look up the set of the request, else the matching fits of the set that an earlier version wrote."""
+        """Look up the set of the request, else one that names no pipeline, if it was learnt from the same rows."""
         folder, request = self.ref.folder, self.ref.request
         assert request is not None
         if self.ref.rows is not None:
             request = replace(request, root=self.ref.rows.root)
-        record = find_set(folder, request)
-        if record is None and request.shared_from in (None, request.pipeline):
-            record = load_old_set(folder)
+        record = find_set(folder, request) or load_old_set(folder)
         if record is None:
             return
         manifest = load_manifest(folder, record.manifest)
-        if record.source is None:
-            fits = {key: fit for key, fit in manifest.fits.items() if _accepts_old_fit(request, fit.fitted_on)}
-            self.refused_fits = tuple(fit for key, fit in manifest.fits.items() if key not in fits)
-            if not fits:
-                return
-            manifest = replace(manifest, fits=fits)
+        origins = [fit.fitted_on for fit in manifest.fits.values()]
+        if record.source is None and not all(
+            request.accepts_unnamed(origin.table, origin.where, origin.sample) for origin in origins
+        ):
+            return
         self._record, self._manifest, self.ref = record, manifest, replace(self.ref, manifest=manifest.digest)
 
     def refusal(self) -> Refusal | None:
         """Explain why no set matches although the folder has some; None if it has none, or one matches."""
-        request = self.ref.request
+        request, folder = self.ref.request, self.ref.folder
         if request is None or self.manifest is not None:
             return None
-        folder = self.ref.folder
-        newer = explain_refusal(request, load_sets(folder, request.owner), other_pipelines(folder, request.owner))
-        if (newer is not None and newer.final) or not self.refused_fits:
-            return newer
-        origin = self.refused_fits[0].fitted_on
-        got, expected = (
-            _describe_rows(origin.table, origin.where),
-            _describe_rows(request.source.tables, request.source.where),
-        )
-        return Refusal(
-            mismatch=f"got fits without a pipeline's name, learnt from {got}, expected {expected}",
-            remedy="Fit it: feedline fit, or, if those fits are this pipeline's, write "
-            f"`artifacts: {{from: {request.pipeline}}}`",
-        )
+        return explain_refusal(request, load_sets(folder, request.owner), other_pipelines(folder, request.owner))
 
     def find_artifact(self, request: FitRequest) -> Artifact | None:
         """The artifact of a fit, read once per process; None if there is none that matches (see `explain_missing`).
@@ -274,10 +251,6 @@ class StoredArtifactSet:
         if manifest is None:
             return "got no artifact"
         fit = manifest.fits.get(request.key)
-        refused = next((fit for fit in self.refused_fits if fit.key == request.key), None)
-        if fit is None and refused is not None:
-            got = _describe_rows(refused.fitted_on.table, refused.fitted_on.where)
-            return f"got an artifact without a pipeline's name, learnt from {got}"
         if fit is not None:
             for name in _mismatched_columns(fit, request):
                 got, expected = fit.types.get(name, "nothing"), request.types.get(name, "nothing")
@@ -349,14 +322,13 @@ def check_files(ref: ArtifactSetRef) -> None:
 
 def save_manifest(folder: str, fitted_artifacts: Iterable[FittedArtifact]) -> Manifest:
     """Write a set of fits; `artifact_sets.save_set` then makes it the current one."""
-    location = locate(absolute(folder))
     fits = {}
     for one in sorted(fitted_artifacts, key=lambda one: one.fit.key):
         fits[one.fit.key] = one.fit
         if one.artifact is None:
             continue
         if one.artifact.table is not None:
-            file = _save_table(location, one.artifact.table, one.fit.table)
+            file = _save_table(folder, one.artifact.table, one.fit.table)
             fits[one.fit.key] = replace(one.fit, table=file)
         with _artifacts_lock:  # this process need not read it again
             _artifacts.setdefault(one.fit.digest, one.artifact)
@@ -364,8 +336,8 @@ def save_manifest(folder: str, fitted_artifacts: Iterable[FittedArtifact]) -> Ma
     entries = [{**asdict(fit), "shown": list(fit.shown.items())} for fit in fits.values()]
     body = {"format": FORMAT, "fits": entries}
     content = json.dumps(body, sort_keys=True, indent=1).encode()
-    digest = hashlib.sha256(content).hexdigest()
-    content_store.put(location, _manifest_name(digest), [content])
+    digest = artifact_files.digest(content)
+    write_file(folder, _manifest_name(digest), content)
     return Manifest(digest=digest, fits=fits)
 
 
@@ -378,16 +350,15 @@ def kind_of(arrow_type: str) -> str:
     return next((kind for pattern, kind in _KINDS if pattern.fullmatch(arrow_type)), arrow_type)
 
 
-def _save_table(location: Location, table: pa.Table, existing: TableFile | None) -> TableFile:
+def _save_table(folder: str, table: pa.Table, existing: TableFile | None) -> TableFile:
     """Write an artifact's table, unless its `existing` file is there with the recorded size; it may be damaged."""
-    if existing is not None and _size_of(location, existing.name) == existing.bytes:
+    if existing is not None and _size_of(locate(absolute(folder)), existing.name) == existing.bytes:
         return existing
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
     content = sink.getvalue()
-    sha256 = hashlib.sha256(memoryview(content)).hexdigest()
-    file = TableFile(sha256=sha256, rows=table.num_rows, bytes=content.size)
-    content_store.put(location, file.name, [content])
+    file = TableFile(sha256=artifact_files.digest(content), rows=table.num_rows, bytes=content.size)
+    write_file(folder, file.name, content)
     return file
 
 
@@ -410,14 +381,6 @@ def _chain_differs(fit: Fit, request: FitRequest) -> bool:
     return feature not in fit.features or (feature == fit.features[0] and fit.chain != request.chain)
 
 
-def _accepts_old_fit(request: ArtifactSetKey, origin: FitOrigin) -> bool:
-    return request.accepts_old_fit(origin.table, origin.where, origin.sample)
-
-
-def _describe_rows(table: str, where: str | None) -> str:
-    return table if where is None else f"{table} where {where}"
-
-
 def _describe_call(op: str, version: int, parameters: str) -> str:
     return f"{op} (version {version}) with {parameters}"
 
@@ -434,12 +397,8 @@ def _manifest_name(digest: str) -> str:
 @lru_cache(maxsize=32)
 def _load_manifest(folder: str, digest: str) -> Manifest:
     name = _manifest_name(digest)
-    content = read_file(folder, name)
-    if content is None:
-        raise CorruptFileError(f"{redact(join(folder, name))} is gone: expected a set of fits. {REMEDY}")
-    if hashlib.sha256(memoryview(content)).hexdigest() != digest:
-        raise altered_error(join(folder, name))
-    body = parse_json(bytes(content), join(folder, name), {"fits": list})
+    content = read_checked(folder, name, digest, expected="a set of fits")
+    body = parse_json(content, join(folder, name), {"fits": list})
     fits = [
         Fit(
             **{
@@ -457,11 +416,7 @@ def _load_manifest(folder: str, digest: str) -> Manifest:
 
 
 def _load_table(folder: str, file: TableFile) -> pa.Table:
-    content = read_file(folder, file.name)
-    if content is None:
-        raise CorruptFileError(f"{redact(join(folder, file.name))} is gone: expected an artifact. {REMEDY}")
-    if hashlib.sha256(memoryview(content)).hexdigest() != file.sha256:
-        raise altered_error(join(folder, file.name))
+    content = read_checked(folder, file.name, file.sha256, expected="an artifact")
     table = pq.read_table(pa.BufferReader(content))
     for index in range(table.num_columns):  # one chunk each, so that ops read values without copying
         column = table.column(index)

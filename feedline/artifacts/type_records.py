@@ -1,11 +1,8 @@
 """Record the types of a table's columns in training, for the processes that serve.
 
 Runs in: processes that fit, run and plan (`save_types`), and processes that serve (`load_types`). The folder of
-artifacts holds, per pipeline and table, a Parquet file without rows that has the table's columns:
-
-    serving/<name>/<table>.columns.parquet
-
-Earlier versions wrote `serving/columns.parquet` for the table fitted last; it is read if there is nothing else.
+artifacts holds, per pipeline and table, the Parquet file `serving/<name>/<table>.columns.parquet` without rows.
+`serving/columns.parquet`, of a set that names no pipeline, is read if there is nothing else.
 """
 
 from __future__ import annotations
@@ -15,14 +12,11 @@ import json
 from collections.abc import Collection
 
 import pyarrow as pa
-import pyarrow.fs as pafs
-import pyarrow.parquet as pq
 
+from feedline.artifacts.artifact_files import list_files, open_parquet, parquet_bytes, read_file, write_file
 from feedline.artifacts.artifact_sets import ArtifactSetKey, safe_name
 from feedline.errors import CorruptFileError, SpecError
-from feedline.warehouse.storage import content_store
-from feedline.warehouse.storage.locations import absolute, join, locate, redact
-from feedline.warehouse.storage.retry import with_retries
+from feedline.warehouse.storage.locations import join
 
 FOLDER = "serving"
 OLD_RECORD = f"{FOLDER}/columns.parquet"
@@ -43,9 +37,7 @@ def save_types(folder: str, request: ArtifactSetKey, schema: pa.Schema, *, fill:
     if whole.remove_metadata().equals(recorded.remove_metadata()):
         return
     marked = whole.with_metadata({_TABLE_KEY: request.source.tables.encode()})
-    sink = pa.BufferOutputStream()
-    pq.write_table(marked.empty_table(), sink, compression="zstd", version="2.6", use_dictionary=False)
-    content_store.put(locate(absolute(folder)), name, [sink.getvalue()])
+    write_file(folder, name, parquet_bytes(marked.empty_table()))
 
 
 def load_types(folder: str, request: ArtifactSetKey, used: Collection[str]) -> pa.Schema | None:
@@ -85,23 +77,14 @@ def _file(request: ArtifactSetKey) -> str:
 
 
 def _files(folder: str, pipeline: str) -> list[str]:
-    location, home = locate(absolute(folder)), f"{FOLDER}/{safe_name(pipeline)}"
-    selector = pafs.FileSelector(join(location.path, home), allow_not_found=True)
-    infos = with_retries(lambda: location.filesystem.get_file_info(selector), location.filesystem, redact(location.uri))
-    return sorted(f"{home}/{info.base_name}" for info in infos if info.base_name.endswith(_SUFFIX))
+    home = f"{FOLDER}/{safe_name(pipeline)}"
+    return [f"{home}/{info.base_name}" for info in list_files(folder, home) if info.base_name.endswith(_SUFFIX)]
 
 
 def _load(folder: str, name: str) -> pa.Schema | None:
-    try:
-        content = content_store.get(locate(absolute(folder)), name)
-    except FileNotFoundError:
+    content = read_file(folder, name)
+    if content is None:
         return None
-    try:
-        schema = pq.ParquetFile(pa.BufferReader(content)).schema_arrow
-    except (pa.ArrowException, OSError) as error:
-        raise CorruptFileError(
-            f"{redact(join(folder, name))} does not hold what was written: it is missing, truncated or altered. "
-            "Write it again with `feedline fit`"
-        ) from error
+    schema = open_parquet(content, join(folder, name)).schema_arrow
     table = (schema.metadata or {}).get(_TABLE_KEY)
     return schema.remove_metadata() if table is None else schema.with_metadata({_TABLE_KEY: table})

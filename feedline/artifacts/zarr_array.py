@@ -1,9 +1,8 @@
 """Open a zarr array: its files, its content, and its rows by index.
 
-Runs in: processes whose features look up embeddings; no other process imports it, as importing zarr takes 0.2 s. zarr
-decodes; files are read through Feedline's file systems, with their limits and retries. The files are listed once, when
-the array is opened. The listing is part of the array's digest, and a chunk is read only from a file that is still as
-listed, so an array replaced meanwhile is never mixed in. Uncompressed chunks in local files are memory-mapped.
+Runs in: processes whose features look up embeddings; no other process imports it, as importing zarr takes 0.2 s. Files
+are read through Feedline's file systems, and listed once, when the array is opened: a chunk is read only from a file
+that is still as listed. Uncompressed chunks in local files are memory-mapped.
 """
 
 from __future__ import annotations

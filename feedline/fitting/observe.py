@@ -1,9 +1,8 @@
 """Run one task of a fit: observe the rows of some files, or merge states of other tasks.
 
-Runs in: Dask workers, or threads of the process that fits. Tasks are stateless and repeatable, and described by a small
-value (`FitJob`): the pipeline's features and the keys of the fits. A task reads its fragments chunk by chunk, computes
-the columns of every fit in one pass over a chunk, and hands each to its learner; states are merged as they come, and
-large ones are spilled to the scratch folder (`spill`).
+Runs in: Dask workers, or threads of the process that fits. A task is described by a small value (`FitJob`). It reads
+its fragments chunk by chunk, computes the columns of every fit in one pass over a chunk, and hands each to its learner;
+states are merged as they come, and large ones are spilled to the scratch folder (`spill`).
 """
 
 from __future__ import annotations

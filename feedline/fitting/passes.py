@@ -4,10 +4,8 @@ Runs in: the process that fits: `Pipeline.fit`, `feedline fit`, a feeder with `f
 workers (`reduction`).
 
 1. The features are compiled without artifacts, which gives the fits to make and their dependencies.
-2. A pass observes the columns of all fits that depend on no missing one (and the filter's columns where statistics
-   cannot decide), and nothing else: row groups that the filter excludes are not opened.
-3. The final states become artifacts in this process. Workers of the next pass read them from a scratch folder below
-   work_dir.
+2. A pass observes the columns of all fits that depend on no missing one, and of the filter if statistics cannot decide.
+3. The final states become artifacts, which workers of the next pass read from a scratch folder below work_dir.
 4. All artifacts are saved as one artifact set, which becomes the current one. The scratch folder is always removed.
 """
 
@@ -222,10 +220,10 @@ class _Run:
         )
 
     def _unchanged_set(self) -> tuple[str, Mapping[str, str]] | None:
-        """The stored set if it stays current; None if there are new fits, or it has fits of other rows."""
+        """The stored set if it stays current; None if there are new fits."""
         stored = self._artifacts.stored
         record = stored.record if self._artifacts.keep and not self._artifacts.new_fits else None
-        if record is None or stored.refused_fits:
+        if record is None:
             return None
         if record.source is None and self._request.shared_from is None:  # an earlier version's: give it a name
             self._make_current(record.manifest, record.fit_times)

@@ -1,16 +1,13 @@
 """Keep statistics that outgrow memory on disk.
 
-Runs in: workers, in the tasks that merge states, and the process that finishes a fit. The rows of a state have keys
-(`Learner.keys`), by which it is partitioned: the first bits of a hash of its keys, the same on every machine
-(`feedline.hashing`), assign a row to one of `PARTS` parts. A state that grows beyond the limit is written as one file
-of a scratch folder, a table per part (`content_store`, which verifies what it reads), and only the file's name travels
-on. At the end each part is merged from all files, one part at a time. The result is exactly the state that memory would
-have held, in `PARTS` pieces with disjoint keys.
+Runs in: workers, in the tasks that merge states, and the process that finishes a fit. The first bits of a hash of a
+row's keys (`Learner.keys`) assign it to one of `PARTS` parts. A state that grows beyond the limit is written as one
+file of a scratch folder, a table per part (`content_store`), and only the file's name travels on. At the end each part
+is merged from all files, one part at a time.
 
     merge_all(states) -> a state ──► … ──► merge_all(states) -> a state ──► parts_of(state) ──► Learner.finish
 
-The scratch folder is a path or URI that all workers reach. Its creator removes it with `discard`, including files of
-tasks that died.
+The scratch folder is a path or URI that all workers reach. Its creator removes it with `discard`.
 """
 
 from __future__ import annotations

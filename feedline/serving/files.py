@@ -1,12 +1,9 @@
 """Transform a file of rows into a file of features: chunk by chunk, in order, all or nothing.
 
-Runs in: the process of `feedline transform`. Rows come from Parquet (a file, folder, glob or URI), read as any table
-is, or from an Arrow file or stream; `Serving.encode` turns them into the rows of one Parquet or Arrow file, which is
-written under a temporary name and renamed when complete. One chunk of input and one of output are in memory at a time.
-
-Each feature is a column of the output: float32 (dense), fixed-size lists of float32 (dense vectors), int64
-(categorical), large lists of int64 or float32 (sparse), large lists of struct<id, weight> (weighted), or the input type
-(extra).
+Runs in: the process of `feedline transform`. Rows come from Parquet (a file, folder, glob or URI) or from an Arrow file
+or stream, and leave as one Parquet or Arrow file, which is written under a temporary name and renamed when complete.
+Each feature is a column: float32 (dense), fixed-size lists of float32 (dense vectors), int64 (categorical), large lists
+of int64 or float32 (sparse), large lists of struct<id, weight> (weighted), or the input type (extra).
 """
 
 from __future__ import annotations

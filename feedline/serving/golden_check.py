@@ -109,14 +109,14 @@ def record(spec: PipelineSpec, snapshot: Snapshot) -> GoldenVectors | None:
         snapshot=snapshot.id,
     )
     existing = _existing_vectors(folder, request, serving)
-    if existing is not None and existing.origin == origin and existing.real:
+    if existing is not None and existing.origin == origin:
         return existing
     rows = _rows(spec, snapshot, schema, serving)
     if not rows.num_rows:
         delete_golden(folder, request, serving.features)
         return None
     expected = arrow_table(*serving.encode(rows))
-    golden = GoldenVectors(rows=rows, expected=expected, real=rows.num_rows, origin=origin)
+    golden = GoldenVectors(rows=rows, expected=expected, origin=origin)
     save_golden(folder, request, serving.features, golden)
     return golden
 

@@ -1,8 +1,7 @@
 """Convert the columns of a request to the types of training, and refuse what does not fit them.
 
-Pure. A float32 column that arrives as float64 must not be transformed as float64: the last bit of a logarithm would
-differ from training. So columns are first converted to training's types, by these rules, which also apply inside lists,
-structs and maps; anything else is an error that names the column and both types:
+Pure. Columns are converted by these rules, which also apply inside lists, structs and maps; anything else is an error
+that names the column and both types:
 
     equal types, null                  as they are
     dictionary<T>                      as T

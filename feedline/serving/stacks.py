@@ -1,9 +1,7 @@
 """Compute features that differ only in their columns as one feature of all these columns' rows.
 
-Runs in: the process that serves. A request of one row costs what its calls cost, and Polars, Arrow and numpy are called
-for every feature. Features that make the same of columns of one type are called alike; their columns are laid end to
-end, transformed as one column, and cut again. Every op computes a row from that row alone, so the values are the same.
-What fails is left to the pass over all features, whose error names the feature and the row.
+Runs in: the process that serves. The columns are laid end to end, transformed as one column, and cut again. What fails
+is left to the pass over all features, whose error names the feature and the row. See docs/decisions/0048.
 """
 
 from __future__ import annotations

@@ -116,8 +116,6 @@ class AutoscaleSpec(Section):
     wait: Share = Field(default=0.03, description="Share of the time that a trainer may wait for batches.")
     grow_after_s: Seconds = Field(default=5.0, description="Seconds of waiting after which workers are added.")
     shrink_after_s: Seconds = Field(default=60.0, description="Seconds without waiting before workers are released.")
-    gain: Share = Field(default=0.07, description="Policy cost: a worker is added while the last one saved so much.")
-    loss: Share = Field(default=0.03, description="Policy cost: a worker is released while that costs less.")
 
 
 class ClusterSpec(Section):
@@ -135,10 +133,6 @@ class ClusterSpec(Section):
         description="Dask's class of a cluster to start, such as dask_jobqueue.SLURMCluster.",
     )
     options: dict[str, Any] = Field(default_factory=dict, description="Arguments of `class`.")
-    policy: Literal["stall", "cost"] = Field(
-        default="stall",
-        description="Workers: the fewest that keep trainers from waiting, or more only while each shortens the step.",
-    )
     autoscale: AutoscaleSpec = Field(default=AutoscaleSpec(), description="When workers are added and released.")
     scheduler: Scheduler | None = Field(default=None, description="Address of a running Dask scheduler.")
     tls: Annotated[TlsSpec | None, BeforeValidator(_tls)] = Field(

@@ -27,7 +27,6 @@ EXTRA_KEYS = (*SOURCES[:2], "expect")
 # Keys of an entry for several features; see `_FeatureReader.template`.
 TEMPLATE_KEYS = ("columns", "ops", "on_nonfinite", "expect")
 EXTRA_TEMPLATE_KEYS = ("columns", "expect")
-_REMOVED_KEY = "dedup"  # it named a feature's group; its error has the section `dedup` that means the same
 OnNonfinite = Literal["error", "zero", "keep"]
 FLOATS = ("dense", "sparse", "label")  # the groups whose values may be NaN or infinite
 
@@ -108,16 +107,6 @@ class FeatureSpec:
         return content | ({"expect": bounds_to_yaml(self.expect)} if self.expect else {})
 
 
-def _sources(feature: FeatureSpec) -> Iterator[str]:
-    """The columns that a feature reads; those of an expression as `<columns of EXPR>`."""
-    sources: list[FeatureSpec | FeatureInput] = [feature, *feature.inputs]
-    for source in sources:
-        if source.column is not None:
-            yield source.column
-        elif source.expr is not None:
-            yield f"<columns of {source.expr}>"
-
-
 def canonical_json(value: object) -> str:
     """The same string for equal values, whatever the order of their keys."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
@@ -142,7 +131,6 @@ def read_features(document: Document, problems: Problems, code: str | None = Non
     features = [feature for group in GROUPS if group in groups for feature in reader.group(group, groups[group])]
     if not any(groups.values()):
         problems.add(path, "no feature: got none, expected at least one. Write for example `dense: {price: []}`")
-    reader.refuse_groups(document.value.get("dedup"))
     first: dict[str, FeatureSpec] = {}
     for feature in features:
         earlier = first.setdefault(feature.name, feature)
@@ -167,7 +155,6 @@ class _FeatureReader:
         self.problems = problems
         self.code = code
         self.default = on_nonfinite
-        self.grouped: list[tuple[FeatureSpec, Any]] = []  # features that name their group
 
     def group(self, group: Group, value: Any) -> Iterator[FeatureSpec]:
         path: Path = ("features", group)
@@ -217,7 +204,7 @@ class _FeatureReader:
             yield from (feature for feature in features if feature is not None)
             return
         allowed = TEMPLATE_KEYS if group != "extra" else EXTRA_TEMPLATE_KEYS
-        wrong = [key for key in body if key not in (*allowed, _REMOVED_KEY)]
+        wrong = [key for key in body if key not in allowed]
         for key in wrong:
             self.problems.add(
                 (*path, key), unknown_message("key of an entry for several features", key, allowed), key=True
@@ -256,7 +243,7 @@ class _FeatureReader:
 
     def long_form(self, group: Group, name: str, body: dict[str, Any], path: Path) -> FeatureSpec | None:
         allowed = FEATURE_KEYS if group != "extra" else EXTRA_KEYS
-        unknown_keys = [key for key in body if key not in (*allowed, _REMOVED_KEY)]
+        unknown_keys = [key for key in body if key not in allowed]
         for key in unknown_keys:
             self.problems.add((*path, key), self.unknown_key(group, name, key, allowed), key=True)
         sources = [key for key in SOURCES if key in body]
@@ -280,32 +267,7 @@ class _FeatureReader:
             )
         feature = self.build(name=name, group=group, column=column, expr=expr, op=op, inputs=inputs, ops=ops, path=path)
         expect = read_bounds(group, body["expect"], (*path, "expect"), self.problems) if "expect" in body else ()
-        if _REMOVED_KEY in body:
-            self.grouped.append((feature, body[_REMOVED_KEY]))
         return replace(feature, on_nonfinite=self.on_nonfinite(group, body, path), expect=expect)
-
-    def refuse_groups(self, section: Any) -> None:
-        """Add one error for all features that name their group, with the section to write. section: the one that
-        there is."""
-        if not self.grouped:
-            return
-        bodies = section.items() if isinstance(section, dict) else ()
-        columns: dict[str, list[str]] = {
-            name: list(body["columns"])
-            for name, body in bodies
-            if isinstance(body, dict) and isinstance(body.get("columns"), list)
-        }
-        for feature, name in self.grouped:
-            if feature.group not in ("label", "extra"):
-                group = columns.setdefault(str(name), [])
-                group += [column for column in _sources(feature) if column not in group]
-        lines = (
-            f"dedup: {canonical_json({name: {'columns': each} for name, each in columns.items()})}" if columns else ""
-        )
-        remedy = f"Remove the key from {len(self.grouped)} features" if len(self.grouped) > 1 else "Remove the key"
-        remedy += f", and write `{lines}` beside `features`" if lines else ""
-        message = "a feature does not name its group: groups are named by the columns that their features read"
-        self.problems.add((*self.grouped[0][0].path, _REMOVED_KEY), f"{message}. {remedy}", key=True)
 
     def build(self, **parts: Any) -> FeatureSpec:
         return FeatureSpec(**parts, on_nonfinite=self.default if parts["group"] in FLOATS else "keep")

@@ -279,12 +279,19 @@ def _add_problem(detail: ErrorDetails, document: Document, problems: Problems) -
     elif kind == "missing":
         problems.add(path, f"missing key: expected a value. {fields[str(path[-1])].description}")
     elif kind == "extra_forbidden":
-        problems.add(path, _unknown_key(str(path[-1]), tuple(fields)), key=True)
+        problems.add(path, _REMOVED.get(path) or _unknown_key(str(path[-1]), tuple(fields)), key=True)
     else:
         expectation, remedy = _expectation(detail, section_at(PipelineSpec, path))
         variable = document.position(path).variable
         got = describe_value(detail["input"]) + (f" from ${{{variable}}}" if variable else "")
         problems.add(path, f"must be {expectation}: got {got}" + (f". {remedy}" if remedy else ""))
+
+
+_WAITING = "the number of workers follows whether trainers wait. Delete this line"
+_REMOVED = {
+    ("cluster", *keys): f"unknown key: got {keys[-1]!r}; {_WAITING}"
+    for keys in (("policy",), ("autoscale", "gain"), ("autoscale", "loss"))
+}
 
 
 def _unknown_key(key: str, allowed: tuple[str, ...]) -> str:

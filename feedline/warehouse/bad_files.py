@@ -1,15 +1,9 @@
 """Record which files are corrupt, leave them out of a table, and compare them with a budget.
 
-Runs where a snapshot is taken or a plan is made, and in `feedline check`. A finding describes a file at one moment:
-path, size, modification time and, if it could be read, the digest of its footer. Findings are kept in
-`work_dir/bad/files.arrow`, so that later plans leave those files out without reading them; a file that was replaced
-since matches no finding and is read again. If a store has no modification times, the footer's digest decides.
-
-A counting pass ends at the first corrupt file; with a `ForgivingMap` it reads all the others as well, and only then
-raises BadFilesFoundError with all of them. A second pass over the good files reuses their counts, so no file is read
-twice.
-
-Only damage is a finding (`CorruptFileError`, see `storage.faults`): never a permission, a network or a missing file.
+Runs where a snapshot is taken or a plan is made, and in `feedline check`. Findings (path, size, modification time and,
+if it could be read, the footer's digest) are kept in `work_dir/bad/files.arrow`; a file that was replaced since matches
+none. Only damage is a finding (`CorruptFileError`, see `storage.faults`): never a permission, a network or a missing
+file. With a `ForgivingMap` a counting pass reads all files and then raises BadFilesFoundError with all bad ones.
 """
 
 from __future__ import annotations

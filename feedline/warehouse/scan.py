@@ -1,12 +1,8 @@
 """Find every file of a table that cannot be read, not only the first.
 
-Runs in `feedline check`; its tasks run in threads, or on a Dask cluster. There are two passes: over every footer (is it
-Parquet? do the schemas fit together?), and optionally over every page of some columns, decoded exactly as in a run and
-discarded. Tasks and their results are small: memory does not grow with the table's bytes, only by a few hundred bytes
-per file.
-
-A *bad* file is corrupt: `on_bad_file: skip` leaves it out. A *problem* is anything else that would stop a run
-(encrypted, no permission, a column of another kind), which `skip` does not affect.
+Runs in `feedline check`; its tasks run in threads, or on a Dask cluster. One pass is over every footer, an optional
+second one over every page of some columns, decoded as in a run. A *bad* file is corrupt: `on_bad_file: skip` leaves it
+out. A *problem* is anything else that would stop a run (encrypted, no permission, a column of another kind).
 """
 
 from __future__ import annotations

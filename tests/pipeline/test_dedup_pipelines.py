@@ -237,14 +237,7 @@ def test_the_described_tensors_are_those_of_a_batch(place: Place):
         ({"dedup": USER, "shuffle": {"seed": 1}}, "dedup.user: .*`shuffle: {by: COLUMN}`"),
         (
             {"features": {"dense": {"age": {"column": "age", "dedup": "user"}}, "label": {"clicked": []}}},
-            (
-                r"bad.yaml:\d+:\d+: features.dense.age.dedup: a feature does not name its group: .*Remove the key, and "
-                r"write `dedup: {\"user\":{\"columns\":\[\"age\"\]}}` beside `features`"
-            ),
-        ),
-        (
-            {"features": {"label": {"clicked": {"column": "clicked", "dedup": "user"}}}},
-            "features.label.clicked.dedup: a feature does not name its group: .* Remove the key$",
+            r"bad.yaml:\d+:\d+: features.dense.age.dedup: unknown key of a feature: got 'dedup'",
         ),
     ],
 )
@@ -252,24 +245,6 @@ def test_bad_groups_are_refused_when_the_pipeline_is_read(place: Place, change: 
     settings = {"features": FEATURES, "shuffle": "off", **change}
     with pytest.raises(SpecError, match=message):
         Pipeline.from_yaml(place.write("bad.yaml", **settings))
-
-
-def test_the_section_to_write_names_the_columns_of_all_features_and_groups(place: Place):
-    features = {
-        "dense": {
-            "age": {"column": "age", "dedup": "user"},
-            "half": {"expr": "age / 2", "dedup": "user"},
-            "hist_{0..1}": {"ops": [{"first_x": 3}], "dedup": "lists"},
-        },
-        "categorical": {"both": {"op": {"cross_hash": 9}, "inputs": ["age", "city"], "dedup": "user"}},
-    }
-    with pytest.raises(SpecError) as caught:
-        Pipeline.from_yaml(place.write("bad.yaml", features=features, dedup=USER, shuffle="off"))
-    assert str(caught.value).endswith(
-        "Remove the key from 5 features, and write `dedup: "
-        '{"lists":{"columns":["hist_0","hist_1"]},"user":{"columns":["age","city","<columns of age / 2>"]}}` beside '
-        "`features`"
-    )
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,6 @@ def test_wrong_addresses(address):
     [
         {},
         {"threads": 3},
-        {"policy": "cost"},
         {"scheduler": "tcp://127.0.0.1:8786"},
         {"scheduler": "tcp://[::1]:8786", "insecure": False},
         {"scheduler": "tcp://localhost:8786", "insecure": True},
@@ -168,7 +167,6 @@ def test_clusters(values):
         ({"workers": {"min": -1, "max": 1}}, "greater than or equal to 0"),
         ({"autoscale": {"wait": 1}}, "less than 1"),
         ({"autoscale": {"shrink_after_s": 0}}, "greater than 0"),
-        ({"policy": "cpu"}, "'stall' or 'cost'"),
         ({"options": {"a": 1}}, "has no meaning without `class`"),
         ({"class": "a.B"}, "is missing beside `class`"),
         ({"class": "a.B", "workers": 2, "threads": 1}, "contradicts `class`"),

@@ -141,6 +141,17 @@ from feedline.spec import PipelineSpec
         ),
         ("lanes: 4", "tail: pad", "p.yaml:32:1: tail: unknown key: got 'tail'"),
         ("lanes: 4", "tail: pad", "It is a key of batch"),
+        (
+            "wait_s: 5",
+            "policy: stall",
+            "p.yaml:41:3: cluster.policy: unknown key: got 'policy'; the number of workers follows whether trainers",
+        ),
+        ("wait_s: 5", "policy: cost", "whether trainers wait. Delete this line"),
+        (
+            "wait_s: 5",
+            "autoscale: {gain: 0.1}",
+            "p.yaml:41:15: cluster.autoscale.gain: unknown key: got 'gain'; the number of workers follows whether",
+        ),
     ],
 )
 def test_errors_name_position_and_remedy(old, new, line):
@@ -236,12 +247,10 @@ ALTERNATIVES = {
     ("features",): "dense categorical sparse label extra",
     ("batch",): "size tail",
     ("shuffle",): "seed window_rows rows by",
-    (
-        "cluster",
-    ): "threads workers class options policy autoscale scheduler tls insecure wait_s share window cpu dashboard",
+    ("cluster",): "threads workers class options autoscale scheduler tls insecure wait_s share window cpu dashboard",
     ("cluster", "tls"): "ca cert key",
     ("cluster", "workers"): "min max",
-    ("cluster", "autoscale"): "wait grow_after_s shrink_after_s gain loss",
+    ("cluster", "autoscale"): "wait grow_after_s shrink_after_s",
     ("artifacts",): "folder from",
     ("fit",): "where auto out_of_fold memory golden",
 }

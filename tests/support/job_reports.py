@@ -10,7 +10,6 @@ REPORT = JobReport(
     host="h",
     ranks=1,
     share=1.0,
-    policy="stall",
     demand_threads=3.0,
     least_workers=1,
     most_workers=8,

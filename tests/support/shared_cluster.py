@@ -92,7 +92,6 @@ class _Feeder:
             host="h",
             ranks=1,
             share=job.share,
-            policy="stall",
             demand_threads=self.window.block_s / job.pace_s if self.step >= 12 else 0.0,
             least_workers=0,
             most_workers=None,

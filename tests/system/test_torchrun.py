@@ -84,7 +84,7 @@ def check_mesh(path: str, outcomes: Sequence[dict[str, Any]]) -> None:
     """Two ranks each see the same batches, together all rows, in states that any rank can load."""
     receipts = [Receipt.from_json(receipt) for outcome in outcomes for receipt in outcome["receipts"]]
     findings = verify_receipts(receipts, Pipeline.from_yaml(path).plan_for)
-    assert findings.equal, report(findings.to_json(), findings)
+    assert findings.equal, report(findings)
     assert not findings.again
     assert len({json.dumps(outcome["state"]) for outcome in outcomes}) == 1
     digests = [[receipt["digest"] for receipt in outcome["receipts"]] for outcome in outcomes]

@@ -7,8 +7,6 @@ cluster, in waves whose results are kept: a command that was killed continues wh
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,8 +22,7 @@ from feedline.planning.table_snapshot import save_for_runs
 from feedline.service.cluster.fit_workers import DaskWorkers
 from feedline.spec import PipelineSpec
 from feedline.warehouse.selection.pruning_report import COUNTED
-from feedline.warehouse.selection.waves import CountProgress, on_count_progress
-from feedline.warehouse.snapshot.footer_waves import FooterProgress, on_footer_progress
+from feedline.warehouse.storage.kept_waves import on_wave_progress
 from feedline.warehouse.storage.locations import absolute, redact
 
 
@@ -59,8 +56,9 @@ def save_plan(spec: PipelineSpec, *, world_size: int) -> tuple[Plan, SavedPlan]:
     in order.
     """
     line = ProgressLine()
+    shown = on_wave_progress(lambda progress: line.show(progress.text()))
     try:
-        with exit_on_sigterm(), _shown(line), pipeline_cluster(spec) as cluster:
+        with exit_on_sigterm(), shown, pipeline_cluster(spec) as cluster:
             pipeline = Pipeline(spec)
             map = None if cluster is None else cluster.map
             workers = None if cluster is None else DaskWorkers(cluster)
@@ -84,18 +82,6 @@ def save_plan(spec: PipelineSpec, *, world_size: int) -> tuple[Plan, SavedPlan]:
         counted_row_groups=int(np.count_nonzero(plan.selection.verdicts.fate == COUNTED)),
         artifacts=manifest,
     )
-
-
-@contextmanager
-def _shown(line: ProgressLine) -> Iterator[None]:
-    def show_footers(progress: FooterProgress) -> None:
-        line.show(f"read the footers of {progress.files:,} of {progress.all_files:,} files")
-
-    def show_counts(progress: CountProgress) -> None:
-        line.show(f"counted {progress.rows:,} of {progress.all_rows:,} rows")
-
-    with on_footer_progress(show_footers), on_count_progress(show_counts):
-        yield
 
 
 def _show_fit(line: ProgressLine, progress: FitProgress) -> None:

@@ -125,7 +125,7 @@ def usage(
     work_dir: WorkDir = ".feedline",
     as_json: AsJson = False,
 ) -> None:
-    """Show what runs of Feedline read of a table: columns, bytes, the popularity curve."""
+    """Show what runs of Feedline read of a table: columns, bytes, partitions."""
     if _is_pipeline(table):
         pipeline = Pipeline.from_yaml(table)
         snapshot, work_dir = pipeline.snapshot(), pipeline.spec.work_dir  # the files of its runs
@@ -318,7 +318,7 @@ def _map_of(name: str, report: OptimizeReport) -> str | None:
 
 
 def _show_popularity(facts: Popularity, console: Console) -> None:
-    """Print which columns runs read, and the popularity curve."""
+    """Print which columns and partitions runs read."""
     if not facts.runs:
         console.print(f"the usage record has no run on {facts.table}", highlight=False, soft_wrap=True)
         return
@@ -331,12 +331,6 @@ def _show_popularity(facts: Popularity, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    curve = RichTable(title="popularity", title_justify="left")
-    curve.add_column("of all reads", justify="right")
-    curve.add_column("are served by this share of the bytes", justify="right")
-    for reads, nbytes in facts.curve:
-        curve.add_row(f"{reads:.0%}", f"{nbytes:.1%}")
-    console.print(curve)
     columns = RichTable(title="columns", title_justify="left")
     for heading in ("column", "runs", "bytes read", "bytes stored"):
         columns.add_column(heading, justify="left" if heading == "column" else "right")

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from feedline.service.scaling.load import FeederLoad
 
@@ -30,7 +29,7 @@ _LEAST_EFFICIENCY = 0.3
 # After growth that did not help.
 _RETRY_S = 600.0
 # Waiting that lasts this many times `grow_after_s` says that the estimate is too low; less may be left of the change
-# that made it high enough. The policy `cost` compares after as long.
+# that made it high enough.
 _PERSISTENT = 4
 # The part of `shrink_after_s` whose most is kept: rates at its beginning are means over what was before.
 _KEPT = 0.75
@@ -41,8 +40,7 @@ class ScalingRules:
     """Limits and thresholds. most_workers: None for no limit. wait: share of time that a trainer may wait. unit: what
     is counted as workers, for messages: "threads" of a cluster that others share.
 
-    grow_after_s, shrink_after_s: for which a trainer has waited, or not. gain, loss: of the policy `cost`, shares of
-    the time per step.
+    grow_after_s, shrink_after_s: for which a trainer has waited, or not.
     """
 
     least_workers: int = 0
@@ -50,8 +48,6 @@ class ScalingRules:
     wait: float = 0.03
     grow_after_s: float = 5.0
     shrink_after_s: float = 60.0
-    gain: float = 0.07
-    loss: float = 0.03
     unit: str = "workers"
 
     def clamp(self, workers: int) -> int:
@@ -79,12 +75,6 @@ class ScalingDecision:
     reason: str | None = None
 
 
-class ScalingPolicy(Protocol):
-    """Decides once a second."""
-
-    def decide(self, sample: ScalingSample) -> ScalingDecision: ...
-
-
 def is_calm(load: FeederLoad, wait: float) -> bool:
     """Whether no trainer waits: neither of late nor now."""
     return load.wait_fraction <= wait and not (load.starved and load.steps_ready <= 1)
@@ -100,7 +90,7 @@ class _Growth:
 
 
 @dataclass(slots=True)
-class StallPolicy:
+class Autoscaler:
     """As few workers as keep the trainers from waiting."""
 
     rules: ScalingRules
@@ -226,116 +216,3 @@ class StallPolicy:
 def _workers(need: float) -> int:
     """Whole workers for an estimate."""
     return math.ceil(need * (1 - _TOLERANCE) - 1e-9)
-
-
-@dataclass(slots=True)
-class CostPolicy:
-    """A worker more while it shortens the time per step by more than `gain`, one less while that costs less than
-    `loss`. After "Cachew: Machine Learning Input Data Processing as a Service" (USENIX ATC 2022), section 4.2."""
-
-    rules: ScalingRules
-    wanted: int = field(init=False)
-    _before_s: float | None = None  # the time per step with the workers before the last change
-    _direction: int = 1  # of the search: 1 up, -1 down, 0 ended
-    _settled_s: float = 0.0  # the time per step with which the search ended
-    _settled_at_s: float = 0.0
-    _settled_waiting: bool = False
-    _idle_since_s: float | None = None
-    _steady_since_s: float = 0.0  # since when there have been as many workers as there are
-    _workers: float = -1.0
-
-    def __post_init__(self) -> None:
-        self.wanted = self.rules.clamp(max(1, self.rules.least_workers))
-
-    def decide(self, sample: ScalingSample) -> ScalingDecision:
-        """The number of workers after this measurement."""
-        load, rules = sample.load, self.rules
-        if sample.workers != self._workers:
-            self._workers, self._steady_since_s = sample.workers, sample.now_s
-        if load.ranks and not self.wanted:
-            return self._change(1, "a trainer has come")
-        if not load.steps_per_s and is_calm(load, rules.wait):
-            return self._rest(sample)
-        self._idle_since_s = None
-        threads = max(1.0, sample.workers) * sample.threads_per_worker
-        is_steady = sample.now_s - self._steady_since_s >= _PERSISTENT * rules.grow_after_s
-        if (
-            not is_steady
-            or load.blocks < _ENOUGH_ROUNDS * threads
-            or not load.steps_per_s
-            or sample.workers < self.wanted - 0.5
-        ):
-            return ScalingDecision(workers=self.wanted)
-        step_s = 1 / load.steps_per_s
-        if self._direction > 0:
-            return self._search_up(sample, step_s)
-        if self._direction < 0:
-            return self._search_down(sample, step_s)
-        return self._look_again(sample, step_s)
-
-    def _search_up(self, sample: ScalingSample, step_s: float) -> ScalingDecision:
-        before_s, self._before_s = self._before_s, step_s
-        gain = 1.0 if before_s is None else 1 - step_s / before_s
-        if before_s is not None and gain < self.rules.gain:
-            self._settle(sample, before_s)
-            return self._change(
-                self.wanted - 1, f"the last worker took {max(0.0, gain):.0%} off the step, less than {self._gain}"
-            )
-        limits = [limit for limit in (self.rules.most_workers, sample.most_useful) if limit is not None]
-        is_waiting = sample.load.wait_fraction > self.rules.wait
-        if not is_waiting or self.wanted >= min(limits, default=self.wanted + 1):
-            self._settle(sample, step_s)
-            return ScalingDecision(workers=self.wanted)
-        return self._change(self.wanted + 1, f"trainers wait {sample.load.wait_fraction:.0%} of the time")
-
-    def _search_down(self, sample: ScalingSample, step_s: float) -> ScalingDecision:
-        assert self._before_s is not None
-        loss = step_s / self._before_s - 1
-        if loss >= self.rules.loss:
-            self._settle(sample, self._before_s)
-            return self._change(self.wanted + 1, f"without a worker the step takes {loss:.0%} longer")
-        return self._release(sample, "the step takes no longer with a worker less")
-
-    def _look_again(self, sample: ScalingSample, step_s: float) -> ScalingDecision:
-        """Search again when the load has changed: by half, as in Cachew's source, or to one that waits."""
-        is_waiting = sample.load.wait_fraction > self.rules.wait
-        is_other = not self._settled_s / 1.5 <= step_s <= self._settled_s * 1.5
-        if is_waiting and (is_other or not self._settled_waiting):
-            self._direction, self._before_s = 1, None
-            return self._search_up(sample, step_s)
-        if is_other and sample.now_s - self._settled_at_s >= self.rules.shrink_after_s:
-            self._direction, self._before_s = -1, step_s
-            return self._release(sample, f"a step takes {step_s:.2g} s, {self._settled_s:.2g} s before")
-        return ScalingDecision(workers=self.wanted)
-
-    def _release(self, sample: ScalingSample, why: str) -> ScalingDecision:
-        target = self.rules.clamp(max(1, self.wanted - 1))
-        if target == self.wanted:
-            assert self._before_s is not None
-            self._settle(sample, self._before_s)
-            return ScalingDecision(workers=self.wanted)
-        return self._change(target, why)
-
-    def _rest(self, sample: ScalingSample) -> ScalingDecision:
-        """Release workers when no trainer has taken a batch for long; the search then begins anew."""
-        if self._idle_since_s is None:
-            self._idle_since_s = sample.now_s
-        target = max(self.rules.clamp(0), min(1, sample.load.ranks))
-        if sample.now_s - self._idle_since_s < self.rules.shrink_after_s or target == self.wanted:
-            return ScalingDecision(workers=self.wanted)
-        self._direction, self._before_s = 1, None
-        return self._change(target, f"no trainer took a batch for {self.rules.shrink_after_s:.0f} s")
-
-    def _settle(self, sample: ScalingSample, step_s: float) -> None:
-        self._direction, self._before_s = 0, None
-        self._settled_s, self._settled_at_s = step_s, sample.now_s
-        self._settled_waiting = sample.load.wait_fraction > self.rules.wait
-
-    @property
-    def _gain(self) -> str:
-        return f"{self.rules.gain:.0%}"
-
-    def _change(self, target: int, why: str) -> ScalingDecision:
-        reason = f"{why}: {self.wanted} → {target}"
-        self.wanted = target
-        return ScalingDecision(workers=target, reason=reason)

@@ -12,11 +12,9 @@ import uuid
 from collections.abc import Mapping
 
 from feedline.service.scaling.autoscale import (
-    CostPolicy,
-    ScalingPolicy,
+    Autoscaler,
     ScalingRules,
     ScalingSample,
-    StallPolicy,
     is_calm,
 )
 from feedline.service.scaling.load import FeederLoad, LoadMeter, TrainerLoad
@@ -43,8 +41,8 @@ class Demand:
         self._feeder = f"{host}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._spec = spec
         self._meter = LoadMeter()
-        self._policy = policy_of(spec)
-        self._counts_threads = _counts_threads(spec)
+        self._counts_threads = spec.kind == "scheduler"  # the demands of many feeders make up a worker
+        self._autoscaler = Autoscaler(scaling_rules(spec))
         self._available = 0.0  # threads, since when rates are measured
         self._is_heard = spec.kind != "scheduler"  # whether somebody may follow what is decided
 
@@ -64,7 +62,7 @@ class Demand:
         load = self._meter.observe(loads, now_s)
         threads = 1.0 if self._counts_threads else size.threads_per_worker
         window = self._spec.window
-        decision = self._policy.decide(
+        decision = self._autoscaler.decide(
             ScalingSample(
                 now_s=now_s,
                 load=load,
@@ -92,7 +90,6 @@ class Demand:
             host=self._host,
             ranks=load.ranks,
             share=self._spec.share,
-            policy=self._spec.policy,
             demand_threads=demand_threads,
             least_workers=0 if workers is None else workers.min,
             most_workers=None if workers is None else workers.max,
@@ -106,23 +103,16 @@ class Demand:
         )
 
 
-def _counts_threads(spec: ClusterSpec) -> bool:
-    """Whether demands are decided in threads: those of many feeders make up a worker. A step of `cost` is a worker."""
-    return spec.kind == "scheduler" and spec.policy == "stall"
-
-
-def policy_of(spec: ClusterSpec) -> ScalingPolicy:
-    """The policy that `cluster.policy` names, with the limits of `cluster.workers`."""
+def scaling_rules(spec: ClusterSpec) -> ScalingRules:
+    """The thresholds of `cluster.autoscale`, and the limits of `cluster.workers`."""
     limits, thresholds = spec.workers, spec.autoscale
-    rules = ScalingRules(
+    is_shared = spec.kind == "scheduler"
+    return ScalingRules(
         # Several feeders of a job share the limits of its scheduler, which applies them to their sum.
-        least_workers=0 if limits is None or spec.kind == "scheduler" else limits.min,
-        most_workers=None if limits is None or spec.kind == "scheduler" else limits.max,
-        unit="threads" if _counts_threads(spec) else "workers",
+        least_workers=0 if limits is None or is_shared else limits.min,
+        most_workers=None if limits is None or is_shared else limits.max,
+        unit="threads" if is_shared else "workers",
         wait=thresholds.wait,
         grow_after_s=thresholds.grow_after_s,
         shrink_after_s=thresholds.shrink_after_s,
-        gain=thresholds.gain,
-        loss=thresholds.loss,
     )
-    return StallPolicy(rules) if spec.policy == "stall" else CostPolicy(rules)

@@ -50,7 +50,6 @@ class FeederLoad:
     ranks: int
     seconds: float
     blocks: int
-    steps_per_s: float
     blocks_per_s: float
     busy_threads: float
     use_blocks_per_s: float
@@ -96,7 +95,6 @@ class LoadMeter:
             ranks=len(loads),
             seconds=min((rate.seconds for rate in rates), default=0.0),
             blocks=sum(rate.blocks for rate in rates),
-            steps_per_s=sum(rate.steps_per_s for rate in rates),
             blocks_per_s=sum(rate.blocks / rate.seconds for rate in rates if rate.seconds),
             busy_threads=sum(rate.busy_threads for rate in rates),
             use_blocks_per_s=sum(rate.steps_per_s * load.blocks_per_step for rate, load in pairs),

@@ -21,7 +21,7 @@ class JobReport:
     """The load of one feeder. job: the same for all feeders of a job; feeder: unique per process.
 
     ranks: trainers that it serves. share: `cluster.share`. demand_threads: threads of workers that its trainers need to
-    wait for no block, as `policy` decided. least_workers, most_workers: limits of `cluster.workers` (None: no limit).
+    wait for no block. least_workers, most_workers: limits of `cluster.workers` (None: no limit).
     wait_fraction: of the last seconds, in which a trainer's next step waited for a block; starved: it does now.
     steps_ready: finished batches that wait in the rings. block_s: median computing time of a block. blocks_per_s:
     blocks that were finished for this feeder, per second of late. busy_s_total: seconds of computing of all blocks.
@@ -33,7 +33,6 @@ class JobReport:
     host: str
     ranks: int
     share: float
-    policy: str
     demand_threads: float
     least_workers: int
     most_workers: int | None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -19,11 +18,11 @@ from feedline.loader.encoding.encode import encode
 from feedline.loader.encoding.row_digests import row_digests
 from feedline.planning.plan import Plan
 from feedline.planning.rows.kept_rows import KeptRows, read_kept_rows
-from feedline.planning.rows.step_rows import Int64s, StepRows, StepSlice
+from feedline.planning.rows.step_rows import StepRows, StepSlice
 from feedline.warehouse.storage.faults import label
 
 _CHUNK_ROWS = 32_768  # transformed at once
-_KEPT_ROWS = 2**25  # whose digests and places are kept: 16 bytes each
+_KEPT_ROWS = 2**26  # whose digests are kept: 8 bytes each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,36 +39,19 @@ class RowGroupDigests:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self._compiled = compile_job(plan.job)
-        self._groups: OrderedDict[int, tuple[Words, Int64s]] = OrderedDict()
+        self._groups: OrderedDict[int, Words] = OrderedDict()
 
-    def of(self, group: int) -> tuple[Words, Int64s]:
-        """Digests of a row group's kept rows, and their indices in it."""
+    def of(self, group: int) -> Words:
+        """Digests of a row group's kept rows."""
         if group in self._groups:
             self._groups.move_to_end(group)
         else:
             compiled = self._compiled
             kept = read_kept_rows(self.plan, group, compiled.columns, compiled.marks)
-            self._groups[group] = self._digests(group, kept), kept.rows
-            while len(self._groups) > 1 and sum(len(rows) for _, rows in self._groups.values()) > _KEPT_ROWS:
+            self._groups[group] = self._digests(group, kept)
+            while len(self._groups) > 1 and sum(map(len, self._groups.values())) > _KEPT_ROWS:
                 self._groups.popitem(last=False)
         return self._groups[group]
-
-    def place(self, group: int, kept: int) -> dict[str, Any]:
-        """Where a row is: file, row group (its index in the file) and row (its index in the row group)."""
-        snapshot = self.plan.snapshot
-        return {
-            "file": snapshot.files["path"][int(snapshot.file_of_row_group[group])].as_py(),
-            "row_group": int(snapshot.row_group_in_file[group]),
-            "row": int(self.of(group)[1][kept]),
-        }
-
-    def find(self, digest: int) -> dict[str, Any] | None:
-        """The place of a row with this digest, among those of the row groups that were used last."""
-        for group, (digests, _) in reversed(self._groups.items()):
-            found = np.flatnonzero(digests == np.uint64(digest))
-            if len(found):
-                return self.place(group, int(found[0]))
-        return None
 
     def _digests(self, group: int, kept: KeptRows) -> Words:
         compiled, parts = self._compiled, [np.empty(0, np.uint64)]
@@ -102,10 +84,5 @@ class ExpectedRows:
         digests = np.empty(len(rows), np.uint64)
         for group in np.unique(groups).tolist():
             here = groups == group
-            digests[here] = self.groups.of(group)[0][kept[here]]
+            digests[here] = self.groups.of(group)[kept[here]]
         return ExpectedStep(rows=rows, digests=digests)
-
-    def place(self, split: int, row: int) -> dict[str, Any]:
-        """Where a row of a split is: file, row group (its index in the file) and row (its index in the row group)."""
-        [group], [kept] = self.steps.locate(np.array([split]), np.array([row]))
-        return self.groups.place(int(group), int(kept))

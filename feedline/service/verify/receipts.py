@@ -20,8 +20,8 @@ from feedline.loader.state import checked_state
 from feedline.planning.plan import Plan
 from feedline.planning.schedule import rank_lanes
 from feedline.service.verify.expected import ExpectedRows, RowGroupDigests
-from feedline.service.verify.findings import BatchDifference, BatchPosition, VerifyFindings
 
+_KEPT_DIFFERENCES = 1000  # that are described; all are counted
 _NUMBERS = ("rank", "world_size", "trainer", "rows")
 
 
@@ -70,11 +70,42 @@ class StepRun:
         return f"epoch {self.epoch}, {steps}, lanes {', '.join(map(str, self.lanes))}"
 
 
-@dataclass(slots=True)
-class ReceiptFindings(VerifyFindings):
-    """What receipts say of a run. received: first and last steps. again: steps that came more than once. missing:
-    steps of which no rank has a receipt, between others of their lanes. unreadable: lines that are no receipts."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPosition:
+    """A batch of a run."""
 
+    epoch: int
+    step: int
+    rank: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchDifference:
+    """A batch that is not the plan's."""
+
+    at: BatchPosition
+    problem: str
+
+    def text(self) -> str:
+        """The difference as one line."""
+        at = self.at
+        return f"epoch {at.epoch}, step {at.step:,}, rank {at.rank} of {at.world_size}: {self.problem}"
+
+
+@dataclass(slots=True)
+class ReceiptFindings:
+    """What receipts say of a run. rows: compared, without padding. differences: the first of `count`.
+
+    received: first and last steps. again: steps that came more than once. missing: steps of which no rank has a
+    receipt, between others of their lanes. unreadable: lines that are no receipts.
+    """
+
+    batches: int = 0
+    rows: int = 0
+    padding: int = 0
+    count: int = 0
+    differences: list[BatchDifference] = field(default_factory=list)
     received: list[StepRun] = field(default_factory=list)
     again: list[StepRun] = field(default_factory=list)
     missing: list[StepRun] = field(default_factory=list)
@@ -82,9 +113,17 @@ class ReceiptFindings(VerifyFindings):
 
     @property
     def equal(self) -> bool:
+        """Whether every batch between the first and the last was received as planned."""
         return not self.count and not self.missing
 
+    def add(self, difference: BatchDifference) -> None:
+        """Count a difference, and keep it if there are few."""
+        self.count += 1
+        if len(self.differences) < _KEPT_DIFFERENCES:
+            self.differences.append(difference)
+
     def to_json(self) -> dict[str, Any]:
+        """The findings as plain values."""
         return {**asdict(self), "equal": self.equal}
 
 

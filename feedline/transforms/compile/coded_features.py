@@ -1,10 +1,9 @@
 """Compute features of a dictionary-coded column once per distinct value.
 
 Runs in: every process that computes blocks. Pure. A column comes as codes into a dictionary of its values, or lists of
-codes. Where all ops of a feature work on one value at a time (`Op.per_value`), or keep a slice of each list, the same
-expressions are evaluated on the dictionary, and the codes say which result each row has. Only values that rows use are
-counted and checked, each as often as it is used; null is one value more. What cannot be evaluated so is an error
-that does not name the row: the caller then evaluates the rows.
+codes. Where all ops of a feature are `Op.per_value`, or keep a slice of each list, the same expressions are evaluated
+on the dictionary and looked up by the codes. Only values that rows use are counted and checked. On an error the caller
+evaluates the rows. See docs/decisions/0038.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Compile features to one pass over a frame, with the columns it reads.
 
 Runs in: every process. Expressions are never pickled: a worker gets the features and the schema and compiles them
-itself, which gives the same expressions everywhere.
-
-A feature is a source (a column or an expression), a chain of ops and the type of its group. Equal prefixes of chains
-are built once; a value that several features derive from becomes a column of its own (see `shared`). Then one `select`
-of a lazy frame computes all features, except for the kernels at their ends (see `fused_pass`).
+itself. A feature is a source (a column or an expression), a chain of ops and the type of its group. A value that
+several features derive from becomes a column of its own (see `shared`). Then one `select` of a lazy frame computes all
+features, except for the kernels at their ends (see `fused_pass`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Split a pass over a frame into expressions for Polars, and kernels and slices over existing columns.
 
-Runs in: every process that transforms. A kernel costs about 10 us per 32,768 values, a call of it from inside Polars at
-least as much again (clip: 45 us instead of 24), and for elements of lists 40 us more. So kernels at the end of a
-feature, over numbers in lists too, and slices of lists run outside of Polars, which only computes their inputs, unless
-those are columns of the frame. The results are the same.
+Runs in: every process that transforms. Kernels at the end of a feature, over numbers in lists too, and slices of lists
+run outside of Polars, where calling them costs less; Polars only computes their inputs, unless those are columns of the
+frame. The results are the same.
 """
 
 from __future__ import annotations

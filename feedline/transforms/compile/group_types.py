@@ -1,9 +1,8 @@
 """Give values the type of their group, and refuse kinds that the group does not take.
 
-Runs in: every process that compiles features. Pure. The dtype is per group: float32 (or vectors of float32) for dense
-and label, int64 for categorical, lists of int64 or float32 for sparse; extra keeps its types. A scalar under sparse is
-a list of at most one value, none for null. A weighted list becomes one struct of two lists, `VALUES` and
-`WEIGHTS_OF_VALUES`.
+Runs in: every process that compiles features. Pure. The dtype is float32 (or vectors of float32) for dense and label,
+int64 for categorical, lists of int64 or float32 for sparse; extra keeps its types. A scalar under sparse is a list of
+at most one value. A weighted list becomes one struct of two lists, `VALUES` and `WEIGHTS_OF_VALUES`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Find the features that a null in one of their columns makes null, by computing them on probe rows.
 
-Runs where a plan is made, on the calling thread. One row holds a plain value in every column, and for each column a
-row holds a null in it, but in no other that a feature reads beside it; the features are computed on these rows. The
-result therefore holds for every op, expression and user function, none of which declares how it treats nulls.
+Runs where a plan is made, on the calling thread. One row holds a plain value in every column, and for each column a row
+holds a null in it, but in no other that a feature reads beside it.
 """
 
 from __future__ import annotations

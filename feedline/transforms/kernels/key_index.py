@@ -1,9 +1,8 @@
 """Find the row of a table that holds a key: an integer, a string, or several of them.
 
-Runs wherever features are compiled, and on the workers inside the pass over a chunk. The lookup structures are built
-once per process (see `hash_table`). Each column numbers its values; a key of several columns is one number, composed of
-those of its values. Integers are numbered by their distance from the smallest, as long as the numbers of all columns
-fit one word; other integers, and strings, are looked up.
+Runs wherever features are compiled, and on the workers inside the pass over a chunk. Each column numbers its values; a
+key of several columns is one number, composed of those of its values. Integers are numbered by their distance from the
+smallest, as long as the numbers of all columns fit one word; other integers, and strings, are looked up (`hash_table`).
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
 """Match the ids of two lists of a row: which they have in common, how often, and with which scores.
 
-Runs on the workers, inside the pass over a chunk. Many rows at once: a value's row, the value, its side and its
-position in its list are packed into one 64-bit key. Sorting the keys puts equal values of one row side by side, each
-with its position. Ids that span too many bits are numbered first. Rows are processed in blocks that fit the caches.
-Results depend on a row's own lists alone.
+Runs on the workers, inside the pass over a chunk. A value's row, the value, its side and its position in its list are
+packed into one 64-bit key; ids that span too many bits are numbered first. Sorted keys put equal values of one row side
+by side. Rows are processed in blocks that fit the caches.
 
-Keys are sorted by numpy, which sorts words with SIMD instructions: 32,768 keys take 192 us with AVX-512 and 455 us with
-AVX2 (interleaved with Polars' sort on one thread: 466 us and 470 us); their stable order as indices takes about four
-times as long. Only AMD's Zen 4, whose compressing stores are slow, sorts faster with Polars (310 us instead of 1,010);
-`cluster: {cpu: x86-64-v3}` turns AVX-512 off there.
+numpy sorts words with SIMD instructions: 32,768 keys take 192 us with AVX-512, 455 with AVX2, 1,010 on AMD's Zen 4 with
+AVX-512, which `cluster: {cpu: x86-64-v3}` turns off (Polars on one thread: 470).
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
 """Sum many numbers exactly, to the last bit, in any order and any partition.
 
-Runs in: workers that fit. Pure numpy. A float sum depends on its order, so a statistic merged from partitions would
-differ from run to run. Here a sum is kept in bins: bin k counts units of 2**(32 k), borders that do not depend on the
-data. A value is split bin by bin from above, t = (x + C) - C with C = 1.5 * 2**(52 + 32 k): t is the nearest multiple
-of the bin's unit, and x - t is exact (Rump, Ogita and Oishi 2008; with fixed borders: Demmel and Nguyen 2013). A bin's
-parts are integers up to 2**31, which float64 adds without rounding in any order; the remainder continues into lower
-bins until it is 0. Nothing is ever rounded: the sum is exact, over the whole range of float64. So is the sum of
-squares, whose rounding errors (Dekker 1971) are added like other values. Most columns touch two to four bins.
-
-`normal` carries units into the next bin when partial sums are added, so that they never grow too large.
+Runs in: workers that fit. Pure numpy. A sum is kept in bins: bin k counts units of 2**(32 k). A value is split bin by
+bin from above, t = (x + C) - C with C = 1.5 * 2**(52 + 32 k): t is the nearest multiple of the bin's unit, and x - t is
+exact (Rump, Ogita and Oishi 2008; with fixed borders: Demmel and Nguyen 2013). A bin's parts are integers up to 2**31,
+which float64 adds without rounding; the remainder continues into lower bins until it is 0. So is the sum of squares,
+whose rounding errors (Dekker 1971) are added like other values. `normal` carries units into the next bin when partial
+sums are added.
 """
 
 from __future__ import annotations

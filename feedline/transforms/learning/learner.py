@@ -4,10 +4,9 @@ Runs in: every process that compiles features; observing and merging on the work
 
     observe (a chunk's columns -> a state) -> merge (states -> a state) -> finish (the last state -> an artifact)
 
-Merging is associative and independent of the order, to the bit: the same rows give the same artifact however a table is
-cut into files, chunks and tasks. States are frames whose rows are named by `Learner.keys`, so a large one can be cut by
-its keys, merged piece by piece and kept on disk in between. An op may also read its artifact from outside the table,
-such as a small table to join with.
+Merging is associative and independent of the order, to the bit. States are frames whose rows are named by
+`Learner.keys`, so a large one can be cut by its keys, merged piece by piece and kept on disk in between. An op may also
+read its artifact from outside the table.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 """Learners of a column's numbers: mean and deviation, minimum and maximum, quantiles.
 
-Runs in: workers that fit (observe, merge) and the process that ends a fit. Pure. The states of each `Learner` add up
-exactly, so every order and partition of the rows gives the same artifact. Lists and vectors count as their elements;
-nulls, NaN and infinities are counted and left out.
-
-`Moments` keeps the sums of values and of squares without rounding (`exact_sums`) and computes in rational numbers until
-mean and deviation are rounded once each: there is no cancellation, whatever the numbers. `Quantiles` counts values in
-buckets whose borders grow by a constant factor, the mapping of DDSketch (Masson, Rim and Lee 2019): the relative error
-of a quantile is at most `error`, and it is exact where its bucket holds one distinct number.
+Runs in: workers that fit (observe, merge) and the process that ends a fit. Pure. Lists and vectors count as their
+elements; nulls, NaN and infinities are counted and left out. `Moments` keeps exact sums of values and of squares
+(`exact_sums`) and rounds mean and deviation once each. `Quantiles` counts values in buckets whose borders grow by a
+constant factor, the mapping of DDSketch (Masson, Rim and Lee 2019): the relative error of a quantile is at most
+`error`, and it is exact where its bucket holds one distinct number.
 """
 
 from __future__ import annotations

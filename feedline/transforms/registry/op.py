@@ -1,9 +1,7 @@
 """Declare ops and apply them to values.
 
-Runs in: every process. Pure.
-
-An op is declared once, with the decorator `op` on the function that builds its expression. YAML validation, error
-messages, the JSON Schema of pipeline.yaml and `docs/ops.md` (see `catalogue`) all derive from that declaration. The
+Runs in: every process. Pure. An op is declared once, with the decorator `op` on the function that builds its
+expression: YAML validation, error messages, the JSON Schema and `docs/ops.md` (see `catalogue`) derive from that. The
 function takes a `Value` (an expression and its type) and the parameters, and returns the next `Value`. A function over
 elements never gets lists: `BoundOp.apply` evaluates its expression inside the list, and keeps weights and vectors. An
 op over several columns declares its `inputs`, and its function takes a sequence of values.

@@ -1,9 +1,8 @@
 """Count the values that ops look up, and those that they do not know.
 
 Runs wherever features are compiled and applied. An op declares with its result the ids that stand for unknown values
-(`Value(..., unknown=range(2, 3))`), or calls `hold_lookup` itself. The ids become a column of the pass, from which the
-op's result derives, and which `CompiledFeatures.apply_counting` returns beside the features. So they are computed once,
-and counted after the pass, wherever and however often Polars evaluates what derives from them.
+(`Value(..., unknown=range(2, 3))`), or calls `hold_lookup` itself. The ids become a column of the pass, which
+`CompiledFeatures.apply_counting` returns beside the features and counts.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """List the files of a Delta Lake table at one of its versions.
 
-Runs where a snapshot is taken. The log is read by the package `deltalake` (the extra `delta`); files, partition values
-and columns come from it, statistics from the files' own footers. Column mapping gives the columns' names in files (mode
-`name`), or their field ids (mode `id`). Tables that cannot be read as whole files are refused: deletion vectors and
-unknown features.
+Runs where a snapshot is taken. The package `deltalake` (the extra `delta`) reads the log, which gives files, partition
+values, columns and their mapping to names or field ids in files. Tables with deletion vectors or unknown features are
+refused.
 """
 
 from __future__ import annotations

@@ -1,19 +1,15 @@
 """List the files of a table: a folder, a file, a list of either, or a glob.
 
-Runs where a snapshot is taken, once per job; no other module lists a table. The listing is recursive, through
-`pyarrow.fs`, and in a fixed order: by typed partition values (so `month=2` comes before `month=10`, nulls last), then
-by path. Below the root,
+Runs where a snapshot is taken, once per job. The listing is recursive and ordered by typed partition values (nulls
+last), then by path. Below the root,
 
-- hidden files and folders (`_x`, `.x`; not `_key=value`) are skipped, as they are writers' bookkeeping;
+- hidden files and folders (`_x`, `.x`; not `_key=value`) are skipped;
 - files that end in .parquet, .parq or .pq, and files without a suffix (Hive's `000000_0`), belong to the table;
 - files with another suffix are skipped and counted.
 
-A file that the user names, alone or in a list, is read whatever its name. A folder named alone is the root. For files,
-lists and globs the root is their deepest common folder, without the `key=value` folders at its end, so that a list of
-one day's files still has the day as a column.
-
-A folder whose log defines which files are current (`logs`) is refused, and so is a file that two paths of the table
-lead to by symbolic links (`links`).
+A file that the user names is read whatever its name. A folder named alone is the root; for files, lists and globs it is
+their deepest common folder, without the `key=value` folders at its end. A folder with a table's log (`logs`) is
+refused, and so is a file that two paths lead to (`links`).
 """
 
 from __future__ import annotations

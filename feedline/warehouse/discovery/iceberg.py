@@ -1,15 +1,12 @@
 """List the files of an Iceberg table at one of its snapshots.
 
-Runs where a snapshot is taken. Metadata and manifests are read by the package `pyiceberg` (the extra `iceberg`); files
-and columns come from them, statistics from the files' own footers. A table is named by its folder (then its newest
-metadata is read, by version-hint.text, else the one file with the highest number) or by one metadata.json; catalogs are
-not used. Partition transforms have no effect, as files hold their source columns; a column of an identity transform
-that files lack is a partition key.
+Runs where a snapshot is taken. The package `pyiceberg` (the extra `iceberg`) reads metadata and manifests. A table is
+named by its folder (then the metadata that version-hint.text names, else the file with the highest number) or by one
+metadata.json; catalogs are not used. Partition transforms have no effect; a column of an identity transform that files
+lack is a partition key. Files without field ids have the names of `schema.name-mapping.default`; without one, any
+earlier name of a column.
 
-Refused are position and equality deletes, deletion vectors, files that are not Parquet, and (in `table_log`)
-columns that were renamed, or dropped and added again, or have an initial default, as long as older files are in
-the table. Files without field ids have the names of `schema.name-mapping.default`; without one, any earlier name of a
-column.
+Refused are position and equality deletes, deletion vectors, files that are not Parquet, and what `table_log` refuses.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
 """List a local folder with symbolic links, and refuse a file that two paths of a table lead to.
 
-Runs where a snapshot is taken. Links are followed, as by other readers of such folders, but no folder is entered twice:
-a link to a folder above itself would list the table's files again on each of forty levels. Real folders come first, so
-that a file is listed by its own path if it has one below the root. Links with hidden names, and links in hidden
-folders, are ignored, as nothing behind them belongs to a table.
-
-Without links the cost is that of the listing; real paths are resolved only behind links. A hard link is a file of its
-own, like a copy.
+Runs where a snapshot is taken. Links are followed, but no folder is entered twice; real folders come first. Links with
+hidden names, and links in hidden folders, are ignored. A hard link is a file of its own.
 """
 
 from __future__ import annotations

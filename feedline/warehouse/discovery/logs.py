@@ -1,12 +1,9 @@
 """Recognize folders of tables with a log of their own: Delta Lake, Iceberg, Hudi, Spark sinks.
 
-Runs where a snapshot is taken. Read as a plain folder such a table silently gives wrong rows: files that the log
-replaced or deleted are still there, and so are those of failed jobs. A format is recognized by a hidden folder, or by
-the names of its metadata files.
-
-A folder's listing has all logs in it. For a name inside a table (a partition's folder, files, a glob) the folders above
-are checked: on a local disk all of them, in a store those up to the first that is not `key=value`, and the one above a
-folder `data`, where Iceberg keeps its files. No request is made for other folders.
+Runs where a snapshot is taken. Read as a plain folder such a table gives wrong rows: files that the log replaced are
+still there. A format is recognized by a hidden folder, or by the names of its metadata files. For a name inside a table
+the folders above are checked: on a local disk all, in a store those up to the first that is not `key=value`, and the
+one above a folder `data`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """List the files that a manifest names: a JSON list of paths, or a Parquet file with a column `path`.
 
-Runs where a snapshot is taken. A JSON manifest is a list of paths, or of objects with a `path`; other keys are
-ignored. Paths are relative to the manifest's folder, absolute, or URIs, all on one store. The table has its usual
-order, not the manifest's. No folder is listed: sizes and times are requested per file, many at once. A manifest may
-name files of a table that has a log of its own (`logs`): it is trusted to name the current ones.
+Runs where a snapshot is taken. A JSON manifest is a list of paths, or of objects with a `path`; other keys are ignored.
+Paths are relative to the manifest's folder, absolute, or URIs, all on one store. The table has its usual order. Files
+of a table with a log are accepted.
 """
 
 from __future__ import annotations

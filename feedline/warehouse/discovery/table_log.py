@@ -1,13 +1,9 @@
 """Build a listing from a table's log, which names its files, partition values and columns.
 
-Runs where a snapshot is taken; shared by the table formats (`delta`, `iceberg`). Sizes and times are the store's,
-because every later reader compares with them; one recursive listing of the files' folder returns them all, and shows
-which files are gone.
-
+Runs where a snapshot is taken, for `delta` and `iceberg`. Sizes and times are the store's, from one recursive listing.
 The table's columns (`declared_schema`; pure) are those of the log, in its order; the files' columns must widen into
-them. Feedline reads columns by name. So where the log has field ids, a file is refused if it has another name for an
-id, or another id for a name; if it has no ids and an earlier name of a column; or if it lacks a column whose value
-there is not null.
+them. Columns are read by name, so a file is refused that has another name for a field id, another id for a name, an
+earlier name of a column without ids, or lacks a column whose value there is not null.
 """
 
 from __future__ import annotations

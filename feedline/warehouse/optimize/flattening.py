@@ -1,10 +1,8 @@
 """Flatten maps into columns: choose the keys that get a column of their own, and move their values there.
 
-Pure; runs in the tasks of `optimize`. A key with a value in at least `coverage` of the table's rows becomes the column
-`flattened_name(map, key)`, of the map's item type; the map column keeps the rest. No value is lost: of equal keys in
-one row the first moves, if its value is not null; entries with a null value and later entries of an equal key stay in
-the map, and null and empty maps stay distinct. The order of entries is preserved within the map, but not between map
-and columns.
+Pure; runs in the tasks of `optimize`. A key with a value in at least `coverage` of the rows becomes the column
+`flattened_name(map, key)`; the map column keeps the rest, in its order. No value is lost: of equal keys in one row the
+first moves, if its value is not null; null and empty maps stay distinct.
 """
 
 from __future__ import annotations

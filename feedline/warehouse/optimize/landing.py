@@ -1,14 +1,11 @@
 """Make written partitions visible in the target, and recognise complete ones by the notes in their footers.
 
-Runs where `optimize` is planned and in its tasks. On a local disk a partition's files are written below the target's
-hidden folder `_feedline/`, under names that no reader takes for data, and land once all are written: by one rename of
-their folder if the partition has a folder of its own, else file by file in order. An existing folder is exchanged with
-the new one in one step (`exchange`); where the system lacks that, it is renamed first, and missing for a moment. An
-object store shows complete objects only, and has no renames: there files are written in place, one after the other.
+Runs where `optimize` is planned and in its tasks. On a local disk a partition's files are written below the hidden
+folder `_feedline/`, and land once all are written: by one rename or exchange (`exchange`) of their folder if the
+partition has one, else file by file. In an object store they are written in place, one after the other.
 
-Completeness is recorded in the files alone: each has a note in its footer (`writer.NOTE_KEY`) with the fingerprints of
-the settings and of its source files, its unit and its number, and whether it is its unit's last. A partition is
-finished if its files agree and none is missing, whenever and however a run was killed.
+Each file's note (`writer.NOTE_KEY`) has the fingerprints of the settings and of its source files, its unit, its number,
+and whether it is its unit's last. A partition is finished if its files agree and none is missing.
 """
 
 from __future__ import annotations

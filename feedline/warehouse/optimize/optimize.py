@@ -1,7 +1,6 @@
 """Write a copy of a table that is cheap to read: the steps of `feedline optimize`.
 
-Runs in the caller's process; the work is done by small picklable tasks that any `map` may run, in threads here or on a
-Dask cluster. Steps:
+Runs in the caller's process; the work is done by small picklable tasks that any `map` may run. Steps:
 
 1. survey the table: which columns hold no null, and which map keys become columns (`survey`, `flattening`);
 2. derive the target's schema: those columns not nullable, in the requested order;
@@ -10,9 +9,8 @@ Dask cluster. Steps:
 5. write partitions, small ones in one task each, large ones one after the other in many (`rewrite`); each lands whole;
 6. remove partitions that the source no longer has, and the hidden folder.
 
-A killed run leaves finished partitions and the hidden folder; the next run starts at step 1 and writes the rest.
-Encodings are then measured again and are not part of the fingerprint: they may differ between partitions. Each file
-names the decoder that they were measured with, and the report counts finished partitions that name another.
+A killed run leaves finished partitions and the hidden folder; the next run writes the rest. Encodings are no part of
+the fingerprint.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 """The tasks of `optimize`: write the new files of one partition.
 
-Runs wherever the `map` of the job runs them. A partition is written in units: without clustering a unit is a run of its
-row groups, streamed one by one; with clustering it is the whole partition or, if that is too large for a task, a range
-of key hashes. Such a partition is scattered first: each task reads some row groups and writes their rows to one spill
-file, a record batch per bucket; a unit is then a range of buckets of all spill files.
-
-Memory: a task holds one unit's rows, decoded, plus one row group of gathered rows (and for a moment one column twice);
-a streaming task holds two row groups. The rows of a key are never separated, so a unit is at least as large as its
-largest key.
+Runs wherever the `map` of the job runs them. Without clustering a unit is a run of row groups, streamed one by one;
+with clustering it is the whole partition or, if that is too large for a task, a range of key hashes: then tasks first
+write the rows of some row groups to one spill file each, a record batch per bucket, and a unit is a range of buckets of
+all spill files. A task holds one unit's rows, decoded, plus one row group; a streaming task two row groups. The rows of
+a key are never separated.
 """
 
 from __future__ import annotations

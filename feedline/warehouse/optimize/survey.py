@@ -1,12 +1,8 @@
 """Survey a whole table before `optimize` writes it: where nulls are, and the keys of its maps.
 
-Runs where `optimize` is planned (`survey`) and in its tasks (`survey_files`). A column without nulls is stored without
-definition levels, which decodes faster. Footers prove this for most columns: the snapshot has the null counts of flat
-ones, and the statistics of a list's leaf include null and empty lists, so zero there covers lists and elements. Columns
-without such a proof are read, and so is every map to be flattened. Structs, maps and lists of them stay nullable.
-
-The path of a column is its name, of the elements of its lists `name[]`, and so on. (If a column has such a name, the
-elements merely count as nullable.)
+Runs where `optimize` is planned (`survey`) and in its tasks (`survey_files`). Footers prove for most columns that they
+have no null; the others are read, and so is every map to be flattened. Structs, maps and lists of them stay nullable.
+The path of a column is its name, of the elements of its lists `name[]`, and so on.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Add field ids, and partition keys whose type folders cannot convey, to the schema that `optimize` writes.
 
-Pure; runs where `optimize` is planned. Folder names give the values of partition keys, but not their types. Where a
-table's log declares them, a key that folders alone would read with another type (`zip=007`, a string in the log) is
-also stored in the files as a column, which determines its type. A key that still cannot be read back is refused.
+Pure; runs where `optimize` is planned. A key that folders alone would read with another type (`zip=007`, a string in
+the table's log) is also stored in the files as a column. A key that still cannot be read back is refused.
 """
 
 from __future__ import annotations

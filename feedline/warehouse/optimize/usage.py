@@ -1,12 +1,8 @@
-"""The usage record: which columns and partitions of a table runs read, and how popular each column is.
+"""The usage record: which columns and partitions of a table runs read.
 
 `record_usage` runs in the feeder of rank 0 when a job begins, `load_uses` and `popularity` in commands. A run is one
-JSON line in a file of its own, `usage/<table>/<time>-<random>.json` below `work_dir`: it appears whole or not at all,
-on disks and object stores, and hosts that share a `work_dir` share the record. The last `KEPT` runs of a table are
-kept. A record that cannot be written is a warning, never a failed run; one that cannot be read is skipped.
-
-Popularity: a column's reads are the bytes of it that runs read. With columns ordered by reads per stored byte, the
-curve gives the share of the table's bytes that serves half, 80 %, … of all reads.
+JSON line in a file of its own, `usage/<table>/<time>-<random>.json` below `work_dir`; the last `KEPT` of a table are
+kept. A record that cannot be written is a warning; one that cannot be read is skipped.
 """
 
 from __future__ import annotations
@@ -41,7 +37,6 @@ from feedline.warehouse.storage.retry import with_retries
 logger = logging.getLogger(__name__)
 
 KEPT = 500  # runs of one table; of a table with thousands of columns a record has 100 KB
-SHARES = (0.5, 0.8, 0.9, 0.95, 0.99, 1.0)
 _PARTITIONS = 1000  # at most, named in a record
 _THREADS = 16
 
@@ -81,8 +76,8 @@ class Popularity:
     """Columns by the runs that read them (unread ones last), and means over runs.
 
     `column_share`, `byte_share`: of the table's columns, and of the bytes of the row groups it read, that a run reads.
-    `used_column_share`, `used_byte_share`: of the table, columns that any run read. `curve`: (share of reads, share of
-    the table's bytes that serves it). `partitions`: folder and runs, most read first.
+    `used_column_share`, `used_byte_share`: of the table, columns that any run read. `partitions`: folder and runs, most
+    read first.
     """
 
     table: str
@@ -95,7 +90,6 @@ class Popularity:
     byte_share: float
     used_column_share: float
     used_byte_share: float
-    curve: tuple[tuple[float, float], ...]
     partitions: tuple[tuple[str, int], ...]
 
 
@@ -161,7 +155,6 @@ def popularity(uses: Sequence[Use], snapshot: Snapshot) -> Popularity:
         byte_share=fmean(bytes_read or [0.0]),
         used_column_share=len(used) / len(columns),
         used_byte_share=sum(column.stored_bytes for column in used) / total if total else 0.0,
-        curve=_curve(columns, total),
         partitions=tuple(Counter(folder for use in uses for folder in use.partitions).most_common()),
     )
 
@@ -192,17 +185,6 @@ def _use(snapshot: Snapshot, parts: Iterable[str], row_groups: npt.NDArray[np.in
         row_group_bytes=int(snapshot.row_groups["bytes"].to_numpy()[row_groups].sum()),
         table_partitions=len(set(folders)),
     )
-
-
-def _curve(columns: Sequence[ColumnUse], total: int) -> tuple[tuple[float, float], ...]:
-    used = [column for column in columns if column.read_bytes]
-    if not used or not total:
-        return ()
-    used.sort(key=lambda column: -column.read_bytes / max(column.stored_bytes, 1))
-    read = np.cumsum([0, *(column.read_bytes for column in used)], dtype=np.float64)
-    stored = np.cumsum([0, *(column.stored_bytes for column in used)], dtype=np.float64)
-    serving = np.interp(SHARES, read / read[-1], stored / total)
-    return tuple(zip(SHARES, serving.tolist(), strict=True))
 
 
 def _names(location: Location, folder: str) -> list[str]:

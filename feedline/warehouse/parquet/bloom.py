@@ -1,15 +1,12 @@
 """Exclude row groups by the bloom filters in their files.
 
-Runs in counting tasks, for row groups that partition values and statistics did not decide. pyarrow writes bloom filters
-and returns their offsets, but does not read them. The format is small (parquet-format, BloomFilter.md): a header in
-Thrift's compact protocol (bytes of the bitset, algorithm, hash, compression), then blocks of 256 bits. The upper half
-of a value's xxHash64 picks a block; its lower half, times eight odd constants, picks one bit in each of the block's
-eight words. If all eight are set, the value may be present; else it is not.
+Runs in counting tasks, for row groups that partition values and statistics did not decide. The format is that of
+parquet-format's BloomFilter.md: a header in Thrift's compact protocol, then blocks of 256 bits. The upper half of a
+value's xxHash64 picks a block; its lower half, times eight odd constants, picks one bit in each of the block's eight
+words. If all eight are set, the value may be present; else it is not.
 
-The hash is of the value as stored (plain encoding, strings and bytes without their length), so the file's type counts,
-not the table's. A doubtful filter is unknown, and an unknown filter excludes nothing: an unsupported header, sizes that
-do not fit, an empty bitset, a type or a literal that may be stored in several forms. Booleans and INT96 have no
-filters.
+The hash is of the value as the file stores it. A doubtful filter (an unsupported header, sizes that do not fit, an
+empty bitset, a type or literal with several forms) excludes nothing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Decode column chunks with the compiled kernel, page by page, to Arrow arrays of values or of codes.
 
-Runs in every process that reads, on the calling thread. Whether a chunk is decoded here is decided from the footer
-(`column_kind`) and from its page headers and dictionary (`open_chunks`), before a row is delivered: flat columns, lists
-of one level, of the types that hot tables are made of, in all encodings but the deprecated BIT_PACKED. Everything else
-is pyarrow's (see `decode`). The values are the same, bit by bit.
+Runs in every process that reads, on the calling thread. The footer (`column_kind`), page headers and dictionary
+(`open_chunks`) decide before a row is delivered whether a chunk is decoded here or by pyarrow (see `decode`). See
+docs/decisions/0037.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Decode Parquet columns of a row group in chunks of rows: with the compiled kernel where it can, else with pyarrow.
 
-Runs in every process that reads, on the calling thread. The decoder is chosen per column chunk, before the first row:
-the kernel's columns (`column_chunk`) keep step with the batches of pyarrow's reader, which decodes all others. Nobody
-above `warehouse/reading` knows which of them ran. FEEDLINE_DECODER=arrow, or `source.decoder: arrow`, leaves all to
+Runs in every process that reads, on the calling thread. The kernel's columns (`column_chunk`) keep step with the
+batches of pyarrow's reader, which decodes all others. FEEDLINE_DECODER=arrow, or `source.decoder: arrow`, leaves all to
 pyarrow.
 """
 

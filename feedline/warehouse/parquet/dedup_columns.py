@@ -2,15 +2,11 @@
 
 Runs in: the tasks of `optimize`, and in every process that reads tables. Pure.
 
-A *group* of columns, say `user`, is stored **in place**: each of its columns is nullable and holds its value where a
-run of equal rows starts, null in the rows that repeat it; a run whose value is null holds null at its start too. The
-Boolean column `__run_user`, never null, is true where a run starts. Such flag columns come last in a file. A run starts
-at the first row of every row group, at every new key of `--cluster-by`, and where a column of the group differs from
-the row above in any bit. So a row group needs no other, and files are as independent as those of a plain table.
-
-The footer's key-value metadata, under `feedline.dedup`, names the groups, and per row group its rows, its runs and a
-digest of the flags, so that a file whose rows were moved, cut or joined by another writer is recognised. Files without
-groups have no such key.
+Each column of a *group*, say `user`, is nullable and holds its value where a run of equal rows starts, null in the rows
+that repeat it. The Boolean column `__run_user`, never null, is true where a run starts; such flag columns come last. A
+run starts at the first row of every row group, at every new key of `--cluster-by`, and where a column of the group
+differs from the row above in any bit. The footer's key-value metadata, under `feedline.dedup`, names the groups, and
+per row group its rows, its runs and a digest of the flags. See docs/decisions/0035.
 """
 
 from __future__ import annotations

@@ -1,20 +1,17 @@
 """Choose each column's encoding and codec by measuring candidates on a sample of its rows.
 
 Runs where `optimize` is planned, on one thread. A candidate is written to memory and read back as the hot path reads
-(`decode`): with the kernel where it decodes the column, lists and strings to codes where a reader may get codes. Its
-bytes and its decode time (CPU time of the thread, the median of several repeats) give
+(`decode`), to codes where a reader may get codes. It costs, per value,
 
-    cost per value = decode time + bytes / bandwidth + 1 ns if it could come as a code, and does not
+    decode time + bytes / bandwidth + 1 ns if it could come as a code, and does not (docs/decisions/0041)
 
-The last is what an op costs on a value more than the gather by code that replaces it (decision 0041).
-The bandwidth is that of fetching, per reading core: 2 GB/s for `decode` (page cache, local NVMe disk), 200 MB/s for
-`balanced` (an object store: 25 Gbit/s shared by 16 cores); for `size` only bytes count. A candidate must be 3 % better
-than a simpler one (the clock's noise), 0.2 % for `size`.
+The bandwidth per reading core is 2 GB/s for `decode`, 200 MB/s for `balanced`; for `size` only bytes count. A candidate
+must be 3 % better than a simpler one, 0.2 % for `size`.
 
-Candidates, all readable by pyarrow, DuckDB and Polars: dictionary and plain for every type; DELTA_BINARY_PACKED and
-BYTE_STREAM_SPLIT for integers, dates and times; BYTE_STREAM_SPLIT for float32 and float64; DELTA_LENGTH_BYTE_ARRAY and
-DELTA_BYTE_ARRAY for strings and binary values; each under zstd, lz4, snappy and none. First every encoding is measured
-under lz4 (for `size`: zstd), then the two best ones under the other codecs.
+Candidates are dictionary and plain for every type; DELTA_BINARY_PACKED and BYTE_STREAM_SPLIT for integers, dates and
+times; BYTE_STREAM_SPLIT for floats; DELTA_LENGTH_BYTE_ARRAY and DELTA_BYTE_ARRAY for strings and binary values; each
+under zstd, lz4, snappy and none. Every encoding is measured under lz4 (for `size`: zstd), then the two best ones under
+the other codecs.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Read a file's footer: its digest, schema, row groups and column statistics.
 
-Runs where a snapshot is taken (in threads: parsing holds the GIL, reading does not) and in every process that reads.
-The footer's bytes are read once; the digest (sha256 of footer and trailer), pyarrow's schema and the column chunks
-(`thrift`) come from the same bytes, so no race between two reads can pair a digest with another file's facts.
-
-Statistics are kept only if they can be trusted: bounds need a declared order (the deprecated min and max, compared as
-signed values, are kept for signed integers alone), INT96 and nested columns have none, and a null count below zero or
-above the rows is unknown (-1). `bounds` decodes them.
+Runs where a snapshot is taken and in every process that reads. The digest (sha256 of footer and trailer), pyarrow's
+schema and the column chunks (`thrift`) come from the same bytes. Statistics are kept only if they can be trusted:
+bounds need a declared order (the deprecated pair only for signed integers), INT96 and nested columns have none, and a
+null count below zero or above the rows is unknown (-1). `bounds` decodes them.
 """
 
 from __future__ import annotations

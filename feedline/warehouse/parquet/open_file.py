@@ -1,13 +1,9 @@
 """Open a file after checking that it is still the snapshot's, and decode its row groups.
 
 Runs in every process that reads, once per split. Size, time and footer digest are compared with the snapshot's before
-any row is read. A local file stays open and Arrow reads its column chunks from it. A remote one is read in steps:
-
-- opening is one request (HEAD: size, time and, on S3, the entity tag), the footer one more, skipped if this process has
-  checked the footer of the same entity before;
-- a row group's column chunks are fetched in few requests (`ranges`), repeated by `retry` until all have arrived;
-- another HEAD proves that they are of the object that was opened (if the file was replaced in between, the bytes are of
-  two contents); only then are they decoded.
+any row is read. A local file stays open. Of a remote one opening is a HEAD request, the footer one more (skipped if
+this process has checked the footer of the same entity); a row group's column chunks are fetched in few requests
+(`ranges`), repeated by `retry`, and decoded after another HEAD has proved that the object was not replaced.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
 """Write rows as Parquet files, with limits for row groups and files and an encoding for each column.
 
-Runs in the tasks of `optimize`. A `TableWriter` writes one unit of a partition: `{stem}-00000.parquet`, `-00001`, …
-On a local disk files have another suffix, so that readers ignore them until `landing` renames them; a file for an
-object store is buffered in memory, so that the upload can be repeated. Every file holds a note (its settings and
-sources) and its index, and the unit's last file is marked: a unit is complete if all indices up to the last are there.
-Groups of columns that are stored once per run (`dedup_columns`) start a run in every row group; limits in decoded bytes
-count the rows as they come in, which is what a reader of plain rows decodes.
-
-Statistics and page checksums are written, a page index is not: Feedline reads whole column chunks, and in hashed order
-no page can be skipped by its bounds.
+Runs in the tasks of `optimize`. A `TableWriter` writes one unit of a partition: `{stem}-00000.parquet`, `-00001`, … On
+a local disk files have another suffix until `landing` renames them; a file for an object store is buffered in memory.
+Every file holds a note (its settings and sources) and its index, and the unit's last file is marked. Groups of columns
+that are stored once per run (`dedup_columns`) start a run in every row group. Statistics and page checksums are
+written, a page index is not.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Choose the Parquet columns to decode for columns and column parts, and build the requested fields from them.
 
 Runs in every process that reads, on the calling thread; `part_bytes` where a plan is made. Pure, over Arrow arrays.
-
-Each file has its own `FileColumns`, because files may store the same part differently: of a struct only the needed
-fields are decoded (their Parquet columns are picked, at any depth); a map is decoded whole, its keys as a dictionary if
-they are stored as one; a map key that the file stores as a column of its own (`column_parts.flattened_name`) is read
-from that column. A map is skipped if all requested keys have such columns.
+Each file has its own `FileColumns`: of a struct only the needed fields are decoded; a map is decoded whole, unless all
+its requested keys have columns of their own (`column_parts.flattened_name`).
 """
 
 from __future__ import annotations

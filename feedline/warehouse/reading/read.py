@@ -1,13 +1,10 @@
 """Read the rows of one fragment as frames, or as Arrow tables: the hot path.
 
-Runs in every process that computes blocks, one call per split, on the calling thread alone. The file of a `Fragment` is
-opened once, after a check that it is unchanged since the snapshot (`parquet/open_file`), and pyarrow reads each row
-group in chunks of about `chunk_rows`: only the requested columns and column parts (and the filter's, unless the row
-group is taken whole; see `columns`), in few requests, without Arrow's own threads. Polars filters, but never reads.
-
-Wrong rows are never delivered: a row group with fewer rows than its footer declares, a page that does not decode or
-fails its checksum, a string that is not UTF-8, and a filter that keeps a different number of rows than the plan counted
-are errors that name file and row group.
+Runs in every process that computes blocks, one call per split, on the calling thread alone. The file is checked and
+opened once (`parquet/open_file`), and each row group is read in chunks of about `chunk_rows`: only the requested
+columns and column parts, and the filter's unless the row group is taken whole. Polars filters, but never reads. Errors
+that name file and row group are: fewer rows than the footer declares, a page that does not decode or fails its
+checksum, a string that is not UTF-8, and a filter that keeps another number of rows than the plan counted.
 """
 
 from __future__ import annotations

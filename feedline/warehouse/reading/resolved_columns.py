@@ -1,9 +1,8 @@
 """Resolve fields against the columns that files store, once for all files that store the same ones.
 
-Runs in every process that reads. A file is opened once per split, and resolving hundreds of fields takes longer than
-opening it. What was resolved last is kept, with all that decides it: the fields and the types of the table's schema,
-what is delivered as unique rows, the keys of the partition, and the file's columns, types and groups stored once per
-run. The values of the keys and the row groups, and how many runs these have, are no part of it.
+Runs in every process that reads. What was resolved last is kept, with all that decides it: the fields, the types of the
+table's schema, what is delivered as unique rows, the keys of the partition, and the file's columns, types and groups
+stored once per run.
 """
 
 from __future__ import annotations

@@ -1,17 +1,14 @@
 """Choose the rows of a sample: the same on every machine, in every version, however the work is divided.
 
-Pure; runs where a plan is made (whole row groups are counted by arithmetic) and wherever rows are read. Among the rows
+Pure; runs where a plan is made (whole row groups are counted by arithmetic) and wherever rows are read. Of the rows
 that `source.where` keeps, those for which the sample's own `where` is true are sampled, all others stay. A sampled row
-stays if its 64-bit hash, as an unsigned integer, is below ⌊fraction · 2**64⌋; with the fraction 1 every row stays. So
-a smaller fraction keeps a subset of the rows that a larger one with the same seed keeps. With the functions of
-`feedline.hashing`, modulo 2**64:
+stays if its 64-bit hash, as an unsigned integer, is below ⌊fraction · 2**64⌋; with the fraction 1 every row stays. With
+the functions of `feedline.hashing`, modulo 2**64:
 
 - **by position** (no `key`): `start = hash(digest(path))` with the sample's seed, `path` being the file's path below
   the table's root in UTF-8; the row with index i in the file (from 0, over all its row groups) has the hash
   `mix(start + (i + 1) * GOLDEN)`: the i-th output of the splitmix64 generator that is seeded with `start`.
 - **by key**: the hash of the key's columns as `feedline.hashing` defines it, with the sample's seed.
-
-A key's hash does not depend on files or row groups.
 """
 
 from __future__ import annotations

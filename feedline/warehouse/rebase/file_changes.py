@@ -1,9 +1,7 @@
 """Compare two snapshots of a table: which files are unchanged, and which old and new files share a partition.
 
-Pure. A file with the same path, size and footer digest is unchanged, whatever its modification time. The others are
-grouped by partition, since a rewritten row stays in its partition, but not in its file. Partitions are matched by the
-values of their keys, or, where a key's type changed (one new folder can change the type of all), by the strings in the
-folder names of the paths.
+Pure. A file with the same path, size and footer digest is unchanged. The others are grouped by partition: by the values
+of the keys, or, where a key's type changed, by the strings in the folder names.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Records of row identities under `work_dir/rows`, written while blocks are computed.
 
 Written in Dask workers, read where a rebase is planned. A record holds the identities of the rows that one piece of a
-block reads, in their order, 8 bytes per row. Its name is derived from the identity, the file (path and footer digest),
-the row groups and, if it holds only some of their kept rows, which ones; so its content does not depend on its writer,
-and an existing record is neither hashed nor written again. A record that cannot be written or read, or is damaged,
-counts as missing; the run continues without it.
+block reads, in their order, 8 bytes per row. Its name follows from the identity, the file (path and footer digest), the
+row groups and, if it holds only some of their kept rows, which ones. A record that cannot be written or read, or is
+damaged, counts as missing.
 """
 
 from __future__ import annotations

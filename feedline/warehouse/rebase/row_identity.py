@@ -1,11 +1,10 @@
 """The hash of `source.row_key` that identifies a row after its file has been rewritten.
 
-Runs in every process that computes blocks, and where a rebase is planned. Pure. A row's identity is a 64-bit hash of
-its key columns: each value becomes a 64-bit word, the words are summed, each times an odd constant derived from its
-column's name, and the sum is mixed once per row (`hashing.mix`, `hashing.digest`: the same on every machine and in
-every version). Of a list only length and first value are hashed. A row with a null in its key has no identity: its hash
-is `NAMELESS`. Runs of earlier versions without a row key recorded identities of up to eight columns that they read
-(`unkeyed_identity`); these still serve a rebase of those runs. See docs/decisions/0013.
+Runs in every process that computes blocks, and where a rebase is planned. Pure. Each value of the key columns becomes a
+64-bit word (of a list its length and first value), the words are summed, each times an odd constant derived from its
+column's name, and the sum is mixed once per row (`hashing.mix`, `hashing.digest`). The hash of a row with a null in its
+key is `NAMELESS`. Records without a row key have identities of up to eight columns (`unkeyed_identity`). See
+docs/decisions/0013.
 """
 
 from __future__ import annotations

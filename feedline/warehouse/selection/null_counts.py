@@ -1,9 +1,8 @@
 """Count the nulls of columns among the selected rows from footers, and the files that lack a column.
 
-Pure, over a snapshot's facts; runs where a plan is made, and in `feedline check`. Nothing is read. If only some rows of
-a row group are selected, its nulls may or may not be among them: hence a lower and an upper bound. If the filter drops
-every row with a null in the column, both are 0. A file that lacks a column counts as null in every row. Lists, structs
-and maps are skipped: their footers count empty lists as nulls, too.
+Pure, over a snapshot's facts; runs where a plan is made, and in `feedline check`. Where only some rows of a row group
+are selected there is a lower and an upper bound; both are 0 if the filter drops every row with a null in the column. A
+file that lacks a column counts as null in every row. Lists, structs and maps are skipped.
 """
 
 from __future__ import annotations

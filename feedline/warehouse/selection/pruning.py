@@ -1,20 +1,16 @@
 """Judge which row groups a `where` can keep, from partition values and statistics alone.
 
 Pure: numpy arrays in, numpy arrays out; runs wherever a plan is made. For every row group and every node of the
-predicate, the set of truth values that a row *may* have is computed, {true, false, null} as three boolean arrays:
+predicate, the set of truth values that a row *may* have is computed, {true, false, null} as three boolean arrays. A
+leaf's set follows from the bounds, the null count and the type of the column; `Not` swaps true and false; `And` and
+`Or` combine the sets as if the items were independent, which can only enlarge the actual set. A row group without true
+in its set is NONE (no row can be kept), one with only true is ALL, any other is SOME and has to be counted. NONE and
+ALL are proofs:
 
-- a leaf's set follows from the bounds, the null count and the type of the column. Unknown statistics allow all three.
-- `Not` swaps true and false; `And` and `Or` combine the sets of their items as if the items were independent, which
-  can only enlarge the actual set.
-
-A row group without true in its set is NONE (no row can be kept), one with only true is ALL (every row is kept), any
-other is SOME and has to be counted. NONE and ALL are proofs, since the sets are never too small:
-
-- bounds need not be values: min is a lower and max an upper bound, so truncated strings are safe for NONE. ALL is never
-  concluded from bounds that may be truncated (not `exact`);
+- bounds need not be values, so truncated strings are safe for NONE; ALL is never concluded from bounds that may be
+  truncated (not `exact`);
 - float statistics omit NaN, for which `!=` is true and every other operator false: both are always in the set;
-- a partition key that is NaN is its own bound: `!=` is true for it and every other comparison false;
-- -0.0 and 0.0 are equal, so it does not matter which of them a writer stored in its statistics.
+- a partition key that is NaN is its own bound; -0.0 and 0.0 are equal.
 """
 
 from __future__ import annotations

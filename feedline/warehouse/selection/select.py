@@ -1,11 +1,9 @@
 """Select the rows to read of each row group, reading as little as possible to count them.
 
-Runs where a plan is made. Partition values and statistics judge every row group first (`pruning`): those that keep no
-row or every row cost nothing more. Rows sampled by position are counted by arithmetic. For the rest the counting pass
-(`counting`) checks bloom filters, then reads the columns of the filter and of the sample, and counts. Counting tasks
-are small values that any `map` may run, in threads here or on a Dask cluster. Counts are stored under
-`work_dir/counts`, named by snapshot, filter and sample, and reused by later runs; a damaged or inconsistent file is
-ignored. Tasks run in waves (`waves`), so that an interrupted count resumes where it stopped.
+Runs where a plan is made. Partition values and statistics judge every row group first (`pruning`). Rows sampled by
+position are counted by arithmetic. For the rest the counting pass (`counting`) checks bloom filters, then reads the
+columns of the filter and of the sample, in tasks that any `map` may run, in waves (`waves`). Counts are stored under
+`work_dir/counts`, named by snapshot, filter and sample; a damaged or inconsistent file is ignored.
 """
 
 from __future__ import annotations
@@ -47,15 +45,14 @@ from feedline.warehouse.selection.pruning_report import (
 )
 from feedline.warehouse.selection.waves import (
     FIRST_TASKS,
-    CountProgress,
-    PartialCounts,
+    checked_counts,
+    counts_of,
     counts_table,
-    load_counts,
     next_tasks,
-    report_progress,
 )
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage import content_store
+from feedline.warehouse.storage.kept_waves import KeptWaves, WaveProgress, report_progress
 from feedline.warehouse.storage.locations import absolute, locate
 from feedline.warehouse.storage.parallel import Map, in_threads
 
@@ -106,7 +103,7 @@ def select_rows(
 ) -> Selection:
     """Count the rows that filter and sample keep of each row group, reading as little as possible.
 
-    Progress goes to `waves.on_count_progress`. Raises what reading raises: TableChangedError, CorruptFileError,
+    Progress goes to `kept_waves.on_wave_progress`. Raises what reading raises: TableChangedError, CorruptFileError,
     TableError.
     """
     verdicts = _verdicts(snapshot, where, sample)
@@ -123,13 +120,18 @@ def select_rows(
                 table = _load_counts(work_dir, name, snapshot, open_groups)
                 cached = table is not None
                 if table is None:
-                    partial = PartialCounts(work_dir, name.replace(".arrow", ".begun.arrow"))
                     request = _CountRequest(
-                        snapshot=snapshot, where=where, sample=sample, verdicts=verdicts, map=map or in_threads
+                        snapshot=snapshot,
+                        where=where,
+                        sample=sample,
+                        verdicts=verdicts,
+                        map=map or in_threads,
+                        kept=KeptWaves(work_dir),
+                        name=name.replace(".arrow", ".begun.arrow"),
                     )
-                    table = _count(request, open_groups, partial)
+                    table = _count(request, open_groups)
                     content_store.create(work_dir, name, [table])
-                    partial.forget()
+                    request.kept.forget()
         rows[open_groups] = table["rows"].to_numpy()
         matched[open_groups] = table["matched"].to_numpy()
         verdicts.fate[open_groups[table["by_bloom"].to_numpy()]] = BLOOM
@@ -229,16 +231,18 @@ def _sample_counts(snapshot: Snapshot, sample: Sample, row_groups: Int64s) -> In
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _CountRequest:
-    """What to count: a snapshot, by filter and sample, with the map that runs the tasks."""
+    """What to count: a snapshot, by filter and sample, with the map that runs the tasks. name: of the kept counts."""
 
     snapshot: Snapshot
     where: BoundExpression | None
     sample: BoundSample | None
     verdicts: Verdicts
     map: Map
+    kept: KeptWaves
+    name: str
 
 
-def _count(request: _CountRequest, row_groups: Int64s, partial: PartialCounts) -> pa.Table:
+def _count(request: _CountRequest, row_groups: Int64s) -> pa.Table:
     """Count row groups, by reading or by arithmetic."""
     by_position = request.verdicts.fate[row_groups] == SAMPLED_BY_POSITION
     found = []
@@ -247,17 +251,17 @@ def _count(request: _CountRequest, row_groups: Int64s, partial: PartialCounts) -
         stored, none = request.snapshot.rows_per_row_group[row_groups[by_position]], np.zeros(len(rows), np.int64)
         found.append(counts_table(row_groups[by_position], [rows, stored, none, none]))
     if not by_position.all():
-        found.append(_read(request, row_groups[~by_position], partial))
+        found.append(_read(request, row_groups[~by_position]))
     return pa.concat_tables(found).sort_by("row_group").combine_chunks()
 
 
-def _read(request: _CountRequest, row_groups: Int64s, partial: PartialCounts) -> pa.Table:
+def _read(request: _CountRequest, row_groups: Int64s) -> pa.Table:
     """Count row groups by reading them, wave by wave, except those that an interrupted run counted.
 
     Raises BadFilesFoundError, with all bad files, after everything else was counted.
     """
     stored = request.snapshot.rows_per_row_group
-    found = partial.load(row_groups, stored)
+    found = counts_of(request.kept.load(request.name), row_groups, stored)
     uncounted = np.setdiff1d(row_groups, found["row_group"].to_numpy())
     all_rows, first, size = int(stored[row_groups].sum()), 0, FIRST_TASKS
     bad: dict[str, str] = {}
@@ -277,10 +281,13 @@ def _read(request: _CountRequest, row_groups: Int64s, partial: PartialCounts) ->
             raise DataError(f"counting pass is incomplete: got {len(counts)} counts, expected {len(groups)}")
         counted = counts_table(groups, [np.array(values) for values in zip(*counts, strict=True)])
         size = next_tasks(len(wave), _now_s() - began_s)
-        found = partial.save([found, counted]) if first < len(uncounted) else pa.concat_tables([found, counted])
-        report_progress(CountProgress(rows=int(stored[found["row_group"].to_numpy()].sum()), all_rows=all_rows))
+        found = pa.concat_tables([found, counted]).sort_by("row_group").combine_chunks()
+        if first < len(uncounted):
+            request.kept.save(request.name, [found])
+        rows = int(stored[found["row_group"].to_numpy()].sum())
+        report_progress(WaveProgress(verb="counted", unit="rows", done=rows, total=all_rows))
     if bad:
-        partial.forget()
+        request.kept.forget()
         raise BadFilesFoundError(bad)
     return found
 
@@ -321,7 +328,7 @@ def _counts_name(snapshot: Snapshot, where: BoundExpression | None, sample: Boun
 
 
 def _load_counts(work_dir: str, name: str, snapshot: Snapshot, row_groups: Int64s) -> pa.Table | None:
-    table = load_counts(work_dir, name, snapshot.rows_per_row_group)
+    table = checked_counts(KeptWaves(work_dir).load(name), snapshot.rows_per_row_group)
     if table is None or not np.array_equal(table["row_group"].to_numpy(), row_groups):
         return None  # damaged, or written by a version with different pruning
     return table

@@ -1,12 +1,9 @@
 """The facts of a table's columns per row group, fetched on demand.
 
-Runs where snapshots are taken and where plans are made. A table of 20,000 files has millions of column chunks, and a
-plan needs only the few columns that its filter and its features name. So facts stay where they are (compressed in
-blocks, as footers were read; in the parts of a stored file; in an older snapshot) until a column is requested.
-
-The facts of a column are a struct array, one entry per row group: bytes and nulls (int64; nulls -1: unknown, -1 - n: at
-least n) and, for types that have them, min and max in the column's type (null: unknown). Strings and bytes also have
-the boolean `exact`: both bounds are values of the column, not truncated ones.
+Runs where snapshots are taken and where plans are made. The facts of a column are a struct array, one entry per row
+group: bytes and nulls (int64; nulls -1: unknown, -1 - n: at least n) and, for types that have them, min and max in the
+column's type (null: unknown). Strings and bytes also have the boolean `exact`: both bounds are values of the column,
+not truncated ones. See docs/decisions/0021.
 """
 
 from __future__ import annotations

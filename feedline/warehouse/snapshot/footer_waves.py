@@ -1,65 +1,31 @@
 """Read the footers of a large table in waves, and keep those of finished waves so that an interrupted snapshot resumes.
 
-Runs where a snapshot is taken. At 2.4 ms a file the footers of a million files take 40 minutes of one core. So a table
-of more than one wave keeps what each wave read in `work_dir/footers`, under a name that covers the wave's files with
-their sizes, times and etags, until the snapshot is saved. A wave with a file that may have been replaced while it was
-read (no time or etag, or younger than the clock's grain) is not kept.
+Runs where a snapshot is taken. A table of more than one wave keeps what each wave read in `work_dir/footers`, under a
+name that covers the wave's files with their sizes, times and etags, until the snapshot is saved. A wave with a file
+that may have been replaced while it was read (no time or etag, or younger than the clock's grain) is not kept.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from feedline.errors import TableError
 from feedline.version import VERSION
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.snapshot.assembly import CLOCK_GRAIN_NS
 from feedline.warehouse.snapshot.footer_tasks import FooterResult, read_footers
 from feedline.warehouse.snapshot.packed_facts import FactBlock
-from feedline.warehouse.storage import content_store
+from feedline.warehouse.storage.kept_waves import KeptWaves, WaveProgress, report_progress
 from feedline.warehouse.storage.parallel import Map
-
-logger = logging.getLogger(__name__)
 
 _WAVE_FILES = 16_384  # 40 s of one core: an interruption loses little
 _PARTS = 3  # tables of a block
 _FOLDER = "footers"
-_KEPT_S = (
-    7 * 86_400.0
-)  # waves of a snapshot that nobody has gone on with, such as one of a table that has changed since
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FooterProgress:
-    """Progress of a snapshot: files whose footers were read, and all to read."""
-
-    files: int
-    all_files: int
-
-
-SayFooters: TypeAlias = Callable[[FooterProgress], None]
-_listener: ContextVar[SayFooters | None] = ContextVar("feedline_footer_listener", default=None)
-
-
-@contextmanager
-def on_footer_progress(say: SayFooters) -> Iterator[None]:
-    """Call `say` after every wave of footers that are read from this thread inside the block."""
-    before = _listener.set(say)
-    try:
-        yield
-    finally:
-        _listener.reset(before)
 
 
 class FooterWaves:
@@ -73,7 +39,7 @@ class FooterWaves:
         self._work_dir = work_dir
         self._now_ns = now_ns
         self._map = map
-        self._kept: list[str] = []
+        self._kept = KeptWaves(work_dir)
 
     def read(self) -> Iterator[FooterResult]:
         """The footers, from kept waves where there are any. Raises as `read_footers`."""
@@ -81,43 +47,35 @@ class FooterWaves:
             part = self._indices[start : start + _WAVE_FILES]
             yield from self._wave(part) if len(self._indices) > _WAVE_FILES else self._read(part)
             if len(self._indices) > _WAVE_FILES:
-                _report(FooterProgress(files=start + len(part), all_files=len(self._indices)))
+                done, total = start + len(part), len(self._indices)
+                report_progress(WaveProgress(verb="read the footers of", unit="files", done=done, total=total))
 
     def forget(self) -> None:
         """Remove the kept waves, as the snapshot is saved, and those of other snapshots that are a week old."""
-        if self._work_dir is None or len(self._indices) <= _WAVE_FILES:
-            return
-        for name in [*self._kept, *content_store.older_than(self._work_dir, _FOLDER, _KEPT_S)]:
-            content_store.remove(self._work_dir, name)
+        if len(self._indices) > _WAVE_FILES:
+            self._kept.forget(_FOLDER)
 
     def _wave(self, indices: npt.NDArray[np.int64]) -> list[FooterResult]:
         files = self._listing.files.take(pa.array(indices)).combine_chunks()
         if self._work_dir is None or not _is_settled(files, self._now_ns):
             return list(self._read(indices))
         name = _name(self._listing, indices, files)
-        self._kept.append(name)
-        result = _load(self._work_dir, name)
-        if result is None:
+        tables = self._kept.load(name)
+        if tables is not None:
+            result = _result(tables)
+        else:
             results = list(self._read(indices))
             result = FooterResult(
                 blocks=tuple(block for each in results for block in each.blocks),
                 corrupt=tuple(found for each in results for found in each.corrupt),
             )
-            content_store.create(self._work_dir, name, _tables(result), compression=None)
+            self._kept.save(name, _tables(result), compression=None)
         return [result]
 
     def _read(self, indices: npt.NDArray[np.int64]) -> Iterator[FooterResult]:
         files = self._listing.files.select(["path", "bytes"]).take(pa.array(indices))
         values = zip(indices.tolist(), files["path"].to_pylist(), files["bytes"].to_pylist(), strict=True)
         return read_footers(self._listing.uri, list(values), self._map, stored_names=self._listing.stored_names)
-
-
-def _report(progress: FooterProgress) -> None:
-    say = _listener.get()
-    if say is not None:
-        say(progress)
-    else:
-        logger.info("read the footers of %s of %s files", f"{progress.files:,}", f"{progress.all_files:,}")
 
 
 def _is_settled(files: pa.Table, now_ns: int) -> bool:
@@ -153,12 +111,9 @@ def _tables(result: FooterResult) -> Iterator[pa.Table]:
         yield pa.table({"column": columns}).replace_schema_metadata({"schema": block.schema.serialize().to_pybytes()})
 
 
-def _load(work_dir: str, name: str) -> FooterResult | None:
-    """The facts of a wave; None where none are kept, or they are damaged."""
-    try:
-        corrupt, *parts = content_store.find(work_dir, name).tables()
-    except (FileNotFoundError, TableError):
-        return None
+def _result(tables: Sequence[pa.Table]) -> FooterResult:
+    """The facts of a wave, as `_tables` keeps them."""
+    corrupt, *parts = tables
     blocks = []
     for first in range(0, len(parts), _PARTS):
         files, row_groups, columns = parts[first : first + _PARTS]

@@ -1,9 +1,8 @@
 """Keep the facts of a large table within a memory budget while its snapshot is taken.
 
-Runs where a snapshot is taken. Facts of one column chunk take about 14 bytes, packed, and a table of 2,000 columns and
-a million row groups has two billion chunks. So blocks are held in memory up to a budget; beyond it they are merged
-column by column and written to an unlinked file, from which columns are read on demand. The file disappears with
-the last snapshot that reads it, or with the process, however that ends.
+Runs where a snapshot is taken. Blocks are held in memory up to a budget; beyond it they are merged column by column and
+written to an unlinked file, from which columns are read on demand, and which disappears with the last snapshot that
+reads it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Pack the facts of many footers into few typed Arrow columns.
 
 Pure; runs where footers are read. Files with equal schemas are grouped into a block and converted together into arrays
-of the files' own types, because creating an array costs microseconds and a large table has millions of column chunks.
-Blocks are compressed column by column, for the transfer from Dask workers and while the rest of the table is read: the
-facts of a chunk take about 10 bytes instead of 40.
+of the files' own types. Blocks are compressed column by column (a chunk's facts take about 10 bytes).
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """A frozen table: its files, row groups, rows, bytes and statistics at one moment, saved and loaded by its id.
 
-Pure, except for the files below `work_dir` that it is saved to (`take` takes one). One process of a job takes a
-snapshot; all others, and every resume, load it by its id and never list the table.
-
-The id is the sha256 of everything that determines the table's rows: the schema, and for each file its path below the
-root, size, modification time, etag (if the store has one), footer digest and rows per row group. Partition values
-follow from the paths and the schema, statistics from the footers; if a table's log holds the partition values, or the
-names of columns in files, they are part of the id, too. The root is not: the same files mounted elsewhere are the same
-snapshot.
+Pure, except for the files below `work_dir` that it is saved to (`take` takes one). The id is the sha256 of everything
+that determines the table's rows: the schema, and for each file its path below the root, size, modification time, etag
+(if the store has one), footer digest and rows per row group; also partition values and names of columns in files that a
+table's log holds. The root is not part of it.
 """
 
 from __future__ import annotations

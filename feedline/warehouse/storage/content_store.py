@@ -1,12 +1,9 @@
 """Write and read the files of `work_dir`: small immutable files of Arrow tables, with checksums of their content.
 
-Runs in every process. A file is written under another name and renamed into place, so a reader sees all of it or
-nothing and concurrent writers of the same content do no harm; object stores show an object only once it is complete, so
-there it is written in place, and rewritten where the store fails transiently (`retry`). Nothing is pickled.
-
-A file holds one Arrow IPC stream per table (its parts), an index with size and sha256 of each part, and a trailer:
-the index's size and sha256. A reader that needs one table of many reads that part alone. Everything read
-is verified: a truncated or altered file is refused.
+Runs in every process. A file is written under another name and renamed into place; in an object store it is written in
+place, and rewritten where the store fails transiently (`retry`). It holds one Arrow IPC stream per table (its parts),
+an index with size and sha256 of each part, and a trailer: the index's size and sha256. A reader of one table reads that
+part alone. A truncated or altered file is refused.
 """
 
 from __future__ import annotations

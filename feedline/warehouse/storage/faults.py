@@ -1,14 +1,12 @@
 """Classify exceptions of pyarrow and of stores: damage, denial, absence, or a transient failure.
 
-Runs in every process that reads. pyarrow reports damage in a page as `OSError` without an errno, damage in a footer
-as `ArrowInvalid` or `OSError`, a real failure of a disk as `OSError` with an errno, and one of an object store as
-`OSError` with the store's name in the message. Damage must never be confused with a permission or a network failure:
-a file may be left out of a plan for the first, never for the second.
+Runs in every process that reads. pyarrow reports damage in a page as `OSError` without an errno, damage in a footer as
+`ArrowInvalid` or `OSError`, a failure of a disk as `OSError` with an errno, and one of an object store as `OSError`
+with the store's name in the message. Damage must never be confused with a permission or a network failure.
 
-`outlook` says whether another attempt may help, by the store's name for the failure or its HTTP status: server
-errors, throttling, timeouts, broken connections and the errors of a mount whose server is away are transient; denials,
-absence, wrong keys and addresses that do not resolve are final, and so is an unknown failure that does not look like a
-broken connection.
+`outlook` says whether another attempt may help, by the store's name for the failure or its HTTP status: server errors,
+throttling, timeouts, broken connections and the errors of a mount whose server is away are transient; denials, absence,
+wrong keys and unresolved addresses are final, and so is an unknown failure.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Resolve a path or URI to a pyarrow filesystem and a path on it, and list folders.
 
-Runs in every process. A table, a file and a `work_dir` are all named by a local path, by any URI that `pyarrow.fs`
-supports, or else by one that fsspec supports. Relative local paths are made absolute once, where the user's string
-enters, so that workers with another working directory resolve them alike. Filesystems are created once per process and
-URI: an S3 client costs milliseconds and holds connections.
-
-Credentials come from the sources that each store's own tools use (environment, profiles, the machine's role), never
-from a URI: URIs are written into plans, snapshots, messages and logs.
+Runs in every process. A table, a file and a `work_dir` are named by a local path, by any URI that `pyarrow.fs`
+supports, or else by one that fsspec supports. Relative local paths are made absolute where the user's string enters.
+Filesystems are created once per process and URI. Credentials come from the sources that each store's own tools use,
+never from a URI.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Run a function over many tasks, in threads that stop waiting for a store as soon as one task fails.
 
 Runs in every process. Functions that read tables take a `Map`: `in_threads` here, or one that submits tasks to a Dask
-cluster. The pause between two attempts at a failing store (`retry`) may take minutes; it ends with the block of threads
-that waits, and with the process.
+cluster.
 """
 
 from __future__ import annotations

@@ -1,17 +1,13 @@
 """Fetch column chunks of a remote file in few requests.
 
-Runs in every process that reads from a store. A request costs tens of milliseconds however small it is, so neighbouring
-column chunks of a projection are fetched together with the hole between them, the smallest holes first, as long as a
-hole costs less than a request and all holes together are a small part of the requested bytes (`coalesce`; pure).
+Runs in every process that reads from a store. Neighbouring column chunks are fetched together with the hole between
+them, the smallest holes first, as long as a hole costs less than a request and all holes together are a small part of
+the requested bytes (`coalesce`; pure). Fetched bytes are kept in an anonymous mapping of the file's size, from which
+Arrow decodes once all bytes of a row group have arrived.
 
-Fetched bytes are kept in an anonymous mapping of the file's size, of which only the fetched pages exist, and Arrow
-decodes from it at the file's own offsets: without requests, threads or calls into Python of its own. A row group is
-decoded after all its bytes have arrived, so a repeated request can neither lose nor repeat a row.
-
-**Short answers.** pyarrow trusts S3 to send as many bytes as requested: where a body is complete but shorter (the
-object was replaced by a shorter one, a proxy cut it), it returns the memory's old content. So the last byte of each
-range is set to a mark first: an answer that leaves it unchanged did not reach the end. One range in 256 ends with that
-byte by itself; it costs one more request, for the byte alone.
+**Short answers.** Where a body is complete but shorter than requested, pyarrow returns the memory's old content. So the
+last byte of each range is set to a mark first: an answer that leaves it unchanged did not reach the end. One range in
+256 ends with that byte by itself; it costs one more request, for the byte alone.
 """
 
 from __future__ import annotations

@@ -1,18 +1,13 @@
 """Retry operations on a store that fails transiently, within a deadline and a budget that all threads share.
 
-Runs in every process that reads or writes a store. `with_retries` wraps whole operations (a listing, the opening of a
-file with its footer, one row group's bytes, a stored file), each of which is repeatable and returns nothing before it
-has succeeded. Local paths are retried like stores, as they may lie on a mount (NFS, FUSE) whose server is away for a
-moment; what is final there (absence, denial, damage) is raised unchanged. Pauses grow exponentially with full jitter
-(`tenacity`) up to a cap. When the next one would exceed the deadline, the operation fails with a StoreError that names
-the file, the attempts, the seconds and the store's last message.
+Runs in every process that reads or writes a store. `with_retries` wraps whole operations, each of which is repeatable
+and returns nothing before it has succeeded. Local paths may lie on a mount and are retried, too; what is final
+(absence, denial, damage) is raised unchanged. Pauses grow exponentially with full jitter (`tenacity`) up to a cap. When
+the next one would exceed the deadline, the operation fails with a StoreError that names the file, the attempts, the
+seconds and the store's last message.
 
-All threads of a process share one budget of retries, a token bucket: a retry takes one token, after throttling two;
-time and successes refill it. So a process sends a few requests a second to a store that is down, however many threads
-wait, while a single failure among successes is retried at once.
-
-The AWS SDK's own retries are off: their quota (100 retries) is never refilled under pyarrow, so its behaviour would
-change over the life of a process, and the two layers would multiply (see `locations`).
+All threads share one budget of retries, a token bucket: a retry takes one token, after throttling two; time and
+successes refill it. The AWS SDK's own retries are off (see `locations`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The rows of a generated click table: `ClickRecipe` describes the table, `ClickFile` generates the rows of one file.
 
 Runs in the generator's Dask tasks. Pure: a file is a function of the recipe, the day and the file's index in it. Every
-column of every file has its own stream of words, keyed by (seed, column) with the counter (row group, file, day), so
-neither the number of workers nor other columns change a value. A file holds its sessions and the *distinct* values of
-the user-side columns; rows are generated one row group at a time. Columns, in file order:
+column of every file has its own stream of words, keyed by (seed, column) with the counter (row group, file, day). A
+file holds its sessions and the distinct values of the user-side columns. Columns, in file order:
 
     request_id           int64        0 .. rows-1, the row's index in the table (day, file, row): unique
     ts                   timestamp    microseconds, UTC without a zone, within the partition's day

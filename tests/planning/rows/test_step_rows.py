@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from pipelines import Place, furnished
@@ -17,9 +18,8 @@ from feedline import Pipeline
 from feedline.commands.plan.step import describe_rows, describe_step
 from feedline.errors import PlanError
 from feedline.planning.plan import Plan
-from feedline.planning.rows.delivered_rows import find_delivered_rows
-from feedline.planning.rows.step_rows import StepRows
-from feedline.service.verify.findings import SeenRows
+from feedline.planning.rows.delivered_rows import DeliveredRows, find_delivered_rows
+from feedline.planning.rows.step_rows import StepRows, StepSlice
 
 WHERE = 'dense_0 > 0.3 and ds != "2026-01-02"'
 CASES: dict[str, dict[str, Any]] = {
@@ -86,6 +86,24 @@ def test_so_it_does_after_a_rebase(tmp_path: Path, shuffle: dict[str, Any]):
 def test_no_row_of_an_epoch_comes_twice(place: Place, case: str):
     plan = Pipeline.from_yaml(place.write(lanes=4, **CASES[case])).plan()
     assert_each_row_comes_once(plan, 0, 7)
+
+
+class SeenRows:
+    """The rows of an epoch that came so far. before: those of earlier steps."""
+
+    def __init__(self, split_rows: np.ndarray, before: DeliveredRows) -> None:
+        self._split_rows = split_rows
+        self._splits = dict(before.splits)
+
+    def add(self, rows: StepSlice) -> int:
+        """Add a step's rows, without padding; returns how many came before, or come twice."""
+        again = 0
+        for split in np.unique(rows.split[rows.valid]).tolist():
+            here = rows.row[rows.valid & (rows.split == split)]
+            seen = self._splits.setdefault(split, np.zeros(int(self._split_rows[split]), np.bool_))
+            again += len(here) - int(np.count_nonzero(~seen[np.unique(here)]))
+            seen[here] = True
+        return again
 
 
 def assert_each_row_comes_once(plan: Plan, epoch: int, first: int) -> None:

@@ -1,4 +1,4 @@
-"""The policies, in simulated runs of a trainer and its workers; pure."""
+"""The autoscaler, in simulated runs of a trainer and its workers; pure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline.service.scaling.autoscale import (
-    CostPolicy,
+    Autoscaler,
     ScalingDecision,
-    ScalingPolicy,
     ScalingRules,
     ScalingSample,
-    StallPolicy,
 )
 from feedline.service.scaling.load import FeederLoad, LoadMeter
 
@@ -29,7 +27,6 @@ from autoscaling import compare
 from scaled_trainer import Course, Scene, simulate
 
 RULES = ScalingRules(least_workers=1, most_workers=16)
-POLICIES: list[Callable[[ScalingRules], ScalingPolicy]] = [StallPolicy, CostPolicy]
 
 
 def scene(
@@ -51,14 +48,13 @@ def scene(
 
 
 def stalls(what: Scene) -> Course:
-    return simulate(what, StallPolicy(RULES))
+    return simulate(what, Autoscaler(RULES))
 
 
-@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("steps", [1, 8])
-def test_cachews_local_example_settles_at_two_workers(policy: Callable[[ScalingRules], ScalingPolicy], steps: int):
+def test_cachews_local_example_settles_at_two_workers(steps: int):
     """A worker takes 400 ms per batch, the model 200 ms."""
-    course = simulate(scene(0.2, 0.4 * steps, steps_per_block=steps), policy(RULES))
+    course = simulate(scene(0.2, 0.4 * steps, steps_per_block=steps), Autoscaler(RULES))
     assert [workers for _, workers in course.changes] == [1, 2]
     assert course.stalled_s(60.0) < 0.001
 
@@ -87,10 +83,9 @@ def test_a_constant_load_settles_at_the_fewest_workers_without_waiting(
         assert course.stalled_s(600.0) <= 0.05 * 300
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_trainer_that_is_the_limit_gets_no_worker(policy: Callable[[ScalingRules], ScalingPolicy]):
-    assert simulate(scene(0.5, 0.4), policy(RULES)).changes == [(0.0, 1)]
-    assert simulate(scene(0.5, 4.0, steps_per_block=20), policy(RULES)).changes == [(0.0, 1)]
+def test_a_trainer_that_is_the_limit_gets_no_worker():
+    assert simulate(scene(0.5, 0.4), Autoscaler(RULES)).changes == [(0.0, 1)]
+    assert simulate(scene(0.5, 4.0, steps_per_block=20), Autoscaler(RULES)).changes == [(0.0, 1)]
 
 
 def test_a_trainer_that_becomes_faster_or_slower_is_followed_within_a_minute_and_a_half():
@@ -104,14 +99,13 @@ def test_a_trainer_that_becomes_faster_or_slower_is_followed_within_a_minute_and
     assert course.stalled_s(425, 1200) < 0.001
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_the_demand_of_a_stopped_trainer_decays_to_the_least(policy: Callable[[ScalingRules], ScalingPolicy]):
+def test_the_demand_of_a_stopped_trainer_decays_to_the_least():
     """And grows again when it goes on."""
 
     def pace(at_s: float) -> float:
         return math.inf if 300 <= at_s < 600 else 0.1
 
-    course = simulate(scene(pace, 0.4, seconds=900), policy(RULES))
+    course = simulate(scene(pace, 0.4, seconds=900), Autoscaler(RULES))
     assert course.between(290, 300) == [4]
     assert course.between(400, 600) == [1]
     assert course.between(800, 900) == [4]
@@ -155,18 +149,17 @@ def test_the_benchmark_shows_what_the_documentation_says():
     """By waiting, the number that arithmetic gives; by 80 % of the CPU, more workers wherever workers are the limit."""
     outcomes = {(each.scene, each.policy): each for each in compare()}
     for scene in {scene for scene, _ in outcomes}:
-        stall, cpu = outcomes[scene, "stall"], outcomes[scene, "80 % CPU"]
-        assert stall.wait_s <= cpu.wait_s, scene
+        waiting, cpu = outcomes[scene, "waiting"], outcomes[scene, "80 % CPU"]
+        assert waiting.wait_s <= cpu.wait_s, scene
         if scene != "second worker 5 times as slow":
-            assert str(stall.workers) in stall.need, scene
-            assert stall.worker_s <= cpu.worker_s, scene
+            assert str(waiting.workers) in waiting.need, scene
+            assert waiting.worker_s <= cpu.worker_s, scene
 
 
 LOAD = FeederLoad(
     ranks=1,
     seconds=10.0,
     blocks=100,
-    steps_per_s=5.0,
     blocks_per_s=5.0,
     busy_threads=2.0,
     use_blocks_per_s=5.0,
@@ -182,8 +175,8 @@ SAMPLE = ScalingSample(now_s=0.0, load=LOAD, workers=1.0, threads_per_worker=2.0
 
 
 def test_more_than_the_window_keeps_busy_is_not_asked_for():
-    assert StallPolicy(RULES).decide(SAMPLE).workers == 4
-    assert StallPolicy(RULES).decide(replace(SAMPLE, most_useful=2)).workers == 2
+    assert Autoscaler(RULES).decide(SAMPLE).workers == 4
+    assert Autoscaler(RULES).decide(replace(SAMPLE, most_useful=2)).workers == 2
 
 
 def test_nothing_is_decided_before_the_workers_have_come_or_have_shown_what_they_achieve():
@@ -192,14 +185,11 @@ def test_nothing_is_decided_before_the_workers_have_come_or_have_shown_what_they
         replace(SAMPLE, load=replace(LOAD, blocks=3)),
         replace(SAMPLE, workers=0.0),
     ):
-        assert StallPolicy(RULES).decide(early) == ScalingDecision(workers=1)
+        assert Autoscaler(RULES).decide(early) == ScalingDecision(workers=1)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_without_trainers_there_may_be_no_worker_and_with_one_there_is(
-    policy: Callable[[ScalingRules], ScalingPolicy],
-):
-    own = policy(ScalingRules(least_workers=0))
+def test_without_trainers_there_may_be_no_worker_and_with_one_there_is():
+    own = Autoscaler(ScalingRules(least_workers=0))
     empty = LoadMeter().observe({}, 0.0)
     wanted = [own.decide(replace(SAMPLE, now_s=float(second), load=empty)).workers for second in range(70)]
     assert (wanted[0], wanted[-1]) == (1, 0)

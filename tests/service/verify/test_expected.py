@@ -1,4 +1,4 @@
-"""Rows read and encoded apart from blocks have the digests of the rows that are delivered; differences are named."""
+"""Rows read and encoded apart from blocks have the digests of the rows that are delivered."""
 
 from __future__ import annotations
 
@@ -23,10 +23,8 @@ from feedline.loader.encoding.slot import encoded_rows
 from feedline.planning.plan import Plan
 from feedline.planning.rows.kept_rows import read_kept_rows
 from feedline.service.verify.expected import ExpectedRows
-from feedline.service.verify.findings import BatchPosition, VerifyFindings
 from feedline.service.verify.receipts import read_receipts, verify_receipts
 
-AT = BatchPosition(epoch=0, step=2, rank=1, world_size=2)
 FEATURES: dict[str, Any] = {
     "dense": {
         "dense_0": [{"fill_null": 0}, "log1p"],
@@ -62,66 +60,61 @@ def digests_of(plan: Plan, batch: Batch) -> np.ndarray:
     return row_digests(encoded_rows(plan.layout, pa.py_buffer(batch._root)))
 
 
-def compare(expected: ExpectedRows, digests: np.ndarray, valid: np.ndarray, at: BatchPosition = AT) -> VerifyFindings:
-    findings = VerifyFindings()
-    step = expected.of_rank(at.step, at.rank, at.world_size)
-    findings.compare(step, digests, valid, at=at, place=expected.place, find=expected.groups.find)
-    return findings
-
-
 def test_expected_rows_have_the_digests_of_delivered_ones(pipeline: Pipeline, plan: Plan):
     for epoch in range(2):
         expected, digests = ExpectedRows(plan, epoch), set()
         for rank in range(2):
             for batch in pipeline.batches(epoch, rank, 2, plan=plan):
-                at = BatchPosition(epoch=epoch, step=batch.step, rank=rank, world_size=2)
-                delivered = digests_of(plan, batch)
-                findings = compare(expected, delivered, batch.valid.numpy(), at)
-                assert (findings.equal, findings.rows + findings.padding) == (True, 512)
-                digests |= set(delivered[batch.valid.numpy()].tolist())
+                delivered, valid = digests_of(plan, batch), batch.valid.numpy()
+                of_rank = expected.of_rank(batch.step, rank, 2)
+                assert of_rank.digests.tolist() == delivered.tolist()
+                assert of_rank.rows.valid.tolist() == valid.tolist()
+                assert len(delivered) == 512
+                digests |= set(delivered[valid].tolist())
         assert len(digests) == plan.facts().rows, "rows with a key of their own have digests of their own"
 
 
-def test_a_row_in_the_wrong_place_is_named_with_both_places(pipeline: Pipeline, plan: Plan):
-    expected = ExpectedRows(plan, 0)
+def test_expected_rows_are_those_of_the_files(pipeline: Pipeline, plan: Plan):
+    steps = ExpectedRows(plan, 0).steps
     [batch] = [batch for batch in pipeline.batches(0, 1, 2, step=2, plan=plan) if batch.step == 2]
-    digests, valid = digests_of(plan, batch), batch.valid.numpy()
-    digests[[10, 300]] = digests[[300, 10]]
-    findings = compare(expected, digests, valid)
-    first, second = findings.differences
-    assert (findings.count, first.row, first.lane, second.row, second.lane) == (2, 10, 2, 300, 3)
-    assert (first.expected, first.received) == (second.received, second.expected)
-    ids = batch.extra["request_id"].tolist()
-    assert first.expected is not None
-    file = pa.parquet.ParquetFile(f"{plan.snapshot.uri}/{first.expected['file']}")
-    column = file.read_row_group(first.expected["row_group"], ["request_id"])["request_id"]
-    assert column[first.expected["row"]].as_py() == ids[10]
-    assert "epoch 0, step 2, rank 1 of 2, lane 2, row 10 of the batch: another row, or another value" in first.text()
+    rows = steps.of_rank(2, 1, 2)
+    [group], [kept] = steps.locate(rows.split[[10]], rows.row[[10]])
+    path = plan.snapshot.files["path"][int(plan.snapshot.file_of_row_group[group])].as_py()
+    file = pa.parquet.ParquetFile(f"{plan.snapshot.uri}/{path}")
+    column = file.read_row_group(int(plan.snapshot.row_group_in_file[group]), ["request_id"])["request_id"]
+    row = int(read_kept_rows(plan, int(group), ["request_id"]).rows[kept])
+    assert column[row].as_py() == batch.extra["request_id"].tolist()[10]
 
 
 def test_any_other_value_and_any_other_padding_is_found(pipeline: Pipeline, plan: Plan):
-    expected = ExpectedRows(plan, 0)
     [batch] = [batch for batch in pipeline.batches(0, 1, 2, step=2, plan=plan) if batch.step == 2]
     rows = encoded_rows(plan.layout, pa.py_buffer(batch.clone()._root))
-    valid = batch.valid.numpy()
+    expected, valid = ExpectedRows(plan, 0).of_rank(2, 1, 2).digests, batch.valid.numpy()
+    digest = batch_digest(expected, valid)
+    assert digest == digest_of(batch)
+
+    def differing(changed: EncodedRows) -> list[int]:
+        digests = row_digests(changed)
+        assert batch_digest(digests, valid) != digest
+        return np.flatnonzero(digests != expected).tolist()
+
     changed: list[tuple[str, Any, int]] = [("labels", rows.labels, 5), ("dense", rows.dense, 7)]
     for name, array, row in changed:
         copy = array.copy()
         copy[row, -1] = np.nextafter(copy[row, -1], np.float32(9))
-        [difference] = compare(expected, row_digests(replace(rows, **{name: copy})), valid).differences
-        assert (difference.row, difference.received) == (row, None)
+        assert differing(replace(rows, **{name: copy})) == [row]
     values = rows.values[0].copy()
     row = int(np.flatnonzero(np.diff(rows.offsets[0]) > 1)[0])
     first = rows.offsets[0][row]
     values[[first, first + 1]] = values[[first + 1, first]] + np.arange(2)
-    [difference] = compare(expected, row_digests(replace(rows, values=(values, *rows.values[1:]))), valid).differences
-    assert difference.row == row
+    assert differing(replace(rows, values=(values, *rows.values[1:]))) == [row]
     other = valid.copy()
     other[3] = False
-    [difference] = compare(expected, row_digests(rows), other).differences
-    assert (difference.row, difference.problem) == (3, "a row that is marked as padding")
-    [difference] = compare(expected, row_digests(rows)[:-1], valid[:-1]).differences
-    assert difference.problem == "the batch has 511 rows, expected 512"
+    assert batch_digest(expected, other) != digest
+    assert batch_digest(expected[:-1], valid[:-1]) != digest
+    swapped = expected.copy()
+    swapped[[10, 300]] = swapped[[300, 10]]
+    assert batch_digest(swapped, valid) != digest
 
 
 def test_lists_are_told_apart_by_value_order_length_and_weight():

@@ -1,4 +1,4 @@
-"""The usage record: one per run, with what it reads; popularity and its curve against the records."""
+"""The usage record: one per run, with what it reads; popularity against the records."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_record_says_columns_bytes_and_partitions(tmp_path: Path, snapshot: Sn
     assert use.snapshot == snapshot.id
 
 
-def test_popularity_and_its_curve(tmp_path: Path, snapshot: Snapshot) -> None:
+def test_popularity_of_columns_and_partitions(tmp_path: Path, snapshot: Snapshot) -> None:
     work = tmp_path / "work"
     for columns, partitions in ((("ids", "word"), 3), (("word",), 1), (("word", "event"), 3), (("ids",), 3)):
         note(work, snapshot, columns, partitions, job="-".join(columns))
@@ -92,15 +92,6 @@ def test_popularity_and_its_curve(tmp_path: Path, snapshot: Snapshot) -> None:
     shares = [sum(use.columns.values()) / use.row_group_bytes for use in uses]
     assert facts.byte_share == pytest.approx(sum(shares) / 4)
     assert facts.partitions == (("ds=2026-01-01", 4), ("ds=2026-01-02", 3), ("ds=2026-01-03", 3))
-    order = sorted(("ids", "word", "event"), key=lambda name: -read[name] / sizes[name])
-    for share, held in facts.curve:
-        left, expected = share * sum(read.values()), 0.0
-        for name in order:
-            part = min(1.0, left / read[name])
-            expected, left = expected + part * sizes[name], left - part * read[name]
-            if left <= 1e-6:
-                break
-        assert held == pytest.approx(expected / sum(sizes.values())), share
     assert popular_columns(uses)[0] == "word"
     assert set(popular_columns(uses)) == {"ids", "word", "event"}
 
@@ -108,7 +99,7 @@ def test_popularity_and_its_curve(tmp_path: Path, snapshot: Snapshot) -> None:
 def test_no_record_is_no_error(tmp_path: Path, snapshot: Snapshot) -> None:
     assert load_uses(str(tmp_path / "nowhere"), snapshot.uri) == []
     facts = popularity([], snapshot)
-    assert (facts.runs, facts.curve, facts.byte_share) == (0, (), 0.0)
+    assert (facts.runs, facts.byte_share) == (0, 0.0)
 
 
 def test_records_are_bounded(tmp_path: Path, snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +178,6 @@ def test_usage_for_people_and_for_programs(tmp_path: Path, snapshot: Snapshot) -
     assert "ds=2026-01-01 (1)" in text
     facts = json.loads(invoke("usage", *options, "--json").stdout)
     assert facts["used_column_share"] == pytest.approx(2 / 7)
-    assert facts["curve"][-1][0] == 1.0
 
 
 def test_usage_of_a_pipeline_is_about_the_files_that_its_runs_read(tmp_path: Path) -> None:

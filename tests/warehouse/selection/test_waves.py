@@ -21,14 +21,12 @@ from feedline.warehouse.selection.select import CountTask, Selection, select_row
 from feedline.warehouse.selection.waves import (
     FIRST_TASKS,
     WAVE_S,
-    CountProgress,
     next_tasks,
-    on_count_progress,
-    report_progress,
 )
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot
 from feedline.warehouse.storage import content_store
+from feedline.warehouse.storage.kept_waves import WaveProgress, on_wave_progress
 
 FILES, GROUPS, ROWS = 12, 2, 5
 
@@ -47,6 +45,10 @@ def table(tmp_path: Path) -> Snapshot:
 def where(table: Snapshot) -> BoundExpression:
     """What statistics cannot decide."""
     return bind_where("x % 3 == 0", table.schema)
+
+
+def progress_of(rows: int, total: int) -> WaveProgress:
+    return WaveProgress(verb="counted", unit="rows", done=rows, total=total)
 
 
 class Waves:
@@ -73,7 +75,7 @@ def expected() -> list[int]:
 
 
 def counted(table: Snapshot, where: BoundExpression, folder: Path, map: Any, say: Any = print) -> Selection:
-    with on_count_progress(say):
+    with on_wave_progress(say):
         return select_rows(table, where, work_dir=str(folder), map=map)
 
 
@@ -87,7 +89,7 @@ def test_waves_cover_the_table_in_order(table, where, tmp_path, monkeypatch):
     assert found.rows.tolist() == expected()
     assert waves.sizes == [5, 5, 2]
     assert waves.paths == table.files["path"].to_pylist()
-    assert said == [CountProgress(rows=rows, all_rows=120) for rows in (50, 100, 120)]
+    assert said == [progress_of(rows, 120) for rows in (50, 100, 120)]
     assert begun(tmp_path / "w") == []
     assert counted(table, where, tmp_path / "w", None).report.cached
 
@@ -100,7 +102,7 @@ def test_an_interrupted_count_resumes_where_it_stopped(table, where, tmp_path, m
     found = counted(table, where, tmp_path / "w", again, say=said.append)
     assert found.rows.tolist() == expected()
     assert again.paths == table.files["path"].to_pylist()[6:]
-    assert said[0] == CountProgress(rows=100, all_rows=120)
+    assert said[0] == progress_of(100, 120)
     assert begun(tmp_path / "w") == []
 
 
@@ -177,19 +179,8 @@ def test_waves_follow_the_pace():
     assert [*sizes, tasks] == [64, 256, 1024, 4096, 30, 1, 4]
 
 
-def test_progress_is_logged_without_a_listener(caplog):
-    heard: list[CountProgress] = []
-    with caplog.at_level("INFO", logger="feedline.warehouse.selection.waves"):
-        with on_count_progress(heard.append):
-            report_progress(CountProgress(rows=1, all_rows=2))
-        assert caplog.messages == []
-        report_progress(CountProgress(rows=1_000, all_rows=2_000))
-    assert heard == [CountProgress(rows=1, all_rows=2)]
-    assert caplog.messages == ["counted 1,000 of 2,000 rows"]
-
-
 def test_a_plan_of_several_waves_says_how_far_it_is(capsys: pytest.CaptureFixture[str]):
     for rows in (1_000, 2_000):
-        cli._print_count_progress(CountProgress(rows=rows, all_rows=2_000))
+        cli._print_progress(progress_of(rows, 2_000))
     out, err = capsys.readouterr()
     assert (out, err) == ("", "counted 1,000 of 2,000 rows\n")

@@ -1,0 +1,53 @@
+"""Kept waves are loaded as they were saved, damaged ones are not, and progress reaches its listener or the log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from feedline.warehouse.storage.kept_waves import KeptWaves, WaveProgress, on_wave_progress, report_progress
+
+TABLES = [pa.table({"x": [1, 2]}), pa.table({"y": ["a"]})]
+
+
+def progress(done: int, total: int) -> WaveProgress:
+    return WaveProgress(verb="counted", unit="rows", done=done, total=total)
+
+
+def test_progress_is_logged_without_a_listener(caplog: pytest.LogCaptureFixture):
+    heard: list[WaveProgress] = []
+    with caplog.at_level("INFO", logger="feedline.warehouse.storage.kept_waves"):
+        with on_wave_progress(heard.append):
+            report_progress(progress(1, 2))
+        assert caplog.messages == []
+        report_progress(progress(1_000, 2_000))
+    assert heard == [progress(1, 2)]
+    assert caplog.messages == ["counted 1,000 of 2,000 rows"]
+
+
+def test_waves_of_an_interrupted_pass_are_loaded_and_removed_in_the_end(tmp_path: Path):
+    KeptWaves(str(tmp_path)).save("waves/one.arrow", TABLES)
+    resumed = KeptWaves(str(tmp_path))
+    assert resumed.load("waves/one.arrow") == TABLES
+    assert resumed.load("waves/two.arrow") is None
+    resumed.save("waves/two.arrow", TABLES[:1])
+    resumed.forget()
+    assert not list(tmp_path.glob("waves/*.arrow"))
+
+
+def test_damaged_waves_are_not_loaded(tmp_path: Path):
+    KeptWaves(str(tmp_path)).save("waves/one.arrow", TABLES)
+    (file,) = tmp_path.glob("waves/*")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    assert KeptWaves(str(tmp_path)).load("waves/one.arrow") is None
+
+
+def test_without_a_work_dir_nothing_is_kept():
+    waves = KeptWaves(None)
+    waves.save("waves/one.arrow", TABLES)
+    assert waves.load("waves/one.arrow") is None
+    waves.forget("waves")
