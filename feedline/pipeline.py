@@ -30,7 +30,7 @@ from feedline.planning.resolve import (
     resolve_state,
     start_of,
 )
-from feedline.resources import available_cores
+from feedline.resources.cgroups import available_cores
 from feedline.service.feeder.in_process import iterate_plan
 from feedline.service.feeder.quality_monitor import QualityMonitor
 from feedline.serving.encoder import Serving

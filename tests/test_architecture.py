@@ -92,7 +92,7 @@ INSIDE_FUNCTIONS = {
     ("feedline.commands.exit_status", "rich.console"),
     ("feedline.commands.feed", "feedline.pipeline"),
     ("feedline.commands.feed", "feedline.service.cluster.fit_workers"),
-    ("feedline.resources", "psutil"),
+    ("feedline.resources.cgroups", "psutil"),
     ("feedline.warehouse.storage.retry", "tenacity"),
     ("feedline.service.cluster.cluster", "feedline.service.cluster.dask_cluster"),
     ("feedline.service.cluster.cluster", "feedline.service.cluster.provider"),

@@ -21,7 +21,7 @@ from feedline.expressions.column_parts import source_columns
 from feedline.planning.nulls import Gaps, NullFinding, absence_line, find_gaps
 from feedline.planning.plan import read_columns_of
 from feedline.planning.table_snapshot import listing_of_source, schema_rules
-from feedline.resources import available_cores
+from feedline.resources.cgroups import available_cores
 from feedline.service.cluster.cluster import Cluster
 from feedline.spec import PipelineSpec
 from feedline.warehouse.bad_files import BadFile, load_findings, record_findings

@@ -37,7 +37,8 @@ from feedline.loader.ring.rendezvous import Listener, job_fingerprint, socket_pa
 from feedline.planning.agreement import RunStart, verify
 from feedline.planning.plan import Plan, code_of, first_fragment
 from feedline.planning.resolve import resolve_hello
-from feedline.resources import use_huge_pages, widen_affinity
+from feedline.resources.allocators import use_huge_pages
+from feedline.resources.cgroups import widen_affinity
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.feeder.feeder import Feeder
 from feedline.service.feeder.feeder_process import Ownership, ignore_sigterm, keep_log_short, startup_seconds

@@ -35,7 +35,7 @@ from feedline.loader.ring.launch import (
     overrides_text,
 )
 from feedline.loader.ring.rendezvous import job_fingerprint, socket_paths, sweep
-from feedline.resources import available_cores, rank_cores
+from feedline.resources.cgroups import available_cores, rank_cores
 from feedline.service.drain import DrainProgress, start_draining, stop_draining
 from feedline.service.feeder.supervisor import FeederEvent, RankReports, SupervisedFeeder, Supervisor
 from feedline.spec import PipelineSpec

@@ -23,7 +23,7 @@ from feedline.loader.ring.launch import FeederAccess
 from feedline.loader.state import read_state
 from feedline.pipeline import Pipeline
 from feedline.planning.schedule import Schedule
-from feedline.resources import active_instructions, choose_cpu, cpu_environment, level_instructions
+from feedline.resources.instructions import active_instructions, choose_cpu, cpu_environment, level_instructions
 from feedline.service.verify.findings import VerifyFindings
 from feedline.service.verify.receipts import ReceiptFindings, StepRun, read_receipts, verify_receipts
 from feedline.service.verify.rings import verify_rings

@@ -58,7 +58,7 @@ from feedline.planning.binding import (
     rows_of,
 )
 from feedline.planning.plan import code_of
-from feedline.resources import available_memory_bytes
+from feedline.resources.cgroups import available_memory_bytes
 from feedline.serving.golden_check import record
 from feedline.spec import PipelineSpec
 from feedline.transforms.compile.compiled import CompiledFeatures

@@ -19,7 +19,7 @@ from feedline.blocks.environment import Environment, check_environment, environm
 from feedline.blocks.jobs import check_job
 from feedline.blocks.reach import Reach
 from feedline.blocks.request import Job
-from feedline.resources import choose_cpu
+from feedline.resources.instructions import choose_cpu
 from feedline.service.cluster.attempts import Arrived
 from feedline.service.cluster.blame import EXCLUDED_S, Exclusions
 from feedline.service.cluster.connection.fair_share import FairShare
