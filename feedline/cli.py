@@ -211,14 +211,14 @@ def plan(
     from feedline.commands.plan import views
     from feedline.loader.state import read_state
     from feedline.pipeline import Pipeline
-    from feedline.planning.plan import code_of
+    from feedline.planning.binding.table_features import required_functions
     from feedline.spec import load_spec
     from feedline.spec.overrides import parse_overrides
     from feedline.transforms.registry.user_functions import keep_pandas_out
     from feedline.warehouse.selection.waves import on_count_progress
 
     spec = load_spec(pipeline, parse_overrides(overrides or []))
-    keep_pandas_out(code_of(spec))
+    keep_pandas_out(required_functions(spec))
     if step is None and (rank is not None or epoch or state is not None):
         raise SpecError("--rank, --epoch and --state describe a step: got no --step. Name one")
     if save:

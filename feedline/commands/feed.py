@@ -35,7 +35,8 @@ from feedline.loader.ring.launch import feeder_threads, log_path, memory_share, 
 from feedline.loader.ring.messages import FeederFailure
 from feedline.loader.ring.rendezvous import Listener, job_fingerprint, socket_path
 from feedline.planning.agreement import RunStart, verify
-from feedline.planning.plan import Plan, code_of, first_fragment
+from feedline.planning.binding.table_features import required_functions
+from feedline.planning.plan import Plan, first_fragment
 from feedline.planning.resolve import resolve_hello
 from feedline.resources.allocators import use_huge_pages
 from feedline.resources.cgroups import widen_affinity
@@ -396,7 +397,7 @@ def _sessions(request: FeedRequest, *, early: bool = False) -> Iterator[_Session
     if request.scratch is not None and log_path(request.scratch).exists():
         keep_log_short()
     spec = load_spec(request.pipeline or request.path, request.overrides, base_dir=request.path)
-    code = code_of(spec)
+    code = required_functions(spec)
     keep_pandas_out(code)
     if spec.cluster.kind != "threads":
         use_huge_pages(True)  # processes that are started inherit the setting

@@ -17,7 +17,7 @@ from dataclasses import replace
 from feedline.artifacts.store import ArtifactSetRef, load_manifest
 from feedline.errors import CorruptFileError, SpecError
 from feedline.planning.agreement import RunStart, agree
-from feedline.planning.binding import artifact_set_key, artifact_set_ref, artifacts_dir, set_refusal
+from feedline.planning.binding.fitted_artifacts import artifact_set_key, artifact_set_ref, artifacts_dir, set_refusal
 from feedline.planning.plan import Plan
 from feedline.spec import PipelineSpec
 from feedline.warehouse.storage import content_store

@@ -125,7 +125,8 @@ def _scheduler_facts(plan: Plan, schedule: Schedule, world_size: int, rows_per_s
         return None
     blocks = len(schedule.block_indices(0)) * plan.lanes
     load = scheduler_load(
-        plan.spec,
+        plan.spec.source,
+        plan.spec.shuffle,
         lanes=plan.lanes,
         version=plan.version,
         row_bytes=plan.row_bytes,

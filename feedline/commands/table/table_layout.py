@@ -24,7 +24,7 @@ from feedline.commands.display.progress_line import ProgressLine
 from feedline.errors import SpecError
 from feedline.expressions.column_parts import source_columns
 from feedline.pipeline import Pipeline
-from feedline.planning.plan import read_columns_of
+from feedline.planning.binding.read_columns import read_columns_of
 from feedline.resources.cgroups import available_cores
 from feedline.resources.scratch import make_scratch
 from feedline.service.cluster.cluster import Cluster
