@@ -48,7 +48,7 @@ def resolve_artifacts(
 
     def choose() -> str:
         if plan.features.missing_fits and _may_fit(plan):
-            return fit_missing() or ""
+            return fit_artifacts(fit_missing)
         plan.require_fitted()
         return plan.job.artifacts.manifest or ""
 
@@ -58,6 +58,11 @@ def resolve_artifacts(
     plan.require_fitted()
     _record_manifest(plan)
     return plan
+
+
+def fit_artifacts(fit_missing: Callable[[], str | None]) -> str:
+    """Fit what is missing. Returns the manifest."""
+    return fit_missing() or ""
 
 
 def _artifact_start(spec: PipelineSpec, start: RunStart) -> RunStart:

@@ -23,6 +23,7 @@ from feedline.resources.instructions import choose_cpu
 from feedline.service.cluster.attempts import Arrived
 from feedline.service.cluster.blame import EXCLUDED_S, Exclusions
 from feedline.service.cluster.connection.fair_share import FairShare
+from feedline.service.cluster.connection.outage import waits
 from feedline.service.cluster.early_threads import EarlyTask, EarlyThreads
 from feedline.service.cluster.priority import priority
 from feedline.service.cluster.reserved_port import ReservedPort
@@ -115,6 +116,7 @@ class Cluster:
             self._port.redirect()
 
     @cached_property
+    @waits
     def _connected(self) -> DaskCluster:
         """The cluster, once it is up."""
         if self._early is not None:
