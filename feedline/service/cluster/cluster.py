@@ -237,8 +237,7 @@ class Cluster:
         return self._connected.start(function, *args, key=key, arrived=arrived, **options)
 
     def check_workers(self, code: Sequence[RequiredFunction] = ()) -> None:
-        """Wait for a worker, and check that workers have our versions and the user's functions. Raises ClusterError if
-        there is no worker, or no fit one."""
+        """Wait for a worker; check versions and the user's functions. Raises ClusterError if no worker fits."""
         self._unchecked = False
         if self.kind == "threads":
             check_environment(self.environment)
