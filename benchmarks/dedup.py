@@ -48,7 +48,7 @@ from transforms import reborn
 
 from feedline import Pipeline
 from feedline.planning.plan import Plan
-from feedline.resources import available_cores
+from feedline.resources.cgroups import available_cores
 from feedline.warehouse.synthetic.clicks import ClickRecipe
 from feedline.warehouse.synthetic.generate import clicks_pipeline, generate_clicks
 

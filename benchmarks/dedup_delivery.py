@@ -28,7 +28,7 @@ from measure import measure
 from shapes import SHAPES
 from trainer import steady
 
-from feedline.resources import allocator_environment
+from feedline.resources.allocators import allocator_environment
 
 FEEDLINE = "feedline"
 

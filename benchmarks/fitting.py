@@ -26,7 +26,7 @@ import polars as pl
 from feedline import Pipeline
 from feedline.artifacts.store import load_artifact, load_manifest
 from feedline.fitting.fit_report import FitReport
-from feedline.resources import available_cores
+from feedline.resources.cgroups import available_cores
 from feedline.warehouse.synthetic.clicks import ClickRecipe
 from feedline.warehouse.synthetic.generate import generate_clicks
 

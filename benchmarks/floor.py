@@ -63,7 +63,7 @@ from rich.console import Console
 from rich.table import Table
 from shapes import SHAPES
 
-from feedline.resources import allocator_environment
+from feedline.resources.allocators import allocator_environment
 
 HERE = Path(__file__).resolve().parent
 VERSIONS = ("feedline", "torch", "polars", "pyarrow", "numpy", "dask", "grain", "torchdata")

@@ -35,7 +35,7 @@ import pyarrow.parquet as pq
 from measure import Measured, measure
 
 from feedline import Table
-from feedline.resources import available_cores
+from feedline.resources.cgroups import available_cores
 from feedline.warehouse.synthetic.clicks import ClickRecipe
 from feedline.warehouse.synthetic.generate import clicks_pipeline, generate_clicks
 

@@ -33,7 +33,7 @@ from feedline.loader.ring.launch import (
     overrides_text,
 )
 from feedline.pipeline import Pipeline
-from feedline.resources import available_cores
+from feedline.resources.cgroups import available_cores
 from feedline.spec import load_spec
 from feedline.warehouse.synthetic.clicks import ClickRecipe
 from feedline.warehouse.synthetic.generate import clicks_pipeline, generate_clicks

@@ -27,7 +27,7 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
-from feedline.resources import allocator_environment
+from feedline.resources.allocators import allocator_environment
 from feedline.serving.encoder import Serving
 from feedline.spec import load_spec
 

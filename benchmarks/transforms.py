@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 from transform_cases import Case, cases
 
-from feedline.resources import allocator_environment
+from feedline.resources.allocators import allocator_environment
 from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import Artifact, FitRequest, Reading

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -19,10 +18,11 @@ from rich.console import Console
 
 from feedline.commands.display.consoles import console_on
 from feedline.commands.exit_status import end_with
-from feedline.errors import PlanError, SpecError
+from feedline.errors import SpecError
 from feedline.version import VERSION
 
 if TYPE_CHECKING:
+    from feedline.spec import PipelineSpec
     from feedline.warehouse.storage.kept_waves import WaveProgress
 
 _HELP = """Feed PyTorch trainers from a Parquet warehouse, and look after the tables that feed them.
@@ -96,7 +96,6 @@ class _Commands(typer.core.TyperGroup):
 
 
 app = typer.Typer(cls=_Commands, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=_HELP)
-# Width of tables in files, where nothing should be cut off.
 
 PipelinePath = Annotated[Path, typer.Argument(metavar="PIPELINE.YAML", help="The pipeline.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key: --set batch.tail=pad")]
@@ -123,6 +122,14 @@ def _program(
     pass  # `--version` has ended the program by now
 
 
+def _load(pipeline: Path, overrides: list[str] | None) -> PipelineSpec:
+    """The pipeline, with the overrides of `--set`."""
+    from feedline.spec import load_spec
+    from feedline.spec.overrides import parse_overrides
+
+    return load_spec(pipeline, parse_overrides(overrides or []))
+
+
 @app.command()
 def run(
     pipeline: PipelinePath,
@@ -135,16 +142,13 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Feed trainers on this host, or measure how fast that would be (--sink null)."""
-    from feedline.commands.display.quality_table import quality_table
-    from feedline.commands.run import RunRequest, Stop, run_null, run_trainers
-    from feedline.loader.facts import summary_of
+    from feedline.commands.run import RunRequest, Stop, parse_ranks, print_summary, run_null, run_trainers
     from feedline.spec import load_spec
     from feedline.spec.overrides import parse_overrides
 
     if sink not in ("trainer", "null"):
         raise SpecError(f"--sink is unknown: got {sink!r}, expected trainer or null")
-    values = parse_overrides(overrides or [])
-    spec = load_spec(pipeline, values)
+    spec = load_spec(pipeline, values := parse_overrides(overrides or []))
     here = parse_ranks(ranks, world_size)
     request = RunRequest(
         path=pipeline.absolute(), overrides=values, spec=spec, ranks=here, world_size=world_size or len(here)
@@ -156,19 +160,7 @@ def run(
     if as_json:
         print(json.dumps(dataclasses.asdict(summary)))
     else:
-        share = summary.wait_fraction
-        waited = "there was no trainer" if share is None else f"the trainer waited {share:.0%} of the time"
-        console.print(
-            f"{summary.rows:,} rows in {summary.batches:,} batches, {summary.seconds:.1f} s, "
-            f"{summary.rows_per_s:,.0f} rows/s; read {summary.bytes_read:,} bytes, delivered "
-            f"{summary.bytes_delivered:,}; {waited}",
-            highlight=False,
-            soft_wrap=True,
-        )
-        if summary.bad_files:
-            console.print(summary_of(summary.bad_files), highlight=False)
-        if summary.quality:
-            console.print(quality_table(summary.quality))
+        print_summary(summary, console)
     if stop.status is not None:
         raise typer.Exit(stop.status)
 
@@ -211,14 +203,12 @@ def plan(
     from feedline.commands.plan import views
     from feedline.loader.state import read_state
     from feedline.pipeline import Pipeline
-    from feedline.planning.plan import code_of
-    from feedline.spec import load_spec
-    from feedline.spec.overrides import parse_overrides
+    from feedline.planning.binding.table_features import required_functions
     from feedline.transforms.registry.user_functions import keep_pandas_out
     from feedline.warehouse.storage.kept_waves import on_wave_progress
 
-    spec = load_spec(pipeline, parse_overrides(overrides or []))
-    keep_pandas_out(code_of(spec))
+    spec = _load(pipeline, overrides)
+    keep_pandas_out(required_functions(spec))
     if step is None and (rank is not None or epoch or state is not None):
         raise SpecError("--rank, --epoch and --state describe a step: got no --step. Name one")
     if save:
@@ -250,10 +240,8 @@ def head(
 ) -> None:
     """Show the first rows of the table beside their features; ids of vocabularies with their values."""
     from feedline.commands.table.head import json_facts, preview, preview_table
-    from feedline.spec import load_spec
-    from feedline.spec.overrides import parse_overrides
 
-    facts = preview(load_spec(pipeline, parse_overrides(overrides or [])), rows)
+    facts = preview(_load(pipeline, overrides), rows)
     if as_json:
         print(json.dumps(json_facts(facts)))
     else:
@@ -274,10 +262,8 @@ def rebase(
     from feedline.loader.facts import describe_rebase
     from feedline.loader.state import read_state
     from feedline.pipeline import Pipeline
-    from feedline.spec import load_spec
-    from feedline.spec.overrides import parse_overrides
 
-    plan = Pipeline(load_spec(pipeline, parse_overrides(overrides or []))).rebase(before := read_state(state))
+    plan = Pipeline(_load(pipeline, overrides)).rebase(before := read_state(state))
     after = plan.state_after(before)
     rest = None if after == before else plan.facts().rest
     Console(stderr=True).print(
@@ -307,13 +293,11 @@ def check(
     """Find all bad files, and nulls that features cannot hold, before a run does. Exit status 1 if there are any."""
     from feedline.commands.check import check_progress, run_check
     from feedline.commands.display.progress_line import ProgressLine
-    from feedline.spec import load_spec
-    from feedline.spec.overrides import parse_overrides
 
     if all_columns and not deep:
         raise SpecError("--all-columns needs --deep: got it alone. Add --deep")
     line = ProgressLine()
-    spec = load_spec(pipeline, parse_overrides(overrides or []))
+    spec = _load(pipeline, overrides)
     report = run_check(spec, deep=deep, all_columns=all_columns, progress=check_progress(line))
     line.close()
     print(json.dumps(report.facts()) if as_json else report.text())
@@ -329,10 +313,8 @@ def snapshot(
 ) -> None:
     """Write a snapshot of the current table to one file, for `source.snapshot: FILE`."""
     from feedline.planning.table_snapshot import freeze
-    from feedline.spec import load_spec
-    from feedline.spec.overrides import parse_overrides
 
-    frozen = freeze(load_spec(pipeline, parse_overrides(overrides or [])), file)
+    frozen = freeze(_load(pipeline, overrides), file)
     print(f"snapshot {frozen.id}: {len(frozen.files):,} files, {frozen.rows:,} rows: {file}")
 
 
@@ -348,15 +330,13 @@ def schema(
     JSON Schema of pipeline.yaml."""
     from feedline.commands.schema import describe_schema, schema_table
     from feedline.pipeline import Pipeline
-    from feedline.spec import load_spec
-    from feedline.spec.overrides import parse_overrides
 
     if pipeline is None:
         if overrides:
             raise SpecError("--set overrides a pipeline's keys: got no pipeline. Name one, or omit --set")
         print(json.dumps(Pipeline.json_schema(), indent=2))
         return
-    spec = load_spec(pipeline, parse_overrides(overrides or []))
+    spec = _load(pipeline, overrides)
     facts = describe_schema(Pipeline(spec).schema, spec.batch.size)
     if as_json:
         print(json.dumps(facts))
@@ -431,38 +411,3 @@ def _print_progress(progress: WaveProgress) -> None:
 
     if progress.done < progress.total:
         ProgressLine().note(progress.text())
-
-
-def _refuse_launcher() -> None:
-    """Refuse to guess the ranks of this host under a launcher, whose tasks may be hosts rather than trainers."""
-    from feedline.loader.ranks import detect_rank
-
-    try:
-        detected = detect_rank(rank=None, world_size=None, distributed=None, environment=os.environ)
-        rank = f"rank {detected.rank} of {detected.world_size} ({detected.source})"
-        launcher = rank if detected.world_size > 1 else None
-    except PlanError as error:
-        launcher = str(error)
-    if launcher is not None:
-        raise SpecError(
-            f"--ranks and --world-size are missing under a launcher: got {launcher}, expected the ranks of this host. "
-            "Give both; --world-size 1 for an independent run"
-        )
-
-
-def parse_ranks(text: str | None, world_size: int | None) -> list[int]:
-    """Parse "0-7" or "0,2,5" (default: all ranks below `world_size`, or rank 0)."""
-    if text is None:
-        if world_size is None:
-            _refuse_launcher()
-        return list(range(world_size or 1))
-    ranks: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()) or (dash and int(last) < int(first)):
-            raise SpecError(f"--ranks is not a list of ranks: got {text!r}, expected one such as 0-7 or 0,2")
-        ranks += range(int(first), int(last or first) + 1)
-    size = world_size or max(ranks) + 1
-    if len(set(ranks)) != len(ranks) or max(ranks) >= size:
-        raise SpecError(f"--ranks does not fit --world-size: got {text!r}, expected distinct ranks below {size}")
-    return ranks

@@ -30,7 +30,7 @@ from feedline.planning.resolve import (
     resolve_state,
     start_of,
 )
-from feedline.resources import available_cores
+from feedline.resources.cgroups import available_cores
 from feedline.service.feeder.in_process import iterate_plan
 from feedline.service.feeder.quality_monitor import QualityMonitor
 from feedline.serving.encoder import Serving
@@ -81,7 +81,7 @@ class Pipeline:
 
     def plan(self, *, world_size: int = 1, snapshot: Snapshot | None = None, map: Map | None = None) -> Plan:
         """The exact plan for a number of ranks, on a new snapshot unless one is given."""
-        lanes = lanes_for(self.spec, world_size)
+        lanes = lanes_for(self.spec.lanes, world_size)
         return preview_plan(self.spec, snapshot or self.snapshot(map=map), lanes=lanes, map=map)
 
     def complete_plan(
@@ -100,7 +100,7 @@ class Pipeline:
         every task. Raises SpecError where an artifact is missing, DataError for nulls that the run is certain to
         contain.
         """
-        lanes, fit = lanes_for(self.spec, world_size), self._fit_with(workers, say)
+        lanes, fit = lanes_for(self.spec.lanes, world_size), self._fit_with(workers, say)
         snapshot = snapshot or self.snapshot(map=map)
         return resolve_snapshot(self.spec, snapshot, lanes=lanes, fit=fit, map=map).without_gaps()
 

@@ -14,7 +14,8 @@ import polars as pl
 import pyarrow as pa
 
 from feedline.errors import ClusterError
-from feedline.resources import Cpu, instructions_remedy, level_instructions, libc, libm
+from feedline.resources.instructions import Cpu, instructions_remedy, level_instructions
+from feedline.resources.libm import libc, libm
 from feedline.version import VERSION
 
 Environment = tuple[tuple[str, str], ...]

@@ -18,10 +18,10 @@ from feedline.commands.cluster.connect import first_report
 from feedline.commands.display.progress_line import ProgressLine
 from feedline.errors import SpecError, StoreError, TableError
 from feedline.expressions.column_parts import source_columns
+from feedline.planning.binding.read_columns import read_columns_of
 from feedline.planning.nulls import Gaps, NullFinding, absence_line, find_gaps
-from feedline.planning.plan import read_columns_of
 from feedline.planning.table_snapshot import listing_of_source, schema_rules
-from feedline.resources import available_cores
+from feedline.resources.cgroups import available_cores
 from feedline.service.cluster.cluster import Cluster
 from feedline.spec import PipelineSpec
 from feedline.warehouse.bad_files import BadFile, load_findings, record_findings
@@ -116,10 +116,10 @@ def run_check(
     `deep`: decode every page of the columns that the pipeline reads, or of all columns with `all_columns`.
     """
     began = time.perf_counter()
-    listing = listing_of_source(spec)
+    listing = listing_of_source(spec.source)
     columns: tuple[str, ...] = ()
     with _map_of(spec) as map:
-        rules = schema_rules(spec)
+        rules = schema_rules(spec.source)
         findings = check_footers(listing, map=map, rules=rules, progress=progress)
         _remember(spec.work_dir, findings, deep=False)
         if rules.missing_error and findings.kinds:

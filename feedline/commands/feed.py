@@ -13,44 +13,32 @@ import gc
 import json
 import logging
 import os
-import platform
 import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from feedline.blocks.jobs import compile_job
-from feedline.blocks.reach import Reach
 from feedline.commands.exit_status import end_with
+from feedline.commands.feeder_sessions import FeederSessions, FeedRequest, open_sessions
 from feedline.errors import FeederError, FeedlineError, SpecError
-from feedline.loader.facts import FeederFacts, Hello
+from feedline.loader.facts import Hello
 from feedline.loader.ring.channel import Channel, ChannelClosedError, adopt
 from feedline.loader.ring.host_feeder import HostListener
-from feedline.loader.ring.launch import feeder_threads, log_path, memory_share, read_overrides
+from feedline.loader.ring.launch import read_overrides
 from feedline.loader.ring.messages import FeederFailure
 from feedline.loader.ring.rendezvous import Listener, job_fingerprint, socket_path
-from feedline.planning.agreement import RunStart, verify
-from feedline.planning.plan import Plan, code_of, first_fragment
-from feedline.planning.resolve import resolve_hello
-from feedline.resources import use_huge_pages, widen_affinity
-from feedline.service.cluster.cluster import Cluster
+from feedline.planning.plan import Plan
+from feedline.resources.allocators import use_huge_pages
+from feedline.resources.cgroups import widen_affinity
 from feedline.service.feeder.feeder import Feeder
-from feedline.service.feeder.feeder_process import Ownership, ignore_sigterm, keep_log_short, startup_seconds
-from feedline.service.feeder.planner import Planner
+from feedline.service.feeder.feeder_process import Ownership, startup_seconds
 from feedline.service.feeder.supervisor import FeederEvent
 from feedline.service.feeder.trainer_session import TrainerSession, show_window_changes
 from feedline.service.log_lines import write_log_lines
-from feedline.service.scaling.demand import Demand
-from feedline.spec import PipelineSpec, load_spec
-from feedline.transforms.registry.user_functions import keep_pandas_out
-from feedline.warehouse.optimize.usage import record_usage
-from feedline.warehouse.snapshot.snapshot import Snapshot
-from feedline.warehouse.storage.parallel import stop_waiting
 
 logger = logging.getLogger(__name__)
 
@@ -62,26 +50,6 @@ _LAST_EVENTS_S = 5.0
 # How long a thread keeps the interpreter's lock while others wait for it. By default 5 ms: as long as a block of narrow
 # rows, whose thread asks for it after each native call, while Dask is imported and the loop delivers beside it.
 _LOCK_S = 0.0005
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FeedRequest:
-    """The pipeline, the ranks to serve, the number of ranks in all and on this host, the cores to use.
-
-    pipeline: its content, if it is no file; `path` is the folder that its paths are relative to then. ranks: empty if
-    their trainers name them. parent: the process that started the feeder. scratch: its folder for Dask's workers,
-    removed at the end.
-    """
-
-    path: str
-    overrides: dict[str, object]
-    ranks: Sequence[int]
-    world_size: int
-    local_ranks: int
-    cores: int
-    parent: int | None = None
-    scratch: str | None = None
-    pipeline: dict[str, object] | None = None
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
@@ -145,7 +113,7 @@ def feed_over(fd: int, request: FeedRequest) -> int:
     with ownership.signals():
         ownership.add(request.parent or os.getppid())
         try:
-            with _sessions(request, early=True) as sessions:
+            with open_sessions(request, early=True) as sessions:
                 feeder = Feeder(sessions.cluster, on_end=ended, demand=sessions.demand)
                 feeder.add(sessions.open(channel, rank=request.ranks[0], wake=feeder.wake))
                 feeder.serve(until=lambda: ownership.is_ending or not feeder.sessions)
@@ -165,7 +133,7 @@ def feed_host(listener: HostListener, request: FeedRequest) -> int:
     ownership = Ownership(request.scratch, is_owned=lambda: any(map(_is_owner, feeders)))
     with ownership.signals(), contextlib.closing(listener):
         try:
-            with _sessions(request, early=True) as sessions:
+            with open_sessions(request, early=True) as sessions:
                 door = _HostDoor(listener, sessions, ownership)
                 feeder = Feeder(sessions.cluster, doors=[door], demand=sessions.demand)
                 feeders.append(feeder)
@@ -199,7 +167,7 @@ def _refuse(channel: Channel, error: FeedlineError) -> None:
 class _HostDoor:
     """Where the ranks of a host connect. A second trainer of a rank is told to start a feeder of its own."""
 
-    def __init__(self, listener: HostListener, sessions: _Sessions, ownership: Ownership) -> None:
+    def __init__(self, listener: HostListener, sessions: FeederSessions, ownership: Ownership) -> None:
         self._listener = listener
         self._sessions = sessions
         self._ownership = ownership
@@ -235,7 +203,7 @@ def feed_listening(request: FeedRequest) -> int:
     ownership = Ownership(request.scratch)
     with ownership.signals(), contextlib.ExitStack() as stack:
         ownership.add(request.parent or os.getppid())
-        sessions = stack.enter_context(_sessions(request))
+        sessions = stack.enter_context(open_sessions(request))
         job = job_fingerprint(sessions.spec)
         pipe = stack.enter_context(contextlib.closing(_EventPipe()))
         doors = {}
@@ -266,7 +234,7 @@ def feed_listening(request: FeedRequest) -> int:
 class _RankDoor:
     """Where the trainers of one rank connect, one after the other."""
 
-    def __init__(self, listener: Listener, sessions: _Sessions, rank: int, pipe: _EventPipe) -> None:
+    def __init__(self, listener: Listener, sessions: FeederSessions, rank: int, pipe: _EventPipe) -> None:
         self._listener = listener
         self._sessions = sessions
         self._rank = rank
@@ -348,114 +316,3 @@ class _EventPipe:
         with contextlib.suppress(BrokenPipeError):  # `feedline run` is gone, and this process ends
             while (event := self._events.get()) is not None:
                 print(json.dumps(event.to_json()), flush=True)
-
-
-class _Sessions:
-    """What all sessions of a feeder share: spec, cluster, planner."""
-
-    def __init__(
-        self, request: FeedRequest, spec: PipelineSpec, cluster: Cluster, planner: Planner, demand: Demand | None
-    ) -> None:
-        self._request = request
-        self._planner = planner
-        self.spec = spec
-        self.cluster = cluster
-        self.demand = demand
-
-    def open(
-        self,
-        channel: Channel,
-        *,
-        rank: int | None,
-        wake: Callable[[], None],
-        admit: Callable[[Hello], bool] = lambda hello: True,
-        on_plan: Callable[[Plan], None] = lambda plan: None,
-    ) -> TrainerSession:
-        """A session for the trainer at the other end of a channel."""
-        request, log = self._request, None
-        if request.scratch is not None and log_path(request.scratch).exists():
-            log = str(log_path(request.scratch))
-        return TrainerSession(
-            channel,
-            self.cluster,
-            self._planner,
-            rank=rank,
-            world_size=request.world_size,
-            memory_bytes=memory_share(self.spec, local_ranks=request.local_ranks),
-            about=FeederFacts(imports_s=startup_seconds(), log=log, dashboard=None, feeder=os.getpid()),
-            wake=wake,
-            admit=admit,
-            on_plan=on_plan,
-        )
-
-
-@contextlib.contextmanager
-def _sessions(request: FeedRequest, *, early: bool = False) -> Iterator[_Sessions]:
-    """early: serve trainers before the cluster is up, and has workers that fit."""
-    if request.scratch is not None and log_path(request.scratch).exists():
-        keep_log_short()
-    spec = load_spec(request.pipeline or request.path, request.overrides, base_dir=request.path)
-    code = code_of(spec)
-    keep_pandas_out(code)
-    if spec.cluster.kind != "threads":
-        use_huge_pages(True)  # processes that are started inherit the setting
-    threads = feeder_threads(spec, cores=request.cores)
-    demand = None if spec.cluster.kind == "threads" else Demand(spec.name, job_fingerprint(spec), spec.cluster)
-    report = None if demand is None else demand.first_report()
-    # A thread connects: a signal then interrupts the wait for it, and the cluster that it has started is closed.
-    in_thread = early or spec.cluster.kind != "threads"
-    cluster = Cluster(spec.cluster, threads=threads, early=in_thread, elastic=True, report=report, code=code)
-    planner = None
-    try:
-        if not early:
-            cluster.check_workers(code)
-        planner = Planner(
-            partial(_resolve, spec, cluster),
-            job=job_fingerprint(spec),
-            verify=lambda start: verify(start, spec.work_dir),
-        )
-        yield _Sessions(request, spec, cluster, planner, demand)
-    finally:
-        ignore_sigterm()
-        stop_waiting()
-        cluster.close()  # native code of tasks must not run in threads when the interpreter ends
-        if planner is not None:
-            planner.close()
-
-
-def _resolve(spec: PipelineSpec, cluster: Cluster, hello: Hello, start: RunStart, plans: Sequence[Plan]) -> Plan:
-    """Resolve the plan that a trainer requests; rank 0 of a new job adds it to the usage record."""
-    fit = _fit_on(spec, cluster)
-    plan = resolve_hello(spec, hello, start=start, fit=fit, map=cluster.map, plans=plans)
-    if hello.snapshot is None and hello.rebase is None:  # a resumed run may have delivered those rows
-        plan.without_gaps()
-    if not any(plan is each for each in plans):
-        plan = replace(plan, job=replace(plan.job, environment=cluster.environment))
-    cluster.check_job(plan.job, _reach_of(plan))
-    if spec.cluster.kind == "threads" and not plan.needs_artifacts:
-        compile_job(plan.job, plan.features)
-    if hello.global_rank == 0 and hello.snapshot is None:  # else it is resumed, with its first snapshot
-        record_usage(spec.work_dir, plan.snapshot, plan.parts, plan.selection.rows, job=spec.name)
-    return plan
-
-
-def _reach_of(plan: Plan) -> Reach:
-    record = plan.job.record
-    return Reach(
-        host=platform.node(),
-        fragment=first_fragment(plan),
-        work_dir=None if record is None else record.work_dir,
-        snapshot=plan.snapshot.file_name,
-    )
-
-
-def _fit_on(spec: PipelineSpec, cluster: Cluster) -> Callable[[Snapshot], str | None]:
-    """Fits missing artifacts on the cluster."""
-
-    def fit(snapshot: Snapshot) -> str | None:
-        from feedline.pipeline import Pipeline  # noqa: PLC0415 -- 0.1 s of imports that most feeders do not need
-        from feedline.service.cluster.fit_workers import DaskWorkers  # noqa: PLC0415 -- imports Dask
-
-        return Pipeline(spec).fit(missing=True, snapshot=snapshot, workers=DaskWorkers(cluster)).manifest
-
-    return fit

@@ -20,8 +20,11 @@ from typing import Any
 from rich.console import Console
 
 from feedline.commands.display.live_table import Counters, LiveTable, RankView, RecentRates
+from feedline.commands.display.quality_table import quality_table
+from feedline.errors import PlanError, SpecError
 from feedline.loader.encoding.quality import Quality, measures, merge
-from feedline.loader.facts import BadFileFacts, FeederStats, Hello, PlanFacts, describe_bad_files
+from feedline.loader.facts import BadFileFacts, FeederStats, Hello, PlanFacts, describe_bad_files, summary_of
+from feedline.loader.ranks import detect_rank
 from feedline.loader.ring.client import FeederClient
 from feedline.loader.ring.feeder_connection import Answer
 from feedline.loader.ring.host_feeder import launch_name
@@ -35,7 +38,7 @@ from feedline.loader.ring.launch import (
     overrides_text,
 )
 from feedline.loader.ring.rendezvous import job_fingerprint, socket_paths, sweep
-from feedline.resources import available_cores, rank_cores
+from feedline.resources.cgroups import available_cores, rank_cores
 from feedline.service.drain import DrainProgress, start_draining, stop_draining
 from feedline.service.feeder.supervisor import FeederEvent, RankReports, SupervisedFeeder, Supervisor
 from feedline.spec import PipelineSpec
@@ -337,3 +340,53 @@ def _summary(views: Sequence[DrainProgress], seconds: float, request: RunRequest
         bad_files=() if facts is None else facts.bad_files,
         quality={} if facts is None else _measures([facts], [view.quality for view in views if view.quality]),
     )
+
+
+def print_summary(summary: RunSummary, console: Console) -> None:
+    """Print what a run did: rows, rates, waiting, skipped files, quality."""
+    share = summary.wait_fraction
+    waited = "there was no trainer" if share is None else f"the trainer waited {share:.0%} of the time"
+    console.print(
+        f"{summary.rows:,} rows in {summary.batches:,} batches, {summary.seconds:.1f} s, "
+        f"{summary.rows_per_s:,.0f} rows/s; read {summary.bytes_read:,} bytes, delivered "
+        f"{summary.bytes_delivered:,}; {waited}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if summary.bad_files:
+        console.print(summary_of(summary.bad_files), highlight=False)
+    if summary.quality:
+        console.print(quality_table(summary.quality))
+
+
+def _refuse_launcher() -> None:
+    """Refuse to guess the ranks of this host under a launcher, whose tasks may be hosts rather than trainers."""
+    try:
+        detected = detect_rank(rank=None, world_size=None, distributed=None, environment=os.environ)
+        rank = f"rank {detected.rank} of {detected.world_size} ({detected.source})"
+        launcher = rank if detected.world_size > 1 else None
+    except PlanError as error:
+        launcher = str(error)
+    if launcher is not None:
+        raise SpecError(
+            f"--ranks and --world-size are missing under a launcher: got {launcher}, expected the ranks of this host. "
+            "Give both; --world-size 1 for an independent run"
+        )
+
+
+def parse_ranks(text: str | None, world_size: int | None) -> list[int]:
+    """Parse "0-7" or "0,2,5" (default: all ranks below `world_size`, or rank 0)."""
+    if text is None:
+        if world_size is None:
+            _refuse_launcher()
+        return list(range(world_size or 1))
+    ranks: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()) or (dash and int(last) < int(first)):
+            raise SpecError(f"--ranks is not a list of ranks: got {text!r}, expected one such as 0-7 or 0,2")
+        ranks += range(int(first), int(last or first) + 1)
+    size = world_size or max(ranks) + 1
+    if len(set(ranks)) != len(ranks) or max(ranks) >= size:
+        raise SpecError(f"--ranks does not fit --world-size: got {text!r}, expected distinct ranks below {size}")
+    return ranks

@@ -18,7 +18,7 @@ from feedline.commands.display.progress_line import ProgressLine
 from feedline.commands.exit_status import exit_on_sigterm
 from feedline.errors import StateError
 from feedline.pipeline import Pipeline
-from feedline.resources import active_instructions, choose_cpu, cpu_environment, level_instructions
+from feedline.resources.instructions import active_instructions, choose_cpu, cpu_environment, level_instructions
 from feedline.service.verify.receipts import ReceiptFindings, StepRun, read_receipts, verify_receipts
 from feedline.spec import PipelineSpec, load_spec
 from feedline.spec.overrides import parse_overrides

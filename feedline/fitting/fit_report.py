@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from feedline.artifacts.store import Fit, StoredArtifactSet
-from feedline.planning.binding import artifact_set_ref, set_refusal
+from feedline.planning.binding.fitted_artifacts import artifact_set_ref, set_refusal
 from feedline.spec import PipelineSpec
 
 

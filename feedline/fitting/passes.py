@@ -43,20 +43,11 @@ from feedline.fitting.observe import (
 )
 from feedline.fitting.reduction import FAN_IN, Workers, map_tasks, reduce_tasks
 from feedline.fitting.spill import PARTS, Scratch, SpilledState, discard, parts_of
-from feedline.planning.binding import (
-    artifact_set_key,
-    artifact_set_ref,
-    artifacts_dir,
-    bound_sample,
-    bound_where,
-    compile_spec,
-    planned_schema,
-    require_columns,
-    require_fitted,
-    rows_of,
-)
-from feedline.planning.plan import code_of
-from feedline.resources import available_memory_bytes
+from feedline.planning.binding.fitted_artifacts import artifact_set_key, artifact_set_ref, artifacts_dir, require_fitted
+from feedline.planning.binding.read_columns import require_columns
+from feedline.planning.binding.selected_rows import bound_sample, bound_where, rows_of
+from feedline.planning.binding.table_features import compile_spec, planned_schema, required_functions
+from feedline.resources.cgroups import available_memory_bytes
 from feedline.serving.golden_check import record
 from feedline.spec import PipelineSpec
 from feedline.transforms.compile.compiled import CompiledFeatures
@@ -386,7 +377,7 @@ class _Run:
         """The job of a pass; artifacts of earlier passes are in the scratch folder."""
         depends = {key for request in ready for key in self.requests[request.key].depends}
         where = self._spec.fit.where or self._spec.source.where
-        rows = replace(rows_of(self._spec, self._snapshot), where=where)
+        rows = replace(rows_of(self._spec.source, self._snapshot), where=where)
         ref = replace(
             artifact_set_ref(self._spec), readings=self._artifacts.stored.pinned_ref.readings, request=None, rows=rows
         )
@@ -407,7 +398,7 @@ class _Run:
             artifacts=ref,
             scratch=replace(self.scratch, limit_bytes=max(memory // sets, 1)),
             environment=self._workers.environment,
-            code=code_of(self._spec),
+            code=required_functions(self._spec),
         )
 
 

@@ -52,7 +52,7 @@ from feedline.loader.state import (
     state_of,
 )
 from feedline.loader.torchrec_tensors import register_pipelineable
-from feedline.resources import available_cores, launcher_affinity, rank_cores
+from feedline.resources.cgroups import available_cores, launcher_affinity, rank_cores
 from feedline.spec import PipelineSpec, load_spec
 
 _printed_ranks: set[RankInfo] = set()

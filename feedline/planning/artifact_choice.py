@@ -17,7 +17,7 @@ from dataclasses import replace
 from feedline.artifacts.store import ArtifactSetRef, load_manifest
 from feedline.errors import CorruptFileError, SpecError
 from feedline.planning.agreement import RunStart, agree
-from feedline.planning.binding import artifact_set_key, artifact_set_ref, artifacts_dir, set_refusal
+from feedline.planning.binding.fitted_artifacts import artifact_set_key, artifact_set_ref, artifacts_dir, set_refusal
 from feedline.planning.plan import Plan
 from feedline.spec import PipelineSpec
 from feedline.warehouse.storage import content_store
@@ -48,7 +48,7 @@ def resolve_artifacts(
 
     def choose() -> str:
         if plan.features.missing_fits and _may_fit(plan):
-            return fit_missing() or ""
+            return fit_artifacts(fit_missing)
         plan.require_fitted()
         return plan.job.artifacts.manifest or ""
 
@@ -58,6 +58,11 @@ def resolve_artifacts(
     plan.require_fitted()
     _record_manifest(plan)
     return plan
+
+
+def fit_artifacts(fit_missing: Callable[[], str | None]) -> str:
+    """Fit what is missing. Returns the manifest."""
+    return fit_missing() or ""
 
 
 def _artifact_start(spec: PipelineSpec, start: RunStart) -> RunStart:

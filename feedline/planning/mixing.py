@@ -1,7 +1,7 @@
 """Decide how large blocks are, and from how many a lane draws at once.
 
-Pure. A function of the spec, the lanes, the plan's version and the table; never of world size, memory or measurements,
-which would move rows to other steps.
+Pure. A function of `source` and `shuffle`, the lanes, the plan's version and the table; never of world size, memory or
+measurements, which would move rows to other steps.
 
 Version 1: a block is as many splits as reach `shuffle.window_rows`, and a lane takes one block after another.
 Version 2: splits and blocks are small, and a lane draws in turn from the blocks that hold about `shuffle.window_rows`
@@ -20,11 +20,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from feedline.errors import PlanError
-from feedline.spec import PipelineSpec
+from feedline.planning.plan_version import PLAN_VERSION
+from feedline.spec.sections import ShuffleSpec
+from feedline.spec.source_section import SourceSpec
 
-# Part of every plan's fingerprint: raised by any change that moves a row to another step or position. A state is
-# continued by the version that made it.
-PLAN_VERSION = 3
 DEFAULT_WINDOW_ROWS = {1: 131_072, 2: 524_288, 3: 524_288}
 # Blocks that share a window, where row groups are small enough. With 32 and the default window blocks would be smaller
 # than the chunks in which rows are transformed, and each costs a task. From version 3 on, wide rows make them more: the
@@ -76,12 +75,7 @@ class BlockSizes:
     window_rows: int
 
 
-def newest_version(spec: PipelineSpec) -> int:
-    """The version of the plan of a new run."""
-    return PLAN_VERSION if spec.shuffle is not None and spec.shuffle.rows else 1
-
-
-def possible_windows(spec: PipelineSpec, version: int) -> list[MixingWindow]:
+def possible_windows(shuffle: ShuffleSpec | None, version: int) -> list[MixingWindow]:
     """Every window that a plan of a version may have, the largest rows and the fewest blocks first.
 
     Raises PlanError for an unknown version.
@@ -90,14 +84,14 @@ def possible_windows(spec: PipelineSpec, version: int) -> list[MixingWindow]:
         raise PlanError(f"the plan's version is not supported: got {version}, expected 1 to {PLAN_VERSION}")
     default = DEFAULT_WINDOW_ROWS[version]
     rows = [default] if version < 3 else [default >> halvings for halvings in range(default.bit_length())]
-    if spec.shuffle is not None and spec.shuffle.window_rows is not None:
-        rows = [spec.shuffle.window_rows]
+    if shuffle is not None and shuffle.window_rows is not None:
+        rows = [shuffle.window_rows]
     return [MixingWindow(rows=each, blocks=blocks) for each in rows for blocks in WINDOW_BLOCKS[version]]
 
 
-def choose_window(spec: PipelineSpec, version: int, row_bytes: RowBytes) -> MixingWindow:
+def choose_window(shuffle: ShuffleSpec | None, version: int, row_bytes: RowBytes) -> MixingWindow:
     """The window of a new run: `shuffle.window_rows`, or as many rows by default as are within `_WINDOW_BYTES`."""
-    windows = possible_windows(spec, version)
+    windows = possible_windows(shuffle, version)
     rows = next((each.rows for each in windows if each.rows * row_bytes.stored <= _WINDOW_BYTES), windows[-1].rows)
     windows = [each for each in windows if each.rows == rows]
     return next(
@@ -106,26 +100,32 @@ def choose_window(spec: PipelineSpec, version: int, row_bytes: RowBytes) -> Mixi
     )
 
 
-def shuffle_facts(spec: PipelineSpec, version: int, window: MixingWindow) -> dict[str, Any] | str:
+def shuffle_facts(shuffle: ShuffleSpec | None, version: int, window: MixingWindow) -> dict[str, Any] | str:
     """What the fingerprint of a plan says of its shuffle."""
-    shuffle = spec.shuffle
     if shuffle is None:
         return "off"
     facts = {"seed": shuffle.seed, "window_rows": window.rows, "rows": shuffle.rows, "by": shuffle.by}
     return facts if version < 3 else {**facts, "window_blocks": window.blocks}
 
 
-def block_sizes(spec: PipelineSpec, lanes: int, version: int, window: MixingWindow, row_bytes: RowBytes) -> BlockSizes:
+def block_sizes(
+    source: SourceSpec,
+    shuffle: ShuffleSpec | None,
+    lanes: int,
+    version: int,
+    window: MixingWindow,
+    row_bytes: RowBytes,
+) -> BlockSizes:
     """The sizes of a plan's splits, blocks and windows."""
-    split_rows, most_rows = spec.source.split_rows, max(1, int(_BLOCK_BYTES / max(row_bytes.selected, 1)))
-    if spec.shuffle is None:
-        if "split_rows" not in spec.source.model_fields_set:
+    split_rows, most_rows = source.split_rows, max(1, int(_BLOCK_BYTES / max(row_bytes.selected, 1)))
+    if shuffle is None:
+        if "split_rows" not in source.model_fields_set:
             narrow = int(_NARROW_BYTES / max(row_bytes.selected, 1))
             split_rows = max(split_rows, min(narrow, row_bytes.rows // (lanes * _NARROW_BLOCKS)))
         split_rows = min(split_rows, most_rows)
         return BlockSizes(split_rows=split_rows, kept_rows=None, block_rows=split_rows, window_rows=0)
     if version == 1:
-        block = window.rows if spec.shuffle.rows else min(window.rows, most_rows)
+        block = window.rows if shuffle.rows else min(window.rows, most_rows)
         return BlockSizes(split_rows=split_rows, kept_rows=None, block_rows=block, window_rows=0)
     own = max(1, window.rows * FULL_LANES // max(lanes, FULL_LANES))
     whole = max(1, window.rows // window.blocks)

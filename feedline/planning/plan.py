@@ -1,90 +1,63 @@
-"""Plan what a pipeline delivers: a spec, a snapshot and the selected rows, as schedules and block requests.
+"""A plan: what a pipeline delivers from a snapshot and its selected rows, as schedules and block requests.
 
-Runs in: the feeder, the CLI, `Pipeline.batches`. `make_plan` reads (footer facts, the counting pass); the `Plan` that
-it returns only computes. Of its two fingerprints, `plan` covers which rows come when, `features` what a row becomes.
+Runs in: the feeder, the CLI, `Pipeline.batches`. It only computes; `make_plan` reads. Of its two fingerprints, `plan`
+covers which rows come when, `features` what a row becomes.
 """
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from decimal import Decimal
 from functools import cached_property
 from itertools import chain
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
-from feedline.artifacts.store import ArtifactSetRef, StoredArtifactSet
-from feedline.blocks.batch_schema import batch_schema
-from feedline.blocks.environment import environment_text, local_environment
+from feedline.blocks.environment import environment_text
 from feedline.blocks.request import BlockRequest, Job, PieceRequest, kept_columns
-from feedline.errors import PlanError
 from feedline.expressions import BoundExpression
 from feedline.expressions.column_parts import has_column
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.facts import BadFileFacts, PlanFacts, RestFacts
 from feedline.loader.state import rebased_state
-from feedline.planning.binding import (
-    ReadColumns,
-    artifact_set_ref,
-    bound_sample,
-    bound_where,
-    compile_spec,
-    planned_schema,
-    recording_of,
-    refuse_constant_groups,
-    require_columns,
-    require_fitted,
-    rows_of,
-)
+from feedline.planning.binding.fitted_artifacts import require_fitted
+from feedline.planning.binding.read_columns import ReadColumns
 from feedline.planning.mixing import (
-    PLAN_VERSION,
     BlockSizes,
     MixingWindow,
     RowBytes,
     block_sizes,
     choose_window,
-    newest_version,
     possible_windows,
     shuffle_facts,
 )
 from feedline.planning.nulls import Gaps, find_gaps
+from feedline.planning.plan_version import PLAN_VERSION, newest_version
 from feedline.planning.schedule import Block, Piece, Schedule
 from feedline.spec import PipelineSpec
 from feedline.spec.expectations import OnExpect
 from feedline.transforms.compile.compiled import CompiledFeatures
-from feedline.transforms.registry.op import OpError
-from feedline.transforms.registry.user_code import functions_of
-from feedline.transforms.registry.user_functions import RequiredFunction
-from feedline.warehouse.bad_files import BadFile, load_skipped
+from feedline.warehouse.bad_files import BadFile
 from feedline.warehouse.reading.columns import column_bytes
 from feedline.warehouse.reading.fragment import Fragment, fragment_at
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample
-from feedline.warehouse.rebase.recorded_rows import Recording
 from feedline.warehouse.rebase.remaining_rows import Rebase
-from feedline.warehouse.selection.column_bounds import value_ranges
 from feedline.warehouse.selection.pruning_report import deciding_parts, needed_bytes
-from feedline.warehouse.selection.select import Selection, select_rows
+from feedline.warehouse.selection.select import Selection
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.splits import Splits, plan_splits
-from feedline.warehouse.storage.parallel import Map
-
-_LITERAL = 40  # characters of a value in a message
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """A resolved pipeline, independent of epoch and rank.
 
-    With a `rebase`, one epoch is only its remaining rows; all others are whole. version: that of the function from
-    these values to the rows of each step (`mixing`). resumed_window: that of the run that is continued (None: a new
-    run's, which bytes choose).
+    With a `rebase`, one epoch is only its remaining rows; all others are whole. version: see `plan_version`.
+    resumed_window: that of the run that is continued (None: a new run's, which bytes choose).
     """
 
     spec: PipelineSpec
@@ -113,9 +86,9 @@ class Plan:
 
     def matching(self, fingerprint: str | None) -> Plan:
         """This plan in the version and with the window that has a fingerprint, and as of a new run where none has."""
-        new = self.at(newest_version(self.spec))
+        new = self.at(newest_version(self.spec.shuffle))
         versions = range(new.version, 0, -1)
-        others = (self.at(each, window) for each in versions for window in possible_windows(self.spec, each))
+        others = (self.at(each, window) for each in versions for window in possible_windows(self.spec.shuffle, each))
         return next((plan for plan in chain((new,), others) if fingerprint in (None, plan.fingerprint)), new)
 
     @cached_property
@@ -126,12 +99,12 @@ class Plan:
     @cached_property
     def window(self) -> MixingWindow:
         """The rows that a lane mixes."""
-        return self.resumed_window or choose_window(self.spec, self.version, self.row_bytes)
+        return self.resumed_window or choose_window(self.spec.shuffle, self.version, self.row_bytes)
 
     @cached_property
     def sizes(self) -> BlockSizes:
         """The rows of splits, blocks and windows."""
-        return block_sizes(self.spec, self.lanes, self.version, self.window, self.row_bytes)
+        return block_sizes(self.spec.source, self.spec.shuffle, self.lanes, self.version, self.window, self.row_bytes)
 
     @cached_property
     def splits(self) -> Splits:
@@ -220,7 +193,7 @@ class Plan:
             "snapshot": self.snapshot.id,
             "where": self.spec.source.where,
             "split_rows": self.spec.source.split_rows,
-            "shuffle": shuffle_facts(self.spec, self.version, self.window),
+            "shuffle": shuffle_facts(self.spec.shuffle, self.version, self.window),
             "lanes": self.lanes,
             "batch_size": self.spec.batch.size,
             "tail": self.spec.batch.tail,
@@ -358,130 +331,3 @@ def first_fragment(plan: Plan) -> Fragment:
     group = int(np.flatnonzero(plan.selection.rows > 0)[0])
     file, groups = int(plan.snapshot.file_of_row_group[group]), np.array([group])
     return fragment_at(plan.snapshot, file, groups, plan.selection.rows[groups], plan.selection.proofs)
-
-
-def make_plan(
-    spec: PipelineSpec,
-    snapshot: Snapshot,
-    *,
-    lanes: int,
-    map: Map | None = None,
-    rebase: Rebase | None = None,
-    artifacts: ArtifactSetRef | None = None,
-    selection: Selection | None = None,
-) -> Plan:
-    """Resolve a spec against a snapshot; `map` runs the counting pass (default: threads of this process).
-
-    `artifacts`: the artifact set to use (default: the current one); some may be missing, see `Plan.require_fitted`.
-    `selection`: that of another plan of the spec on this snapshot, which is not counted again. Raises
-    SpecError, with file, line and path, where pipeline.yaml does not match the table.
-    """
-    stored = _artifact_set(spec, snapshot, artifacts)
-    features = compile_spec(spec, planned_schema(spec, snapshot.schema), artifacts=stored)
-    refuse_constant_groups(spec, features, snapshot.partition_columns)
-    where = bound_where(spec, snapshot.schema)
-    sample = bound_sample(spec, snapshot.schema)
-    columns = ReadColumns.of(spec, features, where, sample)
-    by = spec.shuffle.by if spec.shuffle is not None else None
-    if by == SAMPLE_WEIGHT and sample is not None:
-        message = f"shuffle.by cannot be {by}, which source.sample generates: expected a column of the table"
-        raise spec.error(("shuffle", "by"), f"{message}. Rename the table's column")
-    if by is not None and by not in snapshot.schema.names:
-        near = difflib.get_close_matches(by, snapshot.schema.names, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(snapshot.schema.names[:20])}"
-        raise spec.error(("shuffle", "by"), f"column {by!r} is not in the table. {hint}")
-    if spec.source.schema_rules.missing == "error":
-        require_columns(spec, snapshot, columns.parts(snapshot.schema), where)
-    selection = select(spec, snapshot, map) if selection is None else selection
-    if not int(selection.rows.sum()):
-        if snapshot.rows == 0:
-            raise PlanError(
-                f"the table has no rows: got {len(snapshot.files)} files without rows at {spec.source.table}"
-            )
-        matched = selection.report.matched.rows
-        if matched and spec.source.sample is not None:
-            fraction = spec.source.sample.fraction
-            message = f"the sample keeps no row: got 0 of {matched:,} rows with the fraction {fraction}"
-            raise spec.error(("source", "sample", "fraction"), f"{message}. Name a larger one, or another seed")
-        message = f"the filter keeps no row: got 0 of {snapshot.rows:,} rows for {spec.source.where!r}"
-        raise spec.error(("source", "where"), f"{message}{_describe_ranges(snapshot, where)}")
-    record = recording_of(spec, snapshot)
-    return Plan(
-        spec=spec,
-        snapshot=snapshot,
-        where=where,
-        sample=sample,
-        selection=selection,
-        features=features,
-        layout=SlotLayout(batch_schema(features)),
-        job=_job(spec, planned_schema(spec, snapshot.schema), columns, by, record, stored.pinned_ref),
-        lanes=lanes,
-        skipped=load_skipped(spec.work_dir, snapshot.id),
-        rebase=rebase,
-        version=newest_version(spec),
-    )
-
-
-def _describe_ranges(snapshot: Snapshot, where: BoundExpression | None) -> str:
-    """The range of each column of a filter that has statistics: `. In the table day is 0 … 3`."""
-    words = []
-    for name, bounds in value_ranges(snapshot, sorted(where.columns) if where is not None else ()).items():
-        low, high = ("null", "null") if bounds is None else map(_literal, bounds)
-        words.append(f"{name} is {low}" if low == high else f"{name} is {low} … {high}")
-    return f". In the table {', '.join(words)}" if words else ""
-
-
-def _literal(value: object) -> str:
-    """A value as written in a filter, shortened."""
-    text = str(value) if isinstance(value, int | float | Decimal) else json.dumps(str(value), ensure_ascii=False)
-    return text if len(text) <= _LITERAL else f"{text[: _LITERAL - 2]}…{text[-1]}"
-
-
-def _artifact_set(spec: PipelineSpec, snapshot: Snapshot, artifacts: ArtifactSetRef | None) -> StoredArtifactSet:
-    """The artifact set, with the rows of this plan, to recognise those that a fit has seen."""
-    ref = replace(artifact_set_ref(spec) if artifacts is None else artifacts, rows=rows_of(spec, snapshot))
-    return StoredArtifactSet(ref, newest=artifacts is None)
-
-
-def select(spec: PipelineSpec, snapshot: Snapshot, map: Map | None = None) -> Selection:
-    """The counting pass; its counts are kept in work_dir."""
-    where = bound_where(spec, snapshot.schema)
-    sample = bound_sample(spec, snapshot.schema)
-    return select_rows(snapshot, where, sample=sample, work_dir=spec.work_dir, map=map)
-
-
-def read_columns_of(spec: PipelineSpec, schema: pa.Schema) -> ReadColumns:
-    """The columns that a run reads from a table of this schema. Raises SpecError as `make_plan` does."""
-    where = bound_where(spec, schema)
-    return ReadColumns.of(spec, compile_spec(spec, planned_schema(spec, schema)), where, bound_sample(spec, schema))
-
-
-def _job(
-    spec: PipelineSpec,
-    schema: pa.Schema,
-    columns: ReadColumns,
-    by: str | None,
-    record: Recording | None,
-    artifacts: ArtifactSetRef,
-) -> Job:
-    names = set(columns.columns(schema))
-    used = pa.schema([field for field in schema if field.name in names])
-    return Job(
-        features=columns.features.features,
-        schema=used.serialize().to_pybytes(),
-        where=spec.source.where,
-        by=by,
-        environment=local_environment(),
-        sample=None if columns.sample is None else columns.sample.sample,
-        record=record,
-        artifacts=artifacts,
-        code=code_of(spec),
-    )
-
-
-def code_of(spec: PipelineSpec) -> tuple[RequiredFunction, ...]:
-    """The user's functions that the spec's features call; errors carry file, line and path."""
-    try:
-        return functions_of(spec.features)
-    except OpError as error:
-        raise spec.error(error.path, error.message) from error

@@ -23,13 +23,13 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from feedline.blocks.permutation import permuted_rows, run_starts
 from feedline.blocks.request import PieceRequest
 from feedline.errors import DataError, StateError, TableError
 from feedline.hashing import Words
-from feedline.planning.binding import unkeyed_recording
+from feedline.planning.binding.recording import unkeyed_recording
 from feedline.planning.plan import Plan
 from feedline.planning.rows.delivered_rows import DeliveredRows, find_delivered_rows
+from feedline.planning.rows.row_order import row_order
 from feedline.planning.schedule import Block
 from feedline.warehouse.reading.fragment import Fragment, field_of, fragment_at, unpack_mask
 from feedline.warehouse.reading.read import read_fragment
@@ -145,16 +145,7 @@ class _RebasePlanner:
     def _order(self, block: Block) -> NDArray[np.int64] | None:
         """The permutation of a block's rows."""
         request = self._old.request(block, self._epoch)
-        if request.permutation is None:
-            return None
-        if self._old.job.by is None:
-            return permuted_rows(block.rows, None, *request.permutation)
-        starts, rows = [], 0
-        for piece in request.pieces:
-            values = self._shuffle_values(piece)
-            starts.append(run_starts(values) + rows)
-            rows += piece.rows
-        return permuted_rows(block.rows, np.concatenate(starts), *request.permutation)
+        return row_order(request, self._old.job.by, lambda index: self._shuffle_values(request.pieces[index]))
 
     def _shuffle_values(self, piece: PieceRequest) -> pl.Series:
         """The values of `shuffle.by` in a piece, or hashes of them. Raises StateError where there are neither."""

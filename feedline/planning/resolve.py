@@ -21,8 +21,11 @@ from feedline.loader.facts import Hello, RebaseRequest
 from feedline.loader.state import checked_state
 from feedline.planning.agreement import RunStart, agree
 from feedline.planning.artifact_choice import resolve_artifacts
-from feedline.planning.binding import artifact_set_key, artifacts_dir, planned_schema
-from feedline.planning.plan import Plan, make_plan, select
+from feedline.planning.binding.fitted_artifacts import artifact_set_key, artifacts_dir
+from feedline.planning.binding.selected_rows import bound_sample, bound_where
+from feedline.planning.binding.table_features import planned_schema
+from feedline.planning.make_plan import make_plan
+from feedline.planning.plan import Plan
 from feedline.planning.rebase import rebase, require_comparable
 from feedline.planning.schedule import rank_lanes
 from feedline.planning.skip_bad_files import Take, good_snapshot
@@ -30,6 +33,7 @@ from feedline.planning.table_snapshot import fresh_snapshot, snapshot_of_source,
 from feedline.spec import PipelineSpec
 from feedline.warehouse.bad_files import save_skipped
 from feedline.warehouse.rebase.remaining_rows import Rebase, split_name
+from feedline.warehouse.selection.select import Selection, select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.parallel import Map
 
@@ -41,7 +45,7 @@ def current_snapshot(spec: PipelineSpec, *, take: Take = snapshot_of_source, map
     """The snapshot that `take` takes, saved in `work_dir`; with `on_bad_file: skip`, without bad files."""
     try:
         if spec.source.on_bad_file == "skip":
-            snapshot = good_snapshot(spec, count=lambda table, map: select(spec, table, map), take=take, map=map)
+            snapshot = good_snapshot(spec, count=lambda table, map: _count_rows(spec, table, map), take=take, map=map)
         else:
             snapshot = take(spec, map=map)
             save_skipped(spec.work_dir, snapshot.id, ())
@@ -51,6 +55,12 @@ def current_snapshot(spec: PipelineSpec, *, take: Take = snapshot_of_source, map
     except OSError as error:
         raise spec.error(("work_dir",), f"cannot be written: {error}. Name a writable folder") from error
     return snapshot
+
+
+def _count_rows(spec: PipelineSpec, snapshot: Snapshot, map: Map | None) -> Selection:
+    """The counting pass; its counts are kept in work_dir."""
+    where, sample = bound_where(spec, snapshot.schema), bound_sample(spec, snapshot.schema)
+    return select_rows(snapshot, where, sample=sample, work_dir=spec.work_dir, map=map)
 
 
 def start_of(hello: Hello, *, job: str) -> RunStart:
@@ -158,9 +168,9 @@ def preview_plan(spec: PipelineSpec, snapshot: Snapshot, *, lanes: int, map: Map
     return _with_recorded_types(make_plan(spec, snapshot, lanes=lanes, map=map), fill=True)
 
 
-def lanes_for(spec: PipelineSpec, world_size: int) -> int:
-    """The lanes of a new run. Raises PlanError where the world size does not divide them."""
-    lanes = spec.lanes or world_size
+def lanes_for(lanes: int | None, world_size: int) -> int:
+    """The lanes of a new run, by pipeline.yaml or else its world size, which must divide them (PlanError)."""
+    lanes = lanes or world_size
     rank_lanes(lanes, 0, world_size)
     return lanes
 
@@ -193,7 +203,7 @@ def _agreed_rebase(spec: PipelineSpec, request: RebaseRequest, start: RunStart, 
 def _load_named(spec: PipelineSpec, name: str) -> tuple[Snapshot, Rebase | None]:
     """The snapshot, and the rebase, that a state names."""
     id, rest = split_name(name)
-    snapshot = with_decoder(spec, Snapshot.load(spec.work_dir, id))
+    snapshot = with_decoder(spec.source, Snapshot.load(spec.work_dir, id))
     return snapshot, None if rest is None else Rebase.load(spec.work_dir, rest)
 
 

@@ -80,7 +80,7 @@ def _take_good(spec: PipelineSpec, take: Take, map: Map | None) -> tuple[Snapsho
     except TableError:
         if not skipped.remaining:
             record_findings(spec.work_dir, skipped.files)
-            raise skipped.all_bad_error(spec) from None
+            raise skipped.all_bad_error(spec.source.table) from None
         raise
     return _skip(spec, snapshot, findings_in(snapshot, skipped.findings), skipped), skipped
 
@@ -128,8 +128,7 @@ class _SkippedFiles:
             )
         )
 
-    def all_bad_error(self, spec: PipelineSpec) -> CorruptFileError:
-        table = spec.source.table
+    def all_bad_error(self, table: str | tuple[str, ...]) -> CorruptFileError:
         return all_bad_error(redact(table) if isinstance(table, str) else ", ".join(map(redact, table)), self.files)
 
 
@@ -138,7 +137,7 @@ def _skip(spec: PipelineSpec, snapshot: Snapshot, bad: dict[str, BadFile], skipp
         return snapshot
     skipped.files += bad.values()
     if len(bad) == len(snapshot.files):
-        raise skipped.all_bad_error(spec)
+        raise skipped.all_bad_error(spec.source.table)
     return snapshot.without(bad)
 
 

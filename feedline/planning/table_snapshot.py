@@ -13,6 +13,7 @@ from dataclasses import replace
 from feedline.errors import FeedlineError, TableError
 from feedline.spec import PipelineSpec
 from feedline.spec.arrow_types import parse_type
+from feedline.spec.source_section import SourceSpec
 from feedline.warehouse.discovery.formats import list_table
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.parquet.schemas import SchemaRules, extra_column_message
@@ -36,7 +37,7 @@ def snapshot_of_source(
     out before their footers are read. A saved snapshot needs neither a listing nor footers.
     """
     if spec.source.snapshot is not None:
-        return with_decoder(spec, _read_saved(spec, spec.source.snapshot))
+        return with_decoder(spec.source, _read_saved(spec, spec.source.snapshot))
     return fresh_snapshot(spec, map=map, on_bad=on_bad, filter_listing=filter_listing)
 
 
@@ -48,20 +49,19 @@ def fresh_snapshot(
     filter_listing: Callable[[Listing], Listing] | None = None,
 ) -> Snapshot:
     """A new snapshot of the table that `source` names, whatever `source.snapshot` says."""
-    listing = listing_of_source(spec)
+    listing = listing_of_source(spec.source)
     listing = filter_listing(listing) if filter_listing else listing
-    snapshot = snapshot_of(listing, rules=schema_rules(spec), work_dir=spec.work_dir, map=map, on_bad=on_bad)
-    return with_decoder(spec, snapshot)
+    snapshot = snapshot_of(listing, rules=schema_rules(spec.source), work_dir=spec.work_dir, map=map, on_bad=on_bad)
+    return with_decoder(spec.source, snapshot)
 
 
-def with_decoder(spec: PipelineSpec, snapshot: Snapshot) -> Snapshot:
+def with_decoder(source: SourceSpec, snapshot: Snapshot) -> Snapshot:
     """The snapshot, whose files the pipeline's decoder reads."""
-    return replace(snapshot, decoder=spec.source.decoder)
+    return replace(snapshot, decoder=source.decoder)
 
 
-def listing_of_source(spec: PipelineSpec) -> Listing:
+def listing_of_source(source: SourceSpec) -> Listing:
     """The files that `source` names."""
-    source = spec.source
     return list_table(
         source.table,
         format=source.format,
@@ -72,9 +72,9 @@ def listing_of_source(spec: PipelineSpec) -> Listing:
     )
 
 
-def schema_rules(spec: PipelineSpec) -> SchemaRules:
+def schema_rules(source: SourceSpec) -> SchemaRules:
     """The rules of `source.schema` for files whose schemas differ."""
-    rules = spec.source.schema_rules
+    rules = source.schema_rules
     return SchemaRules(
         missing_error=rules.missing == "error",
         extra_error=rules.extra == "error",
@@ -90,7 +90,7 @@ def freeze(spec: PipelineSpec, file: str) -> Snapshot:
     snapshot = fresh_snapshot(spec)
     folder, name = _split_path(file)
     try:
-        snapshot.write(folder, name, _origin(spec))
+        snapshot.write(folder, name, _origin(spec.source))
     except FeedlineError:
         raise
     except OSError as error:
@@ -102,7 +102,7 @@ def save_for_runs(spec: PipelineSpec, snapshot: Snapshot) -> str:
     """Write a snapshot of the pipeline's table to a file in `work_dir`, for `source.snapshot`; returns its path."""
     name = f"planned/{snapshot.id}.arrow"
     try:
-        snapshot.write(spec.work_dir, name, _origin(spec))
+        snapshot.write(spec.work_dir, name, _origin(spec.source))
     except FeedlineError:
         raise
     except OSError as error:
@@ -128,7 +128,7 @@ def _read_saved(spec: PipelineSpec, file: str) -> Snapshot:
 
 
 def _refuse_other_source(spec: PipelineSpec, origin: Mapping[str, str]) -> None:
-    for key, mine in _origin(spec).items():
+    for key, mine in _origin(spec.source).items():
         theirs = origin.get(key)
         if key == "format" and "auto" in (theirs, mine):
             continue
@@ -142,16 +142,15 @@ def _refuse_other_source(spec: PipelineSpec, origin: Mapping[str, str]) -> None:
 
 def _refuse_extra(spec: PipelineSpec, snapshot: Snapshot) -> None:
     """Refuse extra columns: `extra: error` may be newer than the snapshot."""
-    rules = schema_rules(spec)
+    rules = schema_rules(spec.source)
     for name in snapshot.file_columns if rules.extra_error else ():
         if name not in rules.columns:
             text = extra_column_message(name, redact(spec.source.snapshot or ""), rules.columns)
             raise spec.error(("source", "schema", "extra"), text)
 
 
-def _origin(spec: PipelineSpec) -> dict[str, str]:
+def _origin(source: SourceSpec) -> dict[str, str]:
     """The keys of `source` that decide which table it is and which types its columns have."""
-    source = spec.source
     tables = [source.table] if isinstance(source.table, str) else list(source.table)
     return {
         "table": ", ".join(redact(absolute(table)) for table in tables),
@@ -159,7 +158,7 @@ def _origin(spec: PipelineSpec) -> dict[str, str]:
         "version": json.dumps([source.version, source.snapshot_id, source.as_of]),
         "partitions": json.dumps(source.partitions or {}, sort_keys=True),
         "schema.columns": json.dumps(
-            {name: str(kind) for name, kind in schema_rules(spec).columns.items()}, sort_keys=True
+            {name: str(kind) for name, kind in schema_rules(source).columns.items()}, sort_keys=True
         ),
     }
 

@@ -25,14 +25,8 @@ from feedline.loader.encoding.encode import encode
 from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.row_arrays import Encoded
-from feedline.planning.binding import (
-    artifact_set_key,
-    artifact_set_ref,
-    artifacts_dir,
-    compile_spec,
-    planned_schema,
-    require_fitted,
-)
+from feedline.planning.binding.fitted_artifacts import artifact_set_key, artifact_set_ref, artifacts_dir, require_fitted
+from feedline.planning.binding.table_features import compile_spec, planned_schema
 from feedline.serving.form import Form
 from feedline.serving.null_types import AmbiguousType, ambiguous_type_error, resolve_types, without_type
 from feedline.serving.request_types import refuse_absent_parts, refuse_other_kinds, same_type

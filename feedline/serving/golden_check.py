@@ -19,7 +19,9 @@ from feedline.artifacts.type_records import save_types
 from feedline.blocks.environment import environment_differences, local_environment
 from feedline.errors import CorruptFileError, SpecError
 from feedline.loader.encoding.arrow_table import arrow_table
-from feedline.planning.binding import artifact_set_key, artifacts_dir, bound_sample, bound_where, planned_schema
+from feedline.planning.binding.fitted_artifacts import artifact_set_key, artifacts_dir
+from feedline.planning.binding.selected_rows import bound_sample, bound_where
+from feedline.planning.binding.table_features import planned_schema
 from feedline.serving.encoder import Serving
 from feedline.serving.golden_rows import first_rows_of_splits, rows_that_encode
 from feedline.serving.golden_store import GoldenOrigin, GoldenVectors, delete_golden, load_golden, save_golden

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from feedline.blocks import compute
+from feedline.blocks.block_encoder import BlockEncoder
 
 
 @pytest.fixture
 def computed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The columns whose features are computed on dictionaries; none where rows are evaluated after all."""
     names: set[str] = set()
-    rows, whole = compute._Encoder._encode_part, compute._Encoder._encode_coded
+    rows, whole = BlockEncoder._encode_part, BlockEncoder._encode_coded
 
     def encode_coded(encoder: Any, part: Any, coded: Any, *more: Any) -> Any:
         names.update(coded.dictionaries)
@@ -23,6 +23,6 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
         names.clear()
         return rows(encoder, part, *more)
 
-    monkeypatch.setattr(compute._Encoder, "_encode_coded", encode_coded)
-    monkeypatch.setattr(compute._Encoder, "_encode_part", encode_part)
+    monkeypatch.setattr(BlockEncoder, "_encode_coded", encode_coded)
+    monkeypatch.setattr(BlockEncoder, "_encode_part", encode_part)
     return names

@@ -16,7 +16,7 @@ from pipelines import image
 from stored_runs import write_in_place
 
 from feedline import Pipeline
-from feedline.blocks import compute
+from feedline.blocks.block_encoder import BlockEncoder
 from feedline.blocks.coded_chunks import DictionaryFrame, join_coded
 from feedline.blocks.compute import run_block
 from feedline.blocks.jobs import compile_job
@@ -123,13 +123,13 @@ class Counter:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.columns: set[str] = set()
-        whole = compute._Encoder._encode_coded
+        whole = BlockEncoder._encode_coded
 
         def encode(encoder: Any, part: Any, coded: DictionaryFrame, *more: Any) -> Any:
             self.columns |= set(coded.dictionaries)
             return whole(encoder, part, coded, *more)
 
-        monkeypatch.setattr(compute._Encoder, "_encode_coded", encode)
+        monkeypatch.setattr(BlockEncoder, "_encode_coded", encode)
 
 
 @pytest.fixture(scope="module")
@@ -310,13 +310,13 @@ def test_no_more_of_long_lists_is_decoded_than_all_features_need(
     compiled = compile_job(made.plan().job)
     assert compiled.coded == {"long": most}
     widths: set[int] = set()
-    whole = compute._Encoder.add
+    whole = BlockEncoder.add
 
     def add(encoder: Any, chunk: Any) -> None:
         widths.add(int(chunk.frame["long"].list.len().max()))
         whole(encoder, chunk)
 
-    monkeypatch.setattr(compute._Encoder, "add", add)
+    monkeypatch.setattr(BlockEncoder, "add", add)
     coded = outcome(tmp_path / "t", tmp_path, **changes)
     assert max(widths) == (most or 59)
     monkeypatch.setenv(DECODER_VARIABLE, "arrow")

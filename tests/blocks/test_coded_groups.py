@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from stored_runs import write_in_place
 
 from feedline import Pipeline
-from feedline.blocks import compute
+from feedline.blocks.block_encoder import BlockEncoder
 from feedline.blocks.coded_chunks import DictionaryFrame, first_coded_rows
 from feedline.blocks.compute import run_block
 from feedline.blocks.jobs import compile_job
@@ -147,14 +147,14 @@ class Counter:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.columns: set[str] = set()
-        whole = compute._Encoder._encode_coded
+        whole = BlockEncoder._encode_coded
 
         def encode(encoder: Any, part: Any, coded: DictionaryFrame, repeats: Any = None) -> Any:
             if part.columns:
                 self.columns |= set(coded.dictionaries)
             return whole(encoder, part, coded, repeats)
 
-        monkeypatch.setattr(compute._Encoder, "_encode_coded", encode)
+        monkeypatch.setattr(BlockEncoder, "_encode_coded", encode)
 
 
 SOURCES: list[dict[str, Any]] = [

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from feedline import Pipeline
-from feedline.blocks import compute
+from feedline.blocks import block_encoder, compute
 from feedline.blocks.compute import run_block
 from feedline.errors import DataError
 from feedline.loader.encoding.encoded_rows import EncodedRows
@@ -136,7 +136,7 @@ def test_blocks_with_extras_and_large_ones_are_gathered_later(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     assert both(Blocks(table, tmp_path, {**FEATURES, "extra": ["user"]}), monkeypatch) == 0
-    monkeypatch.setattr(compute, "_WHOLE_BYTES", 1_000)
+    monkeypatch.setattr(block_encoder, "_WHOLE_BYTES", 1_000)
     assert both(Blocks(table, tmp_path, FEATURES), monkeypatch) == 0
 
 

@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from feedline import Pipeline
-from feedline.blocks import compute
-from feedline.blocks.compute import HandOver, pack, run_block
+from feedline.blocks import block_encoder, compute
+from feedline.blocks.block_encoder import HandOver
+from feedline.blocks.compute import pack, run_block
 from feedline.blocks.request import BlockResult
 from feedline.loader.encoding.shuffled_rows import Rows
 from feedline.planning.plan import Plan
@@ -132,7 +133,8 @@ def test_rows_that_are_permuted_or_recorded_are_not_handed_over(
 
 
 def test_runs_of_groups_end_where_they_always_do(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compute, "CHUNK_ROWS", 1_000)
+    for module in (compute, block_encoder):
+        monkeypatch.setattr(module, "CHUNK_ROWS", 1_000)
     plan = plan_of(table, tmp_path, {"dedup": {"user": {"columns": ["history"]}}})
     assert plan.layout.schema.dedup
     alone, result, handed = compute_block(plan, 0, 100)

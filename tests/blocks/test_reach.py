@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from feedline.blocks.reach import Reach, check_table, check_work_dir, unreadable
-from feedline.errors import ClusterError, CorruptFileError, TableChangedError, TableError, TableNotFoundError
-from feedline.service.cluster.blame import BlockFailure
+from feedline.errors import ClusterError, CorruptFileError, TableChangedError, TableNotFoundError
 from feedline.service.cluster.worker_checks import WorkerRead, read_again
-from feedline.service.feeder import delivery
 from feedline.warehouse.reading.fragment import Fragment, fragment_at
 from feedline.warehouse.snapshot.take import take_snapshot
 
@@ -83,21 +80,3 @@ def test_what_a_worker_could_not_read_is_read_here_and_the_worker_left_out():
 def test_damage_is_the_same_everywhere():
     with pytest.raises(CorruptFileError):
         WorkerRead(read_or(CorruptFileError("t/0.parquet is not valid Parquet")))(1)
-
-
-@pytest.mark.parametrize("readable", [True, False])
-def test_a_block_that_workers_cannot_read_is_blamed_on_them(monkeypatch: pytest.MonkeyPatch, readable: bool):
-    failure = BlockFailure(
-        kind="data", ours=True, name="TableChangedError", message=GONE, worker="tcp://w:1", host="h7"
-    )
-    work: Any = SimpleNamespace(failures=[failure], request=SimpleNamespace(pieces=[SimpleNamespace(fragment=None)]))
-    monkeypatch.setattr(delivery, "unreadable", lambda fragment: None if readable else TableError("gone here, too"))
-    error = delivery._explained(work, TableChangedError(GONE))
-    if readable:
-        assert isinstance(error, ClusterError)
-        assert "(tcp://w:1 on h7) cannot read the table: t/0.parquet is gone" in str(error)
-        assert "Take a new snapshot" not in str(error)
-    else:
-        assert str(error) == GONE
-    damage = CorruptFileError("t/0.parquet is not valid Parquet")
-    assert delivery._explained(work, damage) is damage

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from drawn_schedules import deliver
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipelines import Place
-from test_schedule import deliver
 
 from feedline import Pipeline
 from feedline.errors import PlanError, StateError
@@ -37,7 +37,9 @@ MIXED = {"window_rows": 40, "block_rows": 10}
 
 def sizes(shuffle: str, lanes: int, version: int = 2, nbytes: float = 0) -> Any:
     spec, row_bytes = parse_spec(TEXT.format(shuffle=shuffle), base_dir="/"), RowBytes(selected=nbytes, stored=nbytes)
-    return block_sizes(spec, lanes, version, choose_window(spec, version, row_bytes), row_bytes)
+    return block_sizes(
+        spec.source, spec.shuffle, lanes, version, choose_window(spec.shuffle, version, row_bytes), row_bytes
+    )
 
 
 def schedule_of(split_rows: list[int], *, lanes: int = 1, batch_size: int = 8, **changes: Any) -> Schedule:
@@ -71,8 +73,10 @@ def test_narrow_rows_make_larger_blocks_in_order():
         spec = parse_spec(TEXT.format(shuffle='"off"'), base_dir="/")
         if source:
             spec = spec.model_copy(update={"source": spec.source.model_copy(update=source)})
-        window = choose_window(spec, 1, RowBytes())
-        return block_sizes(spec, lanes, 1, window, RowBytes(selected=nbytes, stored=nbytes, rows=rows)).block_rows
+        window = choose_window(spec.shuffle, 1, RowBytes())
+        return block_sizes(
+            spec.source, spec.shuffle, lanes, 1, window, RowBytes(selected=nbytes, stored=nbytes, rows=rows)
+        ).block_rows
 
     assert rows(20, 10**9) == 6 * 2**20 // 20
     assert rows(200, 10**9) == 65_536
@@ -108,8 +112,8 @@ def test_the_window_is_the_largest_within_its_bytes(shuffle: str, stored: float,
     """And has the fewest blocks within theirs; a filter makes reading a row dearer, not holding it."""
     spec = parse_spec(TEXT.format(shuffle=shuffle), base_dir="/")
     row_bytes = RowBytes(selected=stored / kept, stored=stored)
-    window = choose_window(spec, 3, row_bytes)
-    possible = possible_windows(spec, 3)
+    window = choose_window(spec.shuffle, 3, row_bytes)
+    possible = possible_windows(spec.shuffle, 3)
     assert window in possible
     assert len(possible) <= 60
     if shuffle == "{}":

@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 from feedline import Pipeline
 from feedline.loader.facts import PlanFacts
 from feedline.loader.state import state_of
-from feedline.planning.binding import compile_spec, planned_schema, unkeyed_recording
+from feedline.planning.binding.recording import unkeyed_recording
+from feedline.planning.binding.table_features import compile_spec, planned_schema
 from feedline.planning.plan import Plan
 from feedline.spec import PipelineSpec
 from feedline.warehouse.rebase.recorded_rows import Recording
@@ -145,7 +146,7 @@ def earlier_version() -> Iterator[None]:
     def recording(spec: PipelineSpec, snapshot: Snapshot) -> Recording | None:
         return unkeyed_recording(spec, snapshot, compile_spec(spec, planned_schema(spec, snapshot.schema)).parts)
 
-    with mock.patch("feedline.planning.plan.recording_of", recording):
+    with mock.patch("feedline.planning.make_plan.recording_of", recording):
         yield
 
 

@@ -17,7 +17,7 @@ from proxy import Proxy
 
 from feedline import FeedlineDataset
 from feedline.errors import ClusterError
-from feedline.resources import active_instructions, level_instructions
+from feedline.resources.instructions import active_instructions, level_instructions
 
 STEPS = 79
 

@@ -25,7 +25,7 @@ import pytest
 from pipelines import eventually
 from ruamel.yaml import YAML
 
-from feedline.resources import choose_cpu
+from feedline.resources.instructions import choose_cpu
 from feedline.service.worker.departure import DRAIN_S
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -25,7 +25,7 @@ from pipelines import PATIENCE_S, Place, eventually, furnished, image, oracle
 from processes import Program, all_gone, connections, ended, ended_here, feedline, trainer
 
 from feedline import FeedlineDataset, Pipeline
-from feedline.cli import parse_ranks
+from feedline.commands.run import parse_ranks
 from feedline.errors import SpecError, StateError
 from feedline.loader.ring import rendezvous
 from feedline.loader.ring.rendezvous import job_fingerprint

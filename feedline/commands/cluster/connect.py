@@ -12,8 +12,9 @@ from contextlib import contextmanager
 
 from feedline.loader.ring.launch import feeder_threads
 from feedline.loader.ring.rendezvous import job_fingerprint
-from feedline.planning.plan import code_of
-from feedline.resources import available_cores, make_scratch
+from feedline.planning.binding.table_features import required_functions
+from feedline.resources.cgroups import available_cores
+from feedline.resources.scratch import make_scratch
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.scaling.demand import Demand
 from feedline.service.scheduler.job_reports import JobReport
@@ -43,7 +44,7 @@ def pipeline_cluster(spec: PipelineSpec) -> Iterator[Cluster | None]:
         finally:
             signal.signal(signal.SIGINT, before)
         try:
-            cluster.check_workers(code_of(spec))
+            cluster.check_workers(required_functions(spec))
             yield cluster
         finally:
             cluster.close()

@@ -15,7 +15,8 @@ import typer
 
 from feedline.commands.cluster.connection_files import Insecure, TlsCa, TlsCert, TlsKey, connection_files
 from feedline.errors import SpecError
-from feedline.resources import available_cores, choose_cpu
+from feedline.resources.cgroups import available_cores
+from feedline.resources.instructions import choose_cpu
 from feedline.service.log_lines import write_log_lines
 from feedline.service.worker.departure import DRAIN_S
 from feedline.service.worker.worker_process import WorkerOptions, WorkerProcess, replace_process, worker_environment

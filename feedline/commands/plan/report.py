@@ -25,7 +25,7 @@ from feedline.planning.mixing import DEFAULT_WINDOW_ROWS
 from feedline.planning.nulls import first_lines
 from feedline.planning.plan import Plan
 from feedline.planning.schedule import Schedule
-from feedline.resources import available_cores
+from feedline.resources.cgroups import available_cores
 from feedline.service.feeder.window import window_bounds
 from feedline.service.scaling.scheduler_load import describe_load, scheduler_load
 from feedline.warehouse.reading.columns import part_bytes
@@ -125,7 +125,8 @@ def _scheduler_facts(plan: Plan, schedule: Schedule, world_size: int, rows_per_s
         return None
     blocks = len(schedule.block_indices(0)) * plan.lanes
     load = scheduler_load(
-        plan.spec,
+        plan.spec.source,
+        plan.spec.shuffle,
         lanes=plan.lanes,
         version=plan.version,
         row_bytes=plan.row_bytes,

@@ -19,8 +19,8 @@ from rich.text import Text
 
 from feedline.blocks.permutation import permutation
 from feedline.commands.plan.report import row_bytes
-from feedline.planning.mixing import newest_version
 from feedline.planning.plan import Plan
+from feedline.planning.plan_version import newest_version
 from feedline.spec.sections import ShuffleSpec
 
 Int64s = NDArray[np.int64]
@@ -65,7 +65,7 @@ class ShuffleQuality:
 def alternatives(plan: Plan) -> list[tuple[str, Plan]]:
     """The plan's own setting, and two others by name: half and twice its window, or two windows if it has none."""
     shuffle = plan.spec.shuffle
-    if newest_version(plan.spec) == 1:
+    if newest_version(plan.spec.shuffle) == 1:
         present = "shuffle: off" if shuffle is None else "rows: false"
         base = ShuffleSpec(seed=plan.seed)
         windows: list[int | None] = [None, 2 * _with(plan, base).window.rows]
@@ -79,11 +79,11 @@ def alternatives(plan: Plan) -> list[tuple[str, Plan]]:
 
 def _with(plan: Plan, shuffle: ShuffleSpec) -> Plan:
     spec = plan.spec.model_copy(update={"shuffle": shuffle})
-    return replace(plan, spec=spec, version=newest_version(spec), resumed_window=None, rebase=None)
+    return replace(plan, spec=spec, version=newest_version(spec.shuffle), resumed_window=None, rebase=None)
 
 
 def _name(plan: Plan) -> str:
-    version = "" if plan.version == newest_version(plan.spec) else f", version {plan.version}"
+    version = "" if plan.version == newest_version(plan.spec.shuffle) else f", version {plan.version}"
     return f"window_rows: {plan.window.rows:,}{version}"
 
 

@@ -19,15 +19,9 @@ from rich.table import Table
 from feedline.artifacts.store import StoredArtifactSet
 from feedline.errors import DataError, PlanError
 from feedline.pipeline import Pipeline
-from feedline.planning.binding import (
-    artifact_set_ref,
-    bound_marks,
-    bound_sample,
-    bound_where,
-    compile_spec,
-    planned_schema,
-    rows_of,
-)
+from feedline.planning.binding.fitted_artifacts import artifact_set_ref
+from feedline.planning.binding.selected_rows import bound_marks, bound_sample, bound_where, rows_of
+from feedline.planning.binding.table_features import compile_spec, planned_schema
 from feedline.spec import PipelineSpec
 from feedline.spec.features import FeatureInput, FeatureSpec
 from feedline.transforms.learning.learner import Artifact, FitRequest, Reading
@@ -71,7 +65,7 @@ def preview(spec: PipelineSpec, count: int) -> dict[str, Any]:
     snapshot = Pipeline(spec).snapshot()
     schema = planned_schema(spec, snapshot.schema)
     where, sample = bound_where(spec, snapshot.schema), bound_sample(spec, snapshot.schema)
-    artifact_set = StoredArtifactSet(replace(artifact_set_ref(spec), rows=rows_of(spec, snapshot)), newest=True)
+    artifact_set = StoredArtifactSet(replace(artifact_set_ref(spec), rows=rows_of(spec.source, snapshot)), newest=True)
     compiled = compile_spec(spec, schema, artifacts=artifact_set)
     sources = {feature.name: _sources(feature) for feature in spec.features}
     inputs = [part for parts in sources.values() for part in parts]

@@ -24,8 +24,9 @@ from feedline.commands.display.progress_line import ProgressLine
 from feedline.errors import SpecError
 from feedline.expressions.column_parts import source_columns
 from feedline.pipeline import Pipeline
-from feedline.planning.plan import read_columns_of
-from feedline.resources import available_cores, make_scratch
+from feedline.planning.binding.read_columns import read_columns_of
+from feedline.resources.cgroups import available_cores
+from feedline.resources.scratch import make_scratch
 from feedline.service.cluster.cluster import Cluster
 from feedline.spec import load_spec
 from feedline.spec.cluster_section import ClusterSpec

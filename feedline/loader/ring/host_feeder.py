@@ -30,7 +30,7 @@ from feedline.errors import FeederError
 from feedline.loader.ring.channel import Channel, ChannelClosedError
 from feedline.loader.ring.launch import FUTILE_DEATHS, HostLaunch, end_of_log, log_path
 from feedline.loader.ring.rendezvous import address_of, dial, open_lock, runtime_dir
-from feedline.resources import make_scratch
+from feedline.resources.scratch import make_scratch
 
 logger = logging.getLogger(__name__)
 

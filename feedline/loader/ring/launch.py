@@ -24,14 +24,10 @@ from typing import IO, Any
 
 from feedline.errors import FeederError
 from feedline.loader.ring.channel import pair
-from feedline.resources import (
-    SCRATCH_VARIABLE,
-    allocator_environment,
-    available_memory_bytes,
-    choose_cpu,
-    cpu_environment,
-    make_scratch,
-)
+from feedline.resources.allocators import allocator_environment
+from feedline.resources.cgroups import available_memory_bytes
+from feedline.resources.instructions import choose_cpu, cpu_environment
+from feedline.resources.scratch import SCRATCH_VARIABLE, make_scratch
 from feedline.spec import PipelineSpec
 from feedline.spec.overrides import CommandLineOverrides
 

@@ -35,7 +35,7 @@ from feedline.loader.ring.messages import NewGeneration, RingFull
 from feedline.loader.ring.numa import preferred_node
 from feedline.native import ring as native
 from feedline.native.ring import READY, Arrival, Books, Lease
-from feedline.resources import available_memory_bytes
+from feedline.resources.cgroups import available_memory_bytes
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from feedline.blocks.permutation import permuted_rows, run_starts
 from feedline.planning.plan import Plan
 from feedline.planning.rows.kept_rows import read_kept_rows
+from feedline.planning.rows.row_order import row_order
 from feedline.planning.schedule import Block, Piece, rank_lanes
 
 Int64s = NDArray[np.int64]
@@ -69,16 +69,8 @@ class StepRows:
 
     def order(self, block: Block) -> Int64s | None:
         """The permutation of a block's rows; None in plan order."""
-        key = self.plan.request(block, self.epoch).permutation
-        if key is None:
-            return None
-        if self.plan.job.by is None:
-            return permuted_rows(block.rows, None, *key)
-        starts, rows = [], 0
-        for piece in block.pieces:  # a run ends with its piece
-            starts.append(run_starts(self._shuffle_values(piece)) + rows)
-            rows += piece.stop - piece.start
-        return permuted_rows(block.rows, np.concatenate(starts), *key)
+        request = self.plan.request(block, self.epoch)
+        return row_order(request, self.plan.job.by, lambda index: self._shuffle_values(block.pieces[index]))
 
     def locate(self, split: Int64s, row: Int64s) -> tuple[Int64s, Int64s]:
         """Row group (its index in the snapshot) and kept index of rows of splits.

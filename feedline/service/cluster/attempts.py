@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from feedline.blocks.compute import HandOver, run_block
+from feedline.blocks.block_encoder import HandOver
+from feedline.blocks.compute import run_block
 from feedline.blocks.jobs import UnknownJobError
 from feedline.blocks.request import BlockRequest, BlockResult, Job, PackedRequest
 from feedline.errors import ClusterError, CorruptFileError, DataError, FeedlineError, TableChangedError

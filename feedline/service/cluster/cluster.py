@@ -19,10 +19,11 @@ from feedline.blocks.environment import Environment, check_environment, environm
 from feedline.blocks.jobs import check_job
 from feedline.blocks.reach import Reach
 from feedline.blocks.request import Job
-from feedline.resources import choose_cpu
+from feedline.resources.instructions import choose_cpu
 from feedline.service.cluster.attempts import Arrived
 from feedline.service.cluster.blame import EXCLUDED_S, Exclusions
 from feedline.service.cluster.connection.fair_share import FairShare
+from feedline.service.cluster.connection.outage import waits
 from feedline.service.cluster.early_threads import EarlyTask, EarlyThreads
 from feedline.service.cluster.priority import priority
 from feedline.service.cluster.reserved_port import ReservedPort
@@ -115,6 +116,7 @@ class Cluster:
             self._port.redirect()
 
     @cached_property
+    @waits
     def _connected(self) -> DaskCluster:
         """The cluster, once it is up."""
         if self._early is not None:
@@ -235,8 +237,7 @@ class Cluster:
         return self._connected.start(function, *args, key=key, arrived=arrived, **options)
 
     def check_workers(self, code: Sequence[RequiredFunction] = ()) -> None:
-        """Wait for a worker, and check that workers have our versions and the user's functions. Raises ClusterError if
-        there is no worker, or no fit one."""
+        """Wait for a worker; check versions and the user's functions. Raises ClusterError if no worker fits."""
         self._unchecked = False
         if self.kind == "threads":
             check_environment(self.environment)

@@ -23,7 +23,8 @@ from distributed.client import ClosedClientError
 from distributed.deploy.cluster import Cluster as DaskDeployment
 
 from feedline.errors import ClusterError
-from feedline.resources import Cpu, allocator_environment, cpu_environment
+from feedline.resources.allocators import allocator_environment
+from feedline.resources.instructions import Cpu, cpu_environment
 from feedline.service.cluster.attempts import Arrived
 from feedline.service.cluster.connection.fair_share import FairShare
 from feedline.service.cluster.connection.pass_demand import PassDemand

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from feedline.blocks.compute import HandOver
+from feedline.blocks.block_encoder import HandOver
 from feedline.loader.encoding.shuffled_rows import Rows
 from feedline.service.cluster.attempts import Arrived, FirstRows, failure_of
 

@@ -7,103 +7,38 @@ its own key (Dask keeps an error with its key); the first result of a block wins
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import platform
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from feedline.blocks.compute import unpack
 from feedline.blocks.jobs import keep_job
-from feedline.blocks.reach import unreadable, unreadable_error
 from feedline.blocks.request import BlockRequest, BlockResult, Job, pack_request
-from feedline.errors import ClusterError, CorruptFileError, FeedlineError, StoreError, TableError
+from feedline.errors import ClusterError
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.encoding.shuffled_rows import Rows
 from feedline.planning.schedule import Block
 from feedline.service.cluster.attempts import FirstRows, Outcome, attempt_block
 from feedline.service.cluster.blame import BlockFailure, Retry, among, decide, elsewhere
-from feedline.service.cluster.cluster import BlockTask, Cluster
-from feedline.service.feeder.diagnosis import MissingBlock, describe_missing
+from feedline.service.cluster.cluster import Cluster
+from feedline.service.feeder.block_work import (
+    BlockAttempt,
+    BlockWork,
+    block_key,
+    block_name,
+    describe_missing,
+    explain_block_error,
+)
 from feedline.service.feeder.timing import FinishedBlocks, Priorities, overdue_after_s
 from feedline.service.feeder.window import Window
 
 logger = logging.getLogger(__name__)
 
 _LATE = "a block has taken more than %.0f s on %s: it is also computed on another worker"
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """One task. workers: those that may run it (None: all). slow: the worker on which an earlier attempt is late, where
-    other blocks were computed meanwhile."""
-
-    key: str
-    task: BlockTask
-    submitted_s: float
-    workers: frozenset[str] | None
-    slow: str = ""
-
-
-@dataclass(slots=True)
-class _Work:
-    block: Block
-    request: BlockRequest
-    attempts: list[_Attempt] = field(default_factory=list)
-    submissions: int = 0
-    failures: list[BlockFailure] = field(default_factory=list)
-    due_s: float = 0.0  # when it may be submitted again after a failure
-    hedged: bool = False
-    rows: tuple[Rows, ...] | None = None
-    first: tuple[Rows, ...] | None = None  # its first rows, while the rest is computed
-    quality: Quality | None = None
-    error: Exception | None = None  # why all attempts failed; raised for the step that needs the block
-    held: BlockTask | None = None  # the task of `rows`, which trainers of the same lanes share until it is dropped
-
-    def late_s(self, now_s: float) -> float:
-        """Seconds that its only attempt has taken so far; 0 if it was hedged."""
-        return 0.0 if self.hedged or len(self.attempts) != 1 else now_s - self.attempts[0].submitted_s
-
-    def is_outside(self, route: frozenset[str]) -> bool:
-        """Whether an attempt may only run on workers none of which is in the route."""
-        return any(each.workers is not None and each.workers.isdisjoint(route) for each in self.attempts)
-
-    def hold(self, attempt: _Attempt) -> None:
-        """Keep a finished attempt's task."""
-        self.attempts.remove(attempt)
-        self.held = attempt.task
-
-    def release(self) -> None:
-        """Release the task that is held, if any."""
-        held, self.held = self.held, None
-        if held is not None:
-            held.cancel()
-
-    def result(self) -> tuple[Rows, ...] | None:
-        """Its rows; its first ones, or None, while it is computed. Raises its error."""
-        if self.error is not None:
-            raise self.error
-        return self.first if self.rows is None else self.rows
-
-    def fail(self, outcome: BlockFailure | None) -> BlockFailure | None:
-        """Keep an attempt's failure, and return it; None where it is not the fault of the block or its worker."""
-        if outcome is None or outcome.kind == "unknown":
-            return None
-        self.failures.append(outcome)
-        return outcome
-
-    def missing(self, now_s: float) -> MissingBlock:
-        """What a diagnosis says of it."""
-        return MissingBlock(
-            name=f"block {self.block.index} of lane {self.block.lane}",
-            files=list(dict.fromkeys(piece.fragment.path for piece in self.request.pieces)),
-            since_s={attempt.key: now_s - attempt.submitted_s for attempt in self.attempts},
-            failures=[str(failure) for failure in self.failures],
-        )
 
 
 @dataclass(slots=True)
@@ -159,9 +94,9 @@ class Delivery:
         self._batch_rows = batch_rows
         self._clock = clock
         self.next_block: Block | None = next(blocks, None)
-        self._work: dict[tuple[int, int], _Work] = {}
-        self._running: dict[str, _Work] = {}  # by key, an entry per attempt
-        self._unsubmitted: list[_Work] = []  # while the scheduler does not answer
+        self._work: dict[tuple[int, int], BlockWork] = {}
+        self._running: dict[str, BlockWork] = {}  # by key, an entry per attempt
+        self._unsubmitted: list[BlockWork] = []  # while the scheduler does not answer
         self._connection = cluster.number
         self._outcomes: list[tuple[str, Outcome, float]] = []  # appended to by the threads of tasks
         self._closed = False
@@ -187,7 +122,7 @@ class Delivery:
             self._window.has_room(self._window.in_flight, threads=threads) or self.lacks(step)
         ):
             block, self.next_block = self.next_block, next(self._blocks, None)
-            self._work[block.lane, block.index] = work = _Work(block, self._request(block))
+            self._work[block.lane, block.index] = work = BlockWork(block, self._request(block))
             self._window.in_flight += 1
             urgency = self._priorities.next(block.first_step, *self._times_s())
             self._submit(work, urgency, self._cluster.eligible_workers())
@@ -236,8 +171,8 @@ class Delivery:
 
     # -- submitting -----------------------------------------------------------------------------------------------
 
-    def _submit(self, work: _Work, priority: int, workers: frozenset[str] | None, slow: str = "") -> None:
-        key = _key(self._name, self._job, work, packed=self._cluster.packed)
+    def _submit(self, work: BlockWork, priority: int, workers: frozenset[str] | None, slow: str = "") -> None:
+        key = block_key(self._name, self._job, work, packed=self._cluster.packed)
         # Workers hold the job since `check_job`. One that joined later or has evicted it gets it with the next attempt.
         job = self._job if work.submissions else self._job.digest
         work.submissions += 1
@@ -251,9 +186,9 @@ class Delivery:
             self._unsubmitted.append(work)
         else:
             self._running[key] = work
-            work.attempts.append(_Attempt(key, task, self._clock(), workers, slow))
+            work.attempts.append(BlockAttempt(key, task, self._clock(), workers, slow))
 
-    def _submit_again(self, work: _Work, workers: frozenset[str] | None, slow: str = "") -> None:
+    def _submit_again(self, work: BlockWork, workers: frozenset[str] | None, slow: str = "") -> None:
         self.stats.resubmitted += 1
         self._submit(work, self._priorities.of(work.block.first_step, *self._times_s()), workers, slow)
 
@@ -332,7 +267,7 @@ class Delivery:
             if not work.attempts:
                 self._retry(work, failure)
 
-    def _retry(self, work: _Work, failure: BlockFailure | None) -> None:
+    def _retry(self, work: BlockWork, failure: BlockFailure | None) -> None:
         if failure is None:  # not the fault of the block or a worker
             self._submit_again(work, self._cluster.eligible_workers())
             return
@@ -340,9 +275,9 @@ class Delivery:
         if self._cluster.packed and not members:  # no scheduler: whether the block is to blame cannot be decided yet
             self._unsubmitted.append(work)
             return
-        decision = decide(_name_of(self._name, work), work.failures, members)
+        decision = decide(block_name(self._name, work), work.failures, members)
         if not isinstance(decision, Retry):
-            work.error = _explained(work, decision) if self._cluster.packed else decision
+            work.error = explain_block_error(work, decision) if self._cluster.packed else decision
             return
         logger.warning("a block failed on %s (%s): it is computed again", failure.host or "a worker", failure)
         if failure.kind == "unfit":
@@ -353,7 +288,7 @@ class Delivery:
         else:
             self._submit_again(work, among(decision.workers, self._cluster.eligible_workers()))
 
-    def _keep(self, work: _Work, attempt: _Attempt, result: BlockResult, now_s: float) -> None:
+    def _keep(self, work: BlockWork, attempt: BlockAttempt, result: BlockResult, now_s: float) -> None:
         _refuse_other_block(result, attempt.key, work.request.rows)
         self._finished.add(attempt.submitted_s, now_s)
         _exclude_others(work, attempt, self._cluster)
@@ -368,17 +303,17 @@ class Delivery:
         self._window.record(busy_s, result.nbytes)
         self.stats.add(result)
 
-    def _forget(self, work: _Work) -> None:
+    def _forget(self, work: BlockWork) -> None:
         for attempt in list(work.attempts):
             self._cancel(work, attempt)
 
-    def _cancel(self, work: _Work, attempt: _Attempt) -> None:
+    def _cancel(self, work: BlockWork, attempt: BlockAttempt) -> None:
         work.attempts.remove(attempt)
         self._running.pop(attempt.key, None)
         attempt.task.cancel()
 
 
-def _stranded(works: Iterable[_Work], cluster: Cluster) -> list[tuple[_Work, _Attempt]]:
+def _stranded(works: Iterable[BlockWork], cluster: Cluster) -> list[tuple[BlockWork, BlockAttempt]]:
     """The attempts that may only run on workers that have left."""
     restricted = [work for work in works if work.is_outside(cluster.share.route)]
     members = cluster.members() if restricted else frozenset()
@@ -386,7 +321,7 @@ def _stranded(works: Iterable[_Work], cluster: Cluster) -> list[tuple[_Work, _At
     return [(work, each) for work, each in attempts if members and (each.workers or members).isdisjoint(members)]
 
 
-def _exclude_others(work: _Work, attempt: _Attempt, cluster: Cluster) -> None:
+def _exclude_others(work: BlockWork, attempt: BlockAttempt, cluster: Cluster) -> None:
     """Exclude the workers that are to blame for a block that this attempt has computed."""
     for failure in work.failures:
         if failure.worker:
@@ -402,34 +337,14 @@ def _refuse_other_block(result: BlockResult, key: str, rows: int) -> None:
         )
 
 
-def _explained(work: _Work, error: FeedlineError) -> FeedlineError:
-    """The error of a block, or one about the workers if they cannot read files that this process reads."""
-    if not isinstance(error, TableError) or isinstance(error, CorruptFileError | StoreError):
-        return error
-    if any(unreadable(piece.fragment) is not None for piece in work.request.pieces):
-        return error
-    workers = ", ".join(f"{failure.worker} on {failure.host}" for failure in work.failures)
-    return unreadable_error(f"every worker that was tried ({workers})", platform.node(), str(error))
-
-
-def _name_of(name: str, work: _Work) -> str:
-    return f"{name}-l{work.block.lane}-b{work.block.index}"
-
-
-def _key(name: str, job: Job, work: _Work, *, packed: bool) -> str:
-    """The key of the next attempt, which names all that its bytes depend on."""
-    digest = hashlib.blake2b(f"{job.digest} {work.request!r}".encode(), digest_size=8).hexdigest()
-    return f"feedline-block-{_name_of(name, work)}-{digest}-a{work.submissions}-{'p' if packed else 'r'}"
-
-
-def _workers_of(attempts: Sequence[_Attempt], cluster: Cluster) -> dict[str, str]:
+def _workers_of(attempts: Sequence[BlockAttempt], cluster: Cluster) -> dict[str, str]:
     """The worker of each attempt, by key. Only the workers that may run one are asked about."""
     allowed = [attempt.workers for attempt in attempts]
     asked = None if None in allowed else frozenset().union(*filter(None, allowed))
     return cluster.workers_of([attempt.key for attempt in attempts], asked)
 
 
-def _describe(works: Iterable[_Work], step: int, cluster: Cluster, now_s: float) -> str:
+def _describe(works: Iterable[BlockWork], step: int, cluster: Cluster, now_s: float) -> str:
     works = [work for work in works if work.block.first_step <= step and work.rows is None]
     workers = _workers_of([attempt for work in works for attempt in work.attempts], cluster)
-    return describe_missing([work.missing(now_s) for work in works], workers, cluster.stacks_of(workers))
+    return describe_missing(works, workers, cluster.stacks_of(workers), now_s)

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from feedline.errors import FeedlineError
 from feedline.loader.ring.channel import Channel, ChannelClosedError
-from feedline.resources import use_huge_pages
+from feedline.resources.allocators import use_huge_pages
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.feeder.trainer_session import TrainerSession
 from feedline.service.scaling.demand import Demand

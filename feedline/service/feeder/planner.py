@@ -9,6 +9,7 @@ What the thread does is described by the calls in it, so that no code on the way
 
 from __future__ import annotations
 
+import inspect
 import queue
 import sys
 import threading
@@ -16,13 +17,21 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from types import CodeType
 from typing import TypeAlias, TypeVar
 
 from feedline.loader.facts import Hello
 from feedline.planning.agreement import RunStart
+from feedline.planning.artifact_choice import fit_artifacts
 from feedline.planning.plan import Plan
 from feedline.planning.resolve import start_of
 from feedline.planning.schedule import Schedule
+from feedline.service.cluster.connection.outage import WAITING
+from feedline.warehouse.discovery.formats import list_table
+from feedline.warehouse.selection.select import select_rows
+from feedline.warehouse.snapshot.footer_tasks import read_footers
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.take import snapshot_of
 
 # The plan that a hello asks for, in a start; one of those given, if it is among them.
 Resolve: TypeAlias = Callable[[Hello, RunStart, Sequence[Plan]], Plan]
@@ -33,16 +42,16 @@ T = TypeVar("T")
 
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 1.0, 60.0
 _END_S = 5.0  # time for a request under way when the feeder ends
-# What a thread does that is in one of these modules, or in these functions; the innermost call decides.
-_ACTIVITIES = (
-    ("feedline.service.cluster.", ("_connected", "await_workers", "await_scheduler"), "waits for the Dask cluster"),
-    ("feedline.warehouse.discovery.", (), "lists the table"),
-    ("feedline.warehouse.snapshot.footer_tasks", (), "reads footers of the table's files"),
-    ("feedline.warehouse.snapshot.", (), "takes or reads the table's snapshot"),
-    ("feedline.warehouse.selection.", (), "counts the rows that the filter and the sample keep"),
-    ("feedline.fitting.", (), "fits artifacts"),
-    ("feedline.planning.schedule", (), "orders the epoch's rows"),
+# What a thread does in one of these functions; the innermost call decides.
+_ACTIVITIES: tuple[tuple[str, Sequence[Callable[..., object]]], ...] = (
+    ("lists the table", [list_table]),
+    ("reads footers of the table's files", [read_footers]),
+    ("takes or reads the table's snapshot", [snapshot_of, Snapshot.load, Snapshot.read, Snapshot.save]),
+    ("counts the rows that the filter and the sample keep", [select_rows]),
+    ("fits artifacts", [fit_artifacts]),
+    ("orders the epoch's rows", [Plan.schedule, Schedule.open_blocks]),
 )
+_ACTIVITY_OF = {inspect.unwrap(each).__code__: words for words, functions in _ACTIVITIES for each in functions}
 
 
 class _Planned:
@@ -87,7 +96,7 @@ class Planner:
         frame = sys._current_frames().get(self._thread.ident or 0)
         calls = []
         while frame is not None:
-            calls.append((str(frame.f_globals.get("__name__")), frame.f_code.co_name))
+            calls.append(frame.f_code)
             frame = frame.f_back
         return f"it has been planning for {time.monotonic() - self._began_s:.0f} s, and {activity(calls)}"
 
@@ -167,10 +176,11 @@ class Agreement:
             self._looking = self._planner.verify(self._start, self._done)
 
 
-def activity(calls: Sequence[tuple[str, str]]) -> str:
-    """What a thread does. calls: their modules and functions, the innermost first."""
-    for module, function in calls:
-        for prefix, functions, words in _ACTIVITIES:
-            if module.startswith(prefix) and (not functions or function in functions):
-                return words
+def activity(calls: Sequence[CodeType]) -> str:
+    """What a thread does. calls: the code of its calls, the innermost first."""
+    for code in calls:
+        if code in WAITING:
+            return "waits for the Dask cluster"
+        if code in _ACTIVITY_OF:
+            return _ACTIVITY_OF[code]
     return "resolves the pipeline"

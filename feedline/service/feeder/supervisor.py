@@ -23,7 +23,7 @@ from feedline.errors import FeederError
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.facts import FeederStats, PlanFacts
 from feedline.loader.ring.launch import FUTILE_DEATHS, FeederCommand, await_end, feeder_words, standard_input
-from feedline.resources import SCRATCH_VARIABLE, make_scratch
+from feedline.resources.scratch import SCRATCH_VARIABLE, make_scratch
 
 EventType = Literal["ready", "refused", "trainer", "plan", "stats", "left", "died"]
 

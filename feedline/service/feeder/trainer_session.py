@@ -27,7 +27,7 @@ from feedline.loader.ring.reports import EpochCounts, report_packet
 from feedline.loader.ring.slots import RingWriter
 from feedline.planning.plan import Plan
 from feedline.planning.schedule import rank_lanes
-from feedline.resources import available_memory_bytes
+from feedline.resources.cgroups import available_memory_bytes
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.feeder.delivery import DeliveryStats
 from feedline.service.feeder.planner import Agreement, Planner

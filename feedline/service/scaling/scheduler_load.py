@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from feedline.planning.mixing import RowBytes, block_sizes, choose_window
-from feedline.spec import PipelineSpec
+from feedline.spec.sections import ShuffleSpec
+from feedline.spec.source_section import SourceSpec
 
 # Blocks that a scheduler handles per second, measured with `benchmarks/scale.py --real`: 2.5 ms of CPU time each.
 SCHEDULER_BLOCKS_PER_S = 400.0
@@ -38,7 +39,14 @@ class SchedulerLoad:
 
 
 def scheduler_load(
-    spec: PipelineSpec, *, lanes: int, version: int, row_bytes: RowBytes, block_rows: float, rows_per_s: float
+    source: SourceSpec,
+    shuffle: ShuffleSpec | None,
+    *,
+    lanes: int,
+    version: int,
+    row_bytes: RowBytes,
+    block_rows: float,
+    rows_per_s: float,
 ) -> SchedulerLoad:
     """The load of a plan whose blocks have `block_rows` rows on average, and the setting that brings it to half."""
     blocks_per_s = rows_per_s / block_rows
@@ -54,20 +62,17 @@ def scheduler_load(
     least_rows = rows_per_s / (MOST_SHARE * SCHEDULER_BLOCKS_PER_S)
     value = 2
     while value < _LARGEST_ROWS:  # a power of two is easier to remember than the exact number
-        other = _with_rows(spec, value)
-        planned = block_sizes(other, lanes, version, choose_window(other, version, row_bytes), row_bytes).block_rows
+        if shuffle is None:
+            source = source.model_copy(update={"split_rows": value})
+        else:
+            shuffle = shuffle.model_copy(update={"window_rows": value})
+        window = choose_window(shuffle, version, row_bytes)
+        planned = block_sizes(source, shuffle, lanes, version, window, row_bytes).block_rows
         if planned >= least_rows:
-            setting = "source.split_rows" if spec.shuffle is None else "shuffle.window_rows"
+            setting = "source.split_rows" if shuffle is None else "shuffle.window_rows"
             return replace(load, setting=setting, value=value, new_block_rows=planned)
         value *= 2
     return load
-
-
-def _with_rows(spec: PipelineSpec, rows: int) -> PipelineSpec:
-    """The spec with another number of rows for what decides the size of blocks."""
-    if spec.shuffle is None:
-        return spec.model_copy(update={"source": spec.source.model_copy(update={"split_rows": rows})})
-    return spec.model_copy(update={"shuffle": spec.shuffle.model_copy(update={"window_rows": rows})})
 
 
 def describe_load(load: SchedulerLoad, *, ranks: int, window: int | None) -> str:

@@ -23,7 +23,8 @@ from distributed.core import rpc
 from distributed.utils import get_ip
 
 from feedline.errors import ClusterError
-from feedline.resources import Cpu, allocator_environment, cpu_environment
+from feedline.resources.allocators import allocator_environment
+from feedline.resources.instructions import Cpu, cpu_environment
 from feedline.service.dask_patches.dask_config import WORKER_CONFIG
 from feedline.service.dask_patches.steady_loop import steady
 from feedline.service.tls.certificate_files import check_certificate_files

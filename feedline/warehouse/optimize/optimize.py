@@ -24,7 +24,7 @@ from functools import partial
 
 from feedline.errors import FeedlineError
 from feedline.expressions.column_parts import flattened_name
-from feedline.resources import available_cores, available_memory_bytes
+from feedline.resources.cgroups import available_cores, available_memory_bytes
 from feedline.warehouse.optimize.footprint import Footprint, footprint
 from feedline.warehouse.optimize.landing import Target, TargetFile, is_complete, refuse_overlap
 from feedline.warehouse.optimize.recipe import Settings, check_settings, recipe_for

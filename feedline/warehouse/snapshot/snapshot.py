@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from feedline.errors import CorruptFileError, TableError, TableNotFoundError
-from feedline.resources import available_cores
+from feedline.resources.cgroups import available_cores
 from feedline.warehouse.parquet.stored_names import StoredNames
 from feedline.warehouse.snapshot.column_facts import Facts, Part, arrange_facts, contiguous
 from feedline.warehouse.storage import content_store

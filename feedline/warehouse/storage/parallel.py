@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias, TypeVar
 
 from feedline.errors import StoreError
-from feedline.resources import available_cores
+from feedline.resources.cgroups import available_cores
 
 T = TypeVar("T")
 Map: TypeAlias = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]  # results in the order of the tasks

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from drawn_schedules import deliver, schedules
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_schedule import deliver, schedules
 
 from feedline.blocks.permutation import permuted_rows
 from feedline.planning.rows.delivered_rows import find_delivered_rows

@@ -13,7 +13,8 @@ from distributed import get_worker
 from pipelines import eventually
 
 from feedline import Pipeline
-from feedline.blocks.compute import HandOver, pack, run_block
+from feedline.blocks.block_encoder import HandOver
+from feedline.blocks.compute import pack, run_block
 from feedline.errors import ClusterError, DataError
 from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.encoding.slot import RowSlice

@@ -8,13 +8,22 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
-from feedline.errors import PlanError
+from feedline.errors import ClusterError, PlanError
 from feedline.loader.facts import Hello
+from feedline.planning.artifact_choice import fit_artifacts
+from feedline.planning.resolve import resolve_hello
 from feedline.planning.schedule import Schedule
+from feedline.service.cluster.cluster import Cluster
+from feedline.service.cluster.connection.scheduler_connection import SchedulerConnection
 from feedline.service.feeder.planner import Planner, activity
+from feedline.spec.cluster_section import ClusterSpec
+from feedline.warehouse.discovery.formats import list_table
+from feedline.warehouse.selection.select import select_rows
 from feedline.warehouse.snapshot.footer_tasks import read_footers
+from feedline.warehouse.snapshot.snapshot import Snapshot
 
 
 def test_a_request_under_way_says_what_it_does():
@@ -72,14 +81,50 @@ def test_an_epoch_is_ordered_beside_the_caller():
 @pytest.mark.parametrize(
     ("calls", "words"),
     [
-        ([("threading", "wait"), ("feedline.service.cluster.cluster", "_connected")], "waits for the Dask cluster"),
-        (
-            [("feedline.service.cluster.cluster", "map"), ("feedline.warehouse.selection.select", "_read")],
-            "counts the rows that the filter and the sample keep",
-        ),
-        ([("pyarrow.fs", "get"), ("feedline.warehouse.discovery.hive", "discover")], "lists the table"),
-        ([("feedline.commands.feed", "_resolve")], "resolves the pipeline"),
+        ([threading.Event.wait, SchedulerConnection.await_scheduler], "waits for the Dask cluster"),
+        ([Cluster.map, select_rows], "counts the rows that the filter and the sample keep"),
+        ([pq.read_metadata, list_table, select_rows], "lists the table"),
+        ([Snapshot.load], "takes or reads the table's snapshot"),
+        ([resolve_hello], "resolves the pipeline"),
     ],
 )
-def test_the_innermost_known_call_names_the_activity(calls: list[tuple[str, str]], words: str):
-    assert activity(calls) == words
+def test_the_innermost_known_call_names_the_activity(calls: list[Any], words: str):
+    assert activity([call.__code__ for call in calls]) == words
+
+
+def test_a_cluster_that_connects_is_waited_for(monkeypatch: pytest.MonkeyPatch):
+    connecting, go_on, answered = threading.Event(), threading.Event(), threading.Event()
+
+    def start(*_: object, **__: object) -> Any:
+        connecting.set()
+        go_on.wait(30)
+        raise ClusterError("no scheduler answers")
+
+    monkeypatch.setattr("feedline.service.cluster.cluster._start", start)
+    cluster = Cluster(ClusterSpec(), threads=1, early=True)
+    with contextlib.closing(Planner(lambda *_: cluster.client, job="f" * 64)) as planner:
+        future, _ = planner.plan(Hello(rank=0, world_size=1), answered.set)
+        assert connecting.wait(30)
+        assert planner.describe().endswith(", and waits for the Dask cluster")
+        go_on.set()
+        assert answered.wait(30)
+        with pytest.raises(ClusterError, match="no scheduler answers"):
+            future.result()
+    cluster.close()
+
+
+def test_fits_are_an_activity():
+    found: list[str] = []
+
+    def fit() -> None:
+        found.append(planner.describe())
+        raise PlanError("no table")
+
+    def resolve(*_: object) -> Any:
+        return fit_artifacts(fit)
+
+    with contextlib.closing(Planner(resolve, job="f" * 64)) as planner:
+        future, _ = planner.plan(Hello(rank=0, world_size=1), lambda: None)
+        with pytest.raises(PlanError, match="no table"):
+            future.result(30)
+    assert found[0].endswith(", and fits artifacts")

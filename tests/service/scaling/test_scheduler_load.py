@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from minimal_pipeline import completed
 
-from feedline.planning.mixing import BlockSizes, RowBytes, block_sizes, choose_window, newest_version
+from feedline.planning.mixing import BlockSizes, RowBytes, block_sizes, choose_window
+from feedline.planning.plan_version import newest_version
 from feedline.service.scaling.scheduler_load import (
     MOST_SHARE,
     SCHEDULER_BLOCKS_PER_S,
@@ -26,8 +27,10 @@ def spec_of(**keys: Any) -> PipelineSpec:
 
 
 def sizes(spec: PipelineSpec, lanes: int, row_bytes: RowBytes) -> BlockSizes:
-    version = newest_version(spec)
-    return block_sizes(spec, lanes, version, choose_window(spec, version, row_bytes), row_bytes)
+    version = newest_version(spec.shuffle)
+    return block_sizes(
+        spec.source, spec.shuffle, lanes, version, choose_window(spec.shuffle, version, row_bytes), row_bytes
+    )
 
 
 shuffles = st.sampled_from(['"off"', "{}", "{rows: false}", "{window_rows: 8192}", "{by: user}"])
@@ -38,12 +41,18 @@ def test_the_named_setting_brings_a_plan_to_half_of_a_scheduler(
     shuffle: str, lanes: int, rows_per_s: float, nbytes: float
 ) -> None:
     spec, row_bytes = spec_of(shuffle=shuffle), RowBytes(selected=nbytes, stored=nbytes)
-    version = newest_version(spec)
+    version = newest_version(spec.shuffle)
 
     def load_of(spec: PipelineSpec) -> SchedulerLoad:
         rows = sizes(spec, lanes, row_bytes).block_rows
         return scheduler_load(
-            spec, lanes=lanes, version=version, row_bytes=row_bytes, block_rows=rows, rows_per_s=rows_per_s
+            spec.source,
+            spec.shuffle,
+            lanes=lanes,
+            version=version,
+            row_bytes=row_bytes,
+            block_rows=rows,
+            rows_per_s=rows_per_s,
         )
 
     load = load_of(spec)
@@ -72,7 +81,13 @@ def test_the_line_says_what_to_set_only_above_half() -> None:
 
     def line(per_rank: float) -> str:
         load = scheduler_load(
-            spec, lanes=256, version=2, row_bytes=RowBytes(), block_rows=rows, rows_per_s=256 * per_rank
+            spec.source,
+            spec.shuffle,
+            lanes=256,
+            version=2,
+            row_bytes=RowBytes(),
+            block_rows=rows,
+            rows_per_s=256 * per_rank,
         )
         return describe_load(load, ranks=256, window=524_288)
 

@@ -16,7 +16,7 @@ from pipelines import PATIENCE_S, eventually
 from processes import ended, ended_here, feedline, free_port, running
 from schedulers import workers_now
 
-from feedline.resources import DISABLE, cpu_environment
+from feedline.resources.instructions import DISABLE, cpu_environment
 from feedline.service.worker.worker_process import worker_environment
 
 PRELOAD = "feedline.service.worker.preload"

@@ -1,4 +1,4 @@
-"""Time how long a trainer has waited for a missing part of the cluster.
+"""Waiting for a missing part of the cluster: how long, and which functions do.
 
 Runs in: every process that computes on a cluster. Pure: time is an argument.
 
@@ -8,11 +8,24 @@ no cluster, even if that is scaled to zero for hours.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from types import CodeType
+from typing import Literal, ParamSpec, TypeVar
 
 # The longest time that one look counts: a process that was stopped for an hour has not waited for an hour.
 _LONGEST_LOOK_S = 5.0
+
+P = ParamSpec("P")
+R = TypeVar("R")
+WAITING: set[CodeType] = set()  # of functions that wait for the cluster, to describe what a thread does
+
+
+def waits(function: Callable[P, R]) -> Callable[P, R]:
+    """Mark a function that waits for the cluster."""
+    WAITING.add(function.__code__)
+    return function
+
 
 Missing = Literal["scheduler", "worker"]
 Verdict = Literal["whole", "new", "waiting", "over"]

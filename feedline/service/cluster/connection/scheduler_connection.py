@@ -20,7 +20,7 @@ from distributed import Client, Future
 from distributed.client import ClosedClientError
 
 from feedline.errors import ClusterError
-from feedline.service.cluster.connection.outage import OutageTimer
+from feedline.service.cluster.connection.outage import OutageTimer, waits
 from feedline.service.cluster.connection.scheduler_echo import SchedulerEcho
 
 logger = logging.getLogger(__name__)
@@ -217,12 +217,14 @@ class SchedulerConnection:
                 return results
         raise CancelledError
 
+    @waits
     def await_scheduler(self) -> None:
         """Wait until the scheduler answers. Raises ClusterError after `wait_s`."""
         while not self.alive():
             self.look(waiting=True)
             self._closed.wait(_FIRST_PAUSE_S)
 
+    @waits
     def await_workers(self) -> None:
         """Wait until there is a worker. Raises ClusterError after `wait_s`."""
         try:

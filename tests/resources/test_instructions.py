@@ -1,23 +1,20 @@
-"""numpy's instructions are distinguished where results differ; free memory is what the tightest cgroup leaves."""
+"""numpy's instructions are distinguished where results differ."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 from processes import finished
 
-from feedline import resources
-from feedline.blocks import environment
-from feedline.blocks.environment import check_environment, environment_at, environment_differences, local_environment
+from feedline.blocks.environment import check_environment, environment_at
 from feedline.errors import ClusterError
 from feedline.loader.ring.launch import feeder_environment
-from feedline.resources import (
+from feedline.resources import instructions
+from feedline.resources.instructions import (
     DISABLE,
     ENABLE,
     active_instructions,
@@ -26,7 +23,6 @@ from feedline.resources import (
     disabling_line,
     instructions_remedy,
     level_instructions,
-    libm,
 )
 from feedline.spec import PipelineSpec
 
@@ -57,10 +53,10 @@ def machine(monkeypatch: pytest.MonkeyPatch, names: Any, *, has: Any, kind: str 
     """From now on this is a machine with these features, and a numpy with these names."""
     baseline, dispatch = names
     every = dict.fromkeys([*baseline, *dispatch, "AVX2", "FMA3"], False) | dict.fromkeys([*baseline, *has], True)
-    monkeypatch.setattr(resources, "__cpu_baseline__", list(baseline))
-    monkeypatch.setattr(resources, "__cpu_dispatch__", list(dispatch))
-    monkeypatch.setattr(resources, "__cpu_features__", every)
-    monkeypatch.setattr(resources.platform, "machine", lambda: kind)
+    monkeypatch.setattr(instructions, "__cpu_baseline__", list(baseline))
+    monkeypatch.setattr(instructions, "__cpu_dispatch__", list(dispatch))
+    monkeypatch.setattr(instructions, "__cpu_features__", every)
+    monkeypatch.setattr(instructions.platform, "machine", lambda: kind)
     for name in (DISABLE, ENABLE):
         monkeypatch.delenv(name, raising=False)
 
@@ -68,11 +64,11 @@ def machine(monkeypatch: pytest.MonkeyPatch, names: Any, *, has: Any, kind: str 
 def test_environments_differ_where_results_do():
     """By the variable itself: numpy's own names for what goes beyond a level, then for all that it dispatches."""
     digests, native = elsewhere({})
-    if len(native["cpu"].split()) == len(resources.__cpu_baseline__):
+    if len(native["cpu"].split()) == len(instructions.__cpu_baseline__):
         pytest.skip("this processor has nothing that numpy dispatches to")
     seen = {native["cpu"]: digests}
-    beyond = [name for name in resources.__cpu_dispatch__ if name not in level_instructions("x86-64-v3")]
-    for names in (beyond, list(resources.__cpu_dispatch__)):
+    beyond = [name for name in instructions.__cpu_dispatch__ if name not in level_instructions("x86-64-v3")]
+    for names in (beyond, list(instructions.__cpu_dispatch__)):
         digests, found = elsewhere({DISABLE: " ".join(names)})
         assert {name for name in found if found[name] != native[name]} <= {"cpu"}
         assert seen.setdefault(found["cpu"], digests) == digests, "one environment, two results"
@@ -87,14 +83,6 @@ def test_log1p_differs_beyond_x86_64_v3():
     assert level[1]["cpu"] == " ".join(level_instructions("x86-64-v3"))
     native = elsewhere({})
     assert all(one != other for one, other in zip(level[0][:2], native[0][:2], strict=True))
-
-
-@pytest.mark.skipif("glibc" not in resources.libc(), reason="GLIBC_TUNABLES is glibc's")
-def test_another_choice_by_glibc_is_another_environment():
-    _, found = elsewhere({"GLIBC_TUNABLES": "glibc.cpu.hwcaps=-FMA,-AVX2"})
-    if found["libm"] == libm():
-        pytest.skip("glibc computes the same without FMA here")
-    assert environment_differences(dict(local_environment()), found) == [("libm", libm(), found["libm"])]
 
 
 @pytest.mark.parametrize(
@@ -150,97 +138,6 @@ def test_a_worker_is_refused_with_the_line_to_add(monkeypatch: pytest.MonkeyPatc
         check_environment(expected)
 
 
-def test_another_c_library_is_refused(monkeypatch: pytest.MonkeyPatch):
-    expected = local_environment()
-    monkeypatch.setattr(environment, "libc", lambda: "musl 1.2")
-    with pytest.raises(ClusterError, match=r"another libc: got musl 1\.2, expected .* from the same image"):
-        check_environment(expected)
-
-
 def test_the_line_to_add_keeps_the_order_of_numpy():
-    names = list(resources.__cpu_dispatch__)
+    names = list(instructions.__cpu_dispatch__)
     assert disabling_line(reversed(names)) == f'{DISABLE}="{" ".join(names)}"'
-
-
-def limits(folder: Path, names: tuple[str, str], limit: str, used: int, stat: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in zip((*names, "memory.stat"), (limit, str(used), stat), strict=True):
-        (folder / name).write_text(text + "\n")
-
-
-def test_free_memory_is_that_of_the_tightest_cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Own cgroup or one above it, version 2 or 1; cached files are free, since the kernel drops them first."""
-    own, group = tmp_path / "own", tmp_path / "sys"
-    monkeypatch.setattr(resources, "_PROC_CGROUP", own)
-    monkeypatch.setattr(resources, "_CGROUP", group)
-    machine = resources.available_memory_bytes()
-    assert machine > 10_000
-    v2 = ("memory.max", "memory.current")
-    own.write_text("0::/slurm/job_7/step_0\n")
-    limits(group / "slurm/job_7/step_0", v2, "max", 900, "inactive_file 0")
-    limits(group / "slurm/job_7", v2, "5000", 4000, "anon 1000\ninactive_file 1500\nactive_file 500")
-    limits(group / "slurm", v2, "90000", 4000, "")
-    assert resources.available_memory_bytes() == 5000 - 4000 + 2000
-    own.write_text("0::/../outside\n")  # a namespace below: only its root is visible
-    limits(group, v2, "300", 400, "")
-    assert resources.available_memory_bytes() == 0
-    own.write_text("12:cpu:/x\n4:memory:/box\n")
-    names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-    limits(group / "memory", names, str(2**63 - 4096), 10, "")
-    limits(group / "memory/box", names, "7000", 6000, "total_inactive_file 10\ntotal_active_file 5")
-    assert resources.available_memory_bytes() == 1015
-    own.unlink()
-    (group / "memory.max").unlink()
-    assert abs(resources.available_memory_bytes() - machine) < machine / 2, "no limit: the machine's"
-
-
-def test_cores_are_those_of_the_tightest_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Of the own cgroup or one above it: a container's limit may lie on either."""
-    own, group = tmp_path / "own", tmp_path / "sys"
-    monkeypatch.setattr(resources, "_PROC_CGROUP", own)
-    monkeypatch.setattr(resources, "_CGROUP", group)
-    monkeypatch.setattr(resources, "_affinity", lambda process: frozenset(range(64)))
-    assert resources.available_cores() == 64
-    own.write_text("0::/slurm/job_7/step_0\n")
-    for path, quota in (("slurm/job_7/step_0", "max 100000"), ("slurm/job_7", "750000 100000"), ("slurm", "9900000 1")):
-        (group / path).mkdir(parents=True, exist_ok=True)
-        (group / path / "cpu.max").write_text(quota + "\n")
-    assert resources.available_cores() == 8, "7.5 cores"
-    own.write_text("4:cpu,cpuacct:/box\n")
-    (group / "cpu/box").mkdir(parents=True)
-    (group / "cpu/box/cpu.cfs_quota_us").write_text("-1\n")
-    (group / "cpu/cpu.cfs_quota_us").write_text("300000\n")
-    for folder in ("cpu", "cpu/box"):
-        (group / folder / "cpu.cfs_period_us").write_text("100000\n")
-    assert resources.available_cores() == 3
-
-
-@pytest.mark.parametrize(
-    ("own", "launcher", "cores"),
-    [
-        (128, 128, 16),  # not bound
-        (16, 128, 16),  # bound to its own cores: they are not divided again
-        (64, 128, 16),  # bound to those of its NUMA node, which it shares with three others
-        (16, 16, 2),  # the launcher is bound, too
-        (2, 4, 1),
-    ],
-)
-def test_a_rank_has_its_share_of_the_launchers_cores(
-    own: int, launcher: int, cores: int, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(resources, "_PROC_CGROUP", Path("/nowhere"))
-    monkeypatch.setattr(resources, "_CGROUP", Path("/nowhere"))
-    monkeypatch.setattr(resources, "_affinity", lambda process: frozenset(range(launcher if process else own)))
-    assert resources.rank_cores(8) == cores
-    assert len(resources.launcher_affinity()) == launcher
-
-
-def test_a_process_on_one_cpu_widens_to_its_cpuset():
-    allowed = os.sched_getaffinity(0)
-    code = (
-        "import os; from feedline.resources import launcher_affinity, widen_affinity; "
-        "os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); "
-        "widen_affinity({*launcher_affinity(), 1000}); print(sorted(os.sched_getaffinity(0)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == sorted(allowed)

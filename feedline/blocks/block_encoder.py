@@ -1,0 +1,284 @@
+"""Transform and encode the chunks of a block, as they are read.
+
+Runs in: Dask workers: threads of the feeder, processes on this machine, or anywhere in a cluster.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from feedline.blocks.coded_chunks import DictionaryFrame, first_coded_rows, join_coded
+from feedline.blocks.jobs import CompiledJob, CompiledPart
+from feedline.errors import DataError
+from feedline.loader.encoding.encode import encode
+from feedline.loader.encoding.encoded_rows import EncodedRows
+from feedline.loader.encoding.quality import Observer
+from feedline.loader.encoding.shuffled_rows import Rows, shuffle
+from feedline.native.coded_values import CodedValues
+from feedline.native.turns import TURN
+from feedline.native.unique_rows import UniqueRows, first_uses, join_inverses
+from feedline.transforms.compile.coded_features import Evaluated
+from feedline.warehouse.reading.columns import CHUNK_ROWS
+from feedline.warehouse.reading.fragment import Chunk
+from feedline.warehouse.reading.row_position import with_row_position
+from feedline.warehouse.reading.stored_groups import expand_group
+
+_Stored: TypeAlias = UniqueRows[DictionaryFrame]
+
+_WHOLE_BYTES = 96 * 2**20  # of a block that is encoded in its final order: columns as they are decoded, or codes
+_WORTH_GATHERING = 0.9  # the share of unique rows from which on all rows are taken for such: a gather costs more
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """How a block's first rows are handed over while the rest is computed.
+
+    rows: of the first part, about; later ones grow. take: called in this thread with each part, in the block's order,
+    except the last.
+    """
+
+    rows: int
+    take: Callable[[Rows], None]
+
+
+class StageClock:
+    """Seconds per stage."""
+
+    def __init__(self) -> None:
+        self.seconds = {"read": 0.0, "transform": 0.0, "encode": 0.0}
+        self._last = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.seconds[stage] += now - self._last
+        self._last = now
+
+
+class BlockEncoder:
+    """Transforms and encodes chunks, small ones together: each call costs milliseconds, even for few rows.
+
+    whole: all of them at the end, in their final order, unless they are large.
+    """
+
+    def __init__(self, compiled: CompiledJob, clock: StageClock, *, whole: bool) -> None:
+        self._whole = whole
+        self._nbytes = 0
+        self._order: NDArray[np.int32] | None = None
+        self._ordered = False  # whether the last rows are in that order
+        self._compiled = compiled
+        self._clock = clock
+        self._waiting: list[Chunk] = []
+        self._rows = 0
+        self._borders: list[int] = []  # of pieces, among the waiting rows
+        self._parts: list[EncodedRows] = []
+        self._enough = CHUNK_ROWS  # rows that are encoded together
+        self._take: Callable[[Rows], None] | None = None
+        self._missing = 0  # rows of the block that are not encoded yet
+        self._evaluated: Evaluated = {}
+        outputs = compiled.features.outputs
+        self.observer = Observer(compiled.layout.schema, [output.reads for output in outputs])
+
+    def hand_over(self, hand_over: HandOver, rows: int) -> None:
+        """Hand parts over. rows: of the block. Runs of deduplicated groups end with a part, which is as always then."""
+        self._take, self._missing = hand_over.take, rows
+        if len(self._compiled.parts) == 1:
+            self._enough = min(self._enough, hand_over.rows)
+
+    @property
+    def first_rows(self) -> int:
+        """Rows of the first chunk, about, where parts are handed over that grow; else 0."""
+        return self._enough if self._enough < CHUNK_ROWS else 0
+
+    def begin_piece(self) -> None:
+        """Runs of repeated rows end here."""
+        self._borders.append(self._rows)
+
+    def add(self, chunk: Chunk) -> None:
+        if self._whole:
+            self._nbytes += int(chunk.frame.estimated_size())
+            self._whole = self._nbytes <= _WHOLE_BYTES
+        if self._whole:
+            self._waiting.append(chunk)
+            self._rows += chunk.frame.height
+            return
+        if self._rows and self._rows + chunk.frame.height > CHUNK_ROWS:
+            self._flush()
+        self._waiting.append(chunk)
+        self._rows += chunk.frame.height
+        if self._rows >= self._enough:
+            self._flush()
+            self._enough = min(2 * self._enough, CHUNK_ROWS)
+
+    def finish(self) -> list[EncodedRows]:
+        if self._waiting:
+            self._flush()
+        return self._parts
+
+    def finish_in_order(self, index: NDArray[np.int64]) -> Rows:
+        """The rows in the order of `index`."""
+        if self._whole:
+            self._order = index.astype(np.int32)
+        parts = self.finish()
+        return parts[0] if self._ordered else shuffle(parts, index)
+
+    def _flush(self) -> None:
+        chunks, self._waiting, self._rows = self._waiting, [], 0
+        borders, self._borders = self._borders, []
+        try:
+            self._parts.append(self._encode(*_join_chunks(chunks), borders))
+        except DataError as error:
+            compiled = self._compiled
+            raise with_row_position(error, chunks, compiled.where, compiled.schema, sample=compiled.sample) from error
+        if self._take is not None:
+            self._missing -= self._parts[-1].rows
+            if self._missing > 0:
+                self._take(self._parts[-1])
+
+    def _encode(self, coded: DictionaryFrame, stored: Sequence[_Stored], borders: Sequence[int]) -> EncodedRows:
+        self.observer.count_rows(coded.frame, [(group.rows.frame, group.inverse) for group in stored])
+        rows, *groups = self._compiled.parts
+        encoded = self._encode_coded(rows, coded)
+        return replace(encoded, groups=tuple(self._encode_unique(group, coded, stored, borders) for group in groups))
+
+    def _encode_unique(
+        self,
+        group: CompiledPart,
+        coded: DictionaryFrame,
+        stored: Sequence[_Stored],
+        borders: Sequence[int],
+    ) -> UniqueRows[EncodedRows]:
+        """Transform and encode the rows of a deduplicated group that do not repeat the row above them.
+
+        coded, stored: the rows, without the columns that are stored once per run, and those columns.
+        """
+        by, height = () if self._compiled.by is None else (self._compiled.by,), coded.frame.height
+        columns = _columns_in(coded, group)
+        starts = first_coded_rows(coded, (*by, *columns), [border for border in borders if border < height])
+        parts = [(each, _columns_in(each.rows, group)) for each in stored]
+        for each, names in parts:
+            firsts = first_uses(each.inverse)
+            changes = first_coded_rows(each.rows, names, np.flatnonzero(starts[firsts]).tolist())
+            starts[firsts[changes]] = True
+        if np.count_nonzero(starts) > _WORTH_GATHERING * height:
+            starts[:] = True
+        index = np.flatnonzero(starts)
+        repeats = np.diff(index, append=height) if len(index) < height else None
+        series, dictionaries = _rows_at(coded.frame, columns, index), {**coded.dictionaries}
+        for each, names in parts:
+            series += _rows_at(each.rows.frame, names, each.inverse[index])
+            dictionaries |= each.rows.dictionaries
+        unique = DictionaryFrame(pl.DataFrame(series), dictionaries).only(group.coded_columns.columns)
+        try:
+            rows = self._encode_coded(group, unique, repeats)
+        except DataError as error:
+            if error.row is not None:
+                error.at(int(index[error.row]))
+            raise
+        return UniqueRows(rows, np.cumsum(starts, dtype=np.int32) - np.int32(1))
+
+    def _encode_coded(
+        self, part: CompiledPart, coded: DictionaryFrame, repeats: NDArray[np.int64] | None = None
+    ) -> EncodedRows:
+        """Transform and encode rows of which some columns are codes: what reads these, once per distinct value.
+
+        repeats: as of `_encode_part`.
+        """
+        coded = coded.only(part.coded_columns.columns)
+        split = part.coded_columns.split(coded.dictionaries) if coded.dictionaries else None
+        if split is None:
+            return self._encode_part(part, coded.expand(), repeats)
+        features, columns = split
+        values: dict[str, CodedValues] = {}
+        lookups: dict[str, list[tuple[int, int]]] = {}
+        try:
+            with TURN:
+                for column in columns:
+                    codes, dictionary = coded.frame.get_column(column.name), coded.dictionaries[column.name]
+                    found, counts = column.apply(codes, dictionary, self._evaluated, repeats)
+                    values |= found
+                    lookups |= counts
+            plain, more = features.apply_counting(coded.only(features.columns).expand(), repeats)
+            self._clock.lap("transform")
+            filters, rows, order = self._compiled.filters, coded.frame.height, self._order_of(part, values)
+            encoded = encode(plain, part.schema, self.observer, filters, repeats, coded=values, rows=rows, order=order)
+        except DataError:  # of which row, its own evaluation tells
+            return self._encode_part(part, coded.expand(), repeats)
+        for name, counts_of_feature in (lookups | more).items():
+            self.observer.count_lookups(name, counts_of_feature)
+        self._clock.lap("encode")
+        return encoded
+
+    def _order_of(self, part: CompiledPart, coded: Collection[str]) -> NDArray[np.int32] | None:
+        """The order in which rows are encoded, unless there are lists that are not coded."""
+        in_order = self._order is not None and all(column.name in coded for column in part.schema.sparse)
+        self._ordered = in_order
+        return self._order if in_order else None
+
+    def _encode_part(
+        self, part: CompiledPart, frame: pl.DataFrame, repeats: NDArray[np.int64] | None = None
+    ) -> EncodedRows:
+        """Transform and encode rows. repeats: how many rows of the table each stands for (None: one)."""
+        features, lookup_counts = part.features.apply_counting(frame, repeats)
+        for name, counts in lookup_counts.items():
+            self.observer.count_lookups(name, counts)
+        self._clock.lap("transform")
+        order = self._order_of(part, ())
+        encoded = encode(features, part.schema, self.observer, self._compiled.filters, repeats, order=order)
+        if not part.schema.columns:  # Polars forgets the rows of a frame without columns
+            none = np.empty((frame.height, 0), np.float32)
+            encoded = replace(encoded, rows=frame.height, dense=none, labels=none)
+        self._clock.lap("encode")
+        return encoded
+
+
+def _columns_in(rows: DictionaryFrame, group: CompiledPart) -> list[str]:
+    """The columns of a group that rows have."""
+    found = set(rows.frame.columns)
+    return [name for name in group.columns if name in found]
+
+
+def _rows_at(frame: pl.DataFrame, columns: Sequence[str], index: NDArray[np.integer[Any]]) -> list[pl.Series]:
+    """The rows of some columns at an ascending index; the columns themselves if those are all of them."""
+    series = [frame.get_column(name) for name in columns]
+    whole = len(index) == frame.height and bool((np.diff(index) > 0).all())
+    return series if whole or not series else pl.DataFrame(series)[index].get_columns()
+
+
+def _join_chunks(chunks: Sequence[Chunk]) -> tuple[DictionaryFrame, tuple[_Stored, ...]]:
+    """Chunks as one, with what their files store once per run of equal rows, where all store the same columns so."""
+    rows = [_coded(chunk.frame, chunk) for chunk in chunks]
+    stored = [[UniqueRows(_coded(group.rows, chunk), group.inverse) for group in chunk.groups] for chunk in chunks]
+    if len(chunks) == 1:
+        return rows[0], tuple(stored[0])
+    if len({tuple(tuple(group.rows.columns) for group in chunk.groups) for chunk in chunks}) > 1:
+        whole = [
+            part.expand().hstack(
+                [series for group in groups for series in expand_group(UniqueRows(group.rows.expand(), group.inverse))]
+            )
+            for part, groups in zip(rows, stored, strict=True)
+        ]
+        joined = pl.concat([frame.select(whole[0].columns) for frame in whole], rechunk=True)
+        return DictionaryFrame(joined, {}), ()
+    return join_coded(rows), tuple(_join_groups(groups) for groups in zip(*stored, strict=True))
+
+
+def _join_groups(parts: Sequence[_Stored]) -> _Stored:
+    """Rows laid end to end."""
+    inverse = join_inverses([part.inverse for part in parts], [part.rows.frame.height for part in parts])
+    return UniqueRows(join_coded([part.rows for part in parts]), inverse)
+
+
+def _coded(frame: pl.DataFrame, chunk: Chunk) -> DictionaryFrame:
+    """Columns of a chunk, with their dictionaries."""
+    return (
+        DictionaryFrame(frame, chunk.dictionaries).only(frame.columns)
+        if chunk.dictionaries
+        else DictionaryFrame(frame, {})
+    )

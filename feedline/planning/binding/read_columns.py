@@ -1,0 +1,93 @@
+"""The columns of its table that a pipeline reads, for plans, `feedline check` and reports.
+
+Runs in: the feeder, the CLI, `Pipeline`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from feedline.expressions import BoundExpression
+from feedline.expressions.column_parts import has_column
+from feedline.planning.binding.selected_rows import bound_marks, bound_sample, bound_where
+from feedline.planning.binding.table_features import compile_spec, planned_schema
+from feedline.spec import PipelineSpec
+from feedline.transforms.compile.compiled import CompiledFeatures
+from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample
+from feedline.warehouse.reading.seen_rows import Mark
+from feedline.warehouse.selection.missing_columns import first_absence
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.storage.locations import join, redact
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadColumns:
+    """The columns of its table that a pipeline reads: for features, filter, sample, marks and as keys.
+
+    keys: `shuffle.by` and the row key. marks: conditions that recognise rows which fits have seen.
+    """
+
+    features: CompiledFeatures
+    where: BoundExpression | None
+    sample: BoundSample | None
+    keys: tuple[str, ...]
+    marks: tuple[Mark, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        spec: PipelineSpec,
+        features: CompiledFeatures,
+        where: BoundExpression | None,
+        sample: BoundSample | None,
+    ) -> ReadColumns:
+        """The columns of a spec bound to its table. Raises SpecError where rows that fits saw cannot be recognised."""
+        marks = bound_marks(spec, features)
+        by = (spec.shuffle.by,) if spec.shuffle is not None and spec.shuffle.by is not None else ()
+        keys = (*by, *(spec.source.row_key or ()))
+        return cls(features=features, where=where, sample=sample, keys=keys, marks=marks)
+
+    def columns(self, schema: pa.Schema) -> tuple[str, ...]:
+        """The columns that blocks read, each once; partition keys may be among them.
+
+        `sample_weight` is one of them only where the schema has it: otherwise the sample generates it.
+        """
+        conditions = [sorted(condition.columns) for condition in self._conditions]
+        return self._unique([self.features.columns, self.keys, *conditions], schema)
+
+    def parts(self, schema: pa.Schema) -> tuple[str, ...]:
+        """The same, as column parts where only parts of them are read."""
+        conditions = [sorted(condition.parts) for condition in self._conditions]
+        return self._unique([self.features.parts, self.keys, *conditions], schema)
+
+    @property
+    def _conditions(self) -> list[BoundExpression | BoundSample | Mark]:
+        return [condition for condition in (self.where, self.sample, *self.marks) if condition is not None]
+
+    def _unique(self, names: Sequence[Sequence[str]], schema: pa.Schema) -> tuple[str, ...]:
+        generated = self.sample is not None and not has_column(schema, SAMPLE_WEIGHT)
+        not_read = {SAMPLE_WEIGHT} if generated else set()
+        return tuple(dict.fromkeys(name for each in names for name in each if name not in not_read))
+
+
+def read_columns_of(spec: PipelineSpec, schema: pa.Schema) -> ReadColumns:
+    """The columns that a run reads from a table of this schema. Raises SpecError as `make_plan` does."""
+    where = bound_where(spec, schema)
+    return ReadColumns.of(spec, compile_spec(spec, planned_schema(spec, schema)), where, bound_sample(spec, schema))
+
+
+def require_columns(
+    spec: PipelineSpec, snapshot: Snapshot, columns: Collection[str], where: BoundExpression | None
+) -> None:
+    """Raise SpecError where a file that may be read lacks one of these columns."""
+    absence = first_absence(snapshot, columns, where)
+    if absence is not None:
+        name, path, files = absence
+        raise spec.error(
+            ("source", "schema", "missing"),
+            f"column {name!r} is not in {join(redact(snapshot.uri), path)}: got {files} files without it, expected "
+            f"none. Leave them out with source.where, or write `missing: null`",
+        )

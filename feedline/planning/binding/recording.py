@@ -1,0 +1,60 @@
+"""Bind `source.row_key` to a table: where blocks record the identities of rows, for `feedline rebase`.
+
+Runs in: the feeder, the CLI, `Pipeline`. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from feedline.spec import PipelineSpec
+from feedline.spec.sections import ShuffleSpec
+from feedline.spec.source_section import SourceSpec
+from feedline.warehouse.reading.fragment import field_of
+from feedline.warehouse.reading.sample import SAMPLE_WEIGHT
+from feedline.warehouse.rebase.recorded_rows import Recording
+from feedline.warehouse.rebase.row_identity import identity_of, kind_of, unkeyed_identity
+from feedline.warehouse.snapshot.snapshot import Snapshot
+
+
+def recording_of(spec: PipelineSpec, snapshot: Snapshot) -> Recording | None:
+    """Where and how a plan's blocks record the identities of rows; None without a `source.row_key`.
+
+    Raises SpecError for a key that is not in the files, or of a type that cannot be hashed.
+    """
+    key, schema = spec.source.row_key, snapshot.schema
+    if key is None:
+        return None
+    for name in key:
+        if name not in schema.names or kind_of(schema.field(name).type) is None:
+            got = str(schema.field(name).type) if name in schema.names else "no column of that name"
+            message = f"{name!r} cannot identify rows: got {got}, expected a column of numbers, times, strings or lists"
+            raise spec.error(("source", "row_key"), message)
+    stored, by, kept = _identity_inputs(spec.source, spec.shuffle, snapshot, key)
+    identity = identity_of(stored, key, by=by, kept=kept)
+    if identity is None:
+        raise spec.error(
+            ("source", "row_key"), f"consists of partition keys: got {', '.join(key)}. Name a column of the files"
+        )
+    return Recording(identity=identity, work_dir=spec.work_dir)
+
+
+def unkeyed_recording(spec: PipelineSpec, snapshot: Snapshot, columns: Sequence[str]) -> Recording | None:
+    """Where a run of an earlier version may have recorded identities without a row key."""
+    stored, by, kept = _identity_inputs(spec.source, spec.shuffle, snapshot, columns)
+    identity = unkeyed_identity(stored, columns, by=by, kept=kept)
+    return None if identity is None else Recording(identity=identity, work_dir=spec.work_dir)
+
+
+def _identity_inputs(
+    source: SourceSpec, shuffle: ShuffleSpec | None, snapshot: Snapshot, names: Sequence[str]
+) -> tuple[pa.Schema, str | None, str]:
+    """The stored columns among `names` and `shuffle.by`; the latter; and what decides which rows are kept, as JSON."""
+    by, sample = shuffle.by if shuffle is not None else None, source.sample
+    not_stored = {*snapshot.partition_columns, SAMPLE_WEIGHT if sample is not None else ""}
+    read = dict.fromkeys([*names, *([by] if by is not None else [])])
+    stored = pa.schema([field_of(snapshot.schema, name) for name in read if name not in not_stored])
+    return stored, by, json.dumps([source.where, sample.model_dump() if sample is not None else None])

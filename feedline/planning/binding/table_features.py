@@ -1,0 +1,100 @@
+"""Bind the features of a pipeline.yaml, and its deduplicated groups, to the columns of a table.
+
+Runs in: the feeder, the CLI, `Pipeline`. Compiling may read artifacts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import pyarrow as pa
+
+from feedline.artifacts.store import StoredArtifactSet
+from feedline.errors import SpecError
+from feedline.expressions.column_parts import has_column
+from feedline.expressions.types import nearest
+from feedline.planning.binding.fitted_artifacts import artifact_set_ref
+from feedline.spec import PipelineSpec
+from feedline.spec.features import FeatureSpec
+from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
+from feedline.transforms.compile.dedup_groups import assign_groups, named_columns, refuse_empty_groups
+from feedline.transforms.learning.learner import ArtifactSet
+from feedline.transforms.registry.op import OpError
+from feedline.transforms.registry.user_code import functions_of
+from feedline.transforms.registry.user_functions import RequiredFunction
+from feedline.warehouse.reading.sample import with_weight
+
+
+def planned_schema(spec: PipelineSpec, schema: pa.Schema) -> pa.Schema:
+    """The columns that features may name: the table's and, with a sample, `sample_weight`.
+
+    Raises SpecError where a feature names `sample_weight` and the table has a column of that name beside the sample,
+    and where a deduplicated group names a column that is not there.
+    """
+    planned = schema
+    if spec.source.sample is not None:
+        for feature in spec.features:
+            try:
+                with_weight(schema, named_columns(feature))
+            except SpecError as error:
+                raise spec.error(feature.path, f"{feature.name}: {error}") from None
+        planned = with_weight(schema, ())
+    for group in spec.dedup:
+        for name in group.columns:
+            if not has_column(planned, name):
+                remedy = nearest(name, planned.names) or ". Remove it"
+                message = f"unknown column: got {name!r}, expected a column of the table{remedy}"
+                raise spec.error((*group.path, "columns"), message)
+    return planned
+
+
+def compile_spec(
+    spec: PipelineSpec,
+    schema: pa.Schema,
+    features: Sequence[FeatureSpec] | None = None,
+    *,
+    artifacts: ArtifactSet | None = None,
+) -> CompiledFeatures:
+    """Compile the spec's features (or some of them) against a schema; errors carry file, line and path.
+
+    `artifacts`: the artifact set (default: the current one).
+    """
+    artifacts = StoredArtifactSet(artifact_set_ref(spec)) if artifacts is None else artifacts
+    features = grouped_features(spec) if features is None else features
+    try:
+        return compile_features(features, schema, artifacts)
+    except OpError as error:
+        raise spec.error(error.path, error.message) from error
+
+
+def grouped_features(spec: PipelineSpec) -> tuple[FeatureSpec, ...]:
+    """The spec's features, each with the deduplicated group that it belongs to."""
+    if not spec.dedup:
+        return spec.features
+    features = assign_groups(spec.features, spec.dedup, out_of_fold=spec.fit.out_of_fold)
+    try:
+        refuse_empty_groups(features, spec.dedup, out_of_fold=spec.fit.out_of_fold)
+    except OpError as error:
+        raise spec.error(error.path, error.message) from error
+    return features
+
+
+def refuse_constant_groups(spec: PipelineSpec, features: CompiledFeatures, partition_columns: Collection[str]) -> None:
+    """Raise SpecError for a deduplicated group of partition keys alone, which never change within a file."""
+    reads: dict[str, set[str]] = {}
+    for feature, output in zip(features.features, features.outputs, strict=True):
+        if feature.dedup is not None:
+            reads.setdefault(feature.dedup, set()).update(output.reads)
+    for name, columns in reads.items():
+        if columns.issubset(partition_columns):
+            path = next(group.path for group in spec.dedup if group.name == name)
+            message = f"group {name!r} reads partition keys alone: got {', '.join(sorted(columns))}, which are constant"
+            raise spec.error(path, f"{message} in every file. Leave its features out of groups, or name more columns")
+
+
+def required_functions(spec: PipelineSpec) -> tuple[RequiredFunction, ...]:
+    """The user's functions that the spec's features call; errors carry file, line and path."""
+    try:
+        return functions_of(spec.features)
+    except OpError as error:
+        raise spec.error(error.path, error.message) from error

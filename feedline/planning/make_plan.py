@@ -1,0 +1,163 @@
+"""Make the plan of a pipeline on a snapshot: features, filter and sample bound to its columns, and rows counted.
+
+Runs in: the feeder, the CLI, `Pipeline.batches`. It reads footer facts, artifacts and, in the counting pass, the table.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import replace
+from decimal import Decimal
+
+import pyarrow as pa
+
+from feedline.artifacts.store import ArtifactSetRef, StoredArtifactSet
+from feedline.blocks.batch_schema import batch_schema
+from feedline.blocks.environment import local_environment
+from feedline.blocks.request import Job
+from feedline.errors import FeedlineError, PlanError
+from feedline.expressions import BoundExpression
+from feedline.loader.encoding.layout import SlotLayout
+from feedline.planning.binding.fitted_artifacts import artifact_set_ref
+from feedline.planning.binding.read_columns import ReadColumns, require_columns
+from feedline.planning.binding.recording import recording_of
+from feedline.planning.binding.selected_rows import bound_sample, bound_where, rows_of
+from feedline.planning.binding.table_features import (
+    compile_spec,
+    planned_schema,
+    refuse_constant_groups,
+    required_functions,
+)
+from feedline.planning.plan import Plan
+from feedline.planning.plan_version import newest_version
+from feedline.spec import PipelineSpec
+from feedline.warehouse.bad_files import load_skipped
+from feedline.warehouse.reading.sample import SAMPLE_WEIGHT
+from feedline.warehouse.rebase.recorded_rows import Recording
+from feedline.warehouse.rebase.remaining_rows import Rebase
+from feedline.warehouse.selection.column_bounds import value_ranges
+from feedline.warehouse.selection.select import Selection, select_rows
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.storage.parallel import Map
+
+_LITERAL = 40  # characters of a value in a message
+
+
+def make_plan(
+    spec: PipelineSpec,
+    snapshot: Snapshot,
+    *,
+    lanes: int,
+    map: Map | None = None,
+    rebase: Rebase | None = None,
+    artifacts: ArtifactSetRef | None = None,
+    selection: Selection | None = None,
+) -> Plan:
+    """Resolve a spec against a snapshot; `map` runs the counting pass (default: threads of this process).
+
+    `artifacts`: the artifact set to use (default: the current one); some may be missing, see `Plan.require_fitted`.
+    `selection`: that of another plan of the spec on this snapshot, which is not counted again. Raises
+    SpecError, with file, line and path, where pipeline.yaml does not match the table.
+    """
+    stored = _artifact_set(spec, snapshot, artifacts)
+    schema = planned_schema(spec, snapshot.schema)
+    features = compile_spec(spec, schema, artifacts=stored)
+    refuse_constant_groups(spec, features, snapshot.partition_columns)
+    where = bound_where(spec, snapshot.schema)
+    sample = bound_sample(spec, snapshot.schema)
+    columns = ReadColumns.of(spec, features, where, sample)
+    by = _shuffle_column(spec, snapshot)
+    if spec.source.schema_rules.missing == "error":
+        require_columns(spec, snapshot, columns.parts(snapshot.schema), where)
+    if selection is None:
+        selection = select_rows(snapshot, where, sample=sample, work_dir=spec.work_dir, map=map)
+    if not int(selection.rows.sum()):
+        raise _empty_error(spec, snapshot, where, selection)
+    record = recording_of(spec, snapshot)
+    return Plan(
+        spec=spec,
+        snapshot=snapshot,
+        where=where,
+        sample=sample,
+        selection=selection,
+        features=features,
+        layout=SlotLayout(batch_schema(features)),
+        job=_job(spec, schema, columns, by, record, stored.pinned_ref),
+        lanes=lanes,
+        skipped=load_skipped(spec.work_dir, snapshot.id),
+        rebase=rebase,
+        version=newest_version(spec.shuffle),
+    )
+
+
+def _shuffle_column(spec: PipelineSpec, snapshot: Snapshot) -> str | None:
+    """`shuffle.by`. Raises SpecError where the table has no such column."""
+    by = spec.shuffle.by if spec.shuffle is not None else None
+    if by == SAMPLE_WEIGHT and spec.source.sample is not None:
+        message = f"shuffle.by cannot be {by}, which source.sample generates: expected a column of the table"
+        raise spec.error(("shuffle", "by"), f"{message}. Rename the table's column")
+    if by is not None and by not in snapshot.schema.names:
+        near = difflib.get_close_matches(by, snapshot.schema.names, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(snapshot.schema.names[:20])}"
+        raise spec.error(("shuffle", "by"), f"column {by!r} is not in the table. {hint}")
+    return by
+
+
+def _empty_error(
+    spec: PipelineSpec, snapshot: Snapshot, where: BoundExpression | None, selection: Selection
+) -> FeedlineError:
+    """The error for a selection without rows."""
+    if snapshot.rows == 0:
+        return PlanError(f"the table has no rows: got {len(snapshot.files)} files without rows at {spec.source.table}")
+    matched = selection.report.matched.rows
+    if matched and spec.source.sample is not None:
+        fraction = spec.source.sample.fraction
+        message = f"the sample keeps no row: got 0 of {matched:,} rows with the fraction {fraction}"
+        return spec.error(("source", "sample", "fraction"), f"{message}. Name a larger one, or another seed")
+    message = f"the filter keeps no row: got 0 of {snapshot.rows:,} rows for {spec.source.where!r}"
+    return spec.error(("source", "where"), f"{message}{_describe_ranges(snapshot, where)}")
+
+
+def _describe_ranges(snapshot: Snapshot, where: BoundExpression | None) -> str:
+    """The range of each column of a filter that has statistics: `. In the table day is 0 … 3`."""
+    words = []
+    for name, bounds in value_ranges(snapshot, sorted(where.columns) if where is not None else ()).items():
+        low, high = ("null", "null") if bounds is None else map(_literal, bounds)
+        words.append(f"{name} is {low}" if low == high else f"{name} is {low} … {high}")
+    return f". In the table {', '.join(words)}" if words else ""
+
+
+def _literal(value: object) -> str:
+    """A value as written in a filter, shortened."""
+    text = str(value) if isinstance(value, int | float | Decimal) else json.dumps(str(value), ensure_ascii=False)
+    return text if len(text) <= _LITERAL else f"{text[: _LITERAL - 2]}…{text[-1]}"
+
+
+def _artifact_set(spec: PipelineSpec, snapshot: Snapshot, artifacts: ArtifactSetRef | None) -> StoredArtifactSet:
+    """The artifact set, with the rows of this plan, to recognise those that a fit has seen."""
+    ref = replace(artifact_set_ref(spec) if artifacts is None else artifacts, rows=rows_of(spec.source, snapshot))
+    return StoredArtifactSet(ref, newest=artifacts is None)
+
+
+def _job(
+    spec: PipelineSpec,
+    schema: pa.Schema,
+    columns: ReadColumns,
+    by: str | None,
+    record: Recording | None,
+    artifacts: ArtifactSetRef,
+) -> Job:
+    names = set(columns.columns(schema))
+    used = pa.schema([field for field in schema if field.name in names])
+    return Job(
+        features=columns.features.features,
+        schema=used.serialize().to_pybytes(),
+        where=spec.source.where,
+        by=by,
+        environment=local_environment(),
+        sample=None if columns.sample is None else columns.sample.sample,
+        record=record,
+        artifacts=artifacts,
+        code=required_functions(spec),
+    )

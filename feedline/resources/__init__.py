@@ -1,0 +1,1 @@
+"""What this machine gives a process: cores, memory, instructions and the C library."""

@@ -1,0 +1,40 @@
+"""Settings of a process's memory: the allocators of Arrow and numpy, and the kernel's huge pages.
+
+A feeder allocates and frees blocks of tens of megabytes all its life, so its allocators keep what is freed, within
+limits: docs/decisions/0003-keep-freed-memory.md and 0019. They read their settings when a process starts, so these are
+set in its environment, where the user's own settings win.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+
+_PR_SET_THP_DISABLE = 41
+
+
+def allocator_environment(threads: int) -> dict[str, str]:
+    """The variables by which the allocators of Arrow and numpy keep what a process of so many block threads frees."""
+    return {
+        "ARROW_DEFAULT_MEMORY_POOL": "jemalloc",
+        # Keep what was used in the last 10 s; other threads, which need little, use the memory of the block threads.
+        "JE_ARROW_MALLOC_CONF": f"dirty_decay_ms:10000,narenas:{threads}",
+        "MIMALLOC_PURGE_DELAY": "-1",  # Arrow's pool where pyarrow was built without jemalloc: never purge
+        # numpy's memory, by glibc: in one arena, since others give each of their heaps of 64 MiB back when it is empty;
+        "MALLOC_ARENA_MAX": "1",
+        "MALLOC_TRIM_THRESHOLD_": str(2**30),  # keep up to 1 GiB of free heap,
+        "MALLOC_MMAP_THRESHOLD_": str(2**25),  # take arrays up to 32 MiB (the most glibc allows) from the heap,
+        "MALLOC_TOP_PAD_": str(2**26),  # which grows in steps of 64 MiB
+    }
+
+
+def use_huge_pages(use: bool) -> None:
+    """Let the kernel back this process's new memory with huge pages, as its settings say, or with none (Linux).
+
+    A huge page is quick where the kernel has one. In a virtual machine it usually has to come from the host first: then
+    a feeder's first block, which touches 300 MB, takes up to a second longer than with small pages.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, int(not use), 0, 0, 0)
