@@ -318,40 +318,6 @@ def test_hostile_texts_run_open_and_import_nothing():
     }
 
 
-PLACES = {
-    "x > 1 and pricee > 3": "pricee",
-    "x > 1\n  and pricee > 3": "pricee",
-    'n > 1 and "é€😀" == pricee': "pricee",
-    "x.dt.huor() > 1": "huor",
-    "x > 1 & y": "&",
-    "x = 1": "=",
-    "n > 1 and x in [1, None]": "None",
-    "x.clip(0, uper_bound=1)": "1",
-    "n == 'a' and x > 1": "'a'",
-    "1 < n < x.mean()": "mean",
-    "x > 1 y": "y",
-}
-
-
-@pytest.mark.parametrize("text", PLACES)
-def test_the_caret_is_under_the_span(text: str):
-    with pytest.raises(ExpressionError) as caught:
-        bind(parse(text), SCHEMA)
-    line, carets = str(caught.value).splitlines()[-2:]
-    start = carets.index("^")
-    assert line[start : start + carets.count("^")] == PLACES[text]
-
-
-def test_a_long_line_is_shown_around_the_span():
-    with pytest.raises(ExpressionError) as caught:
-        bind(parse(f"n in [{', '.join(['7'] * 900)}] and pricee > 1 and n in [{', '.join(['7'] * 900)}]"), SCHEMA)
-    line, carets = str(caught.value).splitlines()[-2:]
-    assert len(line) < 140
-    assert line[carets.index("^") :].startswith("pricee")
-    assert line.startswith("  …")
-    assert line.endswith("…")
-
-
 def test_threads_parse_at_once_while_the_collector_runs_callbacks():
     """Dask adds such callbacks; CPython 3.11 then mixes up the depths of trees that threads parse at once."""
     text = "(" + " + ".join(f"f(a{n}, [b{n}, (c{n} and d{n})])" for n in range(60)) + ")"

@@ -23,7 +23,6 @@ from feedline.errors import DataError, SpecError
 from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.row_arrays import Encoded
 from feedline.serving.encoder import Serving
-from feedline.serving.request_types import convert, convertible
 from feedline.spec import load_spec
 
 FEATURES: dict[str, Any] = {
@@ -319,70 +318,6 @@ def test_missing_columns_are_all_named(path: Path):
 def test_other_values_than_rows_are_refused(path: Path, rows: Any, message: str):
     with pytest.raises(DataError, match=message):
         trained(path).transform(rows)
-
-
-INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
-
-
-@given(st.sampled_from(INTEGERS), st.sampled_from([*INTEGERS, pa.float32(), pa.float64()]), st.data())
-def test_integers_fit_or_are_refused(stored: pa.DataType, wanted: pa.DataType, data: st.DataObject):
-    info = np.iinfo(str(stored))
-    near = st.sampled_from([0, -1, 127, 128, 255, 256, 2**24, 2**24 + 1, 2**31, 2**53 + 1, 2**63 - 1, 2**63])
-    value = st.one_of(st.none(), st.integers(info.min, info.max), near.filter(lambda v: info.min <= v <= info.max))
-    values = data.draw(st.lists(value, max_size=8))
-
-    def fits(value: int | None) -> bool:
-        if value is None:
-            return True
-        if wanted in INTEGERS:
-            limits = np.iinfo(str(wanted))
-            return bool(limits.min <= value <= limits.max)
-        digits = 24 if wanted == pa.float32() else 53
-        return abs(value) <= 2**digits
-
-    wrong = [row for row, value in enumerate(values) if not fits(value)]
-    assert convertible(stored, wanted)
-    if wrong:
-        with pytest.raises(DataError, match="column 'c' holds a value that does not fit") as caught:
-            convert(pa.array(values, stored), wanted, "c")
-        assert caught.value.row == wrong[0]
-    else:
-        assert convert(pa.array(values, stored), wanted, "c").to_pylist() == values
-
-
-@given(st.lists(st.one_of(st.none(), st.floats(width=64, allow_infinity=False)), max_size=8))
-def test_doubles_are_rounded_as_numpy_rounds(values: list[float | None]):
-    with np.errstate(over="ignore"):
-        expected = [None if value is None else float(np.float32(value)) for value in values]
-    over = [row for row, value in enumerate(expected) if value in (float("inf"), float("-inf"))]
-    if over:
-        with pytest.raises(DataError, match="does not fit") as caught:
-            convert(pa.array(values, pa.float64()), pa.float32(), "c")
-        assert caught.value.row == over[0]
-    else:
-        found = convert(pa.array(values, pa.float64()), pa.float32(), "c").to_pylist()
-        assert repr(found) == repr(expected)
-
-
-def test_values_outside_a_slice_are_ignored():
-    column = pa.array([[300], [1, 2], None, [2**40]]).slice(1, 2)
-    assert convert(column, pa.list_(pa.int8()), "c").to_pylist() == [[1, 2], None]
-
-
-def test_times():
-    seconds, micros = pa.timestamp("s"), pa.timestamp("us")
-    assert convert(pa.array([1, None], seconds), micros, "t").cast(pa.int64()).to_pylist() == [1_000_000, None]
-    with pytest.raises(DataError, match="column 't' holds a value that does not fit") as caught:
-        convert(pa.array([1_000_000, 1_000_001], micros), seconds, "t")
-    assert caught.value.row == 1
-    zoned = pa.array([0], pa.timestamp("ms", "UTC"))
-    made = convert(zoned, pa.timestamp("us", "Europe/Zurich"), "t")
-    assert made.cast(pa.int64()).to_pylist() == [0]
-    assert not convertible(seconds, pa.timestamp("s", "UTC"))
-    assert not convertible(pa.date32(), seconds)
-    assert convertible(pa.date64(), pa.date32())
-    assert convertible(pa.map_(pa.string(), pa.int8()), pa.map_(pa.large_string(), pa.float32()))
-    assert not convertible(pa.list_view(pa.int64()), pa.list_(pa.int64()))
 
 
 @pytest.fixture(scope="module")

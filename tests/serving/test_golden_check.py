@@ -18,150 +18,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import ended, ended_here
-from test_encoder import FEATURES, SCHEMA, TABLE
+from recorded_vectors import ROWS, recorded, written
+from test_encoder import FEATURES, SCHEMA
 from test_files import REFUSE
 
-from feedline import Pipeline
 from feedline.artifacts.artifact_sets import ArtifactSetKey, FitSource
 from feedline.artifacts.type_records import load_types
 from feedline.blocks import environment
-from feedline.errors import CorruptFileError, SpecError
+from feedline.errors import SpecError
 from feedline.loader.encoding.arrow_table import arrow_table
 from feedline.planning.binding.fitted_artifacts import artifact_set_key
 from feedline.serving import golden_check
 from feedline.serving.encoder import Serving
-from feedline.serving.golden_check import check, compare, record, ulps_between
+from feedline.serving.golden_check import check, compare, ulps_between
 from feedline.serving.golden_rows import ROWS_OF_SPLIT
-from feedline.serving.golden_store import features_id, load_golden
-from feedline.spec import PipelineSpec, load_spec
-from feedline.warehouse.snapshot.snapshot import Snapshot
-
-NUMBERS = pa.array(np.arange(240))
-ROWS = pa.concat_tables([TABLE] * 60).append_column("number", NUMBERS).append_column("clicked", NUMBERS)
-
-
-@pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("t")
-    for part in range(3):
-        pq.write_table(ROWS.slice(80 * part, 80), folder / f"{part}.parquet", row_group_size=30)
-    return folder
-
-
-def written(folder: Path, table: Path, **features: Any) -> Path:
-    path = folder / "p.yaml"
-    document = {
-        "version": 1,
-        "name": "p",
-        "work_dir": "work",
-        "source": {"table": str(table)},
-        "features": features or FEATURES,
-        "batch": {"size": 8},
-    }
-    path.write_text(json.dumps(document))
-    return path
-
-
-@pytest.fixture
-def path(tmp_path: Path, table: Path) -> Path:
-    return written(tmp_path, table)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> str:
-    return str(tmp_path / "work" / "artifacts")
-
-
-def load_columns(folder: str) -> pa.Schema | None:
-    return load_types(folder, ArtifactSetKey(pipeline="p", source=FitSource(table=("elsewhere",))), ())
-
-
-def recorded(path: Path, choice: str = "rows", **changes: Any) -> tuple[PipelineSpec, Snapshot, Any]:
-    pipeline = Pipeline.from_yaml(path, {"fit.golden": choice, **changes})
-    snapshot = pipeline.snapshot()
-    return pipeline.spec, snapshot, record(pipeline.spec, snapshot)
-
-
-def test_vectors_load_as_they_were_recorded(path: Path, folder: str):
-    spec, snapshot, made = recorded(path)
-    assert made.rows.num_rows == 3 * ROWS_OF_SPLIT
-    found = load_golden(folder, artifact_set_key(spec), Serving(spec).features)
-    assert found is not None
-    assert repr(found.rows.to_pylist()) == repr(made.rows.to_pylist())
-    assert (found.rows, found.origin, found.origin.snapshot) == (made.rows, made.origin, snapshot.id)
-    assert found.rows.schema.types == [SCHEMA.field(name).type for name in found.rows.schema.names]
-    checked = check(spec)
-    assert (checked.passed, checked.differences, checked.other, checked.ulps) == (True, (), (), 0)
-    assert checked.text() == f"passed: {made.rows.num_rows} rows of 8 features: every bit is the same"
-    columns = load_columns(folder)
-    assert columns is not None
-    assert columns.equals(snapshot.schema)
-
-
-def test_rows_are_the_first_of_each_split(path: Path, folder: str):
-    _, _, made = recorded(path)
-    expected = [row for part in range(3) for row in range(80 * part, 80 * part + ROWS_OF_SPLIT)]
-    names = made.rows.schema.names
-    assert made.rows.equals(ROWS.take(pa.array(expected)).select(names))
-
-
-def test_rows_pass_the_filter_of_training(path: Path, folder: str):
-    _, _, made = recorded(path, **{"source.where": "number >= 100 and item > 0"})
-    assert 0 < made.rows.num_rows < 3 * ROWS_OF_SPLIT
-    assert min(made.rows["item"].to_pylist()) > 0
-
-
-def test_types_are_recorded_without_vectors(path: Path, folder: str):
-    spec, snapshot, made = recorded(path, "none")
-    assert made is None
-    assert load_columns(folder) == snapshot.schema
-    with pytest.raises(SpecError, match=r"artifacts has no golden vectors of these features: .* `feedline fit`"):
-        check(spec)
-
-
-def test_rows_that_a_feature_refuses_are_left_out(tmp_path: Path, table: Path, folder: str):
-    price = [{"fill_null": 0}]
-    _, _, made = recorded(written(tmp_path, table, dense={"price": price, "scores": [{"vector": 2}]}))
-    assert made.rows.num_rows == 3 * ROWS_OF_SPLIT // 4
-    assert {len(row) for row in made.rows["scores"].to_pylist()} == {2}
-    spec, _, made = recorded(written(tmp_path, table, dense={"price": price, "scores": [{"vector": 5}]}))
-    assert made is None
-    assert load_golden(folder, artifact_set_key(spec), Serving(spec).features) is None
-
-
-def test_other_features_have_separate_vectors(tmp_path: Path, path: Path, table: Path):
-    spec, _, _ = recorded(path)
-    other, _, _ = recorded(written(tmp_path, table, dense={"price": [{"fill_null": 1}]}))
-    assert features_id(spec.features) != features_id(other.features)
-    assert check(spec).passed
-    assert check(other).passed
-    changed = load_spec(written(tmp_path, table), {"features.dense.price": [{"fill_null": 2}]})
-    with pytest.raises(SpecError, match="no golden vectors of these features"):
-        check(changed)
-
-
-def test_vectors_of_more_features_check_fewer(tmp_path: Path, path: Path, table: Path):
-    recorded(path)
-    fewer = {group: FEATURES[group] for group in ("sparse", "categorical")}
-    checked = check(load_spec(written(tmp_path, table, **fewer), {}))
-    assert (checked.passed, checked.features) == (True, 5)
-
-
-def test_a_user_function_is_part_of_the_features_id(tmp_path: Path, table: Path):
-    module = tmp_path / "priced.py"
-    module.write_text("def doubled(x):\n    return x * 2\n")
-    doubled = {"python": {"function": "priced:doubled", "gives": "float32"}}
-    path = written(tmp_path, table, dense={"price": [{"fill_null": 0}, doubled]})
-    spec, _, made = recorded(path, allow_code=True)
-    assert made.rows.num_rows
-    assert check(spec).passed
-
-
-def test_golden_none_deletes_vectors(path: Path, folder: str):
-    recorded(path)
-    assert len([*Path(folder, "serving").glob("*/*")]) == 4
-    recorded(path, "none")
-    assert [each.name.partition(".")[2] for each in Path(folder, "serving").glob("*/*")] == ["columns.parquet"]
+from feedline.spec import load_spec
 
 
 def test_vectors_are_recorded_again_after_a_change(path: Path, folder: str, monkeypatch: pytest.MonkeyPatch):
@@ -195,49 +66,9 @@ def test_disabled_instructions_are_another_environment(path: Path, monkeypatch: 
     assert check(spec).passed
 
 
-def test_types_of_several_tables(tmp_path: Path, path: Path, folder: str):
-    """Each table has its own types; another table uses them only if no column in use differs."""
-    spec, snapshot, _ = recorded(path)
-    pq.write_table(pa.table({"price": [1.0], "more": [1]}), tmp_path / "other.parquet")
-    other, _, _ = recorded(written(tmp_path, tmp_path / "other.parquet", dense={"price": []}))
-    assert load_types(folder, artifact_set_key(spec), {"price"}) == snapshot.schema
-    assert load_types(folder, artifact_set_key(other), {"price"}) == pa.schema(
-        {"price": pa.float64(), "more": pa.int64()}
-    )
-    elsewhere = ArtifactSetKey(pipeline="p", source=FitSource(table=("elsewhere",)))
-    columns = load_types(folder, elsewhere, {"word", "more"})
-    assert columns is not None
-    assert (columns.field("word").type, columns.field("more").type) == (pa.string(), pa.int64())
-    with pytest.raises(
-        SpecError, match=r"column 'price' has different types in the tables of training: got (float|double) in .*, e"
-    ):
-        load_types(folder, elsewhere, {"price"})
-    assert load_types(folder, replace(elsewhere, pipeline="q"), {"price"}) is None
-
-
 def altered(folder: str, suffix: str, change: Any) -> None:
     [file] = Path(folder, "serving").glob(f"*/*{suffix}")
     file.write_bytes(change(file.read_bytes()))
-
-
-@pytest.mark.parametrize("suffix", [".in.parquet", ".out.parquet", "columns.parquet", ".json"])
-def test_damaged_files_are_refused(path: Path, folder: str, suffix: str):
-    spec, _, _ = recorded(path)
-    altered(folder, suffix, lambda content: content[:-20])
-    with pytest.raises(CorruptFileError, match=r"does not hold what was written.* Write it again with `feedline fit`"):
-        load_columns(folder) if suffix == "columns.parquet" else check(spec)
-    recorded(path)  # the remedy of the message
-    assert load_columns(folder) is not None
-    assert check(spec).passed
-
-
-def test_another_format_is_refused(path: Path, folder: str):
-    spec, _, _ = recorded(path)
-    altered(folder, ".json", lambda content: content.replace(b'"format": 1', b'"format": 7'))
-    with pytest.raises(SpecError, match="have another format: got version 7, expected 1"):
-        check(spec)
-    recorded(path)
-    assert check(spec).passed
 
 
 def test_vectors_of_other_artifacts_are_refused(path: Path, folder: str):
@@ -273,11 +104,6 @@ CHANGES: list[tuple[str, Any, int | None]] = [
     ("pairs", lambda value: [{"id": value[0]["id"], "weight": up(value[0]["weight"])}], 1),
     ("pairs", lambda value: [{"id": 99, "weight": value[0]["weight"]}], None),
 ]
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, table: Path) -> Any:
-    return recorded(written(tmp_path_factory.mktemp("m"), table))[2]
 
 
 @pytest.mark.parametrize(("name", "change", "apart"), CHANGES)
@@ -413,3 +239,35 @@ def test_missing_fits_name_the_command(tmp_path: Path, table: Path):
     assert done.returncode == 2
     assert "not fitted: item: vocabulary" in done.stderr
     assert f"feedline fit {path}" in done.stderr
+
+
+def load_columns(folder: str) -> pa.Schema | None:
+    return load_types(folder, ArtifactSetKey(pipeline="p", source=FitSource(table=("elsewhere",))), ())
+
+
+def test_types_are_recorded_without_vectors(path: Path, folder: str):
+    spec, snapshot, made = recorded(path, "none")
+    assert made is None
+    assert load_columns(folder) == snapshot.schema
+    with pytest.raises(SpecError, match=r"artifacts has no golden vectors of these features: .* `feedline fit`"):
+        check(spec)
+
+
+def test_types_of_several_tables(tmp_path: Path, path: Path, folder: str):
+    """Each table has its own types; another table uses them only if no column in use differs."""
+    spec, snapshot, _ = recorded(path)
+    pq.write_table(pa.table({"price": [1.0], "more": [1]}), tmp_path / "other.parquet")
+    other, _, _ = recorded(written(tmp_path, tmp_path / "other.parquet", dense={"price": []}))
+    assert load_types(folder, artifact_set_key(spec), {"price"}) == snapshot.schema
+    assert load_types(folder, artifact_set_key(other), {"price"}) == pa.schema(
+        {"price": pa.float64(), "more": pa.int64()}
+    )
+    elsewhere = ArtifactSetKey(pipeline="p", source=FitSource(table=("elsewhere",)))
+    columns = load_types(folder, elsewhere, {"word", "more"})
+    assert columns is not None
+    assert (columns.field("word").type, columns.field("more").type) == (pa.string(), pa.int64())
+    with pytest.raises(
+        SpecError, match=r"column 'price' has different types in the tables of training: got (float|double) in .*, e"
+    ):
+        load_types(folder, elsewhere, {"price"})
+    assert load_types(folder, replace(elsewhere, pipeline="q"), {"price"}) is None

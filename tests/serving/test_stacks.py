@@ -16,9 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline import Pipeline
-from feedline.errors import DataError
 from feedline.loader.row_arrays import Encoded
-from feedline.serving import form, stacks
+from feedline.serving import form
 from feedline.serving.encoder import Serving
 from feedline.spec import load_spec
 
@@ -111,32 +110,6 @@ def test_alike_features_of_all_kinds_are_stacked() -> None:
     assert len(stacked) == len(SERVING.features) - 2
 
 
-def test_rows_of_other_types_are_converted_as_without_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    types = pa.schema([(f"d{index}", pa.float32()) for index in range(COLUMNS)])
-    features = {"dense": named("d", {"fill_null": 0}, "log1p")}
-    rows = pa.table({name: pa.array([0.1, 1e9], pa.float64()) for name in types.names})
-    serving = serving_of(features, types)
-    expected = together(lambda: serving.transform(rows), monkeypatch)
-    assert serving.transform(rows).dense.tobytes() == expected.dense.tobytes()
-    wrong = rows.set_column(2, "d2", pa.array([0.5, 1e300]))
-    with pytest.raises(DataError, match=r"'d2'.*row 1") as error:
-        serving.transform(wrong)
-    with pytest.raises(DataError) as other:
-        together(lambda: serving.transform(wrong), monkeypatch)
-    assert str(error.value) == str(other.value)
-
-
-@pytest.mark.parametrize("value", ["x", None])
-def test_errors_name_the_feature_and_the_row(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    serving = serving_of({"dense": named("d", {"cast": "float32"})})
-    rows = pa.table({f"d{index}": ["1", "2" if index < 3 else value] for index in range(COLUMNS)})
-    with pytest.raises(DataError, match=r"'d3'.*row 1") as error:
-        serving.transform(rows)
-    with pytest.raises(DataError) as other:
-        together(lambda: serving.transform(rows), monkeypatch)
-    assert str(error.value) == str(other.value)
-
-
 def test_features_that_differ_are_not_stacked() -> None:
     kinds = pa.schema([("a", pa.int64()), ("b", pa.int32()), ("c", pa.int64()), ("d", pa.int64()), ("e", pa.int64())])
     features = {"categorical": {name: [{"modulo": 7 if name != "e" else 8}] for name in kinds.names}}
@@ -161,21 +134,6 @@ def test_features_with_artifacts_of_their_own_are_not_stacked(tmp_path: Path) ->
     pipeline.fit()
     assert pipeline._serving.form(rows.schema).stacks == ()
     assert np.allclose(pipeline.transform(rows).dense.std(axis=0), 1)
-
-
-def test_few_rows_are_stacked_and_many_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts: list[int] = []
-    compute = stacks.Stack.compute
-
-    def count(self: stacks.Stack, columns: Any, rows: int) -> Any:
-        counts.append(rows)
-        return compute(self, columns, rows)
-
-    monkeypatch.setattr(stacks.Stack, "compute", count)
-    serving = serving_of({"dense": named("d", "log1p")})
-    for rows in (0, 1, stacks.STACKED_ROWS, stacks.STACKED_ROWS + 1):
-        serving.transform(pa.table({f"d{index}": np.ones(rows, np.float32) for index in range(COLUMNS)}))
-    assert counts == [1, stacks.STACKED_ROWS]
 
 
 def test_a_feature_of_a_request_takes_few_calls() -> None:

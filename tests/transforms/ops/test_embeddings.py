@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,10 +16,8 @@ import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.artifacts.array_rows import ArrayRows, StoredArray
 from feedline.artifacts.external import read_external
-from feedline.artifacts.zarr_array import open_array
-from feedline.errors import CorruptFileError, DataError, SpecError, TableChangedError
+from feedline.errors import DataError, SpecError
 from feedline.spec.features import OpCall
 from feedline.transforms.ops import embeddings, resolve
 from feedline.transforms.registry.op import OpContext, OpError
@@ -59,145 +54,6 @@ def arrays(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, options in FORMS.items():
         made(folder / name, **options)
     return folder
-
-
-@pytest.mark.parametrize("max_bytes", [1 << 30, 4000])
-@pytest.mark.parametrize("form", FORMS)
-def test_rows_are_those_that_zarr_reads(arrays: Path, form: str, max_bytes: int):
-    expected = zarr.open_array(str(arrays / form), mode="r")[:].astype(np.float32)
-    stored = open_array(str(arrays / form)).stored_array()
-    assert stored.mapped == (
-        form in ("bare", "bare, one chunk", "version 2, bare", "wide chunks", "half", "small integers")
-    )
-    rows = ArrayRows(stored, max_bytes)
-    for indices in (
-        np.arange(N),
-        np.array([], np.int64),
-        np.array([N - 1, 0, 0]),
-        np.random.default_rng(1).integers(0, N, 300),
-    ):
-        assert np.array_equal(rows.take(indices), expected[indices])
-
-
-def counting(rows: int, width: int, block_rows: int, log: list[int]) -> StoredArray:
-    """An array whose rows are their numbers, and which notes the blocks that are loaded."""
-
-    def load(number: int) -> np.ndarray:
-        log.append(number)
-        first = number * block_rows
-        return np.repeat(np.arange(first, min(first + block_rows, rows), dtype=np.float32)[:, None], width, axis=1)
-
-    return StoredArray(rows=rows, width=width, block_rows=block_rows, dtype=np.dtype(np.float32), load=load)
-
-
-@given(
-    st.integers(1, 50),
-    st.integers(1, 12),
-    st.integers(1, 2000),
-    st.lists(st.lists(st.floats(0, 1, exclude_max=True), max_size=20), max_size=5),
-)
-def test_memory_is_bounded_and_only_needed_blocks_are_loaded(
-    rows: int, block_rows: int, max_bytes: int, asked: list[list[float]]
-):
-    log: list[int] = []
-    held = ArrayRows(counting(rows, 3, block_rows, log), max_bytes)
-    block_bytes = min(block_rows, rows) * 12
-    for part in asked:
-        indices = np.array([int(place * rows) for place in part], np.int64)
-        before = len(log)
-        assert np.array_equal(held.take(indices), np.repeat(indices[:, None], 3, axis=1).astype(np.float32))
-        loaded = log[before:]
-        assert len(set(loaded)) == len(loaded)
-        assert set(loaded) <= set((indices // block_rows).tolist())
-        assert held.nbytes <= max(max_bytes, block_bytes)
-    if rows * 12 <= max_bytes:
-        assert len(set(log)) == len(log)
-    assert held.loads == len(log)
-
-
-def test_the_blocks_used_last_are_kept():
-    log: list[int] = []
-    held = ArrayRows(counting(100, 3, 10, log), 2 * 10 * 12)
-    for row in (5, 15, 7, 25, 5, 15):
-        held.take(np.array([row]))
-    assert log == [0, 1, 2, 1]
-
-
-def test_a_block_is_loaded_once_for_all_threads():
-    log: list[int] = []
-    stored = counting(100, 3, 10, log)
-    together = threading.Barrier(4)
-    first = threading.Event()
-
-    def load(number: int) -> np.ndarray:
-        first.wait(10)
-        return stored.load(number)
-
-    held = ArrayRows(StoredArray(rows=100, width=3, block_rows=10, dtype=stored.dtype, load=load), 1 << 20)
-
-    def take() -> np.ndarray:
-        if together.wait(10) == 0:
-            first.set()
-        return held.take(np.arange(100))
-
-    with ThreadPoolExecutor(4) as pool:
-        found = [future.result() for future in [pool.submit(take) for _ in range(4)]]
-    assert all(np.array_equal(each, found[0]) for each in found)
-    assert sorted(log) == list(range(10))
-
-
-def test_a_block_that_cannot_be_loaded_fails_all_who_wait_and_is_tried_again():
-    failures = [OSError("gone")]
-
-    def load(number: int) -> np.ndarray:
-        if failures:
-            raise failures.pop()
-        return np.zeros((5, 2), np.float32)
-
-    held = ArrayRows(StoredArray(rows=10, width=2, block_rows=5, dtype=np.dtype(np.float32), load=load), 1 << 20)
-    with pytest.raises(OSError, match="gone"):
-        held.take(np.array([1]))
-    assert held.take(np.array([1])).tolist() == [[0.0, 0.0]]
-
-
-@pytest.mark.parametrize("form", ["compressed", "bare", "sharded"])
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda file: os.utime(file, (1, 1)), "changed after the array was opened: got .*Start again"),
-        (lambda file: file.write_bytes(b"x"), "changed after the array was opened: got 1 bytes"),
-        (lambda file: file.unlink(), "is gone: it existed when the array was opened"),
-    ],
-    ids=["touched", "rewritten", "deleted"],
-)
-def test_a_chunk_that_changed_is_not_read(tmp_path: Path, form: str, change: Any, message: str):
-    made(tmp_path / "a", **FORMS[form])
-    opened = open_array(str(tmp_path / "a"))
-    rows = ArrayRows(opened.stored_array(), 1 << 20)
-    rows.take(np.array([0]))
-    change(tmp_path / "a" / "c" / "1" / "0")
-    with pytest.raises(TableChangedError, match=message):
-        rows.take(np.array([70 if form != "sharded" else 600]))
-    assert open_array(str(tmp_path / "a")).digest != opened.digest
-
-
-def test_a_chunk_that_was_never_written_holds_the_fill_value(tmp_path: Path):
-    for name, options in (("bare", {"compressors": None}), ("compressed", {})):
-        array = zarr.create_array(
-            store=str(tmp_path / name), shape=(100, 2), chunks=(10, 2), dtype="f4", fill_value=7.5, **options
-        )
-        array[15:20] = 1
-        found = ArrayRows(open_array(str(tmp_path / name)).stored_array(), 1 << 20).take(np.array([3, 16, 99]))
-        assert found.tolist() == [[7.5, 7.5], [1.0, 1.0], [7.5, 7.5]]
-
-
-def test_a_chunk_that_is_no_chunk(tmp_path: Path):
-    made(tmp_path / "bare", **FORMS["bare"])
-    made(tmp_path / "compressed")
-    for name in ("bare", "compressed"):
-        (tmp_path / name / "c" / "0" / "0").write_bytes(b"nonsense")
-        with pytest.raises(CorruptFileError, match=name):
-            ArrayRows(open_array(str(tmp_path / name)).stored_array(), 1 << 20).take(np.array([0]))
 
 
 # -- the op -------------------------------------------------------------------------------------------------------

@@ -14,6 +14,8 @@ import pytest
 from fit_in_memory import fit_frames
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from op_oracles import check_elements, columns
+from op_oracles import run as run_op
 from pipelines import image
 from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import KBinsDiscretizer, MinMaxScaler, StandardScaler
@@ -299,3 +301,34 @@ def test_a_column_that_holds_nothing_to_learn_from(tmp_path: Path, clicks: Path)
     features = {"dense": {"empty": {"expr": "dense_0 * 0 - 1", "ops": ["log", "standardize"]}}}
     with pytest.raises(DataError, match="empty: log → standardize: standardize learns from finite numbers: got "):
         Pipeline.from_yaml(written(tmp_path / "a", clicks, features=features)).fit()
+
+
+def rounded(value: float, dtype: pl.DataType) -> float:
+    """A float as a column of the type holds it."""
+    with np.errstate(over="ignore"):
+        return float(np.float32(value)) if dtype == pl.Float32() else float(value)
+
+
+@settings(max_examples=30)
+@given(columns(), st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))
+def test_standardize(series: pl.Series, mean: float, std: float):
+    def oracle(value: float) -> float:
+        return rounded(float((np.float64(value) - mean) / std), series.dtype)
+
+    with np.errstate(all="ignore"):
+        close = 1.5e-7 if series.dtype == pl.Float32() else 5e-16
+        check_elements("standardize", {"mean": mean, "std": std}, series, oracle, close)
+
+
+def test_standardize_keeps_precision_far_from_zero():
+    """In float32 the difference would be off by 8: seconds since 1970 lie 128 apart."""
+    series = pl.Series([1.7e9, 1.7e9 + 128], dtype=pl.Float32)
+    expected = [float(np.float32((float(value) - 1_700_000_003) / 10)) for value in series]
+    assert run_op("standardize", {"mean": 1_700_000_003, "std": 10}, series).to_list() == expected
+
+
+def test_standardize_agrees_with_pandas():
+    series = pd.Series(np.random.default_rng(0).normal(5, 3, 1000))
+    expected = (series - series.mean()) / series.std()
+    found = run_op("standardize", {"mean": series.mean(), "std": series.std()}, pl.Series(series.to_numpy()))
+    np.testing.assert_allclose(found.to_numpy(), expected.to_numpy(), rtol=1e-12, atol=1e-15)
