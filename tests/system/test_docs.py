@@ -161,6 +161,7 @@ def test_no_example_goes_untested(page: str):
         "docs/ops.md",
         "docs/user-code.md",
         "docs/expressions.md",
+        "docs/tutorial.md",
         "examples/flights/README.md",
     )
     if page not in (*WITH_FENCES, *elsewhere):
@@ -205,12 +206,15 @@ def test_links_lead_somewhere(page: Path):
             assert fragment in anchors, f"{page.relative_to(ROOT)}: {target} has no such heading"
 
 
-def test_every_package_is_described():
+def test_every_package_has_a_sentence():
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    table = re.findall(r"^\| `([a-z_/]+)/` \| .+ \|$", text, re.MULTILINE)
+    rows = re.findall(r"^\| `([a-z_/]+)/` \| (.*) \|$", text, re.MULTILINE)
     package = ROOT / "feedline"
     present = [str(path.parent.relative_to(package)) for path in package.rglob("__init__.py")]
-    assert sorted([*table, "expressions/functions"]) == sorted(set(present) - {"."})
+    assert sorted(name for name, _ in rows) == sorted(set(present) - {"."})
+    for name, sentence in rows:
+        assert re.fullmatch(r"[A-Za-z`].{15,}\.", sentence), f"{name}/ has no sentence: {sentence!r}"
+    assert len({sentence for _, sentence in rows}) == len(rows), "two packages have the same sentence"
 
 
 def test_every_answer_names_a_module():
@@ -222,8 +226,16 @@ def test_every_answer_names_a_module():
         assert path.is_dir() if place.endswith("/") else path.with_suffix(".py").is_file(), place
 
 
+def test_the_index_has_a_line_for_each_page():
+    text = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    kinds = HEADING.findall(text)[1:]
+    assert kinds == ["Tutorial", "Guides", "Reference", "Internals"]
+    listed = [name for name in re.findall(r"^\| \[([\w-]+\.md)\]", text, re.MULTILINE)]
+    assert sorted(listed) == sorted(page.name for page in PAGES if page.parent.name == "docs" and page.stem != "README")
+
+
 @pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
-def test_a_decision_says_what_was_taken_what_was_not_and_what_was_measured(page: Path):
+def test_decision_records_have_required_sections(page: Path):
     text = page.read_text(encoding="utf-8")
     assert text.startswith(f"# {page.stem[:4]}: ")
     headings = HEADING.findall(text)
