@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import typer.main
-from fences import FENCE
+from fences import FENCE, assert_printed
 from pipelines import furnished
 from processes import ended_here
 from ruamel.yaml import YAML
@@ -124,6 +124,20 @@ def test_the_plan_that_is_shown_has_the_rows_of_the_plan(folder: Path):
     [excerpt] = [fence for fence in shown("README.md", "") if "counted" in fence.text]
     for line in [line for line in excerpt.text.splitlines() if "│" in line]:
         assert f" {line.split('│')[1].strip()} " in printed
+
+
+def test_the_plan_of_the_snapshots_page_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    [pipeline] = [fence for fence in shown("docs/snapshots.md", "yaml") if "feedline generate" in fence.text]
+    [line] = [line for line in pipeline.text.splitlines() if "feedline generate" in line]
+    run(pipeline, shlex.split(line.partition("# ")[2]))
+    (tmp_path / "p.yaml").write_text(pipeline.text)
+    printed = run(pipeline, ["feedline", "plan", "p.yaml"])
+    tables = [fence.text for fence in shown("docs/snapshots.md", "") if "statistics" in fence.text]
+    assert len(tables) == 2
+    for table in tables:
+        assert_printed("\n".join(line for line in table.splitlines() if "━" not in line), printed)
 
 
 def test_the_ring_is_drained(folder: Path):

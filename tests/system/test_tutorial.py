@@ -11,12 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from fences import FENCE
+from fences import FENCE, assert_printed
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 FILE = re.compile(r"[Ss]ave this as\s+`([\w.]+)`:\s*$")
-BOXES = re.compile(r"[│┃\s]+")
 COMMAND_S = 120
 
 
@@ -45,18 +44,6 @@ def run(line: str, folder: Path) -> str:
     )
     assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
     return done.stdout + done.stderr
-
-
-def words(text: str) -> str:
-    """A text with the borders of tables and all white space as single spaces."""
-    return BOXES.sub(" ", text).strip()
-
-
-def assert_printed(expected: str, printed: str) -> None:
-    """Whether each line is part of what was printed; "…" stands for what varies."""
-    for line in expected.splitlines():
-        pattern = ".*?".join(re.escape(words(part)) for part in line.split("…"))
-        assert any(re.search(pattern, words(each)) for each in printed.splitlines()), f"not printed: {line}\n{printed}"
 
 
 def test_the_tutorial_runs(tmp_path: Path):
