@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import typer.main
-from fences import FENCE
+from fences import FENCE, assert_printed
 from pipelines import furnished
 from processes import ended_here
 from ruamel.yaml import YAML
@@ -126,6 +126,20 @@ def test_the_plan_that_is_shown_has_the_rows_of_the_plan(folder: Path):
         assert f" {line.split('│')[1].strip()} " in printed
 
 
+def test_the_plan_of_the_snapshots_page_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    [pipeline] = [fence for fence in shown("docs/snapshots.md", "yaml") if "feedline generate" in fence.text]
+    [line] = [line for line in pipeline.text.splitlines() if "feedline generate" in line]
+    run(pipeline, shlex.split(line.partition("# ")[2]))
+    (tmp_path / "p.yaml").write_text(pipeline.text)
+    printed = run(pipeline, ["feedline", "plan", "p.yaml"])
+    tables = [fence.text for fence in shown("docs/snapshots.md", "") if "statistics" in fence.text]
+    assert len(tables) == 2
+    for table in tables:
+        assert_printed("\n".join(line for line in table.splitlines() if "━" not in line), printed)
+
+
 def test_the_ring_is_drained(folder: Path):
     [(fence, words)] = [(fence, words) for fence, words in commands() if "null" in words]
     assert re.search(r"[\d,]+ rows in [\d,]+ batches", run(fence, words))
@@ -161,6 +175,7 @@ def test_no_example_goes_untested(page: str):
         "docs/ops.md",
         "docs/user-code.md",
         "docs/expressions.md",
+        "docs/tutorial.md",
         "examples/flights/README.md",
     )
     if page not in (*WITH_FENCES, *elsewhere):
@@ -205,12 +220,15 @@ def test_links_lead_somewhere(page: Path):
             assert fragment in anchors, f"{page.relative_to(ROOT)}: {target} has no such heading"
 
 
-def test_every_package_is_described():
+def test_every_package_has_a_sentence():
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    table = re.findall(r"^\| `([a-z_/]+)/` \| .+ \|$", text, re.MULTILINE)
+    rows = re.findall(r"^\| `([a-z_/]+)/` \| (.*) \|$", text, re.MULTILINE)
     package = ROOT / "feedline"
     present = [str(path.parent.relative_to(package)) for path in package.rglob("__init__.py")]
-    assert sorted([*table, "expressions/functions"]) == sorted(set(present) - {"."})
+    assert sorted(name for name, _ in rows) == sorted(set(present) - {"."})
+    for name, sentence in rows:
+        assert re.fullmatch(r"[A-Za-z`].{15,}\.", sentence), f"{name}/ has no sentence: {sentence!r}"
+    assert len({sentence for _, sentence in rows}) == len(rows), "two packages have the same sentence"
 
 
 def test_every_answer_names_a_module():
@@ -222,8 +240,16 @@ def test_every_answer_names_a_module():
         assert path.is_dir() if place.endswith("/") else path.with_suffix(".py").is_file(), place
 
 
+def test_the_index_has_a_line_for_each_page():
+    text = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    kinds = HEADING.findall(text)[1:]
+    assert kinds == ["Tutorial", "Guides", "Reference", "Internals"]
+    listed = [name for name in re.findall(r"^\| \[([\w-]+\.md)\]", text, re.MULTILINE)]
+    assert sorted(listed) == sorted(page.name for page in PAGES if page.parent.name == "docs" and page.stem != "README")
+
+
 @pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
-def test_a_decision_says_what_was_taken_what_was_not_and_what_was_measured(page: Path):
+def test_decision_records_have_required_sections(page: Path):
     text = page.read_text(encoding="utf-8")
     assert text.startswith(f"# {page.stem[:4]}: ")
     headings = HEADING.findall(text)
