@@ -35,7 +35,7 @@ from feedline.service.cluster.local_cluster import start_local
 from feedline.service.cluster.local_tasks import LocalTask, LocalTasks
 from feedline.service.cluster.provider import close_provider, provider_config, start_provider, worker_threads
 from feedline.service.cluster.result_fetcher import ResultFetcher
-from feedline.service.dask_patches.dask_config import WORKER_CONFIG
+from feedline.service.dask_patches.dask_config import FEEDER_CONFIG, THREADS_CONFIG
 from feedline.service.dask_patches.prompt_streams import send_promptly
 from feedline.service.dask_patches.steady_loop import steady
 from feedline.service.scheduler.extension import install
@@ -45,24 +45,6 @@ from feedline.service.tls.certificate_files import check_certificate_files
 from feedline.service.tls.refused_connection import explain_refusal
 from feedline.spec.cluster_section import ClusterSpec
 
-_CONFIG = {
-    **WORKER_CONFIG,
-    "distributed.scheduler.worker-saturation": "inf",  # the feeder itself limits the blocks in flight
-    "distributed.comm.timeouts.connect": "10s",
-}
-# Scheduler and worker share one process and one event loop: nothing is lost that is not lost together, no worker is
-# better placed than the other, and a loop that looks for stalls every 20 ms takes 3 % of a core.
-_CONFIG_OF_THREADS = {
-    "distributed.admin.tick.interval": "2s",
-    "distributed.admin.tick.limit": "60s",
-    "distributed.admin.system-monitor.interval": "10s",
-    "distributed.admin.system-monitor.disk": False,
-    "distributed.worker.memory.monitor-interval": "10s",
-    "distributed.scheduler.work-stealing": False,
-    "distributed.scheduler.idle-timeout": None,
-    "distributed.client.heartbeat": "30s",
-    "distributed.client.scheduler-info-interval": "10s",
-}
 # Tasks after which Dask's cache of the parsed keys of tasks is cleared.
 _REMEMBERED_KEYS = 1000
 # Worker processes are killed after the first time; tasks in threads of this process get the second to end.
@@ -119,7 +101,7 @@ class DaskCluster:
         passes = PassDemand(grow_after_s=spec.autoscale.grow_after_s)
         self._reporter = Reporter(share, report, passes, is_remote=spec.scheduler is not None)
         self._config = contextlib.ExitStack()
-        config: dict[str, Any] = {**_CONFIG, **(_CONFIG_OF_THREADS if self._in_process else {})}
+        config = dict(THREADS_CONFIG if self._in_process else FEEDER_CONFIG)
         if scratch is not None:  # else as in Dask's configuration
             config["temporary-directory"] = scratch
         workers_threads: int | None = threads
@@ -296,8 +278,8 @@ class DaskCluster:
                 or f"no Dask scheduler answers at {address}: {error}. Start one (feedline scheduler), or "
                 "correct cluster.scheduler"
             ) from error
-        steady(client.loop)
         try:
+            steady(client.loop)
             check_scheduler(client, address)
         except ClusterError:
             client.close()

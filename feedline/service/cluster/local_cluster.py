@@ -13,49 +13,18 @@ import logging
 from typing import Any
 
 import dask
-from distributed import Nanny, Scheduler, Security, SpecCluster, Worker
+from distributed import Nanny, Security, SpecCluster
 from distributed.scheduler import DEFAULT_EXTENSIONS
 
 from feedline.errors import ClusterError
+from feedline.service.dask_patches.rare_heartbeat import with_rare_heartbeat
+from feedline.service.dask_patches.without_http import scheduler_class, worker_class
 from feedline.spec.cluster_section import ClusterSpec
 
 _LOOPBACK = "127.0.0.1"
-_HEARTBEAT_MS = 10_000
 # How often Dask asks how many workers there should be, and the answers in a row after which one is closed. The
 # hysteresis is in the reports (`service/scaling/autoscale.py`).
 _ADAPT_S, _SHRINK_ANSWERS = 1.0, 2
-
-
-class _WithoutPages:
-    """A Dask node without an HTTP server."""
-
-    def start_http_server(self, *_: object, **__: object) -> None:
-        pass
-
-
-class QuietScheduler(_WithoutPages, Scheduler):
-    """A scheduler without an HTTP server."""
-
-
-class QuietWorker(_WithoutPages, Worker):
-    """A worker without an HTTP server."""
-
-
-class _Beside:
-    """A worker in its scheduler's process: they end together, so its heartbeats (0.5 s) only serve the dashboard."""
-
-    async def heartbeat(self) -> None:
-        await super().heartbeat()  # type: ignore[misc]
-        callbacks: dict[str, Any] = self.periodic_callbacks  # type: ignore[attr-defined]
-        callbacks["heartbeat"].callback_time = _HEARTBEAT_MS
-
-
-class BesideWorker(_Beside, Worker):
-    """A worker in its scheduler's process."""
-
-
-class QuietBesideWorker(_Beside, QuietWorker):
-    """The same without an HTTP server."""
 
 
 def start_local(spec: ClusterSpec, *, threads: int, dashboard_port: int, elastic: bool) -> SpecCluster:
@@ -72,16 +41,16 @@ def start_local(spec: ClusterSpec, *, threads: int, dashboard_port: int, elastic
         "dashboard_address": f"{_LOOPBACK}:0",
     }
     worker = {**node, "nthreads": threads, "memory_limit": 0, "silence_logs": logging.ERROR, "extensions": {}}
-    worker_class: type[Worker] = Worker if spec.dashboard else QuietWorker
+    own_class = worker_class(http=spec.dashboard)
     if processes:
-        worker["worker_class"] = worker_class
+        worker["worker_class"] = own_class
         worker["preload"] = ["feedline.service.worker.preload"]  # workers that are retired end their blocks first
     else:
-        worker_class = BesideWorker if spec.dashboard else QuietBesideWorker
+        own_class = with_rare_heartbeat(own_class)
     options = {**node, "port": 0, "dashboard_address": f"{_LOOPBACK}:{dashboard_port}", "extensions": _extensions()}
     cluster = SpecCluster(
-        scheduler={"cls": Scheduler if spec.dashboard else QuietScheduler, "options": options},
-        worker={"cls": Nanny if processes else worker_class, "options": worker},
+        scheduler={"cls": scheduler_class(http=spec.dashboard), "options": options},
+        worker={"cls": Nanny if processes else own_class, "options": worker},
         security=security,
         silence_logs=logging.ERROR,
     )

@@ -107,8 +107,7 @@ class LocalTasks:
                 if not entry.done and entry.futures and entry.futures[0].status != "pending"
             ]
         for key, future in ended:
-            state: Any = future._state
-            error = state.exception if future.status == "error" else None
+            error = future.exception() if future.status == "error" else None
             self._finish(key, None if error is None else failure_of(error, "", ""))
 
     def _finish(self, key: str, outcome: Outcome) -> None:

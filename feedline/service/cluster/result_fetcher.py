@@ -58,11 +58,10 @@ class ResultFetcher:
         arrived(str(future.key), outcome)
 
     async def _outcome(self, client: Client, future: Future[Any]) -> Outcome:
-        state: Any = future._state
         scheduler: Any = client.scheduler
-        await state.wait()
-        if future.status == "error":
-            return await _failure(client, future)
+        error = await future.exception()  # awaits the end of the task
+        if error is not None:
+            return await _failure(client, future, error)
         if future.status != "finished":
             return None
         key = str(future.key)
@@ -97,10 +96,8 @@ class ResultFetcher:
         return None
 
 
-async def _failure(client: Client, future: Future[Any]) -> BlockFailure:
+async def _failure(client: Client, future: Future[Any], error: BaseException) -> BlockFailure:
     """The failure of a task outside of our function: it could not be loaded, or its workers died repeatedly."""
-    state: Any = future._state
-    error = state.exception
     if isinstance(error, KilledWorker):
         return BlockFailure(kind="killed", ours=False, name="KilledWorker", message=str(error), worker="", host="")
     worker = ""
@@ -117,4 +114,4 @@ async def _failed_on(client: Client, key: str) -> str:
         task = dask_scheduler.tasks.get(key)
         return next(iter(task.erred_on), "") if task is not None else ""
 
-    return str(await client._run_on_scheduler(failed_on))
+    return str(await client.run_on_scheduler(failed_on))

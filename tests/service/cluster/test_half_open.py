@@ -20,7 +20,7 @@ from feedline.service.cluster.connection import scheduler_echo
 from feedline.service.cluster.connection.scheduler_connection import SchedulerConnection
 from feedline.service.cluster.result_fetcher import ResultFetcher
 from feedline.service.cluster.worker_checks import check_workers
-from feedline.service.worker import scheduler_watch
+from feedline.service.dask_patches import scheduler_watch
 from feedline.service.worker.worker_process import WorkerOptions, WorkerProcess
 
 HOST = "tcp://127.0.0.1"

@@ -16,7 +16,7 @@ from schedulers import local_cluster
 from streams import Stream, window
 
 from feedline.service.cluster.cluster import Cluster
-from feedline.service.scheduler.retirement import finish_before_retirement
+from feedline.service.dask_patches.retirement import finish_before_retirement
 from feedline.service.worker.departure import Departure
 from feedline.service.worker.preload import dask_setup
 from feedline.spec.cluster_section import ClusterSpec

@@ -17,7 +17,7 @@ from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.connection import reporting
 from feedline.service.cluster.connection.pass_demand import HELD_S, PassDemand
 from feedline.service.cluster.fit_workers import DaskWorkers
-from feedline.service.scheduler.scheduler_process import PagelessScheduler
+from feedline.service.dask_patches.without_http import PagelessScheduler
 from feedline.spec.cluster_section import ClusterSpec
 
 
