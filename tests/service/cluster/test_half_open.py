@@ -163,7 +163,7 @@ class SilentClient:
     async def ncores(self) -> dict[str, int]:
         return {"good": 1, "silent": 1, "unfit": 1}
 
-    async def _run(self, check: Any, argument: Any, *, workers: list[str] | None, on_error: str) -> dict[str, Any]:
+    async def run(self, check: Any, argument: Any, *, workers: list[str] | None, on_error: str) -> dict[str, Any]:
         names = workers or list(await self.ncores())
         self.asked += names
         if "silent" in names:

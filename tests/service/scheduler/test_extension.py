@@ -72,7 +72,7 @@ def test_nothing_is_kept_of_tasks_that_are_over():
 
         numbers = itertools.count()
         assert counters() == counters()
-        cluster.client.sync(worker.heartbeat)
+        local.sync(worker.heartbeat)
         gc.collect()
         groups = [each for each in gc.get_objects() if type(each) is TaskGroup and each.name == "a block"]
         assert len(groups) < 5, "of the ten, those of the last computations at most"
