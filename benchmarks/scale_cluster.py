@@ -29,7 +29,7 @@ from distributed.comm.tcp import TCP
 from distributed.utils import LoopRunner
 from scale_feeder import RankFeeder, Workload, sleep_on_workers
 
-from feedline.service.cluster.cluster import Cluster
+from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.dask_patches.without_http import PagelessWorker
 from feedline.service.scheduler.extension import install
 from feedline.spec.cluster_section import ClusterSpec
@@ -137,7 +137,7 @@ class RankThread:
     """A feeder in a thread of its own, on a client of its own."""
 
     def __init__(self, address: str, workload: Workload, schedule: Any, **options: Any) -> None:
-        self._cluster = Cluster(ClusterSpec(scheduler=address, wait_s=_START_S), threads=1)
+        self._cluster = open_cluster(ClusterSpec(scheduler=address, wait_s=_START_S), threads=1)
         self._cluster.client.wait_for_workers(1, timeout=_START_S)
         self._woken = threading.Event()
         self._end = threading.Event()

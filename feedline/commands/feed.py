@@ -39,6 +39,7 @@ from feedline.planning.plan import Plan, code_of, first_fragment
 from feedline.planning.resolve import resolve_hello
 from feedline.resources import use_huge_pages, widen_affinity
 from feedline.service.cluster.cluster import Cluster
+from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.feeder.feeder import Feeder
 from feedline.service.feeder.feeder_process import Ownership, ignore_sigterm, keep_log_short, startup_seconds
 from feedline.service.feeder.planner import Planner
@@ -404,7 +405,7 @@ def _sessions(request: FeedRequest, *, early: bool = False) -> Iterator[_Session
     report = None if demand is None else demand.first_report()
     # A thread connects: a signal then interrupts the wait for it, and the cluster that it has started is closed.
     in_thread = early or spec.cluster.kind != "threads"
-    cluster = Cluster(spec.cluster, threads=threads, early=in_thread, elastic=True, report=report, code=code)
+    cluster = open_cluster(spec.cluster, threads=threads, early=in_thread, elastic=True, report=report, code=code)
     planner = None
     try:
         if not early:

@@ -98,7 +98,7 @@ class DaskWorkers:
             handle.release()
         if not unfinished or not self._cluster.alive():
             return
-        if self._cluster.kind == "processes":
+        if self._cluster.owns_processes:
             self._working = True
             self._run(_silence_log, within_s=_END_S, wait=False)
             return
