@@ -36,7 +36,7 @@ from feedline.loader.ring.feeder_connection import PROTOCOL
 from feedline.loader.ring.messages import BeginStream
 from feedline.pipeline import Pipeline
 from feedline.planning.plan import Plan
-from feedline.service.cluster.cluster import Cluster
+from feedline.service.cluster.threads.thread_cluster import ThreadCluster
 from feedline.service.feeder.feeder import Feeder
 from feedline.service.feeder.planner import Planner
 from feedline.service.feeder.trainer_session import TrainerSession
@@ -56,11 +56,11 @@ class _Finished:
         pass
 
 
-class ReadyBlocks(Cluster):
+class ReadyBlocks(ThreadCluster):
     """A cluster whose blocks are ready: those of the plan's first epoch."""
 
     def __init__(self, plan: Plan) -> None:
-        super().__init__(ClusterSpec(dashboard=False), threads=2, early=True)
+        super().__init__(ClusterSpec(dashboard=False), threads=2, scratch=None, early=True)
         schedule = plan.schedule(0)
         requests = [plan.request(block, 0) for lane in range(plan.lanes) for block in schedule.blocks(lane)]
         self._results = {request: run_block(plan.job, request, "block", False) for request in requests}

@@ -29,8 +29,8 @@ from distributed.comm.tcp import TCP
 from distributed.utils import LoopRunner
 from scale_feeder import RankFeeder, Workload, sleep_on_workers
 
-from feedline.service.cluster.cluster import Cluster
-from feedline.service.cluster.local_cluster import QuietWorker
+from feedline.service.cluster.open_cluster import open_cluster
+from feedline.service.dask_patches.without_http import PagelessWorker
 from feedline.service.scheduler.extension import install
 from feedline.spec.cluster_section import ClusterSpec
 
@@ -83,7 +83,7 @@ class Workers:
         self._runner = LoopRunner(asynchronous=False)
         self._runner.start()
         self._loop: Any = self._runner.loop
-        self.workers: list[QuietWorker] = []
+        self.workers: list[PagelessWorker] = []
         self._scheduler: Scheduler | None = None
 
     def _call(self, coroutine: Any) -> Any:
@@ -104,12 +104,12 @@ class Workers:
     def start(self, address: str, count: int, threads: int) -> None:
         """Start workers, a few at a time."""
 
-        async def start(index: int) -> QuietWorker:
+        async def start(index: int) -> PagelessWorker:
             options = {"nthreads": threads, "memory_limit": 0, "host": "127.0.0.1", "name": f"w{index}"}
-            return await QuietWorker(address, heartbeat_interval="5s", **options)
+            return await PagelessWorker(address, heartbeat_interval="5s", **options)
 
-        async def start_all() -> list[QuietWorker]:
-            started: list[QuietWorker] = []
+        async def start_all() -> list[PagelessWorker]:
+            started: list[PagelessWorker] = []
             for first in range(0, count, 16):
                 started += await asyncio.gather(*(start(index) for index in range(first, min(first + 16, count))))
             return started
@@ -129,7 +129,7 @@ class Workers:
         self._config.__exit__(None, None, None)
 
 
-async def _end(workers: Sequence[QuietWorker]) -> None:
+async def _end(workers: Sequence[PagelessWorker]) -> None:
     await asyncio.gather(*(worker.close(timeout=0, executor_wait=False) for worker in workers))
 
 
@@ -137,7 +137,7 @@ class RankThread:
     """A feeder in a thread of its own, on a client of its own."""
 
     def __init__(self, address: str, workload: Workload, schedule: Any, **options: Any) -> None:
-        self._cluster = Cluster(ClusterSpec(scheduler=address, wait_s=_START_S), threads=1)
+        self._cluster = open_cluster(ClusterSpec(scheduler=address, wait_s=_START_S), threads=1)
         self._cluster.client.wait_for_workers(1, timeout=_START_S)
         self._woken = threading.Event()
         self._end = threading.Event()

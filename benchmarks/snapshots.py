@@ -39,7 +39,7 @@ from rich.table import Table
 
 from feedline.pipeline import Pipeline
 from feedline.planning.table_snapshot import listing_of_source
-from feedline.service.cluster.cluster import Cluster
+from feedline.service.cluster.open_cluster import open_cluster
 from feedline.spec.cluster_section import ClusterSpec
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.parquet.footer import FileFacts, file_facts
@@ -123,7 +123,7 @@ def measure_cold(folder: Path, workers: int = 0) -> dict[str, Any]:
     pipeline = Pipeline.from_yaml(folder / "pipeline.yaml")
     if not workers:
         return _timed(pipeline.snapshot)
-    cluster = Cluster(ClusterSpec.model_validate({"workers": workers}), threads=1)
+    cluster = open_cluster(ClusterSpec.model_validate({"workers": workers}), threads=1)
     try:
         cluster.client.wait_for_workers(workers)
         return _timed(lambda: pipeline.snapshot(map=cluster.map))

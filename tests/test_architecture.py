@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from dask_access import accesses
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "feedline"
@@ -81,6 +82,8 @@ INSIDE = {
 LOOKED_UP = {"OPS", "bind", "resolve"}  # by `transforms.ops`, which has declared all ops; but for these packages
 DECLARING = ("feedline.transforms.registry", "feedline.transforms.ops")
 
+PATCHES = "feedline.service.dask_patches"
+
 MODULES_OF_THE_ROOT, MODULES_OF_A_FOLDER = 8, 15  # __init__ counts at the root only
 
 # The only imports inside functions, beside the commands of `feedline.cli`, each of which imports what it needs: feeders
@@ -96,8 +99,9 @@ INSIDE_FUNCTIONS = {
     ("feedline.commands.feeder_sessions", "feedline.service.cluster.fit_workers"),
     ("feedline.resources.cgroups", "psutil"),
     ("feedline.warehouse.storage.retry", "tenacity"),
-    ("feedline.service.cluster.cluster", "feedline.service.cluster.dask_cluster"),
-    ("feedline.service.cluster.cluster", "feedline.service.cluster.provider"),
+    ("feedline.service.cluster.threads.thread_cluster", "feedline.service.cluster.dask_cluster"),
+    ("feedline.service.cluster.worker_cluster", "feedline.service.cluster.dask_cluster"),
+    ("feedline.service.cluster.worker_cluster", "feedline.service.cluster.provider"),
     ("feedline.service.cluster.attempts", "distributed"),
     ("feedline.service.cluster.worker_checks", "asyncio"),
     ("feedline.artifacts.external", "feedline.artifacts.zarr_array"),
@@ -311,6 +315,29 @@ def test_libraries_stay_where_they_belong(library: str):
         and not any(f"{module}.".startswith(f"feedline.{place}.") for place in FENCES[library])
     ]
     assert not wrong, f"{library} may be imported in {FENCES[library]} only: {wrong}"
+
+
+def test_only_patches_reach_into_dask():
+    wrong = [
+        f"{where(path, line)}: {reason}"
+        for module, path in MODULES.items()
+        if module.startswith("feedline.service.") and not module.startswith(f"{PATCHES}.")
+        for line, reason in accesses(tree(path))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_patch_of_dask_has_its_reason_its_guard_and_its_test():
+    for module, path in MODULES.items():
+        name = path.stem
+        if not module.startswith(f"{PATCHES}.") or name in ("versions", "dask_config"):
+            continue
+        assert accesses(tree(path)), f"{name} patches nothing of Dask"
+        text = ast.get_docstring(tree(path)) or ""
+        assert any(word in text for word in ("Replaces: ", "Overrides: ", "Reads: ", "Changes: ")), name
+        assert "Why: " in text, name
+        assert f"{PATCHES}.versions" in {target for target, _ in imports(module)}, name
+        assert (ROOT / f"tests/service/dask_patches/test_{name}.py").exists(), name
 
 
 def test_every_module_says_what_it_is_for():

@@ -23,6 +23,7 @@ from feedline.planning.nulls import Gaps, NullFinding, absence_line, find_gaps
 from feedline.planning.table_snapshot import listing_of_source, schema_rules
 from feedline.resources.cgroups import available_cores
 from feedline.service.cluster.cluster import Cluster
+from feedline.service.cluster.open_cluster import open_cluster
 from feedline.spec import PipelineSpec
 from feedline.warehouse.bad_files import BadFile, load_findings, record_findings
 from feedline.warehouse.parquet.schemas import SchemaRules
@@ -202,7 +203,7 @@ def _map_of(spec: PipelineSpec) -> Iterator[Map | None]:
     if spec.cluster.kind == "threads":
         yield None
         return
-    cluster = Cluster(spec.cluster, threads=available_cores(), report=first_report(spec))
+    cluster = open_cluster(spec.cluster, threads=available_cores(), report=first_report(spec))
     try:
         cluster.check_workers()
         yield partial(_on_cluster, cluster)

@@ -24,6 +24,7 @@ from feedline.planning.plan import Plan, first_fragment
 from feedline.planning.resolve import resolve_hello
 from feedline.resources.allocators import use_huge_pages
 from feedline.service.cluster.cluster import Cluster
+from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.feeder.feeder_process import ignore_sigterm, keep_log_short, startup_seconds
 from feedline.service.feeder.planner import Planner
 from feedline.service.feeder.trainer_session import TrainerSession
@@ -109,7 +110,7 @@ def open_sessions(request: FeedRequest, *, early: bool = False) -> Iterator[Feed
     report = None if demand is None else demand.first_report()
     # A thread connects: a signal then interrupts the wait for it, and the cluster that it has started is closed.
     in_thread = early or spec.cluster.kind != "threads"
-    cluster = Cluster(spec.cluster, threads=threads, early=in_thread, elastic=True, report=report, code=code)
+    cluster = open_cluster(spec.cluster, threads=threads, early=in_thread, elastic=True, report=report, code=code)
     planner = None
     try:
         if not early:

@@ -25,8 +25,8 @@ from feedline.blocks.jobs import UnknownJobError, check_job, compile_job, find_j
 from feedline.blocks.single_flight import IDLE_KEPT, IDLE_S, SingleFlight
 from feedline.fitting import observe
 from feedline.planning.plan import Plan
-from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.connection.fair_share import FairShare
+from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.feeder.delivery import Delivery, DeliveryStats
 from feedline.service.feeder.window import Window, WindowLimits
 from feedline.spec.cluster_section import ClusterSpec
@@ -125,7 +125,7 @@ def test_a_worker_that_does_not_know_the_job_gets_it_with_the_next_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     plan = planned(tmp_path, 3)
-    with closing(Cluster(ClusterSpec(threads=1), threads=1)) as cluster:
+    with closing(open_cluster(ClusterSpec(threads=1), threads=1)) as cluster:
         delivery = delivery_of(plan, cluster)
         monkeypatch.setattr(jobs, "_jobs", SingleFlight())  # as in a process that came later
         delivery.pump(plan.schedule(0).steps)

@@ -23,6 +23,7 @@ from feedline.loader.ring.feeder_connection import PROTOCOL
 from feedline.loader.ring.messages import BeginStream
 from feedline.native import rows
 from feedline.service.cluster.cluster import Cluster
+from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.feeder import trainer_session
 from feedline.service.feeder.planner import Planner
 from feedline.service.feeder.trainer_session import TrainerSession
@@ -112,7 +113,7 @@ def test_a_task_of_the_cluster_in_the_feeder():
             assert task is not None
             task.cancel()
 
-    with closing(Cluster(ClusterSpec(dashboard=False), threads=1)) as cluster:
+    with closing(open_cluster(ClusterSpec(dashboard=False), threads=1)) as cluster:
         cluster.check_workers()
         compute(cluster, 0)
         loop: Any = cluster.client.loop

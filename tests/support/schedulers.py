@@ -10,6 +10,7 @@ from typing import Any
 from distributed import Client, LocalCluster
 
 from feedline.service.cluster.cluster import Cluster
+from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.scheduler.job_reports import JobReport
 from feedline.spec.cluster_section import ClusterSpec
 
@@ -33,7 +34,7 @@ def local_cluster(*preload: str, workers: int = 2, threads: int = 1) -> Iterator
 @contextlib.contextmanager
 def connected(cluster: LocalCluster, report: JobReport | None = None) -> Iterator[Cluster]:
     spec = ClusterSpec(scheduler=cluster.scheduler_address)
-    with contextlib.closing(Cluster(spec, threads=1, report=report)) as connection:
+    with contextlib.closing(open_cluster(spec, threads=1, report=report)) as connection:
         yield connection
 
 

@@ -158,9 +158,9 @@ def message_types() -> Iterator[str]:
         for path in (PACKAGE / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 values: list[ast.expr | None] = []
-                if isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == "kind":
-                    values = [node.value]
-                elif isinstance(node, ast.keyword) and node.arg == "tag":
+                if (isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == "kind") or (
+                    isinstance(node, ast.keyword) and node.arg == "tag"
+                ):
                     values = [node.value]
                 elif isinstance(node, ast.Dict):
                     pairs = zip(node.keys, node.values, strict=True)

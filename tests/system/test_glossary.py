@@ -52,7 +52,9 @@ def first_use(text: str, term: str) -> re.Match[str] | None:
 def is_linked(text: str, use: re.Match[str], term: str) -> bool:
     start, end = use.span("term")
     anchor = f"glossary.md#{term.replace(' ', '-')})"
-    return text[start - 1] == "[" and text[end:].startswith("](") and text[end + 2 :].split("\n")[0].find(anchor) in (0, 5)
+    return (
+        text[start - 1] == "[" and text[end:].startswith("](") and text[end + 2 :].split("\n")[0].find(anchor) in (0, 5)
+    )
 
 
 def test_every_term_is_defined_in_one_section():

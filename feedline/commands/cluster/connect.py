@@ -16,6 +16,7 @@ from feedline.planning.binding.table_features import required_functions
 from feedline.resources.cgroups import available_cores
 from feedline.resources.scratch import make_scratch
 from feedline.service.cluster.cluster import Cluster
+from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.scaling.demand import Demand
 from feedline.service.scheduler.job_reports import JobReport
 from feedline.spec import PipelineSpec
@@ -40,7 +41,7 @@ def pipeline_cluster(spec: PipelineSpec) -> Iterator[Cluster | None]:
         before = signal.signal(signal.SIGINT, signal.SIG_IGN) if own else signal.getsignal(signal.SIGINT)
         try:
             threads, report = feeder_threads(spec, cores=available_cores()), first_report(spec)
-            cluster = Cluster(spec.cluster, threads=threads, scratch=scratch, early=not own, report=report)
+            cluster = open_cluster(spec.cluster, threads=threads, scratch=scratch, early=not own, report=report)
         finally:
             signal.signal(signal.SIGINT, before)
         try:

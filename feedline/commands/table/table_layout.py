@@ -27,7 +27,7 @@ from feedline.pipeline import Pipeline
 from feedline.planning.binding.read_columns import read_columns_of
 from feedline.resources.cgroups import available_cores
 from feedline.resources.scratch import make_scratch
-from feedline.service.cluster.cluster import Cluster
+from feedline.service.cluster.open_cluster import open_cluster
 from feedline.spec import load_spec
 from feedline.spec.cluster_section import ClusterSpec
 from feedline.spec.column_ranges import split_names
@@ -145,7 +145,7 @@ def _run_optimize(
     """Run `run` on a Dask cluster of this machine: worker processes, or threads of this one."""
     scratch = make_scratch()
     spec = ClusterSpec.model_validate({"workers": workers})
-    cluster = Cluster(spec, threads=1 if workers else threads, scratch=scratch)
+    cluster = open_cluster(spec, threads=1 if workers else threads, scratch=scratch)
     try:
         cluster.check_workers()
         return run(map=cluster.map, threads=workers or threads, say=ProgressLine(console.file).note)

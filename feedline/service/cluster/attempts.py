@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from feedline.blocks.block_encoder import HandOver
 from feedline.blocks.compute import run_block
@@ -18,6 +18,9 @@ from feedline.blocks.request import BlockRequest, BlockResult, Job, PackedReques
 from feedline.errors import ClusterError, CorruptFileError, DataError, FeedlineError, TableChangedError
 from feedline.loader.encoding.shuffled_rows import Rows
 from feedline.service.cluster.blame import BlockFailure, Kind
+
+if TYPE_CHECKING:
+    from distributed import Future
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,8 @@ class FirstRows:
 # None: lost with its worker, or with the scheduler.
 Outcome: TypeAlias = BlockResult | BlockFailure | FirstRows | None
 Arrived: TypeAlias = Callable[[str, Outcome], None]  # takes the key and the outcome, in any thread
+# `Client.submit` with its options; None if the scheduler does not answer.
+Submit: TypeAlias = "Callable[..., Future[Any] | None]"
 
 
 def attempt_block(

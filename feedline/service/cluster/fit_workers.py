@@ -98,7 +98,7 @@ class DaskWorkers:
             handle.release()
         if not unfinished or not self._cluster.alive():
             return
-        if self._cluster.kind == "processes":
+        if self._cluster.owns_processes:
             self._working = True
             self._run(_silence_log, within_s=_END_S, wait=False)
             return
@@ -111,11 +111,13 @@ class DaskWorkers:
     def _run(self, function: Callable[..., Any], *arguments: Any, within_s: float, wait: bool = True) -> dict[str, Any]:
         """function(*arguments) on each worker; nothing where one does not answer in time."""
         client = self._cluster.client
+
+        async def run() -> dict[str, Any]:
+            return await client.run(function, *arguments, wait=wait, on_error="ignore") or {}
+
         with contextlib.suppress(OSError, TimeoutError):
-            answers: dict[str, Any] = client.sync(
-                client._run, function, *arguments, wait=wait, on_error="ignore", callback_timeout=within_s
-            )
-            return answers or {}
+            answers: dict[str, Any] = client.sync(run, callback_timeout=within_s)
+            return answers
         return {}
 
     def remove_when_idle(self, remove: Callable[[], None]) -> None:

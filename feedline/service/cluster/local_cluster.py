@@ -13,84 +13,73 @@ import logging
 from typing import Any
 
 import dask
-from distributed import Nanny, Scheduler, Security, SpecCluster, Worker
+from distributed import Nanny, Security, SpecCluster
 from distributed.scheduler import DEFAULT_EXTENSIONS
 
 from feedline.errors import ClusterError
+from feedline.service.cluster.dashboard import DashboardOnDemand
+from feedline.service.dask_patches.prompt_streams import send_promptly
+from feedline.service.dask_patches.rare_heartbeat import with_rare_heartbeat
+from feedline.service.dask_patches.without_http import scheduler_class, worker_class
+from feedline.service.scheduler.extension import install
 from feedline.spec.cluster_section import ClusterSpec
 
 _LOOPBACK = "127.0.0.1"
-_HEARTBEAT_MS = 10_000
+# The options of all nodes. The scheduler's dashboard is loaded on demand; workers' would load bokeh for nothing.
+_NODE = {"dashboard": False, "dashboard_address": f"{_LOOPBACK}:0"}
 # How often Dask asks how many workers there should be, and the answers in a row after which one is closed. The
 # hysteresis is in the reports (`service/scaling/autoscale.py`).
 _ADAPT_S, _SHRINK_ANSWERS = 1.0, 2
 
 
-class _WithoutPages:
-    """A Dask node without an HTTP server."""
-
-    def start_http_server(self, *_: object, **__: object) -> None:
-        pass
-
-
-class QuietScheduler(_WithoutPages, Scheduler):
-    """A scheduler without an HTTP server."""
-
-
-class QuietWorker(_WithoutPages, Worker):
-    """A worker without an HTTP server."""
+def start_threads(spec: ClusterSpec, *, threads: int, dashboard_port: int) -> SpecCluster:
+    """A scheduler and a worker of so many threads in this process. dashboard_port: of the scheduler's HTTP server."""
+    send_promptly()
+    node = {"protocol": "inproc://", "host": None, "security": Security(), **_NODE}
+    worker = {"cls": with_rare_heartbeat(worker_class(http=spec.dashboard)), "options": {**node, **_worker(threads)}}
+    cluster = _start(spec, node, worker, dashboard_port)
+    cluster.scale(1)
+    return cluster
 
 
-class _Beside:
-    """A worker in its scheduler's process: they end together, so its heartbeats (0.5 s) only serve the dashboard."""
-
-    async def heartbeat(self) -> None:
-        await super().heartbeat()  # type: ignore[misc]
-        callbacks: dict[str, Any] = self.periodic_callbacks  # type: ignore[attr-defined]
-        callbacks["heartbeat"].callback_time = _HEARTBEAT_MS
-
-
-class BesideWorker(_Beside, Worker):
-    """A worker in its scheduler's process."""
-
-
-class QuietBesideWorker(_Beside, QuietWorker):
-    """The same without an HTTP server."""
-
-
-def start_local(spec: ClusterSpec, *, threads: int, dashboard_port: int, elastic: bool) -> SpecCluster:
+def start_processes(spec: ClusterSpec, *, threads: int, dashboard_port: int, elastic: bool) -> SpecCluster:
     """A scheduler in this process, and the spec's workers, each of `threads` threads. Raises ClusterError if a
     temporary TLS key cannot be created. dashboard_port: of the scheduler's HTTP server. elastic: whether the number of
     workers follows what feeders report to the scheduler."""
-    processes = spec.workers is not None
-    security = temporary_security() if spec.tls is not None else Security()
-    node: dict[str, Any] = {
-        "protocol": "inproc://" if not processes else "tcp://" if spec.tls is None else "tls://",
-        "host": _LOOPBACK if processes else None,
-        "security": security,
-        "dashboard": False,  # the scheduler's is loaded on demand; workers' would load bokeh for nothing
-        "dashboard_address": f"{_LOOPBACK}:0",
-    }
-    worker = {**node, "nthreads": threads, "memory_limit": 0, "silence_logs": logging.ERROR, "extensions": {}}
-    worker_class: type[Worker] = Worker if spec.dashboard else QuietWorker
-    if processes:
-        worker["worker_class"] = worker_class
-        worker["preload"] = ["feedline.service.worker.preload"]  # workers that are retired end their blocks first
-    else:
-        worker_class = BesideWorker if spec.dashboard else QuietBesideWorker
-    options = {**node, "port": 0, "dashboard_address": f"{_LOOPBACK}:{dashboard_port}", "extensions": _extensions()}
-    cluster = SpecCluster(
-        scheduler={"cls": Scheduler if spec.dashboard else QuietScheduler, "options": options},
-        worker={"cls": Nanny if processes else worker_class, "options": worker},
-        security=security,
-        silence_logs=logging.ERROR,
-    )
     workers = spec.workers
-    if workers is None or workers.is_fixed or not elastic:
-        cluster.scale(1 if workers is None else workers.max)
+    assert workers is not None
+    security = temporary_security() if spec.tls is not None else Security()
+    protocol = "tcp://" if spec.tls is None else "tls://"
+    node = {"protocol": protocol, "host": _LOOPBACK, "security": security, **_NODE}
+    options = {**node, **_worker(threads), "worker_class": worker_class(http=spec.dashboard)}
+    options["preload"] = ["feedline.service.worker.preload"]  # workers that are retired end their blocks first
+    cluster = _start(spec, node, {"cls": Nanny, "options": options}, dashboard_port)
+    loop: Any = cluster.loop
+    loop.add_callback(install, cluster.scheduler)
+    if workers.is_fixed or not elastic:
+        cluster.scale(workers.max)
     else:
         cluster.scale(max(1, workers.min))
         cluster.adapt(minimum=workers.min, maximum=workers.max, interval=_ADAPT_S, wait_count=_SHRINK_ANSWERS)
+    return cluster
+
+
+def _worker(threads: int) -> dict[str, Any]:
+    return {"nthreads": threads, "memory_limit": 0, "silence_logs": logging.ERROR, "extensions": {}}
+
+
+def _start(spec: ClusterSpec, node: dict[str, Any], worker: dict[str, Any], dashboard_port: int) -> SpecCluster:
+    """A scheduler, and no worker yet. node: the options of both; worker: the class and options of a worker."""
+    options = {**node, "port": 0, "dashboard_address": f"{_LOOPBACK}:{dashboard_port}", "extensions": _extensions()}
+    cluster = SpecCluster(
+        scheduler={"cls": scheduler_class(http=spec.dashboard), "options": options},
+        worker=worker,
+        security=node["security"],
+        silence_logs=logging.ERROR,
+    )
+    if spec.dashboard:
+        scheduler: Any = cluster.scheduler
+        scheduler.http_application.add_application(DashboardOnDemand(scheduler))
     return cluster
 
 

@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import dask
-from distributed import Scheduler, Security, SpecCluster, Status
+from distributed import Scheduler, Security, SpecCluster
 from distributed.deploy.cluster import Cluster as DaskDeployment
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from feedline.errors import ClusterError
 from feedline.service.cluster.local_cluster import temporary_security
+from feedline.service.dask_patches.deployments import forget_unstarted, has_fixed_workers
 from feedline.service.scheduler.extension import install
 from feedline.service.tls.certificate_files import check_certificate_files
 from feedline.spec.cluster_section import ClusterSpec, TlsSpec, is_loopback
@@ -96,9 +97,7 @@ def _drop(_: logging.LogRecord) -> bool:
 def close_provider(cluster: Any, timeout_s: float) -> None:
     """Close a cluster within a time. What its platform refuses then is logged: the run has ended, with its own error or
     without."""
-    if isinstance(cluster, SpecCluster):  # asserts that its workers are closed, also those that could not start
-        for worker in [each for each in cluster._created if each.status is Status.created]:
-            cluster._created.discard(worker)
+    forget_unstarted(cluster)
     try:
         cluster.close(timeout=timeout_s)
     except (TimeoutError, OSError):
@@ -307,7 +306,7 @@ def _scale(name: str, cluster: Any, spec: ClusterSpec, *, elastic: bool) -> None
     """Have as many workers as the spec says."""
     workers = spec.workers
     assert workers is not None
-    if not getattr(cluster, "_supports_scaling", True):
+    if has_fixed_workers(cluster):
         if not workers.is_fixed:
             raise ClusterError(
                 f"cluster.class: {name} has a fixed set of workers: got workers from {workers.min} to {workers.max}. "
@@ -351,7 +350,7 @@ def _scale_to(cluster: Any, workers: int, wait_s: float) -> None:
 
     async def scale() -> None:
         cluster.scale(workers)
-        await cluster._correct_state()
+        await cluster
 
     with contextlib.suppress(TimeoutError):
         cluster.sync(scale, callback_timeout=wait_s)

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future as Handle
 from typing import Any
 
@@ -20,7 +20,7 @@ from distributed import Client, Future
 from distributed.scheduler import KilledWorker
 from distributed.utils_comm import gather_from_workers
 
-from feedline.service.cluster.attempts import Arrived, Outcome, failure_of
+from feedline.service.cluster.attempts import Arrived, Outcome, Submit, failure_of
 from feedline.service.cluster.blame import BlockFailure, host_of
 from feedline.service.cluster.recent import Recent
 
@@ -34,12 +34,37 @@ _FETCH_S, _TIMES = 8.0, 4
 _TRIES, _MOVED_S = 4, 0.1
 
 
+class FetchedTask:
+    """A task on a Dask cluster, whose outcome is fetched when it has finished."""
+
+    def __init__(self, future: Future[Any], fetch: Handle[None]) -> None:
+        self._future = future
+        self._fetch = fetch
+
+    def cancel(self) -> None:
+        """Release the task: it is cancelled, unless another client holds it too; its outcome is not fetched."""
+        self._future.release()
+        if self._future.client.status == "running":
+            self._fetch.cancel()
+
+
 class ResultFetcher:
     """Fetches the results of futures."""
 
     def __init__(self) -> None:
         self._room: dict[tuple[int, str], asyncio.Semaphore] = {}
         self._durations_s = Recent()  # of fetches that succeeded
+
+    def start(
+        self, submit: Submit, function: Callable[..., Any], *arguments: Any, key: str, arrived: Arrived
+    ) -> FetchedTask | None:
+        """Start a task; None if the scheduler does not answer. arrived: called once with its key and outcome, on the
+        loop."""
+        future = submit(function, *arguments, key=key)
+        return None if future is None else FetchedTask(future, self.watch(future.client, future, arrived))
+
+    def look(self) -> None:
+        """Nothing is to be looked for: each task is watched."""
 
     def watch(self, client: Client, future: Future[Any], arrived: Arrived) -> Handle[None]:
         """Fetch the future's result when it has finished. `arrived` is called on the loop once, with the key and the
@@ -58,11 +83,10 @@ class ResultFetcher:
         arrived(str(future.key), outcome)
 
     async def _outcome(self, client: Client, future: Future[Any]) -> Outcome:
-        state: Any = future._state
         scheduler: Any = client.scheduler
-        await state.wait()
-        if future.status == "error":
-            return await _failure(client, future)
+        error = await future.exception()  # awaits the end of the task
+        if error is not None:
+            return await _failure(client, future, error)
         if future.status != "finished":
             return None
         key = str(future.key)
@@ -97,10 +121,8 @@ class ResultFetcher:
         return None
 
 
-async def _failure(client: Client, future: Future[Any]) -> BlockFailure:
+async def _failure(client: Client, future: Future[Any], error: BaseException) -> BlockFailure:
     """The failure of a task outside of our function: it could not be loaded, or its workers died repeatedly."""
-    state: Any = future._state
-    error = state.exception
     if isinstance(error, KilledWorker):
         return BlockFailure(kind="killed", ours=False, name="KilledWorker", message=str(error), worker="", host="")
     worker = ""
@@ -117,4 +139,4 @@ async def _failed_on(client: Client, key: str) -> str:
         task = dask_scheduler.tasks.get(key)
         return next(iter(task.erred_on), "") if task is not None else ""
 
-    return str(await client._run_on_scheduler(failed_on))
+    return str(await client.run_on_scheduler(failed_on))

@@ -83,7 +83,7 @@ async def _answers(
     first_s, *further_s = _ANSWERS_S
     scheduler: Any = client.scheduler
     try:
-        asked = client._run(check, argument, workers=workers or None, on_error="return")
+        asked = client.run(check, argument, workers=workers or None, on_error="return")
         return dict(await asyncio.wait_for(asked, first_s))
     except OSError:
         pass
@@ -94,7 +94,7 @@ async def _answers(
     answers: dict[str, Any] = {}
     for limit_s in further_s:
         asks = [
-            asyncio.wait_for(client._run(check, argument, workers=[worker], on_error="return"), limit_s)
+            asyncio.wait_for(client.run(check, argument, workers=[worker], on_error="return"), limit_s)
             for worker in silent
         ]
         for answer in await asyncio.gather(*asks, return_exceptions=True):

@@ -1,1 +1,1 @@
-"""What is changed of Dask: its settings, and internals of the versions that are supported."""
+"""Dask's settings, and changes to internals of the versions of distributed that `versions` names."""

@@ -1,10 +1,10 @@
 """Send Dask's messages within a process without the timers and coroutines that collect them for a network.
 
-Runs in: a feeder whose scheduler, worker and client share its event loop. Dask's `BatchedSend` waits some milliseconds
-between two messages, in a coroutine that is woken for each message and once more at the end of that time. A block needs
-six messages, each alone. Here they are put into the receiver's queue in the loop's next turn, in their order, with
-those that were sent in the same turn. Streams over sockets are Dask's own. For distributed 2024.1 and later, which have
-`BatchedSend.start`, `send`, `close` and `abort`, and `InProc`.
+Runs in: a feeder whose scheduler, worker and client share its event loop. Replaces: `BatchedSend` of the modules
+`distributed.client`, `scheduler` and `worker`, for streams within the process. Why: `BatchedSend` waits some
+milliseconds between two messages, in a coroutine that is woken for each message and once more at the end of that time.
+A block needs six messages, each alone. Here they are put into the receiver's queue in the loop's next turn, in their
+order, with those that were sent in the same turn.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import distributed.worker
 from distributed.batched import BatchedSend
 from distributed.comm.core import CommClosedError
 from distributed.comm.inproc import InProc
+
+from feedline.service.dask_patches.versions import allow
 
 
 class PromptSend(BatchedSend):
@@ -71,5 +73,6 @@ class PromptSend(BatchedSend):
 
 def send_promptly() -> None:
     """Let the nodes of this process that are made from now on have such streams."""
-    for module in (distributed.client, distributed.scheduler, distributed.worker):
-        setattr(module, "BatchedSend", PromptSend)  # noqa: B010 -- Dask's own, replaced
+    if allow("prompt messages within a process, which save time"):
+        for module in (distributed.client, distributed.scheduler, distributed.worker):
+            setattr(module, "BatchedSend", PromptSend)  # noqa: B010 -- a module's

@@ -10,21 +10,21 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import distributed.scheduler
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 from tornado.ioloop import PeriodicCallback
 from tornado.web import RequestHandler
 
 from feedline.errors import ClusterError
-from feedline.service.dask_patches.steady_loop import scheduler_clock, steady, steady_clock
+from feedline.service.dask_patches.adaptive_target import replace_adaptive_target
+from feedline.service.dask_patches.retirement import finish_before_retirement
+from feedline.service.dask_patches.steady_loop import steady_clock, steady_scheduler
+from feedline.service.dask_patches.task_queue import TaskQueue
 from feedline.service.scheduler.job_book import START_S, ClusterSize, JobBook
 from feedline.service.scheduler.job_reports import LOST_TOPIC, REPORT_FORMAT, JobReport
-from feedline.service.scheduler.retirement import finish_before_retirement
 from feedline.version import VERSION
 
 logger = logging.getLogger("feedline.scheduler")
@@ -37,8 +37,6 @@ _UNKNOWN = (
 )
 # Why a worker is removed that did not say that it closes: its connection ended, it was silent, or it came again.
 _LOST = ("handle-worker-cleanup", "check-worker-ttl", "feedline-forget")
-# A `worker-saturation` with which no task waits in the scheduler's queue. Dask reads infinity only when it starts.
-_NO_QUEUE = 1e6
 
 
 class JobExtension(SchedulerPlugin):
@@ -51,14 +49,15 @@ class JobExtension(SchedulerPlugin):
         self._scheduler = scheduler
         self._clock = clock or steady_clock()  # near what feeders without an answer count by
         self.book = JobBook()
-        self._saturation = float(getattr(scheduler, "WORKER_SATURATION", math.inf))
+        self._queue = TaskQueue(scheduler)
 
     def feedline_report(self, report: Mapping[str, Any]) -> dict[str, Any]:
         """Keep a feeder's report (`JobReport`); returns a `JobAnswer`."""
         scheduler: Any = self._scheduler
         received = JobReport.from_json(report)
-        answer = self.book.record(received, self._clock(), self._size(), scheduler.workers.keys())
-        self._bypass_queue(bool(self.book.routes))
+        now_s = self._clock()
+        answer = self.book.record(received, now_s, self._size(), scheduler.workers.keys())
+        self._queue.bypass(bool(self.book.routes), f"feedline-routes-{now_s}")
         return answer.to_json()
 
     def feedline_clock(self) -> float:
@@ -116,22 +115,7 @@ class JobExtension(SchedulerPlugin):
 
     def restart(self, scheduler: Scheduler) -> None:
         """Say again that there is an extension. Dask calls this when a client has cleared the scheduler."""
-        scheduler.task_metadata[METADATA_KEY] = {"report": REPORT_FORMAT, "version": VERSION}
-
-    def _bypass_queue(self, has_routes: bool) -> None:
-        """Assign all tasks to workers at once while there are routes.
-
-        Dask never queues tasks that are restricted to workers. They would keep all workers full, and those of feeders
-        without a route, of counts and of fits would wait in the queue for ever; on a worker, priorities order them.
-        """
-        scheduler: Any = self._scheduler
-        saturation = self._saturation
-        if math.isinf(saturation) or has_routes == (saturation != scheduler.WORKER_SATURATION):
-            return
-        scheduler.WORKER_SATURATION = _NO_QUEUE if has_routes else saturation
-        for worker in scheduler.workers.values():
-            scheduler.check_idle_saturated(worker)
-        scheduler.stimulus_queue_slots_maybe_opened(stimulus_id=f"feedline-routes-{self._clock()}")
+        scheduler.set_metadata(keys=[METADATA_KEY], value={"report": REPORT_FORMAT, "version": VERSION})
 
     def _size(self) -> ClusterSize:
         scheduler: Any = self._scheduler
@@ -161,19 +145,17 @@ def install(scheduler: Scheduler) -> JobExtension:
         return existing
     extension = JobExtension(scheduler)
     scheduler.add_plugin(extension)
-    for handler in (extension.feedline_report, extension.feedline_clock, extension.feedline_jobs):
-        scheduler.handlers[handler.__name__] = handler
-    scheduler.handlers["adaptive_target"] = extension.answer_target
-    setattr(scheduler, "adaptive_target", extension.adaptive_target)  # noqa: B010 -- Dask's own, replaced
+    scheduler.handlers["feedline_report"] = extension.feedline_report
+    scheduler.handlers["feedline_clock"] = extension.feedline_clock
+    scheduler.handlers["feedline_jobs"] = extension.feedline_jobs
+    replace_adaptive_target(scheduler, extension.adaptive_target, extension.answer_target)
     extension.restart(scheduler)
     extension.book.begin(extension.feedline_clock())
     callback = PeriodicCallback(extension.tick, 1000)
     scheduler.periodic_callbacks["feedline-tick"] = callback
     callback.start()
     finish_before_retirement(scheduler)
-    steady(scheduler.io_loop)
-    # By which `worker-ttl` finds silent workers: all of them, when the wall clock jumps ahead.
-    setattr(distributed.scheduler, "time", scheduler_clock())  # noqa: B010 -- Dask's own, replaced
+    steady_scheduler(scheduler)
     application: Any = getattr(scheduler, "http_application", None)  # None: without an HTTP server
     if application is not None:
         application.add_handlers(r".*", [(r"/api/v1/adaptive_target", _TargetHandler, {"extension": extension})])

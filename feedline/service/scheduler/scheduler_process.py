@@ -16,18 +16,13 @@ import dask
 from distributed import Scheduler, Security
 
 from feedline.errors import ClusterError, SpecError
-from feedline.service.dask_patches.dask_config import NODE_CONFIG
+from feedline.service.dask_patches.dask_config import SCHEDULER_CONFIG
+from feedline.service.dask_patches.without_http import scheduler_class
 from feedline.service.scheduler.preload import dask_setup
 from feedline.service.tls.certificate_files import check_certificate_files
 from feedline.spec.cluster_section import TlsSpec, is_loopback
 
 logger = logging.getLogger("feedline.scheduler")
-
-_CONFIG = {
-    **NODE_CONFIG,
-    # The queue orders the blocks of all jobs across workers; "inf" would order them within each worker only.
-    "distributed.scheduler.worker-saturation": 1.1,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +34,6 @@ class SchedulerOptions:
     port: int = 8786
     dashboard: str | None = None
     tls: TlsSpec | None = None
-
-
-class PagelessScheduler(Scheduler):
-    """A scheduler without an HTTP server."""
-
-    def start_http_server(self, *_: object, **__: object) -> None:
-        pass
 
 
 def refuse_open(options: SchedulerOptions, *, insecure: bool) -> None:
@@ -66,7 +54,7 @@ def run_scheduler(options: SchedulerOptions) -> None:
     """
     if options.tls is not None:
         check_certificate_files(options.tls, listens=True)
-    with dask.config.set(_CONFIG):
+    with dask.config.set(SCHEDULER_CONFIG):
         asyncio.run(_serve(options))
 
 
@@ -102,7 +90,7 @@ def _scheduler(options: SchedulerOptions) -> Scheduler:
         "dashboard": options.dashboard is not None,
         "dashboard_address": options.dashboard or "127.0.0.1:0",
     }
-    return (Scheduler if options.dashboard else PagelessScheduler)(**values)
+    return scheduler_class(http=options.dashboard is not None)(**values)
 
 
 def _security(tls: TlsSpec) -> Security:

@@ -15,7 +15,9 @@ import logging
 import time
 from typing import Any
 
-from distributed import Status, Worker
+from distributed import Worker
+
+from feedline.service.dask_patches.closing_worker import ClosingWorker
 
 logger = logging.getLogger("feedline.worker")
 
@@ -37,12 +39,12 @@ class Departure:
 
     def __init__(self, worker: Worker, *, limit_s: float = DRAIN_S) -> None:
         self._worker: Any = worker
+        self._closing = ClosingWorker(worker)
         self._limit_s = limit_s
         self._finish: asyncio.Task[None] | None = None
         self._leave: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
         self._end_s = 0.0
-        self._returned: set[str] = set()
         worker.handlers["feedline_finish"] = self.finish
         worker.handlers["feedline_leave"] = self.leave
 
@@ -70,30 +72,23 @@ class Departure:
     async def _finish_tasks(self) -> None:
         worker = self._worker
         logger.info("worker %s leaves: it takes no new tasks", worker.address)
-        worker.status = Status.closing_gracefully
+        self._closing.refuse_tasks()
         self._end_s = time.monotonic() + self._limit_s
         fetched_s = time.monotonic() + _FETCH_S
         while not self._hurry.is_set():
-            self._return_tasks()
+            self._closing.return_tasks()
             now_s = time.monotonic()
-            if worker.state.executing_count:
+            if self._closing.running():
                 if now_s >= self._end_s:
                     break
                 fetched_s = now_s + _FETCH_S
             elif not worker.data or now_s >= fetched_s:
                 break
             await asyncio.sleep(_POLL_S)
-        self._return_tasks()
-        running = worker.state.executing_count
+        self._closing.return_tasks()
+        running = self._closing.running()
         if running:
             logger.warning("%d tasks did not end in %.0f s: they are computed elsewhere", running, self._limit_s)
-
-    def _return_tasks(self) -> None:
-        """Give tasks that have not started back to the scheduler, which assigns them to others."""
-        for key, task in list(self._worker.state.tasks.items()):
-            if task.state in ("ready", "constrained", "waiting") and key not in self._returned:
-                self._returned.add(key)
-                self._worker.batched_send({"op": "reschedule", "key": key, "stimulus_id": f"leave-{time.time()}"})
 
     async def _leave_cluster(self) -> None:
         worker = self._worker
@@ -103,7 +98,7 @@ class Departure:
             removal = worker.scheduler.retire_workers(workers=[worker.address], close_workers=False, remove=True)
             removed = await asyncio.wait_for(removal, _MOVE_S)
             await self._await_fetch(bool(removed))
-        idle = not worker.state.executing_count
+        idle = not self._closing.running()
         await worker.close(timeout=_CLOSE_S, executor_wait=idle, nanny=True, reason="feedline-leave")
         logger.info("worker %s has left", worker.address_safe)
 

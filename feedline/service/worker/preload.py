@@ -21,9 +21,9 @@ import dask
 from dask.utils import parse_timedelta
 from distributed import Nanny, Status, Worker
 
+from feedline.service.dask_patches.scheduler_watch import SchedulerWatch
 from feedline.service.dask_patches.steady_loop import steady
 from feedline.service.worker.departure import DRAIN_S, Departure
-from feedline.service.worker.scheduler_watch import SchedulerWatch
 
 # A nanny learns its worker's address a moment after the worker may have got its first task.
 _START_S = 5.0

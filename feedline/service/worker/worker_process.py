@@ -26,11 +26,12 @@ from feedline.errors import ClusterError
 from feedline.resources.allocators import allocator_environment
 from feedline.resources.instructions import Cpu, cpu_environment
 from feedline.service.dask_patches.dask_config import WORKER_CONFIG
+from feedline.service.dask_patches.scheduler_watch import SchedulerWatch
 from feedline.service.dask_patches.steady_loop import steady
+from feedline.service.dask_patches.without_http import worker_class
 from feedline.service.tls.certificate_files import check_certificate_files
 from feedline.service.tls.refused_connection import explain_refusal
 from feedline.service.worker.departure import DRAIN_S, Departure
-from feedline.service.worker.scheduler_watch import SchedulerWatch
 from feedline.spec.cluster_section import TlsSpec, is_loopback, scheduler_address
 
 logger = logging.getLogger("feedline.worker")
@@ -72,13 +73,6 @@ def worker_environment(threads: int, cpu: Cpu, environment: Mapping[str, str]) -
     """
     own = {"POLARS_MAX_THREADS": str(threads), "OMP_NUM_THREADS": "1", **allocator_environment(threads)}
     return {**own, **environment, **cpu_environment(cpu)}
-
-
-class _WithoutServer(Worker):
-    """A worker without an HTTP server."""
-
-    def start_http_server(self, *_: object, **__: object) -> None:
-        pass
 
 
 class WorkerProcess:
@@ -159,7 +153,7 @@ class WorkerProcess:
         protocol, host, port = scheduler_address(options.scheduler)
         contact = options.contact_address
         own = options.host or ("127.0.0.1" if is_loopback(host) else get_ip(host, port))
-        return (Worker if options.http else _WithoutServer)(
+        return worker_class(http=options.http is not None)(
             options.scheduler,
             nthreads=options.threads,
             name=options.name,

@@ -20,7 +20,7 @@ from feedline.service.cluster.connection import scheduler_echo
 from feedline.service.cluster.connection.scheduler_connection import SchedulerConnection
 from feedline.service.cluster.result_fetcher import ResultFetcher
 from feedline.service.cluster.worker_checks import check_workers
-from feedline.service.worker import scheduler_watch
+from feedline.service.dask_patches import scheduler_watch
 from feedline.service.worker.worker_process import WorkerOptions, WorkerProcess
 
 HOST = "tcp://127.0.0.1"
@@ -163,7 +163,7 @@ class SilentClient:
     async def ncores(self) -> dict[str, int]:
         return {"good": 1, "silent": 1, "unfit": 1}
 
-    async def _run(self, check: Any, argument: Any, *, workers: list[str] | None, on_error: str) -> dict[str, Any]:
+    async def run(self, check: Any, argument: Any, *, workers: list[str] | None, on_error: str) -> dict[str, Any]:
         names = workers or list(await self.ncores())
         self.asked += names
         if "silent" in names:

@@ -29,6 +29,7 @@ from streams import window
 from feedline import Pipeline
 from feedline.planning.plan import Plan
 from feedline.service.cluster.cluster import Cluster
+from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.feeder.delivery import Delivery, DeliveryStats
 from feedline.spec.cluster_section import ClusterSpec
 
@@ -50,7 +51,9 @@ def cluster() -> Iterator[Cluster]:
             dashboard_address="127.0.0.1:0",
             silence_logs=logging.CRITICAL,
         ) as local,
-        contextlib.closing(Cluster(ClusterSpec(scheduler=local.scheduler_address, wait_s=30), threads=1)) as cluster,
+        contextlib.closing(
+            open_cluster(ClusterSpec(scheduler=local.scheduler_address, wait_s=30), threads=1)
+        ) as cluster,
     ):
         yield cluster
 

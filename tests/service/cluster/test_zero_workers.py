@@ -14,8 +14,8 @@ from processes import feedline
 
 from feedline import FeedlineDataset
 from feedline.commands.cluster.connect import pipeline_cluster
+from feedline.service.dask_patches.without_http import PagelessScheduler
 from feedline.service.scheduler.job_book import JobBook
-from feedline.service.scheduler.scheduler_process import PagelessScheduler
 from feedline.spec import load_spec
 
 PRELOAD = ["feedline.service.scheduler.preload"]

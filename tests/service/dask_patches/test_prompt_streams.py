@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from typing import Any
 
+import distributed.client
+import distributed.scheduler
+import distributed.worker
 import pytest
+from distributed.batched import BatchedSend
 from distributed.comm import CommClosedError, connect, listen
 
-from feedline.service.dask_patches.prompt_streams import PromptSend
+from feedline.service.dask_patches import versions
+from feedline.service.dask_patches.prompt_streams import PromptSend, send_promptly
 
 
 async def received(address: str, send: Any) -> list[Any]:
@@ -69,3 +75,23 @@ def test_an_aborted_stream_drops_what_was_not_sent():
         stream.abort()
 
     assert asyncio.run(received("inproc://", send)) == []
+
+
+NODES = (distributed.client, distributed.scheduler, distributed.worker)
+
+
+def test_dask_makes_its_streams_of_what_is_replaced(monkeypatch: pytest.MonkeyPatch):
+    for module in NODES:
+        monkeypatch.setattr(module, "BatchedSend", BatchedSend)  # restored afterwards; fails where there is none
+        assert "BatchedSend(interval=" in inspect.getsource(module)
+    assert {"start", "send", "close", "abort"} <= vars(BatchedSend).keys()
+    send_promptly()
+    assert all(module.BatchedSend is PromptSend for module in NODES)
+
+
+def test_another_version_of_dask_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch):
+    for module in NODES:
+        monkeypatch.setattr(module, "BatchedSend", BatchedSend)
+    monkeypatch.setattr(versions, "INSTALLED", "2027.3.0")
+    send_promptly()
+    assert all(module.BatchedSend is BatchedSend for module in NODES)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from types import SimpleNamespace
 from typing import Any
 
 import distributed.batched
+import distributed.scheduler
 import pytest
 from distributed.batched import BatchedSend
-from tornado.ioloop import IOLoop
+from tornado.ioloop import IOLoop, PeriodicCallback
 
-from feedline.service.dask_patches.steady_loop import steady, steady_clock
+from feedline.errors import ClusterError
+from feedline.service.dask_patches import versions
+from feedline.service.dask_patches.steady_loop import steady, steady_clock, steady_scheduler
 
 
 class Comm:
@@ -60,3 +64,18 @@ def test_clocks_go_on_from_what_was_counted_by_before(monkeypatch: pytest.Monkey
     assert loop.time() == pytest.approx(5e6, abs=60)
     monkeypatch.setattr(time, "time", lambda: 7e6)
     assert steady_clock()() == pytest.approx(7e6, abs=60)
+
+
+def test_dask_reads_the_clocks_that_are_replaced():
+    assert "time() < self.next_deadline" in inspect.getsource(BatchedSend)
+    assert "now = time()" in inspect.getsource(distributed.Scheduler.check_worker_ttl)
+    assert "self.io_loop.time()" in inspect.getsource(PeriodicCallback)
+    assert callable(distributed.scheduler.time)
+
+
+def test_another_version_of_dask_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(versions, "INSTALLED", "2027.3.0")
+    with pytest.raises(ClusterError, match="make periodic callbacks go on when the clock is set"):
+        steady(SimpleNamespace(time=time.time))
+    with pytest.raises(ClusterError, match="make periodic callbacks go on when the clock is set"):
+        steady_scheduler(SimpleNamespace(io_loop=SimpleNamespace(time=time.time)))

@@ -13,7 +13,7 @@ from pipelines import PATIENCE_S
 from ringless_trainers import Trainer, trainers_of, write_pipeline
 
 from feedline.loader.ring.channel import ChannelClosedError, pair
-from feedline.service.cluster.cluster import Cluster
+from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.feeder.feeder import Feeder
 from feedline.service.feeder.trainer_session import TrainerSession
 from feedline.spec.cluster_section import ClusterSpec
@@ -32,7 +32,7 @@ class Session:
 
 def test_trainers_share_the_threads_equally():
     ended: list[Any] = []
-    with closing(Cluster(ClusterSpec(dashboard=False), threads=5, early=True)) as cluster:
+    with closing(open_cluster(ClusterSpec(dashboard=False), threads=5, early=True)) as cluster:
         feeder = Feeder(cluster, on_end=lambda session, error: ended.append(session))
         assert cluster.threads_per_trainer() == 5
         sessions = [cast("TrainerSession", Session()) for _ in range(6)]

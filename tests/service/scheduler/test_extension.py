@@ -25,7 +25,7 @@ from tornado.ioloop import PeriodicCallback
 
 from feedline.errors import ClusterError
 from feedline.service.cluster.connection.job_listing import list_jobs
-from feedline.service.scheduler import preload, routes
+from feedline.service.scheduler import routes
 from feedline.service.scheduler.job_reports import REPORT_FORMAT
 
 
@@ -72,7 +72,7 @@ def test_nothing_is_kept_of_tasks_that_are_over():
 
         numbers = itertools.count()
         assert counters() == counters()
-        cluster.client.sync(worker.heartbeat)
+        local.sync(worker.heartbeat)
         gc.collect()
         groups = [each for each in gc.get_objects() if type(each) is TaskGroup and each.name == "a block"]
         assert len(groups) < 5, "of the ten, those of the last computations at most"
@@ -136,21 +136,6 @@ def test_workers_stay_when_the_wall_clock_jumps_ahead(monkeypatch: pytest.Monkey
         assert len(local.scheduler.workers) == 1
 
 
-def test_a_scheduler_that_runs_already_soon_looks_for_silent_workers(monkeypatch: pytest.MonkeyPatch):
-    """As `feedline scheduler` does, which extends it when it has started."""
-    monkeypatch.setattr(preload, "_SILENCE_S", 0.4)
-    looked = threading.Event()
-    with local_cluster(workers=0) as local, connected(local) as cluster:
-        scheduler: Any = local.scheduler
-        scheduler.periodic_callbacks["worker-ttl"].callback = looked.set
-
-        async def extend() -> None:
-            preload.dask_setup(scheduler)
-
-        cluster.client.sync(extend)
-        assert looked.wait(30)
-
-
 def test_a_scheduler_without_the_extension_is_named_once_and_everything_else_works(caplog: pytest.LogCaptureFixture):
     with local_cluster() as local, connected(local) as cluster:
         dask = cluster.dask
@@ -186,15 +171,6 @@ def test_a_scheduler_of_another_version_is_named_and_gets_reports_that_it_unders
         if not is_understood:
             with pytest.raises(ClusterError, match=r"has Feedline 9\.9, whose jobs this command cannot read: it is of"):
                 list_jobs(local.scheduler.address, None)
-
-
-def test_workers_that_are_silent_are_removed_after_twenty_seconds_unless_configured_otherwise():
-    preload = "feedline.service.scheduler.preload"
-    with local_cluster(preload) as cluster:
-        assert cluster.scheduler.worker_ttl == 20
-        assert cluster.scheduler.periodic_callbacks["worker-ttl"].callback_time == 2500
-    with dask.config.set({"distributed.scheduler.worker-ttl": "90s"}), local_cluster(preload) as cluster:
-        assert cluster.scheduler.worker_ttl == 90
 
 
 def test_periodic_callbacks_go_on_when_the_wall_clock_is_set_back(monkeypatch: pytest.MonkeyPatch):

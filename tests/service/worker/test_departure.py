@@ -16,7 +16,8 @@ from schedulers import local_cluster
 from streams import Stream, window
 
 from feedline.service.cluster.cluster import Cluster
-from feedline.service.scheduler.retirement import finish_before_retirement
+from feedline.service.cluster.open_cluster import open_cluster
+from feedline.service.dask_patches.retirement import finish_before_retirement
 from feedline.service.worker.departure import Departure
 from feedline.service.worker.preload import dask_setup
 from feedline.spec.cluster_section import ClusterSpec
@@ -31,7 +32,9 @@ def workers() -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def cluster(workers: LocalCluster) -> Iterator[Cluster]:
-    with contextlib.closing(Cluster(ClusterSpec(scheduler=workers.scheduler_address, wait_s=30), threads=1)) as cluster:
+    with contextlib.closing(
+        open_cluster(ClusterSpec(scheduler=workers.scheduler_address, wait_s=30), threads=1)
+    ) as cluster:
         cluster.client.wait_for_workers(4, timeout=30)
         yield cluster
 

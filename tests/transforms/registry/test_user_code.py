@@ -25,7 +25,7 @@ from own_modules import own_modules
 import feedline
 from feedline import Pipeline
 from feedline.errors import ClusterError, DataError, SpecError
-from feedline.service.cluster.cluster import Cluster
+from feedline.service.cluster.open_cluster import open_cluster
 from feedline.serving.golden_check import check
 from feedline.spec import load_spec, parse_spec
 from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
@@ -465,7 +465,7 @@ def test_worker_processes_are_checked_before_the_first_block(pipeline: Path) -> 
     spec = load_spec(pipeline, {"cluster": {"workers": 1, "threads": 1}})
     needed = functions_of(spec.features)
     assert {need.function for need in needed} == {"my_features:careful", "my_features:scaled"}
-    cluster = Cluster(spec.cluster, threads=1)
+    cluster = open_cluster(spec.cluster, threads=1)
     try:
         cluster.check_workers(needed)
         (pipeline.parent / "only_here.py").write_text("def f(x):\n    return x\n")

@@ -22,6 +22,7 @@ from distributed.client import ClosedClientError
 from feedline.errors import ClusterError
 from feedline.service.cluster.connection.outage import OutageTimer, waits
 from feedline.service.cluster.connection.scheduler_echo import SchedulerEcho
+from feedline.service.dask_patches.client_totals import worker_totals
 
 logger = logging.getLogger(__name__)
 
@@ -197,9 +198,9 @@ class SchedulerConnection:
         _close(self.client)
 
     def _totals(self) -> Mapping[str, Any]:
-        """The totals of all workers, which the client fetches every two seconds anyway."""
-        totals: Mapping[str, Any] = self.client._scheduler_identity
-        return totals
+        """The totals of all workers."""
+        totals = worker_totals(self.client)
+        return (self._ask("identity", n_workers=0) or {}) if totals is None else totals
 
     def gather(self, futures: Sequence[Future[Any]]) -> Sequence[Any]:
         """Wait for results. Raises a task's error, CancelledError if they are lost, ClusterError after `wait_s`."""

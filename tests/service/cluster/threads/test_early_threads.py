@@ -21,7 +21,8 @@ from feedline.loader.encoding.slot import RowSlice
 from feedline.planning.plan import Plan
 from feedline.service.cluster import attempts, dask_cluster
 from feedline.service.cluster.cluster import Cluster
-from feedline.service.cluster.early_threads import EarlyThreads
+from feedline.service.cluster.open_cluster import open_cluster
+from feedline.service.cluster.threads.early_threads import EarlyThreads
 from feedline.service.feeder.delivery import Delivery, DeliveryStats
 from feedline.service.feeder.steps import segments_of
 from feedline.service.feeder.window import Window, WindowLimits
@@ -39,7 +40,7 @@ def plan(clicks: Path, tmp_path: Path) -> Plan:
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    with closing(Cluster(ClusterSpec(dashboard=False), threads=2, early=True)) as cluster:
+    with closing(open_cluster(ClusterSpec(dashboard=False), threads=2, early=True)) as cluster:
         yield cluster
 
 

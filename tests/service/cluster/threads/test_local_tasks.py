@@ -12,12 +12,13 @@ from pipelines import PATIENCE_S, eventually
 
 from feedline.service.cluster.blame import BlockFailure
 from feedline.service.cluster.cluster import Cluster
+from feedline.service.cluster.open_cluster import open_cluster
 from feedline.spec.cluster_section import ClusterSpec
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with closing(Cluster(ClusterSpec(dashboard=False), threads=2)) as cluster:
+    with closing(open_cluster(ClusterSpec(dashboard=False), threads=2)) as cluster:
         cluster.check_workers()
         yield cluster
 
@@ -109,7 +110,7 @@ def test_a_task_that_is_released_and_started_again_runs_again(cluster: Cluster):
         assert outcomes.one() == (f"again-{attempt % 2}", None)
         task.cancel()
     assert runs == [*range(600)]
-    assert len(cluster._connected._local_tasks._released) <= 256
+    assert len(cluster._connected._tasks._released) <= 256
 
 
 def test_a_task_that_dask_has_ended_without_running_it_is_a_failure(cluster: Cluster):
@@ -120,7 +121,7 @@ def test_a_task_that_dask_has_ended_without_running_it_is_a_failure(cluster: Clu
         futures.append(client.submit(sum, ["no number"], key=key))
         return futures[-1]
 
-    cluster._connected._local_tasks.start(submit, lambda: None, key="failed", arrived=outcomes.add)
+    cluster._connected._tasks.start(submit, lambda: None, key="failed", arrived=outcomes.add)
     assert eventually(lambda: futures[0].status == "error")
     cluster.look(waiting=True)
     cluster.look(waiting=True)
@@ -132,6 +133,6 @@ def test_a_task_that_dask_has_ended_without_running_it_is_a_failure(cluster: Clu
 
 
 def test_a_closed_client_starts_nothing(cluster: Cluster):
-    tasks = cluster._connected._local_tasks
+    tasks = cluster._connected._tasks
     assert tasks.start(lambda *_, **__: None, lambda: None, key="none", arrived=lambda *_: None) is None
     assert "none" not in tasks._entries

@@ -1,10 +1,11 @@
 """Let a worker notice that its connection to the scheduler no longer carries messages although it is open.
 
-Runs in: Dask workers, on their event loop; works with any Dask scheduler. A worker waits for tasks, and one whose
-scheduler has removed it for want of heartbeats would wait forever where not even that message arrives. So it regularly
-sends a question through the stream of tasks that the scheduler answers through it: whether a task that nobody has
-submitted is still needed. Without an answer it closes, and whoever started it starts another: `feedline worker`, a
-nanny, or the deployment of `dask worker`. See docs/decisions/0025-half-open-connections.md.
+Runs in: Dask workers, on their event loop; works with any Dask scheduler. Replaces: the worker's handler `free-keys` of
+its stream of tasks. Why: a worker waits for tasks, and one whose scheduler has removed it for want of heartbeats would
+wait forever where not even that message arrives. So it regularly sends a question through the stream that the scheduler
+answers through it: whether a task that was never submitted is still needed. Without an answer it closes, and is started
+again by `feedline worker`, a nanny, or the deployment of `dask worker`. See
+docs/decisions/0025-half-open-connections.md.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any
 
 from distributed import Worker
 
+from feedline.service.dask_patches.versions import require
+
 logger = logging.getLogger("feedline.worker")
 
 _EVERY_S = 5.0
@@ -25,9 +28,10 @@ _KEY = "feedline-echo"
 
 
 class SchedulerWatch:
-    """Asks a worker's scheduler for echoes, and closes the worker when there is none."""
+    """Asks a worker's scheduler for echoes, and closes the worker when there is none. Raises ClusterError."""
 
     def __init__(self, worker: Worker) -> None:
+        require("workers notice a scheduler that does not answer")
         self._worker: Any = worker
         self._numbers = itertools.count()
         self._awaited = ""

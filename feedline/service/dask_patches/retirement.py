@@ -1,7 +1,8 @@
 """Let the workers that a scheduler retires end their running tasks first.
 
-Runs in: the scheduler's process. Dask's `retire_workers`, which every kind of scale-in calls, gives up what a worker
-runs: it is computed twice. With this, workers that know how (`service/worker/departure.py`) first finish.
+Runs in: the scheduler's process. Replaces: the scheduler's handler `retire_workers`, which every kind of scale-in
+calls. Why: it gives up what a worker runs, which is then computed twice. With this, workers that know how
+(`service/worker/departure.py`) first finish.
 """
 
 from __future__ import annotations
@@ -12,9 +13,13 @@ from typing import Any
 
 from distributed import Scheduler
 
+from feedline.service.dask_patches.versions import allow
+
 
 def finish_before_retirement(scheduler: Scheduler) -> None:
     """Replace the scheduler's handler of `retire_workers`."""
+    if not allow("the ends of running tasks when workers are retired: they are computed twice"):
+        return
     node: Any = scheduler
     retire = node.handlers["retire_workers"]
 

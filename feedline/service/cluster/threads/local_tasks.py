@@ -11,11 +11,12 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from distributed import Future
 
-from feedline.service.cluster.attempts import Arrived, Outcome, failure_of
+from feedline.service.cluster.attempts import Arrived, Outcome, Submit, failure_of
 
 _MOST_RELEASED = 256  # keys whose release Dask may not have heard of
 
@@ -60,14 +61,14 @@ class LocalTasks:
         _tables[id(self)] = self
 
     def start(
-        self, submit: Callable[..., Future[Any] | None], call: Callable[[], Outcome], *, key: str, arrived: Arrived
+        self, submit: Submit, function: Callable[..., Outcome], *arguments: Any, key: str, arrived: Arrived
     ) -> LocalTask | None:
-        """Start a task, or share the one of this key; None if Dask's client is closed. submit: takes the arguments of
-        `Client.submit`, but for its options. arrived: called once, in any thread, unless the task is released."""
+        """Start a task, or share the one of this key; None if Dask's client is closed. arrived: called once, in any
+        thread, unless the task is released."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is None:
-                entry = self._entries[key] = _HeldTask(call, self._name(key))
+                entry = self._entries[key] = _HeldTask(partial(function, *arguments), self._name(key))
             was_done = entry.done
             if not was_done:
                 entry.waiting.append(arrived)
@@ -107,8 +108,7 @@ class LocalTasks:
                 if not entry.done and entry.futures and entry.futures[0].status != "pending"
             ]
         for key, future in ended:
-            state: Any = future._state
-            error = state.exception if future.status == "error" else None
+            error = future.exception() if future.status == "error" else None
             self._finish(key, None if error is None else failure_of(error, "", ""))
 
     def _finish(self, key: str, outcome: Outcome) -> None:

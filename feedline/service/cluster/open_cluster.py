@@ -1,0 +1,38 @@
+"""Open a pipeline's cluster: the only place that chooses a back end.
+
+Runs in: the feeder, and commands that compute on the cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from feedline.service.cluster.cluster import Cluster
+from feedline.service.cluster.threads.thread_cluster import ThreadCluster
+from feedline.service.cluster.worker_cluster import WorkerCluster
+from feedline.spec.cluster_section import ClusterSpec
+from feedline.transforms.registry.user_functions import RequiredFunction
+
+if TYPE_CHECKING:
+    from feedline.service.scheduler.job_reports import JobReport
+
+
+def open_cluster(
+    spec: ClusterSpec,
+    *,
+    threads: int,
+    scratch: str | None = None,
+    early: bool = False,
+    elastic: bool = False,
+    report: JobReport | None = None,
+    code: Sequence[RequiredFunction] = (),
+) -> Cluster:
+    """The cluster of `spec`, whose workers have so many threads. Raises ClusterError.
+
+    scratch: a folder for the workers' files. early: return before it is up. elastic, report, code: see `WorkerCluster`;
+    threads of this process need none of them.
+    """
+    if spec.kind == "threads":
+        return ThreadCluster(spec, threads=threads, scratch=scratch, early=early)
+    return WorkerCluster(spec, threads=threads, scratch=scratch, early=early, elastic=elastic, report=report, code=code)
