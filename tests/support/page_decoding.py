@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from feedline.native import parquet as native
 from feedline.native.parquet import Page
 from feedline.warehouse.parquet.column_chunk import ChunkDecoder, ChunkError, ColumnKind, open_chunks, read_chunks
-from feedline.warehouse.parquet.decode import NOT_CODED, FileDecoder
+from feedline.warehouse.parquet.decode import NOT_CODED, DecodeRequest, FileDecoder
 from feedline.warehouse.parquet.footer import column_leaves, open_parquet
 
 
@@ -58,7 +58,8 @@ class File:
         """Batches of all columns; `alone`: where pyarrow's reader would be asked, there is none."""
         leaves = [leaf for each in self.leaves for leaf in each]
         parquet: Any = None if alone else self.parquet
-        decoded = self.decoder.batches(parquet, group, leaves, chunk_rows, (), read=self.read, coded=coded)
+        request = DecodeRequest(row_group=group, leaves=leaves, chunk_rows=chunk_rows, coded=coded)
+        decoded = self.decoder.batches(parquet, request, self.read)
         return (each.batch for each in decoded)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -54,6 +54,30 @@ class DecodedRows:
     rows: int
     batch: pa.RecordBatch
     compact: Mapping[str, pa.Array]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeRequest:
+    """Parquet columns (`leaves`) of a row group, in chunks of about `chunk_rows`.
+
+    whole: further columns, if any, that the first batch holds, in all rows of the row group. coded: those that may come
+    as codes and a dictionary, or lists of them, each with how many elements of a list are needed (0: all). starts:
+    those that may come compact, each with the rows that start runs; read after `whole` was delivered, which may tell.
+    first_rows: of the first chunk, from which they grow, where pyarrow decodes none of the columns (0: all alike).
+    """
+
+    row_group: int
+    leaves: Sequence[int]
+    chunk_rows: int
+    whole: Sequence[int] = ()
+    coded: Mapping[int, int] = field(default_factory=lambda: NOT_CODED)
+    starts: Mapping[int, Starts] = field(default_factory=lambda: ALL_ROWS)
+    first_rows: int = 0
+
+    @property
+    def all_leaves(self) -> list[int]:
+        """The Parquet columns of all batches."""
+        return [*self.leaves, *self.whole]
 
 
 def chunk_sizes(rows: int, most: int, first: int = 0) -> Iterator[int]:
@@ -115,42 +139,23 @@ class FileDecoder:
         codec = self._metadata.row_group(row_group).column(leaf).compression
         return kind if isinstance(kind, str) else None if codec in DECOMPRESSORS else f"codec {codec}"
 
-    def batches(
-        self,
-        parquet: pq.ParquetFile,
-        row_group: int,
-        leaves: Sequence[int],
-        chunk_rows: int,
-        whole: Sequence[int],
-        *,
-        read: ReadRange,
-        coded: Mapping[int, int] = NOT_CODED,
-        starts: Mapping[int, Starts] = ALL_ROWS,
-        first_rows: int = 0,
-    ) -> Iterator[DecodedRows]:
-        """Decode Parquet columns in chunks of about `chunk_rows`; first `whole` ones, if any, in all rows at once.
-
-        first_rows: of the first chunk, from which they grow, where pyarrow decodes none of the columns (0: all alike).
-        coded: those that may come as codes and a dictionary, each with how many elements of a list are needed (0: all).
-        starts: those that may come compact, each with the rows of the row group that start runs; read after `whole`
-        was delivered, which may tell.
-
-        Raises CorruptFileError.
-        """
-        if whole:
-            yield self._whole(parquet, row_group, whole, read)
-        opened = self._open(row_group, leaves, read, coded, starts)
+    def batches(self, parquet: pq.ParquetFile, request: DecodeRequest, read: ReadRange) -> Iterator[DecodedRows]:
+        """Decode columns of a row group. Raises CorruptFileError."""
+        row_group, leaves = request.row_group, request.leaves
+        if request.whole:
+            yield self._whole(parquet, row_group, request.whole, read)
+        opened = self._open(row_group, leaves, read, request.coded, request.starts)
         own = {self._alone[leaf]: chunk for leaf, chunk in opened.items()}
         others = [leaf for leaf in leaves if leaf not in opened]
         if others or not own:
             batches: Iterator[pa.RecordBatch] = parquet.reader.iter_batches(
-                chunk_rows, row_groups=[row_group], column_indices=others, use_threads=False
+                request.chunk_rows, row_groups=[row_group], column_indices=others, use_threads=False
             )
             for batch in batches:
                 yield self._join(self._rename(batch), own, batch.num_rows, row_group)
             return
         rows = self._metadata.row_group(row_group).num_rows
-        for size in chunk_sizes(rows, chunk_rows, first_rows):
+        for size in chunk_sizes(rows, request.chunk_rows, request.first_rows):
             yield self._join(None, own, size, row_group)
 
     def _whole(self, parquet: pq.ParquetFile, row_group: int, leaves: Sequence[int], read: ReadRange) -> DecodedRows:

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 
 from feedline.native import parquet as native
 from feedline.warehouse.parquet.column_chunk import ColumnKind
-from feedline.warehouse.parquet.decode import FileDecoder, kernel_refusal
+from feedline.warehouse.parquet.decode import DecodeRequest, FileDecoder, kernel_refusal
 from feedline.warehouse.parquet.footer import open_parquet
 from feedline.warehouse.parquet.writer import DICTIONARY, PLAIN, Encoding, leaf_paths, writer_options
 
@@ -206,13 +206,12 @@ def _decode(buffer: pa.Buffer, metadata: pq.FileMetaData, repeats: int, codes: b
     decoder = FileDecoder(parquet.schema_arrow, {field.name: leaves}, metadata, None, "the sample", len(buffer))
     worth = codes and _is_worth_codes(field.type) and isinstance(decoder.kind(0), ColumnKind)
     coded = dict.fromkeys(leaves, 0) if worth else {}
+    request = DecodeRequest(row_group=0, leaves=leaves, chunk_rows=_CHUNK_ROWS, coded=coded)
     kind = field.type
     times: list[float] = []
     while len(times) < repeats and (len(times) < min(2, repeats) or sum(times) < _ENOUGH_S * repeats):
         start_s = time.thread_time()
-        for decoded in decoder.batches(
-            parquet, 0, leaves, _CHUNK_ROWS, (), read=lambda start, stop: buffer.slice(start, stop - start), coded=coded
-        ):
+        for decoded in decoder.batches(parquet, request, lambda start, stop: buffer.slice(start, stop - start)):
             kind = decoded.batch.schema.field(0).type
             del decoded  # its memory is free for the next one
         times.append(time.thread_time() - start_s)

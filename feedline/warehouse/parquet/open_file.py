@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import accumulate, islice
@@ -23,8 +23,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from feedline.errors import TableChangedError
-from feedline.warehouse.parquet.column_chunk import Starts
-from feedline.warehouse.parquet.decode import ALL_ROWS, NOT_CODED, DecodedRows, FileDecoder
+from feedline.warehouse.parquet.decode import DecodedRows, DecodeRequest, FileDecoder
 from feedline.warehouse.parquet.dedup_columns import DedupMetadata, dedup_metadata
 from feedline.warehouse.parquet.footer import column_leaves, footer_digest, open_parquet, parsed_footers
 from feedline.warehouse.parquet.stored_names import StoredNames, groups_under_other_names
@@ -94,33 +93,9 @@ class OpenFile:
             content: bytes = self._source.read_at(size, start)
         return content
 
-    def batches(
-        self,
-        row_group: int,
-        leaves: Sequence[int],
-        chunk_rows: int,
-        whole: Sequence[int] = (),
-        coded: Mapping[int, int] = NOT_CODED,
-        starts: Mapping[int, Starts] = ALL_ROWS,
-        first_rows: int = 0,
-    ) -> Iterator[DecodedRows]:
-        """Decode Parquet columns of one row group on the calling thread, in chunks of about `chunk_rows`.
-
-        whole: further columns, if any, that the first batch holds, in all rows of the row group. coded: columns that
-        may come as dictionary arrays, or lists of them, each with how many elements of a list are needed (0: all).
-        starts: columns that may come compact; first_rows: of the first chunk; see `FileDecoder.batches`.
-        """
-        return self.decoder.batches(
-            self.parquet,
-            row_group,
-            leaves,
-            chunk_rows,
-            whole,
-            read=self._read_range,
-            coded=coded,
-            starts=starts,
-            first_rows=first_rows,
-        )
+    def batches(self, request: DecodeRequest) -> Iterator[DecodedRows]:
+        """Decode columns of one row group on the calling thread."""
+        return self.decoder.batches(self.parquet, request, self._read_range)
 
     def _read_range(self, start: int, stop: int) -> pa.Buffer:
         """Bytes of the file that is decoded."""
@@ -153,18 +128,9 @@ class _LocalFile(OpenFile):
             content: bytes = self._read_again(lambda: self._source.read_at(size, start))
         return content
 
-    def batches(
-        self,
-        row_group: int,
-        leaves: Sequence[int],
-        chunk_rows: int,
-        whole: Sequence[int] = (),
-        coded: Mapping[int, int] = NOT_CODED,
-        starts: Mapping[int, Starts] = ALL_ROWS,
-        first_rows: int = 0,
-    ) -> Iterator[DecodedRows]:
+    def batches(self, request: DecodeRequest) -> Iterator[DecodedRows]:
         """As `OpenFile.batches`."""
-        ranges = coalesce(chunk_ranges(self.metadata, row_group, [*leaves, *whole], self._version.size_bytes))
+        ranges = coalesce(chunk_ranges(self.metadata, request.row_group, request.all_leaves, self._version.size_bytes))
         with suppress(OSError, AttributeError):  # only a hint to the kernel
             descriptor = os.open(self._path, os.O_RDONLY)
             try:
@@ -178,8 +144,7 @@ class _LocalFile(OpenFile):
         def take() -> DecodedRows | None:
             nonlocal batches
             if batches is None:
-                decoded = OpenFile.batches(self, row_group, leaves, chunk_rows, whole, coded, starts, first_rows)
-                batches = islice(decoded, taken, None)
+                batches = islice(OpenFile.batches(self, request), taken, None)
             try:
                 return next(batches, None)
             except OSError:
@@ -248,23 +213,14 @@ class _RemoteFile(OpenFile):
 
         return with_retries(read, self._filesystem, self._version.uri, listed=True)
 
-    def batches(
-        self,
-        row_group: int,
-        leaves: Sequence[int],
-        chunk_rows: int,
-        whole: Sequence[int] = (),
-        coded: Mapping[int, int] = NOT_CODED,
-        starts: Mapping[int, Starts] = ALL_ROWS,
-        first_rows: int = 0,
-    ) -> Iterator[DecodedRows]:
+    def batches(self, request: DecodeRequest) -> Iterator[DecodedRows]:
         """As `OpenFile.batches`, after all bytes of the columns have arrived and are verified to be of this file."""
-        if not leaves and not whole:
-            yield from super().batches(row_group, leaves, chunk_rows)
+        if not request.all_leaves:
+            yield from super().batches(request)
             return
         size = self._version.size_bytes
         sparse = SparseFile(size)
-        sparse.set_ranges(coalesce(chunk_ranges(self.metadata, row_group, [*leaves, *whole], size)))
+        sparse.set_ranges(coalesce(chunk_ranges(self.metadata, request.row_group, request.all_leaves, size)))
 
         def fetch() -> None:
             try:
@@ -275,19 +231,9 @@ class _RemoteFile(OpenFile):
                 raise
             self._verify_unchanged()
 
-        with_retries(fetch, self._filesystem, self._version.uri, row_group=row_group, listed=True)
+        with_retries(fetch, self._filesystem, self._version.uri, row_group=request.row_group, listed=True)
         with open_parquet(sparse.reader(), self.metadata, pre_buffer=False, dictionaries=self._dictionaries) as parquet:
-            yield from self.decoder.batches(
-                parquet,
-                row_group,
-                leaves,
-                chunk_rows,
-                whole,
-                read=sparse.read_range,
-                coded=coded,
-                starts=starts,
-                first_rows=first_rows,
-            )
+            yield from self.decoder.batches(parquet, request, sparse.read_range)
 
     def _open(self) -> tuple[pa.NativeFile, Stamp, pq.FileMetaData]:
         version = self._version

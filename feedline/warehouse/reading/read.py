@@ -21,7 +21,7 @@ from feedline.errors import CorruptFileError, DataError, TableError
 from feedline.expressions import BoundExpression
 from feedline.native.turns import TURN
 from feedline.native.unique_rows import UniqueRows
-from feedline.warehouse.parquet.decode import NOT_CODED
+from feedline.warehouse.parquet.decode import NOT_CODED, DecodeRequest
 from feedline.warehouse.parquet.open_file import OpenFile, open_unchanged
 from feedline.warehouse.parquet.schemas import children
 from feedline.warehouse.reading.coded_conditions import worth_expanding
@@ -260,9 +260,17 @@ def _decode(
     group = file.metadata.row_group(row_group)
     flags, reader = columns.flag_leaves(file), None
     starts: dict[int, npt.NDArray[np.bool_]] = {}
-    rows_at_once = columns.chunk_rows(group, row_group, sizes[0])
-    codes = columns.coded_leaves(coded)
-    batches = file.batches(row_group, columns.leaves, rows_at_once, flags, codes, starts, sizes[1])
+    batches = file.batches(
+        DecodeRequest(
+            row_group=row_group,
+            leaves=columns.leaves,
+            chunk_rows=columns.chunk_rows(group, row_group, sizes[0]),
+            whole=flags,
+            coded=columns.coded_leaves(coded),
+            starts=starts,
+            first_rows=sizes[1],
+        )
+    )
     if flags:
         with explain_errors(fragment.uri, row_group=row_group, listed=True):
             decoded_flags = next(batches).batch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,8 @@ class Mount:
         own = self
         monkeypatch.setattr(FileDecoder, "batches", lambda *args, **options: own.batches(*args, **options))
 
-    def batches(
-        self, decoder: Any, parquet: Any, row_group: int, leaves: Any, chunk_rows: int, whole: Any, **options: Any
-    ) -> Iterator[DecodedRows]:
-        for batch in self._batches(decoder, parquet, row_group, leaves, 500, whole, **options):
+    def batches(self, decoder: Any, parquet: Any, request: Any, read: Any) -> Iterator[DecodedRows]:
+        for batch in self._batches(decoder, parquet, replace(request, chunk_rows=500), read):
             self._taken += 1
             if self._taken % self._every == 0 and self.failures < self._times:
                 self.failures += 1
