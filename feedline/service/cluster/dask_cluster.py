@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import dask
 from dask.utils import key_split
-from distributed import Client, Future, Security
+from distributed import Client, Future
 from distributed.client import ClosedClientError
 from distributed.deploy.cluster import Cluster as DaskDeployment
 
@@ -38,8 +38,8 @@ from feedline.service.dask_patches.dask_config import FEEDER_CONFIG, THREADS_CON
 from feedline.service.dask_patches.steady_loop import steady
 from feedline.service.scheduler.job_book import ClusterSize
 from feedline.service.scheduler.job_reports import JobAnswer, JobReport
-from feedline.service.tls.certificate_files import check_certificate_files
 from feedline.service.tls.refused_connection import explain_refusal
+from feedline.service.tls.security import security_of
 from feedline.spec.cluster_section import ClusterSpec
 
 # Tasks after which Dask's cache of the parsed keys of tasks is cleared.
@@ -272,13 +272,7 @@ class DaskCluster:
             return Client(self._cluster, direct_to_workers=True, set_as_default=False)
 
     def _connect_to_scheduler(self, address: str) -> Client:
-        security = None
-        tls = self._spec.tls
-        if tls is not None:
-            check_certificate_files(tls, listens=False)
-            security = Security(
-                tls_ca_file=tls.ca, tls_client_cert=tls.cert, tls_client_key=tls.key, require_encryption=True
-            )
+        security = security_of(self._spec.tls, listens=False)
         try:
             client = Client(
                 address,
@@ -288,7 +282,7 @@ class DaskCluster:
                 timeout=min(10.0, self._spec.wait_s),
             )
         except (OSError, TimeoutError, ValueError, RuntimeError) as error:
-            refusal = explain_refusal(address, tls)
+            refusal = explain_refusal(address, self._spec.tls)
             raise ClusterError(
                 refusal
                 or f"no Dask scheduler answers at {address}: {error}. Start one (feedline scheduler), or "

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import dask
-from distributed import Scheduler, Security, SpecCluster
+from distributed import Scheduler, SpecCluster
 from distributed.deploy.cluster import Cluster as DaskDeployment
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
@@ -31,8 +31,8 @@ from feedline.errors import ClusterError
 from feedline.service.cluster.local_cluster import temporary_security
 from feedline.service.dask_patches.deployments import forget_unstarted, has_fixed_workers
 from feedline.service.scheduler.extension import install
-from feedline.service.tls.certificate_files import check_certificate_files
-from feedline.spec.cluster_section import ClusterSpec, TlsSpec, is_loopback
+from feedline.service.tls.security import security_of
+from feedline.spec.cluster_section import ClusterSpec, is_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -172,21 +172,10 @@ def provider_options(
         options.setdefault("n_workers", max(1, spec.workers.min))
         options.setdefault("quiet", True)  # its progress would be drawn on standard output, where reports go
     if spec.tls is not None and _accepts(provider, "security"):
-        options.setdefault("security", security_of(spec.tls))
+        options.setdefault(
+            "security", temporary_security() if spec.tls.temporary else security_of(spec.tls, listens=True)
+        )
     return options
-
-
-def security_of(tls: TlsSpec) -> Security:
-    """The certificates of `cluster.tls`. Raises ClusterError."""
-    if tls.temporary:
-        return temporary_security()
-    check_certificate_files(tls, listens=True)
-    files = {
-        f"tls_{role}_{part}": getattr(tls, part)
-        for role in ("client", "worker", "scheduler")
-        for part in ("cert", "key")
-    }
-    return Security(tls_ca_file=tls.ca, require_encryption=True, **files)
 
 
 _KUBERNETES_PRELOADS = {

@@ -1,11 +1,8 @@
-"""Let a worker notice that its connection to the scheduler no longer carries messages although it is open.
+"""Close a worker whose connection to the scheduler carries nothing (docs/decisions/0025-half-open-connections.md).
 
 Runs in: Dask workers, on their event loop; works with any Dask scheduler. Replaces: the worker's handler `free-keys` of
-its stream of tasks. Why: a worker waits for tasks, and one whose scheduler has removed it for want of heartbeats would
-wait forever where not even that message arrives. So it regularly sends a question through the stream that the scheduler
-answers through it: whether a task that was never submitted is still needed. Without an answer it closes, and is started
-again by `feedline worker`, a nanny, or the deployment of `dask worker`. See
-docs/decisions/0025-half-open-connections.md.
+its stream of tasks. Why: a worker waits for tasks, forever where nothing arrives. So it regularly asks, through the
+stream, whether a task that was never submitted is still needed, which the scheduler answers through it.
 """
 
 from __future__ import annotations

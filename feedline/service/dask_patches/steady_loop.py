@@ -1,13 +1,9 @@
-"""Let Dask's loops follow a clock that is never set.
+"""Let Dask's loops follow a clock that is never set (docs/decisions/0025-half-open-connections.md).
 
 Runs in: schedulers, workers and feeders. Replaces: `IOLoop.time`, `time` of the module `distributed.batched`, and in
-schedulers that of `distributed.scheduler`. Why: Tornado times heartbeats and Dask's other periodic callbacks by the
-wall clock: when that is set back by an hour, they stop for an hour, so that a scheduler takes living workers for dead,
-or dead ones for alive. Dask's batched messages compare a deadline with both clocks, the loop's and the wall's: they
-must agree, else messages wait as long as the two differ. See docs/decisions/0025-half-open-connections.md.
-
-Each clock goes on from what its users have counted by so far, when it replaces the wall clock: a process may have been
-suspended, or its clock set, since it has loaded this module.
+schedulers that of `distributed.scheduler`. Why: Dask's periodic callbacks follow the wall clock, and stop for an hour
+when it is set back by one; batched messages compare a deadline with both clocks, which must agree. Each clock goes on
+from its present reading: a process may have been suspended, or its clock set, since it has loaded this module.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from feedline.errors import ClusterError, SpecError
 from feedline.service.dask_patches.dask_config import SCHEDULER_CONFIG
 from feedline.service.dask_patches.without_http import scheduler_class
 from feedline.service.scheduler.preload import dask_setup
-from feedline.service.tls.certificate_files import check_certificate_files
+from feedline.service.tls.security import security_of
 from feedline.spec.cluster_section import TlsSpec, is_loopback
 
 logger = logging.getLogger("feedline.scheduler")
@@ -52,18 +52,17 @@ def run_scheduler(options: SchedulerOptions) -> None:
 
     Raises ClusterError if it cannot listen there, and for certificates that cannot be used.
     """
-    if options.tls is not None:
-        check_certificate_files(options.tls, listens=True)
+    security = security_of(options.tls, listens=True)
     with dask.config.set(SCHEDULER_CONFIG):
-        asyncio.run(_serve(options))
+        asyncio.run(_serve(options, security))
 
 
-async def _serve(options: SchedulerOptions) -> None:
+async def _serve(options: SchedulerOptions, security: Security) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    scheduler = _scheduler(options)
+    scheduler = _scheduler(options, security)
     try:
         await scheduler
     except (OSError, RuntimeError) as error:
@@ -79,23 +78,16 @@ async def _serve(options: SchedulerOptions) -> None:
         await scheduler.close()
 
 
-def _scheduler(options: SchedulerOptions) -> Scheduler:
-    tls = options.tls
-    security = Security() if tls is None else _security(tls)
+def _scheduler(options: SchedulerOptions, security: Security) -> Scheduler:
     values: dict[str, Any] = {
         "host": options.host,
         "port": options.port,
-        "protocol": "tcp://" if tls is None else "tls://",
+        "protocol": "tcp://" if options.tls is None else "tls://",
         "security": security,
         "dashboard": options.dashboard is not None,
         "dashboard_address": options.dashboard or "127.0.0.1:0",
     }
     return scheduler_class(http=options.dashboard is not None)(**values)
-
-
-def _security(tls: TlsSpec) -> Security:
-    roles = {f"tls_{role}_{part}": getattr(tls, part) for role in ("scheduler", "client") for part in ("cert", "key")}
-    return Security(tls_ca_file=tls.ca, require_encryption=True, **roles)
 
 
 def _reason(error: BaseException) -> str:

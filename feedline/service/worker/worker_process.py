@@ -29,8 +29,8 @@ from feedline.service.dask_patches.dask_config import WORKER_CONFIG
 from feedline.service.dask_patches.scheduler_watch import SchedulerWatch
 from feedline.service.dask_patches.steady_loop import steady
 from feedline.service.dask_patches.without_http import worker_class
-from feedline.service.tls.certificate_files import check_certificate_files
 from feedline.service.tls.refused_connection import explain_refusal
+from feedline.service.tls.security import security_of
 from feedline.service.worker.departure import DRAIN_S, Departure
 from feedline.spec.cluster_section import TlsSpec, is_loopback, scheduler_address
 
@@ -89,16 +89,15 @@ class WorkerProcess:
     def run(self) -> None:
         """Serve until SIGTERM or Ctrl-C. Raises ClusterError if no scheduler answers for `wait_s`, and for certificates
         that cannot be used."""
-        if self._options.tls is not None:
-            check_certificate_files(self._options.tls, listens=True)
+        security = security_of(self._options.tls, listens=True)
         with dask.config.set(WORKER_CONFIG):
-            asyncio.run(self._run())
+            asyncio.run(self._run(security))
 
-    async def _run(self) -> None:
+    async def _run(self, security: Security) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end)
-        self._serving = asyncio.create_task(self._serve())
+        self._serving = asyncio.create_task(self._serve(security))
         with contextlib.suppress(asyncio.CancelledError):
             await self._serving
 
@@ -116,9 +115,8 @@ class WorkerProcess:
         else:
             self._leaving = asyncio.create_task(departure.leave())
 
-    async def _serve(self) -> None:
+    async def _serve(self, security: Security) -> None:
         options = self._options
-        security = _security(options.tls)
         while not self._stop:
             await self._await_scheduler(security)
             if self._served is not None:
@@ -206,19 +204,6 @@ async def forget_worker(scheduler: str, address: str, security: Security) -> Non
         logger.debug("the scheduler at %s did not forget %s: %s", scheduler, address, error)
     finally:
         await remote.close_rpc()
-
-
-def _security(tls: TlsSpec | None) -> Security:
-    if tls is None:
-        return Security()
-    return Security(
-        tls_ca_file=tls.ca,
-        tls_client_cert=tls.cert,
-        tls_client_key=tls.key,
-        tls_worker_cert=tls.cert,
-        tls_worker_key=tls.key,
-        require_encryption=True,
-    )
 
 
 def replace_process(environment: dict[str, str], arguments: list[str]) -> None:

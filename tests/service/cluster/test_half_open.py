@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from distributed import Client, Scheduler, Status, Worker
+from distributed import Client, Scheduler, Security, Status, Worker
 from pipelines import eventually
 from processes import free_port
 from proxy import Proxy
@@ -257,7 +257,7 @@ def test_another_worker_at_the_same_address_is_taken_at_once(
         process._end()
 
     async def run() -> None:
-        await asyncio.gather(process._run(), break_and_end())
+        await asyncio.gather(process._run(Security()), break_and_end())
 
     asyncio.run(run())
     assert len(set(ids)) == 2

@@ -16,8 +16,8 @@ from distributed.core import rpc
 from feedline.errors import ClusterError
 from feedline.service.scheduler.extension import METADATA_KEY
 from feedline.service.scheduler.job_reports import REPORT_FORMAT, JobReport
-from feedline.service.tls.certificate_files import check_certificate_files
 from feedline.service.tls.refused_connection import explain_refusal
+from feedline.service.tls.security import security_of
 from feedline.spec.cluster_section import TlsSpec
 from feedline.version import VERSION
 
@@ -44,10 +44,9 @@ class JobListing:
 
 def list_jobs(address: str, tls: TlsSpec | None) -> JobListing:
     """The jobs of a scheduler. Raises ClusterError if none answers, or it does not know its jobs."""
-    if tls is not None:
-        check_certificate_files(tls, listens=False)
+    security = security_of(tls, listens=False)
     try:
-        return asyncio.run(asyncio.wait_for(_ask(address, tls), _ANSWER_S))
+        return asyncio.run(asyncio.wait_for(_ask(address, security), _ANSWER_S))
     except (OSError, TimeoutError) as error:
         raise ClusterError(
             explain_refusal(address, tls)
@@ -56,12 +55,7 @@ def list_jobs(address: str, tls: TlsSpec | None) -> JobListing:
         ) from None
 
 
-async def _ask(address: str, tls: TlsSpec | None) -> JobListing:
-    security = Security()
-    if tls is not None:
-        security = Security(
-            tls_ca_file=tls.ca, tls_client_cert=tls.cert, tls_client_key=tls.key, require_encryption=True
-        )
+async def _ask(address: str, security: Security) -> JobListing:
     scheduler: Any = rpc(address, timeout=_ANSWER_S / 2, connection_args=security.get_connection_args("client"))
     try:
         facts = await scheduler.get_metadata(keys=[METADATA_KEY], default=None)

@@ -1,10 +1,8 @@
-"""Detect a scheduler whose connection no longer carries messages although it is open.
+"""Break connections to a scheduler that carry nothing (docs/decisions/0025-half-open-connections.md).
 
-Runs in: the feeder, on the event loop of Dask's client. A router that forgets a connection, a load balancer that hangs
-and a suspended scheduler close nothing, and Dask's clients wait for them forever: their messages need no answers. So a
-client regularly asks for an echo that takes both of its connections: it subscribes to a topic through the stream of
-tasks, asks for an event by a call, and expects the event from the stream. See
-docs/decisions/0025-half-open-connections.md.
+Runs in: the feeder, on the event loop of Dask's client. It regularly asks for an echo that takes both of the client's
+connections: it subscribes to a topic through the stream of tasks, asks for an event by a call, and expects the event
+from the stream.
 """
 
 from __future__ import annotations
