@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -114,28 +113,6 @@ def test_elements_of_lists_are_counted_one_by_one(lists):
     assert listed.digest == flat.digest
 
 
-@settings(max_examples=20)
-@given(column=COLUMNS, parameters=PARAMETERS, seed=st.integers(0, 99), limit=st.sampled_from([1, 300]))
-def test_order_and_disk_make_no_difference(tmp_path_factory, column, parameters, seed, limit):
-    dtype, values = column
-    made = learner(dtype, **parameters)
-    pieces = [made.observe([pl.Series(values[start::7], dtype=dtype)]) for start in range(7)]
-    straight = made.finish([made.merge(pieces)])
-    order = random.Random(seed)
-    order.shuffle(pieces)
-    scratch = Scratch(folder=str(tmp_path_factory.mktemp("scratch")), limit_bytes=limit)
-    halves = [merge_all(made, [piece.to_arrow() for piece in half], scratch) for half in (pieces[:3], pieces[3:])]
-    spilled = made.finish(parts_of(made, merge_all(made, halves, scratch), scratch))
-    assert spilled.digest == straight.digest
-    assert spilled.facts == straight.facts
-
-
-def test_the_width_of_a_column_makes_no_difference():
-    values = [3, 1, 3, 0, 127, None]
-    digests = {fitted([pl.Series(values, dtype=dtype)]).digest for dtype in INTEGERS}
-    assert len(digests) == 1
-
-
 def test_a_vocabulary_is_used_by_columns_of_every_width():
     artifact = fitted([pl.Series([-1, 5, 5, 2**40], dtype=pl.Int64())])
     for dtype in INTEGERS:
@@ -144,26 +121,6 @@ def test_a_vocabulary_is_used_by_columns_of_every_width():
     wide = fitted([pl.Series([2**64 - 1, 5], dtype=pl.UInt64())])
     assert looked_up(wide, pl.Series([-1, 5], dtype=pl.Int64())) == [2, 3]
     assert looked_up(wide, pl.Series([2**64 - 1, 2**63], dtype=pl.UInt64())) == [4, 2]
-
-
-def test_ids_of_several_widths_are_counted_together():
-    signed, unsigned = pl.Series([5, 6], dtype=pl.Int32()), pl.Series([6, 2**64 - 1], dtype=pl.UInt64())
-    assert fitted([signed, unsigned]).table["value"].to_pylist() == [6, 5, 2**64 - 1]
-    assert fitted([pl.Series([-5]), pl.Series([6, 6], dtype=pl.UInt64())]).table["value"].to_pylist() == [6, -5]
-    for series in ([unsigned, pl.Series([-5])], [pl.Series([-5]), unsigned]):
-        with pytest.raises(DataError, match="must fit int64 or uint64 together: got -5 and 18446744073709551615"):
-            fitted(series)
-
-
-def test_parts_of_several_widths_are_finished_together(tmp_path: Path):
-    made = learner(pl.Int64())
-    scratch = Scratch(folder=str(tmp_path), limit_bytes=1)
-    states = [made.observe([pl.Series([5, 6])]), made.observe([pl.Series([6, 2**63], dtype=pl.UInt64())])]
-    whole = merge_all(made, [state.to_arrow() for state in states], scratch)
-    assert made.finish(parts_of(made, whole, scratch)).table["value"].to_pylist() == [6, 5, 2**63]
-    mixed = [made.observe([pl.Series([-1])]), made.observe([pl.Series([2**63], dtype=pl.UInt64())])]
-    with pytest.raises(DataError, match="got -1 and 9223372036854775808"):
-        made.finish(mixed)
 
 
 @pytest.mark.parametrize("values", [[], [None, None]])
@@ -204,12 +161,6 @@ def test_a_vocabulary_beyond_its_memory_is_an_error(series, size):
         fitted([series], max_memory=50_000)
     assert fitted([series], max_memory=50_000, max_size=500).facts["values"] == 500
     assert fitted([series], max_memory=90_000).facts["values"] == 1000
-
-
-def test_ids_that_lie_close_take_less_memory():
-    assert fitted([pl.Series(range(1000))], max_memory=20_004).facts["values"] == 1000
-    with pytest.raises(DataError, match="20,004 bytes"):
-        fitted([pl.Series(range(1000))], max_memory=20_003)
 
 
 def test_the_memory_limit_does_not_change_the_fingerprint():

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import json
 import pickle
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,127 +18,30 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from json_validator import Validator
-from own_modules import own_modules
+from user_module import FRAME, SOURCE, TABLE, folder_of_functions, made, python, values
 
-import feedline
 from feedline import Pipeline
 from feedline.errors import ClusterError, DataError, SpecError
 from feedline.service.cluster.open_cluster import open_cluster
 from feedline.serving.golden_check import check
 from feedline.spec import load_spec, parse_spec
-from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
+from feedline.spec.features import OpCall
 from feedline.transforms.catalogue import op_schema
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.compile.describe import chains
 from feedline.transforms.registry import user_functions
 from feedline.transforms.registry.op import OpError
 from feedline.transforms.registry.user_code import functions_of
-from feedline.transforms.registry.user_functions import RequiredFunction, check_functions, load
+from feedline.transforms.registry.user_functions import RequiredFunction, check_functions
 
-SOURCE = '''
-import numpy as np
-import polars as pl
-import pyarrow as pa
-import pyarrow.compute as pc
-from feedline import user_op
-
-@user_op(gives="float32", version=3)
-def scaled(x, *, by=1.0):
-    """In units of `by`."""
-    return (x / by).cast(pl.Float32)
-
-def plain(x, by):
-    return x * by
-
-def total(x, y):
-    return x + y
-
-def lengths(x):
-    return x.list.len().cast(pl.Int64)
-
-def doubled(values):
-    return values * 2
-
-def ratio(values, others):
-    return (values / others).astype(np.float32)
-
-def upper(array):
-    return pc.utf8_upper(array)
-
-def tails(array, *, n):
-    return pc.list_slice(array, 0, n)
-
-def centred(x):
-    return x - x.mean()
-
-def shifted(x):
-    return x.shift(1)
-
-def other(x):
-    return pl.col("cost")
-
-def constant(x):
-    return pl.lit(1.0)
-
-def inside(x):
-    return x.list.eval(pl.element().map_batches(lambda s: s, return_dtype=pl.Int64)).list.sum()
-
-def missing(x):
-    return x["nothing"]
-
-def shorter(values):
-    return values[1:]
-
-def matrix(values):
-    return values.reshape(-1, 1)
-
-def number(values):
-    return 1
-
-def broken(values):
-    raise KeyError("boom")
-
-def careful(values):
-    if (values > 2).any():
-        raise ValueError("more than 2")
-    return values
-
-here = 5
-'''
-TABLE = pa.table(
-    {
-        "price": pa.array([1.0, 2.0, 4.0], pa.float32()),
-        "cost": pa.array([2.0, None, 8.0], pa.float32()),
-        "word": pa.array(["a", None, "bc"]),
-        "items": pa.array([[1, 2, 3], [], None], pa.list_(pa.int64())),
-    }
-)
-FRAME = pl.from_arrow(TABLE)
 assert isinstance(FRAME, pl.DataFrame)
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path) -> Iterator[str]:
     """A folder with the module of functions; what was imported from it is forgotten afterwards."""
-    (tmp_path / "my_features.py").write_text(SOURCE)
-    with own_modules(tmp_path):
-        yield str(tmp_path)
-
-
-def python(folder: str | None, function: str, **declared: Any) -> OpCall:
-    arguments = json.dumps({"function": f"my_features:{function}", **declared})
-    return OpCall(op="python", arguments=arguments, path=("features", "extra", "made", 0), code=folder)
-
-
-def made(call: OpCall, *columns: str) -> FeatureSpec:
-    if len(columns) > 1:
-        inputs = tuple(FeatureInput(column=column) for column in columns)
-        return FeatureSpec(name="made", group="extra", op=call, inputs=inputs)
-    return FeatureSpec(name="made", group="extra", column=columns[0], ops=(call,))
-
-
-def values(call: OpCall, *columns: str) -> pl.Series:
-    return compile_features([made(call, *columns)], TABLE.schema).apply(FRAME).to_series()
+    with folder_of_functions(tmp_path) as path:
+        yield path
 
 
 @pytest.mark.parametrize(
@@ -169,63 +70,6 @@ def test_every_form(
 ) -> None:
     found = values(python(folder, function, **declared), *columns)
     assert (found.dtype, found.to_list()) == (dtype, expected)
-
-
-@pytest.mark.parametrize(
-    ("function", "declared", "columns", "words"),
-    [
-        ("plain", {}, ["price"], "my_features:plain has no declared type: write gives"),
-        (
-            "scaled",
-            {"gives": "float32"},
-            ["price"],
-            "is declared by user_op in its module: got gives in pipeline.yaml, too",
-        ),
-        ("scaled", {"parameters": {"bye": 1}}, ["price"], "got an unexpected keyword argument 'bye'"),
-        ("plain", {"gives": "float32"}, ["price"], "missing a required argument: 'by'"),
-        ("total", {"gives": "float32"}, ["price"], "cannot be called with 1 input: missing a required argument: 'y'"),
-        ("plain", {"gives": "float64", "parameters": {"by": 2}}, ["price"], "must give float64: got float32"),
-        ("plain", {"gives": "flaot32", "parameters": {"by": 2}}, ["price"], "'flaot32' is not the name of a type"),
-        (
-            "plain",
-            {"gives": "date32", "parameters": {"by": 2}},
-            ["price"],
-            "must give a number, bool, string or",
-        ),
-        ("centred", {"gives": "float32"}, ["price"], "must compute each row from that row alone: got"),
-        ("shifted", {"gives": "float32"}, ["price"], "must compute each row from that row alone: got"),
-        ("constant", {"gives": "float64"}, ["price"], "must compute each row from that row alone: got"),
-        ("inside", {"gives": "int64"}, ["items"], "Write `form: arrow` for parts that cannot be checked"),
-        ("other", {"gives": "float32"}, ["price"], "may read its inputs only: got the column 'cost'"),
-        ("missing", {"gives": "float32"}, ["price"], "my_features:missing raised TypeError: 'Expr' object is not"),
-        ("number", {"gives": "float32"}, ["price"], "must return a Polars expression: got int"),
-        ("total", {"gives": "float32"}, ["price", "items"], "my_features:total"),
-        (
-            "nothing",
-            {"gives": "float32"},
-            ["price"],
-            "my_features:nothing is not a function: got nothing of that name in",
-        ),
-        ("here", {"gives": "float32"}, ["price"], "my_features:here is not a function: got a int in"),
-        ("doubled", {"gives": "string", "form": "numpy"}, ["price"], "must give a number or boolean"),
-        ("doubled", {"gives": "string", "form": "numpy"}, ["word"], "takes numpy arrays of numbers or booleans"),
-        ("ratio", {"gives": "int64", "form": "numpy"}, ["price", "items"], "takes numpy arrays of numbers"),
-        (
-            "plain",
-            {"form": "rows", "gives": "int64"},
-            ["price"],
-            "python.form must be 'expression', 'numpy' or",
-        ),
-        ("plain", {"source": "x", "gives": "int64"}, ["price"], "unknown parameter of python: got 'source'"),
-        ("plain", {"version": 0, "gives": "int64"}, ["price"], "python.version must be"),
-    ],
-)
-def test_functions_that_do_not_fit_are_refused_before_anything_runs(
-    folder: str, function: str, declared: dict[str, Any], columns: list[str], words: str
-) -> None:
-    with pytest.raises(OpError, match=r"made: \[python my_features:") as caught:
-        compile_features([made(python(folder, function, **declared), *columns)], TABLE.schema)
-    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -263,46 +107,6 @@ def test_a_numpy_function_does_not_write_into_its_input(folder: str) -> None:
     compiled = compile_features([made(python(folder, "f", gives="float32", form="numpy"), "price")], TABLE.schema)
     with pytest.raises(DataError, match="read-only"):
         compiled.apply(FRAME)
-
-
-def test_without_leave_nothing_is_imported(folder: str) -> None:
-    with pytest.raises(OpError, match="python runs Python code, which needs `allow_code: true`"):
-        compile_features([made(python(None, "scaled"), "price")], TABLE.schema)
-    assert "my_features" not in sys.modules
-
-
-def test_the_folder_is_last_on_the_path_and_only_while_importing(folder: str) -> None:
-    before = list(sys.path)
-    (Path(folder) / "json.py").write_text("raise RuntimeError")
-    values(python(folder, "scaled"), "price")
-    assert sys.path == before
-    assert load("json:loads", folder).function is json.loads
-
-
-def test_two_folders_do_not_share_a_module_of_one_name(folder: str, tmp_path: Path) -> None:
-    load("my_features:scaled", folder)
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "my_features.py").write_text("def scaled(x):\n    return x\n")
-    with pytest.raises(SpecError, match=r"'my_features' was imported from .*: got another .*other, but"):
-        load("my_features:scaled", str(tmp_path / "other"))
-    load("my_features:scaled", folder)
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("nowhere:f", "the module 'nowhere' cannot be imported: got ModuleNotFoundError: No module named 'nowhere'"),
-        ("failing:f", "the module 'failing' cannot be imported: got ZeroDivisionError: division by zero"),
-        ("my_features", "a function is named module:function: got 'my_features'"),
-        ("my_features:", "a function is named module:function"),
-        ("../x:f", "a function is named module:function"),
-    ],
-)
-def test_modules_that_cannot_be_had(folder: str, name: str, words: str) -> None:
-    (Path(folder) / "failing.py").write_text("1 / 0\n")
-    with pytest.raises(SpecError) as caught:
-        load(name, folder)
-    assert words in str(caught.value)
 
 
 def test_the_fingerprint_covers_everything_that_decides_values(folder: str) -> None:
@@ -386,17 +190,6 @@ def test_the_error_of_an_unknown_op_lists_the_ops(folder: str) -> None:
         values(OpCall(op="lgo1p", code=folder), "price")
 
 
-def test_a_worker_with_another_source_is_refused(folder: str) -> None:
-    [need] = functions_of([made(python(folder, "scaled"), "price")])
-    check_functions([need])
-    other = RequiredFunction(op=need.op, function=need.function, folder=folder, source="0" * 64)
-    with pytest.raises(ClusterError, match=r"a worker on .* has another source of my_features:scaled: got \w{12}, "):
-        check_functions([other])
-    lacking = RequiredFunction(op="python", function="not_there:f", folder="", source="")
-    with pytest.raises(ClusterError, match=r"a worker on .* cannot call not_there:f: the module 'not_there' cannot be"):
-        check_functions([lacking])
-
-
 PIPELINE = """\
 version: 1
 name: own
@@ -474,13 +267,6 @@ def test_worker_processes_are_checked_before_the_first_block(pipeline: Path) -> 
             cluster.check_workers([gone])
     finally:
         cluster.close()
-
-
-def test_declaring_costs_no_library() -> None:
-    code = "import sys, feedline; feedline.user_op; print(sorted({'polars', 'pyarrow', 'numpy'} & set(sys.modules)))"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout == "[]\n"
-    assert callable(feedline.user_op)
 
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "user-code.md").read_text(encoding="utf-8")

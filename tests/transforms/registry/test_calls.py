@@ -1,0 +1,75 @@
+"""Calls of ops are checked against their declaration; errors name value, position and remedy."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from feedline.spec.features import OpCall
+from feedline.transforms.ops import OPS, resolve
+from feedline.transforms.registry.op import OpError
+
+PLACE = ("features", "dense", "price", 1)
+
+
+def call(op: str, arguments: object = None) -> OpCall:
+    """A call as the spec layer hands it over; anything but a mapping is a bare value."""
+    value = {} if arguments is None else arguments if isinstance(arguments, dict) else {"": arguments}
+    return OpCall(op=op, arguments=json.dumps(value), path=PLACE)
+
+
+def test_a_bare_value_is_the_first_parameter():
+    assert resolve(call("hash_bucket", 10)) == resolve(call("hash_bucket", {"buckets": 10, "seed": 0}))
+    spelled = resolve(call("hash_bucket", {"buckets": 10, "seed": 0, "null_bucket": False}))
+    assert spelled.identity[2] == '{"buckets":10,"seed":0}', "the text that older fingerprints hold"
+    assert resolve(call("hash_bucket", {"buckets": 10, "null_bucket": True})).identity != spelled.identity
+    assert resolve(call("bucketize", [1, 2])).identity == resolve(call("bucketize", {"borders": [1, 2]})).identity
+    assert resolve(call("log1p")).op is OPS["log1p"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message", "place"),
+    [
+        (call("log1pp"), r"unknown op: got 'log1pp'.* Did you mean 'log1p'\?", ()),
+        (call("Categorify"), "unknown op: got 'Categorify'. It is called vocabulary here", ()),
+        (call("vocabulary", {"max_memory": "much"}), "max_memory must be a size in", ("vocabulary", "max_memory")),
+        (call("clamp"), "unknown op: got 'clamp'. It is called clip here", ()),
+        (call("JoinGroupby"), "unknown op: got 'JoinGroupby'. It is called group_statistics here", ()),
+        (call("TargetEncoding"), "unknown op: got 'TargetEncoding'. It is written target_encoding here", ()),
+        (call("Dropna"), "unknown op: got 'Dropna'. Only source.where drops rows", ()),
+        (call("DifferenceLag"), "unknown op: got 'DifferenceLag'. A feature depends on one row alone", ()),
+        (call("clip", {"mim": 1}), r"unknown parameter of clip: got 'mim'.* Did you mean 'min'\?", ("clip", "mim")),
+        (call("clip", {"min": "a"}), "clip.min must be a number: got 'a'", ("clip", "min")),
+        (call("clip", {"min": True}), "clip.min must be a number: got true", ("clip", "min")),
+        (call("clip"), "clip: min, max or both must be given", ("clip",)),
+        (call("clip", {"min": 2, "max": 1}), "clip: min must not be above max: got min 2, max 1", ("clip",)),
+        (call("hash_bucket"), "hash_bucket needs buckets: write {hash_bucket: {buckets: …}}", ()),
+        (call("hash_bucket", 0), "hash_bucket.buckets must be greater than or equal to 1: got 0", ("hash_bucket",)),
+        (call("hash_bucket", 1.5), "hash_bucket.buckets must be an integer: got 1.5", ("hash_bucket",)),
+        (call("hash_bucket", True), "hash_bucket.buckets must be an integer: got true", ("hash_bucket",)),
+        (call("hash_bucket", "10"), "hash_bucket.buckets must be an integer: got '10'", ("hash_bucket",)),
+        (call("modulo", -3), "modulo.divisor must be greater than or equal to 1", ("modulo",)),
+        (call("modulo", 2**63), "modulo.divisor must be less than or equal to", ("modulo",)),
+        (call("first_x", 0), "first_x.count must be greater than or equal to 1", ("first_x",)),
+        (call("bucketize", []), "borders must not be empty", ("bucketize",)),
+        (call("bucketize", [3, 1]), "borders must ascend: got 3 before 1 at position 0", ("bucketize",)),
+        (call("bucketize", {"borders": [1, "a"]}), r"borders\[1\] must be a number", ("bucketize", "borders", 1)),
+        (call("bucketize", [1, float("nan")]), r"borders\[1\] must be a finite number: got nan", ("bucketize",)),
+        (call("standardize", {"mean": 1, "std": 0}), "std must be greater than 0: got 0", ("standardize", "std")),
+        (call("standardize", {"mean": 1}), "mean and std are both given .*: got mean alone", ("standardize",)),
+        (call("min_max", {"max": 1}), "min and max are both given or both learnt: got max alone", ("min_max",)),
+        (call("min_max", {"min": 2, "max": 1}), "min must not be above max: got min 2, max 1", ("min_max",)),
+        (call("min_max", {"to": [1, 1]}), "to must be a begin and an end above it: got", ("min_max", "to")),
+        (call("fill_median", {"error": 0}), "error must be greater than or equal to 0.0001", ("fill_median", "error")),
+        (call("quantile_bucketize", 1), "buckets must be greater than or equal to 2: got 1", ("quantile_bucketize",)),
+        (call("log1p", 3), "log1p takes no parameters: got 3", ("log1p",)),
+        (call("cast", "int46"), r"cast.to must be .*: got 'int46'. Did you mean 'int64'\?", ("cast",)),
+        (call("fill_null", [1]), "fill_null.value must be a number or a boolean or a string: got a", ("fill_null",)),
+        (call("expr", 5), "expr.expression must be a string: got 5", ("expr",)),
+    ],
+)  # fmt: skip
+def test_errors_of_wrong_calls_name_value_and_position(wrong: OpCall, message: str, place: tuple[str | int, ...]):
+    with pytest.raises(OpError, match=message) as caught:
+        resolve(wrong)
+    assert caught.value.path == (*PLACE, *place)
