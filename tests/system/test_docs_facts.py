@@ -228,6 +228,21 @@ def test_the_readme_has_the_ratios_of_the_performance_page():
         assert set(re.findall(r"\d\.\d\d", ratios)) <= set(re.findall(r"\d\.\d\d", " ".join(about))), name
 
 
+def sentences(page: str, words: int) -> set[tuple[str, ...]]:
+    """All runs of so many words of the page's prose."""
+    prose = re.sub(r"\]\([^)]*\)", "", FENCE.sub(" ", text(page)))
+    said = re.sub(r"[^\w.%-]+", " ", prose).lower().split()
+    return {tuple(said[start : start + words]) for start in range(len(said) - words + 1)}
+
+
+def test_no_sentence_is_on_two_pages():
+    pages = [page for page in PAGES if page not in ("docs/README.md", "docs/ops.md")]
+    said: dict[tuple[str, ...], str] = {}
+    for page in pages:
+        for sentence in sentences(page, words=12):
+            assert said.setdefault(sentence, page) == page, f"{page}, {said[sentence]}: {' '.join(sentence)}"
+
+
 def test_a_name_that_does_not_exist_is_found():
     assert command_of(["feedline", "fly"])[0] is None
     assert not exists(["cluster", "colour"])
