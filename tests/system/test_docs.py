@@ -244,7 +244,7 @@ def test_the_index_has_a_line_for_each_page():
     text = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     kinds = HEADING.findall(text)[1:]
     assert kinds == ["Tutorial", "Guides", "Reference", "Internals"]
-    listed = [name for name in re.findall(r"^\| \[([\w-]+\.md)\]", text, re.MULTILINE)]
+    listed = re.findall(r"^\| \[([\w-]+\.md)\]", text, re.MULTILINE)
     assert sorted(listed) == sorted(page.name for page in PAGES if page.parent.name == "docs" and page.stem != "README")
 
 

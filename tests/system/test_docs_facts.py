@@ -158,9 +158,8 @@ def message_types() -> Iterator[str]:
         for path in (PACKAGE / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 values: list[ast.expr | None] = []
-                if (isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == "kind") or (
-                    isinstance(node, ast.keyword) and node.arg == "tag"
-                ):
+                of_class = isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == "kind"
+                if of_class or (isinstance(node, ast.keyword) and node.arg == "tag"):
                     values = [node.value]
                 elif isinstance(node, ast.Dict):
                     pairs = zip(node.keys, node.values, strict=True)
@@ -199,7 +198,7 @@ FIGURES = [
     ("docs/fitting.md", r"in (\d+) parts, and merged", "fitting.spill:PARTS"),
     ("docs/fitting.md", r"tasks of ([\d,]+) to", "fitting.passes:_MIN_TASK_ROWS"),
     ("docs/fitting.md", r"to ([\d,]+) rows, whose", "fitting.passes:_MAX_TASK_ROWS"),
-    ("docs/optimize.md", r"the\s+last (\d+) jobs", "warehouse.optimize.usage:KEPT"),
+    ("docs/optimize.md", r"the last (\d+) jobs", "warehouse.optimize.usage:KEPT"),
     ("docs/optimize.md", r"sample of each column \(([\d,]+) rows", "warehouse.optimize.units:_SAMPLE_ROWS"),
     ("docs/pipeline.md", r"(\d+) levels and", "spec.yaml_document:MAX_DEPTH"),
     ("docs/pipeline.md", r"levels and ([\d,]+) entries", "spec.yaml_document:MAX_ENTRIES"),
@@ -208,7 +207,7 @@ FIGURES = [
     ("docs/serving.md", r"may be (\d+) ulps", "serving.golden_check:ULPS"),
     ("docs/snapshots.md", r"kept every ([\d,]+) files", "warehouse.snapshot.footer_waves:_WAVE_FILES"),
     ("docs/snapshots.md", r"counts about every (\d+) s", "warehouse.selection.waves:WAVE_S"),
-    ("docs/tables.md", r"(\d+) s for a\s+connection", "warehouse.storage.locations:CONNECT_TIMEOUT_S"),
+    ("docs/tables.md", r"(\d+) s for a connection", "warehouse.storage.locations:CONNECT_TIMEOUT_S"),
     ("docs/tables.md", r"connection, (\d+) s for a transfer", "warehouse.storage.locations:STALL_TIMEOUT_S"),
 ]
 
@@ -216,7 +215,7 @@ FIGURES = [
 @pytest.mark.parametrize(("page", "pattern", "constant"), FIGURES)
 def test_numbers_are_those_of_the_code(page: str, pattern: str, constant: str):
     module, _, name = constant.partition(":")
-    [number] = re.findall(pattern, text(page))
+    [number] = re.findall(pattern, " ".join(text(page).split()))
     assert float(number.replace(",", "")) == getattr(import_module(f"feedline.{module}"), name)
 
 
@@ -227,6 +226,21 @@ def test_the_readme_has_the_ratios_of_the_performance_page():
     for name, ratios in rows:
         about = re.findall(rf"^(?:\| {name}|- `{name}`)(?:.|\n  )*", shapes, re.MULTILINE)
         assert set(re.findall(r"\d\.\d\d", ratios)) <= set(re.findall(r"\d\.\d\d", " ".join(about))), name
+
+
+def sentences(page: str, words: int) -> set[tuple[str, ...]]:
+    """All runs of so many words of the page's prose."""
+    prose = re.sub(r"\]\([^)]*\)", "", FENCE.sub(" ", text(page)))
+    said = re.sub(r"[^\w.%-]+", " ", prose).lower().split()
+    return {tuple(said[start : start + words]) for start in range(len(said) - words + 1)}
+
+
+def test_no_sentence_is_on_two_pages():
+    pages = [page for page in PAGES if page not in ("docs/README.md", "docs/ops.md")]
+    said: dict[tuple[str, ...], str] = {}
+    for page in pages:
+        for sentence in sentences(page, words=12):
+            assert said.setdefault(sentence, page) == page, f"{page}, {said[sentence]}: {' '.join(sentence)}"
 
 
 def test_a_name_that_does_not_exist_is_found():

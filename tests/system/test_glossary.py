@@ -29,7 +29,7 @@ TERMS = {
     "ring": r"\b(?P<term>rings?)\b",
     "feeder": r"\b(?P<term>feeders?)\b",
     "snapshot": r"\b(?P<term>snapshots?)\b",
-    "fit": rf"\b(?:{DETERMINERS})\s+(?P<term>fits?)\b",
+    "fit": rf"\b(?:{DETERMINERS})\s+\[?(?P<term>fits?)\b",
     "artifact": r"\b(?P<term>artifacts?)\b",
 }
 CODE = re.compile(r"`[^`\n]*`")
@@ -50,11 +50,10 @@ def first_use(text: str, term: str) -> re.Match[str] | None:
 
 
 def is_linked(text: str, use: re.Match[str], term: str) -> bool:
+    """Whether the use is the text of a link to its section."""
     start, end = use.span("term")
-    anchor = f"glossary.md#{term.replace(' ', '-')})"
-    return (
-        text[start - 1] == "[" and text[end:].startswith("](") and text[end + 2 :].split("\n")[0].find(anchor) in (0, 5)
-    )
+    link = rf"\]\((?:docs/)?glossary\.md#{term.replace(' ', '-')}\)"
+    return text[start - 1] == "[" and re.match(link, text[end:]) is not None
 
 
 def test_every_term_is_defined_in_one_section():
