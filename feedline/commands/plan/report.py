@@ -5,6 +5,7 @@ Runs in: the process of the command.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -51,7 +52,7 @@ def describe(plan: Plan, *, world_size: int, rows_per_s: float = 0.0) -> dict[st
     threads = feeder_threads(plan.spec, cores=available_cores()) * cluster.most_workers
     block_bytes = row_bytes(plan) * int(np.diff(schedule.lane(0).borders).max())
     fewest, most = window_bounds(schedule.open_blocks(range(lanes_per_rank)), threads, block_bytes, cluster.window)
-    twice = _read_twice(plan, schedule)
+    twice = sum(int(plan.row_group_bytes[group]) for group in row_groups_read_twice(plan, schedule))
     read_bytes = int(plan.row_group_bytes[selection.rows > 0].sum()) + twice
     return {
         "table": plan.spec.source.table,
@@ -308,22 +309,19 @@ def _decoders_text(facts: dict[str, Any]) -> str:
     return escape(f"pyarrow: {'; '.join(lines)}" + ("" if len(columns) == read else ". Others: the kernel"))
 
 
-def _read_twice(plan: Plan, schedule: Schedule) -> int:
-    """Bytes of row groups cut by a border between lanes, which both neighbours decode."""
-    nbytes = 0
-    for lane in range(1, plan.lanes):
+def row_groups_read_twice(plan: Plan, schedule: Schedule) -> Iterator[int]:
+    """The row groups cut by a border between lanes, which both neighbours decode, one per border."""
+    ends = np.cumsum(plan.selection.rows, dtype=np.int64)  # of row groups, in the table's order
+    split_starts = np.cumsum(plan.split_rows) - plan.split_rows
+    for lane in range(1, schedule.lanes):
         border = schedule.lane_bounds(lane)[0]
         if border in (0, schedule.rows):
             continue
         index = int(np.searchsorted(schedule.starts, border, side="right")) - 1
-        split = int(schedule.order[index])
-        first, stop = int(plan.splits.first_row_group[split]), int(plan.splits.stop_row_group[split])
-        ends = np.cumsum(plan.selection.rows[first:stop])
-        inside = border - int(schedule.starts[index])
-        group = int(np.searchsorted(ends, inside, side="right"))
-        if inside != (int(ends[group - 1]) if group else 0):
-            nbytes += int(plan.row_group_bytes[first + group])
-    return nbytes
+        row = int(split_starts[schedule.order[index]]) + border - int(schedule.starts[index])
+        group = int(np.searchsorted(ends, row, side="right"))
+        if row != (int(ends[group - 1]) if group else 0):
+            yield group
 
 
 def _batch_text(facts: dict[str, Any]) -> str:

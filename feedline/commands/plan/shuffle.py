@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from feedline.blocks.permutation import permutation
-from feedline.commands.plan.report import row_bytes
+from feedline.commands.plan.report import row_bytes, row_groups_read_twice
 from feedline.planning.plan import Plan
 from feedline.planning.plan_version import newest_version
 from feedline.spec.sections import ShuffleSpec
@@ -140,17 +140,9 @@ class _Measurement:
 
     def decoded(self) -> float:
         """Rows decoded per row delivered: row groups that lanes share are decoded by each."""
-        schedule, twice = self._schedule, 0
-        for lane in range(1, schedule.lanes):
-            border = schedule.lane_bounds(lane)[0]
-            if border in (0, schedule.rows):
-                continue
-            index = int(np.searchsorted(schedule.starts, border, side="right")) - 1
-            place = int(self._split_starts[schedule.order[index]]) + border - int(schedule.starts[index])
-            group = int(np.searchsorted(self._ends, place, side="right"))
-            before = int(self._ends[group - 1]) if group else 0
-            twice += int(self._ends[group]) - before if place != before else 0
-        return 1 + twice / schedule.rows
+        rows = self._plan.selection.rows
+        twice = sum(int(rows[group]) for group in row_groups_read_twice(self._plan, self._schedule))
+        return 1 + twice / self._schedule.rows
 
     def _places(self, lane: int, step: int) -> Int64s:
         """The places in the table, among its selected rows, of a lane's rows in a step."""
