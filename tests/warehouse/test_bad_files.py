@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,22 +16,16 @@ from processes import ended, ended_here, feedline
 import feedline.warehouse.snapshot.footer_tasks as footer_tasks
 from feedline import FeedlineDataset, Pipeline
 from feedline.errors import CorruptFileError, TableError
-from feedline.expressions import bind_where
 from feedline.loader.facts import Hello
 from feedline.planning.table_snapshot import freeze
 from feedline.spec import load_spec
 from feedline.warehouse.bad_files import (
     BadFile,
-    BadFilesFoundError,
-    ForgivingMap,
     findings_in,
     leave_out,
     load_findings,
-    record_findings,
 )
 from feedline.warehouse.discovery.hive import Listing
-from feedline.warehouse.selection.select import select_rows
-from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot
 
 FEATURES = {"dense": {"x": []}, "sparse": {"ids": []}, "label": {"y": []}, "extra": ["id"]}
@@ -111,33 +104,6 @@ def test_with_error_a_bad_file_is_an_error(place: Place, tmp_path: Path):
     truncate(part(table, 1))
     with pytest.raises(CorruptFileError, match=r"part=1/data\.parquet"):
         Pipeline.from_yaml(pipeline_over(place, table, on_bad_file="error")).plan()
-
-
-def test_findings_are_recorded_and_files_not_read_again(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    table = write(tmp_path / "t")
-    truncate(part(table, 1))
-    flip_a_page(part(table, 2))
-    path = pipeline_over(place, table, where="x > -1")
-    first = Pipeline.from_yaml(path).plan()
-    assert len(first.skipped) == 2
-    work = str(tmp_path / "work")
-    assert set(load_findings(work)) == {str(part(table, 1)), str(part(table, 2))}
-    read: list[str] = []
-    original = footer_tasks.file_facts
-
-    def spy(filesystem: Any, file: str, *rest: Any) -> Any:
-        read.append(file)
-        return original(filesystem, file, *rest)
-
-    monkeypatch.setattr(footer_tasks, "file_facts", spy)
-    second = Pipeline.from_yaml(path).plan()
-    assert not {str(part(table, 1)), str(part(table, 2))} & set(read)
-    assert (second.snapshot.id, second.skipped) == (first.snapshot.id, first.skipped)
-    # a file that was replaced is looked at anew; with `error` nothing that is only remembered counts
-    shutil.copy(part(write(tmp_path / "good"), 1), part(table, 1))
-    assert ids(path) == of_parts(0, 1, 3)
-    plan = Pipeline.from_yaml(path, {"source.on_bad_file": "error", "source.where": None}).plan()
-    assert (plan.selection.rows.sum(), plan.skipped) == (4 * ROWS, ())
 
 
 def test_without_times_the_footer_decides(tmp_path: Path):
@@ -243,55 +209,6 @@ def test_ranks_agree_and_a_resume_finds_the_snapshot(place: Place, tmp_path: Pat
     named = {"snapshot": facts.snapshot, "lanes": 2, "plan": facts.plan, "features": facts.features}
     resumed = Pipeline.from_yaml(path).resolve(Hello(rank=0, world_size=2, **named), job="job")
     assert resumed.facts() == facts
-
-
-def test_a_file_that_is_gone_is_no_longer_reported(place: Place, tmp_path: Path):
-    table = write(tmp_path / "t")
-    truncate(part(table, 1))
-    path = pipeline_over(place, table)
-    before = Pipeline.from_yaml(path).plan()
-    part(table, 1).unlink()
-    after = Pipeline.from_yaml(path).plan()
-    assert before.snapshot.id == after.snapshot.id
-    assert (len(before.skipped), len(after.skipped)) == (1, 0)
-
-
-def test_a_second_pass_reads_nothing_twice(tmp_path: Path):
-    """The good files' counts are reused after the bad ones are left out."""
-    table = write(tmp_path / "t")
-    flip_a_page(part(table, 1))
-    calls: list[str] = []
-
-    def spying(function: Any, tasks: list[Any]) -> list[Any]:
-        calls.extend(fragment.path for task in tasks for fragment in task.fragments)
-        return [function(task) for task in tasks]
-
-    forgiving = ForgivingMap(spying)
-    snapshot: Snapshot = take_snapshot(str(table))
-    where = bind_where("x > 0.5", snapshot.schema)
-    with pytest.raises(BadFilesFoundError) as caught:
-        select_rows(snapshot, where, work_dir=str(tmp_path / "work"), map=forgiving)
-    assert list(caught.value.reasons) == ["part=1/data.parquet"]
-    assert len(calls) == 4
-    left = snapshot.without(caught.value.reasons)
-    selection = select_rows(left, where, work_dir=str(tmp_path / "work"), map=forgiving)
-    assert len(calls) == 4
-    expected = [
-        sum(value > 0.5 for value in pq.ParquetFile(part(table, number)).read_row_group(group, ["x"])["x"].to_pylist())
-        for number in (0, 2, 3)
-        for group in range(ROWS // GROUP)
-    ]
-    assert selection.rows.tolist() == expected
-
-
-def test_findings_about_good_files_are_removed(tmp_path: Path):
-    one, two = (
-        BadFile(file=f"f{number}", bytes=1, mtime_ns=2, footer_digest=None, rows=None, reason="rot")
-        for number in (1, 2)
-    )
-    record_findings(str(tmp_path), [one, two])
-    record_findings(str(tmp_path), [], good_files=["f1", "f3"])
-    assert load_findings(str(tmp_path)) == {"f2": two}
 
 
 def test_batches_are_those_of_the_table_without_the_file(place: Place, tmp_path: Path):

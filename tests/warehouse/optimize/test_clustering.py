@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from optimized import key_hash
 
 from feedline.errors import TableError
 from feedline.warehouse.optimize.clustering import Gatherer, buckets_of, key_hashes, refuse_keys, row_order
-from feedline.warehouse.optimize.units import join_buckets
 
 KEYS = {
     "int64": (st.integers(-(2**63), 2**63 - 1), pa.int64()),
@@ -62,16 +60,6 @@ def test_buckets_are_equal_ranges_of_hashes(hashes: list[int], buckets: int) -> 
     found = buckets_of(np.array(hashes, np.uint64), buckets).tolist()
     assert found == [(word >> 32) * buckets >> 32 for word in hashes]
     assert [found[i] for i in np.argsort(np.array(hashes, np.uint64))] == sorted(found)
-
-
-@given(st.lists(st.integers(0, 20), min_size=1, max_size=30), st.integers(1, 40))
-def test_buckets_are_joined_while_they_fit(sizes: list[int], limit: int) -> None:
-    joined = join_buckets(sizes, limit)
-    assert [bucket for first, stop in joined for bucket in range(first, stop)] == list(range(len(sizes)))
-    for first, stop in joined:
-        assert sum(sizes[first:stop]) <= limit or np.count_nonzero(sizes[first:stop]) == 1
-    for (first, stop), (_, end) in pairwise(joined):
-        assert sum(sizes[first:stop]) + next(size for size in sizes[stop:end]) > limit
 
 
 @settings(max_examples=30)

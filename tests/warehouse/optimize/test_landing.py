@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -111,24 +109,6 @@ def test_one_file_replaces_several_without_duplicate_rows(tmp_path: Path, monkey
     assert len(before) > 2
     assert len(after) == 1
     assert all(files == after or (files and files.items() <= before.items()) for files in seen)
-
-
-def test_two_folders_are_exchanged_or_nothing_is_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other = tmp_path / "one", tmp_path / "zwei ü"
-    for folder in (one, other):
-        folder.mkdir()
-        (folder / "file").write_text(folder.name)
-    assert exchange(str(one), str(other))
-    assert [(folder / "file").read_text() for folder in (one, other)] == [other.name, one.name]
-    assert not exchange(str(one), str(tmp_path / "none"))
-    assert not exchange(str(tmp_path), str(one))
-    refusing = SimpleNamespace(renameat2=lambda *_: -1)
-    for library in (refusing, SimpleNamespace()):
-        monkeypatch.setattr(ctypes, "CDLL", lambda _, library=library: library)
-        assert not exchange(str(one), str(other))
-    monkeypatch.setattr("sys.platform", "darwin")
-    assert not exchange(str(one), str(other))
-    assert [(folder / "file").read_text() for folder in (one, other)] == [other.name, one.name]
 
 
 def test_a_partition_inside_another_survives_its_replacement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,14 +27,12 @@ from optimized import (
 from warehouse_samples import sample
 
 from feedline import Table
-from feedline.errors import DataError, TableChangedError, TableError, TableNotFoundError
+from feedline.errors import TableChangedError, TableError, TableNotFoundError
 from feedline.native import parquet as native
 from feedline.warehouse.optimize import rewrite as rewriting
-from feedline.warehouse.optimize.survey import survey
 from feedline.warehouse.parquet.decode import DECODER_VARIABLE
 from feedline.warehouse.parquet.encodings import GOALS, Goal
 from feedline.warehouse.parquet.writer import NOTE_KEY, TableWriter
-from feedline.warehouse.snapshot.take import take_snapshot
 
 
 @pytest.mark.parametrize("memory_bytes", [None, 40_000])
@@ -103,38 +101,6 @@ def test_a_table_without_partitions_and_one_file(tmp_path: Path) -> None:
     assert multiset(in_arrow(tmp_path / "out")) == multiset(events(1000))
 
 
-def test_columns_without_nulls_are_not_nullable_in_all_files(tmp_path: Path) -> None:
-    source, target = warehouse(tmp_path / "in"), tmp_path / "out"
-    late = events(300, seed=99).set_column(0, "event", pa.array([None, *range(299)], pa.int64()))
-    pq.write_table(late, source / "ds=2026-01-03" / "9.parquet")
-    report = rewrite(source, target, **CLUSTERED)
-    (schema,) = {pq.read_schema(path).remove_metadata() for path in files_of(target)}
-    assert [field.name for field in schema if not field.nullable] == ["ts", "word", "ids"] == list(report.non_null)
-    assert not schema.field("ids").type.value_field.nullable
-    assert schema.field("holes").type.value_field.nullable
-    kept = rewrite(source, tmp_path / "kept", **CLUSTERED, keep_nullable=True)
-    assert kept.non_null == ()
-    assert all(field.nullable for field in pq.read_schema(files_of(tmp_path / "kept")[0]))
-
-
-def test_lists_that_are_empty_somewhere_are_read_to_find_nulls(tmp_path: Path) -> None:
-    """A leaf's null count counts empty lists, so only reading tells them from nulls."""
-    pq.write_table(
-        pa.table({"a": pa.array([[1], [], [2, 3]]), "b": pa.array([[1], None, [2]])}), tmp_path / "x.parquet"
-    )
-    snapshot = take_snapshot(str(tmp_path))
-    assert survey(snapshot, [], map=map).nulls == {"b"}
-    assert survey(snapshot, [], map=map, keep_nullable=True).nulls == {"a", "a[]", "b", "b[]"}
-
-
-def test_footers_that_lie_about_nulls_are_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = warehouse(tmp_path / "in", days=1)
-    monkeypatch.setattr("feedline.warehouse.optimize.recipe.without_nulls", lambda field, _: field.with_nullable(False))
-    with pytest.raises(DataError, match=r"column 'session' of .* holds a null: .*--keep-nullable"):
-        rewrite(source, tmp_path / "out", **CLUSTERED)
-    assert not (tmp_path / "out" / "_feedline").exists()
-
-
 def test_finished_partitions_are_skipped_changed_ones_rewritten_and_old_ones_removed(tmp_path: Path) -> None:
     source, target = warehouse(tmp_path / "in"), tmp_path / "out"
     rewrite(source, target, **CLUSTERED)
@@ -178,97 +144,6 @@ def test_finished_partitions_measured_with_another_decoder_are_counted(
 def _made(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-def test_small_partitions_are_merged_or_kept(tmp_path: Path) -> None:
-    source = warehouse(tmp_path / "in", rows=50)
-    for choice, files in (("merge", 3), ("keep", 9)):
-        target = tmp_path / choice
-        rewrite(source, target, **CLUSTERED, small_partitions=choice)
-        assert len(files_of(target)) == files
-        assert multiset(in_arrow(target)) == multiset(in_arrow(source))
-    big = rewrite(source, tmp_path / "big", **{**CLUSTERED, "row_group_rows": 150}, small_partitions="keep")
-    assert big.after.files == 3
-
-
-def test_row_groups_are_bounded_in_bytes(tmp_path: Path) -> None:
-    source = warehouse(tmp_path / "in", days=1, rows=1000)
-    rewrite(source, tmp_path / "out", **CLUSTERED, row_group_bytes=5_000)
-    (path,) = files_of(tmp_path / "out")
-    parquet = pq.ParquetFile(path)
-    sizes = [parquet.read_row_group(index).nbytes for index in range(parquet.num_row_groups)]
-    assert len(sizes) > 20
-    assert max(sizes) < 8_000
-
-
-def test_columns_come_in_the_requested_order(tmp_path: Path) -> None:
-    source = warehouse(tmp_path / "in", days=1)
-    report = rewrite(source, tmp_path / "out", order=("word", "ids"))
-    names = pq.read_schema(files_of(tmp_path / "out")[0]).names
-    assert names == ["word", "ids", "event", "session", "ts", "price", "holes"] == list(report.columns)
-    metadata = pq.read_metadata(files_of(tmp_path / "out")[0]).row_group(0)
-    offsets = [metadata.column(index).data_page_offset for index in range(metadata.num_columns)]
-    assert offsets == sorted(offsets)
-
-
-def test_maps_become_columns(tmp_path: Path) -> None:
-    kind = pa.map_(pa.string(), pa.float64())
-    maps = [
-        [("price", i / 2), *([("rare", 1.0)] if i % 100 == 0 else []), ("hour", 1.0 * (i % 24))] for i in range(300)
-    ]
-    rows: list[Any] = [None, [], [("price", None)], [("price", 1.0), ("price", 2.0)], *maps]
-    for day in (1, 2):
-        folder = _made(tmp_path / "in" / f"ds={day}")
-        table = pa.table({"id": pa.array(range(len(rows))), "features": pa.array(rows, kind), "z": [day] * len(rows)})
-        pq.write_table(table, folder / "a.parquet", row_group_size=70)
-    report = rewrite(tmp_path / "in", tmp_path / "out", flatten=("features",), flatten_coverage=0.5, row_group_rows=100)
-    assert report.flattened == ("features.price", "features.hour")
-    found = in_arrow(tmp_path / "out")
-    assert found.schema.names == ["id", "features.price", "features.hour", "features", "z", "ds"]
-    assert found.schema.field("features").type == kind
-    for row in found.to_pylist():
-        before = rows[row["id"]]
-        value = next((value for key, value in before or () if key == "price"), None)
-        assert row["features.price"] == value
-        moved = [(key, row[f"features.{key}"]) for key in ("price", "hour") if row[f"features.{key}"] is not None]
-        assert (row["features"] is None) == (before is None)
-        assert sorted([*(row["features"] or []), *moved], key=str) == sorted(before or [], key=str)
-    assert multiset(in_duckdb(tmp_path / "out").select(["id", "features.price"])) == multiset(
-        found.select(["id", "features.price"])
-    )
-    assert pq.read_table(files_of(tmp_path / "out")[0])["features"].null_count == 1
-
-
-def test_a_flattened_name_that_is_taken_is_refused(tmp_path: Path) -> None:
-    maps = pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64()))
-    pq.write_table(pa.table({"m": maps, "m.a": [1]}), _made(tmp_path / "in") / "x.parquet")
-    with pytest.raises(TableError, match=r"creates a column 'm\.a', which the table has"):
-        rewrite(tmp_path / "in", tmp_path / "out", flatten=("m",))
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"cluster_by": ("sesion",)}, r"--cluster-by names column 'sesion', .*Did you mean 'session'\?"),
-        ({"cluster_by": ("ds",)}, r"--cluster-by names column 'ds', which is not in the table's files"),
-        ({"cluster_by": ("session",), "sort_by": ("tss",)}, r"--sort-by names column 'tss', .*Did you mean 'ts'\?"),
-        ({"cluster_by": ("ids",)}, r"--cluster-by names column 'ids' of type list<.*>: expected numbers"),
-        ({"flatten": ("word",)}, r"--flatten names column 'word' of type string: expected a map"),
-        ({"order": ("wrd",)}, r"--order names column 'wrd', .*Did you mean 'word'\?"),
-        ({"projection": ("wrd",)}, r"--projection names column 'wrd', .*Did you mean 'word'\?"),
-        ({"sort_by": ("ts",)}, "got no --cluster-by"),
-        ({"row_group_rows": 0}, "--row-group-rows is out of range: got 0"),
-        ({"flatten_coverage": 2.0}, "--flatten-coverage is no share: got 2.0"),
-        ({"goal": "speed"}, "goal is unknown: got 'speed', expected one of decode, balanced, size"),
-    ],
-)
-def test_wrong_settings_are_refused_before_anything_is_written(
-    tmp_path: Path, settings: dict[str, Any], words: str
-) -> None:
-    source = warehouse(tmp_path / "in", days=1)
-    with pytest.raises(TableError, match=words):
-        rewrite(source, tmp_path / "out", **settings)
-    assert not (tmp_path / "out").exists()
 
 
 def test_targets_that_are_not_ours_are_refused(tmp_path: Path) -> None:
@@ -341,23 +216,6 @@ def test_table_optimize_takes_names_as_strings_and_lists(tmp_path: Path) -> None
     assert report.projection == ("price",)
     assert report.columns[0] == "word"
     assert said == ["2 of 2 partitions to write; 7 columns measured", "2 of 2 partitions written"]
-
-
-def test_partitions_within_partitions_and_without_rows(tmp_path: Path) -> None:
-    source, target = tmp_path / "in", tmp_path / "out"
-    for number, folder in enumerate(("a=1", "a=1/b=2", "a=1/b=2/c=3", "a=2/b=1", ".")):
-        pq.write_table(events(200, seed=number), _made(source / folder) / "x.parquet")
-    pq.write_table(events(0), _made(source / "a=5") / "x.parquet")
-    expected = multiset(Table(str(source)).read())
-    for settings in (CLUSTERED, {**CLUSTERED, "goal": "size", "small_partitions": "keep"}, CLUSTERED):
-        report = rewrite(source, target, **settings, threads=2)
-        assert report.written == 6
-        assert multiset(Table(str(target)).read()) == expected
-        assert rewrite(source, target, **settings).finished == 6
-    for path in files_of(source / "a=1" / "b=2"):
-        path.unlink()
-    assert rewrite(source, target, **CLUSTERED).taken_away == 2
-    assert multiset(Table(str(target)).read()) == multiset(Table(str(source)).read())
 
 
 def test_lists_of_files_and_globs_are_tables_too(tmp_path: Path) -> None:

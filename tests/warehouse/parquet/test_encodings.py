@@ -7,26 +7,21 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
-from optimized import events, in_duckdb, in_polars, multiset, rewrite, warehouse
-from warehouse_samples import sample
+from optimized import events, rewrite, warehouse
 
 from feedline.native import parquet as native
 from feedline.warehouse.parquet import encodings
 from feedline.warehouse.parquet.decode import DECODER_VARIABLE
-from feedline.warehouse.parquet.encodings import CODECS, GOALS, EncodingCost, Goal, choose, cost
+from feedline.warehouse.parquet.encodings import GOALS, EncodingCost, Goal, choose, cost
 from feedline.warehouse.parquet.writer import (
     DICTIONARY,
     PLAIN,
     Encoding,
-    Limits,
-    TableWriter,
     leaf_paths,
     writer_options,
 )
-from feedline.warehouse.storage import ranges
 
 
 def measured(encoding: str, nbytes: int, ns: float) -> EncodingCost:
@@ -120,86 +115,6 @@ def test_lists_of_few_ids_become_codes_for_the_kernel() -> None:
     lists = pa.ListArray.from_arrays(pa.array(np.arange(0, 400_001, 20), pa.int32()), pa.array(numbers))
     (choice,) = choose(pa.table({"a": lists}), "decode")
     assert (choice.chosen.encoding, choice.chosen.op_ns) == (DICTIONARY, 0.0)
-
-
-@pytest.mark.skipif(not native.COMPILED, reason="the kernel was not compiled: there is no C compiler")
-def test_a_chosen_dictionary_is_not_cut_at_a_mebibyte() -> None:
-    numbers = np.random.default_rng(0).integers(0, 200_000, 800_000) * 1_000_003
-    lists = pa.ListArray.from_arrays(pa.array(np.arange(0, 800_001, 20), pa.int32()), pa.array(numbers))
-    chosen = [Encoding(leaf="a.list.element", encoding=DICTIONARY, codec="none")]
-    table = pa.table({"a": lists})
-    assert encodings._measure(table, chosen, 1, True)["a.list.element"].op_ns == 0.0
-    assert encodings._measure(table, chosen, 1, True, usual=True)["a.list.element"].op_ns == 1.0
-
-
-def candidates() -> list[tuple[str, str]]:
-    rows = sample(300)
-    found = []
-    for name in ("i8", "i64", "u64", "f32", "f64", "flag", "day", "ms", "price", "text", "raw", "ids"):
-        (path,) = leaf_paths(rows.select([name]).schema)
-        found += [
-            (name, encoding) for encoding in encodings._BY_PHYSICAL[encodings._physical(rows.select([name]), path)]
-        ]
-    return found
-
-
-@pytest.mark.parametrize(("column", "encoding"), candidates())
-def test_three_engines_read_every_candidate(tmp_path: Path, column: str, encoding: str) -> None:
-    rows = sample(300).select([column])
-    (path,) = leaf_paths(rows.schema)
-    for codec in CODECS:
-        chosen = [Encoding(leaf=path, encoding=encoding, codec=codec)]
-        pq.write_table(rows, tmp_path / f"{codec}.parquet", **writer_options(chosen))
-        stored = pq.read_metadata(tmp_path / f"{codec}.parquet").row_group(0).column(0)
-        assert stored.is_stats_set
-        assert (encoding.removesuffix("IONARY") in " ".join(stored.encodings)) or encoding == DICTIONARY
-    expected = multiset(pa.concat_tables([rows] * len(CODECS)))
-    assert multiset(pq.read_table(tmp_path)) == expected
-    assert multiset(in_polars(tmp_path)) == expected
-    assert multiset(in_duckdb(tmp_path).cast(rows.schema)) == expected
-
-
-def test_pages_carry_checksums(tmp_path: Path) -> None:
-    limits = Limits(row_group_rows=100, row_group_bytes=None, file_bytes=1 << 20)
-    table = pa.table({"a": np.arange(100)})
-    plain = [Encoding(leaf="a", encoding=PLAIN, codec="none")]
-    writer = TableWriter(
-        pafs.LocalFileSystem(), str(tmp_path), "x", schema=table.schema, encodings=plain, limits=limits, note={},
-        suffix=".parquet",
-    )  # fmt: skip
-    writer.write(table)
-    (file,) = writer.close()
-    path = tmp_path / file.name
-    content = bytearray(path.read_bytes())
-    content[400] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(OSError, match="CRC"):
-        pq.ParquetFile(path, page_checksum_verification=True).read()
-
-
-def test_the_report_counts_the_requests_of_a_projection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Adjacent popular columns are one request; with larger holes in between, one each."""
-    monkeypatch.setattr(ranges, "HOLE_BYTES", 200)
-    rng = np.random.default_rng(0)
-    source = tmp_path / "in"
-    wide = pa.table({f"c{i}": rng.random(4000) for i in range(20)})
-    (source / "ds=1").mkdir(parents=True)
-    pq.write_table(wide, source / "ds=1" / "a.parquet", row_group_size=2000)
-    popular = ("c3", "c9", "c15")
-    report = rewrite(source, tmp_path / "out", order=popular, row_group_rows=2000, projection=popular)
-    assert report.before.requests_per_row_group == 3
-    assert report.after.requests_per_row_group == 1
-    for root, side in ((source, report.before), (tmp_path / "out", report.after)):
-        (path,) = root.rglob("*.parquet")
-        metadata = pq.read_metadata(path)
-        chunks = [metadata.row_group(g).column(metadata.schema.names.index(n)) for g in range(2) for n in popular]
-        assert side.projection.bytes == sum(chunk.total_compressed_size for chunk in chunks)
-        assert 0 <= side.projection.requested_bytes - side.projection.bytes <= 200 * len(chunks)
-        everything = [metadata.row_group(g).column(i) for g in range(2) for i in range(20)]
-        assert side.compressed_bytes == sum(chunk.total_compressed_size for chunk in everything)
-        assert side.uncompressed_bytes == sum(chunk.total_uncompressed_size for chunk in everything)
-        assert side.bytes == path.stat().st_size
-        assert (side.files, side.row_groups, side.rows) == (1, 2, 4000)
 
 
 def test_one_encoding_per_table_is_in_its_files(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from feedline.warehouse.discovery.hive import discover
 from feedline.warehouse.parquet.schemas import SchemaRules, conform, union, widens, without_dictionaries
 from feedline.warehouse.reading.read import read_arrow
 from feedline.warehouse.selection.fragments import SPLIT_ROWS, plan_fragments
-from feedline.warehouse.selection.missing_columns import files_without
 from feedline.warehouse.selection.select import screen_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import snapshot_of
@@ -217,15 +216,6 @@ def test_an_extra_column_is_ignored_or_an_error(tmp_path: Path) -> None:
     with pytest.raises(TableError, match=r"column 'y' of .*b\.parquet is not expected: `columns` names x"):
         snapshot(root, columns={"x": pa.int64()}, extra_error=True)
     assert snapshot(root, columns={"x": pa.int64(), "y": pa.int64()}, extra_error=True).schema.names == ["x", "y", "k"]
-
-
-def test_missing_columns_are_found_per_file(tmp_path: Path) -> None:
-    tables = [pa.table({"x": [1]}), pa.table({"x": [1], "y": pa.nulls(1)}), pa.table({"y": [1]}), pa.table({"x": [2]})]
-    taken = snapshot(write(tmp_path, {f"{i}.parquet": table for i, table in enumerate(tables)}))
-    assert files_without(taken, "x").tolist() == [2]
-    assert files_without(taken, "y").tolist() == [0, 3]
-    assert files_without(taken, "z").tolist() == [0, 1, 2, 3]
-    assert files_without(taken.without({"0.parquet"}), "y").tolist() == [2]
 
 
 # -- through pipeline.yaml --------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
+from conditions_of_rows import KINDS, VALUES, conditions
 from damage import flip_a_page
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +24,6 @@ from feedline.warehouse.bad_files import BadFilesFoundError, ForgivingMap
 from feedline.warehouse.parquet.column_chunk import ChunkDecoder
 from feedline.warehouse.parquet.decode import DECODER_VARIABLE
 from feedline.warehouse.reading import coded_conditions
-from feedline.warehouse.reading.coded_conditions import EntryTruths, codable_columns
 from feedline.warehouse.reading.columns import is_coded
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at
 from feedline.warehouse.reading.read import batches, read_fragment
@@ -45,112 +44,6 @@ def small_row_groups() -> Iterator[None]:
         patch.setattr(coded_conditions, "_LEAST_STRINGS", 0)
         patch.setattr(coded_conditions, "_LEAST_NUMBERS", 0)
         yield
-
-
-KINDS = {"i": pa.int64(), "f": pa.float64(), "s": pa.string(), "j": pa.int64(), "b": pa.bool_()}
-NAN = float("nan")
-VALUES: dict[str, list[Any]] = {
-    "i": [0, 1, 2, 3, 7],
-    "f": [0.0, -0.0, NAN, 1.5, float("inf"), -2.0],
-    "s": ["", "a", "ab", "é", "x"],
-    "j": [0, 1, 2],
-    "b": [False, True],
-}
-ATOMS = [  # in Feedline's language and in SQL; None: DuckDB orders NaN otherwise
-    ("i == 3", "i = 3"),
-    ("i != 2", "i <> 2"),
-    ("i in [0, 3, 9]", "i in (0, 3, 9)"),
-    ("1 <= i < 7", "1 <= i and i < 7"),
-    ("i is None", "i is null"),
-    ("i % 2 == 0", "i % 2 = 0"),
-    ('s == "a"', "s = 'a'"),
-    ('s > "a"', "s > 'a'"),
-    ('s.str.starts_with("a")', "s like 'a%'"),
-    ('s.str.contains("b")', "s like '%b%'"),
-    ("s.str.len_chars() == 1", "length(s) = 1"),
-    ("s is not None", "s is not null"),
-    ("b", "b"),
-    ("j >= 1", "j >= 1"),
-    ("i > j", "i > j"),
-    ("coalesce(i, j) == 1", "coalesce(i, j) = 1"),
-    ("f > 0", None),
-    ("f <= 0", None),
-    ("f != 1.5", None),
-    ("f.is_nan()", None),
-    ("f < i", None),
-    ("1 / f < 0", None),
-]
-
-
-@st.composite
-def conditions(draw: st.DrawFn, *, sql: bool = False) -> tuple[str, str]:
-    """The same condition in Feedline's language and in SQL, as far as there is one."""
-    atoms = [(one, other or "") for one, other in ATOMS if other is not None or not sql]
-    items = draw(st.lists(st.sampled_from(atoms), min_size=1, max_size=5))
-
-    def join(left: tuple[str, str], right: tuple[str, str]) -> tuple[str, str]:
-        word = draw(st.sampled_from(["({}) and ({})", "({}) or ({})", "not (({}) and ({}))", "({}) or not ({})"]))
-        return word.format(left[0], right[0]), word.format(left[1], right[1])
-
-    return reduce(join, items)
-
-
-@st.composite
-def coded_rows(draw: st.DrawFn) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """Rows of which some columns are codes, and the same with values. Entries may be unused, doubled or missing."""
-    rows = draw(st.integers(0, 12))
-    arrays, plain = [], []
-    for name, kind in KINDS.items():
-        entries = pa.array(draw(st.lists(st.sampled_from(VALUES[name]), max_size=6)), kind)
-        numbers = draw(st.lists(st.none() | st.integers(0, max(len(entries) - 1, 0)), min_size=rows, max_size=rows))
-        codes = pa.array(numbers if len(entries) else [None] * rows, draw(st.sampled_from([pa.uint16(), pa.int32()])))
-        values = entries.take(codes)
-        coded = kind != pa.bool_() and draw(st.booleans())
-        arrays.append(pa.DictionaryArray.from_arrays(codes, entries) if coded else values)
-        plain.append(values)
-    return pa.RecordBatch.from_arrays(arrays, list(KINDS)), pa.RecordBatch.from_arrays(plain, list(KINDS))
-
-
-@given(coded_rows(), conditions(), st.integers(0, 12))
-def test_codes_keep_the_rows_that_values_keep(
-    rows: tuple[pa.RecordBatch, pa.RecordBatch], condition: tuple[str, str], half: int
-):
-    coded, plain = rows
-    where = bind_where(condition[0], plain.schema)
-    codable = codable_columns(where)
-    data = pa.RecordBatch.from_arrays(
-        [(coded if name in codable else plain).column(name) for name in KINDS], list(KINDS)
-    )
-    frame = pl.from_arrow(plain)
-    assert isinstance(frame, pl.DataFrame)
-    expected = frame.select(where.polars.fill_null(False)).to_series().to_list()
-    truths = EntryTruths()
-    assert [*truths.true_rows(data.slice(0, half), where), *truths.true_rows(data.slice(half), where)] == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "codable"),
-    [
-        ("i > 3 and s == 'a'", "is"),
-        ("i > 3 and i + j < 9", ""),
-        ("(i > 3 or not (s == 'a' and j is None)) and f < j", "is"),
-        ("coalesce(i, 0) > 0 and coalesce(s, 'b') == 'b'", "is"),
-        ("b and i in [1]", "bi"),
-    ],
-)
-def test_columns_that_are_read_alone_may_be_codes(text: str, codable: str):
-    schema = pa.schema(KINDS)
-    assert codable_columns(bind_where(text, schema)) == set(codable)
-
-
-def test_the_key_and_columns_that_another_condition_reads_together_are_values():
-    schema = pa.schema(KINDS)
-    where = bind_where("i > 1 and s == 'a' and f > 0", schema)
-    sample = bind_sample(Sample(fraction=0.5, where="f < j", key=("s",)), schema)
-    assert RowFilter(where=where).coded(1000) == {"i", "s", "f"}
-    assert RowFilter(where=where, sample=sample).coded(1000) == {"i"}
-    assert RowFilter(where=where, sample=sample, decide=False).coded(1000) == {"i", "s", "f"}
-    assert RowFilter(where=where, sample=sample, decide=False, weigh=True).coded(1000) == {"i", "s"}
 
 
 def test_numbers_come_as_codes_in_large_row_groups_only(monkeypatch: pytest.MonkeyPatch):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import pickle
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -165,21 +164,6 @@ def test_any_split_of_any_filter_is_what_pyarrow_and_duckdb_keep(data: st.DataOb
                         (pc.field("k") == part["k"][0]) & pc.field("row").isin(part["row"].to_list())
                     )
                     assert part[name].to_list() == expected[name].to_pylist()
-
-
-def test_fragments_are_small_and_picklable(shop: Snapshot) -> None:
-    fragment = whole(shop)
-    wire = pickle.dumps(fragment)
-    assert len(wire) < 700
-    assert pickle.loads(wire) == fragment
-    assert frames(shop, pickle.loads(wire), ["i64"]).height == 50
-
-
-def test_row_groups_that_keep_nothing_are_not_in_a_fragment(shop: Snapshot) -> None:
-    splits = plan_splits(shop.rows_per_row_group, shop.file_of_row_group, 1000)
-    kept = np.where(np.arange(len(shop.rows_per_row_group)) % 3 == 1, 0, shop.rows_per_row_group)
-    fragment = fragment_of(shop, splits, kept, 0)
-    assert (fragment.row_groups, fragment.expected) == ((0, 2), (20, 10))
 
 
 def test_another_number_of_kept_rows_is_an_error(shop: Snapshot) -> None:

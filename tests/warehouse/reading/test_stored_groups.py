@@ -26,7 +26,6 @@ from feedline.warehouse.reading.fragment import UNCOUNTED, Chunk, Fragment, frag
 from feedline.warehouse.reading.read import read_arrow, read_fragment
 from feedline.warehouse.reading.sample import Sample, bind_sample
 from feedline.warehouse.reading.stored_groups import _overflows, _repeat, expand_group
-from feedline.warehouse.selection.null_counts import null_counts
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot
 
@@ -150,28 +149,6 @@ def test_any_projection_filter_sample_and_chunk_reads_as_the_plain_table(
         table = read_arrow(fragment, columns, bound, snapshot.schema, sample=sample, chunk_rows=chunk_rows)
         assert bits(pl.DataFrame(table)) == results[-1]
     assert results[0] == results[1]
-    shutil.rmtree(folder)
-
-
-@settings(deadline=None, max_examples=30)
-@given(made=runs(), size=st.integers(1, 17))
-def test_null_counts_of_footers_are_those_of_rows_or_bounds(
-    made: tuple[pa.Table, dict[str, list[bool]]], size: int
-) -> None:
-    folder = Path(tempfile.mkdtemp())
-    write_both(folder, *made, size)
-    snapshot = take_snapshot(str(folder / "stored"))
-    table = made[0]
-    for name in ("age", "site"):
-        known = snapshot.column_facts(name).field("nulls").to_pylist()
-        for index, nulls in enumerate(known):
-            true = table[name].slice(index * size, size).null_count
-            rows = len(table[name].slice(index * size, size))
-            assert nulls == true or 0 < true < rows, "none and all are always known"
-            assert nulls == true or 1 <= -1 - nulls <= true, "and else, that some are"
-    found = null_counts(snapshot, ["age", "site"], snapshot.rows_per_row_group, None)
-    assert found.keys() == {name for name in ("age", "site") if table[name].null_count}
-    assert all(count.least <= table[name].null_count <= count.most for name, count in found.items())
     shutil.rmtree(folder)
 
 

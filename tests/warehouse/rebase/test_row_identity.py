@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedline.warehouse.reading.fragment import count_excluded, pack_mask, unpack_mask
 from feedline.warehouse.rebase.row_identity import Identity, delivered_again, identity_of, kind_of, unkeyed_identity
 
 KINDS: dict[str, tuple[pa.DataType, list[Any]]] = {
@@ -149,12 +148,3 @@ def test_matching_counts(delivered: list[int], rows: list[int]):
     for row in set(rows):  # the first ones
         flags = [out for each, out in zip(rows, again.tolist(), strict=True) if each == row]
         assert flags == sorted(flags, reverse=True)
-
-
-@given(st.lists(st.booleans(), max_size=70))
-def test_masks(mask: list[bool]):
-    bits = pack_mask(np.array(mask, np.bool_))
-    assert unpack_mask(bits, len(mask)).tolist() == mask
-    assert count_excluded(bits) == sum(mask)
-    assert not unpack_mask(None, len(mask)).any()
-    assert count_excluded(None) == 0

@@ -27,8 +27,7 @@ from hypothesis import strategies as st
 
 from feedline import Table
 from feedline.expressions import bind_where
-from feedline.warehouse.parquet.bounds import bounds_of
-from feedline.warehouse.parquet.thrift import BYTE_ARRAY, FIXED, INT32, INT64, ColumnChunk, Structure, structure_of
+from feedline.warehouse.parquet.thrift import BYTE_ARRAY, ColumnChunk, Structure, structure_of
 from feedline.warehouse.reading.coded_conditions import EntryTruths
 from feedline.warehouse.reading.read import read_arrow
 from feedline.warehouse.selection.column_bounds import statistics_of
@@ -272,20 +271,3 @@ def sql_truth(text: str, row: dict[str, Any]) -> bool:
             text.endswith("(k is None)")
         )
     return bool(eval(text, {}, row))
-
-
-@pytest.mark.parametrize(
-    ("physical", "good", "bad"),
-    [
-        (INT32, (5).to_bytes(4, "little"), (b"", b"\x05", bytes(8))),
-        (INT64, (5).to_bytes(8, "little"), (b"", bytes(4), bytes(9))),
-        (FIXED, (5).to_bytes(4, "big"), (b"", b"\x05", bytes(3))),
-        (BYTE_ARRAY, b"\x05", (b"",)),
-    ],
-)
-def test_decimal_bounds_of_a_wrong_length_are_unknown(physical: int, good: bytes, bad: tuple[bytes, ...]) -> None:
-    """No bytes are no 0, and some of the bytes of a number are another number."""
-    kind = pa.decimal128(8, 2)
-    for wrong in bad:
-        low, high = bounds_of([good, wrong, good], [good, good, wrong], physical, kind)
-        assert low.to_pylist() == high.to_pylist() == [Decimal("0.05"), None, None]

@@ -176,24 +176,6 @@ def ladder(tmp_path: Path) -> Snapshot:
     )
 
 
-def test_the_report_lists_pruned_row_groups_by_reason(ladder: Snapshot, tmp_path: Path) -> None:
-    where = bind_where('ds == "2026-01-02" and x >= 35', ladder.schema)
-    selection = select_rows(ladder, where, work_dir=str(tmp_path / "w"))
-    assert numbers(selection) == {
-        "by_partition": (10, 100),
-        "by_statistics": (3, 30),
-        "whole": (6, 60),
-        "counted": (1, 10),
-        "kept": (7, 65),
-    }
-    assert selection.rows.tolist() == [0] * 13 + [5] + [10] * 6
-    size = duckdb.sql(
-        "select total_compressed_size from parquet_metadata(?) where path_in_schema = 'x' and row_group_id = 3",
-        params=[f"{ladder.uri}/ds=2026-01-02/f.parquet"],
-    ).fetchall()[0][0]
-    assert selection.report.counted_bytes == size
-
-
 def test_without_a_filter_all_rows_are_taken_whole(ladder: Snapshot, tmp_path: Path) -> None:
     selection = select_rows(ladder, None, work_dir=str(tmp_path / "w"))
     assert selection.rows.tolist() == [10] * 20

@@ -1,0 +1,114 @@
+"""Values at a point of a chain: their kind, their plain form, and fused steps over them or their elements."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+
+from feedline.transforms.values.arrays import Values
+from feedline.transforms.values.kinds import WEIGHTS, Value, element_type, struct_fields, weighted_value
+
+PAIRS = pl.List(pl.Struct({"id": pl.Int32(), "weight": pl.Float64()}))
+
+
+def value(dtype: pl.DataType) -> Value:
+    return Value(expr=pl.col("x"), dtype=dtype)
+
+
+def evaluated(expr: pl.Expr, series: pl.Series) -> list[object]:
+    return series.alias("x").to_frame().lazy().select(expr).collect(engine="in-memory").to_series().to_list()
+
+
+def plus_one(values: Values, out: Values) -> None:
+    np.add(values, 1, out=out)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [
+        (pl.Int8(), "integer"),
+        (pl.Categorical(), "string"),
+        (pl.List(pl.Float32()), "float list"),
+        (pl.List(pl.Categorical()), "string list"),
+        (pl.Array(pl.Float32(), 4), "float vector of 4"),
+        (PAIRS, "weighted integer list"),
+        (pl.List(pl.Struct({"id": pl.Int32(), "weight": pl.String()})), "struct list"),
+        (pl.Struct({"id": pl.Int32()}), "struct"),
+    ],
+    ids=str,
+)
+def test_kinds_in_messages(dtype: pl.DataType, kind: str):
+    assert str(value(dtype).kind) == kind
+
+
+def test_plain_values_are_lists_strings_and_weights():
+    vectors = pl.Series([[1, 2], [3, 4]], dtype=pl.Array(pl.Int64(), 2))
+    plain = value(vectors.dtype).plain()
+    assert plain.dtype == pl.List(pl.Int64())
+    assert evaluated(plain.expr, vectors) == [[1, 2], [3, 4]]
+    words = pl.Series(["a", None, "b"], dtype=pl.Categorical())
+    assert evaluated(value(words.dtype).plain().expr, words) == ["a", None, "b"]
+    same = value(pl.Int64())
+    assert same.plain() is same
+
+
+def test_lists_of_id_and_weight_are_split():
+    series = pl.Series([[{"id": 1, "weight": 0.5}, {"id": 2, "weight": None}], None, []], dtype=PAIRS)
+    plain = value(PAIRS).plain()
+    assert plain.dtype == pl.List(pl.Int32())
+    assert evaluated(plain.expr, series) == [[1, 2], None, []]
+    assert plain.weights is not None
+    assert evaluated(plain.weights, series) == [[0.5, None], None, []]
+    other = weighted_value(pl.col("x"), PAIRS, "weight", "id")
+    assert other.dtype == pl.List(pl.Float64())
+    assert other.weights is not None
+    assert series.alias("x").to_frame().select(other.weights).to_series().dtype == WEIGHTS
+
+
+def test_kernels_in_a_row_are_fused_as_long_as_the_expression_is_theirs():
+    once = value(pl.Int64()).apply_kernel(plus_one, pl.Int64())
+    twice = once.fill_nulls(5).apply_kernel(plus_one, pl.Float64())
+    assert twice.kernels is not None
+    assert len(twice.kernels.steps) == 3
+    assert evaluated(twice.expr, pl.Series([1, None])) == [3.0, 6.0]
+    changed = Value(expr=twice.expr + 1, dtype=twice.dtype, fused_kernels=twice.fused_kernels)
+    assert changed.kernels is None
+
+
+def test_values_convert_by_kernels_where_numpy_does_and_else_strictly():
+    same = value(pl.Int64())
+    assert same.convert(pl.Int64()) is same
+    assert value(pl.Int8()).convert(pl.Int64()).kernels is not None
+    words = value(pl.String()).convert(pl.Int64())
+    assert words.kernels is None
+    assert evaluated(words.expr, pl.Series(["1", None])) == [1, None]
+    with pytest.raises(pl.exceptions.PolarsError):
+        evaluated(words.expr, pl.Series(["a"]))
+
+
+def test_changes_of_elements_share_one_pass_and_keep_weights():
+    lists = Value(expr=pl.col("x"), dtype=pl.List(pl.Int64()), weights=pl.col("w"))
+    once = lists.change_elements(lambda element: element.apply_kernel(plus_one, pl.Int64()))
+    twice = once.change_elements(lambda element: element.apply_kernel(plus_one, pl.Float64()))
+    assert twice.dtype == pl.List(pl.Float64())
+    assert twice.weights is lists.weights
+    assert twice.changed is not None
+    assert twice.changed.lists is lists
+    assert twice.changed.kernels is not None
+    assert len(twice.changed.kernels.steps) == 2
+    assert evaluated(twice.expr, pl.Series([[1, 2], None, []])) == [[3.0, 4.0], None, []]
+
+
+def test_a_list_of_one_length_becomes_a_vector():
+    vector = value(pl.List(pl.Int64())).as_vector(2)
+    assert vector.width == 2
+    assert evaluated(vector.expr, pl.Series([[1, 2], [3, 4]])) == [[1, 2], [3, 4]]
+    assert value(pl.List(pl.Int64())).width is None
+
+
+def test_types_of_elements_and_fields():
+    assert element_type(pl.List(pl.Int8)) == pl.Int8()
+    assert element_type(pl.Int8()) == pl.Int8()
+    assert struct_fields(pl.Struct({"a": pl.Int8, "b": pl.String()})) == {"a": pl.Int8(), "b": pl.String()}
+    assert struct_fields(pl.Int8()) == {}

@@ -1,0 +1,51 @@
+"""Settings of a rewrite are checked before anything is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from optimized import (
+    files_of,
+    rewrite,
+    warehouse,
+)
+
+from feedline.errors import TableError
+
+
+def test_columns_come_in_the_requested_order(tmp_path: Path) -> None:
+    source = warehouse(tmp_path / "in", days=1)
+    report = rewrite(source, tmp_path / "out", order=("word", "ids"))
+    names = pq.read_schema(files_of(tmp_path / "out")[0]).names
+    assert names == ["word", "ids", "event", "session", "ts", "price", "holes"] == list(report.columns)
+    metadata = pq.read_metadata(files_of(tmp_path / "out")[0]).row_group(0)
+    offsets = [metadata.column(index).data_page_offset for index in range(metadata.num_columns)]
+    assert offsets == sorted(offsets)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"cluster_by": ("sesion",)}, r"--cluster-by names column 'sesion', .*Did you mean 'session'\?"),
+        ({"cluster_by": ("ds",)}, r"--cluster-by names column 'ds', which is not in the table's files"),
+        ({"cluster_by": ("session",), "sort_by": ("tss",)}, r"--sort-by names column 'tss', .*Did you mean 'ts'\?"),
+        ({"cluster_by": ("ids",)}, r"--cluster-by names column 'ids' of type list<.*>: expected numbers"),
+        ({"flatten": ("word",)}, r"--flatten names column 'word' of type string: expected a map"),
+        ({"order": ("wrd",)}, r"--order names column 'wrd', .*Did you mean 'word'\?"),
+        ({"projection": ("wrd",)}, r"--projection names column 'wrd', .*Did you mean 'word'\?"),
+        ({"sort_by": ("ts",)}, "got no --cluster-by"),
+        ({"row_group_rows": 0}, "--row-group-rows is out of range: got 0"),
+        ({"flatten_coverage": 2.0}, "--flatten-coverage is no share: got 2.0"),
+        ({"goal": "speed"}, "goal is unknown: got 'speed', expected one of decode, balanced, size"),
+    ],
+)
+def test_wrong_settings_are_refused_before_anything_is_written(
+    tmp_path: Path, settings: dict[str, Any], words: str
+) -> None:
+    source = warehouse(tmp_path / "in", days=1)
+    with pytest.raises(TableError, match=words):
+        rewrite(source, tmp_path / "out", **settings)
+    assert not (tmp_path / "out").exists()
