@@ -34,7 +34,7 @@ from feedline.artifacts.artifact_sets import (
     ArtifactSetRecord,
     Refusal,
     altered_error,
-    explain_refusal,
+    explain_no_match,
     find_set,
     load_old_set,
     load_sets,
@@ -241,7 +241,7 @@ class StoredArtifactSet:
         if request is None or self.manifest is not None:
             return None
         folder = self.ref.folder
-        newer = explain_refusal(request, load_sets(folder, request.owner), other_pipelines(folder, request.owner))
+        newer = explain_no_match(request, load_sets(folder, request.owner), other_pipelines(folder, request.owner))
         if (newer is not None and newer.final) or not self.refused_fits:
             return newer
         origin = self.refused_fits[0].fitted_on

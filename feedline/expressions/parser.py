@@ -1,10 +1,8 @@
 """Parse an expression's text into a tree of the language's nodes.
 
-Pure; runs in any process that reads an expression. The text is checked (`tokens.scan`), parsed with `ast` and rebuilt
-node by node: a kind of Python node that `_Builder` does not name is refused, so nothing of Python's own meaning
-(attributes, calls, comprehensions, f-strings, lambdas) survives. Functions and methods are looked up in the allow-list
-here, so a hostile text fails before it meets a table. The tree is never evaluated in Python, apart from arithmetic on
-two literals (`60 * 60`), which is bounded.
+Pure. The text is checked (`tokens.scan`), parsed with `ast` and rebuilt node by node: a kind of Python node that
+`_Builder` does not name is refused. Functions and methods are looked up in the allow-list here, so a hostile text fails
+before it meets a table. Only arithmetic on two literals (`60 * 60`), which is bounded, is evaluated in Python.
 """
 
 from __future__ import annotations

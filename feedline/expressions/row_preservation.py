@@ -76,10 +76,8 @@ def _walk(expr: pl.Expr) -> str | Exception | None:
 
 
 def _lookup(node: pl.Expr, parts: list[pl.Expr]) -> str | None:
-    """The name of a node that looks its input up in a table; a literal table may have any number of rows.
-
-    Polars calls `x.is_in(y)` separable although it may ask all rows of y, and a search in a literal inseparable.
-    """
+    """The name of a node that looks its input up in a table; a literal table may have any number of rows. Polars calls
+    `x.is_in(y)` separable although it may ask all rows of y, and a search in a literal inseparable."""
     for name in _LOOKUPS:
         if len(parts) > 1 and str(node).startswith(f"{parts[-1]}.{name}(["):
             return name

@@ -28,8 +28,8 @@ from feedline.errors import DataError, StateError, TableError
 from feedline.hashing import Words
 from feedline.planning.binding.recording import unkeyed_recording
 from feedline.planning.plan import Plan
+from feedline.planning.rows.block_order import block_order
 from feedline.planning.rows.delivered_rows import DeliveredRows, find_delivered_rows
-from feedline.planning.rows.row_order import row_order
 from feedline.planning.schedule import Block
 from feedline.warehouse.reading.fragment import Fragment, field_of, fragment_at, unpack_mask
 from feedline.warehouse.reading.read import read_fragment
@@ -37,7 +37,7 @@ from feedline.warehouse.reading.sample import Bools
 from feedline.warehouse.rebase.file_changes import FileChanges, by_file, file_changes, same_filter, same_words
 from feedline.warehouse.rebase.recorded_rows import IdentifyTask, Records, RowIdentities, identify_task, save_records
 from feedline.warehouse.rebase.remaining_rows import Rebase, make_rebase
-from feedline.warehouse.rebase.row_identity import delivered_again, kind_of
+from feedline.warehouse.rebase.row_identity import delivered_again, identity_kind
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.locations import absolute, redact
 from feedline.warehouse.storage.parallel import Map, in_threads
@@ -145,7 +145,7 @@ class _RebasePlanner:
     def _order(self, block: Block) -> NDArray[np.int64] | None:
         """The permutation of a block's rows."""
         request = self._old.request(block, self._epoch)
-        return row_order(request, self._old.job.by, lambda index: self._shuffle_values(request.pieces[index]))
+        return block_order(request, self._old.job.by, lambda index: self._shuffle_values(request.pieces[index]))
 
     def _shuffle_values(self, piece: PieceRequest) -> pl.Series:
         """The values of `shuffle.by` in a piece, or hashes of them. Raises StateError where there are neither."""
@@ -250,7 +250,7 @@ class _RebasePlanner:
         identity, new = self._recording.identity, self._new
         for name, kind in identity.kinds:
             try:
-                new_kind = str(kind_of(field_of(new.snapshot.schema, name).type))
+                new_kind = str(identity_kind(field_of(new.snapshot.schema, name).type))
             except TableError:
                 new_kind = "no column of that name"
             if new_kind != kind:

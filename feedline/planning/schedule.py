@@ -1,17 +1,13 @@
 """Schedule the rows that each rank sees in each step, before the first row is read.
 
-Runs in: the feeder, the CLI, `Pipeline`. Pure: no I/O, no clock; all randomness comes from the arguments.
+Pure: no I/O, no clock; all randomness comes from the arguments. Every answer is arithmetic on prefix sums.
 
 1. The splits' selected rows are laid end to end in the epoch's order: N rows.
 2. Lane i holds rows floor(i*N/L) .. floor((i+1)*N/L)-1 of the order.
-3. A lane is cut into blocks: consecutive pieces of splits, as many as reach `block_rows`. Rows may be permuted within a
-   block, which changes nothing else.
+3. A lane is cut into blocks: consecutive pieces of splits, as many as reach `block_rows`, permuted within the block.
 4. With `window_rows`, a lane draws its rows in turn from the blocks that hold about so many (`strands`); without, from
    one block after another.
 5. Step s of a lane holds the rows s*B .. (s+1)*B-1 that it draws; the tail policy decides about the last ones.
-
-Every answer (the blocks of a step, the number of steps, the rows dropped) is arithmetic on prefix sums, so that
-resuming seeks and never replays.
 """
 
 from __future__ import annotations

@@ -33,10 +33,8 @@ def startup_seconds() -> float:
 
 
 class Ownership:
-    """The processes that a feeder belongs to. scratch: its folder for Dask's workers, removed when it ends.
-
-    is_owned: whether a trainer is connected. While one is, signals do not end the feeder (default: they do).
-    """
+    """The processes that a feeder belongs to. scratch: its folder for Dask's workers, removed when it ends. is_owned:
+    whether a trainer is connected. While one is, signals do not end the feeder (default: they do)."""
 
     def __init__(self, scratch: str | None, *, is_owned: Callable[[], bool] | None = None) -> None:
         self._scratch = scratch

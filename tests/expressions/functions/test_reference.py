@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from feedline.errors import ExpressionError
-from feedline.expressions import bind, parse
+from feedline.expressions import bind_expression, parse
 from feedline.expressions.functions.reference import FUNCTIONS, METHODS, OPERATOR_METHODS, SIGNATURES
 from feedline.expressions.row_preservation import is_row_preserving
 
@@ -223,7 +223,7 @@ def matches(value: object, expected: object) -> bool:
 @pytest.mark.parametrize("text", EXPECTED)
 def test_value_and_type(text: str):
     dtype, expected = EXPECTED[text]
-    bound = bind(parse(text), TABLE.schema)
+    bound = bind_expression(parse(text), TABLE.schema)
     series = FRAME.lazy().select(bound.polars.alias("result")).collect(engine="in-memory")["result"]
     assert bound.dtype == dtype
     assert series.dtype == dtype
@@ -241,8 +241,8 @@ def test_every_function_has_an_expected_value():
 def test_a_method_is_a_function_of_its_receiver(name: str):
     column = "f" if name in ("is_nan", "is_finite", "is_infinite", "fill_nan") else "i"
     rest = {"clip": "0", "cast": "'int64'", "try_cast": "'int64'", "fill_null": "0", "fill_nan": "0"}.get(name, "")
-    method = bind(parse(f"{column}.{name}({rest})"), TABLE.schema)
-    function = bind(parse(f"{name}({column}{', ' if rest else ''}{rest})"), TABLE.schema)
+    method = bind_expression(parse(f"{column}.{name}({rest})"), TABLE.schema)
+    function = bind_expression(parse(f"{name}({column}{', ' if rest else ''}{rest})"), TABLE.schema)
     assert str(method.polars) == str(function.polars)
 
 
@@ -331,7 +331,7 @@ WRONG = {
 @pytest.mark.parametrize("text", WRONG)
 def test_wrong_arguments_are_refused_with_a_reason(text: str):
     with pytest.raises(ExpressionError, match=re.escape(WRONG[text])) as caught:
-        bind(parse(text), TABLE.schema)
+        bind_expression(parse(text), TABLE.schema)
     assert "^" in str(caught.value).splitlines()[-1]
 
 
