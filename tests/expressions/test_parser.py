@@ -279,13 +279,13 @@ AUDIT = """
 import json, sys
 import pyarrow as pa
 from feedline.errors import ExpressionError
-from feedline.expressions.bind import bind, parse
+from feedline.expressions.bind import bind_expression, parse
 
 texts, schema, events = json.load(sys.stdin), pa.schema([("x", pa.float32())]), []
 
 def refuse(text):
     try:
-        bind(parse(text), schema)
+        bind_expression(parse(text), schema)
     except ExpressionError:
         return
     raise SystemExit(f"accepted: {text[:100]!r}")
