@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from feedline.commands import feed
+from feedline.commands import feeder_sessions
 from feedline.loader.facts import Hello
 from feedline.loader.ring.channel import Channel, pair
 from feedline.loader.ring.feeder_connection import PROTOCOL
@@ -100,14 +100,14 @@ class Trainer:
 @contextmanager
 def trainers_of(path: Path, ranks: int = 1) -> Iterator[list[Trainer]]:
     """A trainer per rank, of one feeder with its Dask cluster. What a feeder's end does to its process is left out."""
-    request = feed.FeedRequest(
+    request = feeder_sessions.FeedRequest(
         path=str(path), overrides={}, ranks=range(ranks), world_size=ranks, local_ranks=ranks, cores=1
     )
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         for name in ("stop_waiting", "ignore_sigterm"):
-            patch.setattr(feed, name, lambda: None)
-        sessions = stack.enter_context(feed._sessions(request))
+            patch.setattr(feeder_sessions, name, lambda: None)
+        sessions = stack.enter_context(feeder_sessions.open_sessions(request))
         feeder = Feeder(sessions.cluster)
         channels = []
         for rank in range(ranks):
