@@ -2,15 +2,13 @@
 
 Pure: from operands to operands, each a Polars expression with its type. The rules:
 
-- integers widen to int64 and floats to float64 before anything is computed, so nothing wraps in int8 and nothing is
-  rounded to float32 on the way. Functions that only *choose* a value (`fill_null`, `clip`, `when` ...) keep float32
-  as it is;
+- integers widen to int64 and floats to float64 before anything is computed. Functions that only *choose* a value
+  (`fill_null`, `clip`, `when` ...) keep float32;
 - uint64 does not fit int64: `//` and `%` work in uint64, `+ - *` require a cast;
 - decimals compute as float64 and compare exactly;
 - two columns are compared in a type that holds both; NaN fails every comparison but `!=`.
 
-An operand counts the nodes of its expression, because a rule that uses an operand twice doubles it: without a limit, a
-short text could grow into an expression of any size.
+An operand counts the nodes of its expression: a rule that uses an operand twice doubles it.
 """
 
 from __future__ import annotations

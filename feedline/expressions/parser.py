@@ -85,12 +85,9 @@ def parse_tree(text: str) -> Node:
 
 
 def python_tree(text: str) -> ast.Expression:
-    """`ast.parse` of an expression, repeated after a spurious SystemError.
-
-    CPython 3.11 counts the depth of all threads' trees in one variable (python/cpython#106905), and another thread may
-    run in between where the garbage collector has callbacks, as Dask's do. The lock keeps threads that parse
-    expressions apart; one that formats a traceback may still disturb them.
-    """
+    """`ast.parse` of an expression, repeated after a spurious SystemError: CPython 3.11 counts the depth of all
+    threads' trees in one variable (python/cpython#106905). The lock keeps threads that parse expressions apart; one
+    that formats a traceback may still disturb them."""
     with _parsing:
         for _ in range(_ATTEMPTS):
             with contextlib.suppress(SystemError):

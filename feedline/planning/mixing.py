@@ -23,9 +23,7 @@ from feedline.spec.sections import ShuffleSpec
 from feedline.spec.source_section import SourceSpec
 
 DEFAULT_WINDOW_ROWS = {1: 131_072, 2: 524_288, 3: 524_288}
-# Blocks that share a window, where row groups are small enough. With 32 and the default window blocks would be smaller
-# than the chunks in which rows are transformed, and each costs a task. From version 3 on, wide rows make them more: the
-# fewest of which each reads no more than `_BLOCK_BYTES`.
+# Blocks that share a window, where row groups are small enough: the fewest of which each reads `_BLOCK_BYTES` at most.
 WINDOW_BLOCKS = {1: (1,), 2: (16,), 3: (16, 32, 64)}
 FULL_LANES = 4
 # Rows of a block below which its task costs more than a tenth of its work.

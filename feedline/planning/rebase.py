@@ -1,15 +1,14 @@
 """Plan the rest of an epoch on a new snapshot, after its table was rewritten.
 
-Runs in: the feeder or the process of `feedline rebase`, once per rebase. The old plan and the state give the kept rows
-of each row group that were delivered (`delivered_rows`). Then, file by file:
+Runs in: the feeder or the process of `feedline rebase`. The old plan and the state give the kept rows of each row group
+that were delivered (`delivered_rows`). Then, file by file:
 
 - unchanged (same path, size and footer digest): the same rows count as delivered, by position;
 - deleted, in a partition without new files: no row remains;
-- rewritten (same path, other bytes, or new files in a partition that lost some): if no row of the old files was
-  delivered, every row of the new ones remains. Otherwise the identities that blocks recorded are matched with those of
-  the new files, which are read once. A delivered row without a recorded identity is an error.
+- rewritten: if no row of the old files was delivered, every row of the new ones remains. Otherwise the identities that
+  blocks recorded are matched with those of the new files. A delivered row without a recorded identity is an error.
 
-Rows of new partitions, and of files added beside unchanged ones, were never delivered and join the epoch.
+Rows of new partitions, and of files added beside unchanged ones, join the epoch.
 """
 
 from __future__ import annotations

@@ -206,11 +206,8 @@ def _load_named(spec: PipelineSpec, name: str) -> tuple[Snapshot, Rebase | None]
 
 
 def _with_recorded_types(plan: Plan, *, fill: bool = False) -> Plan:
-    """Save the types of the table's columns for serving, and return the plan; `fill`: save only missing types.
-
-    A run does not need the record, so it continues where the artifacts folder cannot be written; serving reports what
-    it lacks.
-    """
+    """Save the types of the table's columns for serving, where the artifacts folder can be written, and return the
+    plan; `fill`: save only missing types."""
     spec = plan.spec
     with contextlib.suppress(FeedlineError, OSError):
         save_types(artifacts_dir(spec), artifact_set_key(spec), planned_schema(spec, plan.snapshot.schema), fill=fill)

@@ -307,9 +307,8 @@ def _cuts(lane: int, strands: Strands, first: int, stop: int) -> Iterator[Cut]:
 def spread(order: Int64s, split_rows: Int64s, window_rows: int) -> Int64s:
     """Change a permutation of splits so that any `window_rows` rows in a row come from all regions of the table.
 
-    The table is cut into as many regions of equal rows as splits make a window. Each keeps its splits in the order of
-    the permutation, evenly spaced over the epoch, and begins at its own time, so that regions take turns. order,
-    split_rows (of each split in the table's order): int64 [splits].
+    The table is cut into as many regions of equal rows as splits make a window, which take turns. order, split_rows (of
+    each split in the table's order): int64 [splits].
     """
     total = int(split_rows.sum())
     regions = max(1, min(len(order), window_rows * len(order) // max(total, 1)))

@@ -45,11 +45,10 @@ Frames = Sequence[tuple[pl.DataFrame, Sequence[int]]]
 class GroupMeasure:
     """One group on a sample; bytes are per row of the table.
 
-    session_rows: S, the mean rows of a session; None without `shuffle.by`, which names sessions. repeated: d, the share
-    of rows in which a column repeats the row above it: the mean of the columns, weighted by the bytes of their
-    features. worst: the column without which the factor would be highest, and that factor. bytes_plain: of the group's
-    features without deduplication. bytes: with it, inverse included; both None where rows of the sample cannot be
-    computed: `error` says why.
+    session_rows: S, the mean rows of a session; None without `shuffle.by`. repeated: d, the share of rows in which a
+    column repeats the row above it, weighted by the bytes of features. worst: the column without which the factor would
+    be highest, and that factor. bytes_plain, bytes: of the group's features without deduplication, and with it, inverse
+    included; None where rows of the sample cannot be computed: `error` says why.
     """
 
     name: str

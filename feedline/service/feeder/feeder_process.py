@@ -73,10 +73,9 @@ class Ownership:
     def signals(self) -> Iterator[None]:
         """Set the feeder's signal handlers, and remove its scratch folder at the end.
 
-        Ctrl-C is left to the parent, and so are the signals that a job's launcher sends to all processes before it ends
-        the job: a trainer then saves its state while its feeder still delivers batches. The end of the last connection,
-        SIGTERM after that, and the death of the owners end it in order; SIGTERM alone ends only a feeder of
-        `feedline run`.
+        Ctrl-C and a launcher's signals to all processes are left to the parent: a trainer then saves its state while
+        its feeder still delivers. The end of the last connection, SIGTERM after that, and the death of the owners end
+        the feeder in order; SIGTERM alone ends only one of `feedline run`.
         """
 
         def end(signum: int, _frame: object) -> None:

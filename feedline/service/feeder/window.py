@@ -27,9 +27,8 @@ _BUSY, _MOST = 2, 4
 _LARGE_BYTES = 64 * 2**20
 # Blocks take longer when others run beside them.
 _SAFETY = 1.25
-# Blocks beyond the open ones until the trainer's pace is known. On a cluster of thousands of threads, one for each
-# would swamp the scheduler: 256 feeders that start together on 8,000 threads would send it two million tasks; with 64,
-# it was busy for 40 s.
+# Blocks beyond the open ones until the trainer's pace is known. One for each of thousands of threads would swamp the
+# scheduler: with 64, 256 feeders that start together kept it busy for 40 s.
 _FIRST_AHEAD = 16
 # Blocks beyond the open ones, until the first result shows how large blocks are.
 _FIRST_FEW = 4
