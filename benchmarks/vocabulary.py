@@ -26,7 +26,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from feedline.fitting.spill import Scratch, SpilledState, discard, merge_all, parts_of
+from feedline.fitting.spill import Scratch, SpilledState, discard, merge_all, state_parts
 from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts
@@ -112,7 +112,7 @@ def fit(options: argparse.Namespace, folder: str, steps: Steps) -> Artifact:
     if isinstance(state, SpilledState):
         size = sum(path.stat().st_size for path in Path(folder).iterdir())
         steps.measured |= {"files": len(state.files), "spilled_mb": round(size / 1e6, 1)}
-    artifact = learner.finish(parts_of(learner, state, scratch))
+    artifact = learner.finish(state_parts(learner, state, scratch))
     steps.done("finish")
     print(f"digest {artifact.digest[:12]}")
     steps.done("digest")

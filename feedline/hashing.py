@@ -12,9 +12,8 @@ of splitmix64:
     hash(s)    = hash(digest(s))
     bucket     = hash mod n, unsigned
 
-So `hash` of an integer is output seed + 1 of the splitmix64 generator that starts at it, which is published and widely
-tested, and an id has the same hash in an int32, an int64 and a uint64 column. The words of a string are mixed
-separately and summed, which numpy does without a loop over strings.
+So `hash` of an integer is output seed + 1 of the splitmix64 generator that starts at it, and an id has the same hash in
+an int32, an int64 and a uint64 column.
 
 Several values v_1 … v_n (a cross, an n-gram) have the hash of an integer, modulo 2**64:
 
@@ -23,9 +22,8 @@ Several values v_1 … v_n (a cross, an n-gram) have the hash of an integer, mod
 
 `sigrid` is another hash, TorchArrow's sigrid_hash, for ids that were hashed with it elsewhere.
 
-Digests are compiled (`native/rows`). Without a compiler, a string of up to 12 bytes, which is stored inside its Arrow
-string view, zero-padded, as one word of 8 bytes and one of 4, is read there. Longer ones are gathered from their bytes:
-word by word over all strings that are long enough, or, where they are very long, all words of all strings at once.
+Digests are compiled (`native/rows`). Without a compiler, a string of up to 12 bytes is read in its Arrow string view;
+longer ones are gathered from their bytes, word by word over all strings, or all words at once if they are very long.
 
 A row's key may consist of several columns of any types (`key_hash`): each column's value becomes a word w and v =
 hash(w) with the seed, and

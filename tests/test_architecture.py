@@ -144,6 +144,14 @@ FENCES = {
 # Names of drawers, in which things are put that nobody found a place for.
 DRAWERS = {"utils", "util", "helpers", "helper", "common", "base", "manager", "misc", "tools", "core"}
 
+# Public functions of one name in several modules, with the reason.
+DEFINED_TWICE = {
+    "main": "an entry point of a process",
+    "dask_setup": "the hook that Dask looks for in a preload",
+    **dict.fromkeys(("check", "optimize", "rebase"), "typer names a command after its function"),
+    **dict.fromkeys(("agree", "launch_name"), "of ranks with files and with torch.distributed"),
+}
+
 # `eval` of a text, expressions that read files or mix rows, loops over rows.
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 FORBIDDEN_METHODS = {"sql_expr", "map_elements", "iterrows", "itertuples", "iter_rows"}
@@ -390,6 +398,16 @@ def test_nesting_is_counted():
         0
     ]
     assert depth(function) == 2
+
+
+def test_a_public_function_name_is_defined_once():
+    names = Counter(
+        node.name
+        for path in MODULES.values()
+        for node in tree(path).body
+        if isinstance(node, FUNCTIONS) and not node.name.startswith("_")
+    )
+    assert {name for name, count in names.items() if count > 1} <= DEFINED_TWICE.keys()
 
 
 def test_a_name_stands_for_one_thing():

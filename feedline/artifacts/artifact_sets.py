@@ -180,7 +180,7 @@ def choose_set(request: ArtifactSetKey, sets: Sequence[ArtifactSetRecord]) -> Ar
     return max(matches, key=nearness, default=None)
 
 
-def explain_refusal(
+def explain_no_match(
     request: ArtifactSetKey, sets: Sequence[ArtifactSetRecord], others: Sequence[str]
 ) -> Refusal | None:
     """Explain why none of the owner's sets matches, or which other pipelines have sets.

@@ -31,7 +31,7 @@ from feedline.artifacts.artifact_sets import (
     ArtifactSetKey,
     ArtifactSetRecord,
     Refusal,
-    explain_refusal,
+    explain_no_match,
     find_set,
     load_old_set,
     load_sets,
@@ -230,7 +230,7 @@ class StoredArtifactSet:
         request, folder = self.ref.request, self.ref.folder
         if request is None or self.manifest is not None:
             return None
-        return explain_refusal(request, load_sets(folder, request.owner), other_pipelines(folder, request.owner))
+        return explain_no_match(request, load_sets(folder, request.owner), other_pipelines(folder, request.owner))
 
     def find_artifact(self, request: FitRequest) -> Artifact | None:
         """The artifact of a fit, read once per process; None if there is none that matches (see `explain_missing`).

@@ -38,11 +38,8 @@ _WORTH_GATHERING = 0.9  # the share of unique rows from which on all rows are ta
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """How a block's first rows are handed over while the rest is computed.
-
-    rows: of the first part, about; later ones grow. take: called in this thread with each part, in the block's order,
-    except the last.
-    """
+    """How a block's first rows are handed over while the rest is computed. rows: of the first part, about; later ones
+    grow. take: called in this thread with each part, in the block's order, except the last."""
 
     rows: int
     take: Callable[[Rows], None]
@@ -62,10 +59,8 @@ class StageClock:
 
 
 class BlockEncoder:
-    """Transforms and encodes chunks, small ones together: each call costs milliseconds, even for few rows.
-
-    whole: all of them at the end, in their final order, unless they are large.
-    """
+    """Transforms and encodes chunks, small ones together: each call costs milliseconds, even for few rows. whole: all
+    of them at the end, in their final order, unless they are large."""
 
     def __init__(self, compiled: CompiledJob, clock: StageClock, *, whole: bool) -> None:
         self._whole = whole
@@ -154,10 +149,8 @@ class BlockEncoder:
         stored: Sequence[_Stored],
         borders: Sequence[int],
     ) -> UniqueRows[EncodedRows]:
-        """Transform and encode the rows of a deduplicated group that do not repeat the row above them.
-
-        coded, stored: the rows, without the columns that are stored once per run, and those columns.
-        """
+        """Transform and encode the rows of a deduplicated group that do not repeat the row above them. coded, stored:
+        the rows, without the columns that are stored once per run, and those columns."""
         by, height = () if self._compiled.by is None else (self._compiled.by,), coded.frame.height
         columns = _columns_in(coded, group)
         starts = first_coded_rows(coded, (*by, *columns), [border for border in borders if border < height])
@@ -187,9 +180,7 @@ class BlockEncoder:
         self, part: CompiledPart, coded: DictionaryFrame, repeats: NDArray[np.int64] | None = None
     ) -> EncodedRows:
         """Transform and encode rows of which some columns are codes: what reads these, once per distinct value.
-
-        repeats: as of `_encode_part`.
-        """
+        repeats: as of `_encode_part`."""
         coded = coded.only(part.coded_columns.columns)
         split = part.coded_columns.split(coded.dictionaries) if coded.dictionaries else None
         if split is None:

@@ -21,7 +21,7 @@ from feedline.blocks.single_flight import SingleFlight
 from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile.coded_features import CodedColumn, value_features
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_some
-from feedline.warehouse.parquet.repeated_rows import first_rows
+from feedline.warehouse.parquet.repeated_rows import run_starts_at
 from feedline.warehouse.reading.expanded_codes import expand_codes
 
 _MOST_SETS = 8  # sets of coded columns for which a job's features are compiled
@@ -51,11 +51,11 @@ def first_coded_rows(coded: DictionaryFrame, columns: Sequence[str], borders: Se
     Equal codes are equal values. Others may be, too: a dictionary may have an entry twice, as those do that were laid
     end to end. So values are compared where codes differ, of rows in which no column before does.
     """
-    starts = first_rows(coded.frame, [name for name in columns if name not in coded.dictionaries], borders)
+    starts = run_starts_at(coded.frame, [name for name in columns if name not in coded.dictionaries], borders)
     for name in columns:
         if name not in coded.dictionaries or starts.all():
             continue
-        other = np.flatnonzero(first_rows(coded.frame, [name], ()) & ~starts)
+        other = np.flatnonzero(run_starts_at(coded.frame, [name], ()) & ~starts)
         codes = coded.frame.get_column(name)
         if isinstance(codes.dtype, pl.List):
             lengths = np.diff(codes.rechunk().to_arrow().offsets.to_numpy())
@@ -65,7 +65,7 @@ def first_coded_rows(coded: DictionaryFrame, columns: Sequence[str], borders: Se
         if len(other):
             pairs = pl.DataFrame([codes])[np.stack([other - 1, other], axis=1).ravel()]
             values = expand_codes(pairs, {name: coded.dictionaries[name]})
-            starts[other] = first_rows(values, [name], ())[1::2]
+            starts[other] = run_starts_at(values, [name], ())[1::2]
     return starts
 
 

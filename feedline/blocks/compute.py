@@ -148,7 +148,7 @@ def first_chunks(job: Job, requests: Iterable[BlockRequest], count: int) -> list
     return list(itertools.islice(chunks, count))
 
 
-def sampled_rows(job: Job, request: BlockRequest, rows: int) -> tuple[pl.DataFrame, list[int]]:
+def first_block_rows(job: Job, request: BlockRequest, rows: int) -> tuple[pl.DataFrame, list[int]]:
     """The first rows of a block as its task reads them, at most `rows`, and where among them a piece begins."""
     compiled = compile_job(job)
     frames: list[pl.DataFrame] = []

@@ -38,10 +38,8 @@ class UnknownJobError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CompiledPart:
-    """The features of plain rows, or those of a deduplicated group, with their columns of a batch.
-
-    columns: whose values decide whether a row repeats the row above it; empty for plain rows.
-    """
+    """The features of plain rows, or those of a deduplicated group, with their columns of a batch. columns: whose
+    values decide whether a row repeats the row above it; empty for plain rows."""
 
     features: CompiledFeatures
     schema: BatchSchema
@@ -95,10 +93,8 @@ def find_job(job: Job | str) -> Job:
 
 
 def compile_job(job: Job, planned: CompiledFeatures | None = None) -> CompiledJob:
-    """The job, compiled once per process.
-
-    planned: its features as its plan compiled them, if none of them uses an artifact.
-    """
+    """The job, compiled once per process. planned: its features as its plan compiled them, if none of them uses an
+    artifact."""
     return _compiled.get(job.digest, lambda: _compile(job, planned))
 
 

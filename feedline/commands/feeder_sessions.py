@@ -18,7 +18,7 @@ from feedline.loader.facts import FeederFacts, Hello
 from feedline.loader.ring.channel import Channel
 from feedline.loader.ring.launch import feeder_threads, log_path, memory_share
 from feedline.loader.ring.rendezvous import job_fingerprint
-from feedline.planning.agreement import RunStart, verify
+from feedline.planning.agreement import RunStart, verify_agreement
 from feedline.planning.binding.table_features import required_functions
 from feedline.planning.plan import Plan, first_fragment
 from feedline.planning.resolve import resolve_hello
@@ -118,7 +118,7 @@ def open_sessions(request: FeedRequest, *, early: bool = False) -> Iterator[Feed
         planner = Planner(
             partial(_resolve, spec, cluster),
             job=job_fingerprint(spec),
-            verify=lambda start: verify(start, spec.work_dir),
+            verify=lambda start: verify_agreement(start, spec.work_dir),
         )
         yield FeederSessions(request, spec, cluster, planner, demand)
     finally:

@@ -1,12 +1,9 @@
 """Parse expression text, as in `where` and `expr`, and bind it to a schema: a Polars expression and its predicate.
 
-Runs in the process that plans and in every worker: text and schema travel, never a Polars expression, and each
-process builds its own (`BoundExpression` pickles as its text). The text is never evaluated as Python or as SQL.
-
-There are two steps. `parse` needs no table: the text is checked, parsed with `ast` and rebuilt from an allow-list
-(`tokens`, `parser`). `bind` types the tree against a schema (`binder`, `operators`, `functions`), binds literals to the
-types they meet (`literals`) and returns the Polars expression, its type, and its predicate. The reference of the
-language is `docs/expressions.md`.
+Text and schema travel between processes, never a Polars expression (`BoundExpression` pickles as its text). The text is
+never evaluated as Python or as SQL: `parse` rebuilds it from an allow-list (`tokens`, `parser`); `bind_expression`
+types the tree against a schema (`binder`, `operators`, `functions`) and binds literals to the types they meet
+(`literals`). The reference of the language is `docs/expressions.md`.
 """
 
 from __future__ import annotations
@@ -30,11 +27,17 @@ from feedline.expressions.parser import parse_tree
 from feedline.expressions.predicates import Opaque, Predicate
 from feedline.expressions.row_preservation import is_row_preserving, offending_node
 from feedline.expressions.spans import Fault, Span, render
-from feedline.expressions.types import (
-    describe,
-)
+from feedline.expressions.types import type_name
 
-__all__ = ["BoundExpression", "Expression", "bind", "bind_where", "is_row_preserving", "offending_node", "parse"]
+__all__ = [
+    "BoundExpression",
+    "Expression",
+    "bind_expression",
+    "bind_where",
+    "is_row_preserving",
+    "offending_node",
+    "parse",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -93,11 +96,8 @@ class BoundExpression:
 
 
 def parse(text: str) -> Expression:
-    """Parse an expression's text.
-
-    Raises:
-        ExpressionError: where the text is not of the language; the message shows the position.
-    """
+    """Parse an expression's text. Raises ExpressionError where the text is not of the language; the message shows the
+    position."""
     if not isinstance(text, str):
         raise ExpressionError(f"an expression must be a string: got {type(text).__name__}")
     try:
@@ -108,13 +108,9 @@ def parse(text: str) -> Expression:
     return Expression(text=text, columns=columns, tree=tree)
 
 
-def bind(expression: Expression, schema: pa.Schema) -> BoundExpression:
-    """Bind an expression to the columns of a schema.
-
-    Raises:
-        ExpressionError: for a column that the schema lacks, and for types that do not fit; the message shows the
-            position.
-    """
+def bind_expression(expression: Expression, schema: pa.Schema) -> BoundExpression:
+    """Bind an expression to the columns of a schema. Raises ExpressionError for a column that the schema lacks, and for
+    types that do not fit; the message shows the position."""
     try:
         operand = Binder(schema).operand(expression.tree)
     except Fault as fault:
@@ -143,15 +139,15 @@ def bind_where(text: str, schema: pa.Schema) -> BoundExpression:
     Raises:
         ExpressionError: as `parse` and `bind`, and where the result is not boolean.
     """
-    bound = bind(parse(text), schema)
+    bound = bind_expression(parse(text), schema)
     if bound.dtype != BOOL:
-        message = f"a condition must be boolean: got {describe(bound.dtype)}. Compare it, as in `x > 0`"
+        message = f"a condition must be boolean: got {type_name(bound.dtype)}. Compare it, as in `x > 0`"
         raise ExpressionError(render(text, Fault(message, Span(0, len(text)))))
     return bound
 
 
 def _rebind(text: str, schema: pa.Schema) -> BoundExpression:
-    return bind(parse(text), schema)
+    return bind_expression(parse(text), schema)
 
 
 def _narrow(expression: Expression, schema: pa.Schema, whole: Operand) -> tuple[frozenset[str], pl.Expr]:

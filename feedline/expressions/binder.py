@@ -23,12 +23,12 @@ from feedline.expressions.types import (
     STRING,
     STRUCT,
     column_type,
-    describe,
     instance,
     kind,
     language_type,
     nearest,
     quote_name,
+    type_name,
 )
 
 _CONSTANTS = {
@@ -70,7 +70,7 @@ class Binder:
             case nodes.Arithmetic(op=op, left=left, right=right):
                 return operators.arithmetic(op, self._side(left), self._side(right), node.span)
             case nodes.Compare(op=op, left=left, right=right):
-                return operators.compare(op, self._side(left), self._side(right), node.span)
+                return operators.compare_operands(op, self._side(left), self._side(right), node.span)
             case nodes.Member(item=item, values=values):
                 return operators.member(self.operand(item), values, node.span)
             case nodes.NullTest(item=item):
@@ -130,7 +130,7 @@ class Binder:
             assert isinstance(item.dtype, pl.Map)
             key_type, dtype = instance(item.dtype.key), instance(item.dtype.value)
             if kind(key_type) not in (STRING, INTEGER):
-                raise Fault(f"a map's key must be a string or an integer: got {describe(item.dtype)}", item.span)
+                raise Fault(f"a map's key must be a string or an integer: got {type_name(item.dtype)}", item.span)
             expr = item.expr.map.get(literals.literal(literals.value_of(key, key_type), key_type))
             if part is not None and flattened is not None:
                 expr, dtype = self._coalesce(part, flattened, expr, node.span)
@@ -138,7 +138,7 @@ class Binder:
         else:
             remedy = {LIST: ". Write `.list.get(position)`", STRING: ". Write `.str.slice(start, length)`"}
             expected = "a string as key" if item.kind == STRUCT else "a struct or a map"
-            got = f"{describe(item.dtype)}{remedy.get(item.kind, '')}"
+            got = f"{type_name(item.dtype)}{remedy.get(item.kind, '')}"
             raise Fault(
                 f"`[...]` reads a field of a struct or a key of a map: expected {expected}, got {got}", node.span
             )
@@ -164,7 +164,7 @@ class Binder:
         side = self._side(node)
         if isinstance(side, Operand) and side.kind == BOOLEAN:
             return side
-        got = f"the literal {side.value!r}" if isinstance(side, nodes.Constant) else describe(side.dtype)
+        got = f"the literal {side.value!r}" if isinstance(side, nodes.Constant) else type_name(side.dtype)
         raise Fault(f"a condition must be boolean: got {got[:80]}. Compare it, as in `x > 0`", side.span)
 
     def _logic(self, node: nodes.Logic) -> Operand:

@@ -1,14 +1,9 @@
 """Name parts of columns, find the table's columns that hold them, and rewrite expressions over them.
 
-Runs in: every process. Pure.
-
-A part is what subscripts alone reach in a column: a struct's field (`user["country"]`), a map's value
-(`features_map["price"]`), any depth of both. Lists of what to read contain names, and a name that is not a column of
-the table may be a part, written as in an expression; frames then have a column of that name. So readers decode only
-the requested fields of a struct, and look up all keys of a map in one pass (`extraction`).
-
-A table may keep one key of a map as a column of its own (`flattened_name`), as `feedline optimize --flatten` writes
-it. In files that have it, such a column replaces the key of the map wherever it is not null.
+Pure. A part is what subscripts alone reach in a column: a struct's field (`user["country"]`), a map's value
+(`features_map["price"]`), any depth of both. A name in a list of what to read may be a part, written as in an
+expression; frames then have a column of that name. A table may keep one key of a map as a column of its own
+(`flattened_name`), which replaces the key of the map wherever it is not null.
 """
 
 from __future__ import annotations
@@ -101,11 +96,8 @@ def part_of(name: str) -> ColumnPart | None:
 
 
 def part_field(schema: pa.Schema, part: ColumnPart) -> pa.Field:
-    """The part as a nullable Arrow field of its name.
-
-    Raises PartError where the schema has no such column, field or type of key, and where the column for a key of a map
-    has an incompatible type.
-    """
+    """The part as a nullable Arrow field of its name. Raises PartError where the schema has no such column, field or
+    type of key, and where the column for a key of a map has an incompatible type."""
     index = schema.get_field_index(part.column)
     column = flattened_column(schema, part)
     if index >= 0:
@@ -187,9 +179,7 @@ def _quote(text: str) -> str:
 
 def over_parts(tree: Node, schema: pa.Schema) -> tuple[Node, frozenset[str]]:
     """The tree with columns for parts, and the names of its columns. A part with the name of a column stays a chain.
-
-    Where the schema has the column for a key of a map but not the map, the part is that column (or a part of it).
-    """
+    Where the schema has the column for a key of a map but not the map, the part is that column (or a part of it)."""
     names: set[str] = set()
 
     def rewrite(node: Node) -> Node:

@@ -1,9 +1,8 @@
 """Split a condition into terms that read one column each, as far as its `and`, `or` and `not` allow.
 
-Pure; runs wherever rows are read. A term over one column may be evaluated on the column's distinct values; `Joint`
-says how terms are joined. Only the rows for which a condition is true matter, not those for which it is false rather
-than null. So `not` is taken into the terms: `not (a and b)` is true where `a` is false or `b` is, and a term is true or
-false for each row, never null. Terms are over a frame of column parts, as `BoundExpression.narrow` is.
+Pure. A term over one column may be evaluated on the column's distinct values; `Joint` says how terms are joined. Only
+the rows for which a condition is true matter. So `not` is taken into the terms: `not (a and b)` is true where `a` is
+false or `b` is, and a term is true or false for each row, never null. Terms are over a frame of column parts.
 """
 
 from __future__ import annotations

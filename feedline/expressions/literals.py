@@ -36,8 +36,8 @@ from feedline.expressions.types import (
     INTEGER_RANGES,
     STRING,
     TIMESTAMP,
-    describe,
     kind,
+    type_name,
 )
 
 _EPOCH = datetime(1970, 1, 1)
@@ -103,12 +103,8 @@ class _Grid:
     value: Callable[[int], object]
 
 
-def compare(op: Operator, constant: Constant, dtype: pl.DataType) -> LiteralComparison:
-    """`x op constant` for an x of that type.
-
-    Raises:
-        Fault: where such a literal cannot be compared with that type.
-    """
+def compare_literal(op: Operator, constant: Constant, dtype: pl.DataType) -> LiteralComparison:
+    """`x op constant` for an x of that type. Raises Fault where such a literal cannot be compared with that type."""
     if kind(dtype) == FLOAT:
         return _compare_float(op, constant, dtype)
     grid = _grid(dtype)
@@ -128,7 +124,7 @@ def compare(op: Operator, constant: Constant, dtype: pl.DataType) -> LiteralComp
     return LiteralComparison("and", (Leaf(op, grid.value(floor)),))
 
 
-def members(constants: Sequence[Constant], dtype: pl.DataType) -> LiteralComparison | tuple[object, ...]:
+def list_members(constants: Sequence[Constant], dtype: pl.DataType) -> LiteralComparison | tuple[object, ...]:
     """The values of a list that the type can hold; a `LiteralComparison` that is never true where there are none."""
     grid = _grid(dtype)
     values: list[object] = []
@@ -151,24 +147,21 @@ def members(constants: Sequence[Constant], dtype: pl.DataType) -> LiteralCompari
 
 
 def value_of(constant: Constant, dtype: pl.DataType) -> object:
-    """The literal as a value of that type: exactly, or the nearest float.
-
-    Raises:
-        Fault: where the type has no such value.
-    """
+    """The literal as a value of that type: exactly, or the nearest float. Raises Fault where the type has no such
+    value."""
     if constant.value is None:
         return None
     if kind(dtype) == FLOAT:
         value = _nearest_float(constant, dtype)
         if abs(value) == float("inf"):
-            raise Fault(f"the number does not fit {describe(dtype)}: got {constant.value!r}", constant.span)
+            raise Fault(f"the number does not fit {type_name(dtype)}: got {constant.value!r}", constant.span)
         return value
     grid = _grid(dtype)
     if grid is None:
         return _plain(constant, dtype)
     position = grid.position(constant)
     if position.denominator != 1 or not grid.low <= position <= grid.high:
-        raise Fault(f"the literal does not fit {describe(dtype)}: got {constant.value!r}", constant.span)
+        raise Fault(f"the literal does not fit {type_name(dtype)}: got {constant.value!r}", constant.span)
     return grid.value(position.numerator)
 
 
@@ -205,8 +198,8 @@ def misfit_fault(constant: Constant, dtype: pl.DataType) -> Fault:
     expected = _EXPECTATIONS.get(kind(dtype))
     if expected is None:
         remedy = {"duration": "compare `x.dt.total_seconds()`", "time": "compare `x.dt.hour()`"}.get(kind(dtype), "")
-        return Fault(f"{describe(dtype)} has no literals: got {got}. {remedy}".rstrip(". "), constant.span)
-    return Fault(f"the literal does not fit {describe(dtype)}: got {got}, expected {expected}", constant.span)
+        return Fault(f"{type_name(dtype)} has no literals: got {got}. {remedy}".rstrip(". "), constant.span)
+    return Fault(f"the literal does not fit {type_name(dtype)}: got {got}, expected {expected}", constant.span)
 
 
 def _constant(always: bool, value: object) -> LiteralComparison:
@@ -331,7 +324,7 @@ def _days(constant: Constant, dtype: pl.DataType) -> Fraction:
 def _microseconds(constant: Constant, dtype: pl.DataType, zone: str | None) -> Fraction:
     moment, offset, _ = _parse(constant, dtype)
     if offset is not None and zone is None:
-        raise Fault(f"{describe(dtype)} has no time zone: got {constant.value!r}. Leave the offset out", constant.span)
+        raise Fault(f"{type_name(dtype)} has no time zone: got {constant.value!r}. Leave the offset out", constant.span)
     at = (moment - _EPOCH) // _MICROSECOND
     if offset is not None:
         at -= offset // _MICROSECOND

@@ -2,15 +2,13 @@
 
 Pure: from operands to operands, each a Polars expression with its type. The rules:
 
-- integers widen to int64 and floats to float64 before anything is computed, so nothing wraps in int8 and nothing is
-  rounded to float32 on the way. Functions that only *choose* a value (`fill_null`, `clip`, `when` ...) keep float32
-  as it is;
+- integers widen to int64 and floats to float64 before anything is computed. Functions that only *choose* a value
+  (`fill_null`, `clip`, `when` ...) keep float32;
 - uint64 does not fit int64: `//` and `%` work in uint64, `+ - *` require a cast;
 - decimals compute as float64 and compare exactly;
 - two columns are compared in a type that holds both; NaN fails every comparison but `!=`.
 
-An operand counts the nodes of its expression, because a rule that uses an operand twice doubles it: without a limit, a
-short text could grow into an expression of any size.
+An operand counts the nodes of its expression: a rule that uses an operand twice doubles it.
 """
 
 from __future__ import annotations
@@ -48,8 +46,8 @@ from feedline.expressions.types import (
     NUMBERS,
     STRING,
     TIMESTAMP,
-    describe,
     kind,
+    type_name,
 )
 
 MAX_SIZE = 60_000  # nodes of the Polars expression; 60,000 plan in about 0.3 s
@@ -91,11 +89,8 @@ class Operand:
 
 
 def result(expr: pl.Expr, dtype: pl.DataType, span: Span, parts: Sequence[Operand], *, extra: int = 1) -> Operand:
-    """An operand computed from others; `parts` lists each as often as the expression uses it.
-
-    Raises:
-        Fault: where the expression grows beyond `MAX_SIZE`.
-    """
+    """An operand computed from others; `parts` lists each as often as the expression uses it. Raises Fault where the
+    expression grows beyond `MAX_SIZE`."""
     size = sum(part.size for part in parts) + extra
     if size > MAX_SIZE:
         raise Fault(f"the expression grows too large: more than {MAX_SIZE:,} operations", span)
@@ -110,7 +105,7 @@ def result(expr: pl.Expr, dtype: pl.DataType, span: Span, parts: Sequence[Operan
 def negative(item: Operand, span: Span) -> Operand:
     """`-item`, in int64 or float64."""
     if item.kind not in NUMBERS or item.dtype == UINT64:
-        raise Fault(f"`-` needs a signed number: got {describe(item.dtype)}{_number_remedy(item)}", item.span)
+        raise Fault(f"`-` needs a signed number: got {type_name(item.dtype)}{_number_remedy(item)}", item.span)
     wide = item.widen()
     return result(-wide.expr, wide.dtype, span, [wide])
 
@@ -126,7 +121,7 @@ def arithmetic(op: ArithmeticOperator, left: Operand | Constant, right: Operand 
         return _elapsed_time(*parts, span=span)
     for part in parts:
         if part.kind not in NUMBERS:
-            raise Fault(f"`{op}` needs numbers: got {describe(part.dtype)}{_number_remedy(part)}", part.span)
+            raise Fault(f"`{op}` needs numbers: got {type_name(part.dtype)}{_number_remedy(part)}", part.span)
     for side in sides:
         if isinstance(side, Constant) and (isinstance(side.value, bool) or not isinstance(side.value, int | float)):
             raise Fault(f"`{op}` needs numbers: got {side.value!r}", side.span)
@@ -219,26 +214,26 @@ _MIRRORED_OPERATORS: dict[Operator, Operator] = {"<": ">", "<=": ">=", ">": "<",
 _COMPARABLE = NUMBERS | {BOOLEAN, STRING, BINARY, DATE, TIMESTAMP, DURATION}
 
 
-def compare(op: Operator, left: Operand | Constant, right: Operand | Constant, span: Span) -> Operand:
+def compare_operands(op: Operator, left: Operand | Constant, right: Operand | Constant, span: Span) -> Operand:
     """`left op right` with SQL's nulls and IEEE's NaN."""
     if isinstance(left, Constant):
         if isinstance(right, Constant):
             raise Fault("two literals are compared: expected a column on one side", span)
-        return compare(_MIRRORED_OPERATORS[op], right, left, span)
+        return compare_operands(_MIRRORED_OPERATORS[op], right, left, span)
     if left.kind not in _COMPARABLE:
         raise _incomparable_fault(left)
     if isinstance(right, Constant):
-        return _compare_literal(left, literals.compare(op, right, left.dtype), span)
+        return _compare_literal(left, literals.compare_literal(op, right, left.dtype), span)
     if right.kind not in _COMPARABLE:
         raise _incomparable_fault(right)
-    return _compare_operands(op, left, right, span)
+    return _compare_columns(op, left, right, span)
 
 
 def member(item: Operand, values: Sequence[Constant], span: Span) -> Operand:
     """`item in values`: null for null, false for NaN."""
     if item.kind not in _COMPARABLE - {DURATION}:
         raise _incomparable_fault(item)
-    bound = literals.members(values, item.dtype)
+    bound = literals.list_members(values, item.dtype)
     if isinstance(bound, LiteralComparison):
         return _compare_literal(item, bound, span)
     operand = result(literals.evaluate_members(bound, item.expr, item.dtype), BOOL, span, [item], extra=2)
@@ -265,12 +260,12 @@ def _incomparable_fault(item: Operand) -> Fault:
         LIST: ". Write `.list.contains(value)` or compare `.list.len()`",
         NULL: ": the column holds only nulls",
     }.get(item.kind, "")
-    return Fault(f"{describe(item.dtype)} cannot be compared{remedy}", item.span)
+    return Fault(f"{type_name(item.dtype)} cannot be compared{remedy}", item.span)
 
 
-def _compare_operands(op: Operator, left: Operand, right: Operand, span: Span) -> Operand:
+def _compare_columns(op: Operator, left: Operand, right: Operand, span: Span) -> Operand:
     if left.kind != right.kind and not {left.kind, right.kind} <= NUMBERS:
-        raise Fault(f"{describe(left.dtype)} cannot be compared with {describe(right.dtype)}", span)
+        raise Fault(f"{type_name(left.dtype)} cannot be compared with {type_name(right.dtype)}", span)
     if left.kind == BOOLEAN and op not in ("==", "!="):
         raise Fault("booleans have no order: compare with `==` or `!=`", span)
     left, right = _same_type(left, right, span)
@@ -332,7 +327,7 @@ def _in_utc(item: Operand) -> pl.Expr:
 # --- a common type ------------------------------------------------------------------------------------------
 
 
-def unify(sides: Sequence[Operand | Constant], span: Span) -> tuple[list[pl.Expr], pl.DataType]:
+def common_type(sides: Sequence[Operand | Constant], span: Span) -> tuple[list[pl.Expr], pl.DataType]:
     """The sides as expressions of their common type; literals take the type of the columns.
 
     Integers become int64; float32 columns alone stay float32.
@@ -356,7 +351,7 @@ def _common_type(parts: Sequence[Operand], constants: Sequence[Constant], span: 
     if all(part.dtype == first for part in parts) and kinds not in ({INTEGER}, {FLOAT}):
         return first
     if not kinds <= NUMBERS:
-        types = " and ".join(dict.fromkeys(describe(part.dtype) for part in parts))
+        types = " and ".join(dict.fromkeys(type_name(part.dtype) for part in parts))
         raise Fault(f"the values have no common type: got {types}", span)
     if kinds != {INTEGER}:
         narrow = kinds == {FLOAT} and all(part.dtype != FLOAT64 for part in parts)

@@ -1,10 +1,8 @@
 """Parse an expression's text into a tree of the language's nodes.
 
-Pure; runs in any process that reads an expression. The text is checked (`tokens.scan`), parsed with `ast` and rebuilt
-node by node: a kind of Python node that `_Builder` does not name is refused, so nothing of Python's own meaning
-(attributes, calls, comprehensions, f-strings, lambdas) survives. Functions and methods are looked up in the allow-list
-here, so a hostile text fails before it meets a table. The tree is never evaluated in Python, apart from arithmetic on
-two literals (`60 * 60`), which is bounded.
+Pure. The text is checked (`tokens.scan`), parsed with `ast` and rebuilt node by node: a kind of Python node that
+`_Builder` does not name is refused. Functions and methods are looked up in the allow-list here, so a hostile text fails
+before it meets a table. Only arithmetic on two literals (`60 * 60`), which is bounded, is evaluated in Python.
 """
 
 from __future__ import annotations
@@ -87,12 +85,9 @@ def parse_tree(text: str) -> Node:
 
 
 def python_tree(text: str) -> ast.Expression:
-    """`ast.parse` of an expression, repeated after a spurious SystemError.
-
-    CPython 3.11 counts the depth of all threads' trees in one variable (python/cpython#106905), and another thread may
-    run in between where the garbage collector has callbacks, as Dask's do. The lock keeps threads that parse
-    expressions apart; one that formats a traceback may still disturb them.
-    """
+    """`ast.parse` of an expression, repeated after a spurious SystemError: CPython 3.11 counts the depth of all
+    threads' trees in one variable (python/cpython#106905). The lock keeps threads that parse expressions apart; one
+    that formats a traceback may still disturb them."""
     with _parsing:
         for _ in range(_ATTEMPTS):
             with contextlib.suppress(SystemError):

@@ -1,9 +1,7 @@
 """Describe a `where` to the code that prunes by partition values and statistics.
 
-Pure values, built by `binder` and evaluated by `warehouse/selection` in the process that plans. A predicate is a
-tree: `And`, `Or` and `Not` over leaves, with the three truth values of SQL. A leaf names a column of the table and
-holds literals that are already bound to that column's type, so `p <= 0.1` on a float32 column holds float32's 0.1 and
-an integer column never meets a literal outside its range.
+Pure values, built by `binder` and evaluated by `warehouse/selection`: a tree of `And`, `Or` and `Not` over leaves, with
+the three truth values of SQL. A leaf names a column and holds literals that are already bound to that column's type.
 
 - `Comparison`: null for a null value; for a NaN `!=` is true and every other operator is false.
 - `Membership`: null for a null value; its values hold no null and no NaN.

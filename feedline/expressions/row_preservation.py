@@ -1,12 +1,9 @@
 """Check that every value of a Polars expression depends on its own row only.
 
-Pure; runs wherever features are compiled. Polars answers for the root of an expression alone (`meta.is_row_separable`
-says yes to `x - x.mean()` and to `x.cum_sum() + 1`), so the whole tree is walked with `meta.pop`: each node must be
-separable by rows and must preserve the number of rows, or be a single literal.
-
-Polars cannot judge a node above a `list.eval` without a schema (ColumnNotFoundError). There the tree is rewritten:
-the expression inside a `list.eval` sees the elements of one list only, so each is replaced by `list.drop_nulls`, which
-also gives one list per row, and the rest is walked as before.
+Pure. Polars answers for the root of an expression alone (`meta.is_row_separable` says yes to `x - x.mean()`), so the
+whole tree is walked with `meta.pop`: each node must be separable by rows and must preserve the number of rows, or be a
+single literal. Polars cannot judge a node above a `list.eval` without a schema: the expression inside sees the elements
+of one list only, so each `list.eval` is replaced by `list.drop_nulls`, which also gives one list per row.
 """
 
 from __future__ import annotations
@@ -76,10 +73,8 @@ def _walk(expr: pl.Expr) -> str | Exception | None:
 
 
 def _lookup(node: pl.Expr, parts: list[pl.Expr]) -> str | None:
-    """The name of a node that looks its input up in a table; a literal table may have any number of rows.
-
-    Polars calls `x.is_in(y)` separable although it may ask all rows of y, and a search in a literal inseparable.
-    """
+    """The name of a node that looks its input up in a table; a literal table may have any number of rows. Polars calls
+    `x.is_in(y)` separable although it may ask all rows of y, and a search in a literal inseparable."""
     for name in _LOOKUPS:
         if len(parts) > 1 and str(node).startswith(f"{parts[-1]}.{name}(["):
             return name

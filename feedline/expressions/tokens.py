@@ -1,11 +1,9 @@
 """Check that a string may be parsed as an expression.
 
-Pure; runs in any process that reads an expression. `scan` walks the text once with Python's tokenizer, before `ast`
-sees it. What could exhaust the parser's stack (brackets and prefix operators that nest, chains of `**`), what could
-exhaust memory (text, tokens, digits) and every word or sign outside the language is refused here, each with its exact
-position and the word to use instead. The rest keeps `ast.parse` shallow and free of warnings.
-
-The text is read between parentheses (`SourceText`), so that it may span several lines.
+Pure. `scan` walks the text once with Python's tokenizer, before `ast` sees it. What could exhaust the parser's stack
+(brackets and prefix operators that nest, chains of `**`) or memory (text, tokens, digits), and every word or sign
+outside the language, is refused with its exact position and the word to use instead. The text is read between
+parentheses (`SourceText`), so that it may span several lines.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def kind(dtype: pl.DataType) -> str:
     return _KINDS.get(type(dtype), str(dtype))
 
 
-def describe(dtype: pl.DataType) -> str:
+def type_name(dtype: pl.DataType) -> str:
     """The type's name in messages: `int64`, `timestamp[us, UTC]`, `list<float32>`."""
     match dtype:
         case pl.Datetime(time_unit=unit, time_zone=zone):
@@ -84,13 +84,13 @@ def describe(dtype: pl.DataType) -> str:
         case pl.Decimal(precision=precision, scale=scale):
             return f"decimal({precision}, {scale})"
         case pl.List(inner=inner):
-            return f"list<{describe(instance(inner))}>"
+            return f"list<{type_name(instance(inner))}>"
         case pl.Array(inner=inner, shape=(size,)):
-            return f"list<{describe(instance(inner))}>[{size}]"
+            return f"list<{type_name(instance(inner))}>[{size}]"
         case pl.Map(key=key, value=value):
-            return f"map<{describe(instance(key))}, {describe(instance(value))}>"
+            return f"map<{type_name(instance(key))}, {type_name(instance(value))}>"
         case pl.Struct(fields=fields):
-            return f"struct<{', '.join(f'{field.name}: {describe(instance(field.dtype))}' for field in fields)}>"
+            return f"struct<{', '.join(f'{field.name}: {type_name(instance(field.dtype))}' for field in fields)}>"
         case pl.Boolean():
             return "bool"
     return type(dtype).__name__.lower()

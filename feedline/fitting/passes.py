@@ -42,7 +42,7 @@ from feedline.fitting.observe import (
     observe_fragments,
 )
 from feedline.fitting.reduction import FAN_IN, Workers, map_tasks, reduce_tasks
-from feedline.fitting.spill import PARTS, Scratch, SpilledState, discard, parts_of
+from feedline.fitting.spill import PARTS, Scratch, SpilledState, discard, state_parts
 from feedline.planning.binding.fitted_artifacts import artifact_set_key, artifact_set_ref, artifacts_dir, require_fitted
 from feedline.planning.binding.read_columns import require_columns
 from feedline.planning.binding.selected_rows import bound_sample, bound_where, rows_of
@@ -300,7 +300,7 @@ class _Run:
                 tasks = [(index, state, part) for part in range(PARTS)]
                 parts = map_tasks(self._workers, merge_spilled, job, tasks)
             try:
-                artifact = request.learner.finish(parts_of(request.learner, state, job.scratch, parts))
+                artifact = request.learner.finish(state_parts(request.learner, state, job.scratch, parts))
             except FeedlineError as error:
                 raise self._learner_error(request, error) from error
             fit = self._fit(request, artifact)

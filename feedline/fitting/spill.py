@@ -96,7 +96,7 @@ def merge_part(learner: Learner, state: SpilledState, part: int, scratch: Scratc
     return _write_part(learner, _find_files(state, scratch), part, scratch)
 
 
-def parts_of(learner: Learner, state: State, scratch: Scratch, merged_parts: Sequence[str] = ()) -> Parts:
+def state_parts(learner: Learner, state: State, scratch: Scratch, merged_parts: Sequence[str] = ()) -> Parts:
     """Return a state as `Learner.finish` takes it: one frame, or `PARTS` frames read one by one at each iteration.
 
     merged_parts: the names that `merge_part` returned, in order of parts (default: parts are merged on first use, and

@@ -1,11 +1,9 @@
 """Make the ranks of a start agree on one value: the snapshot that they read, the artifact set, the rebase.
 
 Runs in: the feeder of each rank. The first rank of a start writes its choice to `work_dir/runs`; the others read it
-there. A rank that the file already lists has restarted, and begins a new agreement. Where a launcher names the
-start (torchrun, Slurm), the file's name contains it. Ranks may join for a while only, so that yesterday's agreement is
-not mistaken for today's; and since a rank may join the agreement of a start that has just failed, every rank looks
-again, for as long, whether its value is still the one in the file. A single rank needs no agreement. Ranks that
-torch.distributed connects plan after rank 0 and compare their plans.
+there. A rank that the file already lists has restarted, and begins a new agreement. Ranks may join for a while only,
+and for as long every rank looks again whether its value is still the one in the file, since it may have joined the
+agreement of a start that had just failed: docs/decisions/0004-snapshots-ranks-agree-on.md.
 """
 
 from __future__ import annotations
@@ -59,9 +57,7 @@ def agree(
     now_s: Callable[[], float] = time.time,
 ) -> str:
     """The value that all ranks of this start use. The first rank calls `choose`, which saves what the value names.
-
-    Raises PlanError where nothing connects the ranks and `work_dir` has no locks.
-    """
+    Raises PlanError where nothing connects the ranks and `work_dir` has no locks."""
     if start.world_size == 1:
         return choose()
     launch = launch_name(environment)
@@ -87,11 +83,9 @@ def agree(
     return value
 
 
-def verify(start: RunStart, work_dir: str, *, now_s: Callable[[], float] = time.time) -> bool:
-    """Whether this rank should look again later: other ranks of its start may still come.
-
-    Raises PlanError, with both values, where they have agreed on another value without this rank.
-    """
+def verify_agreement(start: RunStart, work_dir: str, *, now_s: Callable[[], float] = time.time) -> bool:
+    """Whether this rank should look again later: other ranks of its start may still come. Raises PlanError, with both
+    values, where they have agreed on another value without this rank."""
     for agreed in (open_agreements := [each for each in start.agreed if now_s() < each.until_s]):
         agreement = _AgreementFile(work_dir, agreed.name).read()
         if agreement is None or agreement["snapshot"] == agreed.value or start.rank in agreement["ranks"]:

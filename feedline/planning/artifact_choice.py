@@ -1,10 +1,8 @@
 """Choose the artifact set for a run. Ranks that start together use the same manifest; with `fit: auto`, the first rank
 fits what is missing.
 
-Runs in: the feeder of each rank, `Pipeline.batches`. A plan is made with the current artifact set. Where features need
-artifacts, the ranks of a start agree on one manifest, as they do on a snapshot, so that a `feedline fit` in between
-changes nothing. The manifest is recorded in `work_dir` under the fingerprint of the features, which states carry: a run
-that is resumed finds the set that it began with, whatever was fitted since.
+Runs in: the feeder of each rank, `Pipeline.batches`. The manifest is recorded in `work_dir` under the fingerprint of
+the features, which states carry: a resumed run finds the set that it began with, whatever was fitted since.
 """
 
 from __future__ import annotations

@@ -4,14 +4,12 @@ Pure. A function of `source` and `shuffle`, the lanes, the plan's version and th
 measurements, which would move rows to other steps.
 
 Version 1: a block is as many splits as reach `shuffle.window_rows`, and a lane takes one block after another.
-Version 2: splits and blocks are small, and a lane draws in turn from the blocks that hold about `shuffle.window_rows`
-rows (`strands`). Many lanes share a fixed number of windows: with more than `FULL_LANES`, each has a smaller one.
-Version 3: as version 2, but wide rows make the default window smaller, and a window of wide rows has more blocks. Bytes
-only choose among few windows (`possible_windows`), and the fingerprint names the one chosen. So a state's window is
-found by its fingerprint, whatever features are read since, and where neither limit binds the order is version 2's.
+Version 2: a lane draws in turn from small blocks that hold about `shuffle.window_rows` rows (`strands`). Many lanes
+share a fixed number of windows: with more than `FULL_LANES`, each has a smaller one.
+Version 3: as version 2, but wide rows make the default window smaller, and a window of wide rows has more blocks. The
+fingerprint names the window, by which a state finds it: docs/decisions/0046-shuffled-blocks-by-bytes.md.
 
-`shuffle: off` and `shuffle.rows: false` are planned as in version 1: rows keep their order within splits. Where their
-blocks end decides nothing, so these are also limited by bytes, and with `off` narrow rows make larger ones.
+`shuffle: off` and `shuffle.rows: false` are planned as in version 1, with blocks limited by bytes (0042).
 """
 
 from __future__ import annotations
@@ -25,9 +23,7 @@ from feedline.spec.sections import ShuffleSpec
 from feedline.spec.source_section import SourceSpec
 
 DEFAULT_WINDOW_ROWS = {1: 131_072, 2: 524_288, 3: 524_288}
-# Blocks that share a window, where row groups are small enough. With 32 and the default window blocks would be smaller
-# than the chunks in which rows are transformed, and each costs a task. From version 3 on, wide rows make them more: the
-# fewest of which each reads no more than `_BLOCK_BYTES`.
+# Blocks that share a window, where row groups are small enough: the fewest of which each reads `_BLOCK_BYTES` at most.
 WINDOW_BLOCKS = {1: (1,), 2: (16,), 3: (16, 32, 64)}
 FULL_LANES = 4
 # Rows of a block below which its task costs more than a tenth of its work.
@@ -44,11 +40,8 @@ _WINDOW_BYTES = 512 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowBytes:
-    """Compressed bytes of the columns that blocks read, where row groups keep rows.
-
-    selected: per selected row, what a block reads for it. stored: per stored row, which its own bytes follow. rows: the
-    selected ones.
-    """
+    """Compressed bytes of the columns that blocks read, where row groups keep rows. selected: per selected row, what a
+    block reads for it. stored: per stored row, which its own bytes follow. rows: the selected ones."""
 
     selected: float = 0
     stored: float = 0
@@ -76,10 +69,8 @@ class BlockSizes:
 
 
 def possible_windows(shuffle: ShuffleSpec | None, version: int) -> list[MixingWindow]:
-    """Every window that a plan of a version may have, the largest rows and the fewest blocks first.
-
-    Raises PlanError for an unknown version.
-    """
+    """Every window that a plan of a version may have, the largest rows and the fewest blocks first. Raises PlanError
+    for an unknown version."""
     if version not in DEFAULT_WINDOW_ROWS:
         raise PlanError(f"the plan's version is not supported: got {version}, expected 1 to {PLAN_VERSION}")
     default = DEFAULT_WINDOW_ROWS[version]

@@ -26,10 +26,8 @@ _MAX_LINES = 20  # lines in one message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NullFinding:
-    """A feature that is null where a column is: in at least `least` and at most `most` of the selected rows.
-
-    files: those with selected rows that hold such nulls, of `read` in all; file: the first of them.
-    """
+    """A feature that is null where a column is: in at least `least` and at most `most` of the selected rows. files:
+    those with selected rows that hold such nulls, of `read` in all; file: the first of them."""
 
     feature: str
     column: str

@@ -174,10 +174,8 @@ class Plan:
 
     @cached_property
     def row_group_bytes(self) -> NDArray[np.int64]:
-        """Compressed bytes that blocks read, per row group; the filter's columns count only where rows are filtered.
-
-        A struct counts as a whole, whichever of its fields are read.
-        """
+        """Compressed bytes that blocks read, per row group; the filter's columns count only where rows are filtered. A
+        struct counts as a whole, whichever of its fields are read."""
         marking = [part for mark in self._read_columns.marks for part in mark.parts]
         read = frozenset([*self.features.parts, *kept_columns(self.job), *marking])
         whole = self.selection.rows == self.snapshot.rows_per_row_group

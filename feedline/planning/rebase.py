@@ -1,15 +1,14 @@
 """Plan the rest of an epoch on a new snapshot, after its table was rewritten.
 
-Runs in: the feeder or the process of `feedline rebase`, once per rebase. The old plan and the state give the kept rows
-of each row group that were delivered (`delivered_rows`). Then, file by file:
+Runs in: the feeder or the process of `feedline rebase`. The old plan and the state give the kept rows of each row group
+that were delivered (`delivered_rows`). Then, file by file:
 
 - unchanged (same path, size and footer digest): the same rows count as delivered, by position;
 - deleted, in a partition without new files: no row remains;
-- rewritten (same path, other bytes, or new files in a partition that lost some): if no row of the old files was
-  delivered, every row of the new ones remains. Otherwise the identities that blocks recorded are matched with those of
-  the new files, which are read once. A delivered row without a recorded identity is an error.
+- rewritten: if no row of the old files was delivered, every row of the new ones remains. Otherwise the identities that
+  blocks recorded are matched with those of the new files. A delivered row without a recorded identity is an error.
 
-Rows of new partitions, and of files added beside unchanged ones, were never delivered and join the epoch.
+Rows of new partitions, and of files added beside unchanged ones, join the epoch.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from feedline.errors import DataError, StateError, TableError
 from feedline.hashing import Words
 from feedline.planning.binding.recording import unkeyed_recording
 from feedline.planning.plan import Plan
+from feedline.planning.rows.block_order import block_order
 from feedline.planning.rows.delivered_rows import DeliveredRows, find_delivered_rows
-from feedline.planning.rows.row_order import row_order
 from feedline.planning.schedule import Block
 from feedline.warehouse.reading.fragment import Fragment, field_of, fragment_at, unpack_mask
 from feedline.warehouse.reading.read import read_fragment
@@ -37,7 +36,7 @@ from feedline.warehouse.reading.sample import Bools
 from feedline.warehouse.rebase.file_changes import FileChanges, by_file, file_changes, same_filter, same_words
 from feedline.warehouse.rebase.recorded_rows import IdentifyTask, Records, RowIdentities, identify_task, save_records
 from feedline.warehouse.rebase.remaining_rows import Rebase, make_rebase
-from feedline.warehouse.rebase.row_identity import delivered_again, kind_of
+from feedline.warehouse.rebase.row_identity import delivered_again, identity_kind
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.locations import absolute, redact
 from feedline.warehouse.storage.parallel import Map, in_threads
@@ -145,7 +144,7 @@ class _RebasePlanner:
     def _order(self, block: Block) -> NDArray[np.int64] | None:
         """The permutation of a block's rows."""
         request = self._old.request(block, self._epoch)
-        return row_order(request, self._old.job.by, lambda index: self._shuffle_values(request.pieces[index]))
+        return block_order(request, self._old.job.by, lambda index: self._shuffle_values(request.pieces[index]))
 
     def _shuffle_values(self, piece: PieceRequest) -> pl.Series:
         """The values of `shuffle.by` in a piece, or hashes of them. Raises StateError where there are neither."""
@@ -250,7 +249,7 @@ class _RebasePlanner:
         identity, new = self._recording.identity, self._new
         for name, kind in identity.kinds:
             try:
-                new_kind = str(kind_of(field_of(new.snapshot.schema, name).type))
+                new_kind = str(identity_kind(field_of(new.snapshot.schema, name).type))
             except TableError:
                 new_kind = "no column of that name"
             if new_kind != kind:

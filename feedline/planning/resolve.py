@@ -73,7 +73,7 @@ def resolve_hello(
 ) -> Plan:
     """The plan that a trainer's hello asks for: its state's, or one that all ranks of its start agree on.
 
-    start: takes what is agreed on, for `agreement.verify`. plans: of the spec, for other ranks in this process. One on
+    start: takes what is agreed on, for `verify_agreement`. plans: of the spec, for other ranks in this process. One on
     the same snapshot and with the same artifacts is returned; one on the same snapshot is not counted again.
 
     Raises StateError, with both values, where the trainer's state belongs to another plan or other features.
@@ -150,10 +150,8 @@ def resolve_snapshot(
     features: str | None = None,
     alike: Plan | None = None,
 ) -> Plan:
-    """A plan on a snapshot, with every artifact that its features need.
-
-    features: the fingerprint of a state. alike: another plan of the spec on this snapshot.
-    """
+    """A plan on a snapshot, with every artifact that its features need. features: the fingerprint of a state. alike:
+    another plan of the spec on this snapshot."""
     selection = None if alike is None else alike.selection
 
     def plan_with(artifacts: ArtifactSetRef | None = None) -> Plan:
@@ -208,11 +206,8 @@ def _load_named(spec: PipelineSpec, name: str) -> tuple[Snapshot, Rebase | None]
 
 
 def _with_recorded_types(plan: Plan, *, fill: bool = False) -> Plan:
-    """Save the types of the table's columns for serving, and return the plan; `fill`: save only missing types.
-
-    A run does not need the record, so it continues where the artifacts folder cannot be written; serving reports what
-    it lacks.
-    """
+    """Save the types of the table's columns for serving, where the artifacts folder can be written, and return the
+    plan; `fill`: save only missing types."""
     spec = plan.spec
     with contextlib.suppress(FeedlineError, OSError):
         save_types(artifacts_dir(spec), artifact_set_key(spec), planned_schema(spec, plan.snapshot.schema), fill=fill)

@@ -1,17 +1,13 @@
 """Schedule the rows that each rank sees in each step, before the first row is read.
 
-Runs in: the feeder, the CLI, `Pipeline`. Pure: no I/O, no clock; all randomness comes from the arguments.
+Pure: no I/O, no clock; all randomness comes from the arguments. Every answer is arithmetic on prefix sums.
 
 1. The splits' selected rows are laid end to end in the epoch's order: N rows.
 2. Lane i holds rows floor(i*N/L) .. floor((i+1)*N/L)-1 of the order.
-3. A lane is cut into blocks: consecutive pieces of splits, as many as reach `block_rows`. Rows may be permuted within a
-   block, which changes nothing else.
+3. A lane is cut into blocks: consecutive pieces of splits, as many as reach `block_rows`, permuted within the block.
 4. With `window_rows`, a lane draws its rows in turn from the blocks that hold about so many (`strands`); without, from
    one block after another.
 5. Step s of a lane holds the rows s*B .. (s+1)*B-1 that it draws; the tail policy decides about the last ones.
-
-Every answer (the blocks of a step, the number of steps, the rows dropped) is arithmetic on prefix sums, so that
-resuming seeks and never replays.
 """
 
 from __future__ import annotations
@@ -311,9 +307,8 @@ def _cuts(lane: int, strands: Strands, first: int, stop: int) -> Iterator[Cut]:
 def spread(order: Int64s, split_rows: Int64s, window_rows: int) -> Int64s:
     """Change a permutation of splits so that any `window_rows` rows in a row come from all regions of the table.
 
-    The table is cut into as many regions of equal rows as splits make a window. Each keeps its splits in the order of
-    the permutation, evenly spaced over the epoch, and begins at its own time, so that regions take turns. order,
-    split_rows (of each split in the table's order): int64 [splits].
+    The table is cut into as many regions of equal rows as splits make a window, which take turns. order, split_rows (of
+    each split in the table's order): int64 [splits].
     """
     total = int(split_rows.sum())
     regions = max(1, min(len(order), window_rows * len(order) // max(total, 1)))

@@ -1,13 +1,11 @@
 """Take the snapshot of a table without its bad files, for `source.on_bad_file: skip`.
 
-Runs in: the process that takes the snapshot. A file is skipped before the epoch is planned, for one of three reasons:
-an earlier run or `feedline check` found it bad and it has not changed since; its footer is corrupt; the counting pass
-found a corrupt page. The result is a snapshot like any other, named by its content, so that ranks agree on it and a
-resumed run finds it. Skipped files are recorded, saved beside the snapshot, and counted against the budget.
+Runs in: the process that takes the snapshot. A file is skipped before the epoch is planned: because it was found bad
+earlier and has not changed, its footer is corrupt, or the counting pass found a corrupt page. Skipped files are saved
+beside the snapshot, and counted against the budget.
 
-A skipped file contributes neither columns nor types: where the counting pass finds one, the snapshot is taken again,
-from the footers read before, so that the next run, which skips the file from the start, gets the same snapshot. In
-stores without modification times, and in a saved snapshot, the bad file's columns stay.
+A skipped file contributes neither columns nor types: where the counting pass finds one, the snapshot is taken again, as
+the next run would take it. In stores without modification times, and in a saved snapshot, its columns stay.
 """
 
 from __future__ import annotations
@@ -45,10 +43,8 @@ Take = Callable[..., Snapshot]
 def good_snapshot(
     spec: PipelineSpec, *, count: Count, take: Take = snapshot_of_source, map: Map | None = None
 ) -> Snapshot:
-    """A snapshot of the table without its bad files; `count` is the counting pass, `take` takes the snapshot.
-
-    Raises CorruptFileError, listing the files, where more are bad than the budget allows, or all are.
-    """
+    """A snapshot of the table without its bad files; `count` is the counting pass, `take` takes the snapshot. Raises
+    CorruptFileError, listing the files, where more are bad than the budget allows, or all are."""
     snapshot, skipped = _take_good(spec, take, map)
     forgiving = ForgivingMap(map)
     while True:

@@ -1,15 +1,10 @@
 """Deal the blocks of a lane to strands, from which its steps draw rows in turn.
 
-Pure. A lane has k strands, each a sequence of whole blocks. Time is counted in ticks: in a tick every open strand hands
-out its next row, strand after strand. Strand j opens at tick j * m / k, where m is the mean number of rows of a block,
-and each block, in the lane's order, joins the strand that ends first. So at any time the rows come from about k blocks
-that began at different times: a block ends, and the next one begins, every m rows of the lane rather than k at once.
-The price is a beginning and an end of the lane with fewer open blocks. Where these would be much of the lane, strands
-open faster.
-
-Which rows of which strand have been handed out before a row of the lane, and which row of the lane a strand's row is,
-follow from the ticks at which strands open and end, without going through the rows in between. With one strand the
-blocks follow each other.
+Pure. A lane has k strands, each a sequence of whole blocks. In a tick every open strand hands out its next row, strand
+after strand. Strand j opens at tick j * m / k, where m is the mean number of rows of a block, and each block, in the
+lane's order, joins the strand that ends first: blocks start at staggered times. Where the beginning and the end of the
+lane, with fewer open blocks, would be much of it, strands open faster. The rest follows by arithmetic from the ticks at
+which strands open and end: docs/decisions/0017-a-lane-draws-from-many-blocks.md.
 """
 
 from __future__ import annotations

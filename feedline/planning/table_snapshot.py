@@ -83,10 +83,8 @@ def schema_rules(source: SourceSpec) -> SchemaRules:
 
 
 def freeze(spec: PipelineSpec, file: str) -> Snapshot:
-    """Take a snapshot of the pipeline's table and write it as one file, a local path or a URI.
-
-    Raises TableError where the file cannot be written.
-    """
+    """Take a snapshot of the pipeline's table and write it as one file, a local path or a URI. Raises TableError where
+    the file cannot be written."""
     snapshot = fresh_snapshot(spec)
     folder, name = _split_path(file)
     try:

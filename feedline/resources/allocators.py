@@ -30,11 +30,8 @@ def allocator_environment(threads: int) -> dict[str, str]:
 
 
 def use_huge_pages(use: bool) -> None:
-    """Let the kernel back this process's new memory with huge pages, as its settings say, or with none (Linux).
-
-    A huge page is quick where the kernel has one. In a virtual machine it usually has to come from the host first: then
-    a feeder's first block, which touches 300 MB, takes up to a second longer than with small pages.
-    """
+    """Let the kernel back this process's new memory with huge pages, as its settings say, or with none (Linux). In
+    virtual machines they make a feeder's first block, which touches 300 MB, up to a second slower."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, int(not use), 0, 0, 0)

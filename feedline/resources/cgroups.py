@@ -64,10 +64,8 @@ def _cpu_quotas() -> Iterator[int]:
 
 
 def available_memory_bytes() -> int:
-    """Bytes that can be allocated now without swapping or reaching a limit of this process's cgroup or one above it.
-
-    A cgroup's usage includes files that the kernel has cached, which it drops first: they count as available.
-    """
+    """Bytes that can be allocated now without swapping or reaching a limit of this process's cgroup or one above it. A
+    cgroup's usage includes files that the kernel has cached, which it drops first: they count as available."""
     free = _free_bytes()
     for folder, is_first in _cgroups("memory"):
         limit_name, used_name, cache_names = _MEMORY_FILES[is_first]
@@ -80,10 +78,8 @@ def available_memory_bytes() -> int:
 
 
 def _cgroups(controller: str) -> Iterator[tuple[Path, bool]]:
-    """The folders of the cgroups that limit a resource of this process, and whether they are of version 1.
-
-    In a container the process's own cgroup is the root of what it sees; elsewhere (Slurm, systemd) it lies below.
-    """
+    """The folders of the cgroups that limit a resource of this process, and whether they are of version 1. In a
+    container the process's own cgroup is the root of what it sees; elsewhere (Slurm, systemd) it lies below."""
     for line in _read(_PROC_CGROUP).splitlines() or ["0::/"]:
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):

@@ -1,9 +1,8 @@
 """The instructions that numpy uses, which decide the last bits of float results.
 
-When it is imported, numpy selects the loops of log1p, exp and others by the processor, and their float results differ
-in the last bits: `NPY_DISABLE_CPU_FEATURES` turns loops off, and must be set before. Its names are those of the running
-numpy ("X86_V4", once "AVX512F"); other names are ignored with a warning that is easily missed, so they are taken from
-numpy itself. `x86-64-v3` is the level of AVX2 and FMA: docs/decisions/0011-one-level-of-instructions.md.
+numpy selects the loops of log1p, exp and others by the processor when it is imported: `NPY_DISABLE_CPU_FEATURES` must
+be set before, with names of the running numpy; others are ignored. See
+docs/decisions/0011-one-level-of-instructions.md.
 """
 
 from __future__ import annotations

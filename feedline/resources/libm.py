@@ -23,8 +23,7 @@ def libc() -> str:
 def libm() -> str:
     """Digest of the results of exp, pow, sin and others, whose code glibc selects by processor and GLIBC_TUNABLES.
 
-    Without FMA one in 1,000 to 2,500 results of Python's exp, expm1, sin, cos and pow differs (glibc 2.36; 20,000
-    points each), hence so many points here; they take 3 ms.
+    Without FMA one in 1,000 to 2,500 results differs (glibc 2.36), hence so many points here; they take 3 ms.
     """
     points = [0.37 + 0.731 * index for index in range(8192)]
     scaled = [point / 100 for point in points]

@@ -20,7 +20,7 @@ from feedline.blocks.jobs import compile_job
 from feedline.blocks.request import BlockRequest, Job
 from feedline.loader.encoding.arrow_table import arrow_table
 from feedline.loader.encoding.encode import encode
-from feedline.loader.encoding.encoded_rows import expand, join
+from feedline.loader.encoding.encoded_rows import expand, join_rows
 from feedline.loader.encoding.shuffled_rows import ShuffledRows
 from feedline.planning.plan import Plan
 
@@ -36,7 +36,7 @@ class BlockReader:
         assert result.parts is not None
         parts = [rows.rows_at(0, rows.rows) if isinstance(rows, ShuffledRows) else rows for rows in result.parts]
         schema = compile_job(self._job).layout.schema
-        table = arrow_table(expand(join(parts), schema), schema.expanded)
+        table = arrow_table(expand(join_rows(parts), schema), schema.expanded)
         if columns is not None:
             table = table.select(list(columns))
         frame: pd.DataFrame = table.to_pandas(types_mapper=pd.ArrowDtype)

@@ -29,7 +29,7 @@ from feedline.planning.binding.fitted_artifacts import artifact_set_key, artifac
 from feedline.planning.binding.table_features import compile_spec, planned_schema
 from feedline.serving.form import Form
 from feedline.serving.null_types import AmbiguousType, ambiguous_type_error, resolve_types, without_type
-from feedline.serving.request_types import refuse_absent_parts, refuse_other_kinds, same_type
+from feedline.serving.request_types import needs_no_conversion, refuse_absent_parts, refuse_other_kinds
 from feedline.serving.row_forms import Rows, frame_of
 from feedline.serving.stacks import stack
 from feedline.spec import PipelineSpec
@@ -179,7 +179,7 @@ class Serving:
         casts = []
         for name in features.columns:
             field = row_schema.field(name)
-            if name in fields and not same_type(field, fields[name]):
+            if name in fields and not needs_no_conversion(field, fields[name]):
                 refuse_other_kinds(field, fields[name].type)
                 casts.append(fields[name])
         refuse_absent_parts(row_schema, features.parts)

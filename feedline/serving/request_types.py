@@ -41,7 +41,7 @@ _STRINGS = (pat.is_string, pat.is_large_string, pat.is_string_view)
 _BYTES = (pat.is_binary, pat.is_large_binary, pat.is_binary_view, pat.is_fixed_size_binary)
 
 
-def same_type(source: pa.Field, target: pa.Field) -> bool:
+def needs_no_conversion(source: pa.Field, target: pa.Field) -> bool:
     """Whether both have one type in the transforms, so that no conversion is needed."""
     if source.type == target.type:
         return True

@@ -1,10 +1,6 @@
-"""Expand a range in a name, `C{1..26}` stands for C1, C2, … C26, and read lists of names in an option, `a,"b,c"`.
+"""Expand a range in a name, `C{1..26}` or `C{01..26}`, and read lists of names in an option, `a,"b,c"`.
 
-Runs in: every process that reads a pipeline.yaml or a command line. Pure.
-
-A range is written as in a shell, leading zeros included: `C{01..26}` stands for C01 … C26. There is no wildcard: the
-file alone decides which features a pipeline has, so that a column that is added to the table does not become an input
-of a trained model.
+Pure. There is no wildcard: a column that is added to the table does not become an input of a trained model.
 """
 
 from __future__ import annotations
@@ -24,11 +20,9 @@ def has_range(name: str) -> bool:
     return _BRACES.search(name) is not None
 
 
-def expand(name: str) -> list[str]:
-    """The names that a name with a range stands for, in order; a name without a range stands for itself.
-
-    Raises ValueError for other braces, such as `{a,b}`, two ranges, a descending range, and more than 10,000 names.
-    """
+def expand_range(name: str) -> list[str]:
+    """The names that a name with a range stands for, in order; a name without a range stands for itself. Raises
+    ValueError for other braces, such as `{a,b}`, two ranges, a descending range, and more than 10,000 names."""
     ranges = _RANGE.findall(name)
     wrong = _BRACES.search(_RANGE.sub("", name))
     if wrong is not None:
@@ -66,7 +60,7 @@ def split_names(text: str, *, ranges: bool = False) -> tuple[str, ...]:
         if found[1] is not None:
             names.append(found[1].replace('""', '"'))
         elif word := found[2].strip():
-            names += expand(word) if ranges else [word]
+            names += expand_range(word) if ranges else [word]
     return tuple(names)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from feedline.spec.column_ranges import expand
+from feedline.spec.column_ranges import expand_range
 from feedline.spec.positions import Document, Path, Problems, describe_value, path_text, unknown_message
 
 _FORM = "Write `dedup: {user: {columns: [user_id, 'hist_{0..5}']}}`"
@@ -78,7 +78,7 @@ def _columns(values: Any, path: Path, problems: Problems) -> tuple[str, ...]:
             problems.add(here, f"must be a column: got {describe_value(value)}, expected a non-empty string")
             return ()
         try:
-            names = expand(value)
+            names = expand_range(value)
         except ValueError as error:
             problems.add(here, str(error))
             return ()

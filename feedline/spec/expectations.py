@@ -1,10 +1,7 @@
 """Expectations on features' values: how pipeline.yaml writes them, and whether measured values meet them.
 
-Runs in: every process that reads a pipeline.yaml; the feeder, which checks what it delivered. Pure.
-
-An expectation is a bound on one measure of one feature: `null_rate: <= 0.05`. `MEASURES` lists the measures;
-`loader/encoding/quality.py` computes them, and they come in here as plain numbers. A measure without a value (such as
-the minimum of no values) meets every bound.
+Pure. An expectation is a bound on one measure of one feature: `null_rate: <= 0.05`. `MEASURES` lists the measures,
+which `loader/encoding/quality.py` computes. A measure without a value (the minimum of no values) meets every bound.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """The features of a pipeline.yaml: the columns or expressions they come from, and the ops they pass.
 
-Runs in: every process that reads a pipeline.yaml. Pure.
-
-The `features` section has several short forms; each becomes a FeatureSpec here. Other layers check whether an op exists
-and accepts its parameters, whether a column exists and an expression binds; they report through `PipelineSpec.error`
-with the paths kept here.
+Pure. The short forms of the `features` section become FeatureSpecs here. Other layers check ops, columns and
+expressions; they report through `PipelineSpec.error` with the paths kept here.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from feedline.spec.column_ranges import expand, has_range
+from feedline.spec.column_ranges import expand_range, has_range
 from feedline.spec.expectations import Expectation, bounds_to_yaml, read_bounds
 from feedline.spec.positions import Document, Path, Problems, describe_value, path_text, unknown_message
 
@@ -80,10 +77,8 @@ class FeatureInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureSpec:
-    """One feature: exactly one of column, expr and op (with its inputs) is its source; ops follow in order.
-
-    dedup: the deduplicated group that it belongs to; None until its columns have been compared with the groups'.
-    """
+    """One feature: exactly one of column, expr and op (with its inputs) is its source; ops follow in order. dedup: the
+    deduplicated group that it belongs to; None until its columns have been compared with the groups'."""
 
     name: str
     group: AnyGroup
@@ -113,11 +108,8 @@ def canonical_json(value: object) -> str:
 
 
 def read_features(document: Document, problems: Problems, code: str | None = None) -> tuple[FeatureSpec, ...]:
-    """The features of the document's `features` section, group by group; adds errors to `problems`.
-
-    code: the folder of the pipeline.yaml, if it allows code. A feature without `on_nonfinite` has the
-    document's.
-    """
+    """The features of the document's `features` section, group by group; adds errors to `problems`. code: the folder of
+    the pipeline.yaml, if it allows code. A feature without `on_nonfinite` has the document's."""
     groups = document.value["features"]
     path: Path = ("features",)
     if not isinstance(groups, dict):
@@ -193,10 +185,8 @@ class _FeatureReader:
         return None
 
     def template(self, group: Group, name: str, body: Any, path: Path) -> Iterator[FeatureSpec]:
-        """One entry for several features: its name contains a range, or it lists its columns.
-
-        A name with a range names the features; under any other name they have their columns' names.
-        """
+        """One entry for several features: its name contains a range, or it lists its columns. A name with a range names
+        the features; under any other name they have their columns' names."""
         names = self.names(name, path) if has_range(name) else []
         if not isinstance(body, dict):
             names = names if isinstance(body, list) else [name]  # report any other body only once
@@ -236,7 +226,7 @@ class _FeatureReader:
         """The names that a column's or feature's name stands for: itself, or those of its range."""
         name = self.name(value, path, "a column")
         try:
-            return [] if name is None else expand(name)
+            return [] if name is None else expand_range(name)
         except ValueError as error:
             self.problems.add(path, str(error))
             return []

@@ -1,9 +1,7 @@
 """Describe pipeline.yaml, as users write it, by a JSON Schema.
 
-Runs in: `feedline schema`. Pure.
-
-The sections' part comes from their pydantic models; the features' short forms are spelled out here, because the model
-holds them already normalised. Every value that is not a string may also be `${NAME}`, which a run resolves.
+Pure. The sections' part comes from their pydantic models; the features' short forms are spelled out here. Every value
+that is not a string may also be `${NAME}`, which a run resolves.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ _GROUP_DESCRIPTIONS = {
 }
 
 
-def describe(model: type[BaseModel], op_schema: Schema | None) -> Schema:
+def document_schema(model: type[BaseModel], op_schema: Schema | None) -> Schema:
     """The JSON Schema (draft 2020-12) of the document that becomes a `model`.
 
     Args:

@@ -1,12 +1,9 @@
 """Change a pipeline.yaml for one run: overrides by dotted key, and environment variables.
 
-Runs in: every process that reads a pipeline.yaml. Pure: the environment comes in as an argument.
-
-An override replaces the value at its key (`features.dense."a.b"` quotes a name with a dot) and creates the mappings in
-between where the file has none. Overrides are applied in order, before variables and before validation, so that what
-they write is checked like the file; errors name the override instead of a line. Then `${NAME}` in every string is
-replaced: a string that is nothing but `${NAME}` becomes the variable's content read as an unquoted YAML scalar, any
-other stays a string; `$$` is one `$`.
+Pure. An override replaces the value at its key (`features.dense."a.b"` quotes a name with a dot) and creates the
+mappings in between. Overrides are applied in order, before variables and before validation; errors name the override
+instead of a line. Then `${NAME}` in every string is replaced: a string that is nothing but `${NAME}` becomes the
+variable's content read as an unquoted YAML scalar, any other stays a string; `$$` is one `$`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""Read a whole pipeline.yaml: checked, with the position of every entry.
-
-Runs in: every process that reads a pipeline.yaml, or gets one as canonical JSON.
+"""Read a whole pipeline.yaml, or its canonical JSON: checked, with the position of every entry.
 
     text -> document with positions (yaml_document) -> overrides, variables (overrides)
          -> features (features), groups (dedup_section) and sections (sections, pydantic) -> PipelineSpec
 
-Every error of these steps is one line "FILE:LINE:COL: path: got …, expected …. The remedy"; those of the last step are
-raised together. Later layers report through `PipelineSpec.error`, which knows the same positions.
+Every error is one line "FILE:LINE:COL: path: got …, expected …. The remedy"; those of the last step are raised
+together. Later layers report through `PipelineSpec.error`, which knows the same positions.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from feedline.spec.cluster_section import ClusterSpec, TlsSpec
 from feedline.spec.dedup_section import NEEDS_RUNS, DedupSpec, read_groups
 from feedline.spec.expectations import OnExpect
 from feedline.spec.features import FeatureSpec, OnNonfinite, OpCall, canonical_json, read_features
-from feedline.spec.json_schema import describe
+from feedline.spec.json_schema import document_schema
 from feedline.spec.overrides import (
     apply_overrides,
     override_options,
@@ -231,7 +229,7 @@ def _read(document: Document, overrides: Mapping[str, object], base_dir: str | o
 
 def json_schema(op_schema: dict[str, Any] | None = None) -> dict[str, Any]:
     """The JSON Schema of a pipeline.yaml; `op_schema` describes one op in a list of ops."""
-    return describe(PipelineSpec, op_schema)
+    return document_schema(PipelineSpec, op_schema)
 
 
 _KEYS = tuple(PipelineSpec.model_fields)

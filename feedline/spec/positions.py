@@ -1,9 +1,7 @@
 """Positions of entries in a pipeline.yaml, so that an error names file, line, column and path.
 
-Runs in: every process that reads a pipeline.yaml. Pure.
-
-A document is plain dicts, lists and scalars, with one position per path beside them. Its readers collect errors in
-`Problems`, which raises them together, in the order of the file.
+Pure. A document is plain dicts, lists and scalars, with one position per path beside them. Its readers collect errors
+in `Problems`, which raises them together, in the order of the file.
 """
 
 from __future__ import annotations
@@ -118,10 +116,8 @@ def describe_value(value: object) -> str:
 
 
 def unknown_message(kind: str, got: str, expected: Iterable[str]) -> str:
-    """`unknown key: got 'tial', expected one of 'size', 'tail'. Did you mean 'tail'?`
-
-    Of more than MAX_REPORTED names it shows only the nearest, if there is one.
-    """
+    """`unknown key: got 'tial', expected one of 'size', 'tail'. Did you mean 'tail'?` Of more than MAX_REPORTED names
+    it shows only the nearest, if there is one."""
     names = list(expected)
     near = difflib.get_close_matches(got, names, n=1) or difflib.get_close_matches(got.lower(), names, n=1)
     if near and len(names) > MAX_REPORTED:

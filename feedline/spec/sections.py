@@ -1,10 +1,8 @@
-"""Define the sections of a pipeline.yaml: their keys, types and defaults.
+"""Define the sections of a pipeline.yaml: their keys, types and defaults, one pydantic model per section.
 
-Runs in: every process that reads a pipeline.yaml. Pure.
-
-One pydantic model per section. Types are strict: a boolean is not an integer, a quoted number is a string. Rules beyond
-types raise a `value_error` (one value) or a `rule_error` (between keys); `pipeline_spec` turns these and pydantic's own
-errors into sentences with positions. Editors show the descriptions through the JSON Schema; nothing else uses them.
+Pure. Types are strict: a boolean is not an integer, a quoted number is a string. Rules beyond types raise a
+`value_error` (one value) or a `rule_error` (between keys); `pipeline_spec` turns these and pydantic's own errors into
+sentences with positions.
 """
 
 from __future__ import annotations

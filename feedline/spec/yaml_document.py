@@ -1,13 +1,9 @@
 """Read YAML into plain values, with the position of each entry.
 
-Runs in: every process that reads a pipeline.yaml. Pure.
-
-ruamel.yaml turns the text into events (YAML 1.2, each with line and column); this module composes them into plain
-dicts, lists and scalars, with one position per path beside them, so that every later error can name file, line and
-column. It uses no loader, because it must refuse what loaders accept (duplicate keys, tags, merge keys, unbounded alias
-expansion) and describe errors in the terms of a pipeline.
-
-Scalars follow YAML 1.2's core schema: `off`, `on`, `yes`, `no` and dates are strings. Keys are always strings.
+Pure. ruamel.yaml turns the text into events (YAML 1.2, each with line and column), which are composed here into plain
+dicts, lists and scalars. No loader is used: what loaders accept (duplicate keys, tags, merge keys, unbounded alias
+expansion) is refused, in the terms of a pipeline. Scalars follow YAML 1.2's core schema: `off`, `on`, `yes`, `no` and
+dates are strings. Keys are always strings.
 """
 
 from __future__ import annotations

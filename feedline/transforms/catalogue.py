@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from feedline.expressions.types import describe
+from feedline.expressions.types import type_name
 from feedline.transforms.ops import OPS
 from feedline.transforms.registry.op import MAX_INT, Op, in_words
 from feedline.transforms.registry.user_code import python_schema
@@ -120,7 +120,7 @@ def _section(found: Op) -> Iterable[str]:
         yield f"Examples with `{_flow(outside)}`:"
     lines = ["| example | type | values | become |", "|---|---|---|---|"]
     for example in found.examples:
-        dtypes = ", ".join(describe(dtype) for dtype, _ in example.columns)
+        dtypes = ", ".join(type_name(dtype) for dtype, _ in example.columns)
         inputs = [values for _, values in example.columns] if len(example.columns) > 1 else example.columns[0][1]
         cells = (_flow(example.call.to_yaml()), dtypes, _flow(inputs), _flow(example.result))
         lines.append("| " + " | ".join(f"`{cell}`" for cell in cells) + " |")

@@ -23,7 +23,7 @@ from feedline.blocks.jobs import compile_job
 from feedline.errors import FeedlineError
 from feedline.native import parquet as native
 from feedline.warehouse.parquet.decode import DECODER_VARIABLE
-from feedline.warehouse.parquet.repeated_rows import first_rows
+from feedline.warehouse.parquet.repeated_rows import run_starts_at
 from feedline.warehouse.reading import coded_conditions
 
 needs_kernel = pytest.mark.skipif(not native.COMPILED, reason="installed without a compiler: no column comes as codes")
@@ -296,5 +296,5 @@ def coded_frames(draw: st.DrawFn) -> tuple[DictionaryFrame, list[int]]:
 @given(coded_frames(), st.sets(st.sampled_from(["word", "float", "words", "floats", "plain"]), min_size=1))
 def test_runs_of_codes_are_those_of_values(frame: tuple[DictionaryFrame, list[int]], columns: set[str]):
     coded, borders = frame
-    expected = first_rows(coded.expand(), sorted(columns), borders)
+    expected = run_starts_at(coded.expand(), sorted(columns), borders)
     assert first_coded_rows(coded, sorted(columns), borders).tolist() == expected.tolist()

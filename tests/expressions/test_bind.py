@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from feedline.errors import ExpressionError
-from feedline.expressions import BoundExpression, Expression, bind, bind_where, parse
+from feedline.expressions import BoundExpression, Expression, bind_expression, bind_where, parse
 from feedline.expressions.predicates import (
     And,
     Comparison,
@@ -43,7 +43,7 @@ SCHEMA = TABLE.schema
 
 
 def values(text: str) -> list[object]:
-    bound = bind(parse(text), SCHEMA)
+    bound = bind_expression(parse(text), SCHEMA)
     return FRAME.lazy().select(bound.polars).collect(engine="in-memory").to_series().to_list()
 
 

@@ -13,7 +13,7 @@ import pytest
 from typed_columns import assert_evaluates, assert_refused
 
 from feedline.errors import ExpressionError, SpecError
-from feedline.expressions import bind, bind_where, parse
+from feedline.expressions import bind_expression, bind_where, parse
 from feedline.expressions.predicates import (
     And,
     Comparison,
@@ -44,7 +44,7 @@ SCHEMA = TABLE.schema
 
 
 def values(text: str) -> list[object]:
-    bound = bind(parse(text), SCHEMA)
+    bound = bind_expression(parse(text), SCHEMA)
     return FRAME.lazy().select(bound.polars).collect(engine="in-memory").to_series().to_list()
 
 
@@ -101,8 +101,8 @@ def test_predicates_of_conditions_that_statistics_can_judge(text: str):
 
 
 def test_a_value_has_no_predicate():
-    assert bind(parse("n + m"), SCHEMA).predicate == Opaque(columns=frozenset({"n", "m"}))
-    assert bind(parse("n"), SCHEMA).predicate == Opaque(columns=frozenset({"n"}))
+    assert bind_expression(parse("n + m"), SCHEMA).predicate == Opaque(columns=frozenset({"n", "m"}))
+    assert bind_expression(parse("n"), SCHEMA).predicate == Opaque(columns=frozenset({"n"}))
 
 
 def test_a_date64_column_has_no_predicate():
@@ -122,15 +122,18 @@ def test_columns_may_bear_the_names_of_functions_and_keywords():
     assert values('col("odd name") + 1') == [2, 3, 4, 5]
     schema = pa.schema([("col", pa.int8()), ("clip", pa.int8()), ("from", pa.int8()), ("__index__", pa.int8())])
     for text in ("col > 1", "clip > 1", 'col("from") > 1', "__index__ > 1", "clip(clip, 1) > col"):
-        assert bind(parse(text), schema).dtype == pl.Boolean
+        assert bind_expression(parse(text), schema).dtype == pl.Boolean
 
 
 SAID: list[tuple[Callable[[], object], str]] = [
-    (lambda: bind(parse("dwel > 1"), SCHEMA), "unknown column `dwel`. Did you mean `dwell`?"),
-    (lambda: bind(parse("zzz > 1"), SCHEMA), "unknown column `zzz`: expected one of `ds`, `country`, `dwell`,"),
-    (lambda: bind(parse("n == null"), SCHEMA), "unknown column `null`: write `is None`"),
-    (lambda: bind(parse("clicked == true"), SCHEMA), "unknown column `true`: write `True`"),
-    (lambda: bind(parse("n" * 5_000), SCHEMA), "unknown column `" + "n" * 57 + "...`"),
+    (lambda: bind_expression(parse("dwel > 1"), SCHEMA), "unknown column `dwel`. Did you mean `dwell`?"),
+    (
+        lambda: bind_expression(parse("zzz > 1"), SCHEMA),
+        "unknown column `zzz`: expected one of `ds`, `country`, `dwell`,",
+    ),
+    (lambda: bind_expression(parse("n == null"), SCHEMA), "unknown column `null`: write `is None`"),
+    (lambda: bind_expression(parse("clicked == true"), SCHEMA), "unknown column `true`: write `True`"),
+    (lambda: bind_expression(parse("n" * 5_000), SCHEMA), "unknown column `" + "n" * 57 + "...`"),
     (lambda: bind_where("n + 1", SCHEMA), "a condition must be boolean: got int64. Compare it, as in `x > 0`"),
     (lambda: bind_where("n and m", SCHEMA), "a condition must be boolean: got int16"),
     (lambda: bind_where("not n", SCHEMA), "a condition must be boolean: got int16"),
@@ -140,14 +143,20 @@ SAID: list[tuple[Callable[[], object], str]] = [
     (lambda: bind_where("country == n", SCHEMA), "string cannot be compared with int16"),
     (lambda: bind_where("history == history", SCHEMA), "list<int64> cannot be compared"),
     (lambda: bind_where("n in ['a']", SCHEMA), "the literal does not fit int16: got the string 'a'"),
-    (lambda: bind(parse("x"), pa.schema([("x", pa.int8()), ("x", pa.int8())])), "the table has 2 columns `x`"),
-    (lambda: bind(parse('col("^x.*$")'), pa.schema([("^x.*$", pa.int8())])), "named like a pattern of Polars"),
-    (lambda: bind(parse('col("*")'), pa.schema([("*", pa.int8())])), "named like a pattern of Polars"),
     (
-        lambda: bind(parse("x"), pa.schema([("x", pa.dense_union([pa.field("a", pa.int8())]))])),
+        lambda: bind_expression(parse("x"), pa.schema([("x", pa.int8()), ("x", pa.int8())])),
+        "the table has 2 columns `x`",
+    ),
+    (
+        lambda: bind_expression(parse('col("^x.*$")'), pa.schema([("^x.*$", pa.int8())])),
+        "named like a pattern of Polars",
+    ),
+    (lambda: bind_expression(parse('col("*")'), pa.schema([("*", pa.int8())])), "named like a pattern of Polars"),
+    (
+        lambda: bind_expression(parse("x"), pa.schema([("x", pa.dense_union([pa.field("a", pa.int8())]))])),
         "has a type outside the language: dense_union",
     ),
-    (lambda: bind(parse("x"), pa.schema([("x", pa.decimal256(50, 2))])), "has a type outside the language"),
+    (lambda: bind_expression(parse("x"), pa.schema([("x", pa.decimal256(50, 2))])), "has a type outside the language"),
     (lambda: parse(5), "an expression must be a string: got int"),  # type: ignore[arg-type]
 ]
 
@@ -163,13 +172,13 @@ def test_errors_show_cause_and_position(act: Callable[[], object], message: str)
 
 def test_only_used_columns_need_a_type_of_the_language():
     schema = pa.schema([("x", pa.int8()), ("u", pa.dense_union([pa.field("a", pa.int8())]))])
-    assert bind(parse("x + 1"), schema).schema.names == ["x"]
+    assert bind_expression(parse("x + 1"), schema).schema.names == ["x"]
 
 
 def test_a_column_alone_keeps_its_type():
     for name in ("n", "dwell", "history", "price"):
-        assert bind(parse(name), SCHEMA).dtype == FRAME.schema[name]
-    assert bind(parse("country"), SCHEMA).dtype == pl.String
+        assert bind_expression(parse(name), SCHEMA).dtype == FRAME.schema[name]
+    assert bind_expression(parse("country"), SCHEMA).dtype == pl.String
 
 
 EXPECTED: dict[str, tuple[pl.DataType, list[object]]] = {

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.errors import ExpressionError
-from feedline.expressions import bind, parse
+from feedline.expressions import bind_expression, parse
 from feedline.expressions.column_parts import (
     ColumnPart,
     PartError,
@@ -87,7 +87,7 @@ def test_the_type_of_a_part(text: str, kind: pa.DataType) -> None:
     field = part_field(SCHEMA, part)
     assert (field.name, field.type, field.nullable) == (str(part), kind, True)
     if 'col("odd' not in text:  # the language refuses a key that an int8 cannot be
-        assert bind(parse(text), SCHEMA).dtype == column_type(field)
+        assert bind_expression(parse(text), SCHEMA).dtype == column_type(field)
 
 
 @pytest.mark.parametrize(
@@ -134,20 +134,20 @@ def test_columns_for_keys_of_maps() -> None:
     ],
 )
 def test_parts_of_an_expression(text: str, columns: set[str], parts: set[str]) -> None:
-    bound = bind(parse(text), SCHEMA)
+    bound = bind_expression(parse(text), SCHEMA)
     assert (bound.columns, bound.parts) == (columns, parts)
     assert set(bound.narrow.meta.root_names()) <= parts
-    again = bind(parse(text), bound.schema)
+    again = bind_expression(parse(text), bound.schema)
     assert (again.columns, again.parts, again.dtype) == (bound.columns, bound.parts, bound.dtype)
 
 
 def test_a_column_named_like_a_part() -> None:
     schema = pa.schema([("m", pa.map_(pa.string(), pa.int64())), ('m["a"]', pa.string())])
-    bound = bind(parse('m["a"] + m["b"]'), schema)
+    bound = bind_expression(parse('m["a"] + m["b"]'), schema)
     assert bound.parts == {"m", 'm["b"]'}
     assert bound.dtype == pl.Int64()
 
 
 def test_two_types_of_a_key_are_an_error_with_a_position() -> None:
     with pytest.raises(ExpressionError, match=r"two types: float in the map, string in the column(?s:.*)\^"):
-        bind(parse('n + m["odd"]'), SCHEMA)
+        bind_expression(parse('n + m["odd"]'), SCHEMA)

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from typed_columns import INF, NAN, assert_evaluates, assert_refused
 
-from feedline.expressions import bind, bind_where, parse
+from feedline.expressions import bind_expression, bind_where, parse
 from feedline.expressions.nodes import Constant
-from feedline.expressions.operators import MAX_SIZE, Operand, result, unify
+from feedline.expressions.operators import MAX_SIZE, Operand, common_type, result
 from feedline.expressions.predicates import Opaque
 from feedline.expressions.spans import Fault, Span
 
@@ -25,7 +25,7 @@ SCHEMA = TABLE.schema
 
 
 def values(text: str) -> list[object]:
-    bound = bind(parse(text), SCHEMA)
+    bound = bind_expression(parse(text), SCHEMA)
     return FRAME.lazy().select(bound.polars).collect(engine="in-memory").to_series().to_list()
 
 
@@ -88,7 +88,7 @@ def test_integers_widen_before_arithmetic():
     table = pa.table({"x": pa.array([127, -128], pa.int8()), "y": pa.array([255, 0], pa.uint8())})
     frame = pl.DataFrame(table)
     for text, expected in {"x + 1": [128, -127], "x * y": [32385, 0], "-x": [-127, 128], "y - 1": [254, -1]}.items():
-        bound = bind(parse(text), table.schema)
+        bound = bind_expression(parse(text), table.schema)
         assert bound.dtype == pl.Int64
         assert frame.select(bound.polars).to_series().to_list() == expected
 
@@ -172,7 +172,7 @@ def test_values_unify_in_the_narrowest_type_that_holds_them():
     def common(*sides: pl.DataType | int | float | str | None) -> pl.DataType:
         span = Span(0, 1)
         operands = [operand(s) if isinstance(s, pl.DataType) else Constant(value=s, span=span) for s in sides]
-        return unify(operands, span)[1]
+        return common_type(operands, span)[1]
 
     assert common(pl.Int8(), pl.UInt32()) == pl.Int64()
     assert common(pl.UInt64(), 1) == pl.UInt64()

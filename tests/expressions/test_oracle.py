@@ -18,7 +18,7 @@ from expression_pairs import ANY, COLUMNS, CONDITIONS, NAN, PRUNABLE, SCHEMA, TA
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from feedline.expressions import bind, parse
+from feedline.expressions import bind_expression, parse
 from feedline.expressions.predicates import And, Comparison, IsNull, Membership, Not, Opaque, Or, Predicate
 from feedline.expressions.row_preservation import is_row_preserving
 
@@ -26,7 +26,7 @@ from feedline.expressions.row_preservation import is_row_preserving
 
 
 def evaluated(text: str, table: pa.Table) -> list[object]:
-    bound = bind(parse(text), table.schema)
+    bound = bind_expression(parse(text), table.schema)
     frame = pl.from_arrow(table)
     assert isinstance(frame, pl.DataFrame)
     series = frame.lazy().select(bound.polars.alias("result")).collect(engine="in-memory")["result"]
@@ -78,7 +78,7 @@ def test_literal_comparisons_agree_with_sql(side: Sides, table: pa.Table):
 
 @given(ANY)
 def test_every_expression_preserves_rows(side: Sides):
-    assert is_row_preserving(bind(parse(side.text), SCHEMA).polars)
+    assert is_row_preserving(bind_expression(parse(side.text), SCHEMA).polars)
 
 
 @given(ANY, st.sampled_from(TABLES), st.integers(0, 400))
@@ -138,7 +138,7 @@ def rows_of(table: pa.Table) -> list[dict[str, object]]:
 
 @given(conditions(PRUNABLE), st.sampled_from(TABLES))
 def test_the_predicate_of_a_prunable_condition_decides_every_row(side: Sides, table: pa.Table):
-    bound = bind(parse(side.text), SCHEMA)
+    bound = bind_expression(parse(side.text), SCHEMA)
     if "items" not in side.text:  # whether a list is null is not known from statistics of its elements
         assert not opaque(bound.predicate)
         assert [{truth} for truth in evaluated(side.text, table)] == [
@@ -157,7 +157,7 @@ def opaque(predicate: Predicate) -> bool:
 
 @given(CONDITIONS, st.sampled_from(TABLES))
 def test_the_predicate_of_any_condition_allows_its_result(side: Sides, table: pa.Table):
-    predicate = bind(parse(side.text), SCHEMA).predicate
+    predicate = bind_expression(parse(side.text), SCHEMA).predicate
     for truth, row in zip(evaluated(side.text, table), rows_of(table), strict=True):
         assert truth in truths(predicate, row)
 

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.errors import ExpressionError
-from feedline.expressions import bind, parse
+from feedline.expressions import bind_expression, parse
 from feedline.expressions.parser import python_tree
 from feedline.expressions.row_preservation import offending_node
 
@@ -195,7 +195,7 @@ REFUSED = {
 def test_refused_with_a_reason_and_in_bounded_time(text: str):
     start = time.process_time()
     with pytest.raises(ExpressionError) as caught:
-        bind(parse(text), SCHEMA)
+        bind_expression(parse(text), SCHEMA)
     assert time.process_time() - start < 2.0  # the worst take 0.2 s; a parser that backtracks would take minutes
     assert REFUSED[text] in str(caught.value)
     assert len(str(caught.value)) < 1_000
@@ -225,7 +225,7 @@ def test_the_largest_allowed_expressions_run(text: str):
 
     def run() -> None:  # in a thread, whose stack is smaller and starts elsewhere
         try:
-            bound = bind(parse(text), SCHEMA)
+            bound = bind_expression(parse(text), SCHEMA)
             assert len(FRAME.lazy().select(bound.polars).collect(engine="in-memory")) == 2
             assert offending_node(bound.polars) is None
         except BaseException as error:
@@ -268,7 +268,7 @@ PIECES = [
 @given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join) | st.text(max_size=40))
 def test_any_text_binds_or_is_refused(text: str):
     try:
-        bound = bind(parse(text), SCHEMA)
+        bound = bind_expression(parse(text), SCHEMA)
     except ExpressionError:
         return
     assert bound.columns <= set(SCHEMA.names)
@@ -279,13 +279,13 @@ AUDIT = """
 import json, sys
 import pyarrow as pa
 from feedline.errors import ExpressionError
-from feedline.expressions.bind import bind, parse
+from feedline.expressions.bind import bind_expression, parse
 
 texts, schema, events = json.load(sys.stdin), pa.schema([("x", pa.float32())]), []
 
 def refuse(text):
     try:
-        bind(parse(text), schema)
+        bind_expression(parse(text), schema)
     except ExpressionError:
         return
     raise SystemExit(f"accepted: {text[:100]!r}")

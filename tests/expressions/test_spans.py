@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from feedline.errors import ExpressionError
-from feedline.expressions import bind, parse
+from feedline.expressions import bind_expression, parse
 from feedline.expressions.spans import Fault, SourceText, Span, render
 
 SCHEMA = pa.schema([("x", pa.float32()), ("y", pa.float64()), ("n", pa.int64()), ("s", pa.struct([("s", pa.int8())]))])
@@ -33,7 +33,7 @@ PLACES = {
 @pytest.mark.parametrize("text", PLACES)
 def test_the_caret_is_under_the_span(text: str):
     with pytest.raises(ExpressionError) as caught:
-        bind(parse(text), SCHEMA)
+        bind_expression(parse(text), SCHEMA)
     line, carets = str(caught.value).splitlines()[-2:]
     start = carets.index("^")
     assert line[start : start + carets.count("^")] == PLACES[text]
@@ -41,7 +41,9 @@ def test_the_caret_is_under_the_span(text: str):
 
 def test_a_long_line_is_shown_around_the_span():
     with pytest.raises(ExpressionError) as caught:
-        bind(parse(f"n in [{', '.join(['7'] * 900)}] and pricee > 1 and n in [{', '.join(['7'] * 900)}]"), SCHEMA)
+        bind_expression(
+            parse(f"n in [{', '.join(['7'] * 900)}] and pricee > 1 and n in [{', '.join(['7'] * 900)}]"), SCHEMA
+        )
     line, carets = str(caught.value).splitlines()[-2:]
     assert len(line) < 140
     assert line[carets.index("^") :].startswith("pricee")

@@ -11,7 +11,6 @@ from feedline.expressions.types import (
     CAST_TYPES,
     INTEGER_RANGES,
     column_type,
-    describe,
     has_strings,
     inner_type,
     instance,
@@ -19,6 +18,7 @@ from feedline.expressions.types import (
     language_type,
     nearest,
     quote_name,
+    type_name,
 )
 
 
@@ -53,7 +53,7 @@ def test_ranges_of_integers_are_numpy_s():
 def test_kinds_and_descriptions(arrow: pa.DataType, expected_kind: str, description: str):
     dtype = column_type(pa.field("x", arrow))
     assert dtype is not None
-    assert (kind(dtype), describe(dtype)) == (expected_kind, description)
+    assert (kind(dtype), type_name(dtype)) == (expected_kind, description)
 
 
 def test_types_that_polars_lacks_have_no_column_type():
@@ -63,7 +63,7 @@ def test_types_that_polars_lacks_have_no_column_type():
 def test_fixed_size_lists_are_described_with_their_size_and_become_lists():
     dtype = column_type(pa.field("x", pa.list_(pa.int8(), 3)))
     assert dtype is not None
-    assert describe(dtype) == "list<int8>[3]"
+    assert type_name(dtype) == "list<int8>[3]"
     assert language_type(dtype) == pl.List(pl.Int8)
 
 

@@ -14,7 +14,7 @@ from fit_in_memory import fit_frames
 
 from feedline import Pipeline
 from feedline.errors import FeedlineError
-from feedline.fitting.spill import PARTS, Scratch, SpilledState, merge_all, parts_of
+from feedline.fitting.spill import PARTS, Scratch, SpilledState, merge_all, state_parts
 from feedline.spec.features import OpCall
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import InMemoryArtifacts
@@ -130,7 +130,7 @@ def test_a_state_that_is_spilled_makes_the_same_artifact(tmp_path: Path):
         scratch = Scratch(folder=str(tmp_path / op), limit_bytes=400_000)
         spilled = merge_all(learner, [state.to_arrow() for state in states], scratch)
         assert isinstance(spilled, SpilledState)
-        parts = parts_of(learner, spilled, scratch)
+        parts = state_parts(learner, spilled, scratch)
         artifact = learner.finish(parts)
         assert artifact.digest == learner.finish([learner.merge(states[::-1])]).digest
         assert artifact.facts["groups"] == frame["shop"].n_unique()

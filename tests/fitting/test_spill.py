@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline.errors import CorruptFileError
-from feedline.fitting.spill import PARTS, Scratch, SpilledState, cut, discard, merge_all, merge_part, parts_of, spill
+from feedline.fitting.spill import PARTS, Scratch, SpilledState, cut, discard, merge_all, merge_part, spill, state_parts
 from feedline.transforms.learning.learner import Artifact, Parts
 
 
@@ -78,7 +78,7 @@ def test_spilled_merges_equal_merges_in_memory(tmp_path_factory, chunks, limit, 
         order.shuffle(waiting)
         count = order.randint(1, 3)
         waiting = [merge_all(learner, waiting[:count], scratch), *waiting[count:]]
-    parts = parts_of(learner, waiting[0], scratch)
+    parts = state_parts(learner, waiting[0], scratch)
     expected = Counter(value for chunk in chunks for value in chunk)
     assert held(parts) == expected
     assert held(parts) == expected
@@ -89,7 +89,7 @@ def test_strings_and_bytes(tmp_path: Path, values):
     scratch = Scratch(folder=str(tmp_path), limit_bytes=1)
     whole = merge_all(Sums("value"), [state(values).to_arrow(), state(values[:2]).to_arrow()], scratch)
     assert isinstance(whole, SpilledState)
-    assert held(parts_of(Sums("value"), whole, scratch)) == Counter(values + values[:2])
+    assert held(state_parts(Sums("value"), whole, scratch)) == Counter(values + values[:2])
 
 
 def test_several_keys_of_several_types(tmp_path: Path):
@@ -104,7 +104,7 @@ def test_several_keys_of_several_types(tmp_path: Path):
     )
     learner = Sums("day", "price", "clicked")
     whole = merge_all(learner, [learner.merge([frame]).to_arrow(), learner.merge([frame]).to_arrow()], scratch)
-    together = pl.concat(list(parts_of(learner, whole, scratch)))
+    together = pl.concat(list(state_parts(learner, whole, scratch)))
     assert sorted(together["count"].to_list()) == [6, 6, 8]
     assert together.schema == frame.schema
 
@@ -130,7 +130,7 @@ def test_memory_is_bounded_by_the_limit(tmp_path: Path):
     states = [state(row.tolist(), pl.Int64()).to_arrow() for row in numbers]
     whole = merge_all(learner, iter(states), scratch)
     assert isinstance(whole, SpilledState)
-    together = pl.concat(list(parts_of(learner, whole, scratch))).sort("value")
+    together = pl.concat(list(state_parts(learner, whole, scratch))).sort("value")
     assert learner.largest_bytes < 2 * limit
     values, counts = np.unique(numbers, return_counts=True)
     assert together["value"].to_list() == values.tolist()
@@ -147,13 +147,13 @@ def test_parts_merged_beforehand_are_read(tmp_path: Path):
         (tmp_path / name).unlink()
     kept = spill(learner, state([1]), scratch)
     stand_in = SpilledState(files=kept.files * 2, rows=0)
-    assert held(parts_of(learner, stand_in, scratch, names)) == Counter({1: 1, 2: 2, 3: 1})
+    assert held(state_parts(learner, stand_in, scratch, names)) == Counter({1: 1, 2: 2, 3: 1})
 
 
 def test_a_state_without_keys_stays_in_memory(tmp_path: Path):
     scratch = Scratch(folder=str(tmp_path), limit_bytes=1)
     whole = merge_all(Sums(), [pl.DataFrame({"count": [number]}).to_arrow() for number in range(10)], scratch)
-    (part,) = parts_of(Sums(), whole, scratch)
+    (part,) = state_parts(Sums(), whole, scratch)
     assert part.item() == 45
     assert not list(tmp_path.iterdir())
 
@@ -166,7 +166,7 @@ def test_an_altered_file_is_refused(tmp_path: Path):
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     with pytest.raises(CorruptFileError):
-        held(parts_of(Sums("value"), spilled, scratch))
+        held(state_parts(Sums("value"), spilled, scratch))
 
 
 def test_discard_leaves_nothing(tmp_path: Path):

@@ -14,7 +14,7 @@ from warehouse_samples import write
 from feedline import Pipeline, Table
 from feedline.commands.plan.report import describe, part_rows
 from feedline.errors import SpecError
-from feedline.expressions import bind, parse
+from feedline.expressions import bind_expression, parse
 from feedline.expressions.extraction import project
 from feedline.planning.plan import Plan
 from feedline.warehouse.optimize.usage import load_uses, record_usage
@@ -206,10 +206,10 @@ def test_a_missing_column_is_one_that_is_stored_in_no_way(mixed: tuple[str, pa.T
 )
 def test_an_expression_gives_the_same_over_columns_and_over_parts(mixed: tuple[str, pa.Table], text: str) -> None:
     for table in (mixed[1], Table(mixed[0]).read()):
-        bound = bind(parse(text), table.schema)
+        bound = bind_expression(parse(text), table.schema)
         whole = pl_frame(table).select(bound.polars).to_series()
         narrow = project(table, sorted(bound.parts)).select(bound.narrow).to_series()
         assert whole.to_list() == narrow.to_list()
         assert narrow.dtype == bound.dtype
-    first = bind(parse(text), mixed[1].schema)
+    first = bind_expression(parse(text), mixed[1].schema)
     assert pl_frame(mixed[1]).select(first.polars).to_series().to_list() == whole.to_list(), "flattened or not"

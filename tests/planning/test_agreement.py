@@ -22,7 +22,7 @@ from processes import running
 from feedline import FeedlineDataset, Pipeline
 from feedline.errors import PlanError
 from feedline.loader.facts import Hello
-from feedline.planning.agreement import RunStart, agree, launch_name, verify
+from feedline.planning.agreement import RunStart, agree, launch_name, verify_agreement
 
 JOB = "f" * 64
 
@@ -58,7 +58,7 @@ class Starts:
         return agree(begun, self.work_dir, self.take, environment=environment, now_s=lambda: self.now_s)
 
     def verify(self, rank: int) -> bool:
-        return verify(self.last[rank], self.work_dir, now_s=lambda: self.now_s)
+        return verify_agreement(self.last[rank], self.work_dir, now_s=lambda: self.now_s)
 
     def take(self) -> str:
         self.taken += 1

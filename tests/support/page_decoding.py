@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from feedline.native import parquet as native
 from feedline.native.parquet import Page
-from feedline.warehouse.parquet.column_chunk import ChunkDecoder, ChunkError, ColumnKind, open_chunks, read_chunks
+from feedline.warehouse.parquet.column_chunk import ChunkDecoder, ChunkError, ColumnKind, open_chunks, take_rows
 from feedline.warehouse.parquet.decode import NOT_CODED, DecodeRequest, FileDecoder
 from feedline.warehouse.parquet.footer import column_leaves, open_parquet
 
@@ -174,7 +174,7 @@ def opened(kind: Any, chunk: Any, rows: int, content: pa.Buffer, *, codes: bool 
 def read_rows(decoder: ChunkDecoder | None, rows: int) -> pa.Array:
     """The next rows of a chunk for the kernel. Raises ChunkError."""
     assert decoder is not None
-    [found] = read_chunks([decoder], rows)
+    [found] = take_rows([decoder], rows)
     if isinstance(found, ChunkError):
         raise found
     return found

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from feedline.errors import ExpressionError
-from feedline.expressions import bind, parse
+from feedline.expressions import bind_expression, parse
 from feedline.expressions.row_preservation import is_row_preserving
 
 NAN, INF = float("nan"), float("inf")
@@ -52,7 +52,7 @@ def matches(value: object, expected: object) -> bool:
 
 def assert_evaluates(text: str, dtype: pl.DataType, expected: list[object]) -> None:
     """Check the values of an expression, the type that it promises and has, and that it keeps rows apart."""
-    bound = bind(parse(text), TABLE.schema)
+    bound = bind_expression(parse(text), TABLE.schema)
     series = FRAME.lazy().select(bound.polars.alias("result")).collect(engine="in-memory")["result"]
     assert bound.dtype == dtype
     assert series.dtype == dtype
@@ -63,6 +63,6 @@ def assert_evaluates(text: str, dtype: pl.DataType, expected: list[object]) -> N
 def assert_refused(text: str, message: str) -> None:
     """Check the message of an error, and that carets show its position."""
     with pytest.raises(ExpressionError) as caught:
-        bind(parse(text), TABLE.schema)
+        bind_expression(parse(text), TABLE.schema)
     assert message in str(caught.value)
     assert "^" in str(caught.value).splitlines()[-1]

@@ -16,7 +16,7 @@ from feedline.expressions import literals
 from feedline.expressions.functions.signatures import Function, Parameter
 from feedline.expressions.literals import LiteralComparison
 from feedline.expressions.nodes import Constant
-from feedline.expressions.operators import BOOL, FLOAT64, INT64, UINT64, Operand, compare, result
+from feedline.expressions.operators import BOOL, FLOAT64, INT64, UINT64, Operand, compare_operands, result
 from feedline.expressions.spans import Fault, Span
 from feedline.expressions.types import (
     BOOLEAN,
@@ -29,9 +29,9 @@ from feedline.expressions.types import (
     STRING,
     TIME,
     TIMESTAMP,
-    describe,
     inner_type,
     kind,
+    type_name,
 )
 
 _DAYS = frozenset({DATE, TIMESTAMP})
@@ -94,7 +94,7 @@ def _zone(convert: bool) -> Callable[..., Operand]:
             expr = x.expr.dt.convert_time_zone(time_zone)
         else:
             if x.dtype.time_zone is not None:
-                raise Fault(f"{describe(x.dtype)} has a time zone: write `.dt.convert_time_zone(...)`", x.span)
+                raise Fault(f"{type_name(x.dtype)} has a time zone: write `.dt.convert_time_zone(...)`", x.span)
             expr = x.expr.dt.replace_time_zone(time_zone, ambiguous="earliest", non_existent="null")
         return result(expr, pl.Datetime(x.dtype.time_unit, dtype.time_zone), span, [x])
 
@@ -300,7 +300,7 @@ def _reduction(name: str, compute: Callable[[pl.Expr], pl.Expr], summary: str, *
     def build(x: Operand, *, span: Span) -> Operand:
         inner = inner_type(x.dtype)
         if kind(inner) not in NUMBERS:
-            raise Fault(f"`{name}` works on lists of numbers: got {describe(x.dtype)}", x.span)
+            raise Fault(f"`{name}` works on lists of numbers: got {type_name(x.dtype)}", x.span)
         if not computes and kind(inner) != DECIMAL:
             return _element_operand(compute(x.expr), inner, span, x)
         wide: pl.DataType = INT64 if kind(inner) == INTEGER and name != "list.mean" else FLOAT64
@@ -317,11 +317,11 @@ def _contains(x: Operand, value: Constant, *, span: Span) -> Operand:
     if value.value is None:
         raise Fault("`list.contains` needs a value: got None", value.span)
     if kind(inner) not in NUMBERS | {STRING, BOOLEAN, DATE, TIMESTAMP}:
-        raise Fault(f"`list.contains` works on lists of scalars: got {describe(x.dtype)}", x.span)
-    bound = literals.members([value], inner)
+        raise Fault(f"`list.contains` works on lists of scalars: got {type_name(x.dtype)}", x.span)
+    bound = literals.list_members([value], inner)
     if isinstance(bound, LiteralComparison):  # no element can be that value: false, and null for a null list
         length = replace(x, expr=x.expr.list.len().cast(INT64), dtype=INT64, column=None)
-        return compare("<", length, Constant(value=0, span=value.span), span)
+        return compare_operands("<", length, Constant(value=0, span=value.span), span)
     return result(x.expr.list.contains(literals.literal(bound[0], inner)), BOOL, span, [x], extra=2)
 
 

@@ -14,7 +14,7 @@ import polars as pl
 from feedline.expressions import literals
 from feedline.expressions.functions.signatures import Function, Parameter
 from feedline.expressions.nodes import Constant
-from feedline.expressions.operators import BOOL, FLOAT64, INT64, UINT64, Operand, result, unify
+from feedline.expressions.operators import BOOL, FLOAT64, INT64, UINT64, Operand, common_type, result
 from feedline.expressions.spans import Fault, Span
 from feedline.expressions.types import (
     BOOLEAN,
@@ -25,8 +25,8 @@ from feedline.expressions.types import (
     NUMBERS,
     STRING,
     TIMESTAMP,
-    describe,
     kind,
+    type_name,
 )
 
 _SCALARS = NUMBERS | {BOOLEAN, STRING, DATE, TIMESTAMP}
@@ -82,7 +82,7 @@ def _round(x: Operand, decimals: int, *, span: Span) -> Operand:
 def _clip(x: Operand, lower: Constant, upper: Constant, *, span: Span) -> Operand:
     if x.kind == DECIMAL:
         x = x.widen()
-    (expr, *_), dtype = unify([x, lower, upper], span)
+    (expr, *_), dtype = common_type([x, lower, upper], span)
     low, high = (None if c.value is None else literals.value_of(c, dtype) for c in (lower, upper))
     if low is None and high is None:
         raise Fault("`clip` needs a lower or an upper bound", span)
@@ -95,7 +95,7 @@ def _clip(x: Operand, lower: Constant, upper: Constant, *, span: Span) -> Operan
 def _fill_null(x: Operand, value: Constant, *, span: Span) -> Operand:
     if value.value is None:
         raise Fault("`fill_null` needs a value: got None", value.span)
-    (expr, filling), dtype = unify([x, value], span)
+    (expr, filling), dtype = common_type([x, value], span)
     return result(expr.fill_null(filling), dtype, span, [x], extra=3)
 
 
@@ -105,7 +105,7 @@ def _fill_nan(x: Operand, value: Constant, *, span: Span) -> Operand:
 
 
 def _coalesce(values: Sequence[Operand | Constant], *, span: Span) -> Operand:
-    expressions, dtype = unify(values, span)
+    expressions, dtype = common_type(values, span)
     return result(pl.coalesce(expressions), dtype, span, _operands(values, span), extra=len(values) + 1)
 
 
@@ -113,9 +113,9 @@ def _when(
     condition: Operand | Constant, value: Operand | Constant, otherwise: Operand | Constant, *, span: Span
 ) -> Operand:
     if isinstance(condition, Constant) or condition.dtype != BOOL:
-        got = "a literal" if isinstance(condition, Constant) else describe(condition.dtype)
+        got = "a literal" if isinstance(condition, Constant) else type_name(condition.dtype)
         raise Fault(f"the condition of `when` must be a boolean expression: got {got}", condition.span)
-    (then, other), dtype = unify([value, otherwise], span)
+    (then, other), dtype = common_type([value, otherwise], span)
     expr = pl.when(condition.expr).then(then).otherwise(other)
     return result(expr, dtype, span, _operands([condition, value, otherwise], span), extra=4)
 
@@ -126,10 +126,10 @@ def _horizontal(name: str, compute: Callable[..., pl.Expr], summary: str, *, com
         parts = _operands(values, span)
         for part in parts:
             if part.kind not in allowed:
-                raise Fault(f"`{name}` works on {' or '.join(sorted(allowed))}: got {describe(part.dtype)}", part.span)
+                raise Fault(f"`{name}` works on {' or '.join(sorted(allowed))}: got {type_name(part.dtype)}", part.span)
         if computes:
             values = [value.widen() if isinstance(value, Operand) else value for value in values]
-        expressions, dtype = unify(values, span)
+        expressions, dtype = common_type(values, span)
         if computes and name == "mean_horizontal":
             dtype = FLOAT64
             expressions = [expr.cast(dtype) for expr in expressions]
@@ -151,11 +151,11 @@ def _cast(strict: bool) -> Callable[..., Operand]:
     def build(x: Operand, dtype: pl.DataType, *, span: Span) -> Operand:
         source, target = x.kind, kind(dtype)
         if target == STRING and source in (FLOAT, DECIMAL):
-            raise Fault(f"{describe(x.dtype)} has no fixed form as a string: cast it to an integer first", x.span)
+            raise Fault(f"{type_name(x.dtype)} has no fixed form as a string: cast it to an integer first", x.span)
         if source == STRING and target == BOOLEAN:
             raise Fault('a string is not a boolean: compare it, as in `x == "true"`', x.span)
         if source in (DATE, TIMESTAMP) and target != STRING:
-            raise Fault(f'{describe(x.dtype)} is not a number: write `.dt.epoch("s")`', x.span)
+            raise Fault(f'{type_name(x.dtype)} is not a number: write `.dt.epoch("s")`', x.span)
         expr = x.widen().expr if source == DECIMAL else x.expr
         return result(expr.cast(dtype, strict=strict), dtype, span, [x], extra=2)
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 from feedline.expressions.nodes import Constant
 from feedline.expressions.operators import Operand
 from feedline.expressions.spans import Fault, Span
-from feedline.expressions.types import CAST_TYPES, describe, nearest, quote_name
+from feedline.expressions.types import CAST_TYPES, nearest, quote_name, type_name
 
 Argument: TypeAlias = Operand | Constant | tuple[Constant, ...]
 
@@ -83,11 +83,7 @@ class Function:
         return f"{prefix}{self.name}({', '.join(words)})"
 
     def apply(self, arguments: Sequence[Argument], keywords: Mapping[str, Argument], span: Span) -> Operand:
-        """The call's operand.
-
-        Raises:
-            Fault: where an argument is missing, unknown, or not accepted by its parameter.
-        """
+        """The call's operand. Raises Fault where an argument is missing, unknown, or not accepted by its parameter."""
         rest = list(arguments)
         if self.many:
             if keywords:
@@ -106,7 +102,7 @@ class Function:
             raise Fault(f"{quote_name(self.name)} works on a column, not on a literal", _span_of(first, span))
         if self.receiver and first.kind not in self.receiver:
             kinds = " or ".join(sorted(self.receiver))
-            raise Fault(f"{quote_name(self.name)} works on {kinds}: got {describe(first.dtype)}", first.span)
+            raise Fault(f"{quote_name(self.name)} works on {kinds}: got {type_name(first.dtype)}", first.span)
         return first
 
     def _parameters(self, positional: Sequence[Argument], keywords: Mapping[str, Argument], span: Span) -> list[object]:

@@ -63,7 +63,7 @@ def with_values(encoded: EncodedRows) -> EncodedRows:
     return replace(encoded, values=tuple(np.asarray(values) for values in encoded.values), groups=groups)
 
 
-def join(parts: Sequence[EncodedRows]) -> EncodedRows:
+def join_rows(parts: Sequence[EncodedRows]) -> EncodedRows:
     """Concatenate parts."""
     if len(parts) == 1:
         return parts[0]
@@ -80,7 +80,7 @@ def join(parts: Sequence[EncodedRows]) -> EncodedRows:
         offsets=tuple(_join_offsets([part.offsets[index] for part in parts]) for index in sparse),
         extra=tuple(pa.concat_arrays(arrays) for arrays in zip(*(part.extra for part in parts), strict=True)),
         groups=tuple(
-            UniqueRows(join([group.rows for group in groups]), group_inverse(groups))
+            UniqueRows(join_rows([group.rows for group in groups]), group_inverse(groups))
             for groups in zip(*(part.groups for part in parts), strict=True)
         ),
     )

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from feedline.errors import FeederError
 from feedline.loader.ring.channel import Channel
-from feedline.loader.ring.host_feeder import HostFeeder, NoSharedFeederError, attach, sweep
+from feedline.loader.ring.host_feeder import HostFeeder, NoSharedFeederError, attach, sweep_host
 from feedline.loader.ring.launch import FUTILE_DEATHS, FeederAccess, FeederProcess
 from feedline.loader.ring.rendezvous import await_successor, connect
 
@@ -105,4 +105,4 @@ class FeederSource:
     def close(self) -> None:
         """Remove what a dead feeder of the host has left."""
         if self._access.host is not None:
-            sweep(self._access.host)
+            sweep_host(self._access.host)

@@ -135,7 +135,7 @@ class HostFeeder:
             self._log.close()
 
 
-def sweep(launch: HostLaunch) -> None:
+def sweep_host(launch: HostLaunch) -> None:
     """Remove what is left of a host's feeder if it is dead; the files of a living one stay."""
     with contextlib.suppress(FeederError, OSError):
         _sweep(runtime_dir() / f"{launch.name}.sock")

@@ -48,11 +48,8 @@ def artifact_set_ref(spec: PipelineSpec, manifest: str | None = None, *, served:
 def require_fitted(
     spec: PipelineSpec, features: CompiledFeatures, stored: StoredArtifactSet | None = None, *, served: bool = False
 ) -> None:
-    """Raise SpecError, with the command that helps, where a feature has no artifact.
-
-    stored: the artifact set (default: that of the features). served: there is no table to fit on, whatever
-    pipeline.yaml says.
-    """
+    """Raise SpecError, with the command that helps, where a feature has no artifact. stored: the artifact set (default:
+    that of the features). served: there is no table to fit on, whatever pipeline.yaml says."""
     if not features.missing_fits:
         return
     position = next(

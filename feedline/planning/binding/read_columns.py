@@ -25,10 +25,8 @@ from feedline.warehouse.storage.locations import join, redact
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadColumns:
-    """The columns of its table that a pipeline reads: for features, filter, sample, marks and as keys.
-
-    keys: `shuffle.by` and the row key. marks: conditions that recognise rows which fits have seen.
-    """
+    """The columns of its table that a pipeline reads: for features, filter, sample, marks and as keys. keys:
+    `shuffle.by` and the row key. marks: conditions that recognise rows which fits have seen."""
 
     features: CompiledFeatures
     where: BoundExpression | None
@@ -51,10 +49,8 @@ class ReadColumns:
         return cls(features=features, where=where, sample=sample, keys=keys, marks=marks)
 
     def columns(self, schema: pa.Schema) -> tuple[str, ...]:
-        """The columns that blocks read, each once; partition keys may be among them.
-
-        `sample_weight` is one of them only where the schema has it: otherwise the sample generates it.
-        """
+        """The columns that blocks read, each once; partition keys may be among them. `sample_weight` is one of them
+        only where the schema has it: otherwise the sample generates it."""
         conditions = [sorted(condition.columns) for condition in self._conditions]
         return self._unique([self.features.columns, self.keys, *conditions], schema)
 

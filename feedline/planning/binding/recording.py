@@ -16,20 +16,18 @@ from feedline.spec.source_section import SourceSpec
 from feedline.warehouse.reading.fragment import field_of
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT
 from feedline.warehouse.rebase.recorded_rows import Recording
-from feedline.warehouse.rebase.row_identity import identity_of, kind_of, unkeyed_identity
+from feedline.warehouse.rebase.row_identity import identity_kind, identity_of, unkeyed_identity
 from feedline.warehouse.snapshot.snapshot import Snapshot
 
 
 def recording_of(spec: PipelineSpec, snapshot: Snapshot) -> Recording | None:
-    """Where and how a plan's blocks record the identities of rows; None without a `source.row_key`.
-
-    Raises SpecError for a key that is not in the files, or of a type that cannot be hashed.
-    """
+    """Where and how a plan's blocks record the identities of rows; None without a `source.row_key`. Raises SpecError
+    for a key that is not in the files, or of a type that cannot be hashed."""
     key, schema = spec.source.row_key, snapshot.schema
     if key is None:
         return None
     for name in key:
-        if name not in schema.names or kind_of(schema.field(name).type) is None:
+        if name not in schema.names or identity_kind(schema.field(name).type) is None:
             got = str(schema.field(name).type) if name in schema.names else "no column of that name"
             message = f"{name!r} cannot identify rows: got {got}, expected a column of numbers, times, strings or lists"
             raise spec.error(("source", "row_key"), message)

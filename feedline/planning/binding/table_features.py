@@ -55,10 +55,8 @@ def compile_spec(
     *,
     artifacts: ArtifactSet | None = None,
 ) -> CompiledFeatures:
-    """Compile the spec's features (or some of them) against a schema; errors carry file, line and path.
-
-    `artifacts`: the artifact set (default: the current one).
-    """
+    """Compile the spec's features (or some of them) against a schema; errors carry file, line and path. `artifacts`:
+    the artifact set (default: the current one)."""
     artifacts = StoredArtifactSet(artifact_set_ref(spec)) if artifacts is None else artifacts
     features = grouped_features(spec) if features is None else features
     try:

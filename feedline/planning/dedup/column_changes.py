@@ -1,9 +1,7 @@
 """Count how often columns repeat the row above them, and find columns that change in the same rows.
 
-Runs in: the process of `feedline plan`. Pure. A group of columns has one unique row per row in which any of them
-changes, so its factor is rows by such rows. Columns that change together share a group at no cost; columns that change
-in different rows cost each other repetitions. Groups are joined, two at a time, as long as that makes a batch smaller:
-one inverse fewer, against the values that are then sent for changes of the other group.
+Runs in: the process of `feedline plan`. Pure. Groups are joined, two at a time, as long as that makes a batch smaller:
+docs/decisions/0034-proposed-groups.md.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from feedline.warehouse.parquet.repeated_rows import first_rows
+from feedline.warehouse.parquet.repeated_rows import run_starts_at
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -74,14 +72,12 @@ def factor_of(session_rows: float, repeated: float) -> float:
 def find_changes(
     frames: Sequence[tuple[pl.DataFrame, Sequence[int]]], columns: Mapping[str, Sequence[str]], by: str | None
 ) -> ColumnChanges:
-    """Where columns change in frames of rows, each with the rows at which a piece of it begins.
-
-    columns: for each column the columns of the frames that hold it, or parts of it. by: the column of sessions.
-    """
-    sessions = [first_rows(frame, () if by is None else (by,), borders) for frame, borders in frames]
+    """Where columns change in frames of rows, each with the rows at which a piece of it begins. columns: for each
+    column the columns of the frames that hold it, or parts of it. by: the column of sessions."""
+    sessions = [run_starts_at(frame, () if by is None else (by,), borders) for frame, borders in frames]
     changes = {}
     for name, parts in columns.items():
-        found = [first_rows(frame, parts, ()) for frame, _ in frames]
+        found = [run_starts_at(frame, parts, ()) for frame, _ in frames]
         changes[name] = np.concatenate(found) & ~np.concatenate(sessions)
     return ColumnChanges(sessions=np.concatenate(sessions), changes=changes)
 
@@ -89,10 +85,8 @@ def find_changes(
 def without_worst(
     measured: ColumnChanges, columns: Sequence[str], marks: Sequence[str] = ()
 ) -> tuple[str, float] | None:
-    """The column without which the factor of the others is highest, and that factor; None for a single column.
-
-    marks: what is compared besides, and cannot be left out.
-    """
+    """The column without which the factor of the others is highest, and that factor; None for a single column. marks:
+    what is compared besides, and cannot be left out."""
     if len(columns) < 2:
         return None
     factors = {name: measured.factor([other for other in (*columns, *marks) if other != name]) for name in columns}
@@ -101,10 +95,8 @@ def without_worst(
 
 
 def propose_groups(measured: ColumnChanges, row_bytes: Mapping[str, float]) -> list[tuple[str, ...]]:
-    """Groups of columns that save bytes, those that save most first, each in the order of `row_bytes`.
-
-    row_bytes: by column the bytes per row of the features that derive from it.
-    """
+    """Groups of columns that save bytes, those that save most first, each in the order of `row_bytes`. row_bytes: by
+    column the bytes per row of the features that derive from it."""
     names = [name for name in row_bytes if measured.unique_rows([name]) <= _MOST_CHANGES * measured.rows]
     if not names:
         return []
@@ -122,10 +114,8 @@ def _bytes_saved(measured: ColumnChanges, columns: Sequence[str], row_bytes: Map
 
 
 def _join_groups(first_rows: Sequence[Bools], nbytes: Floats) -> list[list[int]]:
-    """Sets of columns, joined two at a time while that saves bytes.
-
-    first_rows: per column, bool [rows], where its runs begin. nbytes: float64 [columns], of a row.
-    """
+    """Sets of columns, joined two at a time while that saves bytes. first_rows: per column, bool [rows], where its runs
+    begin. nbytes: float64 [columns], of a row."""
     rows = len(first_rows[0])
     bits = [np.packbits(each, bitorder="little") for each in first_rows]
     words = np.stack([np.pad(each, (0, -len(each) % 8)).view(np.uint64) for each in bits])

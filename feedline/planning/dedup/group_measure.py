@@ -1,9 +1,7 @@
-"""Measure a plan's deduplicated groups on a sample of its rows.
+"""Measure a plan's deduplicated groups on a sample of its rows, in bytes of a slot.
 
 Runs in: the process of `feedline plan`. The sample is the beginning of a few blocks, evenly spaced over the first
-lane's epoch, in the order in which tasks read them; only columns of deduplicated features are read. Bytes are those of
-a slot: in the ring and, between processes, on the network. Time follows them: a group is worth it if it saves at least
-a tenth of its features' bytes, whatever this machine takes for the sample.
+lane's epoch, in the order in which tasks read them; only columns of deduplicated features are read.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from feedline.blocks.compute import sampled_rows
+from feedline.blocks.compute import first_block_rows
 from feedline.blocks.jobs import CompiledPart, compile_job
 from feedline.blocks.request import BlockRequest, Job
 from feedline.errors import DataError
@@ -47,11 +45,10 @@ Frames = Sequence[tuple[pl.DataFrame, Sequence[int]]]
 class GroupMeasure:
     """One group on a sample; bytes are per row of the table.
 
-    session_rows: S, the mean rows of a session; None without `shuffle.by`, which names sessions. repeated: d, the share
-    of rows in which a column repeats the row above it: the mean of the columns, weighted by the bytes of their
-    features. worst: the column without which the factor would be highest, and that factor. bytes_plain: of the group's
-    features without deduplication. bytes: with it, inverse included; both None where rows of the sample cannot be
-    computed: `error` says why.
+    session_rows: S, the mean rows of a session; None without `shuffle.by`. repeated: d, the share of rows in which a
+    column repeats the row above it, weighted by the bytes of features. worst: the column without which the factor would
+    be highest, and that factor. bytes_plain, bytes: of the group's features without deduplication, and with it, inverse
+    included; None where rows of the sample cannot be computed: `error` says why.
     """
 
     name: str
@@ -102,7 +99,7 @@ def describe_groups(plan: Plan) -> dict[str, Any] | None:
     if not features:
         return None
     job = job_of(plan, features)
-    frames = sample_rows(plan, job)
+    frames = rows_to_measure(plan, job)
     return {
         **sample_facts(plan, frames),
         "groups": [measure.facts() for measure in measure_groups(job, frames)],
@@ -123,9 +120,9 @@ def job_of(plan: Plan, features: Sequence[FeatureSpec]) -> Job:
     )
 
 
-def sample_rows(plan: Plan, job: Job) -> Frames:
+def rows_to_measure(plan: Plan, job: Job) -> Frames:
     """The first rows of some blocks in the order of the table, each with the rows at which a piece begins."""
-    return [sampled_rows(job, request, _ROWS) for request in _sampled_blocks(plan)]
+    return [first_block_rows(job, request, _ROWS) for request in _sampled_blocks(plan)]
 
 
 def sample_facts(plan: Plan, frames: Frames) -> dict[str, Any]:
@@ -147,7 +144,7 @@ def _sampled_blocks(plan: Plan) -> list[BlockRequest]:
     return [plan.request(schedule.block(0, blocks[index]), 0) for index in chosen]
 
 
-def source_columns(features: CompiledFeatures) -> dict[str, list[str]]:
+def parts_by_column(features: CompiledFeatures) -> dict[str, list[str]]:
     """The parts of columns that features read, by the table's column; marks of seen rows by themselves."""
     found: dict[str, list[str]] = {}
     for name in features.parts:
@@ -170,7 +167,7 @@ def feature_bytes(encoded: EncodedRows, schema: BatchSchema, repeats: NDArray[np
 
 def _measure(name: str, part: CompiledPart, frames: Frames, by: str | None) -> GroupMeasure:
     """Measure the group of a job's part."""
-    changes = find_changes(frames, source_columns(part.features), by)
+    changes = find_changes(frames, parts_by_column(part.features), by)
     marks = part.features.marks
     columns = tuple(name for name in changes.changes if name not in marks)
     compared = (*columns, *marks)
@@ -211,13 +208,13 @@ def _with_bytes(
         measure,
         bytes_plain=sum(plain.values()) / changes.rows,
         bytes=nbytes / changes.rows + INVERSE_BYTES,
-        repeated=_mean_repeated(changes, column_bytes(part.features, plain)),
+        repeated=_mean_repeated(changes, bytes_by_column(part.features, plain)),
     )
 
 
-def column_bytes(features: CompiledFeatures, nbytes: Mapping[str, float]) -> dict[str, float]:
+def bytes_by_column(features: CompiledFeatures, nbytes: Mapping[str, float]) -> dict[str, float]:
     """The bytes of features by the columns that they read: those of a feature of several columns in equal shares."""
-    columns_of = {part: name for name, parts in source_columns(features).items() for part in parts}
+    columns_of = {part: name for name, parts in parts_by_column(features).items() for part in parts}
     found = dict.fromkeys(columns_of.values(), 0.0)
     for output in features.outputs:
         columns = {columns_of[part] for part in output.reads if part in columns_of}  # a fit may read more

@@ -22,13 +22,13 @@ from feedline.loader.encoding.encode import encode
 from feedline.planning.dedup.column_changes import find_changes, propose_groups
 from feedline.planning.dedup.group_measure import (
     Frames,
-    column_bytes,
+    bytes_by_column,
     feature_bytes,
     job_of,
     measure_groups,
+    parts_by_column,
+    rows_to_measure,
     sample_facts,
-    sample_rows,
-    source_columns,
 )
 from feedline.planning.plan import Plan
 from feedline.spec.column_ranges import join_names
@@ -52,7 +52,7 @@ def describe_proposals(plan: Plan) -> dict[str, Any]:
     """
     features = tuple(feature for feature in plan.features.features if feature.group not in PLAIN_GROUPS)
     job = job_of(plan, features)
-    frames = sample_rows(plan, job)
+    frames = rows_to_measure(plan, job)
     by = plan.job.by
     clustered = frames if by is None else [(frame.sort(by, maintain_order=True), []) for frame, _ in frames]
     present = replace(job, features=tuple(feature for feature in features if feature.dedup is not None))
@@ -88,8 +88,8 @@ def _propose(job: Job, frames: Frames, taken: Collection[str], excluded: Collect
     encoded = encode(compiled.features.apply(frame), compiled.layout.schema)
     nbytes = feature_bytes(encoded, compiled.layout.schema, np.ones(frame.height, np.int64))
     per_row = {name: total / max(frame.height, 1) for name, total in nbytes.items()}
-    row_bytes = column_bytes(compiled.features, per_row)
-    columns = source_columns(compiled.features)
+    row_bytes = bytes_by_column(compiled.features, per_row)
+    columns = parts_by_column(compiled.features)
     marks = compiled.features.marks
     candidates = {name: row_bytes[name] for name in columns if name not in excluded and name not in marks}
     found = propose_groups(find_changes(frames, columns, job.by), candidates)

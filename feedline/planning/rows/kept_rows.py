@@ -1,10 +1,8 @@
-"""Read the rows of one row group that a plan keeps, in another way than blocks do: whole, and on their own.
+"""Read the rows of one row group that a plan keeps, in another way than blocks do, so that a fault of theirs shows.
 
 Runs in: the CLI (`plan --step`, `verify`). pyarrow reads the row group at once, and the conditions of filter and sample
-are evaluated for each of its rows, whatever statistics prove. So a fault in how blocks are read (which row groups and
-rows they skip, in which chunks they come, what statistics decide) shows as a difference. Only what the file does not
-store in the table's type (partition keys, parts of maps and structs, columns of older types) comes from the reader of
-blocks.
+are evaluated for each of its rows. Only what the file does not store in the table's type (partition keys, parts of maps
+and structs, columns of older types) comes from the reader of blocks.
 """
 
 from __future__ import annotations
@@ -39,10 +37,8 @@ class KeptRows:
 
 
 def read_kept_rows(plan: Plan, group: int, columns: Sequence[str], marks: Sequence[Mark] = ()) -> KeptRows:
-    """The kept rows of a row group (an index in the snapshot) in some columns, and the columns of `marks`.
-
-    Raises DataError where they are not as many as the plan counted, and the errors of reading.
-    """
+    """The kept rows of a row group (an index in the snapshot) in some columns, and the columns of `marks`. Raises
+    DataError where they are not as many as the plan counted, and the errors of reading."""
     snapshot, selection = plan.snapshot, plan.selection
     file, rows = int(snapshot.file_of_row_group[group]), snapshot.rows_per_row_group
     fragment = fragment_at(snapshot, file, np.array([group]), rows[[group]])

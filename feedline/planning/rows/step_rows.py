@@ -15,8 +15,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from feedline.planning.plan import Plan
+from feedline.planning.rows.block_order import block_order
 from feedline.planning.rows.kept_rows import read_kept_rows
-from feedline.planning.rows.row_order import row_order
 from feedline.planning.schedule import Block, Piece, rank_lanes
 
 Int64s = NDArray[np.int64]
@@ -26,11 +26,8 @@ _KEPT_SPLITS = 64  # whose rows have been located: 16 bytes per row
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSlice:
-    """Rows of a step, in the order of a batch.
-
-    lane: int64 [rows]. split: int64 [rows]. row: int64 [rows], the row's index among those of its split that the epoch
-    delivers. valid: bool [rows], False for padding.
-    """
+    """Rows of a step, in the order of a batch. lane: int64 [rows]. split: int64 [rows]. row: int64 [rows], the row's
+    index among those of its split that the epoch delivers. valid: bool [rows], False for padding."""
 
     lane: Int64s
     split: Int64s
@@ -70,13 +67,11 @@ class StepRows:
     def order(self, block: Block) -> Int64s | None:
         """The permutation of a block's rows; None in plan order."""
         request = self.plan.request(block, self.epoch)
-        return row_order(request, self.plan.job.by, lambda index: self._shuffle_values(block.pieces[index]))
+        return block_order(request, self.plan.job.by, lambda index: self._shuffle_values(block.pieces[index]))
 
     def locate(self, split: Int64s, row: Int64s) -> tuple[Int64s, Int64s]:
-        """Row group (its index in the snapshot) and kept index of rows of splits.
-
-        The kept index counts the rows of the row group that filter and sample keep.
-        """
+        """Row group (its index in the snapshot) and kept index of rows of splits. The kept index counts the rows of the
+        row group that filter and sample keep."""
         groups, kept = np.empty_like(split), np.empty_like(row)
         for each in np.unique(split).tolist():
             here = split == each

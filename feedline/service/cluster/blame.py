@@ -57,7 +57,7 @@ def host_of(worker: str) -> str:
     return worker.partition("://")[2].rpartition(":")[0] or worker
 
 
-def decide(block: str, failures: Sequence[BlockFailure], members: Collection[str]) -> Retry | FeedlineError:
+def decide_retry(block: str, failures: Sequence[BlockFailure], members: Collection[str]) -> Retry | FeedlineError:
     """The reaction to the last of `failures`: a retry, or the error to raise. members: addresses of all workers."""
     last = failures[-1]
     if len(failures) >= ATTEMPTS or (

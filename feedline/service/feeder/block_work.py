@@ -96,6 +96,7 @@ def explain_block_error(work: BlockWork, error: FeedlineError) -> FeedlineError:
 
 
 def block_name(name: str, work: BlockWork) -> str:
+    """The block's name in keys and messages. name: that of its stream."""
     return f"{name}-l{work.block.lane}-b{work.block.index}"
 
 

@@ -23,7 +23,7 @@ from feedline.loader.encoding.quality import Quality
 from feedline.loader.encoding.shuffled_rows import Rows
 from feedline.planning.schedule import Block
 from feedline.service.cluster.attempts import FirstRows, Outcome, attempt_block
-from feedline.service.cluster.blame import BlockFailure, Retry, among, decide, elsewhere
+from feedline.service.cluster.blame import BlockFailure, Retry, among, decide_retry, elsewhere
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.feeder.block_work import (
     BlockAttempt,
@@ -275,7 +275,7 @@ class Delivery:
         if self._cluster.packed and not members:  # no scheduler: whether the block is to blame cannot be decided yet
             self._unsubmitted.append(work)
             return
-        decision = decide(block_name(self._name, work), work.failures, members)
+        decision = decide_retry(block_name(self._name, work), work.failures, members)
         if not isinstance(decision, Retry):
             work.error = explain_block_error(work, decision) if self._cluster.packed else decision
             return

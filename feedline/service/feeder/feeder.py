@@ -1,9 +1,8 @@
 """The feeder's loop: serve the sessions of all its trainers in one thread.
 
-Runs in: the feeder. The loop sleeps until a trainer sends something, a block finishes (an eventfd), a trainer connects
-or dies. Then each session that has something to do fills one slot per round, so that trainers take turns. Messages that
-find no room in a trainer's socket are sent once there is some: a trainer that reads nothing delays no other. An error
-ends the session that it belongs to; the others go on.
+The loop sleeps until a trainer sends something, a block finishes (an eventfd), a trainer connects or dies. Then each
+session that has something to do fills one slot per round. Messages that find no room in a trainer's socket wait there,
+and delay no other. An error ends the session that it belongs to; the others continue.
 """
 
 from __future__ import annotations

@@ -33,10 +33,8 @@ def startup_seconds() -> float:
 
 
 class Ownership:
-    """The processes that a feeder belongs to. scratch: its folder for Dask's workers, removed when it ends.
-
-    is_owned: whether a trainer is connected. While one is, signals do not end the feeder (default: they do).
-    """
+    """The processes that a feeder belongs to. scratch: its folder for Dask's workers, removed when it ends. is_owned:
+    whether a trainer is connected. While one is, signals do not end the feeder (default: they do)."""
 
     def __init__(self, scratch: str | None, *, is_owned: Callable[[], bool] | None = None) -> None:
         self._scratch = scratch
@@ -75,10 +73,9 @@ class Ownership:
     def signals(self) -> Iterator[None]:
         """Set the feeder's signal handlers, and remove its scratch folder at the end.
 
-        Ctrl-C is left to the parent, and so are the signals that a job's launcher sends to all processes before it ends
-        the job: a trainer then saves its state while its feeder still delivers batches. The end of the last connection,
-        SIGTERM after that, and the death of the owners end it in order; SIGTERM alone ends only a feeder of
-        `feedline run`.
+        Ctrl-C and a launcher's signals to all processes are left to the parent: a trainer then saves its state while
+        its feeder still delivers. The end of the last connection, SIGTERM after that, and the death of the owners end
+        the feeder in order; SIGTERM alone ends only one of `feedline run`.
         """
 
         def end(signum: int, _frame: object) -> None:

@@ -1,10 +1,8 @@
 """Resolve the plans of a feeder's trainers, once for all that ask for the same one, and order their epochs.
 
-Runs in: the feeder. Planning a new table takes as long as its listing and counting, the order of an epoch of millions
-of splits takes seconds, and neither other trainers nor questions about it must wait for it: a feeder plans in a thread,
-one request after the other. Plans and schedules live as long as a session uses them.
-
-What the thread does is described by the calls in it, so that no code on the way has to report.
+Runs in: the feeder, in a thread of its own, one request after the other, so that neither other trainers nor questions
+about a plan wait for it. Plans and schedules live as long as a session uses them. What the thread does is described by
+the calls in it, so that no code on the way has to report.
 """
 
 from __future__ import annotations
@@ -64,9 +62,7 @@ class _Planned:
 
 class Planner:
     """Plans for several sessions, in a thread of its own. job: the digest under which the ranks of a start agree.
-
-    `done` is called when an answer, or its error, is there, in any thread.
-    """
+    `done` is called when an answer, or its error, is there, in any thread."""
 
     def __init__(self, resolve: Resolve, *, job: str, verify: Verify = lambda start: False) -> None:
         self._resolve = resolve

@@ -1,10 +1,8 @@
 """Monitor the quality of delivered rows, feature by feature, and check it against `expect`.
 
-Runs in: the feeder, and `Pipeline.batches`. A block is counted once, when its last step has been delivered;
-blocks that were computed ahead but not delivered are not counted.
-
-Expectations are checked against the counts of one epoch, at its end. With `on_expect: error` they are also checked
-after every block: bounds that further rows cannot restore at once, others from `ENOUGH_ROWS` rows on.
+Runs in: the feeder, and `Pipeline.batches`. A block is counted once, when its last step has been delivered.
+Expectations are checked against the counts of one epoch, at its end; with `on_expect: error` also after every block:
+bounds that further rows cannot restore at once, others from `ENOUGH_ROWS` rows on.
 """
 
 from __future__ import annotations
@@ -54,10 +52,8 @@ class QualityMonitor:
         self._epoch = epoch
 
     def add(self, step: int, blocks: Sequence[tuple[Block, Quality]]) -> None:
-        """Count the blocks whose last rows were delivered with this step.
-
-        Raises DataError if they already break expectations.
-        """
+        """Count the blocks whose last rows were delivered with this step. Raises DataError if they already break
+        expectations."""
         earlier = [] if self._epoch_counts is None else [self._epoch_counts]
         # Blocks up to `_through` were counted by an earlier feeder.
         new = [quality for block, quality in blocks if block.last_step > self._through]

@@ -1,10 +1,8 @@
 """Write batches into slots on threads of their own, and announce them in the order of their steps.
 
-Runs in: the feeder; all calls come from its loop. A batch is measured by the loop, since its size decides which slot it
-needs. Then one of a few threads copies its rows, with the interpreter's lock released, while the loop continues with
-the next batch. Batches that are ready together go to one thread. A hand-over costs more than the copy of small ones:
-the loop writes them itself.
-Tasks never receive a slot: a hedged or abandoned one would write into it when it is in use again.
+Runs in: the feeder; all calls come from its loop, which measures batches and writes small ones itself. Tasks never
+receive a slot: a hedged or abandoned one would write into it when it is in use again. See
+docs/decisions/0014-slots-written-by-threads.md.
 """
 
 from __future__ import annotations

@@ -94,10 +94,8 @@ class TrainerStream:
         return True
 
     def write(self, layout: SlotLayout, writers: SlotWriters, step_s: float, ready: Callable[[], None]) -> bool:
-        """Begin to write batches, as far as there are blocks and slots; True if there may be more of both.
-
-        step_s: of the trainer. ready: called for each whose blocks are there.
-        """
+        """Begin to write batches, as far as there are blocks and slots; True if there may be more of both. step_s: of
+        the trainer. ready: called for each whose blocks are there."""
         most, nbytes = 1 if writers.is_waited_for else _MOST_AT_ONCE, 0
         if self.delivery.is_due:
             self.delivery.pump(self.step, step_s=step_s)

@@ -1,12 +1,9 @@
 """The streams of one trainer: the one that it reads, and those of the next epochs, whose blocks are computed ahead.
 
-Runs in: the feeder, in the thread of its loop. The schedule of an epoch is computed by the planner's thread.
-
-When all blocks of an epoch have been submitted and the window has room, the next epoch's stream is opened, and its
-blocks follow in the same window: of epochs of one block, as many as the window holds. That the trainer will ask for
-that epoch, from its start, is a guess: when it begins elsewhere, the streams up to the one that it asks for are
-dropped, and nobody learns of them or of their errors. A trainer that has jumped (an evaluation that repeats one epoch,
-say) gets nothing ahead until it goes on to a next epoch.
+Runs in: the feeder's loop. When all blocks of an epoch have been submitted and the window has room, the next epoch's
+stream is opened, and its blocks follow in the same window. When the trainer begins elsewhere, the streams up to the one
+that it asks for are dropped, with their errors, and nothing is computed ahead until it continues to a next epoch:
+docs/decisions/0050-the-next-epochs-in-the-window.md.
 """
 
 from __future__ import annotations
@@ -36,10 +33,8 @@ class _Opening:
 
 
 class TrainerStreams:
-    """The stream that a trainer reads, and those of the epochs after it.
-
-    current: None until the schedule of the epoch that the trainer asked for is there.
-    """
+    """The stream that a trainer reads, and those of the epochs after it. current: None until the schedule of the epoch
+    that the trainer asked for is there."""
 
     def __init__(
         self, cluster: Cluster, planner: Planner, pace: TrainerPace, stats: DeliveryStats, wake: Callable[[], None]
@@ -91,10 +86,8 @@ class TrainerStreams:
             self._open_schedule(begin.epoch)
 
     def open(self) -> BeginStream | None:
-        """Open the stream that the trainer asked for, once its schedule is there; returns the request then.
-
-        Raises PlanError for an epoch without a step.
-        """
+        """Open the stream that the trainer asked for, once its schedule is there; returns the request then. Raises
+        PlanError for an epoch without a step."""
         begin = self._begin
         if begin is None:
             return None

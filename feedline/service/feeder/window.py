@@ -1,16 +1,12 @@
 """Decide how many blocks are in flight and how many slots the ring has, from what was measured.
 
-Runs in: the feeder, about once a second. Pure: measurements come in, a decision and its reason go out. Neither number
-changes which rows a block or a batch holds.
+Runs in: the feeder, about once a second. Pure. Neither number changes which rows a block or a batch holds.
 
-A stream holds the blocks that a step is cut from (one per lane or strand), and computes others ahead. Little's law
-gives how many: the blocks that the trainer uses up while one is computed, by the slowest block of late, so that the
-trainer waits for none. Where the trainer is faster than the workers, two blocks per thread keep these busy, of large
-blocks one and a half. Memory is an upper limit: of the feeder's budget, and of what the machine (or the cgroup) has
-left.
-
-The window grows, and shrinks for want of memory, at once. Otherwise it is the largest that any of the last `PATIENCE`
-measurements called for, so that a pace that varies does not make it oscillate.
+A stream holds the blocks that a step is cut from, and computes ahead those that the trainer uses up while one is
+computed, by the slowest block of late. Where the trainer is faster than the workers, two blocks per thread keep these
+busy, of large blocks one and a half. Memory is an upper limit. The window grows, and shrinks for want of memory, at
+once; otherwise it is the largest that any of the last `PATIENCE` measurements called for. See
+docs/decisions/0019-window-and-memory.md.
 """
 
 from __future__ import annotations
@@ -31,9 +27,8 @@ _BUSY, _MOST = 2, 4
 _LARGE_BYTES = 64 * 2**20
 # Blocks take longer when others run beside them.
 _SAFETY = 1.25
-# Blocks beyond the open ones until the trainer's pace is known. On a cluster of thousands of threads, one for each
-# would swamp the scheduler: 256 feeders that start together on 8,000 threads would send it two million tasks; with 64,
-# it was busy for 40 s.
+# Blocks beyond the open ones until the trainer's pace is known. One for each of thousands of threads would swamp the
+# scheduler: with 64, 256 feeders that start together kept it busy for 40 s.
 _FIRST_AHEAD = 16
 # Blocks beyond the open ones, until the first result shows how large blocks are.
 _FIRST_FEW = 4
@@ -89,7 +84,7 @@ class WindowLimits:
     fixed_blocks: int | None = None
 
 
-def decide(loads: Sequence[Load], limits: WindowLimits) -> Decision:
+def decide_window(loads: Sequence[Load], limits: WindowLimits) -> Decision:
     """The decision after these measurements, the last of which is the newest; earlier than `PATIENCE` are ignored."""
     recent = loads[-PATIENCE:]
     slots = max(_slots(load) for load in recent)
@@ -163,9 +158,7 @@ def _slots(load: Load) -> int:
 
 class Window:
     """The window of one trainer's streams: recent measurements, and the current decision (None before the first).
-
-    in_flight: the blocks of all its streams, which count them here.
-    """
+    in_flight: the blocks of all its streams, which count them here."""
 
     def __init__(self, limits: WindowLimits) -> None:
         self.limits = limits
@@ -205,7 +198,7 @@ class Window:
             available_bytes=available_bytes,
         )
         self._loads.append(load)
-        last, self.decision = self.decision, decide(tuple(self._loads), self.limits)
+        last, self.decision = self.decision, decide_window(tuple(self._loads), self.limits)
         is_same = last is not None and (last.blocks, last.slots) == (self.decision.blocks, self.decision.slots)
         return None if is_same else replace(self.decision, before=None if last is None else last.blocks)
 

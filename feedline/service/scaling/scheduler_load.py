@@ -1,8 +1,7 @@
 """Compare the blocks per second that a plan needs with those that one Dask scheduler handles, and say what helps.
 
 Pure; runs where a plan is shown. Every block is a task, and a scheduler has one thread: beyond half of what it can do,
-blocks wait for it whenever many end at once, and beyond all of it workers idle, however many there are. What helps are
-larger blocks, so fewer tasks for the same rows.
+blocks wait for it, and beyond all of it workers idle. Larger blocks are fewer tasks for the same rows.
 """
 
 from __future__ import annotations

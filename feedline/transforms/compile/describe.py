@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from feedline.expressions.types import describe
+from feedline.expressions.types import type_name
 from feedline.spec.features import AnyGroup, FeatureSpec, OpCall
 from feedline.transforms.compile.chains import Compiler, input_feature
 from feedline.transforms.compile.fit_requests import Key
@@ -93,7 +93,7 @@ def _chain(compiler: Compiler, feature: FeatureSpec, *, whole: bool = True) -> t
         source=None if feature.op is not None else source or feature.name,
         inputs=inputs,
         steps=tuple(_step(call, value) for call, value in zip(calls, values, strict=True)),
-        dtype=describe(end.dtype),
+        dtype=type_name(end.dtype),
         shared=0,
         sharers=(),
     )
@@ -101,7 +101,7 @@ def _chain(compiler: Compiler, feature: FeatureSpec, *, whole: bool = True) -> t
 
 
 def _step(call: OpCall | None, value: Value) -> ChainStep:
-    dtype = describe(value.dtype)
+    dtype = type_name(value.dtype)
     return ChainStep(
         op=None if call is None else call.op,
         kind=str(value.kind),

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from feedline.errors import SpecError
-from feedline.expressions.types import BINARY, INTEGER, STRING, describe
+from feedline.expressions.types import BINARY, INTEGER, STRING, type_name
 from feedline.hashing import Words, bucket_crosses, cross_terms, digest
 from feedline.transforms.kernels.matching import members
 from feedline.transforms.ops.dense import widen
@@ -180,7 +180,7 @@ def positive_intersect(inputs: Sequence[Value], _: Parameters) -> Value:
 def same_type(lists: Sequence[Value]) -> Sequence[Value]:
     """The lists, if their ids can be compared. Raises SpecError for int64 beside uint64."""
     if len({str(x.dtype) for x in lists}) > 1:
-        got = " and ".join(describe(x.dtype) for x in lists)
+        got = " and ".join(type_name(x.dtype) for x in lists)
         remedy = "Cast one of them: `inputs: [{column: a, ops: [{cast: uint64}]}, …]`"
         raise SpecError(f"ids must be of one type to be compared: got {got}. {remedy}")
     return lists

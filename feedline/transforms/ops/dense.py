@@ -24,7 +24,7 @@ from feedline.expressions.types import (
     INTEGER_RANGES,
     NUMBERS,
     STRING,
-    describe,
+    type_name,
 )
 from feedline.transforms.learning.learner import Artifact
 from feedline.transforms.registry.op import Parameters, example, op, same_ids
@@ -66,7 +66,7 @@ def as_float(number: Number, dtype: pl.DataType, what: str) -> float:
         except OverflowError:
             bound = math.inf
     if math.isinf(bound):
-        raise SpecError(f"{what} does not fit the column: got {number}, expected type {describe(dtype)}")
+        raise SpecError(f"{what} does not fit the column: got {number}, expected type {type_name(dtype)}")
     return bound
 
 
@@ -112,7 +112,7 @@ def fill_null(x: Value, parameters: FillNull) -> Value:
                 f"Write {{fill_null: {math.floor(fill)}}}, or put {{cast: float64}} before it"
             )
         if not _within(fill, x.dtype):
-            raise SpecError(f"the value does not fit the column: got {fill}, expected type {describe(x.dtype)}")
+            raise SpecError(f"the value does not fit the column: got {fill}, expected type {type_name(x.dtype)}")
     elif kind in NUMBERS:
         x = widen(x)
         fill = as_float(fill, x.dtype, "the value")
@@ -197,7 +197,7 @@ def clip(x: Value, parameters: Clip) -> Value:
         low = None if bounds[0] is None else max(int(bounds[0]), smallest)
         high = None if bounds[1] is None else min(int(bounds[1]), largest)
         if (low is not None and low > largest) or (high is not None and high < smallest):
-            raise SpecError(f"a bound does not fit the column: got {bounds}, expected type {describe(x.dtype)}")
+            raise SpecError(f"a bound does not fit the column: got {bounds}, expected type {type_name(x.dtype)}")
         least, most = low, high
     else:
         number = NUMPY_TYPES[x.dtype].type
@@ -292,7 +292,7 @@ def logit(x: Value, parameters: Logit) -> Value:
     most = number(1) - least
     if parameters.eps and most == 1:
         raise SpecError(
-            f"eps must change 1 in the column's type: got {parameters.eps}, expected more as {describe(x.dtype)}"
+            f"eps must change 1 in the column's type: got {parameters.eps}, expected more as {type_name(x.dtype)}"
         )
 
     def kernel(values: Values, out: Values) -> None:

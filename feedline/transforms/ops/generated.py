@@ -19,9 +19,9 @@ import pyarrow as pa
 from pydantic import Field, field_validator
 
 from feedline.errors import ExpressionError, SpecError
-from feedline.expressions import BoundExpression, bind, parse
+from feedline.expressions import BoundExpression, bind_expression, parse
 from feedline.expressions.row_preservation import offending_node
-from feedline.expressions.types import INTEGER, INTEGER_RANGES, NUMBERS, TIMESTAMP, describe
+from feedline.expressions.types import INTEGER, INTEGER_RANGES, NUMBERS, TIMESTAMP, type_name
 from feedline.hashing import bucket_crosses, cross_terms
 from feedline.transforms.kernels.bucketing import Borders
 from feedline.transforms.ops.dense import Number, as_float, widen
@@ -121,7 +121,7 @@ def _float_borders(borders: Sequence[Number], dtype: pl.DataType) -> tuple[Value
         if borders[index] != borders[index + 1]:
             raise SpecError(
                 f"borders must differ in the column's type: got {borders[index]} and {borders[index + 1]}, one number "
-                f"as {describe(dtype)}. Put {{cast: float64}} before it"
+                f"as {type_name(dtype)}. Put {{cast: float64}} before it"
             )
     return numbers, np.unique(numbers[equal])
 
@@ -306,7 +306,7 @@ def _arrow_type(dtype: pl.DataType) -> pa.DataType:
 
 def row_expression(text: str, schema: pa.Schema) -> BoundExpression:
     """Bind an expression that computes each row from that row alone. Raises ExpressionError for any other."""
-    bound = bind(parse(text), schema)
+    bound = bind_expression(parse(text), schema)
     node = offending_node(bound.polars)
     if node is not None:
         raise ExpressionError(f"an expression must compute each row from that row alone: got {node} in {text!r}")

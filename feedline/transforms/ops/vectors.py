@@ -14,7 +14,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from feedline.errors import DataError, SpecError
-from feedline.expressions.types import BOOLEAN, INTEGER, INTEGER_RANGES, NUMBERS, describe
+from feedline.expressions.types import BOOLEAN, INTEGER, INTEGER_RANGES, NUMBERS, type_name
 from feedline.transforms.ops.dense import Number, as_float
 from feedline.transforms.registry.op import Parameters, example, op
 from feedline.transforms.values.arrays import NUMPY_TYPES, map_series
@@ -140,7 +140,7 @@ def pad(x: Value, parameters: Pad) -> Value:
         smallest, largest = INTEGER_RANGES[type(inner)]
         if isinstance(parameters.value, float) or not smallest <= parameters.value <= largest:
             raise SpecError(
-                f"the value does not fit the column: got {parameters.value}, expected type {describe(inner)}"
+                f"the value does not fit the column: got {parameters.value}, expected type {type_name(inner)}"
             )
         fill: Number = parameters.value
     else:

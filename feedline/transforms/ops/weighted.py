@@ -12,7 +12,7 @@ import polars as pl
 from pydantic import Field
 
 from feedline.errors import SpecError
-from feedline.expressions.types import NUMBERS, describe, instance, kind
+from feedline.expressions.types import NUMBERS, instance, kind, type_name
 from feedline.transforms.registry.op import Input, Parameters, example, example_of_several, op, same_ids
 from feedline.transforms.values.kinds import ANYTHING, WEIGHTS, Value, element_type, struct_fields, weighted_value
 from feedline.transforms.values.ragged import align_weights
@@ -84,11 +84,11 @@ def _fields(x: Value, parameters: Weighted) -> tuple[Value, Value]:
     fields = struct_fields(element_type(dtype)) if isinstance(dtype, pl.List) else {}
     if not {*names} <= fields.keys():
         raise SpecError(
-            f"a weighted list needs two lists, a list of structs or a map: got {describe(dtype)}, expected the fields "
+            f"a weighted list needs two lists, a list of structs or a map: got {type_name(dtype)}, expected the fields "
             f"{names[0]} and {names[1]}. Name others with {{weighted: {{id: item, weight: score}}}}"
         )
     if kind(fields[names[1]]) not in NUMBERS:
-        raise SpecError(f"weights must be numbers: got {describe(fields[names[1]])} as {names[1]}")
+        raise SpecError(f"weights must be numbers: got {type_name(fields[names[1]])} as {names[1]}")
     pairs = weighted_value(x.expr, dtype, *names)
     assert pairs.weights is not None
     return Value(expr=pairs.expr, dtype=pairs.dtype).plain(), Value(expr=pairs.weights, dtype=WEIGHTS)

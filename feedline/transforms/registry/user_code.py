@@ -19,7 +19,7 @@ from pydantic import Field
 
 from feedline.errors import DataError, SpecError
 from feedline.expressions.row_preservation import offending_node
-from feedline.expressions.types import BOOLEAN, DECIMAL, NUMBERS, STRING, column_type, describe
+from feedline.expressions.types import BOOLEAN, DECIMAL, NUMBERS, STRING, column_type, type_name
 from feedline.spec.arrow_types import parse_type
 from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.registry.calls import checked_parameters, resolve
@@ -32,7 +32,7 @@ from feedline.transforms.registry.op import (
     Parameters,
     any_ids,
 )
-from feedline.transforms.registry.user_functions import PYTHON, RequiredFunction, calls_of, entry_point, load
+from feedline.transforms.registry.user_functions import PYTHON, RequiredFunction, calls_of, entry_point, load_function
 from feedline.transforms.registry.user_op import Form, OpDeclaration, declaration_of
 from feedline.transforms.values.arrays import map_series
 from feedline.transforms.values.kinds import ANYTHING, Kind, Value, element_type
@@ -115,7 +115,7 @@ class _Function:
             )
         if isinstance(self.dtype, pl.List) or self.dtype == pl.String():
             raise SpecError(
-                f"{self.name} must give a number or boolean for each value: got {describe(self.dtype)}. Write "
+                f"{self.name} must give a number or boolean for each value: got {type_name(self.dtype)}. Write "
                 f"`form: arrow`, which may give strings and lists"
             )
 
@@ -139,7 +139,7 @@ class _Function:
         except pl.exceptions.PolarsError as error:
             raise SpecError(f"{self.name} does not fit its inputs: {_first_line(error)}") from error
         if dtype != self.dtype:
-            raise SpecError(f"{self.name} must give {describe(self.dtype)}: got {describe(dtype)}. {self._remedy}")
+            raise SpecError(f"{self.name} must give {type_name(self.dtype)}: got {type_name(dtype)}. {self._remedy}")
 
         def run(*series: pl.Series) -> pl.Series:
             frame = pl.DataFrame([one.alias(name) for one, name in zip(series, names, strict=True)])
@@ -186,7 +186,7 @@ class _Function:
             raise DataError(f"{self.name} must return a value for each row: got {len(found):,} for {rows:,} rows")
         if found.dtype != self.dtype:
             raise DataError(
-                f"{self.name} must return {describe(self.dtype)}: got {describe(found.dtype)}. {self._remedy}"
+                f"{self.name} must return {type_name(self.dtype)}: got {type_name(found.dtype)}. {self._remedy}"
             )
         return found
 
@@ -225,7 +225,7 @@ def _entry_point_op(call: OpCall, function: str, folder: str) -> BoundOp:
 
 def _bind(call: OpCall, python_call: PythonCall, folder: str) -> BoundOp:
     try:
-        loaded = load(python_call.function, folder)
+        loaded = load_function(python_call.function, folder)
         declaration = _declaration(python_call, declaration_of(loaded.function))
         field = pa.field("made", parse_type(declaration.gives))
     except ValueError as error:  # SpecError, and what parse_type raises

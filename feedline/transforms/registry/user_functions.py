@@ -91,7 +91,7 @@ def _entry_points() -> dict[str, str]:
     return {point.name: point.value for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}
 
 
-def load(name: str, folder: str) -> LoadedFunction:
+def load_function(name: str, folder: str) -> LoadedFunction:
     """The function of that name. Raises SpecError if it, or its module, cannot be loaded."""
     module_name, colon, function_name = name.partition(":")
     names = [*module_name.split("."), *function_name.split(".")]
@@ -183,7 +183,7 @@ def check_functions(functions: Sequence[RequiredFunction]) -> None:
                 f"{ENTRY_POINTS}): got {entry_point(required.op) or 'none'}. Install the package on every worker"
             )
         try:
-            found = load(required.function, required.folder)
+            found = load_function(required.function, required.folder)
         except SpecError as error:
             raise ClusterError(f"{worker} cannot call {required.function}: {error}") from error
         if found.source != required.source:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from feedline.errors import TableError, TableNotFoundError
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.discovery.table_log import declared_listing, missing_package_error
-from feedline.warehouse.parquet.schemas import children
+from feedline.warehouse.parquet.schemas import child_fields
 from feedline.warehouse.parquet.stored_names import StoredField, StoredNames
 from feedline.warehouse.storage.faults import safe_message
 from feedline.warehouse.storage.locations import absolute, is_uri, redact
@@ -100,7 +100,7 @@ def _stored_field(field: pa.Field) -> StoredField:
         name=field.name,
         stored=metadata.get(_PHYSICAL_NAME, field.name.encode()).decode(),
         id=None if id is None else int(id),
-        fields=tuple(_stored_field(child) for child in children(kind)),
+        fields=tuple(_stored_field(child) for child in child_fields(kind)),
     )
 
 

@@ -42,7 +42,7 @@ def is_hidden(segment: str) -> bool:
     return segment.startswith((".", "_")) and not is_partition(segment)
 
 
-def keys_of(path: str) -> dict[str, str | None]:
+def keys_of_path(path: str) -> dict[str, str | None]:
     """The partition keys of a file's path (relative to the table's root) and their strings, in path order."""
     keys: dict[str, str | None] = {}
     for segment in path.split("/")[:-1]:
@@ -68,7 +68,7 @@ def typed_columns(paths: Sequence[str], declared: Mapping[str, str] | None = Non
     for path in paths:
         folder = path.rpartition("/")[0]
         if folder not in folders:
-            folders[folder] = keys_of(path)
+            folders[folder] = keys_of_path(path)
         per_path.append(folders[folder])
     names = dict.fromkeys(name for keys in folders.values() for name in keys)
     unknown = [name for name in declared if name not in names]

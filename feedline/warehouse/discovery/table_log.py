@@ -24,7 +24,7 @@ from feedline.warehouse.parquet.dedup_columns import may_be_flag
 from feedline.warehouse.parquet.schemas import (
     KindChangedError,
     SchemaRules,
-    children,
+    child_fields,
     extra_column_message,
     refuse_duplicate_columns,
     unify,
@@ -187,7 +187,7 @@ def plain(kind: pa.DataType) -> pa.DataType:
         return pa.binary()
     if not pat.is_nested(kind):
         return kind
-    inner = [pa.field(child.name, plain(child.type), child.nullable) for child in children(kind)]
+    inner = [pa.field(child.name, plain(child.type), child.nullable) for child in child_fields(kind)]
     if pat.is_struct(kind):
         return pa.struct(inner)
     if pat.is_map(kind):
@@ -257,7 +257,7 @@ def _levels(field: pa.Field, fields: list[pa.Field], path: str) -> Iterator[tupl
     mine = next((other for other in fields if other.name == field.name), None)
     if mine is None or not pat.is_nested(field.type) or not pat.is_nested(mine.type):
         return
-    inner, theirs = children(field.type), children(mine.type)
+    inner, theirs = child_fields(field.type), child_fields(mine.type)
     if pat.is_struct(field.type):
         for child in inner:
             yield from _levels(child, theirs, f"{path}.{child.name}")

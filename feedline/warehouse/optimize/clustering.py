@@ -23,7 +23,7 @@ import pyarrow.types as pat
 
 from feedline.errors import TableArgumentError
 from feedline.hashing import GOLDEN, Words, digest, mix
-from feedline.warehouse.parquet.schemas import children
+from feedline.warehouse.parquet.schemas import child_fields
 
 Int64s = npt.NDArray[np.int64]
 
@@ -32,7 +32,7 @@ def refuse_keys(schema: pa.Schema, names: Sequence[str], option: str) -> None:
     """Raise TableArgumentError for columns by whose type rows cannot be clustered or sorted."""
     for name in names:
         kind = schema.field(name).type
-        if children(kind) or pat.is_null(kind) or pat.is_decimal256(kind) or pat.is_interval(kind):
+        if child_fields(kind) or pat.is_null(kind) or pat.is_decimal256(kind) or pat.is_interval(kind):
             raise TableArgumentError(
                 f"{option} names column {name!r} of type {kind}: expected numbers, strings, dates or times. "
                 "Name another column"

@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from feedline.errors import TableError
-from feedline.warehouse.discovery.partitions import keys_of, refine, typed_columns
-from feedline.warehouse.parquet.schemas import children
+from feedline.warehouse.discovery.partitions import keys_of_path, refine, typed_columns
+from feedline.warehouse.parquet.schemas import child_fields
 from feedline.warehouse.snapshot.snapshot import Snapshot
 
 FIELD_ID = b"PARQUET:field_id"
@@ -30,7 +30,7 @@ def key_columns(snapshot: Snapshot) -> list[pa.Field]:
     paths = snapshot.files["path"].to_pylist()
     folders = {path.rpartition("/")[0]: path for path in paths}
     for path in folders.values():
-        unspelled = [name for name in snapshot.partition_columns if name not in keys_of(path)]
+        unspelled = [name for name in snapshot.partition_columns if name not in keys_of_path(path)]
         if unspelled:
             raise TableError(
                 f"partition key {unspelled[0]!r} of {snapshot.uri} exists only in its log: got the path {path!r}, "
@@ -72,7 +72,7 @@ def field_ids(schema: pa.Schema) -> list[tuple[str, str]]:
     def add(field: pa.Field, path: str) -> None:
         if (field_id := (field.metadata or {}).get(FIELD_ID)) is not None:
             found.append((path, field_id.decode()))
-        for child in children(field.type):
+        for child in child_fields(field.type):
             add(child, f"{path}.{child.name}")
 
     for field in schema:
@@ -99,16 +99,16 @@ def _with_id(field: pa.Field, others: Sequence[pa.Field]) -> pa.Field:
 
 def _with_inner_ids(kind: pa.DataType, others: Sequence[pa.DataType]) -> pa.DataType:
     """Add field ids to a type's fields."""
-    mine = children(kind)
+    mine = child_fields(kind)
     if not mine or not (pat.is_struct(kind) or pat.is_list(kind) or pat.is_large_list(kind) or pat.is_map(kind)):
         return kind
     if pat.is_struct(kind):
-        below: list[Mapping[str, pa.Field]] = [{field.name: field for field in children(other)} for other in others]
+        below: list[Mapping[str, pa.Field]] = [{field.name: field for field in child_fields(other)} for other in others]
         return pa.struct(
             [_with_id(field, [fields[field.name] for fields in below if field.name in fields]) for field in mine]
         )
     inner = [
-        _with_id(field, [children(other)[index] for other in others if len(children(other)) == len(mine)])
+        _with_id(field, [child_fields(other)[index] for other in others if len(child_fields(other)) == len(mine)])
         for index, field in enumerate(mine)
     ]
     if pat.is_map(kind):

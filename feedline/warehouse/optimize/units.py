@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from feedline.warehouse.discovery.partitions import keys_of
+from feedline.warehouse.discovery.partitions import keys_of_path
 from feedline.warehouse.optimize.clustering import Gatherer, key_hashes, row_order
 from feedline.warehouse.optimize.landing import Target, partition_folder
 from feedline.warehouse.optimize.rewrite import Recipe, ScatterTask, Unit, UnitTask, rewrite_unit, scatter, target_rows
@@ -102,7 +102,7 @@ def _folder(snapshot: Snapshot, path: str) -> str:
     if not snapshot.logged or not folder:
         return folder
     keys = snapshot.partition_columns
-    spelled = [(segment, next(iter(keys_of(f"{segment}/"))) in keys) for segment in folder.split("/")]
+    spelled = [(segment, next(iter(keys_of_path(f"{segment}/"))) in keys) for segment in folder.split("/")]
     return "/".join(part if is_key else part.replace("=", "-").lstrip("_.") for part, is_key in spelled)
 
 

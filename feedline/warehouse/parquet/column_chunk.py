@@ -347,7 +347,7 @@ def _finished(decoder: ChunkDecoder, request: Request) -> ChunkDecoder | None:
         return opened
 
 
-def read_chunks(decoders: Sequence[ChunkDecoder], rows: int) -> list[pa.Array | ChunkError]:
+def take_rows(decoders: Sequence[ChunkDecoder], rows: int) -> list[pa.Array | ChunkError]:
     """The next rows of each chunk (see `ChunkDecoder.take`), or why there are none."""
     found: list[pa.Array | ChunkError] = []
     outcomes = _outcomes(decoders, rows)

@@ -27,7 +27,7 @@ from feedline.warehouse.parquet.column_chunk import (
     Starts,
     column_kind,
     open_chunks,
-    read_chunks,
+    take_rows,
 )
 from feedline.warehouse.parquet.stored_names import StoredNames
 from feedline.warehouse.storage.faults import label
@@ -203,7 +203,7 @@ class FileDecoder:
             return DecodedRows(rows, batch, {})
         arrays = {} if batch is None else dict(zip(batch.schema.names, batch.columns, strict=True))
         compact: dict[str, pa.Array] = {}
-        for name, found in zip(own, read_chunks(list(own.values()), rows), strict=True):
+        for name, found in zip(own, take_rows(list(own.values()), rows), strict=True):
             if isinstance(found, ChunkError):
                 raise CorruptFileError(
                     f"column {name!r} of {label(self._uri, row_group)} is not valid Parquet: {found}. Restore or "

@@ -23,7 +23,7 @@ _INLINE = 12  # bytes of a string that its view holds
 _ROWS, _ABOVE = slice(1, None), slice(None, -1)  # all rows but the first, and those above them
 
 
-def first_rows(frame: pl.DataFrame, columns: Sequence[str], borders: Sequence[int]) -> Bools:
+def run_starts_at(frame: pl.DataFrame, columns: Sequence[str], borders: Sequence[int]) -> Bools:
     """bool [rows]: where a run of equal rows begins. Rows of `borders` begin one in any case, as does the first."""
     starts = np.zeros(frame.height, np.bool_)
     starts[list(borders)] = True

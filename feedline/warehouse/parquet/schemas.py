@@ -155,10 +155,10 @@ def without_dictionaries(kind: pa.DataType) -> pa.DataType:
         return without_dictionaries(kind.value_type)
     if not pat.is_nested(kind) or not _holds(kind, (pat.is_dictionary, pat.is_map)):
         return kind
-    return _rebuild(kind, [without_dictionaries(child.type) for child in children(kind)])
+    return _rebuild(kind, [without_dictionaries(child.type) for child in child_fields(kind)])
 
 
-def children(kind: pa.DataType) -> list[pa.Field]:
+def child_fields(kind: pa.DataType) -> list[pa.Field]:
     """The child fields of a nested type; empty for others."""
     if pat.is_map(kind):
         return [kind.key_field, kind.item_field]
@@ -171,7 +171,7 @@ def leaf_count(kind: pa.DataType) -> int:
     """The number of Parquet columns that a field of this type is stored as."""
     if pat.is_dictionary(kind):
         return leaf_count(kind.value_type)
-    below = children(kind)
+    below = child_fields(kind)
     return sum(leaf_count(child.type) for child in below) if below else 1
 
 
@@ -182,7 +182,7 @@ def is_unchecked(kind: pa.DataType) -> bool:
     dictionary. Checking 65,536 short strings takes 0.2 ms, decoding them 5.
     """
     tests = (pat.is_dictionary, pat.is_string, pat.is_large_string, pat.is_string_view)
-    return any(test(kind) for test in tests) or any(is_unchecked(child.type) for child in children(kind))
+    return any(test(kind) for test in tests) or any(is_unchecked(child.type) for child in child_fields(kind))
 
 
 def unify(a: pa.DataType, b: pa.DataType) -> pa.DataType:
@@ -267,7 +267,7 @@ def _nest(a: pa.DataType, b: pa.DataType) -> pa.DataType:
     if pat.is_struct(a) and pat.is_struct(b):
         return _struct(a, b)
     if pat.is_map(a) and pat.is_map(b):
-        return _rebuild(a, [unify(x.type, y.type) for x, y in zip(children(a), children(b), strict=True)])
+        return _rebuild(a, [unify(x.type, y.type) for x, y in zip(child_fields(a), child_fields(b), strict=True)])
     if not (_is_list(a) and _is_list(b)):
         raise KindChangedError
     item = _item(a, b)
@@ -286,10 +286,10 @@ def _item(a: pa.DataType, b: pa.DataType) -> pa.Field:
 
 
 def _struct(a: pa.DataType, b: pa.DataType) -> pa.DataType:
-    fields = {field.name: field for field in children(a)}
+    fields = {field.name: field for field in child_fields(a)}
     if len(fields) < a.num_fields:
         raise KindChangedError  # fields of the same name are ambiguous
-    added = {field.name: field for field in children(b)}
+    added = {field.name: field for field in child_fields(b)}
     for name, field in added.items():
         merged = fields.get(name)
         if merged is None:
@@ -301,12 +301,12 @@ def _struct(a: pa.DataType, b: pa.DataType) -> pa.DataType:
 
 
 def _holds(kind: pa.DataType, tests: Sequence[Callable[[pa.DataType], bool]]) -> bool:
-    return any(test(kind) for test in tests) or any(_holds(child.type, tests) for child in children(kind))
+    return any(test(kind) for test in tests) or any(_holds(child.type, tests) for child in child_fields(kind))
 
 
 def _rebuild(kind: pa.DataType, types: Sequence[pa.DataType]) -> pa.DataType:
     """The nested type with other child types."""
-    fields = [field.with_type(new) for field, new in zip(children(kind), types, strict=True)]
+    fields = [field.with_type(new) for field, new in zip(child_fields(kind), types, strict=True)]
     if pat.is_struct(kind):
         return pa.struct(fields)
     if pat.is_map(kind):

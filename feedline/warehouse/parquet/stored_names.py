@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from feedline.errors import TableError
-from feedline.warehouse.parquet.schemas import children
+from feedline.warehouse.parquet.schemas import child_fields
 
 _FIELD_ID = b"PARQUET:field_id"
 
@@ -130,7 +130,7 @@ def _renamed_type(kind: pa.DataType, fields: Sequence[StoredField], by_id: bool)
         return pa.struct(list(_renamed(list(kind), fields, by_id)))
     inner = [  # elements, keys and values have no names of their own
         child.with_type(_renamed_type(child.type, field.fields, by_id)).remove_metadata()
-        for child, field in zip(children(kind), fields, strict=True)
+        for child, field in zip(child_fields(kind), fields, strict=True)
     ]
     if pat.is_map(kind):
         return pa.map_(*inner)

@@ -29,7 +29,7 @@ from feedline.expressions.column_parts import (
     part_of,
 )
 from feedline.expressions.extraction import Keys, extract_parts
-from feedline.warehouse.parquet.schemas import children, conform, is_unchecked, leaf_count
+from feedline.warehouse.parquet.schemas import child_fields, conform, is_unchecked, leaf_count
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.faults import label
 
@@ -267,7 +267,7 @@ class FileColumns:
                 _join(below, each)
             self._pick(kind.item_type, start + leaf_count(kind.key_type), below)
         elif pat.is_struct(kind) and not tree.whole:
-            for field in children(kind):
+            for field in child_fields(kind):
                 if field.name in tree.parts:
                     self._pick(field.type, start, tree.parts[field.name])
                 start += leaf_count(field.type)

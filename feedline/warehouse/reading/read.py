@@ -23,7 +23,7 @@ from feedline.native.turns import TURN
 from feedline.native.unique_rows import UniqueRows
 from feedline.warehouse.parquet.decode import NOT_CODED, DecodeRequest
 from feedline.warehouse.parquet.open_file import OpenFile, open_unchanged
-from feedline.warehouse.parquet.schemas import children
+from feedline.warehouse.parquet.schemas import child_fields
 from feedline.warehouse.reading.coded_conditions import worth_expanding
 from feedline.warehouse.reading.columns import CHUNK_ROWS, is_coded, is_same, part_bytes, split_codes
 from feedline.warehouse.reading.fragment import UNCOUNTED, Chunk, Fragment, FrameBatch, field_of, unpack_mask
@@ -388,4 +388,4 @@ def refuse_foreign(schema: pa.Schema, columns: Iterable[str]) -> None:
 
 
 def _is_foreign(kind: pa.DataType) -> bool:
-    return kind.id in _FOREIGN or (kind.num_fields > 0 and any(_is_foreign(child.type) for child in children(kind)))
+    return kind.id in _FOREIGN or (kind.num_fields > 0 and any(_is_foreign(child.type) for child in child_fields(kind)))

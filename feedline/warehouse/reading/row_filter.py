@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from feedline.expressions import BoundExpression
 from feedline.warehouse.reading.coded_conditions import EntryTruths, worth_codes
-from feedline.warehouse.reading.sample import Bools, BoundSample, weights
+from feedline.warehouse.reading.sample import Bools, BoundSample, sample_weights
 
 # Bits of what statistics can prove about a row group: `where` is true for all its rows; the sample's own `where` is
 # true for all of them; for none of them.
@@ -97,5 +97,5 @@ class RowFilter:
             if sampled is not None:
                 keep |= ~sampled
             stays = keep if stays is None else stays & keep
-        heavy = weights(sample.sample, sampled, data.num_rows) if self.weigh else None
+        heavy = sample_weights(sample.sample, sampled, data.num_rows) if self.weigh else None
         return FilterResult(stays=stays, matched=matched, weights=heavy)

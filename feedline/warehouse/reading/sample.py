@@ -146,7 +146,7 @@ def sampled_rows(sample: Sample, path: str, first_row: int, rows: int) -> int:
     return kept
 
 
-def weights(sample: Sample, sampled: Bools | None, rows: int) -> npt.NDArray[np.float32]:
+def sample_weights(sample: Sample, sampled: Bools | None, rows: int) -> npt.NDArray[np.float32]:
     """float32 [rows]: the column `sample_weight`; `sampled`: None if all rows are sampled."""
     heavy = np.float32(sample.weight)
     return np.full(rows, heavy) if sampled is None else np.where(sampled, heavy, np.float32(1))

@@ -23,7 +23,7 @@ from feedline.native.unique_rows import UniqueRows, unique_range
 from feedline.warehouse.parquet.decode import DecodedRows
 from feedline.warehouse.parquet.dedup_columns import DedupMetadata, RowGroupRuns, check_flags, flag_column
 from feedline.warehouse.parquet.open_file import OpenFile
-from feedline.warehouse.parquet.schemas import children
+from feedline.warehouse.parquet.schemas import child_fields
 from feedline.warehouse.reading.columns import CHUNK_ROWS, FileColumns
 from feedline.warehouse.storage.faults import label
 
@@ -285,7 +285,7 @@ def _overflows(unique: pa.Array, counts: npt.NDArray[np.int64]) -> bool:
 def _has_offsets(kind: pa.DataType) -> bool:
     """Whether arrays of a type hold offsets that may overflow, at some depth."""
     own = pat.is_string(kind) or pat.is_binary(kind) or pat.is_list(kind) or pat.is_map(kind)
-    return own or any(_has_offsets(child.type) for child in children(kind))
+    return own or any(_has_offsets(child.type) for child in child_fields(kind))
 
 
 def _group_of(metadata: DedupMetadata) -> dict[str, str]:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from feedline.errors import StateError
-from feedline.warehouse.discovery.partitions import keys_of
+from feedline.warehouse.discovery.partitions import keys_of_path
 from feedline.warehouse.snapshot.snapshot import Snapshot
 
 Partition: TypeAlias = tuple[tuple[str, str | None], ...]
@@ -125,7 +125,7 @@ def _partition(snapshot: Snapshot, file: int, spelled: Collection[str]) -> Parti
     values = {name: None if value is None else str(value) for name, value in typed.items()}
     if spelled:
         path = snapshot.files["path"][file].as_py()
-        spelled_keys = keys_of(path)
+        spelled_keys = keys_of_path(path)
         for name in spelled:
             spelling = spelled_keys.get(name)
             if (spelling is None) != (typed[name] is None):

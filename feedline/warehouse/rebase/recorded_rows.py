@@ -120,13 +120,13 @@ def recorder_of(recording: Recording | None, fragment: Fragment, skip: int, rows
         _say_once(recording.work_dir, str(error))
         return None
     work_dir_exists, *recorded = (info.type != pafs.FileType.NotFound for info in infos)
-    if not work_dir_exists and is_local(recording.work_dir):
+    if not work_dir_exists and records_cost_nothing(recording.work_dir):
         _say_once(recording.work_dir, "it does not exist on this host")
         return None
     return None if any(recorded) else Recorder(recording, fragment, skip, rows, name)
 
 
-def is_local(work_dir: str) -> bool:
+def records_cost_nothing(work_dir: str) -> bool:
     """Whether `work_dir` is on a local disk, so that records cost no requests."""
     return str(locate(absolute(work_dir)).filesystem.type_name) == "local"
 

@@ -115,7 +115,7 @@ def unkeyed_identity(
 def _kinds(schema: pa.Schema, names: Sequence[str]) -> dict[str, str]:
     """Map the stored columns among `names`, in that order, to how each is hashed, without those that cannot be."""
     stored = set(schema.names)
-    kinds = {name: kind_of(schema.field(name).type) for name in dict.fromkeys(names) if name in stored}
+    kinds = {name: identity_kind(schema.field(name).type) for name in dict.fromkeys(names) if name in stored}
     return {name: kind for name, kind in kinds.items() if kind is not None}
 
 
@@ -142,7 +142,7 @@ def delivered_again(delivered: Words, rows: Words) -> npt.NDArray[np.bool_]:
     return again
 
 
-def kind_of(kind: pa.DataType) -> str | None:
+def identity_kind(kind: pa.DataType) -> str | None:
     """Return how a type is hashed; None for structs, maps and fixed-size lists, which are not."""
     if pat.is_integer(kind) or pat.is_boolean(kind) or pat.is_date(kind):
         return "integer"
@@ -155,7 +155,7 @@ def kind_of(kind: pa.DataType) -> str | None:
     if any(test(kind) for test in (pat.is_string, pat.is_large_string, pat.is_binary, pat.is_large_binary)):
         return "text"
     if pat.is_list(kind) or pat.is_large_list(kind):
-        inner = kind_of(kind.value_type)
+        inner = identity_kind(kind.value_type)
         return f"list of {inner}" if inner is not None and inner.split()[0] in ("integer", "float32") else "list"
     return None
 

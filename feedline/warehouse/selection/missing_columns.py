@@ -17,7 +17,7 @@ import pyarrow.types as pat
 
 from feedline.expressions import BoundExpression
 from feedline.expressions.column_parts import Key, flattened_column, has_column, part_of
-from feedline.warehouse.parquet.schemas import children
+from feedline.warehouse.parquet.schemas import child_fields
 from feedline.warehouse.selection.column_bounds import key_statistics
 from feedline.warehouse.selection.pruning import prune
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -78,7 +78,7 @@ def _reaches(kind: pa.DataType, keys: tuple[Key, ...]) -> bool:
         if pat.is_map(kind):
             kind = kind.item_type
         elif pat.is_struct(kind):
-            field = next((field for field in children(kind) if field.name == key), None)
+            field = next((field for field in child_fields(kind) if field.name == key), None)
             if field is None:
                 return False
             kind = field.type

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 from typed_columns import FRAME, INF, NAN, TABLE, assert_evaluates, assert_refused
 
-from feedline.expressions import bind, parse
+from feedline.expressions import bind_expression, parse
 from feedline.expressions.functions.scalars import FUNCTIONS, METHODS
 
 EXPECTED: dict[str, tuple[pl.DataType, list[object]]] = {
@@ -119,6 +119,6 @@ def test_every_function_has_an_expected_value():
 def test_a_method_is_a_function_of_its_receiver(name: str):
     column = "f" if name in ("is_nan", "is_finite", "is_infinite", "fill_nan") else "i"
     rest = {"clip": "0", "cast": "'int64'", "try_cast": "'int64'", "fill_null": "0", "fill_nan": "0"}.get(name, "")
-    method = bind(parse(f"{column}.{name}({rest})"), TABLE.schema)
-    function = bind(parse(f"{name}({column}{', ' if rest else ''}{rest})"), TABLE.schema)
+    method = bind_expression(parse(f"{column}.{name}({rest})"), TABLE.schema)
+    function = bind_expression(parse(f"{name}({column}{', ' if rest else ''}{rest})"), TABLE.schema)
     assert str(method.polars) == str(function.polars)

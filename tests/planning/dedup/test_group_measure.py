@@ -25,7 +25,7 @@ from feedline.commands.display.dedup_table import group_lines
 from feedline.commands.plan.report import describe, plan_table
 from feedline.planning.dedup.proposals import describe_proposals, with_ranges, yaml_section
 from feedline.spec import parse_spec
-from feedline.spec.column_ranges import expand
+from feedline.spec.column_ranges import expand_range
 
 ROWS = 4_000
 FEATURES: dict[str, Any] = {
@@ -121,7 +121,7 @@ def test_a_group_that_saves_too_little_is_said_with_a_remedy(place: Place, capsy
 
 
 def test_a_plan_without_groups_measures_none(place: Place, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("feedline.planning.dedup.group_measure.sampled_rows", None)
+    monkeypatch.setattr("feedline.planning.dedup.group_measure.first_block_rows", None)
     assert "dedup" not in describe(pipeline(place).plan(), world_size=1)
 
 
@@ -253,7 +253,7 @@ numbered = st.builds(lambda stem, number: f"{stem}{number}", st.sampled_from(["h
 @given(st.lists(names | numbered, min_size=1, unique=True).filter(lambda each: not any("{" in name for name in each)))
 def test_ranges_stand_for_their_columns(columns: list[str]):
     short = with_ranges(columns)
-    assert [name for word in short for name in expand(word)] == columns
+    assert [name for word in short for name in expand_range(word)] == columns
     text = "version: 1\nname: p\nsource: {table: t}\nfeatures: {extra: [a]}\nbatch: {size: 1}\nshuffle: off\n"
     [group] = parse_spec(text + yaml_section({"g": columns})).dedup
     assert list(group.columns) == columns

@@ -12,7 +12,7 @@ from feedline.service.cluster.blame import (
     BlockFailure,
     Exclusions,
     Retry,
-    decide,
+    decide_retry,
     elsewhere,
     host_of,
 )
@@ -35,40 +35,42 @@ def test_the_host_of_an_address():
 @pytest.mark.parametrize("error", [DataError("d"), CorruptFileError("c"), StoreError("s"), OSError("o"), KeyError("k")])
 def test_one_failure_is_retried_elsewhere_and_two_equal_ones_are_the_blocks(error: Exception):
     first = failed(error, A1)
-    assert decide("b", [first], {A1, A2, B1}) == Retry(workers=frozenset({B1}))
-    raised = decide("b", [first, failed(error, B1)], {A1, A2, B1})
+    assert decide_retry("b", [first], {A1, A2, B1}) == Retry(workers=frozenset({B1}))
+    raised = decide_retry("b", [first, failed(error, B1)], {A1, A2, B1})
     assert type(raised) is (type(error) if isinstance(error, FeedlineError) else ClusterError)
-    assert isinstance(decide("b", [first, failed(error, A2)], {A1, A2}), FeedlineError), "all are on one host"
-    assert decide("b", [first, failed(ValueError(), B1)], {A1, B1, C1}) == Retry(workers=frozenset({C1}))
+    assert isinstance(decide_retry("b", [first, failed(error, A2)], {A1, A2}), FeedlineError), "all are on one host"
+    assert decide_retry("b", [first, failed(ValueError(), B1)], {A1, B1, C1}) == Retry(workers=frozenset({C1}))
 
 
 def test_two_workers_of_a_host_count_once():
     failures = [failed(KeyError("k"), A1), failed(KeyError("k"), A2)]
-    assert decide("b", failures, {A1, A2, B1}) == Retry(workers=frozenset({B1}))
+    assert decide_retry("b", failures, {A1, A2, B1}) == Retry(workers=frozenset({B1}))
 
 
 def test_without_another_worker_the_error_is_raised():
     for error in (DataError("d"), StoreError("s"), ClusterError("c"), KeyError("k")):
-        assert isinstance(decide("b", [failed(error, A1)], {A1}), FeedlineError)
+        assert isinstance(decide_retry("b", [failed(error, A1)], {A1}), FeedlineError)
     for number in range(1, ATTEMPTS + 1):
-        decision = decide("b", [failed(OSError("o"), A1)] * number, {A1})
+        decision = decide_retry("b", [failed(OSError("o"), A1)] * number, {A1})
         expected = Retry(workers=None, after_s=2.0 ** (number - 1))  # the store, or the mount, may be away
         assert decision == expected if number < ATTEMPTS else isinstance(decision, ClusterError)
-    assert decide("b", [failed(OSError("o"), A1)], ()) == Retry(workers=None, after_s=1.0), "threads in this process"
+    assert decide_retry("b", [failed(OSError("o"), A1)], ()) == Retry(workers=None, after_s=1.0), (
+        "threads in this process"
+    )
 
 
 def test_unfit_workers_do_not_outvote_the_job():
     """Other versions on three hosts of many say nothing of the block."""
     failures = [failed(ClusterError("another polars"), worker) for worker in (A1, B1, C1)]
     fit = "tcp://10.0.0.9:1"
-    assert decide("b", failures, {A1, B1, C1, fit}) == Retry(workers=frozenset({fit}))
-    assert str(decide("b", failures, {A1, B1, C1})) == "another polars"
+    assert decide_retry("b", failures, {A1, B1, C1, fit}) == Retry(workers=frozenset({fit}))
+    assert str(decide_retry("b", failures, {A1, B1, C1})) == "another polars"
 
 
 def test_a_block_that_kills_its_workers_is_retried_anywhere():
     killed = BlockFailure(kind="killed", ours=False, name="KilledWorker", message="again", worker="", host="")
-    assert decide("b", [killed] * 3, {A1, B1}) == Retry(workers=None)
-    assert str(decide("b", [killed] * 4, {A1, B1})) == "block b failed 4 times: KilledWorker: again"
+    assert decide_retry("b", [killed] * 3, {A1, B1}) == Retry(workers=None)
+    assert str(decide_retry("b", [killed] * 4, {A1, B1})) == "block b failed 4 times: KilledWorker: again"
 
 
 def test_exclusions_end_and_never_exclude_all():

@@ -11,7 +11,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from feedline.service.feeder.window import PATIENCE, Decision, Load, Window, WindowLimits, decide, window_bounds
+from feedline.service.feeder.window import PATIENCE, Decision, Load, Window, WindowLimits, decide_window, window_bounds
 
 MB = 1_000_000
 GB = 1_000 * MB
@@ -36,12 +36,12 @@ LIMITS = WindowLimits(open_blocks=1, memory_bytes=4 * GB)
 
 
 def blocks(*loads: Load, limits: WindowLimits = LIMITS) -> int:
-    return decide(loads, limits).blocks
+    return decide_window(loads, limits).blocks
 
 
 def test_a_slow_trainer_gets_the_block_it_reads_and_the_next():
     assert blocks(load(step_s=10.0)) == blocks(load()) == 2
-    assert "uses up a block in 0.8 s" in decide([load()], LIMITS).reason
+    assert "uses up a block in 0.8 s" in decide_window([load()], LIMITS).reason
 
 
 def test_slower_blocks_are_started_earlier():
@@ -50,7 +50,7 @@ def test_slower_blocks_are_started_earlier():
 
 
 def test_a_trainer_faster_than_the_workers_gets_two_blocks_per_thread():
-    decision = decide([load(step_s=0.01)], LIMITS)
+    decision = decide_window([load(step_s=0.01)], LIMITS)
     assert decision.blocks == 1 + 2 * 2
     assert "faster than the workers" in decision.reason
     assert blocks(load(step_s=0.001, threads=16)) == 1 + 2 * 16
@@ -79,10 +79,10 @@ def test_lanes_that_end_their_blocks_together_need_as_many_new_ones():
 def test_memory_limits_the_window_at_once_and_says_which():
     fast = load(step_s=0.01)
     limits = replace(LIMITS, memory_bytes=149 * MB)
-    decision = decide([fast] * PATIENCE, limits)
+    decision = decide_window([fast] * PATIENCE, limits)
     assert decision.blocks == 2
     assert decision.reason.startswith("`memory` has room for 149 MB")
-    decision = decide([*[fast] * PATIENCE, replace(fast, available_bytes=330 * MB)], LIMITS)
+    decision = decide_window([*[fast] * PATIENCE, replace(fast, available_bytes=330 * MB)], LIMITS)
     assert decision.blocks == 2, "one that is held, and one in the free memory above the reserve"
     assert "free memory" in decision.reason
     assert blocks(replace(fast, available_bytes=0, held_bytes=0)) == 1, "what a step needs"
@@ -95,9 +95,11 @@ def test_a_fixed_window_is_kept_whatever_is_measured():
 
 def test_short_steps_get_slots_that_last_for_a_pause_of_the_loop():
     small = load(blocks_per_step=1 / 512)
-    slots = [decide([replace(small, step_s=step_s)], LIMITS).slots for step_s in (0.5, 0.02, 0.005, 0.002, 0.0008)]
+    slots = [
+        decide_window([replace(small, step_s=step_s)], LIMITS).slots for step_s in (0.5, 0.02, 0.005, 0.002, 0.0008)
+    ]
     assert slots == [4, 4, 7, 13, 28]
-    assert decide([load(step_s=0.002)], LIMITS).slots == 4, "its ring is empty: it waits for blocks"
+    assert decide_window([load(step_s=0.002)], LIMITS).slots == 4, "its ring is empty: it waits for blocks"
 
 
 LOADS = st.builds(
@@ -115,7 +117,7 @@ LOADS = st.builds(
 
 @given(st.lists(LOADS, min_size=1, max_size=3 * PATIENCE), st.integers(1, 64), st.integers(MB, 8 * GB))
 def test_the_window_is_bounded_and_within_memory(loads: list[Load], lanes: int, memory_bytes: int):
-    decision = decide(loads, WindowLimits(open_blocks=lanes, memory_bytes=memory_bytes))
+    decision = decide_window(loads, WindowLimits(open_blocks=lanes, memory_bytes=memory_bytes))
     assert lanes <= decision.blocks <= lanes + 4 * max(each.threads for each in loads)
     assert 4 <= decision.slots <= 32
     largest = max(each.block_bytes for each in loads[-1:])
@@ -130,7 +132,7 @@ def test_a_load_that_varies_does_not_make_the_window_oscillate(cycle: list[Load]
     decisions: list[Decision] = []
     for number in range(6 * PATIENCE):
         window._loads.append(cycle[number % len(cycle)])
-        decisions.append(decide(tuple(window._loads), window.limits))
+        decisions.append(decide_window(tuple(window._loads), window.limits))
     settled = {(each.blocks, each.slots) for each in decisions[PATIENCE:]}
     assert len(settled) == 1
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline.errors import DataError
-from feedline.fitting.spill import Scratch, merge_all, parts_of
+from feedline.fitting.spill import Scratch, merge_all, state_parts
 from feedline.transforms.learning.learner import Artifact
 from feedline.transforms.learning.value_counts import ValueCounts
 from feedline.transforms.ops.vocabulary import Vocabulary, learner_of
@@ -54,7 +54,7 @@ def test_order_and_disk_make_no_difference(tmp_path_factory, column, parameters,
     order.shuffle(pieces)
     scratch = Scratch(folder=str(tmp_path_factory.mktemp("scratch")), limit_bytes=limit)
     halves = [merge_all(made, [piece.to_arrow() for piece in half], scratch) for half in (pieces[:3], pieces[3:])]
-    spilled = made.finish(parts_of(made, merge_all(made, halves, scratch), scratch))
+    spilled = made.finish(state_parts(made, merge_all(made, halves, scratch), scratch))
     assert spilled.digest == straight.digest
     assert spilled.facts == straight.facts
 
@@ -79,7 +79,7 @@ def test_parts_of_several_widths_are_finished_together(tmp_path: Path):
     scratch = Scratch(folder=str(tmp_path), limit_bytes=1)
     states = [made.observe([pl.Series([5, 6])]), made.observe([pl.Series([6, 2**63], dtype=pl.UInt64())])]
     whole = merge_all(made, [state.to_arrow() for state in states], scratch)
-    assert made.finish(parts_of(made, whole, scratch)).table["value"].to_pylist() == [6, 5, 2**63]
+    assert made.finish(state_parts(made, whole, scratch)).table["value"].to_pylist() == [6, 5, 2**63]
     mixed = [made.observe([pl.Series([-1])]), made.observe([pl.Series([2**63], dtype=pl.UInt64())])]
     with pytest.raises(DataError, match="got -1 and 9223372036854775808"):
         made.finish(mixed)

@@ -22,7 +22,7 @@ from reference_hash import hash_of
 from feedline import Pipeline
 from feedline.errors import DataError
 from feedline.fitting import spill
-from feedline.fitting.spill import Scratch, SpilledState, merge_all, parts_of
+from feedline.fitting.spill import Scratch, SpilledState, merge_all, state_parts
 from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts
@@ -244,7 +244,7 @@ def test_many_ids_by_way_of_the_disk(tmp_path: Path):
     assert isinstance(whole, SpilledState)
     values, counts = np.unique(np.concatenate(chunks), return_counts=True)
     assert len(values) > 250_000
-    parts = parts_of(made, whole, scratch)
+    parts = state_parts(made, whole, scratch)
     for max_size in (None, 175_000):
         artifact = learner(pl.Int64(), max_size=max_size).finish(parts)
         order = np.lexsort((values, -counts))[:max_size]

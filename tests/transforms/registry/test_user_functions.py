@@ -15,7 +15,7 @@ from feedline.errors import ClusterError, SpecError
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.registry.op import OpError
 from feedline.transforms.registry.user_code import functions_of
-from feedline.transforms.registry.user_functions import RequiredFunction, check_functions, load
+from feedline.transforms.registry.user_functions import RequiredFunction, check_functions, load_function
 
 
 @pytest.fixture(autouse=True)
@@ -93,16 +93,16 @@ def test_the_folder_is_last_on_the_path_and_only_while_importing(folder: str) ->
     (Path(folder) / "json.py").write_text("raise RuntimeError")
     values(python(folder, "scaled"), "price")
     assert sys.path == before
-    assert load("json:loads", folder).function is json.loads
+    assert load_function("json:loads", folder).function is json.loads
 
 
 def test_two_folders_do_not_share_a_module_of_one_name(folder: str, tmp_path: Path) -> None:
-    load("my_features:scaled", folder)
+    load_function("my_features:scaled", folder)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "my_features.py").write_text("def scaled(x):\n    return x\n")
     with pytest.raises(SpecError, match=r"'my_features' was imported from .*: got another .*other, but"):
-        load("my_features:scaled", str(tmp_path / "other"))
-    load("my_features:scaled", folder)
+        load_function("my_features:scaled", str(tmp_path / "other"))
+    load_function("my_features:scaled", folder)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_two_folders_do_not_share_a_module_of_one_name(folder: str, tmp_path: Pa
 def test_modules_that_cannot_be_had(folder: str, name: str, words: str) -> None:
     (Path(folder) / "failing.py").write_text("1 / 0\n")
     with pytest.raises(SpecError) as caught:
-        load(name, folder)
+        load_function(name, folder)
     assert words in str(caught.value)
 
 

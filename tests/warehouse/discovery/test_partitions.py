@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline.errors import TableError
-from feedline.warehouse.discovery.partitions import NULL_VALUE, keys_of, refine, typed_columns
+from feedline.warehouse.discovery.partitions import NULL_VALUE, keys_of_path, refine, typed_columns
 
 
 def column(*values: str) -> pa.Array:
@@ -145,13 +145,13 @@ def test_a_key_takes_the_type_of_the_files_column(values: list[str], kind: pa.Da
 
 
 def test_a_file_name_and_a_nameless_key_are_no_partition() -> None:
-    assert keys_of("=1/a=2/b=3.parquet") == {"a": "2"}
+    assert keys_of_path("=1/a=2/b=3.parquet") == {"a": "2"}
     assert typed_columns(["f.parquet", "g.parquet"]) == {}
 
 
 def test_a_key_twice_in_a_path_is_refused() -> None:
     with pytest.raises(TableError, match=r"names partition key 'a' twice"):
-        keys_of("a=1/a=2/f.parquet")
+        keys_of_path("a=1/a=2/f.parquet")
 
 
 @settings(max_examples=50, deadline=None)

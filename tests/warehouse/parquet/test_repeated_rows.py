@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from feedline.native import rows as native
 from feedline.warehouse.parquet.dedup_columns import dedup_table
-from feedline.warehouse.parquet.repeated_rows import first_rows, first_rows_of_table
+from feedline.warehouse.parquet.repeated_rows import first_rows_of_table, run_starts_at
 
 floats = st.sampled_from([0.0, -0.0, 1.5, math.nan, -math.nan, math.inf])
 integers = st.sampled_from([0, 1, -(2**63), 2**63 - 1])
@@ -77,7 +77,7 @@ def test_a_run_begins_where_a_value_differs_in_any_bit(compiled, case, cut):
     expected = [index == 0 or index in borders or rows[index] != rows[index - 1] for index in range(len(rows))]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "COMPILED", compiled and native.COMPILED)
-        assert first_rows(frame, frame.columns, borders).tolist() == expected
+        assert run_starts_at(frame, frame.columns, borders).tolist() == expected
         table = pa.concat_tables([frame[:2].to_arrow(), frame[2:].to_arrow()])
         starts = first_rows_of_table(table, table.column_names)
         starts[borders] = True
@@ -122,7 +122,7 @@ def test_zeros_of_other_signs_differ_and_a_nan_equals_itself(kind: pl.DataType):
     expected = [True, True, False, True, False, True, False, True]
     frame = pl.DataFrame({"x": pl.Series(values, dtype=kind)})
     lists = frame.select(pl.concat_list("x"))
-    assert first_rows(frame, ["x"], []).tolist() == first_rows(lists, ["x"], []).tolist() == expected
+    assert run_starts_at(frame, ["x"], []).tolist() == run_starts_at(lists, ["x"], []).tolist() == expected
 
 
 @pytest.mark.parametrize("compiled", [True, False])
@@ -135,7 +135,7 @@ def test_lists_over_a_part_of_their_values(compiled: bool, monkeypatch: pytest.M
     lists = pa.Array.from_buffers(lists.type, 4, buffers, children=[values])
     column = pl.from_arrow(pa.table({"ids": lists})).get_column("ids")
     assert column.to_list() == [[1, 2], [1, 2], None, None]
-    assert first_rows(pl.DataFrame({"ids": column}), ["ids"], []).tolist() == [True, False, True, False]
+    assert run_starts_at(pl.DataFrame({"ids": column}), ["ids"], []).tolist() == [True, False, True, False]
 
 
 def test_chunks_that_hold_more_values_than_one_array_can():

@@ -14,7 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedline.warehouse.rebase.row_identity import Identity, delivered_again, identity_of, kind_of, unkeyed_identity
+from feedline.warehouse.rebase.row_identity import (
+    Identity,
+    delivered_again,
+    identity_kind,
+    identity_of,
+    unkeyed_identity,
+)
 
 KINDS: dict[str, tuple[pa.DataType, list[Any]]] = {
     "i8": (pa.int8(), [0, 1, -1, 127, None]),
@@ -134,7 +140,7 @@ def test_columns_of_an_identity():
     "kind", [pa.struct({"a": pa.int64()}), pa.map_(pa.string(), pa.int64()), pa.list_(pa.int64(), 3), pa.null()]
 )
 def test_kinds_that_are_not_hashed(kind: pa.DataType):
-    assert kind_of(kind) is None
+    assert identity_kind(kind) is None
 
 
 words = st.lists(st.integers(0, 9).map(lambda word: word * 2**59 + word), max_size=40)

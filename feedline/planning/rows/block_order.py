@@ -12,13 +12,11 @@ from feedline.blocks.permutation import permuted_rows, run_starts
 from feedline.blocks.request import BlockRequest
 
 
-def row_order(
+def block_order(
     request: BlockRequest, by: str | None, shuffle_values: Callable[[int], pl.Series]
 ) -> NDArray[np.int64] | None:
-    """The permutation of a block's rows; None in plan order.
-
-    by: `shuffle.by`. shuffle_values: its values in the rows of a piece (an index); a run ends with its piece.
-    """
+    """The permutation of a block's rows; None in plan order. by: `shuffle.by`. shuffle_values: its values in the rows
+    of a piece (an index); a run ends with its piece."""
     if request.permutation is None:
         return None
     if by is None:
