@@ -15,9 +15,8 @@ from feedline.spec.cluster_section import TlsSpec
 
 
 def test_a_process_without_certificates_is_unencrypted():
-    security = security_of(None, listens=True)
-    assert not security.require_encryption
-    assert security.get_connection_args("client") == {"ssl_context": None, "require_encryption": False}
+    arguments = security_of(None, listens=True).get_connection_args("client")
+    assert (arguments["ssl_context"], arguments["require_encryption"]) == (None, False)
 
 
 def test_files_of_a_role_serve_every_role_and_are_checked(tmp_path: Path):
@@ -28,6 +27,6 @@ def test_files_of_a_role_serve_every_role_and_are_checked(tmp_path: Path):
         arguments = security.get_connection_args(role)
         assert arguments["require_encryption"]
         assert arguments["ssl_context"] is not None
-        assert security.get_tls_config_for_role(role)["tls_cert"] == files["cert"]
+        assert security.get_tls_config_for_role(role)["cert"] == files["cert"]
     with pytest.raises(ClusterError, match="nothing-there"):
         security_of(TlsSpec(**{**files, "key": str(tmp_path / "nothing-there")}), listens=True)
