@@ -13,11 +13,9 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import accumulate, islice
 from typing import TypeAlias, TypeVar
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
@@ -25,6 +23,7 @@ import pyarrow.parquet as pq
 from feedline.errors import TableChangedError
 from feedline.warehouse.parquet.decode import DecodedRows, DecodeRequest, FileDecoder
 from feedline.warehouse.parquet.dedup_columns import DedupMetadata, dedup_metadata
+from feedline.warehouse.parquet.file_version import FileVersion, Stamp, refuse_other_version, stamp_in, stamp_of
 from feedline.warehouse.parquet.footer import column_leaves, footer_digest, open_parquet, parsed_footers
 from feedline.warehouse.parquet.stored_names import StoredNames, groups_under_other_names
 from feedline.warehouse.storage.faults import Outlook, explain_errors, outlook
@@ -35,29 +34,6 @@ T = TypeVar("T")
 
 _KEPT_LAYOUTS = 32  # as many as there are parsed footers
 _KEPT_TAGS = 4096  # files whose footer the process has checked: about 100 bytes each
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileVersion:
-    """A file as the snapshot describes it; `uri` as messages name it. `stored_names`: of the table's columns in it, if
-    they are not the table's. `decoder`: `auto`, or `arrow` for pyarrow alone."""
-
-    uri: str
-    size_bytes: int
-    mtime_ns: int
-    footer_digest: bytes
-    footer_bytes: int
-    stored_names: StoredNames | None = None
-    decoder: str = "auto"
-
-
-@dataclass(frozen=True, slots=True)
-class Stamp:
-    """A file as the store describes it. `tag`: empty if there is no entity tag; `mtime_ns`: -1 if there is no time."""
-
-    size_bytes: int
-    mtime_ns: int
-    tag: bytes = b""
 
 
 class OpenFile:
@@ -181,7 +157,7 @@ class _LocalFile(OpenFile):
         version = self._version
         info = self._filesystem.get_file_info(self._path)
         if info.type != pafs.FileType.NotFound:
-            _refuse_changed(version, stamp_in(info))
+            refuse_other_version(version, stamp_in(info))
         source = self._filesystem.open_input_file(self._path)
         try:
             tail = source.read_at(version.footer_bytes, version.size_bytes - version.footer_bytes)
@@ -240,7 +216,7 @@ class _RemoteFile(OpenFile):
         source = self._filesystem.open_input_file(self._path)
         try:
             stamp = stamp_of(self._filesystem, self._path, source)
-            _refuse_changed(version, stamp)
+            refuse_other_version(version, stamp)
             metadata = _checked_footers.metadata(version, stamp)
             if metadata is None:
                 tail = read_range(source, version.size_bytes - version.footer_bytes, version.footer_bytes)
@@ -263,7 +239,7 @@ class _RemoteFile(OpenFile):
     def _verify_unchanged(self) -> None:
         with self._filesystem.open_input_file(self._path) as source:
             stamp = stamp_of(self._filesystem, self._path, source)
-        _refuse_changed(self._version, stamp)
+        refuse_other_version(self._version, stamp)
         if stamp.tag != self._stamp.tag:
             raise TableChangedError(
                 f"{self._version.uri} was replaced while it was read. Take a new snapshot, or go on with feedline "
@@ -380,55 +356,3 @@ def _metadata(version: FileVersion, tail: bytes) -> pq.FileMetaData:
             "with feedline rebase"
         )
     return parsed_footers.get(version.footer_digest, tail)
-
-
-def stamp_of(filesystem: pafs.FileSystem, path: str, source: pa.NativeFile) -> Stamp:
-    """The stamp of an open file: from the answer to its opening (S3), else by another request."""
-    facts = source.metadata() if filesystem.type_name == "s3" else {}
-    if "ETag" in facts and "Last-Modified" in facts:
-        with suppress(ValueError):
-            time = np.datetime64(facts["Last-Modified"].decode().rstrip("Z"), "ns")
-            return Stamp(source.size(), int(time.astype(np.int64)), facts["ETag"])
-    info = filesystem.get_file_info(path)
-    if info.type == pafs.FileType.NotFound:
-        raise FileNotFoundError(path)
-    return stamp_in(info)
-
-
-def stamp_in(info: pafs.FileInfo) -> Stamp:
-    """The stamp of a file in a listing."""
-    return Stamp(info.size, -1 if info.mtime_ns is None else info.mtime_ns)
-
-
-def _refuse_changed(version: FileVersion, stamp: Stamp) -> None:
-    refuse_changed(
-        version.uri,
-        Stamp(version.size_bytes, version.mtime_ns),
-        stamp,
-        "after the snapshot was taken",
-        "Take a new snapshot, or go on with feedline rebase",
-    )
-
-
-def refuse_changed(uri: str, before: Stamp, now: Stamp, when: str, remedy: str) -> None:
-    """Raise TableChangedError if a file's size or time has changed."""
-    if now.size_bytes != before.size_bytes or not _same_time(now.mtime_ns, before.mtime_ns):
-        raise TableChangedError(
-            f"{uri} changed {when}: got {now.size_bytes} bytes of {_time(now.mtime_ns)}, expected "
-            f"{before.size_bytes} bytes of {_time(before.mtime_ns)}. {remedy}"
-        )
-
-
-def _same_time(one_ns: int, other_ns: int) -> bool:
-    """Compare times; if one has no fraction of a second, by whole seconds.
-
-    Object stores list times with fractions and return them without for a single file.
-    """
-    (one_s, one_rest), (other_s, other_rest) = divmod(one_ns, 10**9), divmod(other_ns, 10**9)
-    return one_s == other_s and (one_rest == other_rest or not one_rest or not other_rest)
-
-
-def _time(mtime_ns: int) -> str:
-    if mtime_ns < 0:
-        return "unknown time"
-    return str(np.datetime64(mtime_ns, "ns"))

@@ -19,7 +19,7 @@ import pyarrow as pa
 from feedline.errors import TableArgumentError
 from feedline.expressions.column_parts import PartError, part_field, part_of
 from feedline.native.unique_rows import UniqueRows
-from feedline.warehouse.parquet.open_file import FileVersion
+from feedline.warehouse.parquet.file_version import FileVersion
 from feedline.warehouse.parquet.stored_names import StoredNames
 from feedline.warehouse.reading.row_filter import RowFilter
 from feedline.warehouse.reading.sample import Bools
