@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +18,8 @@ from typer.testing import CliRunner
 from feedline.cli import app
 from feedline.errors import SpecError, TableArgumentError
 from feedline.warehouse.optimize.footprint import footprint
-from feedline.warehouse.optimize.repeated_columns import groups_to_write
+from feedline.warehouse.optimize.repeated_columns import check_groups, group_savings, groups_to_write
+from feedline.warehouse.parquet.dedup_columns import flag_column
 from feedline.warehouse.snapshot.take import take_snapshot
 
 
@@ -88,3 +90,30 @@ def test_groups_that_cannot_be_stored_are_refused(tmp_path: Path, arguments: lis
     assert isinstance(done.exception, SpecError), done.output
     assert words in str(done.exception)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ((("a b", ("x",)),), "--dedup has a bad group name: got 'a b'"),
+        ((("g", ()),), "--dedup names group 'g' without columns"),
+        ((("g", ("x",)), ("g", ("y",))), "--dedup names group 'g' twice"),
+        ((("g", ("x",)), ("h", ("x",))), "--dedup names column 'x' 2 times, in g and h"),
+        ((("g", ("x", "x")),), "--dedup names column 'x' 2 times, in g:"),
+    ],
+)
+def test_groups_with_bad_names_or_repeated_columns_are_errors(groups: Any, message: str):
+    check_groups((("fine-1.0", ("x",)), ("other_", ("y",))))
+    with pytest.raises(TableArgumentError, match=message):
+        check_groups(groups)
+
+
+def test_savings_compare_the_bytes_of_columns_with_their_flags():
+    flag = flag_column("g")
+    before = SimpleNamespace(column_bytes={"x": 100, "y": 50, "z": 7})
+    after = SimpleNamespace(rows=40, runs={"g": 10}, column_bytes={"x": 30, "y": 20, flag: 5, "z": 7})
+    [saving] = group_savings(before, after, (("g", ("x", "y")),))
+    assert (saving.rows, saving.runs, saving.factor) == (40, 10, 4.0)
+    assert (saving.bytes_before, saving.bytes_after) == (150, 55)
+    [empty] = group_savings(before, SimpleNamespace(rows=0, runs={}, column_bytes={}), (("g", ("x",)),))
+    assert empty.factor == 1.0

@@ -18,7 +18,8 @@ from optimized import (
     warehouse,
 )
 
-from feedline.errors import TableError
+from feedline.errors import DataError, TableError
+from feedline.warehouse.optimize.rewrite import conform_to_target
 
 
 def _made(folder: Path) -> Path:
@@ -69,3 +70,18 @@ def test_a_flattened_name_that_is_taken_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"m": maps, "m.a": [1]}), _made(tmp_path / "in") / "x.parquet")
     with pytest.raises(TableError, match=r"creates a column 'm\.a', which the table has"):
         rewrite(tmp_path / "in", tmp_path / "out", flatten=("m",))
+
+
+def test_rows_get_the_types_and_order_of_the_target():
+    target = pa.schema([pa.field("b", pa.string()), pa.field("a", pa.int64(), nullable=False)])
+    found = conform_to_target(pa.table({"a": pa.array([1, 2], pa.int8()), "b": ["x", None]}), target, "f")
+    assert found.schema.equals(target)
+    assert found.to_pylist() == [{"b": "x", "a": 1}, {"b": None, "a": 2}]
+
+
+@pytest.mark.parametrize(("values", "path"), [([[1], None], "x"), ([[1], [None]], r"x\[\]")])
+def test_a_null_that_no_footer_told_of_is_an_error_with_file_and_path(values: list[object], path: str):
+    target = pa.schema([pa.field("x", pa.list_(pa.field("item", pa.int64(), nullable=False)), nullable=False)])
+    table = pa.table({"x": pa.array(values, pa.list_(pa.int64()))})
+    with pytest.raises(DataError, match=f"column 'x' of s3://b/f holds a null: got one in {path}, expected none"):
+        conform_to_target(table, target, "s3://b/f")

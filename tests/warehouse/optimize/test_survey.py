@@ -16,7 +16,7 @@ from optimized import (
 )
 
 from feedline.errors import DataError
-from feedline.warehouse.optimize.survey import survey
+from feedline.warehouse.optimize.survey import null_paths, required_paths, survey, without_nulls
 from feedline.warehouse.snapshot.take import take_snapshot
 
 
@@ -50,3 +50,22 @@ def test_footers_that_lie_about_nulls_are_found_out(tmp_path: Path, monkeypatch:
     with pytest.raises(DataError, match=r"column 'session' of .* holds a null: .*--keep-nullable"):
         rewrite(source, tmp_path / "out", **CLUSTERED)
     assert not (tmp_path / "out" / "_feedline").exists()
+
+
+NESTED = pa.array([[[1, None], []], None], pa.list_(pa.list_(pa.int64())))
+
+
+def test_paths_with_nulls_are_found_at_every_level():
+    assert list(null_paths("x", NESTED)) == ["x", "x[][]"]
+    assert list(null_paths("x", pa.array([[[1]], []], NESTED.type))) == []
+    assert list(null_paths("x", pa.array([[None]], NESTED.type))) == ["x[]"]
+    assert list(null_paths("s", pa.array([{"a": None}]))) == []  # fields of structs are left as they are
+
+
+def test_columns_become_required_where_no_null_was_found():
+    field = pa.field("x", pa.list_(pa.field("item", pa.large_list(pa.int64()))))
+    for nulls in (set(), {"x"}, {"x[]"}, {"x", "x[][]"}, {"x", "x[]", "x[][]"}):
+        found = without_nulls(field, frozenset(nulls))
+        assert set(required_paths(found)) == {"x", "x[]", "x[][]"} - nulls
+        assert found.type.value_type.value_type == pa.int64()
+    assert list(required_paths(field)) == []

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stored_runs import write_in_place
 
-from feedline.warehouse.selection.null_counts import null_counts
+from feedline.expressions import bind_where
+from feedline.warehouse.selection.null_counts import AbsentColumn, absent_columns, null_counts
 from feedline.warehouse.snapshot.take import take_snapshot
 
 GROUPS = {"user": ["ids", "age", "who"], "page": ["site"]}
@@ -78,3 +79,37 @@ def test_null_counts_of_footers_are_those_of_rows_or_bounds(
     assert found.keys() == {name for name in ("age", "site") if table[name].null_count}
     assert all(count.least <= table[name].null_count <= count.most for name, count in found.items())
     shutil.rmtree(folder)
+
+
+def test_nulls_among_some_rows_of_a_row_group_are_bounded(tmp_path: Path) -> None:
+    for file, nulls in (("0", 3), ("1", 0)):
+        column = [None] * nulls + [1] * (10 - nulls)
+        pq.write_table(pa.table({"a": pa.array(column, pa.int64()), "l": [[]] * 10}), tmp_path / f"{file}.parquet")
+    snapshot = take_snapshot(str(tmp_path))
+
+    def bounds(rows: list[int], where: str | None = None) -> tuple[int, int] | None:
+        bound = None if where is None else bind_where(where, snapshot.schema)
+        found = null_counts(snapshot, ["l", "a"], np.array(rows), bound).get("a")
+        if found is None:
+            return None
+        assert (found.column, found.files, found.file) == ("a", 1, "0.parquet")
+        return found.least, found.most
+
+    assert bounds([10, 10]) == (3, 3)
+    assert bounds([8, 10]) == (1, 3)
+    assert bounds([2, 10]) == (0, 2)
+    assert bounds([-1, -1]) == (0, 3)  # uncounted
+    assert bounds([0, 10]) is None
+    assert bounds([8, 10], "a > 0") is None  # drops every null
+    assert bounds([8, 10], "a > 0 or a is None") == (1, 3)
+
+
+def test_columns_that_files_lack_are_counted_with_their_rows(tmp_path: Path) -> None:
+    for file, names in (("0", "ab"), ("1", "a"), ("2", "a")):
+        pq.write_table(pa.table({name: [1, 2, 3] for name in names}), tmp_path / f"{file}.parquet")
+    snapshot = take_snapshot(str(tmp_path))
+    [found] = absent_columns(snapshot, ["a", "b"], np.array([3, 0, 2]))
+    assert found == AbsentColumn(column="b", files=1, read=2, rows=2, file="2.parquet")
+    assert absent_columns(snapshot, ["a", "b"], np.array([3, 0, 0])) == []
+    [uncounted] = absent_columns(snapshot, ["b"], np.array([-1, -1, -1]))
+    assert (uncounted.files, uncounted.read, uncounted.rows) == (2, 3, 6)

@@ -11,6 +11,9 @@ import pytest
 from warehouse_samples import write
 
 from feedline.expressions import bind_where
+from feedline.warehouse.reading.row_filter import SAMPLED, UNSAMPLED, WHERE_TRUE
+from feedline.warehouse.reading.sample import Sample, bind_sample
+from feedline.warehouse.selection.pruning_report import deciding_parts
 from feedline.warehouse.selection.select import Selection, select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot
@@ -48,3 +51,25 @@ def test_the_report_lists_pruned_row_groups_by_reason(ladder: Snapshot, tmp_path
         params=[f"{ladder.uri}/ds=2026-01-02/f.parquet"],
     ).fetchall()[0][0]
     assert selection.report.counted_bytes == size
+
+
+def test_columns_are_needed_only_in_row_groups_that_nothing_decides() -> None:
+    schema = pa.schema([("a", pa.int64()), ("b", pa.int64()), ("k", pa.int64())])
+    where = bind_where("a > 1", schema)
+    sample = bind_sample(Sample(fraction=0.5, seed=1, key=("k",), where="b == 0"), schema)
+    proofs = np.array([0, WHERE_TRUE, UNSAMPLED, SAMPLED, WHERE_TRUE | UNSAMPLED], np.uint8)
+    found = [(set(names), at.tolist()) for names, at in deciding_parts(proofs, where, sample)]
+    assert found == [
+        ({"a"}, [True, False, True, True, False]),
+        ({"b"}, [True, True, False, False, False]),
+        ({"k"}, [True, True, False, True, False]),
+    ]
+    whole = np.array([True, False, False, False, False])
+    weighed = [at.tolist() for _, at in deciding_parts(proofs, where, sample, whole=whole, weigh=True)]
+    assert weighed[0][0] is False
+    assert weighed[1][0] is True  # the weight of a row that stays
+    assert weighed[2][0] is False
+
+
+def test_without_filter_and_sample_nothing_is_needed() -> None:
+    assert [names for names, _ in deciding_parts(np.zeros(2, np.uint8), None, None)] == [frozenset()] * 3

@@ -1,132 +1,86 @@
-"""Facts of many files lie packed, on disk where memory does not hold them."""
+"""The facts of many footers are packed per schema, joined, and taken out column by column."""
 
 from __future__ import annotations
 
-import dataclasses
-import errno
-import gc
-import os
-import tracemalloc
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
-import pytest
-from test_assembly import KINDS, put, same
 
-from feedline.errors import StoreError
-from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.parquet.footer import FileFacts, file_facts
-from feedline.warehouse.snapshot import footer_tasks, overflow
-from feedline.warehouse.snapshot.footer_tasks import FooterResult
-from feedline.warehouse.snapshot.packed_facts import blocks_of
-from feedline.warehouse.snapshot.snapshot import Snapshot
-from feedline.warehouse.snapshot.take import snapshot_of, take_snapshot
-from feedline.warehouse.storage.locations import locate
-
-COLUMNS, FILES = 30, 64  # of a made-up block
+from feedline.warehouse.snapshot.packed_facts import blocks_of, group_by_schema, join_blocks, part_without_files
 
 
-def descriptors() -> list[str]:
-    """Open files of this process that have been unlinked."""
-    links = list(Path("/proc/self/fd").iterdir())
-    return sorted(str(link.readlink()) for link in links if link.is_symlink() and "feedline-" in str(link.readlink()))
+def facts_of(folder: Path, name: str, table: pa.Table) -> FileFacts:
+    path = folder / name
+    pq.write_table(table, path, row_group_size=2)
+    return file_facts(pafs.LocalFileSystem(), str(path), path.stat().st_size, name)
 
 
-@pytest.mark.parametrize("kept", [True, False], ids=["saved", "not saved"])
-def test_facts_that_overflow_memory_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool):
-    for index in range(24):
-        put(tmp_path / "t" / f"k={index % 4}" / f"{index}.parquet", KINDS[index % len(KINDS)], row_group_size=3)
-    whole = take_snapshot(str(tmp_path / "t"))
-    monkeypatch.setattr(overflow, "HELD_BYTES", 0)
-    monkeypatch.setattr(footer_tasks, "_TASK_FILES", 5)
-    folder = tmp_path / "w"
-    monkeypatch.setattr("tempfile.tempdir", str(folder))
-    found = take_snapshot(str(tmp_path / "t"), work_dir=str(folder) if kept else None)
-    same(found, whole)
-    assert len(descriptors()) == (0 if kept else 1)
-    again = found.without([found.files["path"][3].as_py()])
-    same(again, whole.without([found.files["path"][3].as_py()]))
-    del found, again
-    gc.collect()
-    assert descriptors() == []
-    assert not list(folder.glob("*.tmp"))
+def made(folder: Path) -> list[tuple[int, FileFacts]]:
+    tables = {
+        5: pa.table({"n": [1, 2, None], "s": ["a", "b", "c"]}),
+        2: pa.table({"n": [7.5]}),
+        9: pa.table({"n": [10, 20, 30, 40], "s": ["x", None, None, "y"]}),
+    }
+    return [(index, facts_of(folder, f"{index}.parquet", table)) for index, table in tables.items()]
 
 
-def made(tmp_path: Path) -> tuple[Callable[[int], Listing], Callable[..., Iterator[FooterResult]]]:
-    """A listing of so many files, and their footers, each with other bounds."""
-    draws = np.random.default_rng(0)
-    pq.write_table(pa.table({f"c{i}": draws.random(4) for i in range(COLUMNS)}), tmp_path / "f.parquet")
-    path = tmp_path / "f.parquet"
-    known = file_facts(locate(str(path)).filesystem, str(path), path.stat().st_size, "f")
-
-    def facts() -> FileFacts:
-        bounds = np.sort(draws.random((COLUMNS, 2))).astype("<f8")
-        columns = [
-            dataclasses.replace(column, low=[low.tobytes()], high=[high.tobytes()])
-            for column, (low, high) in zip(known.columns, bounds, strict=True)
-        ]
-        return dataclasses.replace(known, columns=columns)
-
-    def listing(blocks: int) -> Listing:
-        count = blocks * FILES
-        files = {
-            "path": [f"{place}" for place in range(count)],
-            "bytes": np.full(count, 9),
-            "mtime_ns": np.full(count, 9),
-        }
-        return Listing(uri=str(tmp_path), files=pa.table(files), partition={}, ignored=0)
-
-    def read(function: Callable[[Any], Any], tasks: list[Any]) -> Iterator[FooterResult]:
-        for task in tasks:
-            places = [place for place, _, _ in task.files]
-            for start in range(0, len(places), FILES):
-                part = places[start : start + FILES]
-                yield FooterResult(blocks=tuple(blocks_of([(place, facts()) for place in part])), corrupt=())
-
-    return listing, read
+def test_files_of_one_schema_make_one_block(tmp_path: Path):
+    blocks = blocks_of(made(tmp_path))
+    assert [block.schema.names for block in blocks] == [["n", "s"], ["n"]]
+    assert [block.files["file"].to_pylist() for block in blocks] == [[5, 9], [2]]
+    assert blocks[0].files["rows"].to_pylist() == [3, 4]
+    assert blocks[0].files["row_groups"].to_pylist() == [2, 2]
+    assert blocks[0].row_groups["rows"].to_pylist() == [2, 1, 2, 2]
+    assert all(block.nbytes > 0 for block in blocks)
 
 
-def test_memory_does_not_grow_with_the_column_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The bytes that a snapshot keeps in memory, and the peak while it is taken, per column chunk."""
-    monkeypatch.setattr(overflow, "HELD_BYTES", 10_000)
-    listing, read = made(tmp_path)
-
-    def taken(blocks: int) -> tuple[Snapshot, int]:
-        listed = listing(blocks)
-        tracemalloc.start()
-        try:
-            snapshot = snapshot_of(listed, map=read)
-            return snapshot, tracemalloc.get_traced_memory()[0]
-        finally:
-            tracemalloc.stop()
-
-    taken(1)  # imports, and what else comes once
-    (small, few), (large, many) = taken(2), taken(10)
-    chunks = 8 * FILES * COLUMNS
-    assert (many - few) / chunks < 8  # 35 where they stay
-    for snapshot in (small, large):
-        low = snapshot.column_facts("c7").field("min")
-        assert len(low) == len(snapshot.files)
-        assert low.null_count == 0
+def test_a_column_has_the_facts_of_its_footers(tmp_path: Path):
+    facts = made(tmp_path)
+    block = blocks_of(facts)[0]
+    column = block.part().facts.column(pa.field("n", pa.int64()))
+    assert column.field("min").to_pylist() == [1, None, 10, 30]
+    assert column.field("max").to_pylist() == [2, None, 20, 40]
+    assert column.field("nulls").to_pylist() == [0, 1, 0, 0]
+    stored = [pq.ParquetFile(tmp_path / f"{index}.parquet").metadata for index in (5, 9)]
+    sizes = [[m.row_group(g).column(c).total_compressed_size for m in stored for g in range(2)] for c in range(2)]
+    assert column.field("bytes").to_pylist() == sizes[0]
+    assert block.row_groups["bytes"].to_pylist() == [sum(pair) for pair in zip(*sizes, strict=True)]
+    words = block.part().facts.column(pa.field("s", pa.string()))
+    assert words.field("min").to_pylist() == ["a", "c", "x", "y"]
+    missing = block.part().facts.column(pa.field("other", pa.int8()))
+    assert missing.field("nulls").to_pylist() == [2, 1, 2, 2]
 
 
-def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(overflow, "HELD_BYTES", 0)
-    put(tmp_path / "t" / "a.parquet", KINDS[0])
-    (tmp_path / "file").touch()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
-    with pytest.raises(StoreError, match=r"cannot be written to .*/file: got .*Make room, or name another folder"):
-        take_snapshot(str(tmp_path / "t"))
+def test_joined_blocks_are_the_blocks_of_all_files(tmp_path: Path):
+    facts = made(tmp_path)
+    joined = join_blocks([block for one in facts for block in blocks_of([one])])
+    whole = blocks_of(facts)
+    assert len(joined) == len(whole) == 2
+    for left, right in zip(joined, whole, strict=True):
+        assert (left.schema, left.files, left.row_groups) == (right.schema, right.files, right.row_groups)
+        for field in left.schema:
+            assert left.part().facts.column(field).equals(right.part().facts.column(field))
+    assert [len(same) for same in group_by_schema([*joined, *whole])] == [2, 2]
+    assert join_blocks(whole[:1])[0] is whole[0]
 
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(StoreError, match=r"cannot be written to .*: got .*No space left on device"):
-        take_snapshot(str(tmp_path / "t"), work_dir=str(tmp_path / "w"))
-    gc.collect()
-    assert descriptors() == []
+def test_bounds_of_one_type_stored_in_two_ways_are_kept_apart(tmp_path: Path):
+    plain = pa.table({"d": pa.array([1, 2], pa.decimal128(5, 0))})
+    path = tmp_path / "narrow.parquet"
+    pq.write_table(plain, path, store_decimal_as_integer=True)
+    narrow = file_facts(pafs.LocalFileSystem(), str(path), path.stat().st_size, "narrow")
+    wide = facts_of(tmp_path, "wide.parquet", plain)
+    assert wide.schema.equals(narrow.schema)
+    blocks = blocks_of([(0, wide), (1, narrow)])
+    assert [block.files["file"].to_pylist() for block in blocks] == [[0], [1]]
+    field = pa.field("d", pa.decimal128(5, 0))
+    assert blocks[0].part().facts.column(field).field("max").equals(blocks[1].part().facts.column(field).field("max"))
+
+
+def test_a_table_without_files_has_no_row_groups():
+    part = part_without_files()
+    assert (part.files.num_rows, part.row_groups.num_rows) == (0, 0)
+    assert len(part.facts.column(pa.field("x", pa.int8()))) == 0

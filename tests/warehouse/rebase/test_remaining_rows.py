@@ -1,0 +1,102 @@
+"""The rest of an epoch: rows that were delivered are excluded, on every host alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedline.errors import CorruptFileError, StateError
+from feedline.warehouse.rebase.remaining_rows import Rebase, make_rebase, split_name
+
+MASKS = {3: np.array([True, False, True, False, False]), 1: np.array([False, False]), 7: np.ones(9, np.bool_)}
+
+
+def made(**changes: Any) -> Rebase:
+    facts: dict[str, Any] = {
+        "snapshot": "s",
+        "epoch": 2,
+        "first_step": 10,
+        "excluded": MASKS,
+        "changes": {"files": 3, "rows": 11},
+    }
+    return make_rebase(**{**facts, **changes})
+
+
+def test_excluded_rows_are_counted_per_row_group():
+    rebase = made()
+    assert list(rebase.excluded) == [3, 7]  # in order, without those that exclude nothing
+    assert rebase.rows == {3: 2, 7: 9}
+    assert rebase.mask(3, 5).tolist() == MASKS[3].tolist()
+    assert rebase.mask(1, 2).tolist() == [False, False]
+    assert rebase.bits(1) is None
+
+
+def test_remaining_rows_are_those_kept_without_the_excluded():
+    kept = np.array([4, 2, 4, 5, 1, 1, 1, 9])
+    assert made().remaining(kept).tolist() == [4, 2, 4, 3, 1, 1, 1, 0]
+    assert kept[3] == 5
+
+
+@pytest.mark.parametrize(
+    ("kept", "message"),
+    [
+        ([4, 2, 4, 6, 1, 1, 1, 9], "got 5 kept rows of row group 3, expected 6"),
+        ([4, 2], "got 5 kept rows of row group 3, expected no such row group"),
+    ],
+)
+def test_counts_of_another_selection_are_refused(kept: list[int], message: str):
+    with pytest.raises(StateError, match=f"belongs to another filter or snapshot: {message}"):
+        made().remaining(np.array(kept))
+
+
+def test_the_id_is_that_of_the_content():
+    assert made().id == made(excluded={**MASKS, 9: np.zeros(3, np.bool_)}).id
+    assert made().id == made(changes={"rows": 11, "files": 3}).id
+    others = [
+        made(snapshot="t"),
+        made(epoch=3),
+        made(first_step=11),
+        made(changes={}),
+        made(excluded={3: MASKS[3]}),
+        made(excluded={**MASKS, 3: ~MASKS[3]}),
+    ]
+    assert len({made().id, *(other.id for other in others)}) == 7
+
+
+@given(st.dictionaries(st.integers(0, 50), st.lists(st.booleans(), max_size=20), max_size=5))
+def test_every_mask_is_kept(masks: dict[int, list[bool]]):
+    rebase = made(excluded={row_group: np.array(mask, np.bool_) for row_group, mask in masks.items()})
+    for row_group, mask in masks.items():
+        assert rebase.mask(row_group, len(mask)).tolist() == mask
+
+
+def test_a_saved_rebase_is_loaded_by_its_id(tmp_path: Path):
+    rebase = made()
+    assert rebase.save(str(tmp_path)) == rebase.id
+    loaded = Rebase.load(str(tmp_path), rebase.id)
+    for name in ("id", "snapshot", "epoch", "first_step", "excluded", "changes", "rows"):
+        assert getattr(loaded, name) == getattr(rebase, name)
+
+
+def test_missing_damaged_and_malformed_ids_are_errors(tmp_path: Path):
+    with pytest.raises(StateError, match=r"rebase 0{32} is not in .*: expected the file rebases/0{32}\.arrow"):
+        Rebase.load(str(tmp_path), "0" * 32)
+    for id in ("../secret", "0" * 31, "G" * 32):
+        with pytest.raises(StateError, match=r"rebase id is not one: got .*, expected 32 hexadecimal digits"):
+            Rebase.load(str(tmp_path), id)
+    id = made().save(str(tmp_path))
+    [file] = tmp_path.glob("rebases/*")
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(CorruptFileError):
+        Rebase.load(str(tmp_path), id)
+
+
+def test_a_state_names_its_snapshot_and_its_rebase():
+    assert split_name("abc") == ("abc", None)
+    assert split_name("abc+def") == ("abc", "def")
+    assert split_name("abc+") == ("abc", None)
