@@ -57,7 +57,7 @@ def read_checked(folder: str, name: str, sha256: str, *, expected: str) -> bytes
     content = read_file(folder, name)
     if content is None:
         raise CorruptFileError(f"{redact(join(folder, name))} is gone: expected {expected}. Fit again: feedline fit")
-    if digest(content) != sha256:
+    if content_digest(content) != sha256:
         raise altered_error(join(folder, name))
     return content
 
@@ -67,7 +67,7 @@ def write_file(folder: str, name: str, content: bytes | pa.Buffer) -> None:
     content_store.put(locate(absolute(folder)), name, [content])
 
 
-def digest(content: bytes | pa.Buffer) -> str:
+def content_digest(content: bytes | pa.Buffer) -> str:
     """The SHA-256 of a file's content, in hex."""
     return hashlib.sha256(memoryview(content)).hexdigest()
 
@@ -97,7 +97,7 @@ def parquet_bytes(table: pa.Table) -> pa.Buffer:
     return sink.getvalue()
 
 
-def open_parquet(content: bytes | pa.Buffer, path: str) -> pq.ParquetFile:
+def parsed_parquet(content: bytes | pa.Buffer, path: str) -> pq.ParquetFile:
     """Open the content of a Parquet file. Raises CorruptFileError if it is none."""
     try:
         return pq.ParquetFile(pa.BufferReader(content))

@@ -336,7 +336,7 @@ def save_manifest(folder: str, fitted_artifacts: Iterable[FittedArtifact]) -> Ma
     entries = [{**asdict(fit), "shown": list(fit.shown.items())} for fit in fits.values()]
     body = {"format": FORMAT, "fits": entries}
     content = json.dumps(body, sort_keys=True, indent=1).encode()
-    digest = artifact_files.digest(content)
+    digest = artifact_files.content_digest(content)
     write_file(folder, _manifest_name(digest), content)
     return Manifest(digest=digest, fits=fits)
 
@@ -357,7 +357,7 @@ def _save_table(folder: str, table: pa.Table, existing: TableFile | None) -> Tab
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
     content = sink.getvalue()
-    file = TableFile(sha256=artifact_files.digest(content), rows=table.num_rows, bytes=content.size)
+    file = TableFile(sha256=artifact_files.content_digest(content), rows=table.num_rows, bytes=content.size)
     write_file(folder, file.name, content)
     return file
 

@@ -13,7 +13,7 @@ from collections.abc import Collection
 
 import pyarrow as pa
 
-from feedline.artifacts.artifact_files import list_files, open_parquet, parquet_bytes, read_file, write_file
+from feedline.artifacts.artifact_files import list_files, parquet_bytes, parsed_parquet, read_file, write_file
 from feedline.artifacts.artifact_sets import ArtifactSetKey, safe_name
 from feedline.errors import CorruptFileError, SpecError
 from feedline.warehouse.storage.locations import join
@@ -85,6 +85,6 @@ def _load(folder: str, name: str) -> pa.Schema | None:
     content = read_file(folder, name)
     if content is None:
         return None
-    schema = open_parquet(content, join(folder, name)).schema_arrow
+    schema = parsed_parquet(content, join(folder, name)).schema_arrow
     table = (schema.metadata or {}).get(_TABLE_KEY)
     return schema.remove_metadata() if table is None else schema.with_metadata({_TABLE_KEY: table})

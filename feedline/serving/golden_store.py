@@ -25,11 +25,11 @@ import pyarrow as pa
 from feedline.artifacts.artifact_files import (
     FORMAT,
     altered_error,
-    digest,
+    content_digest,
     list_files,
-    open_parquet,
     parquet_bytes,
     parse_json,
+    parsed_parquet,
     read_checked,
     read_file,
     write_file,
@@ -95,7 +95,7 @@ def save_golden(folder: str, request: ArtifactSetKey, features: Sequence[Feature
         "format": FORMAT,
         "features": {feature.name: features_id([feature]) for feature in features},
         "rows": golden.rows.num_rows,
-        "sha256": {key: digest(content) for key, content in files.items()},
+        "sha256": {key: content_digest(content) for key, content in files.items()},
         "real": golden.rows.num_rows,
         "made": asdict(golden.origin),
     }
@@ -171,6 +171,6 @@ def _load_vectors(folder: str, name: str, record: Mapping[str, Any]) -> GoldenVe
     for key in ("in", "out"):
         file = f"{name}.{key}.parquet"
         content = read_checked(folder, file, record["sha256"].get(key, ""), expected="golden vectors")
-        tables.append(open_parquet(content, join(folder, file)).read())
+        tables.append(parsed_parquet(content, join(folder, file)).read())
     rows, expected = tables
     return GoldenVectors(rows=rows, expected=expected, origin=GoldenOrigin(**record["made"]))

@@ -18,6 +18,8 @@ from feedline.planning.resolve import resolve_hello
 from feedline.planning.schedule import Schedule
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.connection.scheduler_connection import SchedulerConnection
+from feedline.service.cluster.open_cluster import open_cluster
+from feedline.service.cluster.threads.thread_cluster import ThreadCluster
 from feedline.service.feeder.planner import Planner, activity
 from feedline.spec.cluster_section import ClusterSpec
 from feedline.warehouse.discovery.formats import list_table
@@ -100,8 +102,8 @@ def test_a_cluster_that_connects_is_waited_for(monkeypatch: pytest.MonkeyPatch):
         go_on.wait(30)
         raise ClusterError("no scheduler answers")
 
-    monkeypatch.setattr("feedline.service.cluster.cluster._start", start)
-    cluster = Cluster(ClusterSpec(), threads=1, early=True)
+    monkeypatch.setattr(ThreadCluster, "_open", start)
+    cluster = open_cluster(ClusterSpec(), threads=1, early=True)
     with contextlib.closing(Planner(lambda *_: cluster.client, job="f" * 64)) as planner:
         future, _ = planner.plan(Hello(rank=0, world_size=1), answered.set)
         assert connecting.wait(30)
