@@ -137,7 +137,7 @@ def run(
     """Feed trainers on this host, or measure how fast that would be (--sink null)."""
     from feedline.commands.display.quality_table import quality_table
     from feedline.commands.run import RunRequest, Stop, run_null, run_trainers
-    from feedline.loader.facts import summary_of
+    from feedline.loader.plan_descriptions import summary_of
     from feedline.spec import load_spec
     from feedline.spec.overrides import parse_overrides
 
@@ -271,8 +271,9 @@ def rebase(
     as_json: AsJson = False,
 ) -> None:
     """Plan the rest of a state's epoch on the current table, and write the state that continues there."""
-    from feedline.loader.facts import describe_rebase
+    from feedline.loader.plan_descriptions import describe_rebase
     from feedline.loader.state import read_state
+    from feedline.loader.wire.codec import to_values
     from feedline.pipeline import Pipeline
     from feedline.spec import load_spec
     from feedline.spec.overrides import parse_overrides
@@ -289,7 +290,7 @@ def rebase(
     if output is not None:
         output.write_text(json.dumps(after) + "\n", encoding="utf-8")
     if as_json:
-        print(json.dumps({"state": after, "rest": None if rest is None else rest.to_json()}))
+        print(json.dumps({"state": after, "rest": None if rest is None else to_values(rest)}))
     elif output is None:
         print(json.dumps(after))
 

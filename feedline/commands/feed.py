@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import json
 import logging
 import os
 import platform
@@ -28,12 +27,14 @@ from feedline.blocks.jobs import compile_job
 from feedline.blocks.reach import Reach
 from feedline.commands.exit_status import end_with
 from feedline.errors import FeederError, FeedlineError, SpecError
-from feedline.loader.facts import FeederFacts, Hello
 from feedline.loader.ring.channel import Channel, ChannelClosedError, adopt
 from feedline.loader.ring.host_feeder import HostListener
 from feedline.loader.ring.launch import feeder_threads, log_path, memory_share, read_overrides
-from feedline.loader.ring.messages import FeederFailure
 from feedline.loader.ring.rendezvous import Listener, job_fingerprint, socket_path
+from feedline.loader.wire.codec import pack
+from feedline.loader.wire.facts import FeederFacts, Hello
+from feedline.loader.wire.feeder_events import FeederEvent
+from feedline.loader.wire.ring_messages import FeederFailure
 from feedline.planning.agreement import RunStart, verify
 from feedline.planning.plan import Plan, code_of, first_fragment
 from feedline.planning.resolve import resolve_hello
@@ -42,7 +43,6 @@ from feedline.service.cluster.cluster import Cluster
 from feedline.service.feeder.feeder import Feeder
 from feedline.service.feeder.feeder_process import Ownership, ignore_sigterm, keep_log_short, startup_seconds
 from feedline.service.feeder.planner import Planner
-from feedline.service.feeder.supervisor import FeederEvent
 from feedline.service.feeder.trainer_session import TrainerSession, show_window_changes
 from feedline.service.log_lines import write_log_lines
 from feedline.service.scaling.demand import Demand
@@ -192,7 +192,7 @@ def _is_owner(feeder: Feeder) -> bool:
 def _refuse(channel: Channel, error: FeedlineError) -> None:
     """Send the error that keeps the feeder from serving, and close the connection."""
     with contextlib.suppress(ChannelClosedError):
-        channel.send_json(FeederFailure(name=type(error).__name__, message=str(error)).to_json())
+        channel.send_message(FeederFailure(name=type(error).__name__, message=str(error)))
     channel.close()
 
 
@@ -298,7 +298,7 @@ class _RankDoor:
             rank=self._rank,
             error=None if error is None else f"{type(error).__name__}: {error}",
             stats=session.counters.stats(),
-            quality=() if total is None else (total,),
+            quality=None if total is None else total.to_bytes(),
         )
         self._pipe.put(event)  # from now on the next trainer can connect
 
@@ -347,7 +347,7 @@ class _EventPipe:
     def _write(self) -> None:
         with contextlib.suppress(BrokenPipeError):  # `feedline run` is gone, and this process ends
             while (event := self._events.get()) is not None:
-                print(json.dumps(event.to_json()), flush=True)
+                print(pack(event).decode(), flush=True)
 
 
 class _Sessions:

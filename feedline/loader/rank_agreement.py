@@ -8,18 +8,19 @@ NCCL kills a process that waits in one. Agreements are numbered; every rank coun
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol, Self
+from dataclasses import replace
+from typing import Any, Protocol
 
 from feedline.errors import FeedlineError, PlanError, from_wire
-from feedline.loader.facts import Hello
 from feedline.loader.ring.feeder_connection import Answer
 from feedline.loader.state import STATE_KEYS
+from feedline.loader.wire.codec import pack, unpack
+from feedline.loader.wire.facts import Hello
+from feedline.loader.wire.rank_outcome import RankOutcome
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class Store(Protocol):
     def check(self, keys: list[str], /) -> bool: ...
 
 
-def agree(
+def agree_on_plan(
     store: Store,
     open_plan: Callable[[Hello], Answer],
     hello: Hello,
@@ -61,73 +62,45 @@ def agree(
     messages = _RankMessages(store, pause, now_s)
     if rank != 0:
         leader = messages.one(f"{prefix}/leader", "rank 0 to plan")
-        leader.raise_error()
+        _raise_error(leader)
         plan = hello.plan if hello.rebase is None else leader.plan  # rank 0 planned the rebase for all
         hello = replace(hello, snapshot=leader.snapshot, lanes=leader.lanes, plan=plan, rebase=None)
     try:
         answer = open_plan(hello)
         names = {name: getattr(answer.facts, name) for name in ("snapshot", "lanes", *_COMPARED)}
         loaded = None if state is None else {key: state[key] for key in STATE_KEYS}
-        outcome = _Outcome(**names, state=loaded, data_rank=hello.rank, data_world_size=hello.world_size)
+        outcome = RankOutcome(**names, state=loaded, data_rank=hello.rank, data_world_size=hello.world_size)
     except BaseException as error:
-        store.set(f"{prefix}/{rank or 'leader'}", _failure(error).to_json())
+        store.set(f"{prefix}/{rank or 'leader'}", pack(_failure(error)).decode())
         if rank == 0 or not isinstance(error, FeedlineError):
             raise
     else:
-        store.set(f"{prefix}/{rank or 'leader'}", outcome.to_json())
+        store.set(f"{prefix}/{rank or 'leader'}", pack(outcome).decode())
     if rank == 0:
         others = messages.all([f"{prefix}/{other}" for other in range(1, world_size)])
-        store.set(f"{prefix}/verdict", _verdict(outcome, others).to_json())
-    messages.one(f"{prefix}/verdict", "rank 0 to compare the plans of all ranks").raise_error()
+        store.set(f"{prefix}/verdict", pack(_verdict(outcome, others)).decode())
+    _raise_error(messages.one(f"{prefix}/verdict", "rank 0 to compare the plans of all ranks"))
     return answer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Outcome:
-    """A rank's entry in the store: the fingerprints of its plan and its state, or an error. The verdict is an error or
-    empty."""
-
-    snapshot: str | None = None
-    lanes: int | None = None
-    plan: str | None = None
-    features: str | None = None
-    state: Mapping[str, Any] | None = None
-    data_rank: int | None = None
-    data_world_size: int | None = None
-    error: str | None = None
-    message: str = ""
-
-    def raise_error(self) -> None:
-        if self.error is not None:
-            raise from_wire(self.error, self.message)
-
-    def to_json(self) -> str:
-        return json.dumps({name: value for name, value in asdict(self).items() if value not in (None, "")})
-
-    @classmethod
-    def from_json(cls, content: bytes) -> Self:
-        try:
-            return cls(**json.loads(content))
-        except (TypeError, ValueError):
-            raise PlanError(
-                f"a rank's outcome is malformed: got {content!r:.80} in the store of torch.distributed. Start all "
-                "ranks from one installation"
-            ) from None
+def _raise_error(outcome: RankOutcome) -> None:
+    if outcome.error is not None:
+        raise from_wire(outcome.error, outcome.message)
 
 
-def _failure(error: BaseException) -> _Outcome:
+def _failure(error: BaseException) -> RankOutcome:
     if isinstance(error, FeedlineError):
-        return _Outcome(error=type(error).__name__, message=str(error))
-    return _Outcome(error="FeederError", message=f"stopped by {type(error).__name__}: {error}")
+        return RankOutcome(error=type(error).__name__, message=str(error))
+    return RankOutcome(error="FeederError", message=f"stopped by {type(error).__name__}: {error}")
 
 
-def _verdict(leader: _Outcome, others: Sequence[_Outcome]) -> _Outcome:
+def _verdict(leader: RankOutcome, others: Sequence[RankOutcome]) -> RankOutcome:
     """The error of the first rank that failed or differs; empty if all agree. Pure."""
     for rank, outcome in enumerate(others, start=1):
         if outcome.error is not None:
-            return _Outcome(error=outcome.error, message=f"rank {rank}: {outcome.message}")
+            return RankOutcome(error=outcome.error, message=f"rank {rank}: {outcome.message}")
         if (message := _describe_states(leader.state, outcome.state, rank)) is not None:
-            return _Outcome(error="PlanError", message=message)
+            return RankOutcome(error="PlanError", message=message)
         for key in _COMPARED:
             expected, actual = getattr(leader, key), getattr(outcome, key)
             if actual != expected:
@@ -135,9 +108,9 @@ def _verdict(leader: _Outcome, others: Sequence[_Outcome]) -> _Outcome:
                     f"the ranks do not agree on the {key}: got {actual} on rank {rank}, expected {expected} as on rank "
                     "0. Start every rank with the same pipeline.yaml and overrides"
                 )
-                return _Outcome(error="PlanError", message=message)
+                return RankOutcome(error="PlanError", message=message)
     message = _describe_unread([leader, *others])
-    return _Outcome(error="PlanError", message=message) if message else _Outcome()
+    return RankOutcome(error="PlanError", message=message) if message else RankOutcome()
 
 
 def _describe_states(expected: Mapping[str, Any] | None, actual: Mapping[str, Any] | None, rank: int) -> str | None:
@@ -158,7 +131,7 @@ def _describe_position(state: Mapping[str, Any] | None) -> str:
     return "no state" if state is None else f"epoch {state['epoch']}, step {state['step']}"
 
 
-def _describe_unread(outcomes: Sequence[_Outcome]) -> str:
+def _describe_unread(outcomes: Sequence[RankOutcome]) -> str:
     """Why the ranks do not read all rows, or not equally often; empty if they do."""
     size = outcomes[0].data_world_size
     for rank, outcome in enumerate(outcomes):
@@ -187,11 +160,11 @@ class _RankMessages:
         self._pause = pause
         self._now_s = now_s
 
-    def one(self, key: str, reason: str) -> _Outcome:
+    def one(self, key: str, reason: str) -> RankOutcome:
         """The outcome at a key. reason: what it waits for, for the log."""
         return self._wait([key], lambda: reason)[0]
 
-    def all(self, keys: Sequence[str]) -> list[_Outcome]:
+    def all(self, keys: Sequence[str]) -> list[RankOutcome]:
         """The outcomes of all ranks but 0."""
 
         def describe_missing() -> str:
@@ -201,7 +174,7 @@ class _RankMessages:
 
         return self._wait(keys, describe_missing)
 
-    def _wait(self, keys: Sequence[str], describe: Callable[[], str]) -> list[_Outcome]:
+    def _wait(self, keys: Sequence[str], describe: Callable[[], str]) -> list[RankOutcome]:
         start_s = logged_s = self._now_s()
         pause = _FIRST_PAUSE_S
         while not self._has(keys):
@@ -216,7 +189,7 @@ class _RankMessages:
                 logger.warning("waited %.0f s for %s", now_s - start_s, describe())
             self._pause(pause)
             pause = min(pause * _PAUSE_GROWTH, _LONGEST_PAUSE_S)
-        return [_Outcome.from_json(self._store.get(key)) for key in keys]
+        return [unpack(RankOutcome, self._store.get(key)) for key in keys]
 
     def _has(self, keys: Sequence[str]) -> bool:
         try:

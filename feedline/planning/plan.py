@@ -28,8 +28,9 @@ from feedline.errors import PlanError
 from feedline.expressions import BoundExpression
 from feedline.expressions.column_parts import has_column
 from feedline.loader.encoding.layout import SlotLayout
-from feedline.loader.facts import BadFileFacts, PlanFacts, RestFacts
 from feedline.loader.state import rebased_state
+from feedline.loader.wire.codec import from_values
+from feedline.loader.wire.facts import BadFileFacts, PlanFacts, RebaseChanges, RestFacts
 from feedline.planning.binding import (
     ReadColumns,
     artifact_set_ref,
@@ -349,7 +350,7 @@ def _rest_facts(plan: Plan) -> RestFacts | None:
         steps=schedule.steps,
         rows=schedule.rows,
         rows_dropped=schedule.rows_dropped,
-        changes=dict(plan.rebase.changes),
+        changes=from_values(RebaseChanges, plan.rebase.changes),
     )
 
 

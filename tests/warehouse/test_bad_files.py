@@ -18,7 +18,7 @@ import feedline.warehouse.snapshot.footer_tasks as footer_tasks
 from feedline import FeedlineDataset, Pipeline
 from feedline.errors import CorruptFileError, TableError
 from feedline.expressions import bind_where
-from feedline.loader.facts import Hello
+from feedline.loader.wire.facts import Hello
 from feedline.planning.table_snapshot import freeze
 from feedline.spec import load_spec
 from feedline.warehouse.bad_files import (

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 
 from feedline.loader.ring.launch import feeder_threads
 from feedline.loader.ring.rendezvous import job_fingerprint
+from feedline.loader.wire.job_reports import JobReport
 from feedline.planning.plan import code_of
 from feedline.resources import available_cores, make_scratch
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.scaling.demand import Demand
-from feedline.service.scheduler.job_reports import JobReport
 from feedline.spec import PipelineSpec
 
 

@@ -22,13 +22,13 @@ from dataclasses import dataclass
 from typing import NoReturn, TypeAlias
 
 from feedline.errors import BatchTimeoutError, FeedlineError
-from feedline.loader.facts import Hello
 from feedline.loader.ring.channel import ChannelClosedError
 from feedline.loader.ring.feeder_connection import Answer, FeederConnection
 from feedline.loader.ring.launch import FeederAccess
-from feedline.loader.ring.messages import BeginStream
 from feedline.loader.ring.reports import FeederReports
 from feedline.loader.ring.slots import RingReader
+from feedline.loader.wire.facts import Hello
+from feedline.loader.wire.ring_messages import BeginStream, EpochDone, StallReport
 from feedline.native.ring import Arrival, Lease
 
 # A batch in its slot: epoch, step, rows, bytes, the slot's bytes.
@@ -224,7 +224,7 @@ class FeederClient:
         self._connection.record_progress()
         if step + 1 == self._steps:
             with contextlib.suppress(ChannelClosedError):  # the batch is here anyway
-                self._connection.send({"type": "epoch_done", "epoch": epoch})
+                self._connection.send(EpochDone(epoch=epoch))
 
     def _await_slot(self, reader: RingReader) -> None:
         """Wait for a message, or for the events of a slot; make room if the trainer holds every slot."""
@@ -268,7 +268,7 @@ class FeederClient:
         if not self._stalled_s or end_s - self._stall_sent_s < _STALL_REPORT_S:
             return
         with self._connection.transaction:
-            self._connection.send({"type": "stalled", "seconds": self._stalled_s})
+            self._connection.send(StallReport(seconds=self._stalled_s))
             self._stalled_s, self._stall_sent_s = 0.0, end_s
 
     # -- starting and recovering ----------------------------------------------------------------------------------
@@ -288,10 +288,9 @@ class FeederClient:
             epoch, step = self._position
             self._first_step = step
             self._steps = self._answer.facts.steps_of(epoch)
-            begin = BeginStream(
-                stream=stream, epoch=epoch, step=step, last=self._last_epoch, seen=seen, node=self._node
+            self._connection.send(
+                BeginStream(stream=stream, epoch=epoch, step=step, last=self._last_epoch, seen=seen, node=self._node)
             )
-            self._connection.send(begin.to_json())
             self._begin_sent = self._resuming = True
 
     def _recover(self) -> None:

@@ -19,18 +19,25 @@ import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from feedline.errors import FeederError
+from feedline.loader.launcher import meeting_name
+from feedline.loader.ranks import RankInfo
 from feedline.loader.ring.channel import pair
+from feedline.loader.ring.rendezvous import job_fingerprint, socket_paths
 from feedline.resources import (
     SCRATCH_VARIABLE,
     allocator_environment,
+    available_cores,
     available_memory_bytes,
     choose_cpu,
     cpu_environment,
+    launcher_affinity,
     make_scratch,
+    rank_cores,
 )
 from feedline.spec import PipelineSpec
 from feedline.spec.overrides import CommandLineOverrides
@@ -218,9 +225,41 @@ def await_end(process: subprocess.Popen[Any], *, within_s: float) -> None:
         process.wait()
 
 
-def exit_seconds(spec: PipelineSpec) -> float:
-    """How long a feeder may take to end after SIGTERM."""
-    return _PROVIDER_EXIT_S if spec.cluster.kind == "provider" else _EXIT_S
+def feeder_command(
+    spec: PipelineSpec,
+    path: Path,
+    overrides: str,
+    *,
+    ranks: Sequence[int],
+    world_size: int,
+    local_ranks: int,
+    cores: int,
+    cpus: Collection[int] = (),
+) -> FeederCommand:
+    """How to start a feeder of these ranks. overrides: its standard input; the rest as in `feeder_arguments`."""
+    return FeederCommand(
+        arguments=feeder_arguments(
+            path, ranks=ranks, world_size=world_size, local_ranks=local_ranks, cores=cores, cpus=cpus
+        ),
+        overrides=overrides,
+        environment=feeder_environment(spec, cores=cores),
+        exit_s=_PROVIDER_EXIT_S if spec.cluster.kind == "provider" else _EXIT_S,
+    )
+
+
+def feeder_access(path: Path, overrides: str, spec: PipelineSpec, ranks: RankInfo) -> FeederAccess:
+    """How this rank gets its feeder: one of `feedline run` that waits, its host's, or its own."""
+    command = partial(feeder_command, spec, path, overrides, world_size=ranks.world_size, local_ranks=ranks.local_ranks)
+    job, host = job_fingerprint(spec), None
+    if spec.feeder == "host" and ranks.local_ranks > 1:
+        name, round = meeting_name(job, ranks.world_size, os.environ)
+        cpus = launcher_affinity()  # the rank that starts the feeder may be bound to a few of them
+        host = HostLaunch(name=name, round=round, command=command(ranks=(), cores=available_cores(cpus), cpus=cpus))
+    return FeederAccess(
+        command=command(ranks=[ranks.rank], cores=rank_cores(ranks.local_ranks)),
+        attach_paths=socket_paths(job, ranks.rank, ranks.world_size),
+        host=host,
+    )
 
 
 def feeder_arguments(

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from feedline.errors import FeederError
 from feedline.loader.ring.channel import Channel, ChannelClosedError
+from feedline.loader.wire.ring_messages import Welcome
 from feedline.spec import PipelineSpec
 
 logger = logging.getLogger(__name__)
@@ -114,7 +115,10 @@ def address_of(path: Path) -> Iterator[str]:
 
 
 def connect(path: Path) -> Channel | None:
-    """The channel to the feeder that waits on this socket for one trainer, or None. Takes 10 s at most."""
+    """The channel to the feeder that waits on this socket for one trainer, or None. Takes 10 s at most.
+
+    Raises FeederError for a feeder of another wire version.
+    """
     channel = dial(path)
     if channel is not None and not _is_greeted(channel):
         channel.close()
@@ -160,6 +164,9 @@ def _is_greeted(channel: Channel) -> bool:
         return bool(channel.receive(wait=False))
     except ChannelClosedError:
         return False
+    except FeederError:
+        channel.close()
+        raise
 
 
 def _warn_of_silence(process: str, action: str) -> None:
@@ -232,7 +239,7 @@ class Listener:
             return None
         self._stop_listening()
         with contextlib.suppress(ChannelClosedError):  # the feeder notices when it serves
-            channel.post_json({"type": "welcome"})
+            channel.post_message(Welcome(pid=os.getpid()))
         return channel
 
     def close(self) -> None:

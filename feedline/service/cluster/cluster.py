@@ -34,10 +34,10 @@ from feedline.warehouse.storage.parallel import in_threads
 if TYPE_CHECKING:
     from distributed import Client
 
+    from feedline.loader.wire.job_reports import JobReport
     from feedline.service.cluster.connection.scheduler_connection import SchedulerConnection
     from feedline.service.cluster.dask_cluster import DaskCluster, DaskTask
     from feedline.service.cluster.local_tasks import LocalTask
-    from feedline.service.scheduler.job_reports import JobReport
 
 logger = logging.getLogger(__name__)
 

@@ -23,6 +23,7 @@ from distributed.client import ClosedClientError
 from distributed.deploy.cluster import Cluster as DaskDeployment
 
 from feedline.errors import ClusterError
+from feedline.loader.wire.job_reports import JobAnswer, JobReport
 from feedline.resources import Cpu, allocator_environment, cpu_environment
 from feedline.service.cluster.attempts import Arrived
 from feedline.service.cluster.connection.fair_share import FairShare
@@ -40,7 +41,6 @@ from feedline.service.dask_patches.prompt_streams import send_promptly
 from feedline.service.dask_patches.steady_loop import steady
 from feedline.service.scheduler.extension import install
 from feedline.service.scheduler.job_book import ClusterSize
-from feedline.service.scheduler.job_reports import JobAnswer, JobReport
 from feedline.service.tls.certificate_files import check_certificate_files
 from feedline.service.tls.refused_connection import explain_refusal
 from feedline.spec.cluster_section import ClusterSpec

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TypeAlias, TypeVar
 
-from feedline.loader.facts import Hello
+from feedline.loader.wire.facts import Hello
 from feedline.planning.agreement import RunStart
 from feedline.planning.plan import Plan
 from feedline.planning.resolve import start_of

@@ -11,20 +11,30 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from feedline.errors import StateError
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.slot import Draft
-from feedline.loader.facts import BlockStats, FeederFacts, FeederStats, Hello
 from feedline.loader.ring.channel import Channel, ChannelClosedError
-from feedline.loader.ring.feeder_connection import PROTOCOL
-from feedline.loader.ring.messages import BeginStream, FeederFailure
 from feedline.loader.ring.reports import EpochCounts, report_packet
 from feedline.loader.ring.slots import RingWriter
+from feedline.loader.wire.facts import BlockStats, FeederFacts, FeederStats, Hello
+from feedline.loader.wire.ring_messages import (
+    BeginStream,
+    DataWarnings,
+    Diagnose,
+    Diagnosis,
+    EpochDone,
+    FeederBusy,
+    FeederFailure,
+    GrowRing,
+    PlanAnswer,
+    PlanRequest,
+    StallReport,
+)
 from feedline.planning.plan import Plan
 from feedline.planning.schedule import rank_lanes
 from feedline.resources import available_memory_bytes
@@ -92,13 +102,6 @@ class FeederCounters:
             ready=self.ring_slots - self.ring_free,
             in_flight=0 if stream is None or stream.ended else stream.window.in_flight,
         )
-
-    def take(self, message: Mapping[str, Any]) -> None:
-        """Take what the trainer counts itself."""
-        if message["type"] == "stalled":
-            self.stalled_s += float(message["seconds"])
-        elif message["type"] == "epoch_done":
-            self.epochs = max(self.epochs, int(message["epoch"]) + 1)
 
     def begin(self, stream: BeginStream, steps: int) -> None:
         """Count the steps of a stream from here on."""
@@ -210,7 +213,7 @@ class TrainerSession:
             with contextlib.suppress(Exception):  # the first error is the one to send
                 self._writers.finish(stream.number)
         with contextlib.suppress(ChannelClosedError):
-            self.channel.post_json(FeederFailure(name=name, message=message, number=self._hello_number).to_json())
+            self.channel.post_message(FeederFailure(name=name, message=message, number=self._hello_number))
 
     def close(self) -> None:
         """Drop the blocks in flight and the ring. The channel stays open for its last messages."""
@@ -236,17 +239,19 @@ class TrainerSession:
             if arrival[0] == b"F":
                 self._ring.release(*arrival[1:])
                 continue
-            message = arrival[1]
-            if message["type"] == "hello":
-                self._on_hello(message)
-            elif message["type"] == "begin":
-                self._on_begin(BeginStream.from_json(message))
-            elif message["type"] == "grow":
-                self._ring.grow()
-            elif message["type"] == "diagnose":
-                self.channel.post_json({"type": "diagnosis", "text": self._diagnose()})
-            else:
-                self.counters.take(message)
+            match arrival[1]:
+                case PlanRequest() as request:
+                    self._on_request(request)
+                case BeginStream() as begin:
+                    self._on_begin(begin)
+                case GrowRing():
+                    self._ring.grow()
+                case Diagnose():
+                    self.channel.post_message(Diagnosis(text=self._diagnose()))
+                case StallReport(seconds=seconds):
+                    self.counters.stalled_s += seconds
+                case EpochDone(epoch=epoch):
+                    self.counters.epochs = max(self.counters.epochs, epoch + 1)
 
     def _diagnose(self) -> str:
         """What the trainer's next batch waits for."""
@@ -257,13 +262,12 @@ class TrainerSession:
             return "the feeder has nothing to deliver"
         return stream.diagnose(self._ring.slots)
 
-    def _on_hello(self, message: dict[str, Any]) -> None:
-        self._hello_number = int(message.get("number", 0))
-        _refuse_other_installations(message)
-        hello = Hello.from_json(message)
+    def _on_request(self, request: PlanRequest) -> None:
+        self._hello_number, hello = request.number, request.hello
+        _refuse_other_installations(request)
         _refuse_other_rank(hello, hello.rank if self.rank is None else self.rank, self._world_size)
         if self.global_rank != hello.global_rank and not self._admit(hello):
-            self.channel.post_json({"type": "busy"})
+            self.channel.post_message(FeederBusy())
             raise ChannelClosedError("another trainer of this rank is served")
         self.rank, self.global_rank = hello.rank, hello.global_rank
         self._end_stream()
@@ -284,8 +288,8 @@ class TrainerSession:
         self._streams.use(plan, rank_lanes(plan.lanes, self.rank, self._world_size), Window(limits))
         self._on_plan(plan)
         self.monitor = QualityMonitor(plan.layout.schema, plan.job.features, plan.on_expect)
-        facts = {**plan.facts().to_json(), **replace(self._about, dashboard=self._cluster.dashboard).to_json()}
-        self.channel.post_json({"type": "facts", "number": self._hello_number, "facts": facts})
+        feeder = replace(self._about, dashboard=self._cluster.dashboard)
+        self.channel.post_message(PlanAnswer(number=self._hello_number, plan=plan.facts(), feeder=feeder))
 
     def _on_begin(self, begin: BeginStream) -> None:
         self._writers.drop()
@@ -298,7 +302,7 @@ class TrainerSession:
         begin, stream = self._streams.open(), self._streams.current
         if begin is not None and stream is not None:
             self._ring.node = begin.node
-            seen = None if begin.seen is None else EpochCounts.from_text(begin.seen)
+            seen = None if begin.seen is None else EpochCounts.from_bytes(begin.seen)
             self.monitor.begin(begin.epoch, seen)
             self.counters.begin(begin, stream.schedule.steps)
 
@@ -373,7 +377,7 @@ class TrainerSession:
         counts = self.monitor.due_counts() if every_s else self.monitor.epoch_counts()
         self.channel.post(report_packet(stream.number, self.counters.stats(), counts))
         if warnings:
-            self.channel.post_json({"type": "warnings", "texts": list(warnings)})
+            self.channel.post_message(DataWarnings(texts=tuple(warnings)))
 
 
 def _pidfd(channel: Channel) -> int | None:
@@ -390,13 +394,12 @@ def show_window_changes() -> None:
         decisions.setLevel(logging.INFO)
 
 
-def _refuse_other_installations(message: Mapping[str, Any]) -> None:
-    for key, own in (("protocol", PROTOCOL), ("feedline", VERSION)):
-        if message.get(key) != own:
-            raise StateError(
-                f"trainer and feeder differ in their {key} version: got {message.get(key)}, expected {own}. Start both "
-                "from one installation"
-            )
+def _refuse_other_installations(request: PlanRequest) -> None:
+    if request.feedline != VERSION:
+        raise StateError(
+            f"trainer and feeder differ in their feedline version: got {request.feedline}, expected {VERSION}. Start "
+            "both from one installation"
+        )
 
 
 def _refuse_other_rank(hello: Hello, rank: int, world_size: int) -> None:

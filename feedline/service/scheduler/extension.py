@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import distributed.scheduler
@@ -21,15 +21,16 @@ from tornado.ioloop import PeriodicCallback
 from tornado.web import RequestHandler
 
 from feedline.errors import ClusterError
+from feedline.loader.wire.codec import WIRE_VERSION, pack, unpack
+from feedline.loader.wire.job_reports import LOST_TOPIC, FeederShare, FeederShares, JobReport
 from feedline.service.dask_patches.steady_loop import scheduler_clock, steady, steady_clock
 from feedline.service.scheduler.job_book import START_S, ClusterSize, JobBook
-from feedline.service.scheduler.job_reports import LOST_TOPIC, REPORT_FORMAT, JobReport
 from feedline.service.scheduler.retirement import finish_before_retirement
 from feedline.version import VERSION
 
 logger = logging.getLogger("feedline.scheduler")
 
-# Key of the scheduler's metadata that says that it has this extension, with its version and the format of reports.
+# Key of the scheduler's metadata that says that it has this extension, with its version and its wire's.
 METADATA_KEY = "feedline"
 _UNKNOWN = (
     f"the number of workers is unknown: the scheduler started less than {START_S:.0f} s ago, and jobs may connect "
@@ -53,31 +54,28 @@ class JobExtension(SchedulerPlugin):
         self.book = JobBook()
         self._saturation = float(getattr(scheduler, "WORKER_SATURATION", math.inf))
 
-    def feedline_report(self, report: Mapping[str, Any]) -> dict[str, Any]:
-        """Keep a feeder's report (`JobReport`); returns a `JobAnswer`."""
+    def feedline_report(self, report: bytes) -> bytes:
+        """Keep a feeder's `JobReport`; returns a `JobAnswer`, packed as well."""
         scheduler: Any = self._scheduler
-        received = JobReport.from_json(report)
+        received = unpack(JobReport, report)
         answer = self.book.record(received, self._clock(), self._size(), scheduler.workers.keys())
         self._bypass_queue(bool(self.book.routes))
-        return answer.to_json()
+        return pack(answer)
 
     def feedline_clock(self) -> float:
         """The scheduler's clock: seconds since 1970."""
         return self._clock()
 
-    def feedline_jobs(self) -> list[dict[str, Any]]:
-        """The last report of each feeder, its fair part of the threads of all workers, and how many of the workers are
-        its route (0: it has none)."""
+    def feedline_jobs(self) -> bytes:
+        """The `FeederShares`, packed."""
         now_s = self._clock()
-        parts = self.book.threads_by_feeder(now_s, self._size())
-        return [
-            {
-                **report.to_json(),
-                "threads": parts[report.feeder],
-                "route_workers": self.book.routes.size(report.feeder),
-            }
-            for report in self.book.reports(now_s)
+        size = self._size()
+        parts, route_of = self.book.threads_by_feeder(now_s, size), self.book.routes.size
+        shares = [
+            FeederShare(report=each, threads=parts[each.feeder], workers=route_of(each.feeder) or size.workers)
+            for each in self.book.reports(now_s)
         ]
+        return pack(FeederShares(feeders=tuple(shares)))
 
     def adaptive_target(self, target_duration: object = None) -> int:
         """The workers that all jobs together need. target_duration: of Dask's interface; of no use here."""
@@ -116,7 +114,7 @@ class JobExtension(SchedulerPlugin):
 
     def restart(self, scheduler: Scheduler) -> None:
         """Say again that there is an extension. Dask calls this when a client has cleared the scheduler."""
-        scheduler.task_metadata[METADATA_KEY] = {"report": REPORT_FORMAT, "version": VERSION}
+        scheduler.task_metadata[METADATA_KEY] = {"wire": WIRE_VERSION, "version": VERSION}
 
     def _bypass_queue(self, has_routes: bool) -> None:
         """Assign all tasks to workers at once while there are routes.

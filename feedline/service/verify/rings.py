@@ -14,9 +14,9 @@ import pyarrow as pa
 from feedline.loader.encoding.encoded_rows import expand
 from feedline.loader.encoding.row_digests import row_digests
 from feedline.loader.encoding.slot import SlotArrays, encoded_rows, read_header
-from feedline.loader.facts import Hello
 from feedline.loader.ring.client import FeederClient
 from feedline.loader.ring.launch import FeederAccess
+from feedline.loader.wire.facts import Hello
 from feedline.planning.plan import Plan
 from feedline.planning.rows.delivered_rows import find_delivered_rows
 from feedline.service.verify.expected import ExpectedRows

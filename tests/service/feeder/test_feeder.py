@@ -13,6 +13,8 @@ from pipelines import PATIENCE_S
 from ringless_trainers import Trainer, trainers_of, write_pipeline
 
 from feedline.loader.ring.channel import ChannelClosedError, pair
+from feedline.loader.wire.codec import pack
+from feedline.loader.wire.ring_messages import Diagnose, Diagnosis, EpochDone, FeederFailure
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.feeder.feeder import Feeder
 from feedline.service.feeder.trainer_session import TrainerSession
@@ -70,7 +72,7 @@ def test_a_trainer_that_reads_nothing_delays_no_other(tmp_path: Path):
     with trainers_of(write_pipeline(tmp_path, steps=40), ranks=2) as (stuck, other), ThreadPoolExecutor(1) as pool:
         stuck.begin(last=True)
         for _ in range(questions):
-            stuck.channel.send_json({"type": "diagnose"})
+            stuck.channel.send_message(Diagnose())
         other.begin(last=True)
         try:
             assert pool.submit(other.read).result(PATIENCE_S) == list(range(20))
@@ -83,10 +85,10 @@ def test_a_trainer_that_reads_nothing_delays_no_other(tmp_path: Path):
 def test_a_trainer_whose_socket_is_full_reads_why_its_session_ended(tmp_path: Path):
     with trainers_of(write_pipeline(tmp_path, steps=4)) as (trainer,):
         for _ in range(2000):
-            trainer.channel.send_json({"type": "diagnose"})
-        trainer.channel.send_json({"type": "begin", "stream": "?"})
-        kinds = [trainer.channel.receive()[1]["type"] for _ in range(2001)]
-        assert kinds == ["diagnosis"] * 2000 + ["error"]
+            trainer.channel.send_message(Diagnose())
+        trainer.channel.send(b"J" + pack(EpochDone(epoch=0), "begin"))
+        kinds = [type(trainer.channel.receive()[1]) for _ in range(2001)]
+        assert kinds == [Diagnosis] * 2000 + [FeederFailure]
         with pytest.raises(ChannelClosedError):
             trainer.channel.receive()
 
@@ -105,7 +107,7 @@ def test_a_trainer_that_reads_nothing_for_a_minute_costs_the_others_less_than_5_
 
     def ask(trainer: Trainer) -> None:
         for _ in range(2000):
-            trainer.channel.send_json({"type": "diagnose"})
+            trainer.channel.send_message(Diagnose())
 
     def epochs_of_turn() -> int:
         first = epochs[0]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from feedline.errors import PlanError
-from feedline.loader.facts import Hello
+from feedline.loader.wire.facts import Hello
 from feedline.planning.schedule import Schedule
 from feedline.service.feeder.planner import Planner, activity
 from feedline.warehouse.snapshot.footer_tasks import read_footers
