@@ -15,12 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+import torch.distributed
+
 from feedline.errors import FeedlineError, PlanError, from_wire
+from feedline.loader.ranks import RankInfo
+from feedline.loader.ring.client import FeederClient
 from feedline.loader.ring.feeder_connection import Answer
 from feedline.loader.state import STATE_KEYS
 from feedline.loader.wire.codec import pack, unpack
-from feedline.loader.wire.facts import Hello
-from feedline.loader.wire.rank_outcome import RankOutcome
+from feedline.loader.wire.facts import Hello, RankOutcome
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +33,8 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_GROWTH = 0.01, 1.0, 1.5
 _LOG_EVERY_S = 60.0
 _SHOWN_RANKS = 10
 _COMPARED = ("plan", "features")
+# MPI connects its ranks by its own runtime; "fake" is PyTorch's stand-in for tests, without other ranks.
+_BACKENDS_WITHOUT_STORE = ("mpi", "fake")
 
 
 class Store(Protocol):
@@ -39,6 +44,37 @@ class Store(Protocol):
     def get(self, key: str, /) -> bytes: ...
     def add(self, key: str, amount: int, /) -> int: ...
     def check(self, keys: list[str], /) -> bool: ...
+
+
+def hello_of(ranks: RankInfo) -> Hello:
+    """A rank's request for a new plan."""
+    return Hello(rank=ranks.rank, world_size=ranks.world_size, trainer=ranks.trainer, trainers=ranks.trainers)
+
+
+def open_plan(feed: FeederClient, ranks: RankInfo, hello: Hello, resume: Mapping[str, Any] | None) -> Answer:
+    """This rank's answer. Ranks connected by torch.distributed agree on a plan, on the snapshot of rank 0, and on the
+    state to resume."""
+    connected = ranks.global_size > 1 and connected_rank() == (ranks.global_rank, ranks.global_size)
+    store = _store() if connected else None
+    if store is None:
+        return feed.open(hello)
+    hello = replace(hello, connected=True)
+    return agree_on_plan(store, feed.open, hello, rank=ranks.global_rank, world_size=ranks.global_size, state=resume)
+
+
+def connected_rank() -> tuple[int, int] | None:
+    """Rank and world size of torch.distributed; None before its start."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return None
+
+
+def _store() -> Store | None:
+    """The store of torch.distributed; None for a backend that does not use it: its `Store` is empty."""
+    if torch.distributed.get_backend() in _BACKENDS_WITHOUT_STORE:
+        return None
+    store: Store = torch.distributed.distributed_c10d._get_default_store()
+    return store
 
 
 def agree_on_plan(

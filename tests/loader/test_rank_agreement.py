@@ -16,8 +16,7 @@ from answers import answer_with
 from pipelines import PATIENCE_S
 
 from feedline.errors import FeederError, FeedlineError, PlanError, SpecError
-from feedline.loader import distributed_ranks
-from feedline.loader.rank_agreement import agree_on_plan
+from feedline.loader.rank_agreement import agree_on_plan, open_plan
 from feedline.loader.ranks import RankInfo
 from feedline.loader.ring.feeder_connection import Answer
 from feedline.loader.wire.facts import Hello, RebaseRequest
@@ -245,7 +244,7 @@ def test_without_a_store_the_feeders_agree(backend: str, rank: int, monkeypatch:
         with pytest.raises(RuntimeError, match="pure virtual"):
             c10d.distributed_c10d._get_default_store().add("key", 1)
         ranks = RankInfo(rank=rank, world_size=2, local_ranks=2, source="torch.distributed")
-        assert distributed_ranks.open_plan(Client(), ranks, HELLO, None) == "answer"
+        assert open_plan(Client(), ranks, HELLO, None) == "answer"
     finally:
         c10d.destroy_process_group()
     assert asked == [HELLO], "as without torch.distributed: each rank's feeder looks into work_dir"

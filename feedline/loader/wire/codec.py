@@ -9,11 +9,10 @@ of JSON of their own (`BatchSchema`). A field whose name is a keyword ends with 
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import cache
+from functools import cache, partial
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -104,6 +103,18 @@ class _Form:
         return value if self.parse is None else self.parse(value, f"{owner}{key}")
 
 
+def _text_form(expected: str, parse: Callable[[str], Any], write: Callable[[Any], str]) -> _Form:
+    """Of values that are a string in JSON."""
+
+    def read(value: str, name: str) -> Any:
+        try:
+            return parse(value)
+        except (KeyError, TypeError, ValueError):
+            raise _malformed_error(name, value, expected) from None
+
+    return _Form(expected, (str,), read, write)
+
+
 _PLAIN = {
     int: _Form("an integer", (int,)),
     float: _Form("a number", (float, int), lambda value, _: float(value)),
@@ -111,12 +122,7 @@ _PLAIN = {
     str: _Form("a string", (str,)),
     NoneType: _Form("null", (NoneType,)),
     Any: _Form("a value", None),
-    bytes: _Form(
-        "base64",
-        (str,),
-        lambda value, name: _attempt(lambda: base64.b64decode(value, validate=True), value, name, "base64"),
-        lambda value: base64.b64encode(value).decode(),
-    ),
+    bytes: _text_form("base64", partial(b64decode, validate=True), lambda value: b64encode(value).decode()),
 }
 
 
@@ -149,10 +155,10 @@ def _form(annotation: Any) -> _Form:
         return _tuple(_form(parts[0]))
     if origin is not None and issubclass(origin, Mapping) and parts[0] is str:
         return _mapping(_form(parts[1]))
-    if hasattr(annotation, "to_json"):
-        return _own_json(annotation)
+    cls: Any = annotation
+    if hasattr(cls, "to_json"):
+        return _text_form(f"the JSON of {cls.__name__}", cls.from_json, cls.to_json)
     if is_dataclass(annotation):
-        cls: Any = annotation
         return _Form(f"the JSON of {cls.__name__}", (dict,), lambda value, _: from_values(cls, value), to_values)
     raise TypeError(f"no message can hold {annotation}")
 
@@ -191,32 +197,13 @@ def _tuple(item: _Form) -> _Form:
 
 
 def _mapping(item: _Form) -> _Form:
+    if item.write is not None:
+        raise TypeError("the values of a mapping are written as they are")
+
     def parse(values: dict[str, Any], name: str) -> dict[str, Any]:
         return {key: item.read(value, name, [key]) for key, value in values.items()}
 
-    write = item.write
-    return _Form(
-        "a mapping",
-        (dict,),
-        parse,
-        dict if write is None else lambda values: {key: write(value) for key, value in values.items()},
-    )
-
-
-def _own_json(cls: Any) -> _Form:
-    expected = f"the JSON of {cls.__name__}"
-
-    def parse(value: str, name: str) -> Any:
-        return _attempt(lambda: cls.from_json(value), value, name, expected)
-
-    return _Form(expected, (str,), parse, lambda value: value.to_json())
-
-
-def _attempt(parse: Callable[[], T], value: object, name: str, expected: str) -> T:
-    try:
-        return parse()
-    except (KeyError, TypeError, ValueError):
-        raise _malformed_error(name, value, expected) from None
+    return _Form("a mapping", (dict,), parse, dict)
 
 
 def _malformed_error(name: str, value: object, expected: str) -> FeederError:

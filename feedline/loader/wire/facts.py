@@ -1,4 +1,4 @@
-"""A trainer's request for a plan, the facts that answer it, and the counts of a feeder's work.
+"""A trainer's request for a plan, the facts that answer it, a rank's outcome, and the counts of a feeder's work.
 
 Runs in: the trainer, the feeder, the process of `feedline run`. Pure; no torch.
 """
@@ -93,8 +93,7 @@ class PlanFacts:
     """The facts of a plan that a trainer needs: `steps` and rows count a whole epoch.
 
     `snapshot`, `plan` and `features` are the fingerprints in a state; `environment` lists the versions that compute
-    features.
-    `nulls` are warnings, `absent` notes about the table. `rest` is the epoch that a rebase shortened.
+    features. `nulls` are warnings, `absent` notes about the table. `rest` is the epoch that a rebase shortened.
     """
 
     snapshot: str
@@ -168,3 +167,18 @@ class FeederStats:
     window: int = 0
     window_reason: str = ""
     delivery: BlockStats = field(default_factory=BlockStats)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankOutcome:
+    """The fingerprints of a rank's plan and its state, or an error. The verdict of rank 0 is an error or empty."""
+
+    snapshot: str | None = None
+    lanes: int | None = None
+    plan: str | None = None
+    features: str | None = None
+    state: Mapping[str, Any] | None = None
+    data_rank: int | None = None
+    data_world_size: int | None = None
+    error: str | None = None
+    message: str = ""

@@ -469,21 +469,3 @@ def test_a_wait_is_reported_while_it_lasts(monkeypatch: pytest.MonkeyPatch):
     feed._wait()
     assert sum(sent) == 16.0, "a stream's first block is always waited for"
     monkeypatch.undo()
-
-
-def test_waiting_ticks_until_a_message_comes():
-    ours, theirs = pair()
-    other = adopt(theirs.detach())
-    watch = feeder_connection.Watch(ours, 0)
-    ticks: list[int] = []
-
-    def tick() -> None:
-        ticks.append(1)
-        if len(ticks) == 2:
-            other.send_message(GrowRing())
-
-    assert watch.wait(60.0, tick)
-    assert len(ticks) == 2
-    watch.close()
-    ours.close()
-    other.close()

@@ -13,12 +13,14 @@ from pipelines import PATIENCE_S
 from ringless_trainers import Trainer, trainers_of, write_pipeline
 
 from feedline.loader.ring.channel import ChannelClosedError, pair
-from feedline.loader.wire.codec import pack
-from feedline.loader.wire.ring_messages import Diagnose, Diagnosis, EpochDone, FeederFailure
+from feedline.loader.wire.codec import WIRE_VERSION, pack
+from feedline.loader.wire.facts import Hello
+from feedline.loader.wire.ring_messages import Diagnose, Diagnosis, EpochDone, FeederFailure, PlanRequest
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.feeder.feeder import Feeder
 from feedline.service.feeder.trainer_session import TrainerSession
 from feedline.spec.cluster_section import ClusterSpec
+from feedline.version import VERSION
 
 
 class Session:
@@ -91,6 +93,24 @@ def test_a_trainer_whose_socket_is_full_reads_why_its_session_ended(tmp_path: Pa
         assert kinds == [Diagnosis] * 2000 + [FeederFailure]
         with pytest.raises(ChannelClosedError):
             trainer.channel.receive()
+
+
+def test_a_trainer_of_another_installation_gets_both_versions(tmp_path: Path):
+    """Its session ends; the other trainer's goes on."""
+    path = write_pipeline(tmp_path, steps=4)
+    old = b'J{"type": "hello", "protocol": 8, "feedline": "0.0", "number": 1, "rank": 0, "world_size": 2}'
+    mixed = b"J" + pack(PlanRequest(number=2, hello=Hello(rank=0, world_size=2), feedline="0.0"), "hello")
+    for packet, name, words in (
+        (old, "FeederError", f"got a message of wire version None, expected {WIRE_VERSION}. Install one version"),
+        (mixed, "StateError", f"differ in their feedline version: got 0.0, expected {VERSION}. Start both from one"),
+    ):
+        with trainers_of(path, ranks=2) as (stranger, other):
+            stranger.channel.send(packet)
+            failure = stranger.channel.receive()[1]
+            assert isinstance(failure, FeederFailure)
+            assert (failure.name, words in failure.message) == (name, True), failure
+            other.begin(last=True)
+            assert other.read() == [0, 1]
 
 
 @pytest.mark.nightly  # its 2 minutes measure what the tests above count
