@@ -32,8 +32,7 @@ from feedline.loader.ring.host_feeder import HostListener
 from feedline.loader.ring.launch import feeder_threads, log_path, memory_share, read_overrides
 from feedline.loader.ring.rendezvous import Listener, job_fingerprint, socket_path
 from feedline.loader.wire.codec import pack
-from feedline.loader.wire.facts import FeederFacts, Hello
-from feedline.loader.wire.feeder_events import FeederEvent
+from feedline.loader.wire.facts import FeederEvent, FeederFacts, Hello
 from feedline.loader.wire.ring_messages import FeederFailure
 from feedline.planning.agreement import RunStart, verify
 from feedline.planning.plan import Plan, code_of, first_fragment

@@ -33,8 +33,7 @@ from feedline.loader.ring.launch import (
     overrides_text,
 )
 from feedline.loader.ring.rendezvous import job_fingerprint, socket_paths, sweep
-from feedline.loader.wire.facts import BadFileFacts, FeederStats, Hello, PlanFacts
-from feedline.loader.wire.feeder_events import FeederEvent
+from feedline.loader.wire.facts import BadFileFacts, FeederEvent, FeederStats, Hello, PlanFacts
 from feedline.resources import available_cores, rank_cores
 from feedline.service.drain import DrainProgress, start_draining, stop_draining
 from feedline.service.feeder.supervisor import RankReports, SupervisedFeeder, Supervisor

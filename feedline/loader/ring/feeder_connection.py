@@ -26,21 +26,8 @@ from feedline.loader.ring.launch import FeederAccess
 from feedline.loader.ring.reports import FeederReports
 from feedline.loader.ring.room import Room
 from feedline.loader.ring.slots import RingReader
+from feedline.loader.wire import ring_messages
 from feedline.loader.wire.facts import FeederFacts, Hello, PlanFacts
-from feedline.loader.wire.ring_messages import (
-    DataWarnings,
-    Diagnose,
-    Diagnosis,
-    FeederBusy,
-    FeederFailure,
-    FeederLeaving,
-    NewGeneration,
-    PlanAnswer,
-    PlanRequest,
-    RetiredGeneration,
-    RingFull,
-    Welcome,
-)
 from feedline.native.ring import Arrival
 
 logger = logging.getLogger(__name__)
@@ -131,8 +118,8 @@ class FeederConnection:
         self._hello_number = 0  # of the last hello
         self._diagnosis: str | None = None  # the answer to the last question
         self._last_message_s = time.perf_counter()
-        self._facts: PlanAnswer | None = None  # that it got
-        self._failure: FeederFailure | None = None  # the feeder's last message: the error that ended it
+        self._facts: ring_messages.PlanAnswer | None = None  # that it got
+        self._failure: ring_messages.FeederFailure | None = None  # the feeder's last message: the error that ended it
         self.current: Answer | None = None  # the plan that the feeder works on; set by the caller of `ask`
         self.reader: RingReader | None = None
         self.queue: deque[Arrival] = deque()  # READY and END, not taken yet: the channel's
@@ -273,28 +260,28 @@ class FeederConnection:
             return
         _, message, fd = arrival
         match message:
-            case NewGeneration():
+            case ring_messages.NewGeneration():
                 assert fd is not None
                 reader.on_map(message, fd)
                 self.room.record_growth()
-            case RetiredGeneration():
+            case ring_messages.RetiredGeneration():
                 reader.on_retire(message.generation)
-            case RingFull():
+            case ring_messages.RingFull():
                 self.room.record_refusal(message)
-            case FeederFailure():
+            case ring_messages.FeederFailure():
                 self._failure = message
-            case PlanAnswer() if message.number == self._hello_number:
+            case ring_messages.PlanAnswer() if message.number == self._hello_number:
                 self._facts = message
-            case Diagnosis():
+            case ring_messages.Diagnosis():
                 self._diagnosis = message.text
-            case DataWarnings():
+            case ring_messages.DataWarnings():
                 self.reports.add_warnings(message.texts)
-            case Welcome() if isinstance(self._feeder, HostFeeder):
+            case ring_messages.Welcome() if isinstance(self._feeder, HostFeeder):
                 self._feeder.pid = message.pid
                 self._watch = Watch(self._feeder.channel, self._feeder.pid)
-            case FeederLeaving() | FeederBusy():
+            case ring_messages.FeederLeaving() | ring_messages.FeederBusy():
                 self._is_dismissed = True
-                if isinstance(message, FeederBusy):
+                if isinstance(message, ring_messages.FeederBusy):
                     self._source.leave_host()
                 raise ChannelClosedError("the host's feeder serves another trainer of this rank, or ends")
 
@@ -324,7 +311,7 @@ class FeederConnection:
             self.current = self._facts = None
             self._hello_number += 1
             self.raise_failure()
-            self.send(PlanRequest(number=self._hello_number, hello=hello))
+            self.send(ring_messages.PlanRequest(number=self._hello_number, hello=hello))
         while True:
             with self.transaction:
                 self.receive()
@@ -365,7 +352,7 @@ class FeederConnection:
 def _diagnose(connection: FeederConnection, watch: Watch) -> str:
     """What the feeder says that the trainer waits for; that it does not answer, if it does not."""
     connection._diagnosis = None
-    if connection._channel is not None and connection._channel.send_message(Diagnose(), wait=False):
+    if connection._channel is not None and connection._channel.send_message(ring_messages.Diagnose(), wait=False):
         deadline_s = time.perf_counter() + _ANSWER_S
         while connection._diagnosis is None and not connection.queue:
             if not watch.wait(deadline_s - time.perf_counter()):

@@ -1,20 +1,21 @@
 """The codec of messages between processes: dataclasses as JSON, checked field by field.
 
 Runs in: every process, the Dask scheduler included, so it imports nothing but the standard library. A packed message
-begins with the wire version. A message of another version is refused before its fields are looked at; so is a missing,
-an unknown or a wrongly typed field, by class and name. Fields are integers, floats, booleans, strings, bytes (base64),
-Literals, None, tuples, mappings with strings as keys, and unions of these; other dataclasses; and classes with a string
-of JSON of their own (`BatchSchema`). A field whose name is a keyword ends with an underscore, which its key has not.
+begins with the wire version: one of another version is refused before its fields are looked at. A missing, an unknown
+or a wrongly typed field is refused by class and name. Fields are integers, floats, booleans, strings, bytes (base64),
+Literals, tuples, mappings, dataclasses and classes with a string of JSON of their own (`BatchSchema`), each with None.
+A field whose name is a keyword ends with an underscore, which its key has not.
 """
 
 from __future__ import annotations
 
 import json
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache, partial
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from feedline.errors import FeederError
 
@@ -149,8 +150,8 @@ def _form(annotation: Any) -> _Form:
         return _PLAIN[annotation]
     if origin is Literal:
         return _literal(parts)
-    if origin in (Union, UnionType):
-        return _union([_form(part) for part in parts])
+    if origin is UnionType and parts[1:] == (NoneType,):
+        return _optional(_form(parts[0]))
     if origin is tuple and parts[1:] == (...,):
         return _tuple(_form(parts[0]))
     if origin is not None and issubclass(origin, Mapping) and parts[0] is str:
@@ -174,18 +175,11 @@ def _literal(values: tuple[object, ...]) -> _Form:
     return _Form(expected, tuple({type(value) for value in values}), parse)
 
 
-def _union(forms: list[_Form]) -> _Form:
-    """Of a form and null, or of several that are written as they are, and whose JSON has different types."""
-    by_type = {each: form for form in forms for each in form.types or ()}
-    written = [form.write for form in forms if form.write is not None]
-    if len(by_type) < sum(len(form.types or ()) for form in forms) or (written and len(forms) > 2):
-        raise TypeError("the values of a union cannot be told apart")
-
+def _optional(form: _Form) -> _Form:
     def parse(value: object, name: str) -> Any:
-        form = by_type[type(value)]
-        return value if form.parse is None else form.parse(value, name)
+        return value if value is None or form.parse is None else form.parse(value, name)
 
-    return _Form(" or ".join(form.expected for form in forms), tuple(by_type), parse, *written)
+    return _Form(f"{form.expected} or null", (*(form.types or ()), NoneType), parse, form.write)
 
 
 def _tuple(item: _Form) -> _Form:

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from feedline.loader.encoding.layout import BatchSchema
+
+# A feeder's events are lines on its standard output that begin so; the other lines are the libraries'.
+EVENT_PREFIX = '{"wire": '
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +134,7 @@ class FeederFacts:
     feeder: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class BlockStats:
     """Sums over the blocks that a feeder received; `resubmitted` counts second attempts."""
 
@@ -144,7 +147,7 @@ class BlockStats:
     resubmitted: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class FeederStats:
     """A feeder's work for one trainer: batches and rows announced, bytes written, seconds waiting for blocks and slots.
 
@@ -182,3 +185,23 @@ class RankOutcome:
     data_world_size: int | None = None
     error: str | None = None
     message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeederEvent:
+    """An event of a rank of a feeder of `feedline run`, or the feeder's death, which the supervisor detects.
+
+    ready: it waits for a trainer (dashboard, pid). refused: another feeder serves the rank (error). trainer: one
+    attached (pid). plan: the plan is ready. stats: progress. left: the trainer left (error, stats, quality, as bytes).
+    died: the feeder of these ranks died (status).
+    """
+
+    type: Literal["ready", "refused", "trainer", "plan", "stats", "left", "died"]
+    rank: int | None
+    dashboard: str | None = None
+    pid: int | None = None
+    plan: PlanFacts | None = None
+    stats: FeederStats | None = None
+    quality: bytes | None = None
+    error: str | None = None
+    status: int | None = None

@@ -21,8 +21,7 @@ from feedline.errors import FeederError
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.ring.launch import FUTILE_DEATHS, FeederCommand, await_end, feeder_words, standard_input
 from feedline.loader.wire.codec import unpack
-from feedline.loader.wire.facts import FeederStats, PlanFacts
-from feedline.loader.wire.feeder_events import EVENT_PREFIX, FeederEvent
+from feedline.loader.wire.facts import EVENT_PREFIX, FeederEvent, FeederStats, PlanFacts
 from feedline.resources import SCRATCH_VARIABLE, make_scratch
 
 

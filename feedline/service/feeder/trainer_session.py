@@ -21,20 +21,8 @@ from feedline.loader.encoding.slot import Draft
 from feedline.loader.ring.channel import Channel, ChannelClosedError
 from feedline.loader.ring.reports import EpochCounts, report_packet
 from feedline.loader.ring.slots import RingWriter
+from feedline.loader.wire import ring_messages
 from feedline.loader.wire.facts import BlockStats, FeederFacts, FeederStats, Hello
-from feedline.loader.wire.ring_messages import (
-    BeginStream,
-    DataWarnings,
-    Diagnose,
-    Diagnosis,
-    EpochDone,
-    FeederBusy,
-    FeederFailure,
-    GrowRing,
-    PlanAnswer,
-    PlanRequest,
-    StallReport,
-)
 from feedline.planning.plan import Plan
 from feedline.planning.schedule import rank_lanes
 from feedline.resources import available_memory_bytes
@@ -62,23 +50,9 @@ _RING_SHARE = 0.25
 
 
 @dataclass(slots=True)
-class FeederCounters:
-    """What `FeederStats` says, while it is counted."""
+class FeederCounters(FeederStats):
+    """The stats while they are counted."""
 
-    batches: int = 0
-    rows: int = 0
-    nbytes: int = 0
-    wait_blocks_s: float = 0.0
-    wait_slots_s: float = 0.0
-    epoch: int = 0
-    step: int = 0
-    steps: int = 0
-    epochs: int = 0
-    ring_slots: int = 0
-    ring_free: int = 0
-    blocks_in_flight: int = 0
-    window: int = 0
-    window_reason: str = ""
     delivery: DeliveryStats = field(default_factory=DeliveryStats)
     stalled_s: float = 0.0  # the trainer's own count of its waits
     slept_s: float = 0.0  # of the loop, as far as it is counted
@@ -103,7 +77,7 @@ class FeederCounters:
             in_flight=0 if stream is None or stream.ended else stream.window.in_flight,
         )
 
-    def begin(self, stream: BeginStream, steps: int) -> None:
+    def begin(self, stream: ring_messages.BeginStream, steps: int) -> None:
         """Count the steps of a stream from here on."""
         self.epoch, self.step, self.steps = stream.epoch, stream.step, steps
 
@@ -213,7 +187,9 @@ class TrainerSession:
             with contextlib.suppress(Exception):  # the first error is the one to send
                 self._writers.finish(stream.number)
         with contextlib.suppress(ChannelClosedError):
-            self.channel.post_message(FeederFailure(name=name, message=message, number=self._hello_number))
+            self.channel.post_message(
+                ring_messages.FeederFailure(name=name, message=message, number=self._hello_number)
+            )
 
     def close(self) -> None:
         """Drop the blocks in flight and the ring. The channel stays open for its last messages."""
@@ -240,17 +216,17 @@ class TrainerSession:
                 self._ring.release(*arrival[1:])
                 continue
             match arrival[1]:
-                case PlanRequest() as request:
+                case ring_messages.PlanRequest() as request:
                     self._on_request(request)
-                case BeginStream() as begin:
+                case ring_messages.BeginStream() as begin:
                     self._on_begin(begin)
-                case GrowRing():
+                case ring_messages.GrowRing():
                     self._ring.grow()
-                case Diagnose():
-                    self.channel.post_message(Diagnosis(text=self._diagnose()))
-                case StallReport(seconds=seconds):
+                case ring_messages.Diagnose():
+                    self.channel.post_message(ring_messages.Diagnosis(text=self._diagnose()))
+                case ring_messages.StallReport(seconds=seconds):
                     self.counters.stalled_s += seconds
-                case EpochDone(epoch=epoch):
+                case ring_messages.EpochDone(epoch=epoch):
                     self.counters.epochs = max(self.counters.epochs, epoch + 1)
 
     def _diagnose(self) -> str:
@@ -262,12 +238,12 @@ class TrainerSession:
             return "the feeder has nothing to deliver"
         return stream.diagnose(self._ring.slots)
 
-    def _on_request(self, request: PlanRequest) -> None:
+    def _on_request(self, request: ring_messages.PlanRequest) -> None:
         self._hello_number, hello = request.number, request.hello
         _refuse_other_installations(request)
         _refuse_other_rank(hello, hello.rank if self.rank is None else self.rank, self._world_size)
         if self.global_rank != hello.global_rank and not self._admit(hello):
-            self.channel.post_message(FeederBusy())
+            self.channel.post_message(ring_messages.FeederBusy())
             raise ChannelClosedError("another trainer of this rank is served")
         self.rank, self.global_rank = hello.rank, hello.global_rank
         self._end_stream()
@@ -289,9 +265,9 @@ class TrainerSession:
         self._on_plan(plan)
         self.monitor = QualityMonitor(plan.layout.schema, plan.job.features, plan.on_expect)
         feeder = replace(self._about, dashboard=self._cluster.dashboard)
-        self.channel.post_message(PlanAnswer(number=self._hello_number, plan=plan.facts(), feeder=feeder))
+        self.channel.post_message(ring_messages.PlanAnswer(number=self._hello_number, plan=plan.facts(), feeder=feeder))
 
-    def _on_begin(self, begin: BeginStream) -> None:
+    def _on_begin(self, begin: ring_messages.BeginStream) -> None:
         self._writers.drop()
         self._streams.begin(begin)
         if self._agreement is not None:
@@ -377,7 +353,7 @@ class TrainerSession:
         counts = self.monitor.due_counts() if every_s else self.monitor.epoch_counts()
         self.channel.post(report_packet(stream.number, self.counters.stats(), counts))
         if warnings:
-            self.channel.post_message(DataWarnings(texts=tuple(warnings)))
+            self.channel.post_message(ring_messages.DataWarnings(texts=tuple(warnings)))
 
 
 def _pidfd(channel: Channel) -> int | None:
@@ -394,7 +370,7 @@ def show_window_changes() -> None:
         decisions.setLevel(logging.INFO)
 
 
-def _refuse_other_installations(request: PlanRequest) -> None:
+def _refuse_other_installations(request: ring_messages.PlanRequest) -> None:
     if request.feedline != VERSION:
         raise StateError(
             f"trainer and feeder differ in their feedline version: got {request.feedline}, expected {VERSION}. Start "

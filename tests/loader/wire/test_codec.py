@@ -20,8 +20,7 @@ from feedline.errors import FeederError
 from feedline.loader import wire
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn
 from feedline.loader.wire.codec import WIRE_VERSION, from_values, pack, to_values, unpack, unpack_kind
-from feedline.loader.wire.facts import FeederStats, Hello
-from feedline.loader.wire.feeder_events import EVENT_PREFIX, FeederEvent
+from feedline.loader.wire.facts import EVENT_PREFIX, FeederEvent, FeederStats, Hello
 from feedline.loader.wire.ring_messages import FROM_FEEDER, FROM_TRAINER, KINDS, MESSAGES, BeginStream, GrowRing
 
 # The digest of all messages of each wire version: a changed message needs another version.
