@@ -436,7 +436,7 @@ def _print_count_progress(progress: CountProgress) -> None:
 
 def _refuse_launcher() -> None:
     """Refuse to guess the ranks of this host under a launcher, whose tasks may be hosts rather than trainers."""
-    from feedline.loader.ranks import detect_rank
+    from feedline.loader.launcher import detect_rank
 
     try:
         detected = detect_rank(rank=None, world_size=None, distributed=None, environment=os.environ)

@@ -60,7 +60,7 @@ INSIDE = {
     "transforms": [{"values"}, {"kernels"}, {"learning"}, {"registry"}, {"ops"}, {"catalogue", "compile"}],
     "loader": [
         {"encoding", "launcher"},
-        {"ranks", "wire"},
+        {"wire"},
         {"plan_descriptions", "state", "ring"},
         {"slot_tensors", "rank_agreement", "dataset_stats"},
         {"dedup_tensors"},

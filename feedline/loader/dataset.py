@@ -26,9 +26,9 @@ from feedline.loader.data_loaders import NO_WORKERS, refuse_batching, refuse_wor
 from feedline.loader.dataset_stats import DatasetStats
 from feedline.loader.device_copies import Copies, Prefetcher, copies_to
 from feedline.loader.encoding.layout import BatchSchema, SlotLayout
+from feedline.loader.launcher import RankInfo, data_rank_of, describe_ranks, detect_rank, with_data_rank
 from feedline.loader.plan_descriptions import describe_bad_files, describe_rebase
 from feedline.loader.rank_agreement import connected_rank, hello_of, open_plan
-from feedline.loader.ranks import RankInfo, data_rank_of, describe_ranks, detect_rank, with_data_rank
 from feedline.loader.ring.client import FeederClient
 from feedline.loader.ring.feeder_connection import Answer
 from feedline.loader.ring.launch import (

@@ -1,4 +1,4 @@
-"""Read what launchers say in environment variables: this process's rank, its host's ranks, the name of the start.
+"""Detect this trainer's rank, from arguments, torch.distributed or a launcher's variables, which also name the start.
 
 Runs in: the trainer, the feeder, and `feedline run`, to notice a launcher that starts several of it. Pure: the
 environment is an argument. Launchers nest (Slurm starts torchrun or mpirun, which starts the ranks), so the innermost
@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from feedline.errors import PlanError
 
@@ -32,6 +33,45 @@ _HOST_NAMES = (
     ("MASTER_ADDR", "MASTER_PORT"),
 )
 _ROUND = "TORCHELASTIC_RESTART_COUNT"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankInfo:
+    """Which rows this trainer reads (rank and world size), and its place among all trainers.
+
+    local_ranks, local_rank: the number of trainers on this host, and its index among them (None: unknown). trainer,
+    trainers: its rank among all trainers and their number, if several of them read the same rows (None: they are rank
+    and world size). source: where all that comes from.
+    """
+
+    rank: int
+    world_size: int
+    local_ranks: int
+    source: str
+    local_rank: int | None = None
+    trainer: int | None = None
+    trainers: int | None = None
+
+    @property
+    def global_rank(self) -> int:
+        """The rank among all trainers."""
+        return self.rank if self.trainer is None else self.trainer
+
+    @property
+    def global_size(self) -> int:
+        """The number of all trainers."""
+        return self.world_size if self.trainers is None else self.trainers
+
+
+class Mesh(Protocol):
+    """The methods used of a `torch.distributed.device_mesh.DeviceMesh`."""
+
+    @property
+    def mesh_dim_names(self) -> tuple[str, ...] | None: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def size(self) -> int: ...
+    def get_coordinate(self) -> Sequence[int] | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +104,7 @@ _SLURM = _Variables("SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), "S
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class _Claim:
     """The rank and world size that one launcher sets, and the names of its variables."""
 
     rank: int | None
@@ -75,6 +115,105 @@ class Claim:
     def __str__(self) -> str:
         parts = ((self.rank_name, self.rank), (self.size_name, self.size))
         return ", ".join(f"{name}={value}" for name, value in parts if value is not None)
+
+
+def detect_rank(
+    *,
+    rank: int | None,
+    world_size: int | None,
+    distributed: tuple[int, int] | None,
+    environment: Mapping[str, str],
+) -> RankInfo:
+    """The rank, from both arguments, else from torch.distributed's (rank, size), else from the environment.
+
+    Raises PlanError if a launcher started several processes, and the rank of this one is unknown or contradictory.
+    """
+    if (rank is None) != (world_size is None):
+        raise PlanError(f"rank and world_size must be given together: got rank={rank}, world_size={world_size}")
+    if rank is not None and world_size is not None:
+        (number, size), source = (rank, world_size), "arguments"
+    elif distributed is not None:
+        (number, size), source = distributed, "torch.distributed"
+    elif (claim := _launcher_rank(environment)) is not None:
+        assert claim.rank is not None
+        assert claim.size is not None
+        (number, size), source = (claim.rank, claim.size), f"{claim.rank_name} and {claim.size_name}"
+    else:
+        (number, size), source = (0, 1), "no launcher found"
+    if not 0 <= number < size:
+        raise PlanError(f"rank is out of range: got {number}, expected 0 to {size - 1} ({source})")
+    return RankInfo(
+        rank=number,
+        world_size=size,
+        local_ranks=max(1, min(_local_ranks(environment) or 1, size)),
+        source=source,
+        local_rank=_first(environment, [each.local_rank for each in _nest(environment)]),
+    )
+
+
+def data_rank_of(
+    data_rank: int | None, data_world_size: int | None, mesh: Mesh | None
+) -> tuple[int | None, int | None, str]:
+    """Data rank, data world size and their source. All dimensions of the mesh are data-parallel, the last the fastest.
+
+    Raises PlanError for a mesh beside numbers, and for a mesh that this rank is not part of.
+    """
+    if mesh is None:
+        return data_rank, data_world_size, "data_rank"
+    name = f"mesh {', '.join(mesh.mesh_dim_names or ())}".strip()
+    if data_rank is not None or data_world_size is not None:
+        raise PlanError(
+            f"mesh, data_rank and data_world_size exclude each other: got {name}, data_rank={data_rank} and "
+            f"data_world_size={data_world_size}, expected a mesh or the two numbers"
+        )
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        raise PlanError(f"this rank is not part of the {name}. Pass the mesh that all trainers' ranks are part of")
+    number = 0
+    for index, size in zip(coordinate, mesh.shape, strict=True):
+        number = number * size + index
+    return number, mesh.size(), name
+
+
+def with_data_rank(ranks: RankInfo, data_rank: int | None, data_world_size: int | None, source: str) -> RankInfo:
+    """The ranks of a trainer that reads the rows of `data_rank`, as other trainers may do; unchanged without one.
+
+    Raises PlanError where only one of the two is given, and where they cannot be: a rank that is not there, or more
+    data ranks than trainers.
+    """
+    if data_rank is None and data_world_size is None:
+        return ranks
+    if data_rank is None or data_world_size is None:
+        raise PlanError(
+            f"data_rank and data_world_size must be given together: got data_rank={data_rank}, "
+            f"data_world_size={data_world_size}"
+        )
+    if not 0 <= data_rank < data_world_size:
+        raise PlanError(f"data_rank is out of range: got {data_rank}, expected 0 to {data_world_size - 1} ({source})")
+    if data_world_size > ranks.world_size:
+        raise PlanError(
+            f"there are more data ranks than trainers: got data_world_size={data_world_size} ({source}), expected at "
+            f"most {ranks.world_size} ({ranks.source}), since each data rank's rows must be read by some trainer"
+        )
+    return replace(
+        ranks,
+        rank=data_rank,
+        world_size=data_world_size,
+        trainer=ranks.rank,
+        trainers=ranks.world_size,
+        source=f"{source}; trainer {ranks.rank} of {ranks.world_size}, {ranks.source}",
+    )
+
+
+def describe_ranks(ranks: RankInfo, cores: int) -> str:
+    """Which rank this is, and a hint where no launcher says how many ranks share the host and its cores."""
+    text = f"feedline: rank {ranks.rank} of {ranks.world_size} ({ranks.source})"
+    if ranks.world_size > 1 and ranks.local_rank is None:
+        text += (
+            "\nfeedline: no launcher says how many ranks this host has: the feeder of this one uses all "
+            f"{cores} cores. Set LOCAL_RANK and LOCAL_WORLD_SIZE in each rank, and they share a feeder"
+        )
+    return text
 
 
 def launch_name(environment: Mapping[str, str]) -> str | None:
@@ -103,7 +242,7 @@ def _nest(environment: Mapping[str, str]) -> list[_Variables]:
     return [_TORCH, *_MPI, *([_SLURM] if _in_slurm_step(environment) else [])]
 
 
-def launcher_rank(environment: Mapping[str, str]) -> Claim | None:
+def _launcher_rank(environment: Mapping[str, str]) -> _Claim | None:
     """The claim of the launcher that started this process; None if there is none."""
     torch = _claim(environment, _TORCH)
     if torch is not None and (torch.rank is None or torch.size is None):
@@ -128,7 +267,7 @@ def launcher_rank(environment: Mapping[str, str]) -> Claim | None:
     return None
 
 
-def _innermost(claims: list[Claim]) -> Claim | None:
+def _innermost(claims: list[_Claim]) -> _Claim | None:
     """The claim of the layers of one MPI launch, which must be equal."""
     if not claims:
         return None
@@ -140,7 +279,7 @@ def _innermost(claims: list[Claim]) -> Claim | None:
     return first
 
 
-def _refuse_contradiction(inner: Claim, outer: Claim | None, *, same_order: bool) -> None:
+def _refuse_contradiction(inner: _Claim, outer: _Claim | None, *, same_order: bool) -> None:
     """Raise if two nested launchers contradict each other: the inner one has at least as many processes as the outer;
     if as many, they are the same ones, with the same ranks if `same_order` (torchrun numbers its ranks by itself)."""
     if outer is None or outer.rank is None or outer.size is None or inner.rank is None:
@@ -150,18 +289,18 @@ def _refuse_contradiction(inner: Claim, outer: Claim | None, *, same_order: bool
         raise _contradiction(inner, outer)
 
 
-def _contradiction(inner: Claim, outer: Claim) -> PlanError:
+def _contradiction(inner: _Claim, outer: _Claim) -> PlanError:
     return PlanError(
         f"the environment contradicts itself: got {inner} and {outer}, expected one rank. Unset the wrong one, or "
         f"{_REMEDY}"
     )
 
 
-def _complete(claim: Claim) -> Claim:
+def _complete(claim: _Claim) -> _Claim:
     if claim.rank is not None and claim.size is not None:
         return claim
     if claim.size == 1:
-        return Claim(0, 1, claim.rank_name, claim.size_name)
+        return _Claim(0, 1, claim.rank_name, claim.size_name)
     raise PlanError(
         f"the launcher does not say which rank of how many this is: got {claim}, expected {claim.rank_name} and "
         f"{claim.size_name or 'a world size'}. Set both, or {_REMEDY}"
@@ -178,10 +317,10 @@ def _refuse_local_launch(environment: Mapping[str, str]) -> None:
             )
 
 
-def _claim(environment: Mapping[str, str], variables: _Variables) -> Claim | None:
+def _claim(environment: Mapping[str, str], variables: _Variables) -> _Claim | None:
     size_name = next((name for name in variables.size if name in environment), (*variables.size, "")[0])
     rank, size = _integer(environment, variables.rank), _integer(environment, size_name)
-    return None if rank is None and size is None else Claim(rank, size, variables.rank, size_name)
+    return None if rank is None and size is None else _Claim(rank, size, variables.rank, size_name)
 
 
 def _in_slurm_step(environment: Mapping[str, str]) -> bool:
@@ -190,12 +329,7 @@ def _in_slurm_step(environment: Mapping[str, str]) -> bool:
     return step is not None and step < _FIRST_OWN_STEP
 
 
-def local_rank_of(environment: Mapping[str, str]) -> int | None:
-    """This rank's index on this host, from the innermost launcher that sets it."""
-    return _first(environment, [each.local_rank for each in _nest(environment)])
-
-
-def local_ranks_of(environment: Mapping[str, str]) -> int | None:
+def _local_ranks(environment: Mapping[str, str]) -> int | None:
     """The number of ranks on this host, from the innermost launcher that sets it."""
     local_ranks = _first(environment, [each.local_ranks for each in _nest(environment)])
     if local_ranks is not None:

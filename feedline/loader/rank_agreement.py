@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch.distributed
 
 from feedline.errors import FeedlineError, PlanError, from_wire
-from feedline.loader.ranks import RankInfo
+from feedline.loader.launcher import RankInfo
 from feedline.loader.ring.client import FeederClient
 from feedline.loader.ring.feeder_connection import Answer
 from feedline.loader.state import STATE_KEYS

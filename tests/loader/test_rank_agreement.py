@@ -16,8 +16,8 @@ from answers import answer_with
 from pipelines import PATIENCE_S
 
 from feedline.errors import FeederError, FeedlineError, PlanError, SpecError
+from feedline.loader.launcher import RankInfo
 from feedline.loader.rank_agreement import agree_on_plan, open_plan
-from feedline.loader.ranks import RankInfo
 from feedline.loader.ring.feeder_connection import Answer
 from feedline.loader.wire.facts import Hello, RebaseRequest
 

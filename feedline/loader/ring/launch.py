@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from feedline.errors import FeederError
-from feedline.loader.launcher import meeting_name
-from feedline.loader.ranks import RankInfo
+from feedline.loader.launcher import RankInfo, meeting_name
 from feedline.loader.ring.channel import pair
 from feedline.loader.ring.rendezvous import job_fingerprint, socket_paths
 from feedline.resources import (
