@@ -1,9 +1,8 @@
 """Detect this trainer's rank, from arguments, torch.distributed or a launcher's variables, which also name the start.
 
-Runs in: the trainer, the feeder, and `feedline run`, to notice a launcher that starts several of it. Pure: the
-environment is an argument. Launchers nest (Slurm starts torchrun or mpirun, which starts the ranks), so the innermost
-one that sets its variables decides. Several processes without a rank each, and launchers that contradict each other,
-are errors: a process that believes to be alone would train on all the data.
+Runs in: the trainer, the feeder, and `feedline run`. Pure: the environment is an argument. Launchers nest (Slurm starts
+torchrun or mpirun): the innermost one that sets its variables decides. Several processes without ranks, and launchers
+that contradict each other, are errors: a process that believes to be alone would train on all the data.
 """
 
 from __future__ import annotations
@@ -178,8 +177,7 @@ def data_rank_of(
 def with_data_rank(ranks: RankInfo, data_rank: int | None, data_world_size: int | None, source: str) -> RankInfo:
     """The ranks of a trainer that reads the rows of `data_rank`, as other trainers may do; unchanged without one.
 
-    Raises PlanError where only one of the two is given, and where they cannot be: a rank that is not there, or more
-    data ranks than trainers.
+    Raises PlanError for one number without the other, a rank out of range, or more data ranks than trainers.
     """
     if data_rank is None and data_world_size is None:
         return ranks

@@ -1,9 +1,8 @@
 """Agree on one plan with the other ranks, through the key-value store of torch.distributed.
 
-Runs in: the trainer. Rank 0 lets its feeder plan and publishes the snapshot; the other ranks plan on it; each publishes
-its fingerprints and the state that it continues; rank 0 compares them and publishes the verdict. Nothing larger
-travels, and no rank enters a collective call: planning a large table may take longer than the ten minutes after which
-NCCL kills a process that waits in one. Agreements are numbered; every rank counts its own in the store.
+Runs in: the trainer. Rank 0 plans and publishes the snapshot; the others plan on it; each publishes fingerprints and
+the state that it continues; rank 0 compares them and publishes the verdict. No rank enters a collective call: NCCL
+kills a process that waits ten minutes in one. Agreements are numbered; every rank counts its own in the store.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
 """The trainer's client of feeders: it delivers the next slot even if a feeder dies.
 
-Runs in: the trainer, and `feedline run --sink null`. A `FeederClient` attaches to a feeder of `feedline run` or starts
-its own, begins a stream at a step, and receives slots. When the feeder dies it finds or starts another and continues
-at the step after the last one it handed out. No torch.
+Runs in: the trainer, and `feedline run --sink null`; no torch. When the feeder dies, the client finds or starts
+another and continues at the step after the last one that it handed out.
 
 States: new -> open (hello answered with facts) -> streaming (begin sent) -> open ... -> closed.
 
-An interrupt (Ctrl-C in a notebook) may come between any two instructions. While the client waits, no change is under
-way. After an interrupt in the middle of a change, the state of the connection is unknown: it is marked as torn, and the
-next call continues with another feeder. A feeder that works on another plan is sent the hello of this plan again.
+An interrupt (Ctrl-C) may come between any two instructions, but not in a change while the client waits. One in the
+middle of a change marks the connection as torn, and the next call continues with another feeder.
 """
 
 from __future__ import annotations

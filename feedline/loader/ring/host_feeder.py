@@ -1,12 +1,9 @@
 """The feeder that all ranks of a host share: find it or start it, and accept its trainers.
 
-Runs in: the trainers (`attach`, `HostFeeder`) and the feeder (`HostListener`). The first rank takes the lock on a file
-named by job, world size and launch, writes the feeder's folder into it, listens on the socket beside it, and hands both
-to the feeder that it starts. The others connect, and wait in the socket's backlog until the feeder accepts them. The
-lock is free again when the feeder has ended: in order, then its files are gone; or dead, then the next rank that takes
-the lock cleans up and starts another. Ranks of a later round of the launcher wait for the lock of an earlier one.
-
-Three feeders in a row that died before any rank had a batch are an error on all ranks: the file counts them.
+Runs in: the trainers (`attach`, `HostFeeder`) and the feeder (`HostListener`). The first rank locks a file named by
+job, world size and launch, listens on the socket beside it, and hands both to the feeder that it starts. The others
+wait in the socket's backlog. When the feeder has died, the next rank that gets the lock cleans up and starts another;
+ranks of a later round wait for the lock. The file counts feeders that died before any rank had a batch.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Start a feeder process for a trainer, and report why it died.
 
-Runs in: the trainer; `shorten_log` in the feeder. The feeder is `python -m feedline feed`, with FEEDLINE_COMMAND in
-place of `python -m feedline` if set. It gets one end of a socket pair, and ends with that connection. Overrides may
-contain credentials of a store: they are passed on standard input, since every user of the host can read arguments. Its
-output goes to a log in its scratch folder; the end of the log is shown if the feeder dies.
+Runs in: the trainer; `shorten_log` in the feeder. The feeder is `python -m feedline feed` (or FEEDLINE_COMMAND), and
+ends with its connection. Overrides may contain credentials: they are passed on standard input, since every user of the
+host can read arguments. The end of its log is shown if it dies.
 """
 
 from __future__ import annotations
@@ -235,11 +234,14 @@ def feeder_command(
     cores: int,
     cpus: Collection[int] = (),
 ) -> FeederCommand:
-    """How to start a feeder of these ranks. overrides: its standard input; the rest as in `feeder_arguments`."""
+    """How to start a feeder: its pipeline and standard input, the ranks that it serves (none: the trainers name them),
+    the number of ranks in all and on this host, the cores that it may use, and the CPUs that it runs on (default: those
+    of the process that starts it)."""
+    lists = {"--ranks": ranks, "--cpus": sorted(cpus)}
+    words = [word for name, each in lists.items() if each for word in (name, ",".join(map(str, each)))]
+    counts = {"--world-size": world_size, "--local-ranks": local_ranks, "--cores": cores}
     return FeederCommand(
-        arguments=feeder_arguments(
-            path, ranks=ranks, world_size=world_size, local_ranks=local_ranks, cores=cores, cpus=cpus
-        ),
+        arguments=[str(path), *words, *(str(word) for item in counts.items() for word in item)],
         overrides=overrides,
         environment=feeder_environment(spec, cores=cores),
         exit_s=_PROVIDER_EXIT_S if spec.cluster.kind == "provider" else _EXIT_S,
@@ -259,18 +261,6 @@ def feeder_access(path: Path, overrides: str, spec: PipelineSpec, ranks: RankInf
         attach_paths=socket_paths(job, ranks.rank, ranks.world_size),
         host=host,
     )
-
-
-def feeder_arguments(
-    path: Path, *, ranks: Sequence[int], world_size: int, local_ranks: int, cores: int, cpus: Collection[int] = ()
-) -> list[str]:
-    """The arguments of `python -m feedline feed`: the pipeline, the ranks that it serves (none: the trainers name
-    them), the number of ranks in all and on this host, the cores that it may use, and the CPUs that it runs on
-    (default: those of the process that starts it)."""
-    lists = {"--ranks": ranks, "--cpus": sorted(cpus)}
-    words = [word for name, each in lists.items() if each for word in (name, ",".join(map(str, each)))]
-    counts = {"--world-size": world_size, "--local-ranks": local_ranks, "--cores": cores}
-    return [str(path), *words, *(str(word) for item in counts.items() for word in item)]
 
 
 def feeder_input(
@@ -321,11 +311,10 @@ def memory_share(spec: PipelineSpec, *, local_ranks: int) -> int:
 
 
 def feeder_environment(spec: PipelineSpec, *, cores: int) -> dict[str, str]:
-    """The environment variables of a new feeder: allocators, a Polars pool of one thread per Dask thread, not per core,
-    no pool for linear algebra, which no op uses and which costs numpy's import 0.05 s (the current environment takes
-    precedence), and numpy's instructions by `cluster.cpu` (here it does not).
+    """The environment variables of a new feeder, after those set here: allocators, a Polars thread per Dask thread, no
+    pool for linear algebra, which no op uses. Before them: numpy's instructions by `cluster.cpu`.
 
-    Raises ClusterError if this machine lacks the instructions of `cluster.cpu`.
+    Raises ClusterError if this machine lacks those.
     """
     threads = feeder_threads(spec, cores=cores)
     pools = {"POLARS_MAX_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1"}

@@ -1,10 +1,9 @@
 """The sockets through which trainers find feeders: those of `feedline run`, named by job and rank.
 
-Runs in: both. The sockets are in a folder private to this user (mode 0700): below XDG_RUNTIME_DIR, or, if that is
-missing or unusable (under Slurm it often names a folder of the login host), below the folder for temporary files. A
-feeder uses the first that works, a trainer looks in both. A feeder owns its name through a lock on a file beside the
-socket for as long as it lives; the socket exists only while the feeder waits for a trainer, so that one feeder serves
-one trainer at a time. What a dead process left behind is removed by the next process that finds it.
+Runs in: both. The sockets are in a private folder (mode 0700) below XDG_RUNTIME_DIR, or, if that is unusable (under
+Slurm it often names a folder of the login host), below the folder for temporary files; a trainer looks in both. A
+feeder locks a file beside the socket while it lives; the socket exists only while it waits for a trainer. The next
+process removes what a dead one left.
 """
 
 from __future__ import annotations

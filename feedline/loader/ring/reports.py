@@ -1,8 +1,7 @@
 """The feeders' reports on their work, as the trainer keeps them.
 
-Runs in: the trainer, and `feedline run --sink null`. Reports are cumulative: each one on a stream replaces the one
-before it, and streams are summed here. Reports are parsed only when they are read. The counts of a dead feeder's epoch
-are passed to the next feeder, which continues from them.
+Runs in: the trainer, and `feedline run --sink null`. A report replaces the one before it on its stream; streams are
+summed. Another feeder continues from the counts of a dead one.
 """
 
 from __future__ import annotations

@@ -34,11 +34,9 @@ logger = logging.getLogger(__name__)
 
 # Slots are an eighth larger than the first batch: ragged batches differ by a few per cent.
 _SLACK = 1.125
-# Slots of a new ring: two leased (the current batch and the next), one ready, one being filled. Finished blocks absorb
-# longer jitter; more slots would only add memory to touch before step 0.
+# Slots of a new ring: two leased (the current batch and the next), one ready, one being filled.
 _FIRST_SLOTS = 4
-# The memory of a new ring's slots before its first batch is announced; that of others follows at once, but they are two
-# at least. A virtual machine needs 1.8 ms for a megabyte: four slots of 546 features took 0.5 s.
+# The memory of a new ring's slots (two at least) before its first batch is announced: 1.8 ms per megabyte on a VM.
 _BYTES_AT_ONCE = 32 * 2**20
 # A ring gets more slots for a smooth run only as long as it is smaller than this.
 _SMALL_RING_BYTES = 64 * 2**20
@@ -211,9 +209,8 @@ class RingReader:
 
     `torn`: an interrupt (Ctrl-C) came while a slot was being freed, so the feeder may never get it back.
 
-    A free slot is reported at once if the trainer may wait for the next batch, and else when as many slots are free as
-    batches wait: each packet costs the trainer a system call, and wakes the feeder. What is not reported is known
-    before the feeder can be needed: the last batches are taken first.
+    A free slot is reported at once if the trainer may wait for the next batch, else when as many are free as batches
+    wait: each packet costs a system call, and wakes the feeder.
     """
 
     def __init__(self, channel: Channel, *, pin: Callable[[int, int], bool], unpin: Callable[[int], None]) -> None:

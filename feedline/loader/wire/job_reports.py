@@ -67,10 +67,3 @@ class FeederShare:
     report: JobReport
     threads: float
     workers: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FeederShares:
-    """All feeders of a scheduler."""
-
-    feeders: tuple[FeederShare, ...]

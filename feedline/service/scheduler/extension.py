@@ -22,7 +22,7 @@ from tornado.web import RequestHandler
 
 from feedline.errors import ClusterError
 from feedline.loader.wire.codec import WIRE_VERSION, pack, unpack
-from feedline.loader.wire.job_reports import LOST_TOPIC, FeederShare, FeederShares, JobReport
+from feedline.loader.wire.job_reports import LOST_TOPIC, FeederShare, JobReport
 from feedline.service.dask_patches.steady_loop import scheduler_clock, steady, steady_clock
 from feedline.service.scheduler.job_book import START_S, ClusterSize, JobBook
 from feedline.service.scheduler.retirement import finish_before_retirement
@@ -66,16 +66,15 @@ class JobExtension(SchedulerPlugin):
         """The scheduler's clock: seconds since 1970."""
         return self._clock()
 
-    def feedline_jobs(self) -> bytes:
-        """The `FeederShares`, packed."""
+    def feedline_jobs(self) -> list[bytes]:
+        """The `FeederShare` of each feeder, packed."""
         now_s = self._clock()
         size = self._size()
         parts, route_of = self.book.threads_by_feeder(now_s, size), self.book.routes.size
-        shares = [
-            FeederShare(report=each, threads=parts[each.feeder], workers=route_of(each.feeder) or size.workers)
+        return [
+            pack(FeederShare(report=each, threads=parts[each.feeder], workers=route_of(each.feeder) or size.workers))
             for each in self.book.reports(now_s)
         ]
-        return pack(FeederShares(feeders=tuple(shares)))
 
     def adaptive_target(self, target_duration: object = None) -> int:
         """The workers that all jobs together need. target_duration: of Dask's interface; of no use here."""

@@ -25,7 +25,7 @@ from tornado.ioloop import PeriodicCallback
 
 from feedline.errors import ClusterError
 from feedline.loader.wire.codec import WIRE_VERSION, unpack
-from feedline.loader.wire.job_reports import FeederShare, FeederShares
+from feedline.loader.wire.job_reports import FeederShare
 from feedline.service.cluster.connection.job_listing import list_jobs
 from feedline.service.scheduler import preload, routes
 
@@ -47,7 +47,7 @@ def test_reports_are_answered_and_their_sum_is_what_dask_scales_to():
         local.scheduler.plugins["feedline-jobs"].book.begin(0.0)  # as half a minute later
         assert client.sync(client.scheduler.adaptive_target) == 3
         listed = FeederShare(report=replace(REPORT, client=client.id), threads=2.0, workers=2)
-        assert unpack(FeederShares, client.sync(client.scheduler.feedline_jobs)).feeders == (listed,)
+        assert [unpack(FeederShare, each) for each in client.sync(client.scheduler.feedline_jobs)] == [listed]
         page = f"http://127.0.0.1:{local.scheduler.http_server.port}/api/v1/"
         with urlopen(page + "adaptive_target") as answer:
             assert json.load(answer) == {"workers": 3}
@@ -166,7 +166,7 @@ def test_a_scheduler_without_the_extension_is_named_once_and_everything_else_wor
     ("facts", "words"),
     [
         ({"wire": 2, "version": "9.9"}, "has Feedline 9.9, which does not understand the reports of"),
-        ({"wire": WIRE_VERSION}, "has Feedline of an earlier release, this process"),
+        ({"wire": WIRE_VERSION, "version": "9.9"}, "has Feedline 9.9, this process"),
     ],
 )
 def test_a_scheduler_of_another_version_is_named_and_gets_reports_that_it_understands(

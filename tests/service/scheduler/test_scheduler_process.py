@@ -18,8 +18,6 @@ from typer.testing import CliRunner
 
 from feedline.cli import app
 from feedline.errors import ClusterError, SpecError
-from feedline.loader.wire.codec import unpack
-from feedline.loader.wire.job_reports import FeederShares
 from feedline.service.scheduler.scheduler_process import SchedulerOptions, refuse_open, run_scheduler
 
 
@@ -37,7 +35,7 @@ def test_a_scheduler_has_the_extension_and_ends_with_sigterm():
             with Client(found[1], set_as_default=False) as client:
                 with pytest.raises(ClusterError, match="number of workers is unknown: the scheduler started less than"):
                     client.sync(client.scheduler.adaptive_target)
-                assert unpack(FeederShares, client.sync(client.scheduler.feedline_jobs)).feeders == ()
+                assert list(client.sync(client.scheduler.feedline_jobs)) == []
             with pytest.raises(HTTPError, match="503") as refused:  # whoever asks keeps the size
                 urlopen(f"http://{page}/api/v1/adaptive_target")
             assert "workers is unknown" in json.load(refused.value)["error"]

@@ -15,7 +15,7 @@ from distributed.core import rpc
 
 from feedline.errors import ClusterError
 from feedline.loader.wire.codec import WIRE_VERSION, unpack
-from feedline.loader.wire.job_reports import FeederShare, FeederShares
+from feedline.loader.wire.job_reports import FeederShare
 from feedline.service.scheduler.extension import METADATA_KEY
 from feedline.service.tls.certificate_files import check_certificate_files
 from feedline.service.tls.refused_connection import explain_refusal
@@ -64,12 +64,12 @@ async def _ask(address: str, tls: TlsSpec | None) -> JobListing:
             )
         if facts.get("wire") != WIRE_VERSION:
             raise ClusterError(
-                f"the scheduler at {address} has Feedline {facts.get('version', 'of an earlier release')}, whose jobs "
+                f"the scheduler at {address} has Feedline {facts['version']}, whose jobs "
                 f"this command cannot read: it is of {VERSION}. Run the `feedline jobs` of the scheduler's release"
             )
         answer = await scheduler.feedline_jobs()
         threads = await scheduler.ncores()
     finally:
         await scheduler.close_rpc()
-    feeders = unpack(FeederShares, answer).feeders
+    feeders = [unpack(FeederShare, each) for each in answer]
     return JobListing(workers=len(threads), threads=sum(threads.values()), feeders=feeders)

@@ -92,7 +92,6 @@ class Reporter:
         self._is_extended = facts is not None and facts.get("wire") == WIRE_VERSION
         self._share.begin(float(await scheduler.feedline_clock()) - time.time() if self._is_extended else 0.0)
         self._client = client
-        version = "of an earlier release" if facts is None else facts.get("version", "of an earlier release")
         if facts is None:
             logger.warning(
                 "the Dask scheduler has no Feedline extension: it shares its workers without regard to jobs, and does "
@@ -103,11 +102,11 @@ class Reporter:
             logger.warning(
                 "the Dask scheduler has Feedline %s, which does not understand the reports of %s: it shares its "
                 "workers without regard to this job, and does not scale them for it. Install one version everywhere",
-                version,
+                facts["version"],
                 VERSION,
             )
-        elif version != VERSION:
-            logger.info("the Dask scheduler has Feedline %s, this process %s", version, VERSION)
+        elif facts["version"] != VERSION:
+            logger.info("the Dask scheduler has Feedline %s, this process %s", facts["version"], VERSION)
 
     def next_report(self) -> JobReport | None:
         """The last report, with the demand of passes if that is larger. Such a job is starved: it takes what it gets of
