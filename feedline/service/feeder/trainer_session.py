@@ -136,7 +136,7 @@ class TrainerSession:
         self._on_plan = on_plan
         self._ring = RingWriter(channel, limit_bytes=int(memory_bytes * _RING_SHARE))
         self._writers = SlotWriters(self._ring, self._wake)
-        self._hello_number = 0  # of the last hello
+        self._number = 0  # of the last request
         self._planning: Future[Plan] | None = None
         self._agreement: Agreement | None = None
         self._plan: Plan | None = None
@@ -187,9 +187,7 @@ class TrainerSession:
             with contextlib.suppress(Exception):  # the first error is the one to send
                 self._writers.finish(stream.number)
         with contextlib.suppress(ChannelClosedError):
-            self.channel.post_message(
-                ring_messages.FeederFailure(name=name, message=message, number=self._hello_number)
-            )
+            self.channel.post_message(ring_messages.FeederFailure(name=name, message=message, number=self._number))
 
     def close(self) -> None:
         """Drop the blocks in flight and the ring. The channel stays open for its last messages."""
@@ -239,7 +237,7 @@ class TrainerSession:
         return stream.diagnose(self._ring.slots)
 
     def _on_request(self, request: ring_messages.PlanRequest) -> None:
-        self._hello_number, hello = request.number, request.hello
+        self._number, hello = request.number, request.hello
         _refuse_other_installations(request)
         _refuse_other_rank(hello, hello.rank if self.rank is None else self.rank, self._world_size)
         if self.global_rank != hello.global_rank and not self._admit(hello):
@@ -258,14 +256,13 @@ class TrainerSession:
         self._planning = None
         self._plan = plan = planning.result()
         assert self.rank is not None
-        limits = WindowLimits(
-            open_blocks=1, memory_bytes=self._blocks_bytes, fixed_blocks=self._cluster.fixed_window
-        )  # of all epochs
-        self._streams.use(plan, rank_lanes(plan.lanes, self.rank, self._world_size), Window(limits))
+        limits = WindowLimits(open_blocks=1, memory_bytes=self._blocks_bytes, fixed_blocks=self._cluster.fixed_window)
+        window = Window(limits)  # of all epochs
+        self._streams.use(plan, rank_lanes(plan.lanes, self.rank, self._world_size), window)
         self._on_plan(plan)
         self.monitor = QualityMonitor(plan.layout.schema, plan.job.features, plan.on_expect)
         feeder = replace(self._about, dashboard=self._cluster.dashboard)
-        self.channel.post_message(ring_messages.PlanAnswer(number=self._hello_number, plan=plan.facts(), feeder=feeder))
+        self.channel.post_message(ring_messages.PlanAnswer(number=self._number, plan=plan.facts(), feeder=feeder))
 
     def _on_begin(self, begin: ring_messages.BeginStream) -> None:
         self._writers.drop()
