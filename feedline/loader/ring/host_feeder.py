@@ -25,7 +25,7 @@ from typing import IO
 from feedline.errors import FeederError
 from feedline.loader.ring.channel import Channel, ChannelClosedError
 from feedline.loader.ring.launch import FUTILE_DEATHS, HostLaunch, end_of_log, log_path
-from feedline.loader.ring.rendezvous import address_of, dial, open_lock, runtime_dir
+from feedline.loader.ring.rendezvous import address_of, dial, open_lock, own_channel, runtime_dir
 from feedline.loader.wire.ring_messages import FeederLeaving, Welcome
 from feedline.resources import make_scratch
 
@@ -252,10 +252,7 @@ class HostListener:
         except OSError:  # nobody waits, or no longer
             return None
         connection.setblocking(True)
-        channel = Channel(connection)
-        if channel.peer_uid() != os.getuid():
-            channel.close()
-            return None
-        with contextlib.suppress(ChannelClosedError):  # the feeder notices when it serves
-            channel.post_message(greeting)
+        if (channel := own_channel(connection)) is not None:
+            with contextlib.suppress(ChannelClosedError):  # the feeder notices when it serves
+                channel.post_message(greeting)
         return channel

@@ -173,7 +173,8 @@ class FeederProcess:
         """Wait for the process, whose connection is closed; send SIGTERM after 2 s, SIGKILL after `exit_s`."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_NOTICE_S)
-        end_process(self._process, within_s=self._exit_s)
+        self._process.terminate()
+        await_end(self._process, within_s=self._exit_s)
         self._release()
 
     def _release(self) -> None:
@@ -206,12 +207,6 @@ def shorten_log(descriptor: int, *, limit_bytes: int = LOG_BYTES, kept_bytes: in
     lines = end[end.find(b"\n") + 1 :]
     os.write(descriptor, f"({status.st_size - len(lines):,} bytes of this log are gone)\n".encode() + lines)
     return True
-
-
-def end_process(process: subprocess.Popen[Any], *, within_s: float) -> None:
-    """End a process with SIGTERM, and with SIGKILL if it lives on after `within_s`."""
-    process.terminate()
-    await_end(process, within_s=within_s)
 
 
 def await_end(process: subprocess.Popen[Any], *, within_s: float) -> None:

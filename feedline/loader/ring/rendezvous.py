@@ -141,11 +141,16 @@ def dial(path: Path) -> Channel | None:
             _warn_of_silence(_owner_of(path.with_suffix(".lock")), "accept connections")
         return None
     _limit_sending(connection, 0)
+    return own_channel(connection)
+
+
+def own_channel(connection: socket.socket) -> Channel | None:
+    """The channel over a connection to a process of this user; None, and closed, for another user's."""
     channel = Channel(connection)
-    if channel.peer_uid() != os.getuid():
-        channel.close()
-        return None
-    return channel
+    if channel.peer_uid() == os.getuid():
+        return channel
+    channel.close()
+    return None
 
 
 def _limit_sending(connection: socket.socket, seconds: float) -> None:
@@ -232,13 +237,10 @@ class Listener:
         """Accept the trainer that connects, and stop listening; None for a process of another user."""
         assert self._socket is not None
         connection, _ = self._socket.accept()
-        channel = Channel(connection)
-        if channel.peer_uid() != os.getuid():
-            channel.close()
-            return None
-        self._stop_listening()
-        with contextlib.suppress(ChannelClosedError):  # the feeder notices when it serves
-            channel.post_message(Welcome(pid=os.getpid()))
+        if (channel := own_channel(connection)) is not None:
+            self._stop_listening()
+            with contextlib.suppress(ChannelClosedError):  # the feeder notices when it serves
+                channel.post_message(Welcome(pid=os.getpid()))
         return channel
 
     def close(self) -> None:

@@ -127,18 +127,11 @@ _PLAIN = {
 }
 
 
-def _find_fields(cls: type[Any]) -> tuple[tuple[str, str, _Form, bool], ...]:
+def _find_fields(cls: type[Any]) -> list[tuple[str, str, _Form, bool]]:
     """Name, key and form of each field, and whether it is required."""
     hints = get_type_hints(cls)
-    return tuple(
-        (
-            each.name,
-            each.name.removesuffix("_"),
-            _form(hints[each.name]),
-            each.default is MISSING and each.default_factory is MISSING,
-        )
-        for each in fields(cls)
-    )
+    required = {each.name for each in fields(cls) if each.default is each.default_factory is MISSING}
+    return [(name, name.removesuffix("_"), _form(hints[name]), name in required) for name in hints]
 
 
 _fields: Any = cache(_find_fields)
