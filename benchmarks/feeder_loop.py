@@ -30,10 +30,9 @@ from typing import Any
 
 from feedline.blocks.compute import run_block
 from feedline.blocks.request import BlockRequest, BlockResult
-from feedline.loader.facts import FeederFacts, Hello
 from feedline.loader.ring.channel import Channel, pair
-from feedline.loader.ring.feeder_connection import PROTOCOL
-from feedline.loader.ring.messages import BeginStream
+from feedline.loader.wire.facts import FeederFacts, Hello
+from feedline.loader.wire.ring_messages import BeginStream, PlanAnswer, PlanRequest
 from feedline.pipeline import Pipeline
 from feedline.planning.plan import Plan
 from feedline.service.cluster.threads.thread_cluster import ThreadCluster
@@ -41,7 +40,6 @@ from feedline.service.feeder.feeder import Feeder
 from feedline.service.feeder.planner import Planner
 from feedline.service.feeder.trainer_session import TrainerSession
 from feedline.spec.cluster_section import ClusterSpec
-from feedline.version import VERSION
 from feedline.warehouse.synthetic.clicks import ClickRecipe
 from feedline.warehouse.synthetic.generate import clicks_pipeline, generate_clicks
 
@@ -91,8 +89,7 @@ def read_all(channels: Sequence[Channel]) -> tuple[int, float]:
     by_descriptor = {channel.fileno(): channel for channel in channels}
     for rank, channel in enumerate(channels):
         poll.register(channel, select.POLLIN)
-        hello = {"type": "hello", "protocol": PROTOCOL, "feedline": VERSION, "number": 1}
-        channel.send_json({**hello, **Hello(rank=rank, world_size=len(channels)).to_json()})
+        channel.send_message(PlanRequest(number=1, hello=Hello(rank=rank, world_size=len(channels))))
     batches, answered, ended, began_s = 0, 0, 0, 0.0
     while ended < len(channels):
         for descriptor, _ in poll.poll():
@@ -103,12 +100,12 @@ def read_all(channels: Sequence[Channel]) -> tuple[int, float]:
                     batches += 1
                 elif arrival[0] == b"E":
                     ended += 1
-                elif arrival[0] == b"J" and arrival[1]["type"] == "facts":
+                elif isinstance(arrival[1], PlanAnswer):
                     answered += 1
         if answered == len(channels):  # all begin together
             answered, began_s = -1, time.perf_counter()
             for channel in channels:
-                channel.send_json(BeginStream(stream=1, epoch=0, step=0, last=True, seen=None).to_json())
+                channel.send_message(BeginStream(stream=1, epoch=0, step=0, last=True, seen=None))
     return batches, time.perf_counter() - began_s
 
 

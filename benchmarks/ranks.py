@@ -21,17 +21,15 @@ from pathlib import Path
 
 from snapshots import snapshot_of_links, write_pipeline, write_table
 
-from feedline.loader.facts import Hello
+from feedline.loader.launcher import meeting_name
 from feedline.loader.ring.client import FeederClient
-from feedline.loader.ring.host_feeder import launch_name
 from feedline.loader.ring.launch import (
     FeederAccess,
-    FeederCommand,
     HostLaunch,
-    feeder_arguments,
-    feeder_environment,
+    feeder_command,
     overrides_text,
 )
+from feedline.loader.wire.facts import Hello
 from feedline.pipeline import Pipeline
 from feedline.resources.cgroups import available_cores
 from feedline.spec import load_spec
@@ -63,12 +61,10 @@ def rows_per_s(path: Path, ranks: int, batch_size: int) -> float:
 def feeder_bytes(path: Path, ranks: int) -> int:
     """Private memory of the feeder of so many ranks, each of which has had a few batches."""
     spec = load_spec(path)
-    command = FeederCommand(
-        arguments=feeder_arguments(path, ranks=(), world_size=ranks, local_ranks=ranks, cores=available_cores()),
-        overrides=overrides_text({}),
-        environment=feeder_environment(spec, cores=available_cores()),
+    command = feeder_command(
+        spec, path, overrides_text({}), ranks=(), world_size=ranks, local_ranks=ranks, cores=available_cores()
     )
-    name, round = launch_name(f"benchmark-{os.getpid()}", ranks, {})
+    name, round = meeting_name(f"benchmark-{os.getpid()}", ranks, {})
     access = FeederAccess(command=command, host=HostLaunch(name=name, round=round, command=command))
     feeds = [FeederClient(access) for _ in range(ranks)]
     try:

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from feedline.blocks.request import BlockResult
+from feedline.loader.wire.job_reports import JobReport
 from feedline.planning.schedule import Block, Schedule
 from feedline.service.cluster import attempts
 from feedline.service.feeder.delivery import Delivery, DeliveryStats
 from feedline.service.feeder.timing import TrainerPace
 from feedline.service.feeder.window import Window, WindowLimits
-from feedline.service.scheduler.job_reports import JobReport
 
 MEMORY_BYTES = 1 << 40
 SLOTS = 4

@@ -259,8 +259,9 @@ def rebase(
     as_json: AsJson = False,
 ) -> None:
     """Plan the rest of a state's epoch on the current table, and write the state that continues there."""
-    from feedline.loader.facts import describe_rebase
+    from feedline.loader.plan_descriptions import describe_rebase
     from feedline.loader.state import read_state
+    from feedline.loader.wire.codec import to_values
     from feedline.pipeline import Pipeline
 
     plan = Pipeline(_load(pipeline, overrides)).rebase(before := read_state(state))
@@ -275,7 +276,7 @@ def rebase(
     if output is not None:
         output.write_text(json.dumps(after) + "\n", encoding="utf-8")
     if as_json:
-        print(json.dumps({"state": after, "rest": None if rest is None else rest.to_json()}))
+        print(json.dumps({"state": after, "rest": None if rest is None else to_values(rest)}))
     elif output is None:
         print(json.dumps(after))
 

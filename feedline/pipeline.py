@@ -16,8 +16,9 @@ from feedline.fitting.passes import FitCallback, fit_pipeline
 from feedline.fitting.reduction import Workers, threads_here
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import measures, merge
-from feedline.loader.facts import Hello, describe_bad_files
+from feedline.loader.plan_descriptions import describe_bad_files
 from feedline.loader.row_arrays import Encoded
+from feedline.loader.wire.facts import Hello
 from feedline.planning.plan import Plan
 from feedline.planning.resolve import (
     Fit,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import json
 import logging
 import os
 import queue
@@ -25,18 +24,18 @@ from typing import NoReturn
 from feedline.commands.exit_status import end_with
 from feedline.commands.feeder_sessions import FeederSessions, FeedRequest, open_sessions
 from feedline.errors import FeederError, FeedlineError, SpecError
-from feedline.loader.facts import Hello
 from feedline.loader.ring.channel import Channel, ChannelClosedError, adopt
 from feedline.loader.ring.host_feeder import HostListener
 from feedline.loader.ring.launch import read_overrides
-from feedline.loader.ring.messages import FeederFailure
 from feedline.loader.ring.rendezvous import Listener, job_fingerprint, socket_path
+from feedline.loader.wire.codec import pack
+from feedline.loader.wire.facts import FeederEvent, Hello
+from feedline.loader.wire.ring_messages import FeederFailure
 from feedline.planning.plan import Plan
 from feedline.resources.allocators import use_huge_pages
 from feedline.resources.cgroups import widen_affinity
 from feedline.service.feeder.feeder import Feeder
 from feedline.service.feeder.feeder_process import Ownership, startup_seconds
-from feedline.service.feeder.supervisor import FeederEvent
 from feedline.service.feeder.trainer_session import TrainerSession, show_window_changes
 from feedline.service.log_lines import write_log_lines
 
@@ -160,7 +159,7 @@ def _is_owner(feeder: Feeder) -> bool:
 def _refuse(channel: Channel, error: FeedlineError) -> None:
     """Send the error that keeps the feeder from serving, and close the connection."""
     with contextlib.suppress(ChannelClosedError):
-        channel.send_json(FeederFailure(name=type(error).__name__, message=str(error)).to_json())
+        channel.send_message(FeederFailure(name=type(error).__name__, message=str(error)))
     channel.close()
 
 
@@ -266,7 +265,7 @@ class _RankDoor:
             rank=self._rank,
             error=None if error is None else f"{type(error).__name__}: {error}",
             stats=session.counters.stats(),
-            quality=() if total is None else (total,),
+            quality=None if total is None else total.to_bytes(),
         )
         self._pipe.put(event)  # from now on the next trainer can connect
 
@@ -315,4 +314,4 @@ class _EventPipe:
     def _write(self) -> None:
         with contextlib.suppress(BrokenPipeError):  # `feedline run` is gone, and this process ends
             while (event := self._events.get()) is not None:
-                print(json.dumps(event.to_json()), flush=True)
+                print(pack(event).decode(), flush=True)

@@ -14,10 +14,10 @@ from functools import partial
 
 from feedline.blocks.jobs import compile_job
 from feedline.blocks.reach import Reach
-from feedline.loader.facts import FeederFacts, Hello
 from feedline.loader.ring.channel import Channel
 from feedline.loader.ring.launch import feeder_threads, log_path, memory_share
 from feedline.loader.ring.rendezvous import job_fingerprint
+from feedline.loader.wire.facts import FeederFacts, Hello
 from feedline.planning.agreement import RunStart, verify_agreement
 from feedline.planning.binding.table_features import required_functions
 from feedline.planning.plan import Plan, first_fragment

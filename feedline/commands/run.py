@@ -23,24 +23,22 @@ from feedline.commands.display.live_table import Counters, LiveTable, RankView, 
 from feedline.commands.display.quality_table import quality_table
 from feedline.errors import PlanError, SpecError
 from feedline.loader.encoding.quality import Quality, measures, merge
-from feedline.loader.facts import BadFileFacts, FeederStats, Hello, PlanFacts, describe_bad_files, summary_of
-from feedline.loader.ranks import detect_rank
+from feedline.loader.launcher import detect_rank, meeting_name
+from feedline.loader.plan_descriptions import describe_bad_files, summary_of
 from feedline.loader.ring.client import FeederClient
 from feedline.loader.ring.feeder_connection import Answer
-from feedline.loader.ring.host_feeder import launch_name
 from feedline.loader.ring.launch import (
     FeederAccess,
     FeederCommand,
     HostLaunch,
-    exit_seconds,
-    feeder_arguments,
-    feeder_environment,
+    feeder_command,
     overrides_text,
 )
 from feedline.loader.ring.rendezvous import job_fingerprint, socket_paths, sweep
+from feedline.loader.wire.facts import BadFileFacts, FeederEvent, FeederStats, Hello, PlanFacts
 from feedline.resources.cgroups import available_cores, rank_cores
 from feedline.service.drain import DrainProgress, start_draining, stop_draining
-from feedline.service.feeder.supervisor import FeederEvent, RankReports, SupervisedFeeder, Supervisor
+from feedline.service.feeder.supervisor import RankReports, SupervisedFeeder, Supervisor
 from feedline.spec import PipelineSpec
 
 _POLL_S = 0.25
@@ -200,13 +198,14 @@ def _feeder_command(request: RunRequest, ranks: Sequence[int]) -> FeederCommand:
     """A feeder of these ranks, or, of none, one whose trainers name them."""
     local_ranks = len(request.ranks)
     cores = rank_cores(local_ranks) if len(ranks) == 1 else available_cores()
-    return FeederCommand(
-        arguments=feeder_arguments(
-            request.path, ranks=ranks, world_size=request.world_size, local_ranks=local_ranks, cores=cores
-        ),
-        environment=feeder_environment(request.spec, cores=cores),
-        overrides=overrides_text(request.overrides),
-        exit_s=exit_seconds(request.spec),
+    return feeder_command(
+        request.spec,
+        request.path,
+        overrides_text(request.overrides),
+        ranks=ranks,
+        world_size=request.world_size,
+        local_ranks=local_ranks,
+        cores=cores,
     )
 
 
@@ -214,7 +213,7 @@ def feeder_accesses(request: RunRequest) -> dict[int, FeederAccess]:
     """How each rank that is drained gets its feeder."""
     host = None
     if request.spec.feeder == "host" and len(request.ranks) > 1:
-        name, round = launch_name(f"run-{os.getpid()}", request.world_size, {})
+        name, round = meeting_name(f"run-{os.getpid()}", request.world_size, {})
         host = HostLaunch(name=name, round=round, command=_feeder_command(request, ()))
     return {rank: FeederAccess(command=_feeder_command(request, [rank]), host=host) for rank in request.ranks}
 

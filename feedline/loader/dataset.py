@@ -12,13 +12,11 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
-import torch.distributed
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import IterableDataset
 
@@ -28,23 +26,16 @@ from feedline.loader.data_loaders import NO_WORKERS, refuse_batching, refuse_wor
 from feedline.loader.dataset_stats import DatasetStats
 from feedline.loader.device_copies import Copies, Prefetcher, copies_to
 from feedline.loader.encoding.layout import BatchSchema, SlotLayout
-from feedline.loader.facts import Hello, PlanFacts, RebaseRequest, describe_bad_files, describe_rebase
-from feedline.loader.rank_agreement import Store, agree
-from feedline.loader.ranks import RankInfo, data_rank_of, detect_rank, with_data_rank
+from feedline.loader.launcher import RankInfo, data_rank_of, describe_ranks, detect_rank, with_data_rank
+from feedline.loader.plan_descriptions import describe_bad_files, describe_rebase
+from feedline.loader.rank_agreement import connected_rank, hello_of, open_plan
 from feedline.loader.ring.client import FeederClient
 from feedline.loader.ring.feeder_connection import Answer
-from feedline.loader.ring.host_feeder import launch_name
 from feedline.loader.ring.launch import (
-    FeederAccess,
-    FeederCommand,
-    HostLaunch,
-    exit_seconds,
-    feeder_arguments,
-    feeder_environment,
+    feeder_access,
     feeder_input,
 )
 from feedline.loader.ring.pinning import Pinning
-from feedline.loader.ring.rendezvous import job_fingerprint, socket_paths
 from feedline.loader.state import (
     checked_state,
     environment_warning,
@@ -52,14 +43,13 @@ from feedline.loader.state import (
     state_of,
 )
 from feedline.loader.torchrec_tensors import register_pipelineable
-from feedline.resources.cgroups import available_cores, launcher_affinity, rank_cores
+from feedline.loader.wire.codec import to_values
+from feedline.loader.wire.facts import PlanFacts, RebaseRequest
+from feedline.resources.cgroups import available_cores
 from feedline.spec import PipelineSpec, load_spec
 
 _printed_ranks: set[RankInfo] = set()
 _new_positions = tuple.__new__  # without the Python function that a named tuple calls
-# MPI connects its ranks by its own runtime; "fake" is PyTorch's stand-in for tests, without other ranks.
-_BACKENDS_WITHOUT_STORE = ("mpi", "fake")
-
 
 # `os.getpid()` without a system call per batch: it changes in a forked child.
 _process_id = os.getpid()
@@ -107,10 +97,9 @@ class FeedlineDataset(IterableDataset[Batch]):
     "cuda:1", or "cpu", whose batches do not hold a slot. Without it, batches are views of the ring.
 
     `pipeline`: a pipeline.yaml, or a dict of what it would hold. `set` overrides keys of it: `set={"batch.tail": "pad",
-    "shuffle": "off"}`. `rank` and `world_size`
-    default to torch.distributed's, then to the launcher's environment. With tensor, pipeline or context parallelism,
-    several ranks must see the same batch: `mesh` is the data-parallel part of the `DeviceMesh` (`mesh["dp"]`);
-    `data_rank` and `data_world_size` are the same as numbers.
+    "shuffle": "off"}`. `rank` and `world_size` default to torch.distributed's, then to the launcher's environment. With
+    tensor, pipeline or context parallelism, several ranks must see the same batch: `mesh` is the data-parallel part of
+    the `DeviceMesh` (`mesh["dp"]`); `data_rank` and `data_world_size` are the same as numbers.
 
     `timeout`: seconds that a batch, or the plan, may take (default: any number, with a warning every half minute).
 
@@ -140,12 +129,12 @@ class FeedlineDataset(IterableDataset[Batch]):
         overrides = dict(set or {})
         self._spec: PipelineSpec = load_spec(pipeline, overrides)
         self._ranks = with_data_rank(
-            detect_rank(rank=rank, world_size=world_size, distributed=_connected_rank(), environment=os.environ),
+            detect_rank(rank=rank, world_size=world_size, distributed=connected_rank(), environment=os.environ),
             *data_rank_of(data_rank, data_world_size, mesh),
         )
         _print_ranks(self._ranks)
         self._pid = _process_id
-        access = _feeder_access(*feeder_input(pipeline, overrides), self._spec, self._ranks)
+        access = feeder_access(*feeder_input(pipeline, overrides), self._spec, self._ranks)
         self._pinning = Pinning(self._ranks.local_rank)
         self._feed = FeederClient(access, pin=self._pinning.register, unpin=self._pinning.unregister)
         self._feed.timeout_s = timeout
@@ -270,7 +259,9 @@ class FeedlineDataset(IterableDataset[Batch]):
 
         Write one per batch, as a line of JSON: `feedline verify --receipts` compares them with the plan.
         """
-        return _receipt(self._open().facts, self._ranks, batch)
+        ranks, state = self._ranks, state_of(self._open().facts, batch.epoch, batch.step)
+        numbers = {"rank": ranks.rank, "world_size": ranks.world_size, "trainer": ranks.global_rank, "rows": batch.rows}
+        return {**state, **numbers, "digest": digest_of(batch)}
 
     # -- facts ----------------------------------------------------------------------------------------------------
 
@@ -283,7 +274,7 @@ class FeedlineDataset(IterableDataset[Batch]):
     def facts(self) -> dict[str, Any]:
         """The plan's facts: steps, rows, rows_dropped, snapshot, fingerprints, the dashboard's address."""
         answer = self._open()
-        return {**answer.facts.to_json(), **answer.feeder.to_json()}
+        return {**to_values(answer.facts), **to_values(answer.feeder)}
 
     @property
     def quality(self) -> dict[str, dict[str, Any]]:
@@ -338,11 +329,11 @@ class FeedlineDataset(IterableDataset[Batch]):
         """Request a plan, or a state's, and its facts. Changes nothing here."""
         refuse_workers()
         self._refuse_other_processes()
-        hello = replace(_hello(self._ranks), rebase=rebase)
+        hello = replace(hello_of(self._ranks), rebase=rebase)
         if resume is not None:
             names = {key: resume[key] for key in ("snapshot", "lanes", "plan", "seed", "batch_size")}
             hello = replace(hello, **names, features=None if accept_features else resume["features"])
-        answer = _agree(self._feed, self._ranks, hello, resume)
+        answer = open_plan(self._feed, self._ranks, hello, resume)
         _warn(answer.facts, self._progress.answer.facts if self._progress.answer is not None else None)
         return answer, SlotLayout(answer.facts.schema)
 
@@ -404,30 +395,6 @@ _REPLACED = (
 )
 
 
-def _feeder_access(path: Path, overrides: str, spec: PipelineSpec, ranks: RankInfo) -> FeederAccess:
-    """How this rank gets its feeder: one of `feedline run` that waits, its host's, or its own."""
-
-    def command(own: Sequence[int], *, cores: int, cpus: Collection[int] = ()) -> FeederCommand:
-        counts = {"world_size": ranks.world_size, "local_ranks": ranks.local_ranks, "cores": cores}
-        return FeederCommand(
-            arguments=feeder_arguments(path, ranks=own, cpus=cpus, **counts),
-            overrides=overrides,
-            environment=feeder_environment(spec, cores=cores),
-            exit_s=exit_seconds(spec),
-        )
-
-    job, host = job_fingerprint(spec), None
-    if spec.feeder == "host" and ranks.local_ranks > 1:
-        name, round = launch_name(job, ranks.world_size, os.environ)
-        cpus = launcher_affinity()  # the rank that starts the feeder may be bound to a few of them
-        host = HostLaunch(name=name, round=round, command=command((), cores=available_cores(cpus), cpus=cpus))
-    return FeederAccess(
-        command=command([ranks.rank], cores=rank_cores(ranks.local_ranks)),
-        attach_paths=socket_paths(job, ranks.rank, ranks.world_size),
-        host=host,
-    )
-
-
 def _warn(facts: PlanFacts, last: PlanFacts | None) -> None:
     """Warn of bad files and of nulls, unless the last plan had the same."""
     if facts.bad_files and (last is None or facts.bad_files != last.bad_files):
@@ -436,50 +403,10 @@ def _warn(facts: PlanFacts, last: PlanFacts | None) -> None:
         warnings.warn(warning, UserWarning, stacklevel=4)
 
 
-def _hello(ranks: RankInfo) -> Hello:
-    return Hello(rank=ranks.rank, world_size=ranks.world_size, trainer=ranks.trainer, trainers=ranks.trainers)
-
-
-def _receipt(facts: PlanFacts, ranks: RankInfo, batch: Batch) -> dict[str, Any]:
-    numbers = {"rank": ranks.rank, "world_size": ranks.world_size, "trainer": ranks.global_rank, "rows": batch.rows}
-    return {**state_of(facts, batch.epoch, batch.step), **numbers, "digest": digest_of(batch)}
-
-
-def _agree(feed: FeederClient, ranks: RankInfo, hello: Hello, resume: Mapping[str, Any] | None) -> Answer:
-    """This rank's answer. Ranks connected by torch.distributed agree on a plan, on the snapshot of rank 0, and on the
-    state to resume."""
-    connected = ranks.global_size > 1 and _connected_rank() == (ranks.global_rank, ranks.global_size)
-    store = _store() if connected else None
-    if store is None:
-        return feed.open(hello)
-    hello = replace(hello, connected=True)
-    return agree(store, feed.open, hello, rank=ranks.global_rank, world_size=ranks.global_size, state=resume)
-
-
-def _connected_rank() -> tuple[int, int] | None:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return None
-
-
-def _store() -> Store | None:
-    """The store of torch.distributed; None for a backend that does not use it: its `Store` is empty."""
-    if torch.distributed.get_backend() in _BACKENDS_WITHOUT_STORE:
-        return None
-    store: Store = torch.distributed.distributed_c10d._get_default_store()
-    return store
-
-
 def _print_ranks(ranks: RankInfo) -> None:
     if ranks not in _printed_ranks:
         _printed_ranks.add(ranks)
-        print(f"feedline: rank {ranks.rank} of {ranks.world_size} ({ranks.source})", file=sys.stderr)
-        if ranks.world_size > 1 and ranks.local_rank is None:
-            print(
-                f"feedline: no launcher says how many ranks this host has: the feeder of this one uses all "
-                f"{available_cores()} cores. Set LOCAL_RANK and LOCAL_WORLD_SIZE in each rank, and they share a feeder",
-                file=sys.stderr,
-            )
+        print(describe_ranks(ranks, available_cores()), file=sys.stderr)
 
 
 def _print_rebase(ranks: RankInfo, facts: PlanFacts, state: Mapping[str, Any]) -> None:

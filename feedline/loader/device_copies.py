@@ -1,9 +1,8 @@
 """Copy batches to a device ahead of the training step: `FeedlineDataset(device="cuda")`.
 
-Runs in: the trainer. `Prefetcher` decides when a batch is taken and handed out, for any kind of copies; `CudaCopies`
-copies on a stream of its own, so that a batch crosses the bus while the trainer's stream computes, and `HostCopies` in
-ordinary memory. A copy is one per batch. Its slot is free again once the copy's event has completed (`Batch.to`); the
-trainer's stream waits for that event, and the batch's memory is reused only after the work queued on that stream.
+Runs in: the trainer. `CudaCopies` copies on a stream of its own while the trainer's computes, `HostCopies` in ordinary
+memory. A slot is free once its copy's event has completed (`Batch.to`), for which the trainer's stream waits; the
+copy's memory is reused after the work queued on that stream.
 """
 
 from __future__ import annotations

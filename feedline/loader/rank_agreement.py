@@ -1,25 +1,28 @@
 """Agree on one plan with the other ranks, through the key-value store of torch.distributed.
 
-Runs in: the trainer. Rank 0 lets its feeder plan and publishes the snapshot; the other ranks plan on it; each publishes
-its fingerprints and the state that it continues; rank 0 compares them and publishes the verdict. Nothing larger
-travels, and no rank enters a collective call: planning a large table may take longer than the ten minutes after which
-NCCL kills a process that waits in one. Agreements are numbered; every rank counts its own in the store.
+Runs in: the trainer. Rank 0 plans and publishes the snapshot; the others plan on it; each publishes fingerprints and
+the state that it continues; rank 0 compares them and publishes the verdict. No rank enters a collective call: NCCL
+kills a process that waits ten minutes in one. Agreements are numbered; every rank counts its own in the store.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol, Self
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch.distributed
 
 from feedline.errors import FeedlineError, PlanError, from_wire
-from feedline.loader.facts import Hello
+from feedline.loader.launcher import RankInfo
+from feedline.loader.ring.client import FeederClient
 from feedline.loader.ring.feeder_connection import Answer
 from feedline.loader.state import STATE_KEYS
+from feedline.loader.wire.codec import pack, unpack
+from feedline.loader.wire.facts import Hello, RankOutcome
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +32,8 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_GROWTH = 0.01, 1.0, 1.5
 _LOG_EVERY_S = 60.0
 _SHOWN_RANKS = 10
 _COMPARED = ("plan", "features")
+# MPI connects its ranks by its own runtime; "fake" is PyTorch's stand-in for tests, without other ranks.
+_BACKENDS_WITHOUT_STORE = ("mpi", "fake")
 
 
 class Store(Protocol):
@@ -40,7 +45,38 @@ class Store(Protocol):
     def check(self, keys: list[str], /) -> bool: ...
 
 
-def agree(
+def hello_of(ranks: RankInfo) -> Hello:
+    """A rank's request for a new plan."""
+    return Hello(rank=ranks.rank, world_size=ranks.world_size, trainer=ranks.trainer, trainers=ranks.trainers)
+
+
+def open_plan(feed: FeederClient, ranks: RankInfo, hello: Hello, resume: Mapping[str, Any] | None) -> Answer:
+    """This rank's answer. Ranks connected by torch.distributed agree on a plan, on the snapshot of rank 0, and on the
+    state to resume."""
+    connected = ranks.global_size > 1 and connected_rank() == (ranks.global_rank, ranks.global_size)
+    store = _store() if connected else None
+    if store is None:
+        return feed.open(hello)
+    hello = replace(hello, connected=True)
+    return agree_on_plan(store, feed.open, hello, rank=ranks.global_rank, world_size=ranks.global_size, state=resume)
+
+
+def connected_rank() -> tuple[int, int] | None:
+    """Rank and world size of torch.distributed; None before its start."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return None
+
+
+def _store() -> Store | None:
+    """The store of torch.distributed; None for a backend that does not use it: its `Store` is empty."""
+    if torch.distributed.get_backend() in _BACKENDS_WITHOUT_STORE:
+        return None
+    store: Store = torch.distributed.distributed_c10d._get_default_store()
+    return store
+
+
+def agree_on_plan(
     store: Store,
     open_plan: Callable[[Hello], Answer],
     hello: Hello,
@@ -61,73 +97,45 @@ def agree(
     messages = _RankMessages(store, pause, now_s)
     if rank != 0:
         leader = messages.one(f"{prefix}/leader", "rank 0 to plan")
-        leader.raise_error()
+        _raise_error(leader)
         plan = hello.plan if hello.rebase is None else leader.plan  # rank 0 planned the rebase for all
         hello = replace(hello, snapshot=leader.snapshot, lanes=leader.lanes, plan=plan, rebase=None)
     try:
         answer = open_plan(hello)
         names = {name: getattr(answer.facts, name) for name in ("snapshot", "lanes", *_COMPARED)}
         loaded = None if state is None else {key: state[key] for key in STATE_KEYS}
-        outcome = _Outcome(**names, state=loaded, data_rank=hello.rank, data_world_size=hello.world_size)
+        outcome = RankOutcome(**names, state=loaded, data_rank=hello.rank, data_world_size=hello.world_size)
     except BaseException as error:
-        store.set(f"{prefix}/{rank or 'leader'}", _failure(error).to_json())
+        store.set(f"{prefix}/{rank or 'leader'}", pack(_failure(error)).decode())
         if rank == 0 or not isinstance(error, FeedlineError):
             raise
     else:
-        store.set(f"{prefix}/{rank or 'leader'}", outcome.to_json())
+        store.set(f"{prefix}/{rank or 'leader'}", pack(outcome).decode())
     if rank == 0:
         others = messages.all([f"{prefix}/{other}" for other in range(1, world_size)])
-        store.set(f"{prefix}/verdict", _verdict(outcome, others).to_json())
-    messages.one(f"{prefix}/verdict", "rank 0 to compare the plans of all ranks").raise_error()
+        store.set(f"{prefix}/verdict", pack(_verdict(outcome, others)).decode())
+    _raise_error(messages.one(f"{prefix}/verdict", "rank 0 to compare the plans of all ranks"))
     return answer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Outcome:
-    """A rank's entry in the store: the fingerprints of its plan and its state, or an error. The verdict is an error or
-    empty."""
-
-    snapshot: str | None = None
-    lanes: int | None = None
-    plan: str | None = None
-    features: str | None = None
-    state: Mapping[str, Any] | None = None
-    data_rank: int | None = None
-    data_world_size: int | None = None
-    error: str | None = None
-    message: str = ""
-
-    def raise_error(self) -> None:
-        if self.error is not None:
-            raise from_wire(self.error, self.message)
-
-    def to_json(self) -> str:
-        return json.dumps({name: value for name, value in asdict(self).items() if value not in (None, "")})
-
-    @classmethod
-    def from_json(cls, content: bytes) -> Self:
-        try:
-            return cls(**json.loads(content))
-        except (TypeError, ValueError):
-            raise PlanError(
-                f"a rank's outcome is malformed: got {content!r:.80} in the store of torch.distributed. Start all "
-                "ranks from one installation"
-            ) from None
+def _raise_error(outcome: RankOutcome) -> None:
+    if outcome.error is not None:
+        raise from_wire(outcome.error, outcome.message)
 
 
-def _failure(error: BaseException) -> _Outcome:
+def _failure(error: BaseException) -> RankOutcome:
     if isinstance(error, FeedlineError):
-        return _Outcome(error=type(error).__name__, message=str(error))
-    return _Outcome(error="FeederError", message=f"stopped by {type(error).__name__}: {error}")
+        return RankOutcome(error=type(error).__name__, message=str(error))
+    return RankOutcome(error="FeederError", message=f"stopped by {type(error).__name__}: {error}")
 
 
-def _verdict(leader: _Outcome, others: Sequence[_Outcome]) -> _Outcome:
+def _verdict(leader: RankOutcome, others: Sequence[RankOutcome]) -> RankOutcome:
     """The error of the first rank that failed or differs; empty if all agree. Pure."""
     for rank, outcome in enumerate(others, start=1):
         if outcome.error is not None:
-            return _Outcome(error=outcome.error, message=f"rank {rank}: {outcome.message}")
+            return RankOutcome(error=outcome.error, message=f"rank {rank}: {outcome.message}")
         if (message := _describe_states(leader.state, outcome.state, rank)) is not None:
-            return _Outcome(error="PlanError", message=message)
+            return RankOutcome(error="PlanError", message=message)
         for key in _COMPARED:
             expected, actual = getattr(leader, key), getattr(outcome, key)
             if actual != expected:
@@ -135,9 +143,9 @@ def _verdict(leader: _Outcome, others: Sequence[_Outcome]) -> _Outcome:
                     f"the ranks do not agree on the {key}: got {actual} on rank {rank}, expected {expected} as on rank "
                     "0. Start every rank with the same pipeline.yaml and overrides"
                 )
-                return _Outcome(error="PlanError", message=message)
+                return RankOutcome(error="PlanError", message=message)
     message = _describe_unread([leader, *others])
-    return _Outcome(error="PlanError", message=message) if message else _Outcome()
+    return RankOutcome(error="PlanError", message=message) if message else RankOutcome()
 
 
 def _describe_states(expected: Mapping[str, Any] | None, actual: Mapping[str, Any] | None, rank: int) -> str | None:
@@ -158,7 +166,7 @@ def _describe_position(state: Mapping[str, Any] | None) -> str:
     return "no state" if state is None else f"epoch {state['epoch']}, step {state['step']}"
 
 
-def _describe_unread(outcomes: Sequence[_Outcome]) -> str:
+def _describe_unread(outcomes: Sequence[RankOutcome]) -> str:
     """Why the ranks do not read all rows, or not equally often; empty if they do."""
     size = outcomes[0].data_world_size
     for rank, outcome in enumerate(outcomes):
@@ -187,11 +195,11 @@ class _RankMessages:
         self._pause = pause
         self._now_s = now_s
 
-    def one(self, key: str, reason: str) -> _Outcome:
+    def one(self, key: str, reason: str) -> RankOutcome:
         """The outcome at a key. reason: what it waits for, for the log."""
         return self._wait([key], lambda: reason)[0]
 
-    def all(self, keys: Sequence[str]) -> list[_Outcome]:
+    def all(self, keys: Sequence[str]) -> list[RankOutcome]:
         """The outcomes of all ranks but 0."""
 
         def describe_missing() -> str:
@@ -201,7 +209,7 @@ class _RankMessages:
 
         return self._wait(keys, describe_missing)
 
-    def _wait(self, keys: Sequence[str], describe: Callable[[], str]) -> list[_Outcome]:
+    def _wait(self, keys: Sequence[str], describe: Callable[[], str]) -> list[RankOutcome]:
         start_s = logged_s = self._now_s()
         pause = _FIRST_PAUSE_S
         while not self._has(keys):
@@ -216,7 +224,7 @@ class _RankMessages:
                 logger.warning("waited %.0f s for %s", now_s - start_s, describe())
             self._pause(pause)
             pause = min(pause * _PAUSE_GROWTH, _LONGEST_PAUSE_S)
-        return [_Outcome.from_json(self._store.get(key)) for key in keys]
+        return [unpack(RankOutcome, self._store.get(key)) for key in keys]
 
     def _has(self, keys: Sequence[str]) -> bool:
         try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from feedline.errors import StateError
-from feedline.loader.facts import PlanFacts
+from feedline.loader.wire.facts import PlanFacts
 
 STATE_VERSION = 1
 STATE_KEYS = ("version", "snapshot", "plan", "features", "epoch", "step", "seed", "lanes", "batch_size")

@@ -1,8 +1,7 @@
 """KeyedJaggedTensors of torchrec over a batch's tensors, with inverse indices of deduplicated features.
 
-Runs in: the trainer. torchrec (extra `torchrec`) is imported when the first one is asked for. Its
-`EmbeddingBagCollection`, sharded or not, looks up and pools the U rows of each key, and then selects the B rows of the
-batch by inverse indices: deduplication as RecD's IKJT has it.
+Runs in: the trainer; torchrec is imported at first use. Its `EmbeddingBagCollection` pools the U rows of each key, and
+then selects the B rows of the batch by inverse indices, as RecD's IKJT.
 """
 
 from __future__ import annotations

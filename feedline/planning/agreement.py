@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from feedline.errors import PlanError, TableError, TableNotFoundError
+from feedline.loader.launcher import launch_name
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import absolute, locate, redact
 
@@ -48,7 +49,7 @@ class Agreed:
     until_s: float
 
 
-def agree(
+def choose_once(
     start: RunStart,
     work_dir: str,
     choose: Callable[[], str],
@@ -98,18 +99,6 @@ def verify_agreement(start: RunStart, work_dir: str, *, now_s: Callable[[], floa
             "each start (torchrun --rdzv-id, Slurm), do not meet those of another start"
         )
     return bool(open_agreements)
-
-
-def launch_name(environment: Mapping[str, str]) -> str | None:
-    """The launcher's name of this start, different after a restart; None without a launcher."""
-    for keys in (
-        ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
-        ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),  # the last is set once a job has been requeued
-    ):
-        values = [environment[key] for key in keys if key in environment]
-        if values and values[0] != "none":
-            return "".join(character if character.isalnum() else "_" for character in "-".join(values))
-    return None
 
 
 class _AgreementFile:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from feedline.artifacts.store import ArtifactSetRef, load_manifest
 from feedline.errors import CorruptFileError, SpecError
-from feedline.planning.agreement import RunStart, agree
+from feedline.planning.agreement import RunStart, choose_once
 from feedline.planning.binding.fitted_artifacts import artifact_set_key, artifact_set_ref, artifacts_dir, set_refusal
 from feedline.planning.plan import Plan
 from feedline.spec import PipelineSpec
@@ -50,7 +50,7 @@ def resolve_artifacts(
         plan.require_fitted()
         return plan.job.artifacts.manifest or ""
 
-    manifest = choose() if start is None else agree(_artifact_start(plan.spec, start), plan.spec.work_dir, choose)
+    manifest = choose() if start is None else choose_once(_artifact_start(plan.spec, start), plan.spec.work_dir, choose)
     if manifest != plan.job.artifacts.manifest:
         plan = plan_with(artifact_set_ref(plan.spec, manifest))
     plan.require_fitted()

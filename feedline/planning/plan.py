@@ -22,8 +22,9 @@ from feedline.blocks.request import BlockRequest, Job, PieceRequest, kept_column
 from feedline.expressions import BoundExpression
 from feedline.expressions.column_parts import has_column
 from feedline.loader.encoding.layout import SlotLayout
-from feedline.loader.facts import BadFileFacts, PlanFacts, RestFacts
 from feedline.loader.state import rebased_state
+from feedline.loader.wire.codec import from_values
+from feedline.loader.wire.facts import BadFileFacts, PlanFacts, RebaseChanges, RestFacts
 from feedline.planning.binding.fitted_artifacts import require_fitted
 from feedline.planning.binding.read_columns import ReadColumns
 from feedline.planning.mixing import (
@@ -320,7 +321,7 @@ def _rest_facts(plan: Plan) -> RestFacts | None:
         steps=schedule.steps,
         rows=schedule.rows,
         rows_dropped=schedule.rows_dropped,
-        changes=dict(plan.rebase.changes),
+        changes=from_values(RebaseChanges, plan.rebase.changes),
     )
 
 

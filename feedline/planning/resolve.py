@@ -17,9 +17,10 @@ from typing import Any
 from feedline.artifacts.store import ArtifactSetRef
 from feedline.artifacts.type_records import save_types
 from feedline.errors import FeedlineError, StateError
-from feedline.loader.facts import Hello, RebaseRequest
 from feedline.loader.state import checked_state
-from feedline.planning.agreement import RunStart, agree
+from feedline.loader.wire.codec import to_values
+from feedline.loader.wire.facts import Hello, RebaseRequest
+from feedline.planning.agreement import RunStart, choose_once
 from feedline.planning.artifact_choice import resolve_artifacts
 from feedline.planning.binding.fitted_artifacts import artifact_set_key, artifacts_dir
 from feedline.planning.binding.selected_rows import bound_sample, bound_where
@@ -78,7 +79,7 @@ def resolve_hello(
 
     Raises StateError, with both values, where the trainer's state belongs to another plan or other features.
     """
-    _refuse_other_settings(spec, hello.to_json())
+    _refuse_other_settings(spec, to_values(hello))
     lanes = spec.lanes or hello.lanes or hello.world_size
     rank_lanes(lanes, hello.rank, hello.world_size)
     plan_id, features = hello.plan, hello.features
@@ -181,7 +182,7 @@ def _agreed_snapshot(spec: PipelineSpec, start: RunStart, map: Map | None) -> tu
         snapshots.append(current_snapshot(spec, map=map))
         return snapshots[0].id
 
-    name = agree(start, spec.work_dir, take)
+    name = choose_once(start, spec.work_dir, take)
     return name, next(iter(snapshots), None)
 
 
@@ -192,8 +193,8 @@ def _agreed_rebase(spec: PipelineSpec, request: RebaseRequest, start: RunStart, 
         plan = resolve_rebase(spec, request.state, map=map)
         return f"{plan.fingerprint}:{plan.snapshot_name}"
 
-    content = json.dumps([start.job, request.to_json()], sort_keys=True)
-    agreed = agree(replace(start, job=hashlib.sha256(content.encode()).hexdigest()), spec.work_dir, compute)
+    content = json.dumps([start.job, to_values(request)], sort_keys=True)
+    agreed = choose_once(replace(start, job=hashlib.sha256(content.encode()).hexdigest()), spec.work_dir, compute)
     fingerprint, _, name = agreed.partition(":")
     return name, fingerprint
 

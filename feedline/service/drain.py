@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 from feedline.errors import FeederError
 from feedline.loader.encoding.quality import Quality
-from feedline.loader.facts import FeederStats, Hello
 from feedline.loader.ring.client import FeederClient
 from feedline.loader.ring.feeder_connection import Answer
 from feedline.loader.ring.reports import FeederReports
+from feedline.loader.wire.facts import FeederStats, Hello
 
 
 @dataclass(slots=True)

@@ -16,11 +16,10 @@ from answers import answer_with
 from pipelines import PATIENCE_S
 
 from feedline.errors import FeederError, FeedlineError, PlanError, SpecError
-from feedline.loader import dataset
-from feedline.loader.facts import Hello, RebaseRequest
-from feedline.loader.rank_agreement import agree
-from feedline.loader.ranks import RankInfo
+from feedline.loader.launcher import RankInfo
+from feedline.loader.rank_agreement import agree_on_plan, open_plan
 from feedline.loader.ring.feeder_connection import Answer
+from feedline.loader.wire.facts import Hello, RebaseRequest
 
 HELLO = Hello(rank=0, world_size=4)
 TWO = [Hello(rank=rank, world_size=2) for rank in range(2)]
@@ -35,7 +34,7 @@ def outcomes(plans: list[Open], store: Any = None, hello: Hello = HELLO) -> list
     def rank(number: int) -> Any:
         try:
             own = replace(hello, rank=number, world_size=len(plans))
-            return agree(store, plans[number], own, rank=number, world_size=len(plans))
+            return agree_on_plan(store, plans[number], own, rank=number, world_size=len(plans))
         except BaseException as error:
             return error
 
@@ -102,7 +101,7 @@ def test_ranks_continue_one_state(states: list[dict[str, Any] | None], message: 
 
     def rank(number: int) -> Any:
         try:
-            return agree(store, lambda _: ANSWER, TWO[number], rank=number, world_size=2, state=states[number])
+            return agree_on_plan(store, lambda _: ANSWER, TWO[number], rank=number, world_size=2, state=states[number])
         except PlanError as error:
             return str(error)
 
@@ -131,7 +130,7 @@ def test_all_data_ranks_are_read(data_ranks: list[tuple[int, int]], message: str
         data_rank, size = data_ranks[number]
         hello = Hello(rank=data_rank, world_size=size, trainer=number, trainers=4)
         try:
-            return agree(store, lambda _: ANSWER, hello, rank=number, world_size=4)
+            return agree_on_plan(store, lambda _: ANSWER, hello, rank=number, world_size=4)
         except PlanError as error:
             return str(error)
 
@@ -159,8 +158,8 @@ def test_planning_may_take_longer_than_the_stores_timeout():
         threading.Event().wait(0.001)
 
     with ThreadPoolExecutor(2) as pool:
-        leader = pool.submit(agree, store, slow, TWO[0], rank=0, world_size=2)
-        other = pool.submit(agree, store, lambda _: ANSWER, TWO[1], rank=1, world_size=2, pause=pause)
+        leader = pool.submit(agree_on_plan, store, slow, TWO[0], rank=0, world_size=2)
+        other = pool.submit(agree_on_plan, store, lambda _: ANSWER, TWO[1], rank=1, world_size=2, pause=pause)
         assert leader.result(PATIENCE_S) == other.result(PATIENCE_S) is ANSWER
 
 
@@ -215,7 +214,7 @@ def test_the_log_names_the_ranks_that_are_missing(caplog: pytest.LogCaptureFixtu
     store = c10d.HashStore()
     store.set("feedline/1/2", json.dumps({"snapshot": "s1", "lanes": 3, "plan": "p1", "features": "f1"}))
     with pytest.raises(PlanError, match=r"did not agree on a plan: waited 86\d\d\d s for ranks 1, 3 to plan"):
-        agree(store, lambda _: ANSWER, HELLO, rank=0, world_size=4, pause=pause, now_s=lambda: now[0])
+        agree_on_plan(store, lambda _: ANSWER, HELLO, rank=0, world_size=4, pause=pause, now_s=lambda: now[0])
     assert "waited 118 s for ranks 1, 3 to plan" in caplog.text
 
 
@@ -225,7 +224,7 @@ def test_a_lost_store_is_an_error():
             raise RuntimeError("Connection was likely closed")
 
     with pytest.raises(FeedlineError, match=r"the store of torch\.distributed does not answer: Connection was"):
-        agree(Gone(), lambda _: ANSWER, HELLO, rank=1, world_size=2)
+        agree_on_plan(Gone(), lambda _: ANSWER, HELLO, rank=1, world_size=2)
 
 
 @pytest.mark.parametrize("backend", ["mpi", "fake"])
@@ -245,7 +244,7 @@ def test_without_a_store_the_feeders_agree(backend: str, rank: int, monkeypatch:
         with pytest.raises(RuntimeError, match="pure virtual"):
             c10d.distributed_c10d._get_default_store().add("key", 1)
         ranks = RankInfo(rank=rank, world_size=2, local_ranks=2, source="torch.distributed")
-        assert dataset._agree(Client(), ranks, HELLO, None) == "answer"
+        assert open_plan(Client(), ranks, HELLO, None) == "answer"
     finally:
         c10d.destroy_process_group()
     assert asked == [HELLO], "as without torch.distributed: each rank's feeder looks into work_dir"

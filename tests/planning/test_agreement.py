@@ -21,8 +21,8 @@ from processes import running
 
 from feedline import FeedlineDataset, Pipeline
 from feedline.errors import PlanError
-from feedline.loader.facts import Hello
-from feedline.planning.agreement import RunStart, agree, launch_name, verify_agreement
+from feedline.loader.wire.facts import Hello
+from feedline.planning.agreement import RunStart, choose_once, launch_name, verify_agreement
 
 JOB = "f" * 64
 
@@ -55,7 +55,7 @@ class Starts:
 
     def start(self, rank: int, world_size: int, job: str = JOB, connected: bool = False, **environment: str) -> str:
         begun = self.last[rank] = RunStart(job=job, rank=rank, world_size=world_size, connected=connected)
-        return agree(begun, self.work_dir, self.take, environment=environment, now_s=lambda: self.now_s)
+        return choose_once(begun, self.work_dir, self.take, environment=environment, now_s=lambda: self.now_s)
 
     def verify(self, rank: int) -> bool:
         return verify_agreement(self.last[rank], self.work_dir, now_s=lambda: self.now_s)

@@ -18,7 +18,7 @@ from rewritten import Rewritten, earlier_version, rows_dropped, state_at, steps
 
 from feedline import Pipeline
 from feedline.errors import DataError, SpecError, StateError
-from feedline.loader.facts import describe_rebase
+from feedline.loader.plan_descriptions import describe_rebase
 from feedline.planning.plan import Plan
 
 SHUFFLES: dict[str, Any] = {
@@ -195,7 +195,7 @@ def test_touched_files_are_unchanged(place: Rewritten, shuffle: str):
         os.utime(path, (1, 1))
     new = pipeline.rebase(state)
     assert new.snapshot.id != plan.snapshot.id
-    assert new.facts().rest.changes["files"]["unchanged"] == len(place.files)
+    assert new.facts().rest.changes.files["unchanged"] == len(place.files)
     check_rest(place, pipeline, new, state, before)
 
 
@@ -290,8 +290,8 @@ def test_what_changed_is_counted(tmp_path: Path):
     place.write("ds=0/0.parquet", [row for row in range(64) if row % 4])
     place.remove("ds=1/0.parquet")
     rest = pipeline.rebase(state_at(plan, 0, 20)).facts().rest
-    assert rest.changes["files"] == {"unchanged": 3, "rewritten": 1, "gone": 1, "new": 0}
-    assert rest.changes["rows"] == {
+    assert rest.changes.files == {"unchanged": 3, "rewritten": 1, "gone": 1, "new": 0}
+    assert rest.changes.rows == {
         "delivered": 160,
         "delivered_gone": 16 + 64,
         "deleted": 16 + 64,

@@ -16,7 +16,7 @@ from rewritten import Rewritten, state_at, steps
 
 from feedline import Pipeline
 from feedline.errors import DataError, SpecError, StateError, StoreError
-from feedline.loader.facts import Hello
+from feedline.loader.wire.facts import Hello
 from feedline.planning.table_snapshot import freeze
 from feedline.warehouse.rebase.recorded_rows import Records
 

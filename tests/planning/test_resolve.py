@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from feedline import Pipeline
-from feedline.loader.facts import Hello
+from feedline.loader.wire.facts import Hello
 from feedline.planning.plan import Plan
 
 PIPELINE = """

@@ -17,7 +17,7 @@ from warehouse_samples import write
 
 from feedline import Pipeline
 from feedline.errors import SpecError, TableChangedError, TableError
-from feedline.loader.facts import Hello
+from feedline.loader.wire.facts import Hello
 from feedline.planning.table_snapshot import freeze
 from feedline.warehouse.snapshot import footer_tasks
 

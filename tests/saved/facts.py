@@ -23,6 +23,7 @@ from feedline import Pipeline
 from feedline.cli import app
 from feedline.loader.batch import Batch
 from feedline.loader.slot_tensors import Sparse
+from feedline.loader.wire.codec import to_values
 from feedline.planning.plan import Plan
 from feedline.serving.golden_store import features_id
 from feedline.transforms.compile.compiled import compile_features
@@ -83,7 +84,7 @@ def remaining_requests(pipeline: Pipeline, plan: Plan, step: int) -> list[str]:
 
 def rebase_facts(plan: Plan) -> dict[str, Any]:
     """What a rebase says of the rest of the epoch and of the rows that were delivered."""
-    rest = plan.facts().to_json()["rest"]
+    rest = to_values(plan.facts())["rest"]
     rows = {key: rest["changes"]["rows"][key] for key in ("delivered", "delivered_gone", "deleted", "added")}
     return {"rest": {key: rest[key] for key in ("epoch", "first_step", "steps", "rows", "rows_dropped")}, "rows": rows}
 

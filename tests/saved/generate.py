@@ -52,6 +52,7 @@ from saved.facts import (
 
 from feedline import FeedlineDataset, Pipeline
 from feedline.loader.state import state_of
+from feedline.loader.wire.codec import to_values
 from feedline.planning.mixing import MixingWindow
 from feedline.serving.golden_check import check
 from feedline.spec import load_spec
@@ -275,7 +276,7 @@ def _run(path: Path, state: dict[str, Any]) -> dict[str, Any]:
 
 def _state(path: Path, step: int) -> dict[str, Any]:
     """A state of the first edition: it does not name its environment."""
-    facts = Pipeline.from_yaml(path).plan().facts().to_json()
+    facts = to_values(Pipeline.from_yaml(path).plan().facts())
     named = {key: facts[key] for key in ("snapshot", "plan", "features", "seed", "lanes", "batch_size")}
     return {"version": 1, **named, "epoch": 0, "step": step}
 

@@ -17,10 +17,9 @@ from call_counts import calls_of
 from pipelines import PATIENCE_S, eventually
 
 from feedline import Pipeline
-from feedline.loader.facts import FeederFacts, Hello
 from feedline.loader.ring.channel import Channel, pair
-from feedline.loader.ring.feeder_connection import PROTOCOL
-from feedline.loader.ring.messages import BeginStream
+from feedline.loader.wire.facts import FeederFacts, Hello
+from feedline.loader.wire.ring_messages import BeginStream, FeederFailure, PlanRequest
 from feedline.native import rows
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.open_cluster import open_cluster
@@ -28,7 +27,6 @@ from feedline.service.feeder import trainer_session
 from feedline.service.feeder.planner import Planner
 from feedline.service.feeder.trainer_session import TrainerSession
 from feedline.spec.cluster_section import ClusterSpec
-from feedline.version import VERSION
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
@@ -41,7 +39,7 @@ def read(channel: Channel) -> int:
     """Free the slots that are announced; how many."""
     batches = 0
     while (arrival := channel.receive(wait=False)) is not None:
-        assert arrival[0] != b"J" or arrival[1]["type"] != "error", arrival[1]
+        assert not isinstance(arrival[1], FeederFailure), arrival[1]
         if arrival[0] == b"R":
             channel.free(arrival[2], arrival[3])
             batches += 1
@@ -77,10 +75,9 @@ def test_a_small_batch_of_a_block_that_is_there(
                 session.advance()
 
         try:
-            versions = {"protocol": PROTOCOL, "feedline": VERSION, "number": 1}
-            trainer.send_json({"type": "hello", **versions, **Hello(rank=0, world_size=1).to_json()})
+            trainer.send_message(PlanRequest(number=1, hello=Hello(rank=0, world_size=1)))
             assert eventually(lambda: (turn(), trainer.receive(wait=False))[1]), "the plan's facts"
-            trainer.send_json(BeginStream(stream=1, epoch=0, step=0, last=True, seen=None).to_json())
+            trainer.send_message(BeginStream(stream=1, epoch=0, step=0, last=True, seen=None))
             assert eventually(lambda: (turn(), read(trainer))[1])
             warm = sum((turn(), read(trainer))[1] for _ in range(8))
             assert warm >= 8

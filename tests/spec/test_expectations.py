@@ -20,9 +20,9 @@ from test_pipeline_spec import parse, refused
 from feedline.errors import DataError, SpecError
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn
 from feedline.loader.encoding.quality import Observer, Quality
-from feedline.loader.facts import FeederStats
 from feedline.loader.ring.channel import REPORT
 from feedline.loader.ring.reports import EpochCounts, FeederReports, report_packet
+from feedline.loader.wire.facts import FeederStats
 from feedline.planning.schedule import Block
 from feedline.service.feeder.quality_monitor import QualityMonitor
 from feedline.spec import PipelineSpec

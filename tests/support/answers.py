@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from feedline.loader.encoding.layout import BatchSchema
-from feedline.loader.facts import FeederFacts, Hello, PlanFacts
 from feedline.loader.ring.feeder_connection import Answer
+from feedline.loader.wire.facts import FeederFacts, Hello, PlanFacts
 
 FEEDER = FeederFacts(imports_s=1.5, log=None, dashboard=None, feeder=77)
 
@@ -21,4 +21,4 @@ def plan_facts(**changes: Any) -> PlanFacts:
 
 def answer_with(**changes: Any) -> Answer:
     """Return a feeder's answer to a new start, with these plan facts."""
-    return Answer.of(Hello(rank=0, world_size=1), {**plan_facts(**changes).to_json(), **FEEDER.to_json()})
+    return Answer.of(Hello(rank=0, world_size=1), plan_facts(**changes), FEEDER)

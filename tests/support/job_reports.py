@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from feedline.service.scheduler.job_reports import JobReport
+from feedline.loader.wire.job_reports import JobReport
 
 REPORT = JobReport(
     job="ctr",

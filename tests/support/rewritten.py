@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from feedline import Pipeline
-from feedline.loader.facts import PlanFacts
 from feedline.loader.state import state_of
+from feedline.loader.wire.facts import PlanFacts
 from feedline.planning.binding.recording import unkeyed_recording
 from feedline.planning.binding.table_features import compile_spec, planned_schema
 from feedline.planning.plan import Plan

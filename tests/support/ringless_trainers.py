@@ -13,13 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from feedline.commands import feeder_sessions
-from feedline.loader.facts import Hello
 from feedline.loader.ring.channel import Channel, pair
-from feedline.loader.ring.feeder_connection import PROTOCOL
-from feedline.loader.ring.messages import BeginStream
+from feedline.loader.wire.facts import Hello
+from feedline.loader.wire.ring_messages import BeginStream, EpochDone, FeederFailure, PlanAnswer, PlanRequest
 from feedline.native.ring import FREE, Arrival
 from feedline.service.feeder.feeder import Feeder
-from feedline.version import VERSION
 
 BATCH = 100
 
@@ -60,16 +58,15 @@ class Trainer:
     def __init__(self, channel: Channel, *, rank: int = 0, world_size: int = 1) -> None:
         self.channel = channel
         self._epoch = self._stream = 0
-        versions = {"protocol": PROTOCOL, "feedline": VERSION, "number": 1}
-        channel.send_json({"type": "hello", **versions, **Hello(rank=rank, world_size=world_size).to_json()})
-        assert self._receive()[1]["type"] == "facts"
+        channel.send_message(PlanRequest(number=1, hello=Hello(rank=rank, world_size=world_size)))
+        assert isinstance(self._receive()[1], PlanAnswer)
 
     def begin(self, *, last: bool, epoch: int | None = None, step: int = 0) -> None:
         """Ask for the batches of an epoch (default: the next one) from a step on."""
         self._stream += 1
         self._epoch = self._epoch if epoch is None else epoch
         begin = BeginStream(stream=self._stream, epoch=self._epoch, step=step, last=last, seen=None)
-        self.channel.send_json(begin.to_json())
+        self.channel.send_message(begin)
 
     def read(self) -> list[int]:
         """The steps of the epoch that was asked for, as they are announced; other messages are skipped, and batches of
@@ -82,7 +79,7 @@ class Trainer:
                 if stream == self._stream:
                     assert epoch == self._epoch
                     steps.append(step)
-        self.channel.send_json({"type": "epoch_done", "epoch": self._epoch})
+        self.channel.send_message(EpochDone(epoch=self._epoch))
         self._epoch += 1
         return steps
 
@@ -91,7 +88,7 @@ class Trainer:
         assert arrival is not None
         if arrival[0] == b"J":
             _, message, descriptor = arrival
-            assert message["type"] != "error", message
+            assert not isinstance(message, FeederFailure), message
             if descriptor is not None:
                 descriptor.close()
         return arrival

@@ -9,9 +9,9 @@ from typing import Any
 
 from distributed import Client, LocalCluster
 
+from feedline.loader.wire.job_reports import JobReport
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.open_cluster import open_cluster
-from feedline.service.scheduler.job_reports import JobReport
 from feedline.spec.cluster_section import ClusterSpec
 
 

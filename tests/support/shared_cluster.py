@@ -12,11 +12,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from feedline.loader.wire.job_reports import JobReport
 from feedline.service.cluster.connection.fair_share import FairShare
 from feedline.service.feeder.timing import Priorities
 from feedline.service.feeder.window import Window, WindowLimits
 from feedline.service.scheduler.job_book import ClusterSize, JobBook
-from feedline.service.scheduler.job_reports import JobReport
 
 _REPORT_S, _LOOK_S, _RATE_S = 2.0, 1.0, 10.0
 _FIRST_S = 1.7e9  # by the scheduler's clock

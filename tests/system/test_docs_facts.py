@@ -20,7 +20,7 @@ import feedline
 from feedline import Batch, FeedlineDataset, Pipeline, Table, errors
 from feedline.cli import app
 from feedline.loader.dataset_stats import DatasetStats
-from feedline.loader.facts import FeederFacts, PlanFacts
+from feedline.loader.wire.facts import FeederFacts, PlanFacts
 from feedline.spec import PipelineSpec
 from feedline.spec.sections import keys_of, section_at
 

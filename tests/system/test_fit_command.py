@@ -21,7 +21,7 @@ import feedline.artifacts.store as stored_artifacts
 from feedline import Pipeline
 from feedline.cli import app
 from feedline.errors import SpecError, StateError
-from feedline.loader.facts import Hello
+from feedline.loader.wire.facts import Hello
 
 FEATURES: dict[str, Any] = {
     "dense": {"dense_0": [{"fill_null": 0}]},

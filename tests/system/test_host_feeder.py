@@ -21,8 +21,12 @@ from processes import all_gone, trainer
 
 from feedline import FeedlineDataset
 from feedline.errors import FeederError
+from feedline.loader.launcher import meeting_name
 from feedline.loader.ring import host_feeder
-from feedline.loader.ring.launch import FeederCommand, HostLaunch, feeder_arguments, overrides_text
+from feedline.loader.ring.launch import HostLaunch, feeder_command, overrides_text
+from feedline.loader.wire.codec import pack
+from feedline.loader.wire.ring_messages import EpochDone
+from feedline.spec import load_spec
 
 RANKS = 2
 
@@ -155,8 +159,8 @@ def test_a_trainers_error_ends_its_own_session_only(place: Place):
         iterator = iter(zero)
         seen = [image(next(iterator)) for _ in range(5)]
         feeder = feeder_of(zero)
-        one._feed._connection.send({"type": "begin", "stream": "?"})
-        with pytest.raises(FeederError, match=r"a message is malformed: got .* as BeginStream.stream"):
+        one._feed._connection._channel.send(b"J" + pack(EpochDone(epoch=0), "begin"))
+        with pytest.raises(FeederError, match=r"a message is malformed: got .* as BeginStream\.stream"):
             list(one)
         seen += [image(batch) for batch in iterator]
         assert seen == expected(path)[0]
@@ -219,9 +223,9 @@ def test_a_feeder_without_trainers_ends_and_removes_its_files(place: Place, tmp_
         earlier = list(host_feeder._started.values())
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("FEEDLINE_COMMAND", command)
-            arguments = feeder_arguments(path, ranks=(), world_size=RANKS, local_ranks=RANKS, cores=1)
-            command = FeederCommand(arguments=arguments, overrides=overrides_text({}), environment={})
-            name, round = host_feeder.launch_name(launch, RANKS, {})
+            counts = {"world_size": RANKS, "local_ranks": RANKS, "cores": 1}
+            command = feeder_command(load_spec(path), path, overrides_text({}), ranks=(), **counts)
+            name, round = meeting_name(launch, RANKS, {})
             feeder = host_feeder.attach(
                 HostLaunch(name=name, round=round, command=command), reported=set(), unless=lambda: False
             )
@@ -240,7 +244,7 @@ def test_a_feeder_without_trainers_ends_and_removes_its_files(place: Place, tmp_
 
 def test_the_name_of_a_launch():
     def name(**environment: str) -> tuple[str, int]:
-        return host_feeder.launch_name("j" * 64, 8, environment)
+        return meeting_name("j" * 64, 8, environment)
 
     torchrun = {"TORCHELASTIC_RUN_ID": "a", "GROUP_RANK": "0", "MASTER_PORT": "1", "MASTER_ADDR": "h"}
     assert name(**torchrun) == name(**{**torchrun, "MASTER_PORT": "2", "SLURM_JOB_ID": "3"})
@@ -249,7 +253,7 @@ def test_the_name_of_a_launch():
     others = [torchrun, {**torchrun, "GROUP_RANK": "1"}, plain, {**plain, "MASTER_PORT": "2"}, {}]
     others += [{"SLURM_JOB_ID": "3", "SLURM_STEP_ID": step} for step in "01"]
     names = [name(**environment)[0] for environment in others]
-    names += [host_feeder.launch_name("k" * 64, 8, {})[0], host_feeder.launch_name("j" * 64, 4, {})[0]]
+    names += [meeting_name("k" * 64, 8, {})[0], meeting_name("j" * 64, 4, {})[0]]
     assert len(set(names)) == len(names)
 
 

@@ -19,8 +19,8 @@ from rewritten import Rewritten, state_at, steps
 
 from feedline import FeedlineDataset
 from feedline.errors import StateError
-from feedline.loader.facts import Hello, RebaseRequest
 from feedline.loader.state import checked_state
+from feedline.loader.wire.facts import Hello, RebaseRequest
 
 
 @pytest.fixture

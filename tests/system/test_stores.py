@@ -24,7 +24,7 @@ from s3_store import ALWAYS, KEYS, Store, put, put_folder, s3_server
 from feedline import Pipeline, Table
 from feedline.errors import CorruptFileError, StoreError, TableChangedError, TableError, TableNotFoundError
 from feedline.expressions import bind_where
-from feedline.planning.agreement import RunStart, agree
+from feedline.planning.agreement import RunStart, choose_once
 from feedline.warehouse.discovery.hive import discover
 from feedline.warehouse.optimize.usage import load_uses, record_usage
 from feedline.warehouse.parquet import open_file
@@ -221,7 +221,7 @@ def test_what_ranks_agree_on_lies_in_the_store_too(s3: Store, server: int) -> No
 
     def agreed(rank: int) -> str:
         start = RunStart(job="f" * 64, rank=rank, world_size=2, connected=True)
-        return agree(start, s3.uri("work/ranks"), lambda: next(taken), environment={})
+        return choose_once(start, s3.uri("work/ranks"), lambda: next(taken), environment={})
 
     assert [agreed(0), agreed(1), agreed(0), agreed(1)] == ["a", "a", "b", "b"]
     s3.fault("denied", path="/runs/", times=ALWAYS)

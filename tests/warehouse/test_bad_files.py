@@ -16,7 +16,7 @@ from processes import ended, ended_here, feedline
 import feedline.warehouse.snapshot.footer_tasks as footer_tasks
 from feedline import FeedlineDataset, Pipeline
 from feedline.errors import CorruptFileError, TableError
-from feedline.loader.facts import Hello
+from feedline.loader.wire.facts import Hello
 from feedline.planning.table_snapshot import freeze
 from feedline.spec import load_spec
 from feedline.warehouse.bad_files import (

@@ -12,13 +12,13 @@ from contextlib import contextmanager
 
 from feedline.loader.ring.launch import feeder_threads
 from feedline.loader.ring.rendezvous import job_fingerprint
+from feedline.loader.wire.job_reports import JobReport
 from feedline.planning.binding.table_features import required_functions
 from feedline.resources.cgroups import available_cores
 from feedline.resources.scratch import make_scratch
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.scaling.demand import Demand
-from feedline.service.scheduler.job_reports import JobReport
 from feedline.spec import PipelineSpec
 
 

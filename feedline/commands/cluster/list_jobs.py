@@ -22,7 +22,8 @@ from feedline.commands.cluster.connection_files import (
     connection_files,
 )
 from feedline.commands.display.consoles import console_on
-from feedline.service.cluster.connection.job_listing import FeederShare, JobListing, list_jobs
+from feedline.loader.wire.job_reports import FeederShare
+from feedline.service.cluster.connection.job_listing import JobListing, list_jobs
 
 # A trainer that waits as much as this share of its time is starved, also between two waits.
 _STARVED = 0.05

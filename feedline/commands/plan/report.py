@@ -19,8 +19,10 @@ from rich.table import Table
 from feedline.commands.display.dedup_table import group_lines
 from feedline.expressions.column_parts import flattened_column, has_column, part_of
 from feedline.loader.encoding.layout import SlotLayout
-from feedline.loader.facts import BadFileFacts, lines_of, summary_of
+from feedline.loader.plan_descriptions import lines_of, summary_of
 from feedline.loader.ring.launch import feeder_threads, memory_share
+from feedline.loader.wire.codec import from_values, to_values
+from feedline.loader.wire.facts import BadFileFacts
 from feedline.planning.dedup.group_measure import describe_groups
 from feedline.planning.mixing import DEFAULT_WINDOW_ROWS
 from feedline.planning.nulls import first_lines
@@ -61,7 +63,7 @@ def describe(plan: Plan, *, world_size: int, rows_per_s: float = 0.0) -> dict[st
         "features": plan.features.fingerprint[:32],
         "files": len(snapshot.files),
         "files_ignored": snapshot.ignored,
-        "bad_files": [bad.to_json() for bad in plan.bad_files()],
+        "bad_files": [to_values(bad) for bad in plan.bad_files()],
         **plan.gaps.facts(),
         "stages": stages(plan, table_bytes),
         **_pruning_facts(selection.report),
@@ -249,7 +251,7 @@ def _facts_table(facts: dict[str, Any]) -> Table:
     )
     for name, text in rows[:3]:
         table.add_row(name, text)
-    if bad_files := [BadFileFacts.from_json(bad) for bad in facts["bad_files"]]:
+    if bad_files := [from_values(BadFileFacts, bad) for bad in facts["bad_files"]]:
         table.add_row("bad files", "\n".join([summary_of(bad_files), *map(escape, lines_of(bad_files))]))
     for name, lines in (("nulls left", facts["nulls"]), ("columns missing", facts["absent"])):
         if lines:

@@ -1,11 +1,12 @@
 """The channel between a feeder and its trainer: small messages over one UNIX SOCK_SEQPACKET connection.
 
 Runs in: both. A message is one packet: a byte for its kind, then a few packed integers (the messages of each batch) or
-JSON. A message too long for a packet travels as a sealed memfd. The death of either side is an EOF for the other.
+JSON (`wire/ring_messages.py`). A message too long for a packet travels as a sealed memfd. The death of either side is
+an EOF for the other.
 
-    trainer -> feeder   json hello, begin, grow, stalled, epoch_done;  FREE generation slot ...
-    feeder -> trainer   json welcome, facts, map (with the memfd), retire, full, warnings, error;  READY ...;  END ...;
-                        REPORT ..., the JSON of the feeder's stats, and the bytes of its quality counts
+    trainer -> feeder   messages of FROM_TRAINER;  FREE generation slot ...
+    feeder -> trainer   messages of FROM_FEEDER;  READY ...;  END ...;  REPORT ..., the feeder's packed stats, and the
+                        bytes of its quality counts
 
 A packet of READY or FREE may hold several, back to back. A packet with a descriptor follows one that says so, since
 receiving without room for descriptors is cheaper.
@@ -16,7 +17,6 @@ from __future__ import annotations
 import array
 import contextlib
 import fcntl
-import json
 import os
 import select
 import socket
@@ -27,11 +27,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from feedline.loader.wire.codec import pack, unpack_kind
+from feedline.loader.wire.ring_messages import KINDS, MESSAGES
 from feedline.native import ring as native
 from feedline.native.ring import FREE, Arrival
 
 END = struct.Struct("<cIQ")  # kind, stream, epoch
-REPORT = struct.Struct("<cII")  # kind, stream, bytes of the JSON that follows; the rest are `EpochCounts`
+REPORT = struct.Struct("<cII")  # kind, stream, bytes of the stats that follow; the rest are `EpochCounts`
 
 # Linux refuses packets above the socket's buffer (208 KiB by default), and a short read truncates one silently.
 _PACKET_BYTES = 64 * 1024
@@ -86,7 +88,7 @@ class Channel:
         self._socket = connection
         self.unsent: list[bytes] = []  # reports of free slots, until `flush`
         # READY and FREE that have come and were not taken; a trainer adds END. In an `Arrival` the kind is followed by
-        # the fields of READY, END or FREE, the bytes of REPORT, or of JSON a dict and a `Descriptor` or None.
+        # the fields of READY, END or FREE, the bytes of REPORT, or a message and its `Descriptor` or None.
         self.queue: deque[Arrival] = deque()
         self._outbox: deque[tuple[bytes, Descriptor | None]] = deque()  # posted packets that found no room
         self._packet = bytearray(_PACKET_BYTES)  # the one received last
@@ -146,9 +148,9 @@ class Channel:
             raise ChannelClosedError(str(error)) from error
         return True
 
-    def send_json(self, message: dict[str, Any], fd: int | None = None, *, wait: bool = True) -> bool:
-        """`send` a JSON message of any length."""
-        packet = b"J" + json.dumps(message).encode()
+    def send_message(self, message: object, fd: int | None = None, *, wait: bool = True) -> bool:
+        """`send` a message of any length."""
+        packet = _packed(message)
         if fd is not None:
             return self.send(_short(packet), fd, wait=wait)
         if len(packet) <= _INLINE_BYTES:
@@ -176,9 +178,9 @@ class Channel:
         self._outbox.append((packet, descriptor))
         self.deliver()
 
-    def post_json(self, message: dict[str, Any], fd: int | None = None) -> None:
-        """`post` a JSON message."""
-        packet = b"J" + json.dumps(message).encode()
+    def post_message(self, message: object, fd: int | None = None) -> None:
+        """`post` a message."""
+        packet = _packed(message)
         self.post(packet if fd is None else _short(packet), fd)
 
     def deliver(self) -> None:
@@ -228,7 +230,7 @@ class Channel:
     def receive(self, *, wait: bool = True) -> Arrival | None:
         """The next message; without `wait`, None if there is none.
 
-        Raises ChannelClosedError at the end of the connection.
+        Raises ChannelClosedError at the end of the connection, FeederError for a malformed message.
         """
         queue = self.queue
         while not queue:
@@ -283,6 +285,10 @@ class Channel:
         return count, Descriptor.from_ancillary(ancillary)
 
 
+def _packed(message: object) -> bytes:
+    return b"J" + pack(message, KINDS[type(message)])
+
+
 def _short(packet: bytes) -> bytes:
     if len(packet) > _INLINE_BYTES:
         raise AssertionError("a message with a descriptor must be short")
@@ -306,7 +312,7 @@ def _parse(packet: bytes, fd: Descriptor | None) -> Arrival:
             packet, fd = blob.read(), None
     kind = packet[:1]
     if kind == b"J":
-        return kind, json.loads(packet[1:]), fd
+        return kind, unpack_kind(MESSAGES, packet[1:]), fd
     return END.unpack(packet) if kind == b"E" else (kind, packet)
 
 

@@ -1,14 +1,12 @@
 """The trainer's client of feeders: it delivers the next slot even if a feeder dies.
 
-Runs in: the trainer, and `feedline run --sink null`. A `FeederClient` attaches to a feeder of `feedline run` or starts
-its own, begins a stream at a step, and receives slots. When the feeder dies it finds or starts another and continues
-at the step after the last one it handed out. No torch.
+Runs in: the trainer, and `feedline run --sink null`; no torch. When the feeder dies, the client finds or starts
+another and continues at the step after the last one that it handed out.
 
 States: new -> open (hello answered with facts) -> streaming (begin sent) -> open ... -> closed.
 
-An interrupt (Ctrl-C in a notebook) may come between any two instructions. While the client waits, no change is under
-way. After an interrupt in the middle of a change, the state of the connection is unknown: it is marked as torn, and the
-next call continues with another feeder. A feeder that works on another plan is sent the hello of this plan again.
+An interrupt (Ctrl-C) may come between any two instructions, but not in a change while the client waits. One in the
+middle of a change marks the connection as torn, and the next call continues with another feeder.
 """
 
 from __future__ import annotations
@@ -22,13 +20,13 @@ from dataclasses import dataclass
 from typing import NoReturn, TypeAlias
 
 from feedline.errors import BatchTimeoutError, FeedlineError
-from feedline.loader.facts import Hello
 from feedline.loader.ring.channel import ChannelClosedError
 from feedline.loader.ring.feeder_connection import Answer, FeederConnection
 from feedline.loader.ring.launch import FeederAccess
-from feedline.loader.ring.messages import BeginStream
 from feedline.loader.ring.reports import FeederReports
 from feedline.loader.ring.slots import RingReader
+from feedline.loader.wire.facts import Hello
+from feedline.loader.wire.ring_messages import BeginStream, EpochDone, StallReport
 from feedline.native.ring import Arrival, Lease
 
 # A batch in its slot: epoch, step, rows, bytes, the slot's bytes.
@@ -224,7 +222,7 @@ class FeederClient:
         self._connection.record_progress()
         if step + 1 == self._steps:
             with contextlib.suppress(ChannelClosedError):  # the batch is here anyway
-                self._connection.send({"type": "epoch_done", "epoch": epoch})
+                self._connection.send(EpochDone(epoch=epoch))
 
     def _await_slot(self, reader: RingReader) -> None:
         """Wait for a message, or for the events of a slot; make room if the trainer holds every slot."""
@@ -268,7 +266,7 @@ class FeederClient:
         if not self._stalled_s or end_s - self._stall_sent_s < _STALL_REPORT_S:
             return
         with self._connection.transaction:
-            self._connection.send({"type": "stalled", "seconds": self._stalled_s})
+            self._connection.send(StallReport(seconds=self._stalled_s))
             self._stalled_s, self._stall_sent_s = 0.0, end_s
 
     # -- starting and recovering ----------------------------------------------------------------------------------
@@ -288,10 +286,9 @@ class FeederClient:
             epoch, step = self._position
             self._first_step = step
             self._steps = self._answer.facts.steps_of(epoch)
-            begin = BeginStream(
-                stream=stream, epoch=epoch, step=step, last=self._last_epoch, seen=seen, node=self._node
+            self._connection.send(
+                BeginStream(stream=stream, epoch=epoch, step=step, last=self._last_epoch, seen=seen, node=self._node)
             )
-            self._connection.send(begin.to_json())
             self._begin_sent = self._resuming = True
 
     def _recover(self) -> None:

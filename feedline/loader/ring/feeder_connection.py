@@ -17,24 +17,21 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any
 
 from feedline.errors import BatchTimeoutError, FeederError, FeedlineError, from_wire
-from feedline.loader.facts import FeederFacts, Hello, PlanFacts
 from feedline.loader.ring.channel import Channel, ChannelClosedError
 from feedline.loader.ring.feeder_source import Feeder, FeederSource, RunFeeder
 from feedline.loader.ring.host_feeder import HostFeeder
 from feedline.loader.ring.launch import FeederAccess
-from feedline.loader.ring.messages import FeederFailure, NewGeneration, RingFull
 from feedline.loader.ring.reports import FeederReports
 from feedline.loader.ring.room import Room
 from feedline.loader.ring.slots import RingReader
+from feedline.loader.wire import ring_messages
+from feedline.loader.wire.facts import FeederFacts, Hello, PlanFacts
 from feedline.native.ring import Arrival
-from feedline.version import VERSION
 
 logger = logging.getLogger(__name__)
 
-PROTOCOL = 8
 _QUIET_S = 30.0
 _TICK_S = 0.5
 # A busy feeder answers a question after this long at most.
@@ -50,13 +47,12 @@ class Answer:
     feeder: FeederFacts
 
     @classmethod
-    def of(cls, hello: Hello, facts: dict[str, Any]) -> Answer:
-        """The answer to a hello, from the `facts` of the message."""
-        plan = PlanFacts.from_json(facts)
+    def of(cls, hello: Hello, plan: PlanFacts, feeder: FeederFacts) -> Answer:
+        """The answer to a hello."""
         repeatable = replace(
             hello, rebase=None, snapshot=plan.snapshot, lanes=plan.lanes, plan=plan.plan, features=plan.features
         )
-        return cls(hello=repeatable, facts=plan, feeder=FeederFacts.from_json(facts))
+        return cls(hello=repeatable, facts=plan, feeder=feeder)
 
 
 class Transaction:
@@ -122,8 +118,8 @@ class FeederConnection:
         self._hello_number = 0  # of the last hello
         self._diagnosis: str | None = None  # the answer to the last question
         self._last_message_s = time.perf_counter()
-        self._facts: dict[str, Any] | None = None  # the facts that answered it
-        self._failure: FeederFailure | None = None  # the feeder's last message: the error that ended it
+        self._facts: ring_messages.PlanAnswer | None = None  # that it got
+        self._failure: ring_messages.FeederFailure | None = None  # the feeder's last message: the error that ended it
         self.current: Answer | None = None  # the plan that the feeder works on; set by the caller of `ask`
         self.reader: RingReader | None = None
         self.queue: deque[Arrival] = deque()  # READY and END, not taken yet: the channel's
@@ -194,11 +190,11 @@ class FeederConnection:
         """Whether an interrupt came in the middle of a change."""
         return self.transaction.torn or (self.reader is not None and self.reader.torn)
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: object) -> None:
         """Send a message. While the buffer is full, receive: the feeder may be waiting for that."""
         if self._channel is None:
             raise ChannelClosedError("not connected")
-        while not self._channel.send_json(message, wait=False):
+        while not self._channel.send_message(message, wait=False):
             self.receive()
             self._channel.await_readiness()
 
@@ -258,36 +254,36 @@ class FeederConnection:
         raise from_wire(failure.name, failure.message)
 
     def _file(self, arrival: Arrival, reader: RingReader) -> None:
-        """Handle a report or a JSON message."""
+        """Handle a report or a message."""
         if arrival[0] == b"S":
             self.reports.receive(arrival[1])
             return
         _, message, fd = arrival
-        kind = message["type"]
-        if kind == "map":
-            assert fd is not None
-            reader.on_map(NewGeneration.from_json(message), fd)
-            self.room.record_growth()
-        elif kind == "retire":
-            reader.on_retire(message["generation"])
-        elif kind == "full":
-            self.room.record_refusal(RingFull.from_json(message))
-        elif kind == "error":
-            self._failure = FeederFailure.from_json(message)
-        elif kind == "facts" and message["number"] == self._hello_number:
-            self._facts = message["facts"]
-        elif kind == "diagnosis":
-            self._diagnosis = message["text"]
-        elif kind == "warnings":
-            self.reports.add_warnings(message["texts"])
-        elif kind == "welcome" and isinstance(self._feeder, HostFeeder):
-            self._feeder.pid = int(message["pid"])
-            self._watch = Watch(self._feeder.channel, self._feeder.pid)
-        elif kind in ("busy", "leaving"):
-            self._is_dismissed = True
-            if kind == "busy":
-                self._source.leave_host()
-            raise ChannelClosedError(f"the host's feeder is {kind}")
+        match message:
+            case ring_messages.NewGeneration():
+                assert fd is not None
+                reader.on_map(message, fd)
+                self.room.record_growth()
+            case ring_messages.RetiredGeneration():
+                reader.on_retire(message.generation)
+            case ring_messages.RingFull():
+                self.room.record_refusal(message)
+            case ring_messages.FeederFailure():
+                self._failure = message
+            case ring_messages.PlanAnswer() if message.number == self._hello_number:
+                self._facts = message
+            case ring_messages.Diagnosis():
+                self._diagnosis = message.text
+            case ring_messages.DataWarnings():
+                self.reports.add_warnings(message.texts)
+            case ring_messages.Welcome() if isinstance(self._feeder, HostFeeder):
+                self._feeder.pid = message.pid
+                self._watch = Watch(self._feeder.channel, self._feeder.pid)
+            case ring_messages.FeederLeaving() | ring_messages.FeederBusy():
+                self._is_dismissed = True
+                if isinstance(message, ring_messages.FeederBusy):
+                    self._source.leave_host()
+                raise ChannelClosedError("the host's feeder serves another trainer of this rank, or ends")
 
     def wait(self, what: str, *, since_s: float | None = None, timeout_s: float | None = None) -> None:
         """Wait for a message or the feeder's death; logs `what` it waits for, and why, every half minute.
@@ -315,14 +311,13 @@ class FeederConnection:
             self.current = self._facts = None
             self._hello_number += 1
             self.raise_failure()
-            versions = {"protocol": PROTOCOL, "feedline": VERSION, "number": self._hello_number}
-            self.send({"type": "hello", **versions, **hello.to_json()})
+            self.send(ring_messages.PlanRequest(number=self._hello_number, hello=hello))
         while True:
             with self.transaction:
                 self.receive()
                 self.raise_failure()
             if self._facts is not None:
-                return Answer.of(hello, self._facts)
+                return Answer.of(hello, self._facts.plan, self._facts.feeder)
             self.wait("the plan", since_s=since_s, timeout_s=timeout_s)
 
     def abandon(self) -> None:
@@ -357,7 +352,7 @@ class FeederConnection:
 def _diagnose(connection: FeederConnection, watch: Watch) -> str:
     """What the feeder says that the trainer waits for; that it does not answer, if it does not."""
     connection._diagnosis = None
-    if connection._channel is not None and connection._channel.send_json({"type": "diagnose"}, wait=False):
+    if connection._channel is not None and connection._channel.send_message(ring_messages.Diagnose(), wait=False):
         deadline_s = time.perf_counter() + _ANSWER_S
         while connection._diagnosis is None and not connection.queue:
             if not watch.wait(deadline_s - time.perf_counter()):

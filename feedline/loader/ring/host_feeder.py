@@ -1,18 +1,14 @@
 """The feeder that all ranks of a host share: find it or start it, and accept its trainers.
 
-Runs in: the trainers (`attach`, `HostFeeder`) and the feeder (`HostListener`). The first rank takes the lock on a file
-named by job, world size and launch, writes the feeder's folder into it, listens on the socket beside it, and hands both
-to the feeder that it starts. The others connect, and wait in the socket's backlog until the feeder accepts them. The
-lock is free again when the feeder has ended: in order, then its files are gone; or dead, then the next rank that takes
-the lock cleans up and starts another. Ranks of a later round of the launcher wait for the lock of an earlier one.
-
-Three feeders in a row that died before any rank had a batch are an error on all ranks: the file counts them.
+Runs in: the trainers (`attach`, `HostFeeder`) and the feeder (`HostListener`). The first rank locks a file named by
+job, world size and launch, listens on the socket beside it, and hands both to the feeder that it starts. The others
+wait in the socket's backlog. When the feeder has died, the next rank that gets the lock cleans up and starts another;
+ranks of a later round wait for the lock. The file counts feeders that died before any rank had a batch.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
@@ -21,7 +17,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
@@ -29,21 +25,12 @@ from typing import IO
 from feedline.errors import FeederError
 from feedline.loader.ring.channel import Channel, ChannelClosedError
 from feedline.loader.ring.launch import FUTILE_DEATHS, HostLaunch, end_of_log, log_path
-from feedline.loader.ring.rendezvous import address_of, dial, open_lock, runtime_dir
+from feedline.loader.ring.rendezvous import address_of, dial, open_lock, own_channel, runtime_dir
+from feedline.loader.wire.ring_messages import FeederLeaving, Welcome
 from feedline.resources.scratch import make_scratch
 
 logger = logging.getLogger(__name__)
 
-# The environment variables by which launchers name a start; those of a launcher that are set name it together. Of
-# torchrun's agents on one host, each has its own ranks.
-_LAUNCH_NAMES = (
-    ("TORCHELASTIC_RUN_ID", "GROUP_RANK"),
-    ("SLURM_JOB_ID", "SLURM_STEP_ID"),
-    ("PMIX_NAMESPACE",),
-    ("PMI_JOBID",),
-    ("MASTER_ADDR", "MASTER_PORT"),
-)
-_ROUND = "TORCHELASTIC_RESTART_COUNT"
 # An earlier round's feeder ends within this time of its last rank, tasks under way included.
 _LONGEST_WAIT_S, _LOG_AFTER_S, _PAUSE_S = 60.0, 5.0, 0.02
 _BACKLOG = 1024
@@ -56,18 +43,6 @@ _started: dict[str, subprocess.Popen[bytes]] = {}
 
 class NoSharedFeederError(Exception):
     """Ranks cannot meet on this host."""
-
-
-def launch_name(job: str, world_size: int, environment: Mapping[str, str]) -> tuple[str, int]:
-    """The name of the files through which a start's ranks on this host meet, and the launcher's round."""
-    values: dict[str, str] = {}
-    for names in _LAUNCH_NAMES:
-        values = {name: environment[name] for name in names if environment.get(name, "none") != "none"}
-        if names[0] in values:
-            break
-    digest = hashlib.sha256(json.dumps([job, world_size, values], sort_keys=True).encode()).hexdigest()
-    count = environment.get(_ROUND, "0")
-    return f"{job[:16]}-host-{digest[:16]}of{world_size}", int(count) if count.isdigit() else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,14 +227,14 @@ class HostListener:
 
     def accept(self) -> Channel | None:
         """Accept a trainer that waits; None if there is none, or for a process of another user."""
-        return self._accept({"type": "welcome", "pid": os.getpid()})
+        return self._accept(Welcome(pid=os.getpid()))
 
     def stop(self) -> None:
         """Stop listening. Trainers that wait are told to look for another feeder."""
         if self._socket is None:
             return
         self._path.unlink(missing_ok=True)
-        while (channel := self._accept({"type": "leaving"})) is not None:
+        while (channel := self._accept(FeederLeaving())) is not None:
             channel.close()
         self._socket.close()
         self._socket = None
@@ -270,17 +245,14 @@ class HostListener:
         self._path.with_suffix(".lock").unlink(missing_ok=True)
         os.close(self._lock)
 
-    def _accept(self, greeting: dict[str, object]) -> Channel | None:
+    def _accept(self, greeting: Welcome | FeederLeaving) -> Channel | None:
         assert self._socket is not None
         try:
             connection, _ = self._socket.accept()
         except OSError:  # nobody waits, or no longer
             return None
         connection.setblocking(True)
-        channel = Channel(connection)
-        if channel.peer_uid() != os.getuid():
-            channel.close()
-            return None
-        with contextlib.suppress(ChannelClosedError):  # the feeder notices when it serves
-            channel.post_json(greeting)
+        if (channel := own_channel(connection)) is not None:
+            with contextlib.suppress(ChannelClosedError):  # the feeder notices when it serves
+                channel.post_message(greeting)
         return channel

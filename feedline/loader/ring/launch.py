@@ -1,9 +1,8 @@
 """Start a feeder process for a trainer, and report why it died.
 
-Runs in: the trainer; `shorten_log` in the feeder. The feeder is `python -m feedline feed`, with FEEDLINE_COMMAND in
-place of `python -m feedline` if set. It gets one end of a socket pair, and ends with that connection. Overrides may
-contain credentials of a store: they are passed on standard input, since every user of the host can read arguments. Its
-output goes to a log in its scratch folder; the end of the log is shown if the feeder dies.
+Runs in: the trainer; `shorten_log` in the feeder. The feeder is `python -m feedline feed` (or FEEDLINE_COMMAND), and
+ends with its connection. Overrides may contain credentials: they are passed on standard input, since every user of the
+host can read arguments. The end of its log is shown if it dies.
 """
 
 from __future__ import annotations
@@ -19,13 +18,16 @@ import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from feedline.errors import FeederError
+from feedline.loader.launcher import RankInfo, meeting_name
 from feedline.loader.ring.channel import pair
+from feedline.loader.ring.rendezvous import job_fingerprint, socket_paths
 from feedline.resources.allocators import allocator_environment
-from feedline.resources.cgroups import available_memory_bytes
+from feedline.resources.cgroups import available_cores, available_memory_bytes, launcher_affinity, rank_cores
 from feedline.resources.instructions import choose_cpu, cpu_environment
 from feedline.resources.scratch import SCRATCH_VARIABLE, make_scratch
 from feedline.spec import PipelineSpec
@@ -164,7 +166,8 @@ class FeederProcess:
         """Wait for the process, whose connection is closed; send SIGTERM after 2 s, SIGKILL after `exit_s`."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_NOTICE_S)
-        end_process(self._process, within_s=self._exit_s)
+        self._process.terminate()
+        await_end(self._process, within_s=self._exit_s)
         self._release()
 
     def _release(self) -> None:
@@ -199,12 +202,6 @@ def shorten_log(descriptor: int, *, limit_bytes: int = LOG_BYTES, kept_bytes: in
     return True
 
 
-def end_process(process: subprocess.Popen[Any], *, within_s: float) -> None:
-    """End a process with SIGTERM, and with SIGKILL if it lives on after `within_s`."""
-    process.terminate()
-    await_end(process, within_s=within_s)
-
-
 def await_end(process: subprocess.Popen[Any], *, within_s: float) -> None:
     """Wait for a process that was sent SIGTERM; SIGKILL it if it lives on after `within_s`."""
     try:
@@ -214,21 +211,44 @@ def await_end(process: subprocess.Popen[Any], *, within_s: float) -> None:
         process.wait()
 
 
-def exit_seconds(spec: PipelineSpec) -> float:
-    """How long a feeder may take to end after SIGTERM."""
-    return _PROVIDER_EXIT_S if spec.cluster.kind == "provider" else _EXIT_S
-
-
-def feeder_arguments(
-    path: Path, *, ranks: Sequence[int], world_size: int, local_ranks: int, cores: int, cpus: Collection[int] = ()
-) -> list[str]:
-    """The arguments of `python -m feedline feed`: the pipeline, the ranks that it serves (none: the trainers name
-    them), the number of ranks in all and on this host, the cores that it may use, and the CPUs that it runs on
-    (default: those of the process that starts it)."""
+def feeder_command(
+    spec: PipelineSpec,
+    path: Path,
+    overrides: str,
+    *,
+    ranks: Sequence[int],
+    world_size: int,
+    local_ranks: int,
+    cores: int,
+    cpus: Collection[int] = (),
+) -> FeederCommand:
+    """How to start a feeder: its pipeline and standard input, the ranks that it serves (none: the trainers name them),
+    the number of ranks in all and on this host, the cores that it may use, and the CPUs that it runs on (default: those
+    of the process that starts it)."""
     lists = {"--ranks": ranks, "--cpus": sorted(cpus)}
     words = [word for name, each in lists.items() if each for word in (name, ",".join(map(str, each)))]
     counts = {"--world-size": world_size, "--local-ranks": local_ranks, "--cores": cores}
-    return [str(path), *words, *(str(word) for item in counts.items() for word in item)]
+    return FeederCommand(
+        arguments=[str(path), *words, *(str(word) for item in counts.items() for word in item)],
+        overrides=overrides,
+        environment=feeder_environment(spec, cores=cores),
+        exit_s=_PROVIDER_EXIT_S if spec.cluster.kind == "provider" else _EXIT_S,
+    )
+
+
+def feeder_access(path: Path, overrides: str, spec: PipelineSpec, ranks: RankInfo) -> FeederAccess:
+    """How this rank gets its feeder: one of `feedline run` that waits, its host's, or its own."""
+    command = partial(feeder_command, spec, path, overrides, world_size=ranks.world_size, local_ranks=ranks.local_ranks)
+    job, host = job_fingerprint(spec), None
+    if spec.feeder == "host" and ranks.local_ranks > 1:
+        name, round = meeting_name(job, ranks.world_size, os.environ)
+        cpus = launcher_affinity()  # the rank that starts the feeder may be bound to a few of them
+        host = HostLaunch(name=name, round=round, command=command(ranks=(), cores=available_cores(cpus), cpus=cpus))
+    return FeederAccess(
+        command=command(ranks=[ranks.rank], cores=rank_cores(ranks.local_ranks)),
+        attach_paths=socket_paths(job, ranks.rank, ranks.world_size),
+        host=host,
+    )
 
 
 def feeder_input(
@@ -279,11 +299,10 @@ def memory_share(spec: PipelineSpec, *, local_ranks: int) -> int:
 
 
 def feeder_environment(spec: PipelineSpec, *, cores: int) -> dict[str, str]:
-    """The environment variables of a new feeder: allocators, a Polars pool of one thread per Dask thread, not per core,
-    no pool for linear algebra, which no op uses and which costs numpy's import 0.05 s (the current environment takes
-    precedence), and numpy's instructions by `cluster.cpu` (here it does not).
+    """The environment variables of a new feeder, after those set here: allocators, a Polars thread per Dask thread, no
+    pool for linear algebra, which no op uses. Before them: numpy's instructions by `cluster.cpu`.
 
-    Raises ClusterError if this machine lacks the instructions of `cluster.cpu`.
+    Raises ClusterError if this machine lacks those.
     """
     threads = feeder_threads(spec, cores=cores)
     pools = {"POLARS_MAX_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1"}

@@ -1,10 +1,7 @@
 """Pin the ring's memory for copies to a GPU, and fence slots that a GPU still reads.
 
-Runs in: the trainer. Memory registered with `cudaHostRegister` is pinned for every tensor that views it, so copies to
-the GPU are asynchronous and need no staging buffer. Without CUDA nothing is registered, which is logged once.
-
-A CUDA context takes hundreds of megabytes on its device. This module creates none on a device that the trainer does not
-use: memory is registered under the trainer's device, and events are recorded on devices that have a context.
+Runs in: the trainer. Copies from memory registered with `cudaHostRegister` are asynchronous. A CUDA context takes
+hundreds of megabytes: none is created on a device that the trainer does not use.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The sockets through which trainers find feeders: those of `feedline run`, named by job and rank.
 
-Runs in: both. The sockets are in a folder private to this user (mode 0700): below XDG_RUNTIME_DIR, or, if that is
-missing or unusable (under Slurm it often names a folder of the login host), below the folder for temporary files. A
-feeder uses the first that works, a trainer looks in both. A feeder owns its name through a lock on a file beside the
-socket for as long as it lives; the socket exists only while the feeder waits for a trainer, so that one feeder serves
-one trainer at a time. What a dead process left behind is removed by the next process that finds it.
+Runs in: both. The sockets are in a private folder (mode 0700) below XDG_RUNTIME_DIR, or, if that is unusable (under
+Slurm it often names a folder of the login host), below the folder for temporary files; a trainer looks in both. A
+feeder locks a file beside the socket while it lives; the socket exists only while it waits for a trainer. The next
+process removes what a dead one left.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from pathlib import Path
 
 from feedline.errors import FeederError
 from feedline.loader.ring.channel import Channel, ChannelClosedError
+from feedline.loader.wire.ring_messages import Welcome
 from feedline.spec import PipelineSpec
 
 logger = logging.getLogger(__name__)
@@ -114,7 +114,10 @@ def address_of(path: Path) -> Iterator[str]:
 
 
 def connect(path: Path) -> Channel | None:
-    """The channel to the feeder that waits on this socket for one trainer, or None. Takes 10 s at most."""
+    """The channel to the feeder that waits on this socket for one trainer, or None. Takes 10 s at most.
+
+    Raises FeederError for a feeder of another wire version.
+    """
     channel = dial(path)
     if channel is not None and not _is_greeted(channel):
         channel.close()
@@ -138,11 +141,16 @@ def dial(path: Path) -> Channel | None:
             _warn_of_silence(_owner_of(path.with_suffix(".lock")), "accept connections")
         return None
     _limit_sending(connection, 0)
+    return own_channel(connection)
+
+
+def own_channel(connection: socket.socket) -> Channel | None:
+    """The channel over a connection to a process of this user; None, and closed, for another user's."""
     channel = Channel(connection)
-    if channel.peer_uid() != os.getuid():
-        channel.close()
-        return None
-    return channel
+    if channel.peer_uid() == os.getuid():
+        return channel
+    channel.close()
+    return None
 
 
 def _limit_sending(connection: socket.socket, seconds: float) -> None:
@@ -160,6 +168,9 @@ def _is_greeted(channel: Channel) -> bool:
         return bool(channel.receive(wait=False))
     except ChannelClosedError:
         return False
+    except FeederError:
+        channel.close()
+        raise
 
 
 def _warn_of_silence(process: str, action: str) -> None:
@@ -226,13 +237,10 @@ class Listener:
         """Accept the trainer that connects, and stop listening; None for a process of another user."""
         assert self._socket is not None
         connection, _ = self._socket.accept()
-        channel = Channel(connection)
-        if channel.peer_uid() != os.getuid():
-            channel.close()
-            return None
-        self._stop_listening()
-        with contextlib.suppress(ChannelClosedError):  # the feeder notices when it serves
-            channel.post_json({"type": "welcome"})
+        if (channel := own_channel(connection)) is not None:
+            self._stop_listening()
+            with contextlib.suppress(ChannelClosedError):  # the feeder notices when it serves
+                channel.post_message(Welcome(pid=os.getpid()))
         return channel
 
     def close(self) -> None:

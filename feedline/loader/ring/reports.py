@@ -1,14 +1,11 @@
 """The feeders' reports on their work, as the trainer keeps them.
 
-Runs in: the trainer, and `feedline run --sink null`. Reports are cumulative: each one on a stream replaces the one
-before it, and streams are summed here. Reports are parsed only when they are read. The counts of a dead feeder's epoch
-are passed to the next feeder, which continues from them.
+Runs in: the trainer, and `feedline run --sink null`. A report replaces the one before it on its stream; streams are
+summed. Another feeder continues from the counts of a dead one.
 """
 
 from __future__ import annotations
 
-import base64
-import json
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +13,9 @@ from typing import Any, Self
 
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import Quality, measures, merge
-from feedline.loader.facts import FeederStats
 from feedline.loader.ring.channel import REPORT
+from feedline.loader.wire.codec import pack, unpack
+from feedline.loader.wire.facts import FeederStats
 
 _THROUGH = struct.Struct("<q")
 
@@ -38,17 +36,12 @@ class EpochCounts:
         """The inverse of `to_bytes`."""
         return cls(through=_THROUGH.unpack_from(content)[0], quality=Quality.from_bytes(content[_THROUGH.size :]))
 
-    @classmethod
-    def from_text(cls, text: str) -> Self:
-        """The counts that `FeederReports.hand_over` returned."""
-        return cls.from_bytes(base64.b64decode(text))
-
 
 class FeederReports:
     """The last report of each kind: the feeder's `stats`, and the quality of the features' values."""
 
     def __init__(self) -> None:
-        self._stats = b"{}"
+        self._stats = pack(FeederStats())
         # Counts of the streams that ended, and the last report on each stream that may go on; set at once.
         self._quality: tuple[Quality | None, dict[int, bytes]] = (None, {})
         self._first_stream = 0  # late reports on earlier streams are dropped: this one includes their counts
@@ -69,18 +62,16 @@ class FeederReports:
         """Keep the warnings of a message until they are taken."""
         self.warnings += warnings
 
-    def hand_over(self, stream: int, successor: int) -> str | None:
-        """The counts of a stream that continues as `successor`, kept until the first report on that.
-
-        As the text of their bytes, for a message of JSON.
-        """
+    def hand_over(self, stream: int, successor: int) -> bytes | None:
+        """The bytes of the `EpochCounts` of a stream that continues as `successor`, kept until the first report on
+        that."""
         self._first_stream = successor
         past, streams = self._quality
         report = streams.get(stream) or streams.get(successor)
         if report is None:
             return None
         self._quality = past, {**{n: each for n, each in streams.items() if n != stream}, successor: report}
-        return base64.b64encode(report).decode()
+        return report
 
     def take_warnings(self) -> list[str]:
         """Warnings about the data since the last call."""
@@ -90,7 +81,7 @@ class FeederReports:
     @property
     def stats(self) -> FeederStats:
         """The feeder's counts of its work."""
-        return FeederStats.from_json(json.loads(self._stats))
+        return unpack(FeederStats, self._stats)
 
     @property
     def quality(self) -> Quality | None:
@@ -110,5 +101,5 @@ class FeederReports:
 
 def report_packet(stream: int, stats: FeederStats, seen: bytes | None) -> bytes:
     """The feeder's report on a stream: its stats, and the bytes of its `EpochCounts` (None: the last ones hold)."""
-    work = json.dumps(stats.to_json()).encode()
+    work = pack(stats)
     return REPORT.pack(b"S", stream, len(work)) + work + (seen or b"")

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 from feedline.errors import RingError
-from feedline.loader.ring.messages import RingFull
 from feedline.loader.ring.slots import RingReader
+from feedline.loader.wire.ring_messages import GrowRing, RingFull
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +53,7 @@ class Room:
             )
         return not self._pending
 
-    def request_slots(self, reader: RingReader, send: Callable[[dict[str, Any]], None]) -> None:
+    def request_slots(self, reader: RingReader, send: Callable[[object], None]) -> None:
         """Request more slots if a garbage collection, which the caller just ran, freed none."""
         if reader.held_slots < reader.slots:
             if not self._warned_cycles:
@@ -72,4 +71,4 @@ class Room:
                 reader.slots,
             )
         self._pending = True
-        send({"type": "grow"})
+        send(GrowRing())

@@ -6,18 +6,15 @@ another one is added when a batch does not fit a slot, or the trainer holds ever
     free --writer.acquire--> filling --READY--> ready --reader.lease--> leased --last view dies--> free (FREE)
 
 Messages are the only synchronisation: no polling, no shared counters, no memory-ordering assumptions. A slot is never
-written while a view of it exists. A memfd has no name, so it cannot leak or collide: the kernel frees it with its last
-descriptor and mapping.
+written while a view of it exists.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import functools
 import logging
-import mmap
 import os
 import weakref
 from collections import deque
@@ -25,34 +22,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from feedline.errors import RingError
 from feedline.loader.encoding.layout import SlotHeader
 from feedline.loader.ring.channel import END, Channel, Descriptor
-from feedline.loader.ring.messages import NewGeneration, RingFull
-from feedline.loader.ring.numa import preferred_node
+from feedline.loader.ring.ring_memory import PAGE_BYTES, RingMemory
+from feedline.loader.wire.ring_messages import NewGeneration, RetiredGeneration, RingFull
 from feedline.native import ring as native
 from feedline.native.ring import READY, Arrival, Books, Lease
-from feedline.resources.cgroups import available_memory_bytes
 
 logger = logging.getLogger(__name__)
 
-PAGE_BYTES = mmap.PAGESIZE
 # Slots are an eighth larger than the first batch: ragged batches differ by a few per cent.
 _SLACK = 1.125
-# Slots of a new ring: two leased (the current batch and the next), one ready, one being filled. Finished blocks absorb
-# longer jitter; more slots would only add memory to touch before step 0.
+# Slots of a new ring: two leased (the current batch and the next), one ready, one being filled.
 _FIRST_SLOTS = 4
-# The memory of a new ring's slots before its first batch is announced; that of others follows at once, but they are two
-# at least. A virtual machine needs 1.8 ms for a megabyte: four slots of 546 features took 0.5 s.
+# The memory of a new ring's slots (two at least) before its first batch is announced: 1.8 ms per megabyte on a VM.
 _BYTES_AT_ONCE = 32 * 2**20
 # A ring gets more slots for a smooth run only as long as it is smaller than this.
 _SMALL_RING_BYTES = 64 * 2**20
-_BYTE = np.dtype(np.uint8)
-# Memory left free for other processes when a generation is allocated.
-_RESERVE_BYTES = 64 * 1024 * 1024
 
 
 class Event(Protocol):
@@ -73,65 +60,6 @@ class _FailedEvent:
 
     def synchronize(self) -> None:
         raise self._error
-
-
-class _Mapping(mmap.mmap):
-    """A mapping that calls `before_unmapping` after its last view; a weakref callback would run after unmapping."""
-
-    before_unmapping: Callable[[], None] | None = None
-
-    def __del__(self) -> None:
-        if self.before_unmapping is not None:
-            self.before_unmapping()
-
-
-class RingMemory:
-    """One generation: a memfd with `slots` slots of `slot_bytes` bytes, mapped into this process."""
-
-    def __init__(self, fd: int, *, generation: int, slots: int, slot_bytes: int) -> None:
-        self.fd = fd
-        self.generation = generation
-        self.slots = slots
-        self.slot_bytes = slot_bytes
-        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-        self.map = _Mapping(fd, slots * slot_bytes, flags=flags)
-
-    @classmethod
-    def create(cls, *, generation: int, slots: int, slot_bytes: int, node: int | None = None) -> RingMemory:
-        """Allocate the pages of a generation, on a NUMA node if it is given.
-
-        Raises RingError with needed and available bytes if memory is short.
-        """
-        nbytes, available = slots * slot_bytes, available_memory_bytes()
-        if nbytes + _RESERVE_BYTES > available:
-            raise RingError(
-                f"no memory for the ring: needed {nbytes:,} bytes ({slots} slots of {slot_bytes:,}), available "
-                f"{available:,}. Lower batch.size or free memory on this host"
-            )
-        fd = os.memfd_create("feedline-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            with preferred_node(node):
-                os.posix_fallocate(fd, 0, nbytes)  # raises here rather than SIGBUS on a later write
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            return cls(fd, generation=generation, slots=slots, slot_bytes=slot_bytes)
-        except OSError as error:
-            os.close(fd)
-            raise RingError(
-                f"no memory for the ring: needed {nbytes:,} bytes, available {available:,} ({error})"
-            ) from error
-
-    @property
-    def nbytes(self) -> int:
-        return self.slots * self.slot_bytes
-
-    def slot(self, index: int, nbytes: int | None = None) -> NDArray[np.uint8]:
-        """The bytes of one slot, as an array over the mapping, which therefore lives as long as any view."""
-        count = self.slot_bytes if nbytes is None else nbytes
-        return np.ndarray((count,), _BYTE, self.map, index * self.slot_bytes)
-
-    def close_fd(self) -> None:
-        """Close the descriptor; the mapping stays until its last view is gone."""
-        os.close(self.fd)
 
 
 @dataclass(slots=True, eq=False)
@@ -200,13 +128,12 @@ class RingWriter:
         newest = self._current[-1].memory
         slots = min(self.slots, (self._limit_bytes - self.nbytes) // newest.slot_bytes)
         if slots < 1:
-            self._channel.post_json(RingFull(nbytes=self.nbytes, limit=self._limit_bytes).to_json())
+            self._channel.post_message(RingFull(nbytes=self.nbytes, limit=self._limit_bytes))
             return False
         try:
             self._add(slots, newest.slot_bytes)
         except RingError as error:
-            refusal = RingFull(nbytes=self.nbytes, limit=self._limit_bytes, why=str(error))
-            self._channel.post_json(refusal.to_json())
+            self._channel.post_message(RingFull(nbytes=self.nbytes, limit=self._limit_bytes, why=str(error)))
             return False
         return True
 
@@ -239,7 +166,7 @@ class RingWriter:
         slots = max(2, min(_FIRST_SLOTS, self._limit_bytes // slot_bytes))
         retired, self._current, self.slots = self._current, [], 0
         for old in retired:
-            self._channel.post_json({"type": "retire", "generation": old.memory.generation})
+            self._channel.post_message(RetiredGeneration(generation=old.memory.generation))
             self._drop_if_spent(old.memory.generation)
         if not retired:
             first = max(2, min(slots, _BYTES_AT_ONCE // slot_bytes))
@@ -253,7 +180,7 @@ class RingWriter:
         self._current.append(added)
         self.slots += slots
         message = NewGeneration(generation=memory.generation, slots=slots, slot_bytes=slot_bytes)
-        self._channel.post_json(message.to_json(), memory.fd)
+        self._channel.post_message(message, memory.fd)
 
     def _drop_if_spent(self, generation: int) -> None:
         owner = self._generations[generation]
@@ -285,9 +212,8 @@ class RingReader:
 
     `torn`: an interrupt (Ctrl-C) came while a slot was being freed, so the feeder may never get it back.
 
-    A free slot is reported at once if the trainer may wait for the next batch, and else when as many slots are free as
-    batches wait: each packet costs the trainer a system call, and wakes the feeder. What is not reported is known
-    before the feeder can be needed: the last batches are taken first.
+    A free slot is reported at once if the trainer may wait for the next batch, else when as many are free as batches
+    wait: each packet costs a system call, and wakes the feeder.
     """
 
     def __init__(self, channel: Channel, *, pin: Callable[[int, int], bool], unpin: Callable[[int], None]) -> None:
@@ -329,7 +255,7 @@ class RingReader:
         """Map a generation and pin it; wherever an interrupt comes, it is unpinned before it is unmapped."""
         memory = RingMemory(fd.number, generation=new.generation, slots=new.slots, slot_bytes=new.slot_bytes)
         fd.close()  # the mapping keeps the memory
-        address = _address(memory)
+        address = memory.address
         memory.map.before_unmapping = functools.partial(self._unpin, address)
         pinned = self._pin(address, memory.nbytes)
         if not pinned:
@@ -436,7 +362,3 @@ def _await(events: Sequence[Event]) -> None:
             event.synchronize()
         except Exception as error:  # after a CUDA error every call raises it
             logger.warning("a copy from the ring to a GPU ended in an error: %s", error)
-
-
-def _address(memory: RingMemory) -> int:
-    return int(memory.slot(0).__array_interface__["data"][0])

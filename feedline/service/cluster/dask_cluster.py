@@ -22,6 +22,7 @@ from distributed.client import ClosedClientError
 from distributed.deploy.cluster import Cluster as DaskDeployment
 
 from feedline.errors import ClusterError
+from feedline.loader.wire.job_reports import JobAnswer, JobReport
 from feedline.resources.allocators import allocator_environment
 from feedline.resources.instructions import Cpu, cpu_environment
 from feedline.service.cluster.attempts import Arrived, Submit
@@ -37,7 +38,6 @@ from feedline.service.cluster.threads.local_tasks import LocalTask, LocalTasks
 from feedline.service.dask_patches.dask_config import FEEDER_CONFIG, THREADS_CONFIG
 from feedline.service.dask_patches.steady_loop import steady
 from feedline.service.scheduler.job_book import ClusterSize
-from feedline.service.scheduler.job_reports import JobAnswer, JobReport
 from feedline.service.tls.refused_connection import explain_refusal
 from feedline.service.tls.security import security_of
 from feedline.spec.cluster_section import ClusterSpec

@@ -15,7 +15,7 @@ from feedline.spec.cluster_section import ClusterSpec
 from feedline.transforms.registry.user_functions import RequiredFunction
 
 if TYPE_CHECKING:
-    from feedline.service.scheduler.job_reports import JobReport
+    from feedline.loader.wire.job_reports import JobReport
 
 
 def open_cluster(

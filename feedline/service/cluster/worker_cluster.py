@@ -23,8 +23,8 @@ from feedline.spec.cluster_section import ClusterSpec
 from feedline.transforms.registry.user_functions import RequiredFunction, check_functions
 
 if TYPE_CHECKING:
+    from feedline.loader.wire.job_reports import JobReport
     from feedline.service.cluster.dask_cluster import DaskCluster
-    from feedline.service.scheduler.job_reports import JobReport
 
 logger = logging.getLogger(__name__)
 

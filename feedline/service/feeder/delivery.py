@@ -21,6 +21,7 @@ from feedline.errors import ClusterError
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.encoding.shuffled_rows import Rows
+from feedline.loader.wire.facts import BlockStats
 from feedline.planning.schedule import Block
 from feedline.service.cluster.attempts import FirstRows, Outcome, attempt_block
 from feedline.service.cluster.blame import BlockFailure, Retry, among, decide_retry, elsewhere
@@ -42,16 +43,8 @@ _LATE = "a block has taken more than %.0f s on %s: it is also computed on anothe
 
 
 @dataclass(slots=True)
-class DeliveryStats:
-    """Sums over finished blocks."""
-
-    blocks: int = 0
-    nbytes_read: int = 0
-    nbytes_encoded: int = 0
-    read_s: float = 0.0
-    transform_s: float = 0.0
-    encode_s: float = 0.0
-    resubmitted: int = 0
+class DeliveryStats(BlockStats):
+    """The sums while they are counted."""
 
     def add(self, result: BlockResult) -> None:
         """Count a finished block."""

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from types import CodeType
 from typing import TypeAlias, TypeVar
 
-from feedline.loader.facts import Hello
+from feedline.loader.wire.facts import Hello
 from feedline.planning.agreement import RunStart
 from feedline.planning.artifact_choice import fit_artifacts
 from feedline.planning.plan import Plan

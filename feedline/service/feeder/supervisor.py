@@ -6,9 +6,7 @@ host, and reports in JSON lines. A feeder that dies is started again; three deat
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import json
 import os
 import queue
 import shutil
@@ -17,15 +15,14 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import IO, Any, Literal, Self, get_args
+from typing import IO
 
 from feedline.errors import FeederError
 from feedline.loader.encoding.quality import Quality
-from feedline.loader.facts import FeederStats, PlanFacts
 from feedline.loader.ring.launch import FUTILE_DEATHS, FeederCommand, await_end, feeder_words, standard_input
+from feedline.loader.wire.codec import unpack
+from feedline.loader.wire.facts import EVENT_PREFIX, FeederEvent, FeederStats, PlanFacts
 from feedline.resources.scratch import SCRATCH_VARIABLE, make_scratch
-
-EventType = Literal["ready", "refused", "trainer", "plan", "stats", "left", "died"]
 
 
 @dataclass(slots=True)
@@ -57,67 +54,13 @@ class SupervisedFeeder:
         return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(numbers)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FeederEvent:
-    """A line of JSON about a rank from a feeder of `feedline run`, or its death, which the supervisor detects.
-
-    ready: it waits for a trainer (dashboard, pid). refused: another feeder serves the rank (error). trainer: one
-    attached (pid). plan: the plan is ready. stats: progress. left: the trainer left (error, stats, quality). died: the
-    feeder of these ranks died (status).
-    """
-
-    type: EventType
-    rank: int | None
-    dashboard: str | None = None
-    pid: int | None = None
-    plan: PlanFacts | None = None
-    stats: FeederStats | None = None
-    quality: tuple[Quality, ...] = ()
-    error: str | None = None
-    status: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """The event's fields and type; a plan's facts are keys of their own."""
-        if self.plan is not None:
-            return {"type": self.type, "rank": self.rank, **self.plan.to_json()}
-        stats = None if self.stats is None else self.stats.to_json()
-        return {
-            "type": self.type,
-            "rank": self.rank,
-            "dashboard": self.dashboard,
-            "pid": self.pid,
-            "error": self.error,
-            "stats": stats,
-            "quality": [base64.b64encode(counts.to_bytes()).decode() for counts in self.quality],
-        }
-
-    @classmethod
-    def from_json(cls, message: dict[str, Any]) -> Self:
-        """The inverse of `to_json`. Raises FeederError for malformed facts."""
-        kind: EventType = message["type"]
-        if kind == "plan":
-            return cls(type="plan", rank=message["rank"], plan=PlanFacts.from_json(message))
-        stats = message.get("stats")
-        return cls(
-            type=kind,
-            rank=message["rank"],
-            dashboard=message.get("dashboard"),
-            pid=message.get("pid"),
-            stats=None if stats is None else FeederStats.from_json(stats),
-            quality=tuple(Quality.from_bytes(base64.b64decode(counts)) for counts in message.get("quality", ())),
-            error=message.get("error"),
-        )
-
-
 class Supervisor:
     """The feeders of this host. `poll` handles their reports; close it when done."""
 
     def __init__(self, feeders: Sequence[SupervisedFeeder]) -> None:
         self._feeders = list(feeders)
         self.ranks = [rank for feeder in feeders for rank in feeder.ranks]
-        self._messages: queue.Queue[tuple[SupervisedFeeder, subprocess.Popen[str], dict[str, Any] | None]] = (
-            queue.Queue()
-        )
+        self._lines: queue.Queue[tuple[SupervisedFeeder, subprocess.Popen[str], str | None]] = queue.Queue()
 
     def start(self) -> None:
         for feeder in self._feeders:
@@ -131,10 +74,10 @@ class Supervisor:
         """
         events: list[tuple[str, FeederEvent]] = []
         with contextlib.suppress(queue.Empty):
-            item = self._messages.get(timeout=timeout_s)
+            item = self._lines.get(timeout=timeout_s)
             while True:
                 self._handle(*item, events)
-                item = self._messages.get_nowait()
+                item = self._lines.get_nowait()
         return events
 
     def close(self) -> None:
@@ -176,23 +119,23 @@ class Supervisor:
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
-                if (message := _event_message(line)) is not None:
-                    self._messages.put((feeder, process, message))
-        self._messages.put((feeder, process, None))
+                if line.startswith(EVENT_PREFIX):
+                    self._lines.put((feeder, process, line))
+        self._lines.put((feeder, process, None))
 
     def _handle(
         self,
         feeder: SupervisedFeeder,
         process: subprocess.Popen[str],
-        message: dict[str, Any] | None,
+        line: str | None,
         events: list[tuple[str, FeederEvent]],
     ) -> None:
         if process is not feeder.process:
             return
-        if message is None:
+        if line is None:
             self._on_death(feeder, process, events)
             return
-        event = FeederEvent.from_json(message)
+        event = unpack(FeederEvent, line)
         rank = next(each for each in feeder.ranks if each.rank == event.rank)
         match event.type:
             case "ready":
@@ -208,7 +151,7 @@ class Supervisor:
             case "left":
                 rank.trainer = rank.stats = None
                 rank.past_stats += [] if event.stats is None else [event.stats]
-                rank.quality += event.quality
+                rank.quality += [] if event.quality is None else [Quality.from_bytes(event.quality)]
                 rank.last_error = event.error
         if event.stats is not None and event.stats.batches:
             feeder.futile_deaths = 0
@@ -233,12 +176,3 @@ def _pass_on(lines: IO[str]) -> None:
     with lines:
         for line in lines:
             sys.stderr.write(line)
-
-
-def _event_message(line: str) -> dict[str, Any] | None:
-    """The JSON of an event; None for other lines, which libraries print."""
-    try:
-        message = json.loads(line)
-    except ValueError:
-        return None
-    return message if isinstance(message, dict) and message.get("type") in get_args(EventType) else None

@@ -11,20 +11,18 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from feedline.errors import StateError
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.slot import Draft
-from feedline.loader.facts import BlockStats, FeederFacts, FeederStats, Hello
 from feedline.loader.ring.channel import Channel, ChannelClosedError
-from feedline.loader.ring.feeder_connection import PROTOCOL
-from feedline.loader.ring.messages import BeginStream, FeederFailure
 from feedline.loader.ring.reports import EpochCounts, report_packet
 from feedline.loader.ring.slots import RingWriter
+from feedline.loader.wire import ring_messages
+from feedline.loader.wire.facts import BlockStats, FeederFacts, FeederStats, Hello
 from feedline.planning.plan import Plan
 from feedline.planning.schedule import rank_lanes
 from feedline.resources.cgroups import available_memory_bytes
@@ -52,23 +50,9 @@ _RING_SHARE = 0.25
 
 
 @dataclass(slots=True)
-class FeederCounters:
-    """What `FeederStats` says, while it is counted."""
+class FeederCounters(FeederStats):
+    """The stats while they are counted."""
 
-    batches: int = 0
-    rows: int = 0
-    nbytes: int = 0
-    wait_blocks_s: float = 0.0
-    wait_slots_s: float = 0.0
-    epoch: int = 0
-    step: int = 0
-    steps: int = 0
-    epochs: int = 0
-    ring_slots: int = 0
-    ring_free: int = 0
-    blocks_in_flight: int = 0
-    window: int = 0
-    window_reason: str = ""
     delivery: DeliveryStats = field(default_factory=DeliveryStats)
     stalled_s: float = 0.0  # the trainer's own count of its waits
     slept_s: float = 0.0  # of the loop, as far as it is counted
@@ -93,14 +77,7 @@ class FeederCounters:
             in_flight=0 if stream is None or stream.ended else stream.window.in_flight,
         )
 
-    def take(self, message: Mapping[str, Any]) -> None:
-        """Take what the trainer counts itself."""
-        if message["type"] == "stalled":
-            self.stalled_s += float(message["seconds"])
-        elif message["type"] == "epoch_done":
-            self.epochs = max(self.epochs, int(message["epoch"]) + 1)
-
-    def begin(self, stream: BeginStream, steps: int) -> None:
+    def begin(self, stream: ring_messages.BeginStream, steps: int) -> None:
         """Count the steps of a stream from here on."""
         self.epoch, self.step, self.steps = stream.epoch, stream.step, steps
 
@@ -159,7 +136,7 @@ class TrainerSession:
         self._on_plan = on_plan
         self._ring = RingWriter(channel, limit_bytes=int(memory_bytes * _RING_SHARE))
         self._writers = SlotWriters(self._ring, self._wake)
-        self._hello_number = 0  # of the last hello
+        self._number = 0  # of the last request
         self._planning: Future[Plan] | None = None
         self._agreement: Agreement | None = None
         self._plan: Plan | None = None
@@ -210,7 +187,7 @@ class TrainerSession:
             with contextlib.suppress(Exception):  # the first error is the one to send
                 self._writers.finish(stream.number)
         with contextlib.suppress(ChannelClosedError):
-            self.channel.post_json(FeederFailure(name=name, message=message, number=self._hello_number).to_json())
+            self.channel.post_message(ring_messages.FeederFailure(name=name, message=message, number=self._number))
 
     def close(self) -> None:
         """Drop the blocks in flight and the ring. The channel stays open for its last messages."""
@@ -236,17 +213,19 @@ class TrainerSession:
             if arrival[0] == b"F":
                 self._ring.release(*arrival[1:])
                 continue
-            message = arrival[1]
-            if message["type"] == "hello":
-                self._on_hello(message)
-            elif message["type"] == "begin":
-                self._on_begin(BeginStream.from_json(message))
-            elif message["type"] == "grow":
-                self._ring.grow()
-            elif message["type"] == "diagnose":
-                self.channel.post_json({"type": "diagnosis", "text": self._diagnose()})
-            else:
-                self.counters.take(message)
+            match arrival[1]:
+                case ring_messages.PlanRequest() as request:
+                    self._on_request(request)
+                case ring_messages.BeginStream() as begin:
+                    self._on_begin(begin)
+                case ring_messages.GrowRing():
+                    self._ring.grow()
+                case ring_messages.Diagnose():
+                    self.channel.post_message(ring_messages.Diagnosis(text=self._diagnose()))
+                case ring_messages.StallReport(seconds=seconds):
+                    self.counters.stalled_s += seconds
+                case ring_messages.EpochDone(epoch=epoch):
+                    self.counters.epochs = max(self.counters.epochs, epoch + 1)
 
     def _diagnose(self) -> str:
         """What the trainer's next batch waits for."""
@@ -257,13 +236,12 @@ class TrainerSession:
             return "the feeder has nothing to deliver"
         return stream.diagnose(self._ring.slots)
 
-    def _on_hello(self, message: dict[str, Any]) -> None:
-        self._hello_number = int(message.get("number", 0))
-        _refuse_other_installations(message)
-        hello = Hello.from_json(message)
+    def _on_request(self, request: ring_messages.PlanRequest) -> None:
+        self._number, hello = request.number, request.hello
+        _refuse_other_installations(request)
         _refuse_other_rank(hello, hello.rank if self.rank is None else self.rank, self._world_size)
         if self.global_rank != hello.global_rank and not self._admit(hello):
-            self.channel.post_json({"type": "busy"})
+            self.channel.post_message(ring_messages.FeederBusy())
             raise ChannelClosedError("another trainer of this rank is served")
         self.rank, self.global_rank = hello.rank, hello.global_rank
         self._end_stream()
@@ -278,16 +256,15 @@ class TrainerSession:
         self._planning = None
         self._plan = plan = planning.result()
         assert self.rank is not None
-        limits = WindowLimits(
-            open_blocks=1, memory_bytes=self._blocks_bytes, fixed_blocks=self._cluster.fixed_window
-        )  # of all epochs
-        self._streams.use(plan, rank_lanes(plan.lanes, self.rank, self._world_size), Window(limits))
+        limits = WindowLimits(open_blocks=1, memory_bytes=self._blocks_bytes, fixed_blocks=self._cluster.fixed_window)
+        window = Window(limits)  # of all epochs
+        self._streams.use(plan, rank_lanes(plan.lanes, self.rank, self._world_size), window)
         self._on_plan(plan)
         self.monitor = QualityMonitor(plan.layout.schema, plan.job.features, plan.on_expect)
-        facts = {**plan.facts().to_json(), **replace(self._about, dashboard=self._cluster.dashboard).to_json()}
-        self.channel.post_json({"type": "facts", "number": self._hello_number, "facts": facts})
+        feeder = replace(self._about, dashboard=self._cluster.dashboard)
+        self.channel.post_message(ring_messages.PlanAnswer(number=self._number, plan=plan.facts(), feeder=feeder))
 
-    def _on_begin(self, begin: BeginStream) -> None:
+    def _on_begin(self, begin: ring_messages.BeginStream) -> None:
         self._writers.drop()
         self._streams.begin(begin)
         if self._agreement is not None:
@@ -298,7 +275,7 @@ class TrainerSession:
         begin, stream = self._streams.open(), self._streams.current
         if begin is not None and stream is not None:
             self._ring.node = begin.node
-            seen = None if begin.seen is None else EpochCounts.from_text(begin.seen)
+            seen = None if begin.seen is None else EpochCounts.from_bytes(begin.seen)
             self.monitor.begin(begin.epoch, seen)
             self.counters.begin(begin, stream.schedule.steps)
 
@@ -373,7 +350,7 @@ class TrainerSession:
         counts = self.monitor.due_counts() if every_s else self.monitor.epoch_counts()
         self.channel.post(report_packet(stream.number, self.counters.stats(), counts))
         if warnings:
-            self.channel.post_json({"type": "warnings", "texts": list(warnings)})
+            self.channel.post_message(ring_messages.DataWarnings(texts=tuple(warnings)))
 
 
 def _pidfd(channel: Channel) -> int | None:
@@ -390,13 +367,12 @@ def show_window_changes() -> None:
         decisions.setLevel(logging.INFO)
 
 
-def _refuse_other_installations(message: Mapping[str, Any]) -> None:
-    for key, own in (("protocol", PROTOCOL), ("feedline", VERSION)):
-        if message.get(key) != own:
-            raise StateError(
-                f"trainer and feeder differ in their {key} version: got {message.get(key)}, expected {own}. Start both "
-                "from one installation"
-            )
+def _refuse_other_installations(request: ring_messages.PlanRequest) -> None:
+    if request.feedline != VERSION:
+        raise StateError(
+            f"trainer and feeder differ in their feedline version: got {request.feedline}, expected {VERSION}. Start "
+            "both from one installation"
+        )
 
 
 def _refuse_other_rank(hello: Hello, rank: int, world_size: int) -> None:

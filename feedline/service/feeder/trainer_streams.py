@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
-from feedline.loader.ring.messages import BeginStream
+from feedline.loader.wire.ring_messages import BeginStream
 from feedline.planning.plan import Plan
 from feedline.planning.schedule import Schedule
 from feedline.service.cluster.cluster import Cluster

@@ -11,6 +11,7 @@ import platform
 import uuid
 from collections.abc import Mapping
 
+from feedline.loader.wire.job_reports import JobAnswer, JobReport
 from feedline.service.scaling.autoscale import (
     Autoscaler,
     ScalingRules,
@@ -19,7 +20,6 @@ from feedline.service.scaling.autoscale import (
 )
 from feedline.service.scaling.load import FeederLoad, LoadMeter, TrainerLoad
 from feedline.service.scheduler.job_book import ClusterSize
-from feedline.service.scheduler.job_reports import JobAnswer, JobReport
 from feedline.spec.cluster_section import ClusterSpec
 
 logger = logging.getLogger("feedline.scaling")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from distributed import Scheduler
@@ -19,17 +19,18 @@ from tornado.ioloop import PeriodicCallback
 from tornado.web import RequestHandler
 
 from feedline.errors import ClusterError
+from feedline.loader.wire.codec import WIRE_VERSION, pack, unpack
+from feedline.loader.wire.job_reports import LOST_TOPIC, FeederShare, JobReport
 from feedline.service.dask_patches.adaptive_target import replace_adaptive_target
 from feedline.service.dask_patches.retirement import finish_before_retirement
 from feedline.service.dask_patches.steady_loop import steady_clock, steady_scheduler
 from feedline.service.dask_patches.task_queue import TaskQueue
 from feedline.service.scheduler.job_book import START_S, ClusterSize, JobBook
-from feedline.service.scheduler.job_reports import LOST_TOPIC, REPORT_FORMAT, JobReport
 from feedline.version import VERSION
 
 logger = logging.getLogger("feedline.scheduler")
 
-# Key of the scheduler's metadata that says that it has this extension, with its version and the format of reports.
+# Key of the scheduler's metadata that says that it has this extension, with its version and its wire's.
 METADATA_KEY = "feedline"
 _UNKNOWN = (
     f"the number of workers is unknown: the scheduler started less than {START_S:.0f} s ago, and jobs may connect "
@@ -51,31 +52,27 @@ class JobExtension(SchedulerPlugin):
         self.book = JobBook()
         self._queue = TaskQueue(scheduler)
 
-    def feedline_report(self, report: Mapping[str, Any]) -> dict[str, Any]:
-        """Keep a feeder's report (`JobReport`); returns a `JobAnswer`."""
+    def feedline_report(self, report: bytes) -> bytes:
+        """Keep a feeder's `JobReport`; returns a `JobAnswer`, packed as well."""
         scheduler: Any = self._scheduler
-        received = JobReport.from_json(report)
+        received = unpack(JobReport, report)
         now_s = self._clock()
         answer = self.book.record(received, now_s, self._size(), scheduler.workers.keys())
         self._queue.bypass(bool(self.book.routes), f"feedline-routes-{now_s}")
-        return answer.to_json()
+        return pack(answer)
 
     def feedline_clock(self) -> float:
         """The scheduler's clock: seconds since 1970."""
         return self._clock()
 
-    def feedline_jobs(self) -> list[dict[str, Any]]:
-        """The last report of each feeder, its fair part of the threads of all workers, and how many of the workers are
-        its route (0: it has none)."""
+    def feedline_jobs(self) -> list[bytes]:
+        """The `FeederShare` of each feeder, packed."""
         now_s = self._clock()
-        parts = self.book.threads_by_feeder(now_s, self._size())
+        size = self._size()
+        parts, route_of = self.book.threads_by_feeder(now_s, size), self.book.routes.size
         return [
-            {
-                **report.to_json(),
-                "threads": parts[report.feeder],
-                "route_workers": self.book.routes.size(report.feeder),
-            }
-            for report in self.book.reports(now_s)
+            pack(FeederShare(report=each, threads=parts[each.feeder], workers=route_of(each.feeder) or size.workers))
+            for each in self.book.reports(now_s)
         ]
 
     def adaptive_target(self, target_duration: object = None) -> int:
@@ -115,7 +112,7 @@ class JobExtension(SchedulerPlugin):
 
     def restart(self, scheduler: Scheduler) -> None:
         """Say again that there is an extension. Dask calls this when a client has cleared the scheduler."""
-        scheduler.set_metadata(keys=[METADATA_KEY], value={"report": REPORT_FORMAT, "version": VERSION})
+        scheduler.set_metadata(keys=[METADATA_KEY], value={"wire": WIRE_VERSION, "version": VERSION})
 
     def _size(self) -> ClusterSize:
         scheduler: Any = self._scheduler

@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from feedline.service.scheduler.job_reports import JobReport
+from feedline.loader.wire.job_reports import JobReport
 
 # The most by which a virtual start is ahead of the clock: for so long may a job that has used more come last.
 AHEAD_S = 5.0

@@ -9,8 +9,8 @@ import math
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
+from feedline.loader.wire.job_reports import JobAnswer, JobReport
 from feedline.service.scheduler.fair_shares import VirtualStarts, claimed_threads, divide_by_job
-from feedline.service.scheduler.job_reports import JobAnswer, JobReport
 from feedline.service.scheduler.routes import Routes, route_digest
 
 # A feeder reports every two seconds, and is forgotten when its connection is lost. One that has been silent for so long
@@ -101,7 +101,7 @@ class JobBook:
             threads=threads,
             workers=size.workers,
             jobs=len(shares.job_threads),
-            route=None if report.route == route_digest(route) else sorted(route),
+            route=None if report.route == route_digest(route) else tuple(sorted(route)),
         )
 
     def threads_by_feeder(self, now_s: float, size: ClusterSize) -> dict[str, float]:

@@ -10,7 +10,9 @@ from processes import ended_here
 from schedulers import connected, local_cluster
 
 from feedline.commands.cluster.list_jobs import job_rows, jobs_table
-from feedline.service.cluster.connection.job_listing import FeederShare, JobListing
+from feedline.loader.wire.codec import pack
+from feedline.loader.wire.job_reports import FeederShare
+from feedline.service.cluster.connection.job_listing import JobListing
 
 
 def test_the_jobs_of_a_scheduler_are_listed_and_the_starved_come_first():
@@ -18,7 +20,7 @@ def test_the_jobs_of_a_scheduler_are_listed_and_the_starved_come_first():
         client = cluster.client
         other = replace(REPORT, job="calm", feeder="c", wait_fraction=0.0, demand_threads=0.0, share=2.5)
         for report in (REPORT, other):
-            client.sync(client.scheduler.feedline_report, report=report.to_json())
+            client.sync(client.scheduler.feedline_report, report=pack(report))
         listed = json.loads(ended_here("jobs", local.scheduler_address, "--json").stdout)
         assert (listed["workers"], listed["threads"]) == (2, 2)
         assert [job["job"] for job in listed["jobs"]] == ["ctr", "calm"]

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from feedline.commands.display.live_table import Counters, LiveTable, RankView, RecentRates, display, line, short_line
 from feedline.commands.run import drain_view, trainer_view
-from feedline.loader.facts import FeederStats
+from feedline.loader.wire.facts import FeederStats
 from feedline.service.drain import DrainProgress
 from feedline.service.feeder.supervisor import RankReports
 

@@ -10,6 +10,7 @@ import pytest
 from ring_forms import use
 
 from feedline.loader.ring.channel import Channel, ChannelClosedError, adopt, pair
+from feedline.loader.wire.ring_messages import Diagnose, Diagnosis, EpochDone, FeederFailure, GrowRing, NewGeneration
 
 
 @pytest.fixture(params=["compiled", "python"])
@@ -26,43 +27,43 @@ def ends(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 def test_last_packets_arrive_from_a_side_that_ended_with_unread_ones(ends: tuple[Channel, Channel]):
     """The kernel says "connection reset" once, before it hands out what was sent: that is not the end."""
     ours, other = ends
-    ours.send_json({"type": "hello"})
-    other.send_json({"type": "error", "message": "no workers"})
+    ours.send_message(GrowRing())
+    other.send_message(FeederFailure(name="ClusterError", message="no workers"))
     other.close()
-    assert ours.receive(wait=False)[1] == {"type": "error", "message": "no workers"}
+    assert ours.receive(wait=False)[1] == FeederFailure(name="ClusterError", message="no workers")
     for _ in range(2):
         with pytest.raises(ChannelClosedError):
             ours.receive(wait=False)
     with pytest.raises(ChannelClosedError):
-        ours.send_json({"type": "begin"}, wait=False)
+        ours.send_message(GrowRing(), wait=False)
 
 
 def test_without_room_a_message_is_not_sent(ends: tuple[Channel, Channel]):
     ours, other = ends
     sent = 0
-    while ours.send_json({"n": sent}, wait=False):
+    while ours.send_message(EpochDone(epoch=sent), wait=False):
         sent += 1
     assert sent > 100
-    long = {"text": "x" * 100_000}
-    assert not ours.send_json(long, wait=False)
-    seen = [other.receive()[1]["n"] for _ in range(sent)]
+    long = Diagnosis(text="x" * 100_000)
+    assert not ours.send_message(long, wait=False)
+    seen = [other.receive()[1].epoch for _ in range(sent)]
     assert seen == list(range(sent))
     assert other.receive(wait=False) is None
-    assert ours.send_json(long, wait=False)
+    assert ours.send_message(long, wait=False)
     assert other.receive()[1] == long
 
 
 def test_readiness_is_room_or_a_packet(ends: tuple[Channel, Channel]):
     ours, other = ends
-    while ours.send_json({}, wait=False):
+    while ours.send_message(GrowRing(), wait=False):
         pass
-    other.send_json({"type": "news"})
+    other.send_message(Diagnose())
     ours.await_readiness()
-    assert ours.receive()[1] == {"type": "news"}
+    assert ours.receive()[1] == Diagnose()
     while other.receive(wait=False) is not None:  # the kernel says "room" once most of it is free
         pass
     ours.await_readiness()
-    assert ours.send_json({}, wait=False)
+    assert ours.send_message(GrowRing(), wait=False)
     other.close()
     ours.await_readiness()
 
@@ -110,10 +111,10 @@ def test_a_report_of_a_free_slot_may_come_between_a_descriptor_and_its_announcem
     ours.free(3, 5)
     assert other.receive(wait=False) == (b"F", 3, 5)
     assert other.receive(wait=False) is None
-    ours.send_json({"type": "map"}, read)
+    ours.send_message(NewGeneration(generation=0, slots=1, slot_bytes=1), read)
     os.close(read)
     kind, message, descriptor = other.receive()
-    assert (kind, message) == (b"J", {"type": "map"})
+    assert (kind, message) == (b"J", NewGeneration(generation=0, slots=1, slot_bytes=1))
     os.write(write, b"x")
     os.close(write)
     with open(descriptor.number, "rb", closefd=False) as pipe:
@@ -125,23 +126,23 @@ def test_a_report_of_a_free_slot_may_come_between_a_descriptor_and_its_announcem
 def test_posted_packets_arrive_in_order_once_there_is_room(ends: tuple[Channel, Channel]):
     """Short and long ones, with a descriptor and without; the sender may close its own descriptor at once."""
     ours, other = ends
-    messages = [{"n": n, "text": "x" * (100_000 if n % 7 == 3 else 10)} for n in range(1000)]
-    for message in messages:
-        if message["n"] % 5 == 1:
+    messages = [Diagnosis(text=f"{n} " + "x" * (100_000 if n % 7 == 3 else 10)) for n in range(1000)]
+    for n, message in enumerate(messages):
+        if n % 5 == 1:
             fd = os.memfd_create("test")
-            os.write(fd, str(message["n"]).encode())
-            ours.post_json({"n": message["n"]}, fd)
+            os.write(fd, str(n).encode())
+            ours.post_message(EpochDone(epoch=n), fd)
             os.close(fd)
         else:
-            ours.post_json(message)
+            ours.post_message(message)
     assert ours.has_posted
-    for message in messages:
+    for n, message in enumerate(messages):
         ours.deliver()
         _, arrived, descriptor = other.receive(wait=False)
-        assert arrived["n"] == message["n"]
-        assert (descriptor is not None) == (message["n"] % 5 == 1)
+        assert (descriptor is not None) == (n % 5 == 1)
         if descriptor is not None:
-            assert os.pread(descriptor.number, 9, 0) == str(message["n"]).encode()
+            assert arrived == EpochDone(epoch=n)
+            assert os.pread(descriptor.number, 9, 0) == str(n).encode()
             descriptor.close()
         else:
             assert arrived == message

@@ -28,11 +28,13 @@ from feedline import FeedlineDataset, Pipeline
 from feedline.errors import DataError, FeedlineError, PlanError, StateError
 from feedline.loader import dataset
 from feedline.loader.encoding.layout import SlotHeader
-from feedline.loader.facts import Hello, PlanFacts
 from feedline.loader.ring import channel, client, feeder_connection, feeder_source, reports, room, slots
 from feedline.loader.ring.channel import ChannelClosedError, adopt, pair
 from feedline.loader.ring.launch import FeederAccess
 from feedline.loader.ring.slots import RingWriter
+from feedline.loader.wire.codec import to_values
+from feedline.loader.wire.facts import Hello, PlanFacts
+from feedline.loader.wire.ring_messages import BeginStream, FeederFailure, GrowRing, PlanAnswer, PlanRequest
 from feedline.native import ring
 
 LENGTHS = (2, 2, 90, 2, 400)  # ids per row, a step each: batches outgrow their slots, twice
@@ -77,30 +79,28 @@ class NearFeeder:
             self._ring.release(*received[1:])
             return True
         message = received[1]
-        if message["type"] == "hello":
-            self._on_hello(message)
-        elif message["type"] == "begin":
-            self._stream = (message["stream"], message["epoch"], message["step"])
-        elif message["type"] == "grow":
+        if isinstance(message, PlanRequest):
+            self._on_request(message)
+        elif isinstance(message, BeginStream):
+            self._stream = (message.stream, message.epoch, message.step)
+        elif isinstance(message, GrowRing):
             self._ring.grow()
         return True
 
-    def _on_hello(self, message: dict[str, Any]) -> None:
+    def _on_request(self, request: PlanRequest) -> None:
         self.hellos += 1
         self._stream = None
-        number = self._number = message["number"]
+        number = self._number = request.number
         try:
-            self._facts = self._resolve(Hello.from_json(message))
+            self._facts = self._resolve(request.hello)
         except FeedlineError as error:
-            said = {"type": "error", "name": type(error).__name__, "message": str(error)}
-            self._mine.send_json({**said, "number": number})
+            self._mine.send_message(FeederFailure(name=type(error).__name__, message=str(error), number=number))
             self.mute = True
         else:
-            facts = {**self._facts.to_json(), **FEEDER.to_json()}
-            self._mine.send_json({"type": "facts", "number": number, "facts": facts})
+            self._mine.send_message(PlanAnswer(number=number, plan=self._facts, feeder=FEEDER))
 
     def _resolve(self, hello: Hello) -> PlanFacts:
-        key = json.dumps(hello.to_json())
+        key = json.dumps(to_values(hello))
         if hello.snapshot is None or key not in self.facts:
             plan = self.pipeline.resolve(hello, job="j" * 64)
             self.facts[key] = plan.facts()
@@ -115,9 +115,7 @@ class NearFeeder:
         while self._stream is not None:
             number, epoch, step = self._stream
             if step == self.fails_at:
-                self._mine.send_json(
-                    {"type": "error", "number": self._number, "name": "DataError", "message": "a null"}
-                )
+                self._mine.send_message(FeederFailure(name="DataError", message="a null", number=self._number))
                 self._mine.close()
                 self.mute = True
                 return True
@@ -451,7 +449,7 @@ def test_a_wait_is_reported_while_it_lasts(monkeypatch: pytest.MonkeyPatch):
     now_s = [100.0]
     access = SimpleNamespace(host=None, attach_paths=())
     feed = client.FeederClient(cast("FeederAccess", access))
-    monkeypatch.setattr(feed._connection, "send", lambda message: sent.append(message["seconds"]))
+    monkeypatch.setattr(feed._connection, "send", lambda message: sent.append(message.seconds))
 
     class Watch:
         def wait(self, _seconds: float, tick: Callable[[], None]) -> bool:
@@ -471,21 +469,3 @@ def test_a_wait_is_reported_while_it_lasts(monkeypatch: pytest.MonkeyPatch):
     feed._wait()
     assert sum(sent) == 16.0, "a stream's first block is always waited for"
     monkeypatch.undo()
-
-
-def test_waiting_ticks_until_a_message_comes():
-    ours, theirs = pair()
-    other = adopt(theirs.detach())
-    watch = feeder_connection.Watch(ours, 0)
-    ticks: list[int] = []
-
-    def tick() -> None:
-        ticks.append(1)
-        if len(ticks) == 2:
-            other.send_json({})
-
-    assert watch.wait(60.0, tick)
-    assert len(ticks) == 2
-    watch.close()
-    ours.close()
-    other.close()

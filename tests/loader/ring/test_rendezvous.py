@@ -28,6 +28,7 @@ from feedline.loader.ring.rendezvous import (
     socket_path,
     socket_paths,
 )
+from feedline.loader.wire.ring_messages import Diagnose
 from feedline.spec import load_spec
 
 
@@ -142,8 +143,8 @@ def test_a_trainer_and_a_feeder_meet(place: Place):
     assert not path.exists(), "it serves one trainer, and no second one"
     assert connect(path) is None
     assert theirs.peer_pid() == ours.peer_pid() == os.getpid()
-    ours.send_json({"type": "hello"})
-    assert theirs.receive()[1] == {"type": "hello"}
+    ours.send_message(Diagnose())
+    assert theirs.receive()[1] == Diagnose()
     ours.close()
     with pytest.raises(ChannelClosedError):
         theirs.receive()

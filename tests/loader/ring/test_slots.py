@@ -17,10 +17,12 @@ from feedline.loader.batch import Batch
 from feedline.loader.encoding.encode import encode
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotHeader, SlotLayout
 from feedline.loader.encoding.slot import RowSlice, draft, write
+from feedline.loader.ring import ring_memory
 from feedline.loader.ring import slots as ring_module
 from feedline.loader.ring.channel import ChannelClosedError, adopt, pair
-from feedline.loader.ring.messages import NewGeneration
-from feedline.loader.ring.slots import RingMemory, RingReader, RingWriter
+from feedline.loader.ring.ring_memory import RingMemory
+from feedline.loader.ring.slots import RingReader, RingWriter
+from feedline.loader.wire.ring_messages import Diagnosis, GrowRing, NewGeneration, RetiredGeneration, RingFull
 
 MIB = 1 << 20
 
@@ -60,11 +62,11 @@ class Pair:
             kind, message, *rest = received
             if kind == b"R":
                 self.ready.append(received)
-            elif message["type"] == "map":
-                self.reader.on_map(NewGeneration.from_json(message), rest[0])
-            elif message["type"] == "retire":
-                self.reader.on_retire(message["generation"])
-            elif message["type"] == "full":
+            elif isinstance(message, NewGeneration):
+                self.reader.on_map(message, rest[0])
+            elif isinstance(message, RetiredGeneration):
+                self.reader.on_retire(message.generation)
+            elif isinstance(message, RingFull):
                 self.full.append(message)
         self.reader.settle()
         while (received := self.feeder.receive(wait=False)) is not None:
@@ -200,7 +202,7 @@ def test_slots_are_added_on_request_while_the_ring_stays_small(rings, monkeypatc
     assert [ready[6] for ready in ring.ready[1:]] == list(range(steps))
     tight = rings(limit_bytes=1024 * MIB)
     assert tight.send(1, 100)
-    monkeypatch.setattr(ring_module, "available_memory_bytes", lambda: 0)
+    monkeypatch.setattr(ring_memory, "available_memory_bytes", lambda: 0)
     assert tight.writer.provide(20) == 4, "without memory it stays as it is"
 
 
@@ -228,7 +230,7 @@ def test_a_larger_batch_adds_a_generation_and_the_old_one_is_unmapped_with_its_l
     assert len(ring.reader._generations) == 1
     assert len(ring.writer._generations) == 1
     first = ring.writer._generations[1].memory.slot_bytes
-    assert first >= 2 * ring_module.PAGE_BYTES
+    assert first >= 2 * ring_memory.PAGE_BYTES
 
 
 def test_each_mapping_is_pinned_once_and_unpinned_with_its_last_view(rings):
@@ -380,7 +382,7 @@ def test_a_forked_child_frees_nothing_and_does_not_hide_a_death(rings):
 
 
 def test_no_memory_is_an_error_with_needed_and_available_bytes(monkeypatch):
-    monkeypatch.setattr(ring_module, "available_memory_bytes", lambda: 80 * MIB)
+    monkeypatch.setattr(ring_memory, "available_memory_bytes", lambda: 80 * MIB)
     with pytest.raises(RingError, match=r"needed 104,857,600 bytes .* available 83,886,080"):
         RingMemory.create(generation=0, slots=100, slot_bytes=MIB)
 
@@ -396,16 +398,16 @@ def test_long_messages_travel_as_memfds():
     ours, theirs = pair()
     other = adopt(theirs.detach())
     text = "x" * 1_000_000
-    ours.send_json({"type": "facts", "schema": text})
+    ours.send_message(Diagnosis(text=text))
     _, message, fd = other.receive()
-    assert message["schema"] == text
+    assert message.text == text
     assert fd is None
     assert other.peer_uid() == os.getuid()
     ours.close()
     with pytest.raises(ChannelClosedError):
         other.receive()
     with pytest.raises(ChannelClosedError):
-        other.send_json({"type": "grow"})
+        other.send_message(GrowRing())
     other.close()
 
 
@@ -459,10 +461,10 @@ def test_an_announced_slot_keeps_its_generation_until_it_is_taken(rings):
     assert ring.writer.acquire(100_000) is not None  # in another generation
     while (received := ring.trainer.receive_other()) is not None:
         _, message, descriptor = received
-        if message["type"] == "map":
-            ring.reader.on_map(NewGeneration.from_json(message), descriptor)
+        if isinstance(message, NewGeneration):
+            ring.reader.on_map(message, descriptor)
         else:
-            ring.reader.on_retire(message["generation"])
+            ring.reader.on_retire(message.generation)
     assert len(ring.reader._generations) == 2
     lease = ring.reader.lease(ring.trainer.queue.popleft())
     assert bytes(np.frombuffer(lease, np.uint8)) == b"\x09" * 500

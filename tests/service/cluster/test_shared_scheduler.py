@@ -10,7 +10,7 @@ from pipelines import eventually
 from schedulers import connected, local_cluster
 from streams import Stream, window
 
-from feedline.service.scheduler.job_reports import JobAnswer
+from feedline.loader.wire.job_reports import JobAnswer
 
 
 def test_a_job_that_has_used_more_than_its_share_comes_last_and_a_dead_one_leaves_nothing(

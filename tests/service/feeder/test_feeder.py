@@ -13,10 +13,14 @@ from pipelines import PATIENCE_S
 from ringless_trainers import Trainer, trainers_of, write_pipeline
 
 from feedline.loader.ring.channel import ChannelClosedError, pair
+from feedline.loader.wire.codec import WIRE_VERSION, pack
+from feedline.loader.wire.facts import Hello
+from feedline.loader.wire.ring_messages import Diagnose, Diagnosis, EpochDone, FeederFailure, PlanRequest
 from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.feeder.feeder import Feeder
 from feedline.service.feeder.trainer_session import TrainerSession
 from feedline.spec.cluster_section import ClusterSpec
+from feedline.version import VERSION
 
 
 class Session:
@@ -70,7 +74,7 @@ def test_a_trainer_that_reads_nothing_delays_no_other(tmp_path: Path):
     with trainers_of(write_pipeline(tmp_path, steps=40), ranks=2) as (stuck, other), ThreadPoolExecutor(1) as pool:
         stuck.begin(last=True)
         for _ in range(questions):
-            stuck.channel.send_json({"type": "diagnose"})
+            stuck.channel.send_message(Diagnose())
         other.begin(last=True)
         try:
             assert pool.submit(other.read).result(PATIENCE_S) == list(range(20))
@@ -83,12 +87,30 @@ def test_a_trainer_that_reads_nothing_delays_no_other(tmp_path: Path):
 def test_a_trainer_whose_socket_is_full_reads_why_its_session_ended(tmp_path: Path):
     with trainers_of(write_pipeline(tmp_path, steps=4)) as (trainer,):
         for _ in range(2000):
-            trainer.channel.send_json({"type": "diagnose"})
-        trainer.channel.send_json({"type": "begin", "stream": "?"})
-        kinds = [trainer.channel.receive()[1]["type"] for _ in range(2001)]
-        assert kinds == ["diagnosis"] * 2000 + ["error"]
+            trainer.channel.send_message(Diagnose())
+        trainer.channel.send(b"J" + pack(EpochDone(epoch=0), "begin"))
+        kinds = [type(trainer.channel.receive()[1]) for _ in range(2001)]
+        assert kinds == [Diagnosis] * 2000 + [FeederFailure]
         with pytest.raises(ChannelClosedError):
             trainer.channel.receive()
+
+
+def test_a_trainer_of_another_installation_gets_both_versions(tmp_path: Path):
+    """Its session ends; the other trainer's goes on."""
+    path = write_pipeline(tmp_path, steps=4)
+    old = b'J{"type": "hello", "protocol": 8, "feedline": "0.0", "number": 1, "rank": 0, "world_size": 2}'
+    mixed = b"J" + pack(PlanRequest(number=2, hello=Hello(rank=0, world_size=2), feedline="0.0"), "hello")
+    for packet, name, words in (
+        (old, "FeederError", f"got a message of wire version None, expected {WIRE_VERSION}. Install one version"),
+        (mixed, "StateError", f"differ in their feedline version: got 0.0, expected {VERSION}. Start both from one"),
+    ):
+        with trainers_of(path, ranks=2) as (stranger, other):
+            stranger.channel.send(packet)
+            failure = stranger.channel.receive()[1]
+            assert isinstance(failure, FeederFailure)
+            assert (failure.name, words in failure.message) == (name, True), failure
+            other.begin(last=True)
+            assert other.read() == [0, 1]
 
 
 @pytest.mark.nightly  # its 2 minutes measure what the tests above count
@@ -105,7 +127,7 @@ def test_a_trainer_that_reads_nothing_for_a_minute_costs_the_others_less_than_5_
 
     def ask(trainer: Trainer) -> None:
         for _ in range(2000):
-            trainer.channel.send_json({"type": "diagnose"})
+            trainer.channel.send_message(Diagnose())
 
     def epochs_of_turn() -> int:
         first = epochs[0]

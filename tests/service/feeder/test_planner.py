@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from feedline.errors import ClusterError, PlanError
-from feedline.loader.facts import Hello
+from feedline.loader.wire.facts import Hello
 from feedline.planning.artifact_choice import fit_artifacts
 from feedline.planning.resolve import resolve_hello
 from feedline.planning.schedule import Schedule

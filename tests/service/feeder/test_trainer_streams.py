@@ -12,6 +12,7 @@ from pipelines import eventually
 from ringless_trainers import Trainer, trainers_of, write_pipeline
 
 from feedline.errors import DataError, PlanError
+from feedline.loader.wire.ring_messages import Diagnose, Diagnosis, FeederFailure
 from feedline.planning.plan import Plan
 from feedline.service.cluster import attempts
 from feedline.service.feeder.delivery import Delivery
@@ -57,14 +58,13 @@ def trainer_of(folder: Path, *, window: int = WINDOW) -> Iterator[Trainer]:
         yield trainer
 
 
-def error_of(trainer: Trainer) -> dict[str, Any]:
+def error_of(trainer: Trainer) -> str:
     """The error that ends the session."""
     while True:
         arrival = trainer.channel.receive()
         assert arrival is not None
-        if arrival[0] == b"J" and arrival[1]["type"] == "error":
-            message: dict[str, Any] = arrival[1]
-            return message
+        if isinstance(failure := arrival[1], FeederFailure):
+            return failure.message
 
 
 def test_the_next_epochs_blocks_are_submitted_within_the_window_before_a_step_is_taken(
@@ -96,8 +96,8 @@ def test_nothing_is_computed_beyond_the_last_epoch(tmp_path: Path, submitted: Su
     with trainer_of(tmp_path) as trainer:
         trainer.begin(last=True)
         assert trainer.read() == ALL
-        trainer.channel.send_json({"type": "diagnose"})  # the feeder's loop has gone on
-        while trainer._receive()[1]["type"] != "diagnosis":
+        trainer.channel.send_message(Diagnose())  # the feeder's loop has gone on
+        while not isinstance(trainer._receive()[1], Diagnosis):
             pass
     assert submitted.epochs == [0]
 
@@ -156,7 +156,7 @@ def test_the_schedules_error_of_an_epoch_is_raised_if_the_trainer_asks_for_it(
         trainer.begin(epoch=1, last=False)
         assert trainer.read() == ALL
         trainer.begin(last=False)
-        assert error_of(trainer)["message"] == "epoch 2 has no step"
+        assert error_of(trainer) == "epoch 2 has no step"
 
 
 def test_a_blocks_error_is_raised_if_the_trainer_asks_for_its_epoch(
@@ -177,4 +177,4 @@ def test_a_blocks_error_is_raised_if_the_trainer_asks_for_its_epoch(
         trainer.begin(epoch=2, last=False)
         assert trainer.read() == ALL
         trainer.begin(epoch=1, last=False)
-        assert "a block of epoch 1 is bad" in error_of(trainer)["message"]
+        assert "a block of epoch 1 is bad" in error_of(trainer)

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from feedline.loader.wire.job_reports import JobAnswer
 from feedline.service.scaling.demand import Demand
 from feedline.service.scaling.load import TrainerLoad
 from feedline.service.scheduler.job_book import ClusterSize, JobBook
-from feedline.service.scheduler.job_reports import JobAnswer
 from feedline.spec.cluster_section import ClusterSpec
 
 START = TrainerLoad(

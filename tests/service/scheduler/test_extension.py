@@ -24,9 +24,10 @@ from schedulers import connected, local_cluster
 from tornado.ioloop import PeriodicCallback
 
 from feedline.errors import ClusterError
+from feedline.loader.wire.codec import WIRE_VERSION, unpack
+from feedline.loader.wire.job_reports import FeederShare
 from feedline.service.cluster.connection.job_listing import list_jobs
 from feedline.service.scheduler import routes
-from feedline.service.scheduler.job_reports import REPORT_FORMAT
 
 
 def test_reports_are_answered_and_their_sum_is_what_dask_scales_to():
@@ -45,8 +46,8 @@ def test_reports_are_answered_and_their_sum_is_what_dask_scales_to():
         assert client.sync(client.scheduler.adaptive_target, target_duration="5s") == 3, "Dask's Adaptive"
         local.scheduler.plugins["feedline-jobs"].book.begin(0.0)  # as half a minute later
         assert client.sync(client.scheduler.adaptive_target) == 3
-        listed = REPORT.to_json() | {"threads": 2, "route_workers": 0, "client": client.id}
-        assert list(client.sync(client.scheduler.feedline_jobs)) == [listed]
+        listed = FeederShare(report=replace(REPORT, client=client.id), threads=2.0, workers=2)
+        assert [unpack(FeederShare, each) for each in client.sync(client.scheduler.feedline_jobs)] == [listed]
         page = f"http://127.0.0.1:{local.scheduler.http_server.port}/api/v1/"
         with urlopen(page + "adaptive_target") as answer:
             assert json.load(answer) == {"workers": 3}
@@ -149,8 +150,8 @@ def test_a_scheduler_without_the_extension_is_named_once_and_everything_else_wor
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({"report": 2, "version": "9.9"}, "has Feedline 9.9, which does not understand the reports of"),
-        ({"report": REPORT_FORMAT}, "has Feedline of an earlier release, this process"),
+        ({"wire": 2, "version": "9.9"}, "has Feedline 9.9, which does not understand the reports of"),
+        ({"wire": WIRE_VERSION, "version": "9.9"}, "has Feedline 9.9, this process"),
     ],
 )
 def test_a_scheduler_of_another_version_is_named_and_gets_reports_that_it_understands(
@@ -165,9 +166,9 @@ def test_a_scheduler_of_another_version_is_named_and_gets_reports_that_it_unders
             dask.report(REPORT)
             assert eventually(lambda: words in caplog.text)
             assert cluster.client.submit(sum, [1, 2]).result() == 3
-            is_understood = facts["report"] == REPORT_FORMAT
+            is_understood = facts["wire"] == WIRE_VERSION
             assert not is_understood or eventually(lambda: dask.answer)
-            assert bool(local.scheduler.plugins["feedline-jobs"].feedline_jobs()) == is_understood
+            assert bool(local.scheduler.plugins["feedline-jobs"].book.reports(time.time())) == is_understood
         if not is_understood:
             with pytest.raises(ClusterError, match=r"has Feedline 9\.9, whose jobs this command cannot read: it is of"):
                 list_jobs(local.scheduler.address, None)

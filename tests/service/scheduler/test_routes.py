@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from job_reports import REPORT
 
+from feedline.loader.wire.codec import pack, unpack
+from feedline.loader.wire.job_reports import JobAnswer
 from feedline.service.scheduler.job_book import ClusterSize, JobBook
-from feedline.service.scheduler.job_reports import JobAnswer
 from feedline.service.scheduler.routes import HEADROOM, LEAST_WORKERS, Routes, route_digest, route_size
 
 
@@ -118,7 +119,7 @@ def test_answers_name_a_route_once_and_small_clusters_have_none():
     assert first.route is not None
     assert len(first.route) == 16
     assert workers.issuperset(first.route)
-    assert JobAnswer.from_json(first.to_json()) == first
+    assert unpack(JobAnswer, pack(first)) == first
     known = replace(REPORT, route=route_digest(first.route))
     assert book.record(known, 2.0, size, workers).route is None
     left = workers - {first.route[0]}
@@ -126,5 +127,5 @@ def test_answers_name_a_route_once_and_small_clusters_have_none():
     assert second is not None
     assert set(first.route) - set(second) == {first.route[0]}, "one has left, and another has come"
     assert len(second) == 16
-    assert book.record(known, 6.0, ClusterSize(workers=16, threads=32), addresses(16)).route == []
+    assert book.record(known, 6.0, ClusterSize(workers=16, threads=32), addresses(16)).route == ()
     assert book.record(REPORT, 8.0, ClusterSize(workers=16, threads=32), addresses(16)).route is None

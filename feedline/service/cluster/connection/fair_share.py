@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from feedline.service.scheduler.job_reports import JobAnswer
+    from feedline.loader.wire.job_reports import JobAnswer
 
 # Workers that a task names at most, of those that may compute it: 400 bytes.
 _NAMED = 16

@@ -14,23 +14,15 @@ from distributed import Security
 from distributed.core import rpc
 
 from feedline.errors import ClusterError
+from feedline.loader.wire.codec import WIRE_VERSION, unpack
+from feedline.loader.wire.job_reports import FeederShare
 from feedline.service.scheduler.extension import METADATA_KEY
-from feedline.service.scheduler.job_reports import REPORT_FORMAT, JobReport
 from feedline.service.tls.refused_connection import explain_refusal
 from feedline.service.tls.security import security_of
 from feedline.spec.cluster_section import TlsSpec
 from feedline.version import VERSION
 
 _ANSWER_S = 10.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FeederShare:
-    """A feeder's last report, and its fair part of the cluster's threads. workers: of its route, or all."""
-
-    report: JobReport
-    threads: float
-    workers: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,22 +56,14 @@ async def _ask(address: str, security: Security) -> JobListing:
                 f"the scheduler at {address} knows of no jobs: it has no Feedline extension. Start it with `feedline "
                 f"scheduler`, or `dask scheduler --preload feedline.service.scheduler.preload`"
             )
-        if facts.get("report") != REPORT_FORMAT:
+        if facts.get("wire") != WIRE_VERSION:
             raise ClusterError(
-                f"the scheduler at {address} has Feedline {facts.get('version', 'of an earlier release')}, whose jobs "
+                f"the scheduler at {address} has Feedline {facts['version']}, whose jobs "
                 f"this command cannot read: it is of {VERSION}. Run the `feedline jobs` of the scheduler's release"
             )
         answer = await scheduler.feedline_jobs()
         threads = await scheduler.ncores()
     finally:
         await scheduler.close_rpc()
-    workers = len(threads)
-    feeders = [
-        FeederShare(
-            report=JobReport.from_json(each),
-            threads=float(each["threads"]),
-            workers=int(each.get("route_workers", 0)) or workers,
-        )
-        for each in answer
-    ]
-    return JobListing(workers=workers, threads=sum(threads.values()), feeders=feeders)
+    feeders = [unpack(FeederShare, each) for each in answer]
+    return JobListing(workers=len(threads), threads=sum(threads.values()), feeders=feeders)

@@ -17,11 +17,12 @@ from typing import Any
 from distributed import Client
 from tornado.ioloop import PeriodicCallback
 
+from feedline.loader.wire.codec import WIRE_VERSION, pack, unpack
+from feedline.loader.wire.job_reports import LOST_TOPIC, JobAnswer, JobReport
 from feedline.service.cluster.connection.fair_share import FairShare
 from feedline.service.cluster.connection.idle_connections import IdleConnections
 from feedline.service.cluster.connection.pass_demand import PassDemand
 from feedline.service.scheduler.extension import METADATA_KEY
-from feedline.service.scheduler.job_reports import LOST_TOPIC, REPORT_FORMAT, JobAnswer, JobReport
 from feedline.service.scheduler.routes import route_digest
 from feedline.version import VERSION
 
@@ -88,10 +89,9 @@ class Reporter:
         """Find out whether the scheduler has the extension, and by how much its clock differs."""
         scheduler: Any = client.scheduler
         facts = await scheduler.get_metadata(keys=[METADATA_KEY], default=None)
-        self._is_extended = facts is not None and facts.get("report") == REPORT_FORMAT
+        self._is_extended = facts is not None and facts.get("wire") == WIRE_VERSION
         self._share.begin(float(await scheduler.feedline_clock()) - time.time() if self._is_extended else 0.0)
         self._client = client
-        version = "of an earlier release" if facts is None else facts.get("version", "of an earlier release")
         if facts is None:
             logger.warning(
                 "the Dask scheduler has no Feedline extension: it shares its workers without regard to jobs, and does "
@@ -102,11 +102,11 @@ class Reporter:
             logger.warning(
                 "the Dask scheduler has Feedline %s, which does not understand the reports of %s: it shares its "
                 "workers without regard to this job, and does not scale them for it. Install one version everywhere",
-                version,
+                facts["version"],
                 VERSION,
             )
-        elif version != VERSION:
-            logger.info("the Dask scheduler has Feedline %s, this process %s", version, VERSION)
+        elif facts["version"] != VERSION:
+            logger.info("the Dask scheduler has Feedline %s, this process %s", facts["version"], VERSION)
 
     def next_report(self) -> JobReport | None:
         """The last report, with the demand of passes if that is larger. Such a job is starved: it takes what it gets of
@@ -129,8 +129,8 @@ class Reporter:
                 self._hear_losses(client)
                 if self._is_extended and (report := self.next_report()) is not None:
                     report = replace(report, route=route_digest(self._share.route), client=client.id)
-                    answer = await scheduler.feedline_report(report=report.to_json())
-                    self._share.update(JobAnswer.from_json(answer), self._clock())
+                    answer = await scheduler.feedline_report(report=pack(report))
+                    self._share.update(unpack(JobAnswer, answer), self._clock())
                     self._idle.close_others(client.rpc, self._share.route, self._clock())
         except (OSError, TimeoutError):  # the scheduler is away, or busy: the next report follows soon
             return

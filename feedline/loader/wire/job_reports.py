@@ -5,15 +5,10 @@ Runs in: the feeder, and the scheduler, which loads neither torch, Polars nor py
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any, TypeVar
+from dataclasses import dataclass
 
 # The scheduler publishes the address of each worker that it loses under this topic; feeders subscribe to it.
 LOST_TOPIC = "feedline-lost"
-
-T = TypeVar("T", bound="JobReport | JobAnswer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,15 +41,6 @@ class JobReport:
     route: str = ""
     client: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """The report as plain values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> JobReport:
-        """The report of these values, of which those of a later release are ignored."""
-        return _from_json(cls, values)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobAnswer:
@@ -70,24 +56,13 @@ class JobAnswer:
     threads: float
     workers: int
     jobs: int
-    route: Sequence[str] | None = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """The answer as plain values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> JobAnswer:
-        """The answer of these values, of which those of a later release are ignored."""
-        return _from_json(cls, values)
+    route: tuple[str, ...] | None = ()
 
 
-def _from_json(cls: type[T], values: Mapping[str, Any]) -> T:
-    names = {field.name for field in fields(cls)}
-    return cls(**{name: value for name, value in values.items() if name in names})
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeederShare:
+    """A feeder's last report, and its fair part of the cluster's threads. workers: of its route, or all."""
 
-
-# Equal in releases that understand each other's reports and answers: it follows from the values that both must have.
-REPORT_FORMAT = zlib.crc32(
-    repr([[each.name for each in fields(cls) if each.default is MISSING] for cls in (JobReport, JobAnswer)]).encode()
-)
+    report: JobReport
+    threads: float
+    workers: int

@@ -1,13 +1,14 @@
-"""Detect this trainer's rank: from arguments, then torch.distributed, then the launcher's environment variables.
+"""Detect this trainer's rank, from arguments, torch.distributed or a launcher's variables, which also name the start.
 
-Runs in: the trainer, and `feedline run`, to notice a launcher that starts several of it. Pure: the environment is an
-argument. Launchers nest (Slurm starts torchrun or mpirun, which starts the ranks), so the innermost one that sets its
-variables decides. Several processes without a rank each, and launchers that contradict each other, are errors: a
-process that believes to be alone would train on all the data.
+Runs in: the trainer, the feeder, and `feedline run`. Pure: the environment is an argument. Launchers nest (Slurm starts
+torchrun or mpirun): the innermost one that sets its variables decides. Several processes without ranks, and launchers
+that contradict each other, are errors: a process that believes to be alone would train on all the data.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -17,6 +18,20 @@ from feedline.errors import PlanError
 # Slurm's own steps of one process (the batch script, an interactive shell) are numbered down from 2**32.
 _FIRST_OWN_STEP = 2**32 - 16
 _REMEDY = "give rank and world_size (rank=0, world_size=1 for an independent training)"
+# The variables that differ between starts, restarts included; a job that Slurm requeues keeps its id.
+_START_NAMES = (
+    ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+    ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+)
+# Those that the ranks of a host have in common; of torchrun's agents on one host, each has its own ranks.
+_HOST_NAMES = (
+    ("TORCHELASTIC_RUN_ID", "GROUP_RANK"),
+    ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+    ("PMIX_NAMESPACE",),
+    ("PMI_JOBID",),
+    ("MASTER_ADDR", "MASTER_PORT"),
+)
+_ROUND = "TORCHELASTIC_RESTART_COUNT"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,8 +177,7 @@ def data_rank_of(
 def with_data_rank(ranks: RankInfo, data_rank: int | None, data_world_size: int | None, source: str) -> RankInfo:
     """The ranks of a trainer that reads the rows of `data_rank`, as other trainers may do; unchanged without one.
 
-    Raises PlanError where only one of the two is given, and where they cannot be: a rank that is not there, or more
-    data ranks than trainers.
+    Raises PlanError for one number without the other, a rank out of range, or more data ranks than trainers.
     """
     if data_rank is None and data_world_size is None:
         return ranks
@@ -189,6 +203,38 @@ def with_data_rank(ranks: RankInfo, data_rank: int | None, data_world_size: int 
     )
 
 
+def describe_ranks(ranks: RankInfo, cores: int) -> str:
+    """Which rank this is, and a hint where no launcher says how many ranks share the host and its cores."""
+    text = f"feedline: rank {ranks.rank} of {ranks.world_size} ({ranks.source})"
+    if ranks.world_size > 1 and ranks.local_rank is None:
+        text += (
+            "\nfeedline: no launcher says how many ranks this host has: the feeder of this one uses all "
+            f"{cores} cores. Set LOCAL_RANK and LOCAL_WORLD_SIZE in each rank, and they share a feeder"
+        )
+    return text
+
+
+def launch_name(environment: Mapping[str, str]) -> str | None:
+    """The launcher's name of this start, on all hosts, different after a restart; None without a launcher."""
+    for names in _START_NAMES:
+        values = [environment[name] for name in names if name in environment]
+        if values and values[0] != "none":
+            return "".join(character if character.isalnum() else "_" for character in "-".join(values))
+    return None
+
+
+def meeting_name(job: str, world_size: int, environment: Mapping[str, str]) -> tuple[str, int]:
+    """The name of the files through which a start's ranks on this host meet, and the launcher's round."""
+    values: dict[str, str] = {}
+    for names in _HOST_NAMES:
+        values = {name: environment[name] for name in names if environment.get(name, "none") != "none"}
+        if names[0] in values:
+            break
+    digest = hashlib.sha256(json.dumps([job, world_size, values], sort_keys=True).encode()).hexdigest()
+    count = environment.get(_ROUND, "0")
+    return f"{job[:16]}-host-{digest[:16]}of{world_size}", int(count) if count.isdigit() else 0
+
+
 def _nest(environment: Mapping[str, str]) -> list[_Variables]:
     """The launchers to consider here, the innermost first."""
     return [_TORCH, *_MPI, *([_SLURM] if _in_slurm_step(environment) else [])]
@@ -204,7 +250,7 @@ def _launcher_rank(environment: Mapping[str, str]) -> _Claim | None:
         )
     if torch is not None and "TORCHELASTIC_RUN_ID" in environment:
         return torch  # set by torchrun for this very process, whatever started torchrun
-    mpi = _agree([claim for each in _MPI if (claim := _claim(environment, each)) is not None])
+    mpi = _innermost([claim for each in _MPI if (claim := _claim(environment, each)) is not None])
     slurm = _claim(environment, _SLURM) if _in_slurm_step(environment) else None
     if torch is not None:
         for outer in (mpi, slurm) if mpi is None else (mpi,):
@@ -219,7 +265,7 @@ def _launcher_rank(environment: Mapping[str, str]) -> _Claim | None:
     return None
 
 
-def _agree(claims: list[_Claim]) -> _Claim | None:
+def _innermost(claims: list[_Claim]) -> _Claim | None:
     """The claim of the layers of one MPI launch, which must be equal."""
     if not claims:
         return None

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from feedline.errors import PlanError
-from feedline.loader.ranks import RankInfo, data_rank_of, detect_rank, with_data_rank
+from feedline.loader.launcher import RankInfo, data_rank_of, detect_rank, with_data_rank
 
 TORCHRUN = {
     "RANK": "5",

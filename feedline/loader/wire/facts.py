@@ -1,0 +1,207 @@
+"""A trainer's request for a plan, the facts that answer it, a rank's outcome, and the counts of a feeder's work.
+
+Runs in: the trainer, the feeder, the process of `feedline run`. Pure; no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from feedline.loader.encoding.layout import BatchSchema
+
+# A feeder's events are lines on its standard output that begin so; the other lines are the libraries'.
+EVENT_PREFIX = '{"wire": '
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebaseRequest:
+    """The state whose epoch continues on the current table."""
+
+    state: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """A trainer's request for a plan: its rank and, on resume, the names and numbers in its state that must match.
+
+    A `snapshot` of None lets the feeder take one; `features` of None accepts any. `trainer`, `trainers`: its rank among
+    all trainers and their number, if several of them read the same rank's rows. `connected`: torch.distributed connects
+    the ranks, and rank 0 plans first.
+    """
+
+    rank: int
+    world_size: int
+    trainer: int | None = None
+    trainers: int | None = None
+    snapshot: str | None = None
+    lanes: int | None = None
+    plan: str | None = None
+    features: str | None = None
+    seed: int | None = None
+    batch_size: int | None = None
+    rebase: RebaseRequest | None = None
+    connected: bool = False
+
+    @property
+    def global_rank(self) -> int:
+        """The rank among all trainers."""
+        return self.rank if self.trainer is None else self.trainer
+
+    @property
+    def global_size(self) -> int:
+        """The number of all trainers."""
+        return self.world_size if self.trainers is None else self.trainers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadFileFacts:
+    """A bad file that a plan leaves out: path, reason, and rows (None if the footer is unreadable)."""
+
+    path: str
+    reason: str
+    rows: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebaseChanges:
+    """The changes of a table as a rebase records them: from one snapshot to another, before a step; counts of files and
+    rows."""
+
+    from_: str
+    to: str
+    epoch: int
+    step: int
+    rewritten: str
+    files: Mapping[str, int]
+    rows: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestFacts:
+    """The epoch that a rebase shortened: its steps (including those before `first_step`), the remaining rows, and how
+    the table has changed."""
+
+    epoch: int
+    first_step: int
+    steps: int
+    rows: int
+    rows_dropped: int
+    changes: RebaseChanges
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFacts:
+    """The facts of a plan that a trainer needs: `steps` and rows count a whole epoch.
+
+    `snapshot`, `plan` and `features` are the fingerprints in a state; `environment` lists the versions that compute
+    features. `nulls` are warnings, `absent` notes about the table. `rest` is the epoch that a rebase shortened.
+    """
+
+    snapshot: str
+    plan: str
+    features: str
+    environment: str
+    seed: int
+    lanes: int
+    batch_size: int
+    steps: int
+    rows: int
+    rows_dropped: int
+    bad_files: tuple[BadFileFacts, ...]
+    nulls: tuple[str, ...]
+    absent: tuple[str, ...]
+    schema: BatchSchema
+    rest: RestFacts | None = None
+
+    def steps_of(self, epoch: int) -> int:
+        """Steps of an epoch, equal on all ranks; for a rebased epoch, including those before the rebase."""
+        return self.rest.steps if self.rest is not None and self.rest.epoch == epoch else self.steps
+
+    def first_step_of(self, epoch: int) -> int:
+        """The first step that an epoch can deliver: 0, or the step of the rebase."""
+        return self.rest.first_step if self.rest is not None and self.rest.epoch == epoch else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeederFacts:
+    """The feeder: its process id, seconds from its start to the end of its imports, log file, dashboard address."""
+
+    imports_s: float
+    log: str | None
+    dashboard: str | None
+    feeder: int
+
+
+@dataclass(slots=True, kw_only=True)
+class BlockStats:
+    """Sums over the blocks that a feeder received; `resubmitted` counts second attempts."""
+
+    blocks: int = 0
+    nbytes_read: int = 0
+    nbytes_encoded: int = 0
+    read_s: float = 0.0
+    transform_s: float = 0.0
+    encode_s: float = 0.0
+    resubmitted: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class FeederStats:
+    """A feeder's work for one trainer: batches and rows announced, bytes written, seconds waiting for blocks and slots.
+
+    `epochs`: one more than the last epoch that the trainer took to its end. `step`: the next of the `steps` of `epoch`.
+    `window`: the limit of `blocks_in_flight` (0 before it is decided), and what decided it.
+    """
+
+    batches: int = 0
+    rows: int = 0
+    nbytes: int = 0
+    wait_blocks_s: float = 0.0
+    wait_slots_s: float = 0.0
+    epoch: int = 0
+    step: int = 0
+    steps: int = 0
+    epochs: int = 0
+    ring_slots: int = 0
+    ring_free: int = 0
+    blocks_in_flight: int = 0
+    window: int = 0
+    window_reason: str = ""
+    delivery: BlockStats = field(default_factory=BlockStats)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankOutcome:
+    """The fingerprints of a rank's plan and its state, or an error. The verdict of rank 0 is an error or empty."""
+
+    snapshot: str | None = None
+    lanes: int | None = None
+    plan: str | None = None
+    features: str | None = None
+    state: Mapping[str, Any] | None = None
+    data_rank: int | None = None
+    data_world_size: int | None = None
+    error: str | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeederEvent:
+    """An event of a rank of a feeder of `feedline run`, or the feeder's death, which the supervisor detects.
+
+    ready: it waits for a trainer (dashboard, pid). refused: another feeder serves the rank (error). trainer: one
+    attached (pid). plan: the plan is ready. stats: progress. left: the trainer left (error, stats, quality, as bytes).
+    died: the feeder of these ranks died (status).
+    """
+
+    type: Literal["ready", "refused", "trainer", "plan", "stats", "left", "died"]
+    rank: int | None
+    dashboard: str | None = None
+    pid: int | None = None
+    plan: PlanFacts | None = None
+    stats: FeederStats | None = None
+    quality: bytes | None = None
+    error: str | None = None
+    status: int | None = None
