@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from feedline.blocks.compute import run_block, unpack
+from feedline.blocks.compute import run_block, unpack_block
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.encoding.slot import RowSlice, draft, write
 from feedline.pipeline import Pipeline
@@ -55,7 +55,7 @@ def batches_of(plan: Plan, rows: int) -> list[RowSlice]:
     """Batches of some blocks, each of rows of one block."""
     batches = []
     for block in list(plan.schedule(0).blocks_of([0], first_step=0))[:BLOCKS]:
-        for part in unpack(plan.layout, run_block(plan.job, plan.request(block, 0), "block", packed=False)):
+        for part in unpack_block(plan.layout, run_block(plan.job, plan.request(block, 0), "block", packed=False)):
             starts = range(0, part.rows - rows + 1, rows)
             batches += [RowSlice(encoded=part, start=start, stop=start + rows) for start in starts]
     return batches

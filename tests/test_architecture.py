@@ -150,7 +150,6 @@ DEFINED_TWICE = {
     "main": "an entry point of a process",
     "dask_setup": "the hook that Dask looks for in a preload",
     **dict.fromkeys(("check", "optimize", "rebase"), "typer names a command after its function"),
-    **dict.fromkeys(("agree", "launch_name"), "of ranks with files and with torch.distributed"),
 }
 
 # `eval` of a text, expressions that read files or mix rows, loops over rows.

@@ -78,7 +78,7 @@ def run_block(
         runs = np.concatenate(starts) if job.by is not None else None
         rows = [encoder.finish_in_order(permuted_rows(block_rows, runs, *request.permutation))]
         clock.lap("encode")
-    image = pack(compiled.layout, rows) if packed else None
+    image = pack_block(compiled.layout, rows) if packed else None
     clock.lap("encode")
     return BlockResult(
         key=key,
@@ -93,12 +93,12 @@ def run_block(
     )
 
 
-def pack(layout: SlotLayout, parts: Sequence[Rows]) -> pa.Buffer:
+def pack_block(layout: SlotLayout, parts: Sequence[Rows]) -> pa.Buffer:
     """A block as one buffer in slot layout, which is pickled out of band."""
     return pa.py_buffer(write_rows(layout, parts))
 
 
-def unpack(layout: SlotLayout, result: BlockResult) -> tuple[Rows, ...]:
+def unpack_block(layout: SlotLayout, result: BlockResult) -> tuple[Rows, ...]:
     """The rows of a result, as views of its buffer."""
     return result.parts if result.parts is not None else (encoded_rows(layout, result.image),)
 

@@ -85,7 +85,7 @@ class Blocks:
             request = self._plan.request(block, 0)
             result = run_block(self._plan.job, request, "k", False)
             ordered += isinstance(result.parts[0], EncodedRows)
-            images.append(compute.pack(compute.compile_job(self._plan.job).layout, result.parts).to_pybytes())
+            images.append(compute.pack_block(compute.compile_job(self._plan.job).layout, result.parts).to_pybytes())
             qualities.append(result.quality.to_bytes())
         return images, qualities, ordered
 

@@ -13,7 +13,7 @@ import pytest
 from feedline import Pipeline
 from feedline.blocks import block_encoder, compute
 from feedline.blocks.block_encoder import HandOver
-from feedline.blocks.compute import pack, run_block
+from feedline.blocks.compute import pack_block, run_block
 from feedline.blocks.request import BlockResult
 from feedline.loader.encoding.shuffled_rows import Rows
 from feedline.planning.plan import Plan
@@ -95,7 +95,7 @@ def test_bytes_and_counts_are_those_of_any_block(case: str, table: Path, tmp_pat
     for number in range(count):
         alone, result, handed = compute_block(plan, number, 500)
         assert result.rows == alone.rows == sum(part.rows for part in result.parts or ())
-        assert pack(plan.layout, result.parts or ()) == pack(plan.layout, alone.parts or ())
+        assert pack_block(plan.layout, result.parts or ()) == pack_block(plan.layout, alone.parts or ())
         assert result.quality.to_bytes() == alone.quality.to_bytes()
         if result.parts is not None and len(result.parts) > 1:
             assert all(one is other for one, other in zip(handed, result.parts[:-1], strict=True))
@@ -129,7 +129,7 @@ def test_rows_that_are_permuted_or_recorded_are_not_handed_over(
     plan = plan_of(table, tmp_path, changes)
     alone, result, handed = compute_block(plan, 0, 500)
     assert not handed
-    assert pack(plan.layout, result.parts or ()) == pack(plan.layout, alone.parts or ())
+    assert pack_block(plan.layout, result.parts or ()) == pack_block(plan.layout, alone.parts or ())
 
 
 def test_runs_of_groups_end_where_they_always_do(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def test_runs_of_groups_end_where_they_always_do(table: Path, tmp_path: Path, mo
     assert plan.layout.schema.dedup
     alone, result, handed = compute_block(plan, 0, 100)
     assert [part.rows for part in result.parts or ()] == [part.rows for part in alone.parts or ()]
-    assert pack(plan.layout, result.parts or ()) == pack(plan.layout, alone.parts or ())
+    assert pack_block(plan.layout, result.parts or ()) == pack_block(plan.layout, alone.parts or ())
     assert len(handed) == len(alone.parts or ()) - 1 > 0
 
 
@@ -177,4 +177,4 @@ def test_files_that_pyarrow_decodes_come_in_chunks_as_before(
     monkeypatch.setenv(DECODER_VARIABLE, "arrow")
     plan = plan_of(table, tmp_path, {})
     alone, result, _ = compute_block(plan, 0, 500)
-    assert pack(plan.layout, result.parts or ()) == pack(plan.layout, alone.parts or ())
+    assert pack_block(plan.layout, result.parts or ()) == pack_block(plan.layout, alone.parts or ())

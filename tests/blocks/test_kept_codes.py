@@ -108,7 +108,7 @@ def test_bytes_and_quality_are_those_of_values(
     _, expected = blocks_of(table, tmp_path, shuffle, source, grouped)
     for found, wanted in zip(results, expected, strict=True):
         assert found.quality.to_bytes() == wanted.quality.to_bytes()
-        images = [compute.pack(plan.layout, result.parts).to_pybytes() for result in (found, wanted)]
+        images = [compute.pack_block(plan.layout, result.parts).to_pybytes() for result in (found, wanted)]
         assert images[0] == images[1]
         for part in found.parts:
             assert slots(plan.layout, part) == slots(plan.layout, with_values(part))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from feedline.blocks.compute import unpack
+from feedline.blocks.compute import unpack_block
 from feedline.blocks.jobs import keep_job
 from feedline.blocks.request import BlockRequest, BlockResult, Job, pack_request
 from feedline.errors import ClusterError
@@ -289,7 +289,7 @@ class Delivery:
             del self._running[attempt.key]
             work.hold(attempt)
         self._forget(work)
-        work.rows, work.first = unpack(self._layout, result), None
+        work.rows, work.first = unpack_block(self._layout, result), None
         work.quality = result.quality
         busy_s = result.read_s + result.transform_s + result.encode_s
         self._cluster.share.computed(busy_s)

@@ -14,7 +14,7 @@ from pipelines import eventually
 
 from feedline import Pipeline
 from feedline.blocks.block_encoder import HandOver
-from feedline.blocks.compute import pack, run_block
+from feedline.blocks.compute import pack_block, run_block
 from feedline.errors import ClusterError, DataError
 from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.encoding.slot import RowSlice
@@ -105,7 +105,7 @@ def test_all_blocks_but_the_first_are_dask_tasks(plan: Plan, cluster: Cluster, m
     assert [in_dask[block.index] for block in blocks.blocks] == [False] * early + [True] * (len(got) - early)
     for block, parts in zip(blocks.blocks, got, strict=True):
         alone = run_block(plan.job, plan.request(block, 0), "alone", True)
-        assert pack(plan.layout, list(parts)) == alone.image
+        assert pack_block(plan.layout, list(parts)) == alone.image
 
 
 def test_a_failed_block_is_retried_in_early_threads_or_is_the_same_error(
