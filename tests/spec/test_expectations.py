@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from minimal_pipeline import MINIMAL
 from test_pipeline_spec import parse, refused
 
-from feedline.errors import DataError, SpecError
+from feedline.errors import DataError, FeederError, SpecError
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn
 from feedline.loader.encoding.quality import Observer, Quality
 from feedline.loader.ring.channel import REPORT
@@ -210,9 +210,9 @@ def rows_of(monitor: QualityMonitor) -> int:
 
 
 def handed_over(reports: FeederReports, stream: int, successor: int) -> EpochCounts:
-    text = reports.hand_over(stream, successor)
-    assert text is not None
-    return EpochCounts.from_text(text)
+    counts = reports.hand_over(stream, successor)
+    assert counts is not None
+    return EpochCounts.from_bytes(counts)
 
 
 def test_another_feeder_continues_and_counts_nothing_twice():
@@ -297,7 +297,7 @@ def test_memory_does_not_grow_with_epochs():
 def test_a_report_is_parsed_on_demand():
     reports = FeederReports()
     reports.receive(REPORT.pack(b"S", 1, 4) + b"{..." + b"no counts")
-    with pytest.raises(ValueError, match="Expecting"):
+    with pytest.raises(FeederError, match="expected the JSON of FeederStats"):
         _ = reports.stats
     with pytest.raises(struct.error):
         _ = reports.quality
