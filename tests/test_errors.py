@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copyreg
 import pickle
+from collections.abc import Iterator
 
 import pytest
 from tblib import pickling_support
@@ -44,6 +46,16 @@ def test_errors_pickle_with_their_message(each: type[FeedlineError]):
     assert str(copy) == "price: got é"
 
 
+@pytest.fixture
+def own_reducers() -> Iterator[None]:
+    """What the test registers for pickling is forgotten after it."""
+    before = dict(copyreg.dispatch_table)
+    yield
+    copyreg.dispatch_table.clear()
+    copyreg.dispatch_table.update(before)
+
+
+@pytest.mark.usefixtures("own_reducers")
 @pytest.mark.parametrize("each", CLASSES, ids=lambda each: each.__name__)
 def test_errors_keep_their_class_as_dask_pickles_them(each: type[FeedlineError]):
     error = each("price: got é")
