@@ -29,6 +29,9 @@ class TableError(FeedlineError, ValueError):
 class TableNotFoundError(TableError, FileNotFoundError):
     """No table, or no Parquet file, at the given path; commands end with exit code 2."""
 
+    def __new__(cls, *args: object) -> Self:  # Dask unpickles errors by it: ValueError's, the first, would refuse
+        return OSError.__new__(cls, *args)
+
 
 class TableArgumentError(TableError, SpecError):
     """An argument does not fit the table: an unknown column, a target inside the source."""
@@ -44,6 +47,9 @@ class TableChangedError(TableError):
 
 class StoreError(TableError, OSError):
     """A store failed despite retries, through no fault of the table. Try again later."""
+
+    def __new__(cls, *args: object) -> Self:  # as for TableNotFoundError
+        return OSError.__new__(cls, *args)
 
 
 class DataError(FeedlineError, ValueError):
@@ -70,6 +76,9 @@ class StateError(FeedlineError, ValueError):
 
 class RingError(FeedlineError, MemoryError):
     """The ring cannot allocate its memory, or has no slot for another batch while all are held."""
+
+    def __new__(cls, *args: object) -> Self:  # as for TableNotFoundError
+        return Exception.__new__(cls, *args)
 
 
 class ClusterError(FeedlineError, RuntimeError):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copyreg
 import pickle
+from collections.abc import Iterator
 
 import pytest
+from tblib import pickling_support
 
 from feedline import errors
 from feedline.errors import BatchTimeoutError, DataError, FeedlineError, from_wire
@@ -41,6 +44,27 @@ def test_errors_pickle_with_their_message(each: type[FeedlineError]):
     copy = pickle.loads(pickle.dumps(each("price: got é")))
     assert type(copy) is each
     assert str(copy) == "price: got é"
+
+
+@pytest.fixture
+def own_reducers() -> Iterator[None]:
+    """What the test registers for pickling is forgotten after it."""
+    before = dict(copyreg.dispatch_table)
+    yield
+    copyreg.dispatch_table.clear()
+    copyreg.dispatch_table.update(before)
+
+
+@pytest.mark.usefixtures("own_reducers")
+@pytest.mark.parametrize("each", CLASSES, ids=lambda each: each.__name__)
+def test_errors_keep_their_class_as_dask_pickles_them(each: type[FeedlineError]):
+    error = each("price: got é")
+    error.__cause__ = OSError(2, "No such file")
+    pickling_support.install(error, error.__cause__)  # as distributed.core.error_message
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is each
+    assert str(copy) == "price: got é"
+    assert isinstance(copy.__cause__, FileNotFoundError)
 
 
 @pytest.mark.parametrize("each", [c for c in CLASSES if c is not BatchTimeoutError], ids=lambda each: each.__name__)

@@ -43,7 +43,7 @@ def test_places_of_errors():
         assert caught.value.path == place
 
 
-def test_an_op_over_several_columns_is_none_of_these():
+def test_an_op_of_one_column_refuses_several():
     call = OpCall(op="clip", arguments='{"": 1}', path=("features", "dense", "p", "op"))
     inputs = tuple(FeatureInput(column=name) for name in ("price", "count"))
     wrong = FeatureSpec(name="p", group="dense", op=call, inputs=inputs, path=("features", "dense", "p"))

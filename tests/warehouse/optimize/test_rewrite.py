@@ -80,7 +80,7 @@ def test_rows_get_the_types_and_order_of_the_target():
 
 
 @pytest.mark.parametrize(("values", "path"), [([[1], None], "x"), ([[1], [None]], r"x\[\]")])
-def test_a_null_that_no_footer_told_of_is_an_error_with_file_and_path(values: list[object], path: str):
+def test_a_null_that_footers_do_not_count_is_an_error_with_file_and_path(values: list[object], path: str):
     target = pa.schema([pa.field("x", pa.list_(pa.field("item", pa.int64(), nullable=False)), nullable=False)])
     table = pa.table({"x": pa.array(values, pa.list_(pa.int64()))})
     with pytest.raises(DataError, match=f"column 'x' of s3://b/f holds a null: got one in {path}, expected none"):
