@@ -13,7 +13,6 @@ once, for all features, jobs and threads.
 from __future__ import annotations
 
 import json
-import re
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -38,6 +37,7 @@ from feedline.artifacts.artifact_sets import (
     other_pipelines,
 )
 from feedline.artifacts.external import read_external
+from feedline.artifacts.recorded_kinds import kind_of
 from feedline.errors import CorruptFileError
 from feedline.transforms.compile.fit_requests import describe_chain
 from feedline.transforms.learning.learner import Artifact, FitRequest, Reading
@@ -47,14 +47,6 @@ from feedline.warehouse.storage.locations import Location, absolute, join, locat
 from feedline.warehouse.storage.retry import with_retries
 
 _DIGEST_DIGITS = 32  # of a SHA-256, in hex
-_LIST = re.compile(r"(?:large_|fixed_size_)?list(?:_view)?<[^:]+: (.*?)(?: not null)?>(?:\[\d+\])?")
-_DICTIONARY = re.compile(r"dictionary<values=([^,]+), .*>")
-_KINDS = (
-    (re.compile(r"u?int\d+"), "integer"),
-    (re.compile(r"halffloat|float|double"), "float"),
-    (re.compile(r"(large_)?string(_view)?"), "string"),
-    (re.compile(r"(large_)?binary(_view)?"), "binary"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,15 +331,6 @@ def save_manifest(folder: str, fitted_artifacts: Iterable[FittedArtifact]) -> Ma
     digest = artifact_files.content_digest(content)
     write_file(folder, _manifest_name(digest), content)
     return Manifest(digest=digest, fits=fits)
-
-
-def kind_of(arrow_type: str) -> str:
-    """Reduce an Arrow type to the kind that a fit depends on: integer, float, string, binary, or lists of them."""
-    if (match := _LIST.fullmatch(arrow_type)) is not None:
-        return f"list of {kind_of(match[1])}"
-    if (match := _DICTIONARY.fullmatch(arrow_type)) is not None:
-        return kind_of(match[1])
-    return next((kind for pattern, kind in _KINDS if pattern.fullmatch(arrow_type)), arrow_type)
 
 
 def _save_table(folder: str, table: pa.Table, existing: TableFile | None) -> TableFile:

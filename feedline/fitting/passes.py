@@ -32,6 +32,7 @@ from feedline.artifacts.store import (
 )
 from feedline.errors import CorruptFileError, DataError, FeedlineError, PlanError, SpecError
 from feedline.fitting.fit_report import FitReport, fit_facts
+from feedline.fitting.fit_tasks import fit_tasks
 from feedline.fitting.observe import (
     NO_ROWS,
     FitJob,
@@ -52,7 +53,7 @@ from feedline.serving.golden_check import record
 from feedline.spec import PipelineSpec
 from feedline.transforms.compile.compiled import CompiledFeatures
 from feedline.transforms.learning.learner import Artifact, FitRequest, Reading
-from feedline.warehouse.reading.fragment import Fragment, fragment_at
+from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT
 from feedline.warehouse.reading.seen_rows import source_names
 from feedline.warehouse.selection.pruning_report import deciding_parts, needed_bytes
@@ -61,9 +62,6 @@ from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import absolute, below, locate, redact
 
-# Rows of a task: few enough tasks for little overhead, enough to keep all threads busy and to report progress.
-_MIN_TASK_ROWS, _MAX_TASK_ROWS, _TASKS_PER_THREAD = 131_072, 1_048_576, 8
-_TASK_FILES = 64
 # Default of `fit.memory`: this, or half of the free memory if that is less.
 _MEMORY_BYTES = 4 * 2**30
 
@@ -400,24 +398,6 @@ class _Run:
             environment=self._workers.environment,
             code=required_functions(self._spec),
         )
-
-
-def fit_tasks(snapshot: Snapshot, selection: Selection, threads: int) -> list[tuple[Fragment, ...]]:
-    """Divide the row groups that may hold rows to learn from into tasks of about equal rows, in table order. Pure."""
-    row_groups = np.flatnonzero(selection.rows)
-    if not len(row_groups):
-        return []
-    stored = snapshot.rows_per_row_group[row_groups].astype(np.int64)
-    share = int(stored.sum()) // (_TASKS_PER_THREAD * threads)
-    rows = min(max(share, _MIN_TASK_ROWS), _MAX_TASK_ROWS)
-    file, part = snapshot.file_of_row_group[row_groups], (np.cumsum(stored) - stored) // rows
-    borders = np.flatnonzero((file[1:] != file[:-1]) | (part[1:] != part[:-1])) + 1
-    tasks: dict[tuple[int, int], list[Fragment]] = {}
-    for index, run in enumerate(np.split(np.arange(len(row_groups)), borders)):
-        groups = row_groups[run]
-        fragment = fragment_at(snapshot, int(file[run[0]]), groups, selection.rows[groups], selection.verdicts.proofs)
-        tasks.setdefault((int(part[run[0]]), index // _TASK_FILES), []).append(fragment)
-    return [tuple(fragments) for fragments in tasks.values()]
 
 
 def _depth(requests: Sequence[FitRequest]) -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from feedline.errors import DataError
 from feedline.loader.encoding.encoded_rows import EncodedRows
+from feedline.loader.encoding.finished_floats import Repeats, apply_on_nonfinite
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn
 from feedline.loader.encoding.quality import Observer
 from feedline.native import rows as native
@@ -187,16 +187,16 @@ class _GatheredColumns:
     def add_floats(
         self, coded: CodedValues, column: SlotColumn, target: NDArray[np.float32], first: int, step: int
     ) -> None:
-        """As `add`, and count them. Raises as `_apply_on_nonfinite`."""
+        """As `add`, and count them. Raises as `apply_on_nonfinite`."""
         values = self._count_floats(coded, column)
         if coded.count:
             self.add(coded, values, target, first, step)
 
     def _count_floats(self, coded: CodedValues, column: SlotColumn) -> NDArray[Any]:
-        """Count finished floats. Returns them, with `on_nonfinite` applied. Raises as `_apply_on_nonfinite`."""
+        """Count finished floats. Returns them, with `on_nonfinite` applied. Raises as `apply_on_nonfinite`."""
         values = coded.values
         if coded.uses is not None:
-            return _apply_on_nonfinite(values, column, self.observer, repeats=_Repeats(coded.uses))
+            return apply_on_nonfinite(values, column, self.observer, repeats=Repeats(coded.uses))
         if self.observer is not None:
             assert coded.used is not None, "of floats, the least and the greatest are counted"
             used = values[coded.used]
@@ -209,7 +209,7 @@ class _GatheredColumns:
         if self.repeats is None:
             return coded.count
         lengths = None if coded.offsets is None else np.diff(coded.offsets)
-        return _Repeats(self.repeats, lengths).count(coded.codes)
+        return Repeats(self.repeats, lengths).count(coded.codes)
 
     def finish(self) -> None:
         """Gather, and count."""
@@ -297,26 +297,6 @@ def _ids(
     return ids
 
 
-@dataclass(frozen=True, slots=True)
-class _Repeats:
-    """How many rows of the table each row stands for, int64 [N]; lengths, int64 [N]: of the rows' lists of values."""
-
-    of_rows: NDArray[np.int64]
-    lengths: NDArray[np.int64] | None = None
-
-    def count(self, values: NDArray[Any], *, chosen: bool = False) -> int:
-        """How many values all rows of the table have: scalars, vectors [N, width], or the values of lists.
-
-        chosen: only those where `values`, a mask, is true.
-        """
-        if chosen:
-            repeats = self.of_rows if self.lengths is None else np.repeat(self.of_rows, self.lengths)
-            return int(np.dot(values.reshape(len(repeats), -1).sum(axis=1), repeats))
-        if self.lengths is not None:
-            return int(np.dot(self.of_rows, self.lengths))
-        return int(self.of_rows.sum()) * (values.shape[1] if values.ndim == 2 else 1)
-
-
 def _lists(
     series: pl.Series | NDArray[Any], column: SlotColumn, observer: Observer | None, repeats: NDArray[np.int64] | None
 ) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.float32] | None]:
@@ -327,17 +307,17 @@ def _lists(
 
     assert isinstance(series, pl.Series), "lists are no array"
     values, offsets = _encode_ragged(series.struct.field("values") if column.weighted else series, column.name, "list")
-    of_lists = _Repeats(repeats, np.diff(offsets)) if repeats is not None else None
+    of_lists = Repeats(repeats, np.diff(offsets)) if repeats is not None else None
     if observer is not None:
         observer.count_lists(column, offsets, repeats)
     if column.dtype == "float32":
-        values = _apply_on_nonfinite(values, column, observer, row_of=row_of, repeats=of_lists)
+        values = apply_on_nonfinite(values, column, observer, row_of=row_of, repeats=of_lists)
     elif observer is not None:
         observer.count_integers(column, values, values.size if of_lists is None else of_lists.count(values))
     if not column.weighted:
         return values, offsets, None
     list_weights = _weights(series.struct.field("weights"), offsets, column.name)
-    list_weights = _apply_on_nonfinite(list_weights, column, observer, row_of=row_of, repeats=of_lists, weights=True)
+    list_weights = apply_on_nonfinite(list_weights, column, observer, row_of=row_of, repeats=of_lists, weights=True)
     return values, offsets, list_weights
 
 
@@ -357,7 +337,7 @@ def _row_major(
     width = sum(column.width for column in columns)
     matrix = np.empty((rows_of_all, width), dtype=np.float32)
     flat = matrix.reshape(-1)
-    of_rows = _Repeats(repeats) if repeats is not None else None
+    of_rows = Repeats(repeats) if repeats is not None else None
     sources: list[tuple[int | slice, NDArray[Any]]] = []
     for column in columns:
         if column.name in coded:
@@ -370,7 +350,7 @@ def _row_major(
         else:
             target, values = column.offset, _scalars(series, column.name, filters)
         known = extremes.get(column.name)
-        sources.append((target, _apply_on_nonfinite(values, column, observer, repeats=of_rows, extremes=known)))
+        sources.append((target, apply_on_nonfinite(values, column, observer, repeats=of_rows, extremes=known)))
     step = max(_MATRIX_BYTES // (4 * max(width, 1)), 1)
     for start in range(0, rows_of_all, step):
         rows = slice(start, start + step)
@@ -378,59 +358,6 @@ def _row_major(
         for columns_of_feature, values in sources:
             part[:, columns_of_feature] = gathered.in_order(values, rows)
     return matrix
-
-
-def _apply_on_nonfinite(
-    values: NDArray[Any],
-    column: SlotColumn,
-    observer: Observer | None,
-    *,
-    row_of: Callable[[int], int] | None = None,
-    repeats: _Repeats | None = None,
-    weights: bool = False,
-    extremes: tuple[float, float] | None = None,
-) -> NDArray[Any]:
-    """Apply a feature's `on_nonfinite` to its finished floats (or the weights of its ids), counted by the observer.
-
-    values: one scalar or vector per row, or the values of lists, where `row_of` maps a value's index to its row. They
-    are copied only if they change. repeats: how often the rows' values count. extremes: the values' minimum and
-    maximum, if they are known. These are finite if and only if all values are, so values are searched only if that test
-    fails.
-
-    Raises DataError, with the row, if on_nonfinite is error.
-    """
-    if observer is None and column.on_nonfinite == "keep":
-        return values
-    low, high = extremes or ((values.min(), values.max()) if values.size else (math.inf, -math.inf))
-    all_finite = not values.size or (math.isfinite(low) and math.isfinite(high))
-    finite = None if all_finite else np.isfinite(values)
-    if finite is not None:
-        if column.on_nonfinite == "error":
-            raise _nonfinite_error(values, finite, column, row_of, "weight" if weights else "value")
-        low = values.min(where=finite, initial=math.inf)
-        high = values.max(where=finite, initial=-math.inf)
-    if observer is not None:
-        if not weights:
-            count = values.size if repeats is None else repeats.count(values)
-            observer.count_floats(column, count, (low, high))
-        if finite is not None:
-            wrong = int(np.count_nonzero(~finite)) if repeats is None else repeats.count(~finite, chosen=True)
-            observer.count_nonfinite(column, wrong)
-    if finite is None or column.on_nonfinite == "keep":
-        return values
-    return np.where(finite, values, values.dtype.type(0))
-
-
-def _nonfinite_error(
-    values: NDArray[Any], finite: NDArray[np.bool_], column: SlotColumn, row_of: Callable[[int], int] | None, what: str
-) -> DataError:
-    index = int(np.argmin(finite))
-    row = row_of(index) if row_of is not None else index * len(values) // values.size
-    return DataError(
-        f"feature {column.name!r} holds a {what} that is not finite ({column.chain}): got {values.flat[index]} and "
-        f"{int(finite.size - np.count_nonzero(finite)) - 1:,} more in {values.size:,}, expected finite numbers. Change "
-        f"its ops, or set its on_nonfinite to zero or keep"
-    ).at(row)
 
 
 def _vectors(series: pl.Series, name: str) -> NDArray[Any]:

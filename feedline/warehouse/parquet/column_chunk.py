@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pyarrow.types as pat
 from numpy.typing import NDArray
 
 from feedline.native import parquet as native
@@ -30,16 +28,13 @@ from feedline.native.parquet import (
     PageTable,
 )
 from feedline.native.turns import TURN
-from feedline.warehouse.parquet.schemas import is_unchecked
+from feedline.warehouse.parquet.column_kinds import ColumnKind
 
-_PHYSICAL = {"BOOLEAN": 0, "INT32": 1, "INT64": 2, "FLOAT": 4, "DOUBLE": 5, "BYTE_ARRAY": 6, "FIXED_LEN_BYTE_ARRAY": 7}
-_SIZES = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 0}
 _PLAIN, _PLAIN_DICTIONARY, _RLE_DICTIONARY = 0, 2, 8
 # Of encodings, as bits: of values, all but BIT_PACKED, which is deprecated.
 _KNOWN_BITS = sum(1 << encoding for encoding in (0, 2, 3, 5, 6, 7, 8, 9))
 _CODED_BITS = 1 << _PLAIN_DICTIONARY | 1 << _RLE_DICTIONARY
 _LEVEL_BITS = 1 << RLE
-_MOST_SIZE = 65536  # bytes of a value of a fixed size; of longer ones a block of rows may not fit in memory
 _MOST_BYTES = 2**31 - 1  # of a chunk's strings: their offsets are 32 bits wide
 # A dictionary is worth its codes while it has less than this share of the chunk's values: what is computed on it is
 # computed that much less often, and gathered once.
@@ -54,79 +49,6 @@ _Decompress = Callable[[pa.Buffer, int], Any]  # to exactly the size that a page
 
 class ChunkError(ValueError):
     """A column chunk that is not valid Parquet."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ColumnKind:
-    """How the values of a Parquet column are laid out, and the Arrow type that they become.
-
-    lists: 0 for a flat column, 1 for lists that are never null, 2 for lists that may be. element: the type of a value.
-    narrow: numpy's type of integers of fewer than 32 bits, empty for all else. long_strings, long_lists: whether their
-    offsets have 64 bits. is_text: whether values must be UTF-8. is_nullable: whether rows may be null.
-    """
-
-    physical: int
-    size: int
-    lists: int
-    max_def: int
-    type: pa.DataType
-    element: pa.DataType
-    narrow: str
-    long_strings: bool
-    long_lists: bool
-    is_decimal: bool
-    is_text: bool
-    is_nullable: bool
-
-
-def column_kind(field: pa.Field, column: pq.ColumnSchema) -> ColumnKind | str:
-    """The kind of a column that is stored as one Parquet column; or why the kernel does not decode it."""
-    kind, lists, nullable = field.type, 0, field.nullable
-    if pat.is_list(kind) or pat.is_large_list(kind):
-        lists, nullable = 1 + field.nullable, kind.value_field.nullable
-        kind = kind.value_type
-    if column.max_repetition_level != (lists > 0) or column.max_definition_level != lists + nullable:
-        return "nested"
-    physical = column.physical_type
-    if physical not in _PHYSICAL or not _is_stored_as(kind, physical, column.length):
-        return f"{physical.lower()} as {kind}"
-    size = column.length if physical == "FIXED_LEN_BYTE_ARRAY" else _SIZES[physical]
-    is_narrow = pat.is_integer(kind) and kind.bit_width < 32
-    return ColumnKind(
-        physical=_PHYSICAL[physical],
-        size=size,
-        lists=lists,
-        max_def=column.max_definition_level,
-        type=field.type,
-        element=kind,
-        narrow=f"i{kind.bit_width // 8}" if is_narrow else "",
-        long_strings=pat.is_large_string(kind) or pat.is_large_binary(kind),
-        long_lists=pat.is_large_list(field.type),
-        is_decimal=pat.is_decimal(kind),
-        is_text=is_unchecked(kind),
-        is_nullable=field.nullable,
-    )
-
-
-def _is_stored_as(kind: pa.DataType, physical: str, length: int) -> bool:
-    """Whether values of the physical type become the Arrow type as `_values` makes it."""
-    if physical == "BOOLEAN":
-        return bool(pat.is_boolean(kind))
-    if physical == "INT32":
-        narrow = pat.is_integer(kind) and kind.bit_width <= 32
-        return bool(narrow or pat.is_date32(kind) or pat.is_time32(kind))
-    if physical == "INT64":
-        wide = pat.is_int64(kind) or pat.is_uint64(kind) or pat.is_time64(kind) or pat.is_duration(kind)
-        return bool(wide or (pat.is_timestamp(kind) and kind.unit != "s"))
-    if physical in ("FLOAT", "DOUBLE"):
-        return bool(pat.is_float32(kind) if physical == "FLOAT" else pat.is_float64(kind))
-    if physical == "BYTE_ARRAY":
-        short = pat.is_string(kind) or pat.is_binary(kind)
-        return bool(short or pat.is_large_string(kind) or pat.is_large_binary(kind))
-    if pat.is_decimal128(kind):
-        return 0 < length <= 16
-    short = 0 < length <= _MOST_SIZE
-    return bool((pat.is_fixed_size_binary(kind) and short) or (pat.is_float16(kind) and length == 2))
 
 
 class ChunkDecoder:

@@ -22,13 +22,12 @@ from feedline.warehouse.parquet.column_chunk import (
     DECOMPRESSORS,
     ChunkDecoder,
     ChunkError,
-    ColumnKind,
     Request,
     Starts,
-    column_kind,
     open_chunks,
     take_rows,
 )
+from feedline.warehouse.parquet.column_kinds import ColumnKind, column_kind
 from feedline.warehouse.parquet.stored_names import StoredNames
 from feedline.warehouse.storage.faults import label
 from feedline.warehouse.storage.ranges import Range, adjacent, chunk_ranges

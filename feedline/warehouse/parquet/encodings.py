@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from feedline.native import parquet as native
-from feedline.warehouse.parquet.column_chunk import ColumnKind
+from feedline.warehouse.parquet.column_kinds import ColumnKind
 from feedline.warehouse.parquet.decode import DecodeRequest, FileDecoder, kernel_refusal
 from feedline.warehouse.parquet.footer import open_parquet
 from feedline.warehouse.parquet.writer import DICTIONARY, PLAIN, Encoding, leaf_paths, writer_options

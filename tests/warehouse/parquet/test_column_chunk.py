@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from page_decoding import File, arrow_table, beginnings, difference, opened, pages_in, read_rows, stored, table_of
 
 from feedline.native import parquet as native
-from feedline.warehouse.parquet.column_chunk import ChunkDecoder, ChunkError, column_kind
+from feedline.warehouse.parquet.column_chunk import ChunkDecoder, ChunkError
+from feedline.warehouse.parquet.column_kinds import column_kind
 
 pytestmark = pytest.mark.skipif(not native.COMPILED, reason="the kernel was not compiled: there is no C compiler")
 

@@ -1,0 +1,91 @@
+"""How the values of a Parquet column are laid out, and which columns the compiled kernel decodes.
+
+Runs in every process that reads. Pure; decided from the footer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyarrow.types as pat
+
+from feedline.warehouse.parquet.schemas import is_unchecked
+
+_PHYSICAL = {"BOOLEAN": 0, "INT32": 1, "INT64": 2, "FLOAT": 4, "DOUBLE": 5, "BYTE_ARRAY": 6, "FIXED_LEN_BYTE_ARRAY": 7}
+_SIZES = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 0}
+_MOST_SIZE = 65536  # bytes of a value of a fixed size; of longer ones a block of rows may not fit in memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnKind:
+    """How the values of a Parquet column are laid out, and the Arrow type that they become.
+
+    lists: 0 for a flat column, 1 for lists that are never null, 2 for lists that may be. element: the type of a value.
+    narrow: numpy's type of integers of fewer than 32 bits, empty for all else. long_strings, long_lists: whether their
+    offsets have 64 bits. is_text: whether values must be UTF-8. is_nullable: whether rows may be null.
+    """
+
+    physical: int
+    size: int
+    lists: int
+    max_def: int
+    type: pa.DataType
+    element: pa.DataType
+    narrow: str
+    long_strings: bool
+    long_lists: bool
+    is_decimal: bool
+    is_text: bool
+    is_nullable: bool
+
+
+def column_kind(field: pa.Field, column: pq.ColumnSchema) -> ColumnKind | str:
+    """The kind of a column that is stored as one Parquet column; or why the kernel does not decode it."""
+    kind, lists, nullable = field.type, 0, field.nullable
+    if pat.is_list(kind) or pat.is_large_list(kind):
+        lists, nullable = 1 + field.nullable, kind.value_field.nullable
+        kind = kind.value_type
+    if column.max_repetition_level != (lists > 0) or column.max_definition_level != lists + nullable:
+        return "nested"
+    physical = column.physical_type
+    if physical not in _PHYSICAL or not _is_stored_as(kind, physical, column.length):
+        return f"{physical.lower()} as {kind}"
+    size = column.length if physical == "FIXED_LEN_BYTE_ARRAY" else _SIZES[physical]
+    is_narrow = pat.is_integer(kind) and kind.bit_width < 32
+    return ColumnKind(
+        physical=_PHYSICAL[physical],
+        size=size,
+        lists=lists,
+        max_def=column.max_definition_level,
+        type=field.type,
+        element=kind,
+        narrow=f"i{kind.bit_width // 8}" if is_narrow else "",
+        long_strings=pat.is_large_string(kind) or pat.is_large_binary(kind),
+        long_lists=pat.is_large_list(field.type),
+        is_decimal=pat.is_decimal(kind),
+        is_text=is_unchecked(kind),
+        is_nullable=field.nullable,
+    )
+
+
+def _is_stored_as(kind: pa.DataType, physical: str, length: int) -> bool:
+    """Whether values of the physical type become the Arrow type as `_values` makes it."""
+    if physical == "BOOLEAN":
+        return bool(pat.is_boolean(kind))
+    if physical == "INT32":
+        narrow = pat.is_integer(kind) and kind.bit_width <= 32
+        return bool(narrow or pat.is_date32(kind) or pat.is_time32(kind))
+    if physical == "INT64":
+        wide = pat.is_int64(kind) or pat.is_uint64(kind) or pat.is_time64(kind) or pat.is_duration(kind)
+        return bool(wide or (pat.is_timestamp(kind) and kind.unit != "s"))
+    if physical in ("FLOAT", "DOUBLE"):
+        return bool(pat.is_float32(kind) if physical == "FLOAT" else pat.is_float64(kind))
+    if physical == "BYTE_ARRAY":
+        short = pat.is_string(kind) or pat.is_binary(kind)
+        return bool(short or pat.is_large_string(kind) or pat.is_large_binary(kind))
+    if pat.is_decimal128(kind):
+        return 0 < length <= 16
+    short = 0 < length <= _MOST_SIZE
+    return bool((pat.is_fixed_size_binary(kind) and short) or (pat.is_float16(kind) and length == 2))
