@@ -70,7 +70,7 @@ def _files(names: Sequence[str]) -> list[Path]:
 
 def _compute_as_feeders_do(spec: PipelineSpec) -> None:
     """Start this program again with the instructions of `cluster.cpu`, which decide the last bits of floats."""
-    cpu = choose_cpu(spec.cluster.cpu, shared=spec.cluster.scheduler is not None)
+    cpu = choose_cpu(spec.cluster.cpu, shared=spec.cluster.is_elsewhere)
     if set(level_instructions(cpu)) != set(active_instructions()):
         words = [sys.executable, "-P", "-m", "feedline", *sys.argv[1:]]
         os.execve(sys.executable, words, {**os.environ, **cpu_environment(cpu)})

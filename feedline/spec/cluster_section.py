@@ -162,6 +162,11 @@ class ClusterSpec(Section):
         return "threads" if self.workers is None else "processes"
 
     @property
+    def is_elsewhere(self) -> bool:
+        """Whether workers may run on other hosts, whose processors may differ from this one's."""
+        return self.kind in ("scheduler", "provider")
+
+    @property
     def most_workers(self) -> int:
         """The most worker processes that are started on this machine; 1 for threads."""
         return self.workers.max if self.workers is not None and self.kind == "processes" else 1

@@ -61,7 +61,7 @@ def test_every_op_that_learns_is_here():
 @pytest.fixture
 def tight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many small tasks and chunks."""
-    monkeypatch.setattr("feedline.fitting.passes._MIN_TASK_ROWS", 500)
+    monkeypatch.setattr("feedline.fitting.fit_tasks._MIN_TASK_ROWS", 500)
     monkeypatch.setattr("feedline.fitting.observe.OBSERVE_ROWS", 200)
 
 

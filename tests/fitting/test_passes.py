@@ -81,7 +81,7 @@ def test_the_longest_chain_of_fits_gives_the_number_of_passes(tmp_path: Path, cl
 
 
 def test_fits_do_not_depend_on_files_and_order_of_a_table(tmp_path: Path, rows: pa.Table, monkeypatch):
-    monkeypatch.setattr("feedline.fitting.passes._MIN_TASK_ROWS", 700)
+    monkeypatch.setattr("feedline.fitting.fit_tasks._MIN_TASK_ROWS", 700)
     monkeypatch.setattr("feedline.fitting.observe.OBSERVE_ROWS", 300)
     rng = np.random.default_rng(5)
     found = []
@@ -95,7 +95,7 @@ def test_fits_do_not_depend_on_files_and_order_of_a_table(tmp_path: Path, rows: 
 
 
 def test_threads_and_repetition_make_the_same_manifest(tmp_path: Path, clicks: Path, monkeypatch):
-    monkeypatch.setattr("feedline.fitting.passes._MIN_TASK_ROWS", 1_000)
+    monkeypatch.setattr("feedline.fitting.fit_tasks._MIN_TASK_ROWS", 1_000)
     path = written(tmp_path, clicks)
     manifests = [Pipeline.from_yaml(path, {"cluster.threads": threads}).fit().manifest for threads in (1, 4, 4)]
     assert len(set(manifests)) == 1
@@ -103,7 +103,7 @@ def test_threads_and_repetition_make_the_same_manifest(tmp_path: Path, clicks: P
 
 
 def test_states_that_outgrow_memory_change_nothing(tmp_path: Path, clicks: Path, monkeypatch):
-    monkeypatch.setattr("feedline.fitting.passes._MIN_TASK_ROWS", 5_000)
+    monkeypatch.setattr("feedline.fitting.fit_tasks._MIN_TASK_ROWS", 5_000)
     spilled: list[str] = []
 
     def look(scratch: Scratch) -> None:

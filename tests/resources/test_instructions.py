@@ -125,6 +125,25 @@ def test_machines_below_the_level(monkeypatch: pytest.MonkeyPatch, names: Any, k
         feeder_environment(spec, cores=1)
 
 
+@pytest.mark.parametrize(
+    ("cluster", "disabled"),
+    [
+        ({}, None),
+        ({"workers": 2}, None),
+        ({"scheduler": "tcp://127.0.0.1:8786"}, "X86_V4 AVX512_ICL"),
+        ({"class": "a.B", "workers": 2}, "X86_V4 AVX512_ICL"),
+    ],
+)
+def test_a_feeder_has_the_instructions_of_its_workers(
+    monkeypatch: pytest.MonkeyPatch, cluster: dict[str, Any], disabled: str | None
+):
+    machine(monkeypatch, X86_NAMES, has=("X86_V3", "X86_V4", "AVX512_ICL", "AVX2", "FMA3"))
+    monkeypatch.delenv(DISABLE, raising=False)
+    document = {"version": 1, "name": "n", "source": {"table": "t"}, "features": {}, "batch": {"size": 1}}
+    spec = PipelineSpec.model_validate({**document, "allow_code": True, "cluster": cluster}, strict=False)
+    assert feeder_environment(spec, cores=1).get(DISABLE) == disabled
+
+
 def test_a_worker_is_refused_with_the_line_to_add(monkeypatch: pytest.MonkeyPatch):
     machine(monkeypatch, X86_NAMES, has=("X86_V3", "X86_V4", "AVX2", "FMA3"))
     expected = environment_at("x86-64-v3")

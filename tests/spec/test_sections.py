@@ -210,6 +210,8 @@ def test_a_number_of_workers_is_both_limits():
     provider = {"class": "a.B", "options": {"c": 1}, "workers": 2}
     kinds = [ClusterSpec.model_validate(keys).kind for keys in ({}, limits, provider)]
     assert kinds == ["threads", "scheduler", "provider"]
+    elsewhere = [ClusterSpec.model_validate(keys).is_elsewhere for keys in ({}, {"workers": 2}, limits, provider)]
+    assert elsewhere == [False, False, True, True]
 
 
 @pytest.mark.parametrize("missing", ["ca", "cert", "key"])

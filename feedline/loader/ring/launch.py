@@ -308,4 +308,4 @@ def feeder_environment(spec: PipelineSpec, *, cores: int) -> dict[str, str]:
     pools = {"POLARS_MAX_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1"}
     defaults = {**pools, **allocator_environment(threads)}
     variables = {name: os.environ.get(name, value) for name, value in defaults.items()}
-    return {**variables, **cpu_environment(choose_cpu(spec.cluster.cpu, shared=spec.cluster.scheduler is not None))}
+    return {**variables, **cpu_environment(choose_cpu(spec.cluster.cpu, shared=spec.cluster.is_elsewhere))}

@@ -53,7 +53,7 @@ class WorkerCluster(Cluster):
         report: JobReport | None,
         code: Sequence[RequiredFunction],
     ) -> None:
-        self._elsewhere = spec.kind != "processes"  # workers may run on other hosts
+        self._elsewhere = spec.is_elsewhere
         port = ReservedPort() if spec.dashboard and not self._elsewhere else None
         cpu = choose_cpu(spec.cpu, shared=self._elsewhere)
         super().__init__(spec, threads=threads, cpu=cpu, port=port, unchecked=early)
