@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from datetime import date
 from decimal import Decimal
 
 import polars as pl
 import pyarrow as pa
 import pytest
+from clicks_of_days import FRAME, SCHEMA, values
 from typed_columns import assert_evaluates, assert_refused
 
 from feedline.errors import ExpressionError, SpecError
@@ -24,29 +24,6 @@ from feedline.expressions.predicates import (
     Or,
     Predicate,
 )
-
-TABLE = pa.table(
-    {
-        "ds": pa.array([date(2025, 12, 31), date(2026, 1, 1), date(2026, 1, 2), date(2026, 1, 3)]),
-        "country": pa.array(["US", "DE", None, "FR"]).dictionary_encode(),
-        "dwell": pa.array([1.0, None, float("nan"), 2.5], pa.float32()),
-        "clicked": pa.array([True, False, None, True]),
-        "n": pa.array([1, 2, None, -4], pa.int16()),
-        "m": pa.array([1, -2, 3, None], pa.int64()),
-        "price": pa.array([Decimal("0.10"), Decimal("1.00"), None, Decimal("2.00")], pa.decimal128(5, 2)),
-        "history": pa.array([[1], [], None, [2, 3]]),
-        "user": pa.array([{"country": "US", "vip": True}, {"country": None, "vip": False}, None, {"vip": None}]),
-        "odd name": pa.array([1, 2, 3, 4]),
-    }
-)
-FRAME = pl.DataFrame(TABLE)
-SCHEMA = TABLE.schema
-
-
-def values(text: str) -> list[object]:
-    bound = bind_expression(parse(text), SCHEMA)
-    return FRAME.lazy().select(bound.polars).collect(engine="in-memory").to_series().to_list()
-
 
 PREDICATES: dict[str, Predicate] = {
     "n > 1": Comparison(column="n", op=">", value=1),

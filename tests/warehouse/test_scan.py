@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from damage import GROUP, ROWS, flip_a_page, truncate, write
 from pipelines import Place, furnished
+from tables_with_bad_files import ids, of_parts, part, pipeline_over
 
 import feedline.warehouse.snapshot.footer_tasks as footer_tasks
 from feedline import Pipeline
@@ -26,39 +27,11 @@ from feedline.warehouse.selection.select import select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot
 
-FEATURES = {"dense": {"x": []}, "sparse": {"ids": []}, "label": {"y": []}, "extra": ["id"]}
-
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with furnished(tmp_path_factory.mktemp("d"), Path()) as place:
         yield place
-
-
-def pipeline_over(place: Place, table: Path, *, work: Path | None = None, **source: Any) -> Path:
-    return place.write(
-        "b.yaml",
-        features=FEATURES,
-        shuffle="off",
-        batch={"size": 256, "tail": "partial"},
-        work_dir=str(work or table.parent / "work"),
-        source={"table": str(table), "on_bad_file": "skip", **source},
-    )
-
-
-def part(table: Path, number: int) -> Path:
-    return table / f"part={number}" / "data.parquet"
-
-
-def ids(path: Path, **options: Any) -> list[int]:
-    """Every id that is delivered, with the warning about the files left out."""
-    with pytest.warns(UserWarning, match="left out of the plan"):
-        batches = Pipeline.from_yaml(path).batches(**options)
-    return [int(value) for batch in batches for value in batch["id"]]
-
-
-def of_parts(*numbers: int) -> list[int]:
-    return [value for number in numbers for value in range(number * ROWS, (number + 1) * ROWS)]
 
 
 def test_findings_are_recorded_and_files_not_read_again(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -6,65 +6,19 @@ import math
 import tempfile
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
+from generated_tables import DAYS, GROUP_ROWS, ROWS, SMALL, files, generate, read, unchanged
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline.warehouse.synthetic.clicks import ClickRecipe, click_logit
 from feedline.warehouse.synthetic.generate import generate_clicks
-
-ROWS, DAYS, PART_ROWS, GROUP_ROWS = 30_000, 3, 6_000, 2_048
-SMALL = {"rows": 6_000, "part_rows": 1_200, "row_group_rows": 512}
-
-
-@pytest.fixture(scope="module", params=[True, False], ids=["clustered", "log"])
-def table(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[bool, Path, pa.Table]:
-    """(clustered, folder, the whole table in file order); the report agrees with it."""
-    folder = tmp_path_factory.mktemp("clicks") / "table"
-    report = generate(folder, clustered=request.param)
-    rows = read(folder)
-    assert (report.uri, report.rows, report.days, report.files) == (str(folder), ROWS, DAYS, 6)
-    assert report.bytes == sum(file.stat().st_size for file in files(folder))
-    assert report.row_groups == sum(pq.read_metadata(file).num_row_groups for file in files(folder))
-    assert report.sessions == pc.count_distinct(rows.column("session_id")).as_py()
-    assert report.clicks == pc.sum(rows.column("clicked")).as_py()
-    return request.param, folder, rows
-
-
-def generate(folder: Path, **options: Any) -> Any:
-    small = {"rows": ROWS, "days": DAYS, "part_rows": PART_ROWS, "row_group_rows": GROUP_ROWS, **options}
-    run = {"threads": 2, **{name: small.pop(name) for name in ("threads", "overwrite") if name in small}}
-    return generate_clicks(str(folder), ClickRecipe(**small), **run)
-
-
-def files(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("*.parquet"))
-
-
-def read(folder: Path) -> pa.Table:
-    parts = [
-        pads.dataset(file, partitioning="hive", partition_base_dir=str(folder)).to_table() for file in files(folder)
-    ]
-    return pa.concat_tables(parts).combine_chunks()
-
-
-def unchanged(table: pa.Table, name: str) -> float:
-    """Share of rows inside a session (in time order) whose value equals the row above's, null included."""
-    ordered = table.select(["session_id", "ts", "request_id", name]).sort_by(
-        [("session_id", "ascending"), ("ts", "ascending")]
-    )
-    session = ordered.column("session_id").to_numpy()
-    values = ordered.column(name).to_pylist()
-    inside = np.flatnonzero(session[1:] == session[:-1])
-    return float(np.mean([values[i] == values[i + 1] for i in inside]))
 
 
 def auc(score: np.ndarray, label: np.ndarray) -> float:
