@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import builtins
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pipelines import CLICKS
+from logged_tables import pipeline
 
 from feedline import Pipeline, Table
 from feedline.errors import SpecError, TableError
@@ -22,37 +20,7 @@ from feedline.warehouse.snapshot.take import snapshot_of
 deltalake = pytest.importorskip("deltalake")
 pyiceberg = pytest.importorskip("pyiceberg")
 
-from table_logs import ice_table, rows, same_rows  # noqa: E402
-
-
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("stored") / "delta"
-    for start in (0, 100, 200):
-        deltalake.write_deltalake(str(folder), rows(start), mode="append", partition_by=["day", "k"])
-    return folder
-
-
-@pytest.fixture
-def delta(stored: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(stored, tmp_path / "delta"))
-
-
-@pytest.fixture
-def iceberg(tmp_path: Path) -> Any:
-    return ice_table(tmp_path / "iceberg")
-
-
-def pipeline(folder: Path, **source: Any) -> Pipeline:
-    document = {
-        **CLICKS,
-        "source": source,
-        "features": {"dense": {"price": [{"fill_null": 0}]}, "sparse": {"tags": []}, "extra": ["id"]},
-        "batch": {"size": 4, "tail": "partial"},
-        "work_dir": str(folder / "work"),
-    }
-    (folder / "p.yaml").write_text(json.dumps(document))
-    return Pipeline.from_yaml(folder / "p.yaml")
+from table_logs import same_rows  # noqa: E402
 
 
 def ids(pipeline: Pipeline) -> list[int]:

@@ -2,53 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pipelines import CLICKS
-from table_logs import ice_table, rows, same_rows
+from logged_tables import pipeline
+from table_logs import rows, same_rows
 
-from feedline import Pipeline, Table
+from feedline import Table
 from feedline.commands.check import run_check
 from feedline.errors import TableError
 from feedline.warehouse.discovery.table_log import declared_schema
 from feedline.warehouse.parquet.schemas import SchemaRules
 
 deltalake = pytest.importorskip("deltalake")
-
-
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("stored") / "delta"
-    for start in (0, 100, 200):
-        deltalake.write_deltalake(str(folder), rows(start), mode="append", partition_by=["day", "k"])
-    return folder
-
-
-@pytest.fixture
-def delta(stored: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(stored, tmp_path / "delta"))
-
-
-@pytest.fixture
-def iceberg(tmp_path: Path) -> Any:
-    return ice_table(tmp_path / "iceberg")
-
-
-def pipeline(folder: Path, **source: Any) -> Pipeline:
-    document = {
-        **CLICKS,
-        "source": source,
-        "features": {"dense": {"price": [{"fill_null": 0}]}, "sparse": {"tags": []}, "extra": ["id"]},
-        "batch": {"size": 4, "tail": "partial"},
-        "work_dir": str(folder / "work"),
-    }
-    (folder / "p.yaml").write_text(json.dumps(document))
-    return Pipeline.from_yaml(folder / "p.yaml")
 
 
 def test_the_rules_of_the_schema_hold_for_a_table_with_a_log(delta: Path, iceberg: Any, tmp_path: Path):

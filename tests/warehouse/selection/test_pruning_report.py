@@ -7,32 +7,14 @@ from pathlib import Path
 import duckdb
 import numpy as np
 import pyarrow as pa
-import pytest
-from warehouse_samples import write
+from selected_numbers import numbers
 
 from feedline.expressions import bind_where
 from feedline.warehouse.reading.row_filter import SAMPLED, UNSAMPLED, WHERE_TRUE
 from feedline.warehouse.reading.sample import Sample, bind_sample
 from feedline.warehouse.selection.pruning_report import deciding_parts
-from feedline.warehouse.selection.select import Selection, select_rows
+from feedline.warehouse.selection.select import select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
-from feedline.warehouse.snapshot.take import take_snapshot
-
-
-def numbers(selection: Selection) -> dict[str, tuple[int, int]]:
-    names = ("by_partition", "by_statistics", "whole", "counted", "kept")
-    shares = {name: getattr(selection.report, name) for name in names}
-    return {name: (share.row_groups, share.rows) for name, share in shares.items()}
-
-
-@pytest.fixture
-def ladder(tmp_path: Path) -> Snapshot:
-    """Two days of one file of 10 row groups of 10 rows each; x counts up, y repeats 0..9."""
-    x = np.arange(100)
-    table = pa.table({"x": x, "y": x % 10, "z": x / 7, "s": [str(i) for i in x]})
-    return take_snapshot(
-        write(tmp_path / "t", {f"ds=2026-01-0{d}/f.parquet": table for d in (1, 2)}, row_group_size=10)
-    )
 
 
 def test_the_report_lists_pruned_row_groups_by_reason(ladder: Snapshot, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from selected_numbers import numbers
 from warehouse_samples import sample, write
 
 from feedline.errors import TableChangedError
@@ -158,22 +159,6 @@ def test_counts_are_duckdbs(tables: Callable[[int], Snapshot], seed: int, condit
     parts = (*pruned, report.whole, report.by_position, report.counted)
     assert sum(part.row_groups for part in parts) == report.table.row_groups == len(expected)
     assert sum(part.rows for part in parts) == report.table.rows == snapshot.rows
-
-
-def numbers(selection: Selection) -> dict[str, tuple[int, int]]:
-    names = ("by_partition", "by_statistics", "whole", "counted", "kept")
-    shares = {name: getattr(selection.report, name) for name in names}
-    return {name: (share.row_groups, share.rows) for name, share in shares.items()}
-
-
-@pytest.fixture
-def ladder(tmp_path: Path) -> Snapshot:
-    """Two days of one file of 10 row groups of 10 rows each; x counts up, y repeats 0..9."""
-    x = np.arange(100)
-    table = pa.table({"x": x, "y": x % 10, "z": x / 7, "s": [str(i) for i in x]})
-    return take_snapshot(
-        write(tmp_path / "t", {f"ds=2026-01-0{d}/f.parquet": table for d in (1, 2)}, row_group_size=10)
-    )
 
 
 def test_without_a_filter_all_rows_are_taken_whole(ladder: Snapshot, tmp_path: Path) -> None:
