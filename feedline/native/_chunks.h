@@ -7,6 +7,7 @@
 #include "_levels.h"
 #include "_pages.h"
 #include "_snappy.h"
+#include "_tuples.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #define COPIED 1
@@ -231,7 +232,7 @@ static PyObject *read_chunks(PyObject *module, PyObject *args) {
     while (claimed < count && claim(PyTuple_GetItem(cursors, claimed), rows) == 0)
         claimed++;
     Cursor **all = claimed < count ? NULL : PyMem_Calloc((size_t)(count ? count : 1), sizeof(Cursor *));
-    PyObject *result = all == NULL ? NULL : PyTuple_New(count);
+    PyObject *result = all == NULL ? NULL : PyList_New(count);
     if (result != NULL) {
         for (Py_ssize_t index = 0; index < count; index++)
             all[index] = (Cursor *)PyTuple_GetItem(cursors, index);
@@ -253,14 +254,14 @@ static PyObject *read_chunks(PyObject *module, PyObject *args) {
             : cursor->error == NO_MEMORY || cursor->error == NULL ? Py_NewRef(Py_None)
                                                                   : PyUnicode_FromString(cursor->error);
         cursor->error = NULL;
-        if (item == NULL || PyTuple_SetItem(result, index, item) != 0)
+        if (item == NULL || PyList_SetItem(result, index, item) != 0)
             Py_CLEAR(result);
     }
     if (all == NULL && !PyErr_Occurred())
         PyErr_NoMemory();
     PyMem_Free(all);
     PyMem_Free(done);
-    return result;
+    return as_tuple(result);
 }
 
 #endif

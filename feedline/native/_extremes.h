@@ -4,6 +4,7 @@
 #define FEEDLINE_EXTREMES_H
 
 #include "_fast.h"
+#include "_tuples.h"
 
 #define EXTREMES(name, type, key)                                                                           \
     FAST_WIDE static void name(const type *values, Py_ssize_t count, type *least, type *greatest) {         \
@@ -78,16 +79,16 @@ static PyObject *extremes(PyObject *module, PyObject *args) {
     for (Py_ssize_t index = 0; index < count; index++)
         extremes_find(&buffers.views[index], &found[2 * index], &found[2 * index + 1]);
     Py_END_ALLOW_THREADS
-    result = PyTuple_New(count);
+    result = PyList_New(count);
     for (Py_ssize_t index = 0; result != NULL && index < count; index++) {
         PyObject *pair = extremes_pair(buffers.views[index].itemsize, found[2 * index], found[2 * index + 1]);
-        if (pair == NULL || PyTuple_SetItem(result, index, pair) != 0)
+        if (pair == NULL || PyList_SetItem(result, index, pair) != 0)
             Py_CLEAR(result);
     }
 done:
     PyMem_Free(found);
     buffers_close(&buffers);
-    return result;
+    return as_tuple(result);
 }
 
 #endif

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -52,6 +54,28 @@ def test_several_chunks_advance_together():
     with pytest.raises(ValueError, match="has failed before"):
         native.read_chunks([whole, wrong], 1)
     assert native.read_chunks([whole], 0) == (True,)  # it is not busy
+
+
+def test_results_are_made_while_another_thread_holds_all_objects():
+    """As a memory profiler does: a tuple in the making is among `gc.get_objects()`, and could not be filled then."""
+    numbers = np.arange(2_000_000, dtype=np.int64)
+    size = numbers.nbytes
+    pages = table({"kind": DATA, "compressed": size, "uncompressed": size, "values": len(numbers)})
+    held: list[list[object]] = []
+    ended = threading.Event()
+
+    def hold() -> None:
+        while not ended.is_set():
+            held[:] = [gc.get_objects()]
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    try:
+        for _ in range(5):
+            assert native.read_chunks([cursor_over(numbers.tobytes(), pages)], len(numbers)) == (True,)
+    finally:
+        ended.set()
+        holder.join()
 
 
 def test_a_dictionary_is_read_before_the_rows():
