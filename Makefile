@@ -4,7 +4,7 @@
 #   make demo-clicks  generate clicks, cluster them, train a model with deduplication and without: the same losses
 #   make test     run the tests, in two processes (PYTEST_ARGS="-n 0 -x" one test after the other, to the first failure)
 #   make test-unit      all but tests/system and what else starts processes: the quick ones
-#   make test-nightly   only the tests that repeat for long what `make test` does a few times
+#   make test-nightly   only the tests that repeat for long what `make test` does a few times, property tests among them
 #   make lint     style, format and types
 #   make bench    the floor benchmark (BENCH_ARGS="..." is passed on)
 #   make targets  measure the speed targets of docs/performance.md (BENCH_ARGS="..." is passed on)
@@ -71,7 +71,8 @@ test-unit: $(INSTALLED)
 	$(BIN)/python -m pytest $(PROCESSES) -m "not nightly and not slow" --ignore tests/system $(PYTEST_ARGS)
 
 test-nightly: $(INSTALLED)
-	$(BIN)/python -m pytest $(PROCESSES) -o faulthandler_timeout=600 -m nightly $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PROCESSES) -o faulthandler_timeout=600 --hypothesis-profile nightly \
+	  -m "nightly or hypothesis" $(PYTEST_ARGS)
 
 lint: lint-style lint-format lint-types
 

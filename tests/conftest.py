@@ -32,7 +32,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Decoded columns are overwritten before they are freed, here and in all processes that tests start.
 os.environ.setdefault("FEEDLINE_DEBUG_MEMORY", "1")
 
+# torch has a thread per core, which spin while they wait: beside another process of tests that doubled what a training
+# cost.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 hypothesis.settings.register_profile("feedline", deadline=None, max_examples=60, derandomize=True, print_blob=True)
+hypothesis.settings.register_profile("nightly", hypothesis.settings.get_profile("feedline"))  # see drawn_examples.py
 hypothesis.settings.load_profile("feedline")
 
 

@@ -10,6 +10,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from drawn_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from pipelines import image
@@ -392,6 +393,7 @@ def parts(draw: st.DrawFn) -> list[tuple[DictionaryFrame, pl.DataFrame]]:
     return found
 
 
+@examples(60)
 @given(parts())
 def test_joined_parts_are_their_rows(cases: list[tuple[DictionaryFrame, pl.DataFrame]]):
     joined = join_coded([frame for frame, _ in cases])

@@ -11,6 +11,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from drawn_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from stored_runs import write_in_place
@@ -293,6 +294,7 @@ def coded_frames(draw: st.DrawFn) -> tuple[DictionaryFrame, list[int]]:
     return DictionaryFrame(pl.DataFrame(series), dictionaries), borders
 
 
+@examples(60)
 @given(coded_frames(), st.sets(st.sampled_from(["word", "float", "words", "floats", "plain"]), min_size=1))
 def test_runs_of_codes_are_those_of_values(frame: tuple[DictionaryFrame, list[int]], columns: set[str]):
     coded, borders = frame

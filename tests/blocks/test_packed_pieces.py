@@ -6,6 +6,7 @@ import datetime
 import pickle
 from decimal import Decimal
 
+from drawn_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,6 +46,7 @@ def pieces(draw: st.DrawFn) -> PieceRequest:
     return PieceRequest(fragment=fragment, skip=draw(whole), rows=draw(whole))
 
 
+@examples(60)
 @given(st.lists(pieces(), max_size=8), st.none() | st.tuples(st.just("rows"), st.integers(), st.text(max_size=4)))
 def test_a_packed_request_comes_back(parts: list[PieceRequest], permutation: tuple[int | str, ...] | None) -> None:
     request = BlockRequest(pieces=tuple(parts), rows=7, permutation=permutation, nbytes=9)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 import pyarrow as pa
 import pytest
+from drawn_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,6 +41,7 @@ SCHEMA = pa.schema(
 KEYS = st.one_of(st.text(st.characters(exclude_categories=["Cs"])), st.integers(-(2**63), 2**63 - 1))
 
 
+@examples(60)
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.lists(KEYS, min_size=1, max_size=4))
 def test_a_part_is_named_like_its_expression(column: str, keys: list[str | int]) -> None:
     part = ColumnPart(column, tuple(keys))

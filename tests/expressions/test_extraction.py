@@ -8,7 +8,8 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.expressions.column_parts import ColumnPart, PartTree
@@ -76,7 +77,7 @@ def looked_up(value: Any, key: Any) -> Any:
     return next((item for name, item in value if name == key), None)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(maps())
 def test_values_at_keys_of_a_map_agree_with_python(given_map: tuple[pa.Array, list[Any]]) -> None:
     array, keys = given_map

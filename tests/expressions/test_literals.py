@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
+from drawn_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,6 +43,7 @@ def truth(op: str, value: object, literal: object) -> bool | None:
     return None if value is None else OPERATORS[op](value, literal)
 
 
+@examples(60)
 @given(st.sampled_from(INTEGERS), OPS, st.data())
 def test_an_integer_column_compares_exactly_with_any_number(kind: pa.DataType, op: str, data: st.DataObject):
     low, high = (np.iinfo(kind.to_pandas_dtype()).min, np.iinfo(kind.to_pandas_dtype()).max)
@@ -76,6 +78,7 @@ def assert_leaves_hold_in(kind: pa.DataType, text: str) -> None:
 WIDTHS = {pa.float16(): np.float16, pa.float32(): np.float32, pa.float64(): np.float64}
 
 
+@examples(60)
 @given(st.sampled_from([*WIDTHS]), OPS, st.data())
 def test_a_float_column_means_the_nearest_float_of_its_width(kind: pa.DataType, op: str, data: st.DataObject):
     width = WIDTHS[kind]

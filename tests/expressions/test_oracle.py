@@ -14,6 +14,7 @@ import duckdb
 import polars as pl
 import pyarrow as pa
 import pytest
+from drawn_examples import examples
 from expression_pairs import ANY, COLUMNS, CONDITIONS, NAN, PRUNABLE, SCHEMA, TABLES, Sides, comparisons, conditions
 from hypothesis import given, reject
 from hypothesis import strategies as st
@@ -61,16 +62,19 @@ def check(side: Sides, table: pa.Table) -> None:
     assert not wrong, f"{side.text}\n{side.sql}\n{wrong}\n{table.to_pylist()[wrong[0][0]]}"
 
 
+@examples(60)
 @given(ANY, st.sampled_from(TABLES))
 def test_expressions_agree_with_sql(side: Sides, table: pa.Table):
     check(side, table)
 
 
+@examples(60)
 @given(CONDITIONS, st.sampled_from(TABLES))
 def test_conditions_agree_with_sql(side: Sides, table: pa.Table):
     check(side, table)
 
 
+@examples(60)
 @given(comparisons(COLUMNS), st.sampled_from(TABLES))
 def test_literal_comparisons_agree_with_sql(side: Sides, table: pa.Table):
     check(side, table)
@@ -81,6 +85,7 @@ def test_every_expression_preserves_rows(side: Sides):
     assert is_row_preserving(bind_expression(parse(side.text), SCHEMA).polars)
 
 
+@examples(60)
 @given(ANY, st.sampled_from(TABLES), st.integers(0, 400))
 def test_a_slice_of_the_rows_gives_a_slice_of_the_values(side: Sides, table: pa.Table, at: int):
     whole = evaluated(side.text, table)
@@ -136,6 +141,7 @@ def rows_of(table: pa.Table) -> list[dict[str, object]]:
     return table.to_pylist()
 
 
+@examples(60)
 @given(conditions(PRUNABLE), st.sampled_from(TABLES))
 def test_the_predicate_of_a_prunable_condition_decides_every_row(side: Sides, table: pa.Table):
     bound = bind_expression(parse(side.text), SCHEMA)
@@ -155,6 +161,7 @@ def opaque(predicate: Predicate) -> bool:
     return isinstance(predicate, Opaque)
 
 
+@examples(60)
 @given(CONDITIONS, st.sampled_from(TABLES))
 def test_the_predicate_of_any_condition_allows_its_result(side: Sides, table: pa.Table):
     predicate = bind_expression(parse(side.text), SCHEMA).predicate

@@ -291,7 +291,8 @@ def refuse(text):
     raise SystemExit(f"accepted: {text[:100]!r}")
 
 for text in texts:  # what is loaded on first use is loaded now
-    refuse(text)
+    if len(text) < 200:
+        refuse(text)
 sys.addaudithook(lambda event, arguments: events.append(event))
 for text in texts:
     refuse(text)

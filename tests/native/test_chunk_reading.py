@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.native import parquet as native
@@ -129,7 +130,7 @@ def test_what_is_no_chunk_is_refused():
 
 
 @given(data=st.data())
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_any_pages_of_any_bytes_are_rows_or_refused(data: st.DataObject):
     chunk = data.draw(st.binary(max_size=80))
     small = st.integers(-1, 20)

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from page_bytes import bits, exact, packed, repeated
 
@@ -26,7 +27,7 @@ INT32, INT64, FIXED, PLAIN, CODED = 1, 2, 7, 0, 8
     nulls=st.sampled_from(["all", "elements", "none"]),
     repeat=st.booleans(),
 )
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_prefixes_are_what_lists_begin_with(
     lists: list[Any], sizes: list[int], prefix: int, step: int, form: tuple[int, int, int], nulls: str, repeat: bool
 ):

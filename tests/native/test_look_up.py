@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.native import parquet as native
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.skipif(not native.COMPILED, reason="the kernel was not 
     nulls=st.sampled_from([None, 0.0, 0.1, 1.0]),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_truths_are_those_of_the_entries(
     size: int, entries: int, others: int, usual: bool, count: int, offset: int, nulls: float | None, seed: int
 ):

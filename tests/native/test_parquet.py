@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from drawn_examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from page_bytes import bits, exact, packed, repeated, sized, varint, zigzag
@@ -44,7 +45,7 @@ def hybrid(draw: Any, width: int, most: int | None = None) -> tuple[list[int], b
 
 @pytest.mark.parametrize("width", range(33))
 @given(data=st.data())
-@settings(max_examples=15)
+@examples(15)
 def test_codes_of_every_width_are_those_that_were_packed(width: int, data: st.DataObject):
     entries = min(2**width, 1000)
     codes, runs = data.draw(hybrid(width, entries - 1))
@@ -108,6 +109,7 @@ def test_lists_without_nulls_begin_where_their_levels_say(lengths: list[int], st
     assert found == values.tolist()
 
 
+@examples(60)
 @given(levels=hybrid(1), step=st.integers(1, 300))
 def test_null_slots_are_zero_and_marked(levels: tuple[list[int], bytes], step: int):
     defs, runs = levels
@@ -410,7 +412,7 @@ COLUMN = st.tuples(
 
 
 @given(column=COLUMN, data=st.data())
-@settings(max_examples=400)
+@examples(400)
 def test_any_bytes_and_numbers_are_rows_or_refused(column: Any, data: st.DataObject):
     """What is delivered is as long as it says, and its offsets are in order."""
     (physical, size), (lists, max_def), codes = column

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.native import rows
@@ -32,7 +33,7 @@ def encoded(lists: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
     start=st.integers(-8, 8),
     stop=st.none() | st.integers(-8, 8),
 )
-@settings(deadline=None, max_examples=150)
+@examples(150)
 def test_slices_of_lists_are_those_of_python_with_and_without_the_kernel(lists, skip, start, stop):
     series = pl.Series("lists", lists, dtype=pl.List(pl.Int64))[skip:]
     expected = [None if each is None else each[start:stop] for each in lists[skip:]]
@@ -96,7 +97,7 @@ def test_extremes_of_nothing_and_of_other_sizes_are_refused():
 @pytest.mark.parametrize("code", [np.uint16, np.int32])
 @pytest.mark.parametrize("stored", [np.float32, np.int64, np.int32])
 @given(data=st.data())
-@settings(deadline=None, max_examples=30)
+@examples(30)
 def test_gathered_codes_are_the_values_that_they_stand_for(code, stored, data):
     table = np.array(data.draw(st.lists(st.integers(-9, 9), min_size=1, max_size=9)), stored)
     codes = np.array(data.draw(st.lists(st.integers(0, len(table) - 1), max_size=20)), code)
@@ -139,7 +140,7 @@ def test_a_code_is_found_wherever_it_is(code):
     stop=st.integers(-8, 8),
     seed=st.integers(0, 9),
 )
-@settings(deadline=None, max_examples=100)
+@examples(100)
 def test_slices_of_codes_are_picked_in_another_order(lists, code, start, stop, seed):
     codes, offsets = encoded(lists)
     sliced = rows.slice_lists(offsets, start, stop)

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from page_bytes import bits, exact, packed, repeated, sized
 
@@ -119,7 +120,7 @@ ROWS: dict[str, Any] = {
 
 
 @given(**ROWS)
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_flat_rows_that_start_runs(
     rows: tuple[list[bool], list[bool]], sizes: list[int], step: int, form: tuple[int, int, int], repeat: bool
 ):
@@ -139,7 +140,7 @@ def test_flat_rows_that_start_runs(
     nulls=st.booleans(),
     astray=st.booleans(),
 )
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_lists_that_start_runs(
     rows: tuple[list[bool], list[bool]],
     sizes: list[int],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import chain
 
 import numpy as np
+from drawn_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ def inverses(draw: st.DrawFn) -> np.ndarray:
     return np.cumsum(starts, dtype=np.int32) - np.int32(1)
 
 
+@examples(60)
 @given(inverses(), st.data())
 def test_a_range_of_rows_uses_a_range_of_unique_rows(inverse: np.ndarray, data: st.DataObject):
     start, stop = sorted(data.draw(st.tuples(*[st.integers(0, len(inverse))] * 2)))

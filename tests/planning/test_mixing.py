@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import combinations
 from drawn_schedules import deliver
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -222,9 +223,10 @@ def test_without_shuffle_wide_rows_make_small_blocks():
     assert sizes("{}", 4, 1, 10**6) == sizes("{}", 4, 1)
 
 
-@pytest.mark.parametrize("tail", ["drop", "pad", "partial"])
-@pytest.mark.parametrize("where", [None, "clicked == 1"])
-@pytest.mark.parametrize(("shuffle", "split_rows"), [("off", 10**6), ({"rows": False, "window_rows": 10**6}, 1024)])
+@pytest.mark.parametrize(
+    ("tail", "where", "shuffle"),
+    combinations(["drop", "pad", "partial"], [None, "clicked == 1"], ["off", {"rows": False, "window_rows": 10**6}]),
+)
 def test_batches_in_order_do_not_depend_on_the_blocks(
     tmp_path: Any,
     clicks: Any,
@@ -232,10 +234,10 @@ def test_batches_in_order_do_not_depend_on_the_blocks(
     tail: str,
     where: str | None,
     shuffle: Any,
-    split_rows: int,
 ):
     """A state of blocks of many row groups continues with those of one."""
     place = Place(tmp_path, clicks)
+    split_rows = 10**6 if shuffle == "off" else 1024
     text = place.write(
         shuffle=shuffle, lanes=3, source={"where": where, "split_rows": split_rows}, batch={"tail": tail}
     )

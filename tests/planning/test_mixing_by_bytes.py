@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from combinations import combinations
 from pipelines import Place
 
 from feedline import Pipeline
@@ -92,9 +93,10 @@ def test_bytes_of_row_groups_that_keep_no_rows_do_not_count(place: Place):
     assert half.stored == pytest.approx(whole.row_bytes.stored, rel=0.05)
 
 
-@pytest.mark.parametrize("shuffle", [DEFAULT, STATED, {**STATED, "by": "clicked"}])
-@pytest.mark.parametrize("where", [None, "x_3 > 0.4"])
-@pytest.mark.parametrize("tail", ["drop", "pad", "partial"])
+@pytest.mark.parametrize(
+    ("shuffle", "where", "tail"),
+    combinations([DEFAULT, STATED, {**STATED, "by": "clicked"}], [None, "x_3 > 0.4"], ["drop", "pad", "partial"]),
+)
 def test_each_row_once_in_the_same_global_step_of_any_world_size(place: Place, shuffle: Any, where: Any, tail: str):
     pipeline = pipeline_of(place, shuffle=shuffle, source={"where": where}, batch={"size": 50, "tail": tail})
     plan = pipeline.plan()

@@ -7,6 +7,7 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+from drawn_examples import examples
 from drawn_schedules import deliver, schedules
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from feedline.planning.schedule import Schedule, rank_lanes
 GOLDEN = [1, 7, 6, 9, 5, 2, 4, 3, 0, 8]
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(schedules())
 def test_each_planned_row_exactly_once_and_padding_marked(schedule):
     steps = deliver(schedule, range(schedule.lanes))
@@ -35,7 +36,7 @@ def test_each_planned_row_exactly_once_and_padding_marked(schedule):
         assert set(valid) == everything
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(schedules())
 def test_a_block_is_held_for_the_steps_that_draw_from_it(schedule):
     """The last block of a lane to the end, unless steps without enough rows are dropped: it may serve as padding."""
@@ -50,7 +51,7 @@ def test_a_block_is_held_for_the_steps_that_draw_from_it(schedule):
     assert not drawn
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(schedules())
 def test_equal_steps_and_only_the_last_may_be_short(schedule):
     full = schedule.batch_size
@@ -63,7 +64,7 @@ def test_equal_steps_and_only_the_last_may_be_short(schedule):
             assert sizes[-1] == full
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(schedules())
 def test_any_world_size_sees_the_same_rows_in_the_same_global_step(schedule):
     whole = deliver(schedule, range(schedule.lanes))
@@ -73,7 +74,7 @@ def test_any_world_size_sees_the_same_rows_in_the_same_global_step(schedule):
         assert joined == whole
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(schedules(), st.data())
 def test_resuming_at_any_step_equals_iterating_there(schedule, data):
     step = data.draw(st.integers(0, schedule.steps))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from drawn_examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +31,7 @@ def simulated(block_rows: list[int], window_rows: int) -> list[tuple[int, int]]:
     return drawn
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(BLOCKS, WINDOWS)
 def test_rows_are_drawn_as_in_a_simulation(block_rows: list[int], window_rows: int):
     strands = deal_blocks(np.array(block_rows), window_rows)

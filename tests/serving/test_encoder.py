@@ -15,7 +15,8 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline import Pipeline
@@ -325,7 +326,7 @@ def pipeline(path: Path) -> Pipeline:
     return Pipeline.from_yaml(path)
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(st.lists(st.integers(0, 60), max_size=5))
 def test_parts_of_rows_give_the_features_of_the_whole(pipeline: Pipeline, cuts: list[int]):
     rows = pa.concat_tables([TABLE.slice(i % 4, 1) for i in range(60)])

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from call_counts import calls_of
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline import Pipeline
@@ -88,7 +89,7 @@ def together(function: Callable[[], Encoded], monkeypatch: pytest.MonkeyPatch) -
         return function()
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(rows=st.lists(ROW, min_size=1, max_size=5))
 def test_stacks_give_the_bytes_of_the_pass_over_all_features(rows: list[dict[str, Any]]) -> None:
     table = pa.Table.from_pylist(rows, SCHEMA)

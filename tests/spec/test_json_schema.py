@@ -4,7 +4,8 @@ import json
 import re
 
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from json_validator import Validator
 from minimal_pipeline import MINIMAL
@@ -188,7 +189,7 @@ def test_where_schema_and_reader_agree(text, agrees):
     assert (valid(text) == accepted(text)) == agrees
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(0, len(COMPLETE) - 1), st.sampled_from(list("{}[]:,'\"#&*-!\n 0a")))
 def test_accepted_mangled_pipelines_are_valid(position, inserted):
     text = COMPLETE[:position] + inserted + COMPLETE[position + 1 :]

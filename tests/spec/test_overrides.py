@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from drawn_examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -266,7 +267,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.dictionaries(st.lists(NAMES, min_size=1, max_size=3).map(tuple).map(path_text), VALUES, max_size=3))
 def test_options_repeat_the_overrides(overrides: dict[str, Any]):
     [*words] = shlex.split(override_options(overrides))

@@ -8,7 +8,8 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from minimal_pipeline import MINIMAL
 
@@ -343,7 +344,7 @@ def _shuffled(value, rng, path=()):
     return dict(items)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.integers(0, 2**32))
 def test_the_order_of_keys_changes_nothing_but_the_order_of_features(seed):
     spec = parse(REFERENCE)

@@ -3,7 +3,8 @@
 import string
 
 import pytest
-from hypothesis import assume, given, settings
+from drawn_examples import examples
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from minimal_pipeline import MINIMAL
 from test_pipeline_spec import COMPLETE, REFERENCE, parse, refused
@@ -291,7 +292,7 @@ def _edits(left, right):
     return table[len(left), len(right)]
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(typos())
 def test_a_typo_in_a_key_names_the_nearest_key_at_its_line(typo):
     number, column, parent, key, wrong = typo
@@ -310,7 +311,7 @@ def test_a_typo_in_a_key_names_the_nearest_key_at_its_line(typo):
         assert f"Did you mean {key!r}?" in mine[0]
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.integers(0, len(REFERENCE) - 1), st.integers(0, 3), st.sampled_from(list("{}[]:,'\"#&*-!\n\t $0a")))
 def test_a_mangled_text_is_read_or_refused_line_by_line(position, removed, inserted):
     try:

@@ -5,6 +5,7 @@ import json
 import math
 
 import pytest
+from drawn_examples import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
@@ -34,13 +35,13 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(values)
 def test_json_is_read_like_a_json_parser(value):
     assert read(json.dumps(value, ensure_ascii=False)).value == value
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.dictionaries(printable.filter(bool), values, min_size=1, max_size=4))
 @example({"a": "off", "b": "yes", "c": "2026-01-01", "d": "0o7", "e": "null", "f": "1e3", "<<": "x", "g": "~"})
 def test_what_ruamel_writes_is_read_back(value):

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.loader.encoding.arrow_table import arrow_table
@@ -104,7 +105,7 @@ def image(*slices: RowSlice) -> bytes:
     seed=st.none() | st.integers(0, 9),
     data=st.data(),
 )
-@settings(deadline=None, max_examples=150)
+@examples(150)
 def test_slots_and_quality_are_those_of_the_values(lists, code, cut, seed, data):
     order = None if seed is None else np.random.default_rng(seed).permutation(len(lists)).astype(np.int32)
     found, quality = encoded(lists, code, cut, order)
@@ -132,7 +133,7 @@ def test_slots_and_quality_are_those_of_the_values(lists, code, cut, seed, data)
     lists=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=30), min_size=8, max_size=25),
     seed=st.integers(0, 9),
 )
-@settings(deadline=None, max_examples=40)
+@examples(40)
 def test_whoever_needs_the_values_gets_them(lists, seed):
     (found, _), (wanted, _) = encoded(lists, np.uint16), expected(lists)
     index = np.random.default_rng(seed).permutation(2 * len(lists))

@@ -10,7 +10,8 @@ import polars as pl
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.loader.batch import Batch, digest_of
@@ -129,7 +130,7 @@ def parts_of_rows(draw):
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(parts_of_rows(), st.data())
 def test_an_expanded_batch_has_the_bytes_of_one_without_deduplication(found, data):
     """From slices of parts, parts laid end to end, and parts that travelled as a buffer; with padding."""
@@ -179,7 +180,7 @@ def check_tensors(batch: Batch, plain: Batch) -> None:
             assert torch.equal(value, wanted)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(parts_of_rows(), st.data())
 def test_shuffled_rows_keep_the_unique_rows_of_runs_that_stay_whole(found, data):
     parts, plain = [grouped for grouped, _ in found], [same for _, same in found]

@@ -15,6 +15,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from drawn_examples import examples
 from fit_in_memory import fit_frames
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -202,7 +203,7 @@ def test_percentiles_of_long_lists_are_nearly_exact(lengths: list[int]):
         assert exact >= 1024 or told == exact
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.data())
 def test_merging_is_independent_of_order(data: st.DataObject):
     features = compiled(FEATURES, TABLE.schema)

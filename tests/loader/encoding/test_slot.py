@@ -7,7 +7,8 @@ import polars as pl
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.errors import DataError
@@ -141,7 +142,7 @@ def image_of(cuts: list[RowSlice]) -> bytes:
     return buffer.tobytes()
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.lists(st.lists(rows, min_size=1, max_size=6), min_size=1, max_size=4), st.data())
 def test_batches_equal_their_rows(chunks, data):
     parts = [encode(frame_of(chunk), SCHEMA) for chunk in chunks]
@@ -162,7 +163,7 @@ def test_batches_equal_their_rows(chunks, data):
     check(batch.clone(), records)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(rows, min_size=1, max_size=12), st.data())
 def test_take_join_slice_and_the_buffer_form(records, data):
     encoded = encode(frame_of(records), SCHEMA)
@@ -181,7 +182,7 @@ def test_take_join_slice_and_the_buffer_form(records, data):
     check(batch_of([RowSlice(encoded=again, start=0, stop=again.rows)]), [*records, *expected])
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(st.lists(rows, max_size=6), min_size=1, max_size=4), st.data())
 def test_shuffled_rows_fill_a_slot_with_the_same_bytes_with_and_without_the_kernel(chunks, data):
     parts, records = [encode(frame_of(chunk), SCHEMA) for chunk in chunks], [row for chunk in chunks for row in chunk]

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
+from drawn_examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -58,7 +59,7 @@ def samples(draw: st.DrawFn) -> list[tuple[pl.DataFrame, list[int]]]:
     return frames
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(samples(), st.sampled_from([None, "s"]), st.sets(st.sampled_from("afwhg"), min_size=1))
 def test_counts_are_those_of_pandas(frames: list[tuple[pl.DataFrame, list[int]]], by: str | None, chosen: set[str]):
     columns = sorted(chosen)

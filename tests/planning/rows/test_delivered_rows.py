@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from drawn_examples import examples
 from drawn_schedules import deliver, schedules
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.blocks.permutation import permuted_rows
@@ -29,7 +30,7 @@ def places(found):
     return {(split, row) for split, mask in found.splits.items() for row in np.flatnonzero(mask).tolist()}
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(schedules(), st.integers(0, 60), st.sampled_from([0, 3]))
 def test_delivered_rows_are_those_of_the_steps(schedule, step, first):
     later = replace(schedule, first_step=first)
@@ -41,7 +42,7 @@ def test_delivered_rows_are_those_of_the_steps(schedule, step, first):
     assert found.rows == len(held)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(schedules(), st.integers(1, 9))
 def test_a_schedule_that_begins_in_mid_epoch(schedule, first):
     """The same cuts of the same blocks, numbered on; only the permutations have another key."""

@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
+from drawn_examples import examples
 from fit_in_memory import fit_frames
 from hypothesis import given
 from hypothesis import strategies as st
@@ -126,6 +127,7 @@ def gathered(values: CodedValues, lists: pl.Series | None) -> pl.Series:
 
 
 @pytest.mark.parametrize("column", ["key", "word", "keys", "words"])
+@examples(60)
 @given(data=st.data())
 def test_lookups_on_a_dictionary_are_those_on_rows(column: str, data: st.DataObject):
     """Of dictionaries with entries that occur twice, or that no row uses; null codes; rows that count repeatedly."""

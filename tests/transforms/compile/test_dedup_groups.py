@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from drawn_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from minimal_pipeline import completed
@@ -92,6 +93,7 @@ def test_labels_and_extras_fill_no_group(features: dict[str, Any], message: str)
         grouped_features(spec_of({"g": ["age"]}, features=features))
 
 
+@examples(60)
 @given(st.dictionaries(st.sampled_from(list("abcdef")), st.sampled_from(["g", "h", None])), st.data())
 def test_a_feature_is_in_the_group_of_all_its_columns(group_of: dict[str, str | None], data: st.DataObject):
     """A feature of columns of one group is in it, of several or none in none: as a set of columns says it."""

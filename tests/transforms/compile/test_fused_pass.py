@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from drawn_examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -173,6 +174,7 @@ def test_slices_at_the_end_of_a_feature(lists: Any, op: Any, before: Any, dtype:
     assert compiled.apply(frame)["x"].to_list() == expected
 
 
+@examples(60)
 @given(
     lists=st.lists(st.none() | st.lists(st.none() | st.integers(-99, 99), max_size=6), min_size=1, max_size=9),
     slices=st.sampled_from([[], [("first_x", {"": 3})]]),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -25,7 +26,7 @@ def counted(borders: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@settings(max_examples=40)
+@examples(40)
 @given(st.data())
 def test_as_many_borders_are_below_as_numpy_finds(dtype: type, data: st.DataObject) -> None:
     borders = np.sort(data.draw(numbers(dtype, 40)))

@@ -6,7 +6,8 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.errors import SpecError
@@ -21,7 +22,7 @@ VALUES: list[tuple[pl.DataType, st.SearchStrategy[Any]]] = [
 ]
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.data(), st.booleans())
 def test_every_key_is_found_at_its_row(data: st.DataObject, nulls: bool):
     columns = data.draw(st.lists(st.sampled_from(VALUES), min_size=1, max_size=3))

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.errors import SpecError
@@ -36,7 +37,7 @@ def rows_of(state: pl.DataFrame) -> list[tuple[Any, ...]]:
     return state.sort(pl.all(), nulls_last=True).rows()
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(NUMBERS, st.data())
 def test_sums_equal_those_of_fractions_in_any_order_and_cut(rows: list[tuple[int, int, Any]], data: st.DataObject):
     shuffled = data.draw(st.permutations(rows))
@@ -67,7 +68,7 @@ def nearest(value: Fraction) -> float:
         return float("inf") if value > 0 else float("-inf")
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.lists(NUMBERS.filter(bool), min_size=1, max_size=4), st.data())
 def test_merging_is_associative(parts: list[list[tuple[int, int, Any]]], data: st.DataObject):
     states = [state_of(part) for part in parts]

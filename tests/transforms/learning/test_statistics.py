@@ -18,6 +18,7 @@ import pytest
 from ddsketch.ddsketch import BaseDDSketch
 from ddsketch.mapping import CubicallyInterpolatedMapping
 from ddsketch.store import DenseStore
+from drawn_examples import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -57,7 +58,7 @@ def finite(series: pl.Series) -> list[Any]:
 
 
 @pytest.mark.parametrize("learner", LEARNERS, ids=lambda learner: type(learner).__name__)
-@settings(max_examples=30)
+@examples(30)
 @given(series=columns(), cuts=st.lists(st.integers(0, 40), max_size=4), data=st.data())
 def test_every_order_and_partition_gives_the_same_artifact(
     learner: Learner, series: pl.Series, cuts: list[int], data: st.DataObject

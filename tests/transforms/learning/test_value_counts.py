@@ -9,7 +9,8 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.errors import DataError
@@ -43,7 +44,7 @@ PARAMETERS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(column=COLUMNS, parameters=PARAMETERS, seed=st.integers(0, 99), limit=st.sampled_from([1, 300]))
 def test_order_and_disk_make_no_difference(tmp_path_factory, column, parameters, seed, limit):
     dtype, values = column

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from drawn_examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_oracles import (
@@ -101,7 +102,7 @@ def test_log1p(series: pl.Series):
         check_elements("log1p", None, series, oracle, close=5e-7 if series.dtype == pl.Float32() else 1e-15)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(columns(INTEGERS))
 def test_cast_to_a_float_and_to_a_string(series: pl.Series):
     check_elements("cast", "float64", series, float)
@@ -229,7 +230,7 @@ def test_box_cox_of_a_small_power_is_exact():
     assert found == pytest.approx(math.log(2) * (1 + 1e-12 * math.log(2) / 2), rel=1e-15)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(columns(FLOATS))
 def test_fill_nonfinite(series: pl.Series):
     check_elements("fill_nonfinite", -1, series, lambda value: value if math.isfinite(value) else -1.0)

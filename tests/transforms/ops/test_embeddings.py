@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zarr
+from drawn_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from zarr_arrays import DATA, FORMS, WIDTH, N, made
@@ -51,6 +52,7 @@ def embedded(folder: Path, arguments: dict[str, Any], column: pl.Series) -> pl.S
 ROWS = st.one_of(st.none(), st.integers(-2, N + 1), st.sampled_from([-(2**63), 2**63 - 1]))
 
 
+@examples(60)
 @given(st.lists(ROWS, max_size=30), st.sampled_from(["compressed", "bare", "bare, one chunk"]))
 def test_ids_are_rows(arrays: Path, ids: list[int | None], form: str):
     expected = [DATA[row].tolist() if row is not None and 0 <= row < N else [0.0] * WIDTH for row in ids]
@@ -59,6 +61,7 @@ def test_ids_are_rows(arrays: Path, ids: list[int | None], form: str):
     assert embedded(arrays, {"array": form}, series[3:]).to_list() == expected[3:]
 
 
+@examples(60)
 @given(st.lists(st.one_of(st.none(), st.lists(ROWS, max_size=9)), max_size=12), st.sampled_from(["mean", "sum"]))
 def test_lists_are_pooled(arrays: Path, lists: list[Any], pooling: str):
     expected = []

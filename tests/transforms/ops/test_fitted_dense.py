@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
+from drawn_examples import examples
 from fit_in_memory import fit_frames
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -199,7 +200,7 @@ def test_ops_learn_from_the_results_of_earlier_ops():
     np.testing.assert_allclose(run(series, *chain).to_numpy(), expected, rtol=1e-12)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.lists(st.one_of(st.none(), st.floats(width=32)), min_size=1, max_size=30), st.randoms())
 def test_order_does_not_matter_to_the_bit(values: list[float | None], random: Any):
     if not any(value is not None and math.isfinite(value) for value in values):

@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
+from drawn_examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_oracles import (
@@ -61,7 +62,7 @@ def test_bucketize(series: pl.Series, borders: list[int], data: st.DataObject):
     check_elements("bucketize", sorted(whole), series, lambda value: bucket_of(value, sorted(whole)))
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(columns(INTEGERS), st.lists(st.fractions(-30, 30, max_denominator=8), min_size=1, max_size=8))
 def test_bucketize_of_integers_at_fractions(series: pl.Series, borders: list[Fraction]):
     exact = sorted(Fraction(float(border)) for border in set(borders))

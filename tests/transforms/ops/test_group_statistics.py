@@ -13,8 +13,9 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
+from drawn_examples import examples
 from fit_in_memory import fit_frames
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
@@ -80,7 +81,7 @@ def exact(values: list[float]) -> list[float | None]:
 
 
 @given(st.data())
-@settings(max_examples=25)
+@examples(25)
 def test_statistics_are_exact_in_any_order_and_partition(data: st.DataObject):
     far = data.draw(st.sampled_from([0.0, 1e3, -1e9, 1e15]))
     number = st.one_of(st.none(), st.just(math.nan), st.integers(0, 9).map(lambda x: far + x), st.floats(-1e9, 1e9))

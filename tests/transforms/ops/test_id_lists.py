@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
+from drawn_examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_oracles import (
@@ -154,7 +155,7 @@ def test_slices_far_outside():
     assert combined("first_x", far, int_lists([[1, 2], None]))[0] == [[1, 2], None]
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(id_lists, st.one_of(st.none(), st.integers(-1, 4)), st.one_of(st.none(), st.integers(2, 6)), st.booleans())
 def test_id_list_transform(rows: list[Any], low: int | None, high: int | None, unique: bool):
     def oracle(row: list[int]) -> list[int]:

@@ -12,7 +12,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.artifacts.external import read_external
@@ -46,7 +47,7 @@ def keys_of(dtype: pl.DataType) -> st.SearchStrategy[Any]:
     return st.one_of(st.integers(max(low, -4), 4), st.sampled_from([low, high]))
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.data(), st.sampled_from([*INTEGERS, pl.String()]), st.sampled_from([*INTEGERS, pl.String()]))
 def test_the_join_is_a_left_join(data: st.DataObject, here: pl.DataType, there: pl.DataType):
     if (here == pl.String()) != (there == pl.String()):
@@ -82,6 +83,7 @@ def test_the_join_is_a_left_join(data: st.DataObject, here: pl.DataType, there: 
         assert joined(arrow, {**ask, "missing": -77}, lists[part]).to_list() == wanted[part]
 
 
+@examples(60)
 @given(
     st.lists(st.tuples(st.one_of(st.none(), st.integers(0, 4)), st.sampled_from(["a", "b", "c", None])), max_size=15),
     st.lists(st.tuples(st.one_of(st.none(), st.integers(-1, 5)), st.sampled_from(["a", "b", "z", None])), max_size=25),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from drawn_examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_oracles import (
@@ -27,7 +28,7 @@ from weighted_scores import SCORED, SCORES
 two_id_lists = st.lists(st.tuples(st.one_of(st.none(), some_ids), st.one_of(st.none(), some_ids)), max_size=8)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(two_id_lists, st.sampled_from(sorted(SCORES)))
 def test_scores_of_two_lists(rows: list[Any], op: str):
     given_rows = [int_lists([row[side] for row in rows]) for side in (0, 1)]

@@ -15,8 +15,9 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
+from drawn_examples import examples
 from fit_in_memory import fit_frames
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.preprocessing import TargetEncoder
 
@@ -143,7 +144,7 @@ ROWS = st.lists(
 
 
 @given(rows=ROWS, seed=st.integers(0, 2**32))
-@settings(max_examples=30)
+@examples(30)
 def test_any_order_and_partition_gives_the_same_artifact(rows: list[Any], seed: int):
     schema = {"shop": pl.Int64, "country": pl.String, "dwell": pl.Float64, "row": pl.Int64}
     # a target in every fold, so that something can be learnt
@@ -159,7 +160,7 @@ def test_any_order_and_partition_gives_the_same_artifact(rows: list[Any], seed: 
 
 
 @given(st.data())
-@settings(max_examples=25)
+@examples(25)
 def test_a_row_s_own_target_does_not_change_its_feature(data: st.DataObject):
     size = data.draw(st.integers(2, 25))
     numbers = st.one_of(st.none(), st.floats(-1e9, 1e9), st.integers(-5, 5).map(float))

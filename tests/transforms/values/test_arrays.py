@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.transforms.values import arrays
@@ -31,7 +32,7 @@ def evaluated(expr: pl.Expr, series: pl.Series) -> pl.Series:
     return series.alias("x").to_frame().lazy().select(expr).collect(engine="in-memory").to_series()
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(NUMBERS, st.integers(0, 12), st.none() | st.integers(-5, 5))
 def test_steps_in_a_row_are_those_of_python(numbers: list[int | None], start: int, fill: int | None):
     series = pl.Series("x", numbers, dtype=pl.Int64)[start:]

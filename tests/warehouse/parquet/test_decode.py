@@ -218,7 +218,7 @@ def test_any_calls_touch_no_memory_but_their_own(checked_kernel: tuple[str, dict
     path, environment = checked_kernel
     tests = [str(Path(__file__).parents[2] / "native" / name) for name in _KERNEL_TESTS]
     program = f"import page_mutations, sys; page_mutations.load_kernel({path!r}); import pytest; "
-    program += f"sys.exit(pytest.main([*{tests!r}, '-q', '-p', 'no:cacheprovider']))"
+    program += f"sys.exit(pytest.main([*{tests!r}, '-q', '-p', 'no:cacheprovider', '--hypothesis-profile=nightly']))"
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=500, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]

@@ -1,0 +1,13 @@
+"""How many examples the costly property tests draw: a third of them in `make test`, all in `make test-nightly`."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+NIGHTLY = "nightly"  # the profile
+FEWEST = 10
+
+
+def examples(count: int) -> settings:
+    """The settings of a test that draws this many examples in nightly runs."""
+    return settings(max_examples=count if settings.get_current_profile_name() == NIGHTLY else max(FEWEST, count // 3))
