@@ -9,8 +9,9 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
+from drawn_examples import examples
 from fsspec.implementations.local import LocalFileSystem
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.errors import TableError, TableNotFoundError
@@ -182,7 +183,7 @@ def test_depths_may_be_mixed(tmp_path: Path) -> None:
     ]
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.lists(st.tuples(st.sampled_from(["1", "02", "10", "x", NULL_VALUE]), st.integers(0, 3)), min_size=1))
 def test_partition_values_sort_as_in_python(folders: list[tuple[str, int]]) -> None:
     paths = sorted({f"k={text}/n={number}/f" for text, number in folders}, key=lambda path: path.split("/"))

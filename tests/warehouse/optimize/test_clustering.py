@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from drawn_examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from optimized import key_hash
@@ -42,6 +43,7 @@ def test_hashes_are_the_documented_ones(kind: str) -> None:
     check()
 
 
+@examples(60)
 @given(st.lists(st.tuples(st.none() | st.integers(0, 5), st.none() | st.integers(0, 3)), max_size=60))
 def test_order_is_by_hash_key_and_sort_column_and_stable(rows: list[tuple[int | None, int | None]]) -> None:
     table = pa.table(

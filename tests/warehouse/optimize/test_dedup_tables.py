@@ -19,7 +19,8 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 import xxhash
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from optimized import CLUSTERED, files_of, in_arrow, multiset, rewrite, warehouse
 from typer.testing import CliRunner
@@ -95,7 +96,7 @@ def tables(draw: st.DrawFn) -> tuple[pa.Table, dict[str, list[str]]]:
     return pa.table(columns), groups
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(case=tables(), group_rows=st.integers(1, 6), one_file=st.booleans(), cut=st.integers(1, 5), keyed=st.booleans())
 def test_files_give_back_every_row(
     tmp_path_factory: pytest.TempPathFactory, case: Any, group_rows: int, one_file: bool, cut: int, keyed: bool

@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from drawn_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +25,7 @@ def looked_up(entries: list[tuple[str, int | None]] | None, key: str) -> int | N
     return next((value for name, value in entries or () if name == key), None)
 
 
+@examples(60)
 @given(maps, st.permutations("abz"), st.integers(0, 3))
 def test_columns_and_rest_hold_the_map(rows: Maps, keys: list[str], cut: int) -> None:
     array = pa.array([[], *rows], pa.map_(pa.string(), pa.int64())).slice(1 + min(cut, len(rows)))
@@ -56,6 +58,7 @@ def _without_first(entries: list[tuple[str, int | None]], moved: dict[str, Any])
     return left
 
 
+@examples(60)
 @given(maps, st.floats(0, 1))
 def test_keys_are_counted_by_rows(rows: Maps, coverage: float) -> None:
     counts = count_keys(pa.array(rows, pa.map_(pa.string(), pa.int64())))

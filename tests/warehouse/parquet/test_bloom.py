@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from predicate_truth import predicates, truth
 from warehouse_samples import COLLECTION
@@ -138,7 +139,7 @@ def test_types_of_the_file_decide_not_those_of_the_table() -> None:
     assert hashes_of([Decimal(1)], pa.decimal128(5, 2), "BYTE_ARRAY", '{"Type":"Decimal"}', 0) is None
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.sampled_from(["i64", "f64", "text", "i32"]), st.integers(0, 2**32), st.sampled_from([0.5, 0.1, 0.01]))
 def test_duckdb_probes_the_same(name: str, seed: int, fpp: float) -> None:
     rng = np.random.default_rng(seed)
@@ -247,7 +248,7 @@ def test_an_empty_filter_excludes_nothing(tmp_path: Path) -> None:
     assert not denied(path, "x", 7)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.data())
 def test_damage_outside_the_bitset_never_excludes_a_value(data: st.DataObject) -> None:
     """Header bytes changed, the file cut, the bitset longer or shorter: no value that is there is excluded."""
@@ -302,7 +303,7 @@ def test_a_filter_beyond_the_end_of_the_file_is_not_read(tmp_path: Path, said: b
 # -- predicates --------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(predicates(), st.lists(st.fixed_dictionaries({
     "number": st.one_of(st.none(), st.integers(-4, 4)),
     "float": st.sampled_from([None, -0.0, 0.5, float("nan")]),

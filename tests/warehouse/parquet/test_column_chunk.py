@@ -14,7 +14,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from page_decoding import File, arrow_table, beginnings, difference, opened, pages_in, read_rows, stored, table_of
 
@@ -140,7 +141,7 @@ def options(draw: Any, field: pa.Field, encodings: tuple[str, ...]) -> dict[str,
     coded=st.booleans(),
     prefix=st.sampled_from([0, 0, 1, 2]),
 )
-@settings(max_examples=500)
+@examples(500)
 def test_what_pyarrow_writes_is_decoded_as_pyarrow_decodes_it(
     data: st.DataObject, chunk_rows: int, coded: bool, prefix: int
 ):

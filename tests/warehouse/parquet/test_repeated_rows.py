@@ -11,7 +11,8 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.native import rows as native
@@ -67,7 +68,7 @@ def frames(draw):
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(case=frames(), cut=st.integers(0, 3))
 def test_a_run_begins_where_a_value_differs_in_any_bit(compiled, case, cut):
     frame, borders = case
