@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
@@ -33,44 +33,59 @@ if TYPE_CHECKING:
     from feedline.service.cluster.connection.scheduler_connection import SchedulerConnection
     from feedline.service.cluster.dask_cluster import DaskCluster
     from feedline.service.cluster.result_fetcher import FetchedTask
-    from feedline.service.cluster.threads.early_threads import EarlyTask
     from feedline.service.cluster.threads.local_tasks import LocalTask
 
-BlockTask: TypeAlias = "FetchedTask | LocalTask | EarlyTask"
+BlockTask: TypeAlias = "FetchedTask | LocalTask"
 
 
 class Cluster(ABC):
     """The pipeline's cluster, which is connected to, and started unless `spec` names a scheduler.
 
     packed: whether results leave a worker's process. door: where a dashboard is asked for that is not up. share: of a
-    cluster with other jobs. trainers: that the feeder serves. unchecked: workers are checked before their first task.
+    cluster with other jobs. trainers: that the feeder serves. early: return before the cluster is up; its workers are
+    then checked before their first task. options: further ones of `open_dask`.
     """
 
     packed: ClassVar[bool]
     _give_up_s: float | None = None  # how long a feeder that ends waits for a start that has not ended
 
     def __init__(
-        self, spec: ClusterSpec, *, threads: int, cpu: Cpu, port: ReservedPort | None, unchecked: bool
+        self,
+        spec: ClusterSpec,
+        *,
+        threads: int,
+        cpu: Cpu,
+        port: ReservedPort | None,
+        early: bool,
+        options: Mapping[str, Any],
     ) -> None:
         self.trainers = 1
         self.share = FairShare()
         self.door: ReservedPort | None = None
         self._spec, self._threads, self._cpu = spec, threads, cpu
         self._port = port
+        self._options = options
         self._dask: Future[DaskCluster] = Future()
         self._start: threading.Thread | None = None
-        self._unchecked = unchecked
+        self._unchecked = early
+        if not early:
+            self._connect()
+            self._dask.result()
 
-    @abstractmethod
     def _open(self) -> DaskCluster:
         """Import Dask, release the port, and connect to the Dask cluster, or start it."""
+        from feedline.service.cluster.dask_cluster import open_dask  # noqa: PLC0415 -- imports Dask
 
-    def _release_port(self) -> int:
-        """The port of the dashboard of a cluster that is started now (0: any)."""
-        if self._port is None:
-            return 0
-        self._port.release()
-        return self._port.number
+        if self._port is not None:
+            self._port.release()
+        return open_dask(
+            self._spec,
+            threads=self._threads,
+            cpu=self._cpu,
+            share=self.share,
+            dashboard_port=0 if self._port is None else self._port.number,
+            **self._options,
+        )
 
     @property
     @abstractmethod

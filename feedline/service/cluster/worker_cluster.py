@@ -24,7 +24,6 @@ from feedline.transforms.registry.user_functions import RequiredFunction, check_
 
 if TYPE_CHECKING:
     from feedline.loader.wire.job_reports import JobReport
-    from feedline.service.cluster.dask_cluster import DaskCluster
 
 logger = logging.getLogger(__name__)
 
@@ -56,33 +55,17 @@ class WorkerCluster(Cluster):
         self._elsewhere = spec.is_elsewhere
         port = ReservedPort() if spec.dashboard and not self._elsewhere else None
         cpu = choose_cpu(spec.cpu, shared=self._elsewhere)
-        super().__init__(spec, threads=threads, cpu=cpu, port=port, unchecked=early)
-        self._scratch, self._elastic, self._report, self._code = scratch, elastic, report, tuple(code)
+        self._code = tuple(code)
         self._exclusions = Exclusions()
         self._give_up_s = _GIVE_UP_S.get(spec.kind)
         if spec.provider is not None:  # some classes cannot be imported in another thread than the main one
             from feedline.service.cluster.provider import load_provider  # noqa: PLC0415 -- imports Dask
 
             load_provider(spec.provider)
+        options = {"scratch": scratch, "elastic": elastic, "report": report}
+        super().__init__(spec, threads=threads, cpu=cpu, port=port, early=early, options=options)
         if early:
             self.connect()
-        else:
-            self._connect()
-            self._dask.result()
-
-    def _open(self) -> DaskCluster:
-        from feedline.service.cluster.dask_cluster import open_workers  # noqa: PLC0415 -- imports Dask
-
-        return open_workers(
-            self._spec,
-            threads=self._threads,
-            cpu=self._cpu,
-            share=self.share,
-            scratch=self._scratch,
-            dashboard_port=self._release_port(),
-            elastic=self._elastic,
-            report=self._report,
-        )
 
     @property
     def owns_processes(self) -> bool:
