@@ -88,9 +88,9 @@ class Cluster(ABC):
         )
 
     @property
-    @abstractmethod
     def owns_processes(self) -> bool:
         """Whether workers are processes that end with the cluster, whatever they do."""
+        return self._spec.kind == "processes"
 
     @abstractmethod
     def threads(self) -> int:
@@ -189,10 +189,6 @@ class Cluster(ABC):
         if self._port is not None:
             return f"http://127.0.0.1:{self._port.number}/status"
         return self._connected.dashboard
-
-    def workers(self) -> int:
-        """The number of workers, as of a few seconds ago."""
-        return self.connection.workers()
 
     def now_s(self) -> float:
         """The scheduler's clock, which compares the blocks of all jobs; seconds since 1970."""

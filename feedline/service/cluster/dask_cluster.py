@@ -22,7 +22,7 @@ from distributed.client import ClosedClientError
 from distributed.deploy.cluster import Cluster as DaskDeployment
 
 from feedline.errors import ClusterError
-from feedline.loader.wire.job_reports import JobAnswer, JobReport
+from feedline.loader.wire.job_reports import JobReport
 from feedline.resources.allocators import allocator_environment
 from feedline.resources.instructions import Cpu, cpu_environment
 from feedline.service.cluster.attempts import Arrived
@@ -62,8 +62,10 @@ def open_dask(
 ) -> DaskCluster:
     """The cluster of `spec`, each of whose workers has so many threads. dashboard_port: of the HTTP server of one that
     is started here. tasks: of threads of this process. report: sent until there is another one. Raises ClusterError."""
-    own_threads = worker_threads(spec.options) if spec.kind == "provider" else threads
-    environment = _environment(own_threads, cpu, otherwise=threads)
+    own_threads = worker_threads(spec.options) if spec.kind == "provider" else threads  # None: its class does not say
+    environment: dict[str, object] = {**allocator_environment(own_threads or threads), **cpu_environment(cpu)}
+    if own_threads is not None:
+        environment["POLARS_MAX_THREADS"] = own_threads
     config = {**(FEEDER_CONFIG if tasks is None else THREADS_CONFIG), **_environment_config(environment, scratch)}
     deploy: Callable[[], DaskDeployment] | None = None
     match spec.kind:
@@ -75,12 +77,6 @@ def open_dask(
             config |= provider_config(spec)
             deploy = partial(start_provider, spec, environment, elastic=elastic)
     return DaskCluster(spec, config=config, deploy=deploy, tasks=tasks, share=share, report=report)
-
-
-def _environment(threads: int | None, cpu: Cpu, *, otherwise: int) -> dict[str, object]:
-    """The environment of workers. threads: None for a class of clusters that does not say it: about `otherwise`."""
-    named = {} if threads is None else {"POLARS_MAX_THREADS": threads}
-    return {**allocator_environment(threads or otherwise), **cpu_environment(cpu), **named}
 
 
 def _environment_config(environment: Mapping[str, object], scratch: str | None) -> dict[str, Any]:
@@ -111,14 +107,14 @@ class DaskCluster:
         share: FairShare,
         report: JobReport | None,
     ) -> None:
-        self._spec, self._share, self._deploy = spec, share, deploy
+        self._spec, self._deploy = spec, deploy
         self._tasks = tasks or ResultFetcher()
         self._reports = tasks is None
         self._close_s = _CLOSE_S if tasks is None else _TASKS_END_S
         self._cluster: DaskDeployment | None = None
         self._started = 0
         passes = PassDemand(grow_after_s=spec.autoscale.grow_after_s)
-        self._reporter = Reporter(share, report, passes, is_remote=deploy is None)
+        self.reporter = Reporter(share, report, passes, is_remote=deploy is None)
         self._config = contextlib.ExitStack()
         self._config.enter_context(dask.config.set(config))
         # Set here, as importing Dask sets levels of its own. Its client says as an error that it gives up a scheduler;
@@ -161,23 +157,10 @@ class DaskCluster:
         self.connection.look(waiting=waiting)
         self._tasks.look()
 
-    def report(self, report: JobReport) -> None:
-        """Send this report to the scheduler, in two seconds at the latest, and again until there is another one."""
-        self._reporter.report = report
-
-    def add_pass(self, open_tasks: Callable[[], int]) -> None:
-        """Ask for workers while a pass has tasks that have not ended. open_tasks: their number."""
-        self._reporter.open_tasks.append(open_tasks)
-
     def size(self) -> ClusterSize:
         """The workers and their threads, as of a few seconds ago."""
         workers = self.connection.workers()
         return ClusterSize(workers=workers, threads=self.connection.threads() if workers else 0)
-
-    @property
-    def answer(self) -> JobAnswer | None:
-        """The scheduler's last answer to a report; None without one."""
-        return self._share.answer
 
     def map(
         self,
@@ -193,11 +176,11 @@ class DaskCluster:
                     function, list(arguments), pure=False, key="feedline-count", **preferences()
                 )
                 open_tasks = partial(_count_open, futures)
-                self.add_pass(open_tasks)
+                self.reporter.open_tasks.append(open_tasks)
                 try:
                     return iter(self.connection.gather(futures))
                 finally:
-                    self._reporter.open_tasks.remove(open_tasks)
+                    self.reporter.open_tasks.remove(open_tasks)
             except (CancelledError, ClosedClientError):  # lost with the scheduler
                 continue
             except OSError:
@@ -227,7 +210,7 @@ class DaskCluster:
     def _connect(self) -> Client:
         client = self._make_client()
         if self._reports:
-            self._reporter.follow(client)
+            self.reporter.follow(client)
         return client
 
     def _make_client(self) -> Client:
@@ -263,5 +246,5 @@ class DaskCluster:
         except ClusterError:
             client.close()
             raise
-        self._reporter.greet(client)
+        self.reporter.greet(client)
         return client

@@ -52,9 +52,8 @@ class WorkerCluster(Cluster):
         report: JobReport | None,
         code: Sequence[RequiredFunction],
     ) -> None:
-        self._elsewhere = spec.is_elsewhere
-        port = ReservedPort() if spec.dashboard and not self._elsewhere else None
-        cpu = choose_cpu(spec.cpu, shared=self._elsewhere)
+        port = ReservedPort() if spec.dashboard and not spec.is_elsewhere else None
+        cpu = choose_cpu(spec.cpu, shared=spec.is_elsewhere)
         self._code = tuple(code)
         self._exclusions = Exclusions()
         self._give_up_s = _GIVE_UP_S.get(spec.kind)
@@ -66,10 +65,6 @@ class WorkerCluster(Cluster):
         super().__init__(spec, threads=threads, cpu=cpu, port=port, early=early, options=options)
         if early:
             self.connect()
-
-    @property
-    def owns_processes(self) -> bool:
-        return not self._elsewhere
 
     def threads(self) -> int:
         return self.share.threads(self.connection.threads())
@@ -95,7 +90,7 @@ class WorkerCluster(Cluster):
     def check_job(self, job: Job, reach: Reach | None = None) -> None:
         self._check_once()
         self.connection.await_scheduler()
-        if reach is not None and self._elsewhere:
+        if reach is not None and self._spec.is_elsewhere:
             check_reach(self.client, reach, self.exclude, self.share.route)
         self._check(check_job, job)
 
@@ -108,7 +103,7 @@ class WorkerCluster(Cluster):
 
     def map(self, function: Callable[[Any], Any], arguments: Sequence[Any]) -> Iterator[Any]:
         self._check_once()
-        if not self._elsewhere:
+        if not self._spec.is_elsewhere:
             return self._connected.map(function, arguments, self.preferences)
         results = self._connected.map(WorkerRead(function), arguments, self.preferences)
         return read_again(function, arguments, results, self._leave_out)

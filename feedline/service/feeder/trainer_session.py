@@ -173,8 +173,13 @@ class TrainerSession:
 
     def _adjust_window(self, stream: TrainerStream) -> None:
         """Adjust how many blocks are in flight, and how many slots the ring has."""
-        threads, step_s = self._cluster.threads_per_trainer(), self._pace.known_step_s
-        decision = stream.observe(threads, step_s, self._streams.held_bytes, available_memory_bytes())
+        decision = stream.window.observe(
+            threads=self._cluster.threads_per_trainer(),
+            step_s=self._pace.known_step_s,
+            blocks_per_step=stream.blocks_per_step,
+            held_bytes=self._streams.held_bytes,
+            available_bytes=available_memory_bytes(),
+        )
         if decision is not None:
             _window_logger.info("rank %s: %s", self.rank, decision.describe(self._ring.provide(decision.slots)))
             self.counters.window, self.counters.window_reason = decision.blocks, decision.reason

@@ -12,13 +12,11 @@ from dataclasses import dataclass, field
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.encoding.slot import Draft
-from feedline.planning.plan import Plan
 from feedline.planning.schedule import Block, Schedule
-from feedline.service.cluster.cluster import Cluster
-from feedline.service.feeder.delivery import Delivery, DeliveryStats
+from feedline.service.feeder.delivery import Delivery
 from feedline.service.feeder.slot_writers import SMALL_BYTES, SlotWriters
 from feedline.service.feeder.steps import drafts, rows_ahead, segments_of
-from feedline.service.feeder.window import Decision, Window
+from feedline.service.feeder.window import Window
 
 # Batches that a trainer's turn writes: as many small ones, and of others those that are handed to a thread together.
 _MOST_SMALL, _MOST_AT_ONCE = 16, 4
@@ -40,49 +38,10 @@ class TrainerStream:
     last: bool = False  # no other epoch follows
     starved: bool = False  # the step waits for a block
 
-    @classmethod
-    def open(
-        cls,
-        cluster: Cluster,
-        plan: Plan,
-        schedule: Schedule,
-        lanes: range,
-        *,
-        epoch: int,
-        step: int,
-        window: Window,
-        wake: Callable[[], None],
-        stats: DeliveryStats,
-    ) -> TrainerStream:
-        """The stream of a rank's lanes from `step` on; see `Delivery`."""
-        delivery = Delivery(
-            cluster,
-            plan.job,
-            plan.layout,
-            name=f"{plan.name}-e{epoch}",
-            blocks=schedule.blocks_of(lanes, first_step=step),
-            request=lambda block: plan.request(block, epoch),
-            window=window,
-            wake=wake,
-            stats=stats,
-            batch_rows=schedule.batch_size,
-        )
-        return cls(epoch, step, schedule, delivery, lanes, window)
-
     @property
     def blocks_per_step(self) -> float:
         """The blocks that a step uses up, on average."""
         return sum(len(self.schedule.lane(lane).borders) - 1 for lane in self.lanes) / max(1, self.schedule.steps)
-
-    def observe(self, threads: int, step_s: float, held_bytes: int, available_bytes: int) -> Decision | None:
-        """Measure the load; see `Window.observe`."""
-        return self.window.observe(
-            threads=threads,
-            step_s=step_s,
-            blocks_per_step=self.blocks_per_step,
-            held_bytes=held_bytes,
-            available_bytes=available_bytes,
-        )
 
     def measure(self, layout: SlotLayout) -> bool:
         """Measure the batch of the step, with others from the same blocks; False while a block is missing."""

@@ -45,10 +45,6 @@ class ThreadCluster(Cluster):
         """The connection; None while blocks are computed by plain threads only: the cluster is not up yet."""
         return self.connection if self._dask.done() else None
 
-    @property
-    def owns_processes(self) -> bool:
-        return False
-
     def threads(self) -> int:
         return self._threads
 

@@ -1,4 +1,4 @@
-"""Tasks on threads of this process are Dask's once its cluster is up; outcomes arrive once, whatever becomes of a task."""
+"""Tasks on threads of this process are Dask's once its cluster is up; each outcome arrives once, whatever comes."""
 
 from __future__ import annotations
 
