@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
@@ -18,22 +18,26 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 from feedline.blocks.environment import Environment, environment_at
 from feedline.blocks.reach import Reach
 from feedline.blocks.request import Job
-from feedline.resources.instructions import Cpu
+from feedline.resources.instructions import choose_cpu
 from feedline.service.cluster.attempts import Arrived
-from feedline.service.cluster.connection.fair_share import FairShare
+from feedline.service.cluster.connection.fair_share import FairShare, priority
 from feedline.service.cluster.connection.outage import waits
-from feedline.service.cluster.priority import priority
 from feedline.service.cluster.reserved_port import ReservedPort
+from feedline.service.cluster.threads.local_tasks import LocalTask, LocalTasks
 from feedline.spec.cluster_section import ClusterSpec
 from feedline.transforms.registry.user_functions import RequiredFunction
 
 if TYPE_CHECKING:
     from distributed import Client
 
+    from feedline.loader.wire.job_reports import JobReport
     from feedline.service.cluster.connection.scheduler_connection import SchedulerConnection
     from feedline.service.cluster.dask_cluster import DaskCluster
     from feedline.service.cluster.result_fetcher import FetchedTask
-    from feedline.service.cluster.threads.local_tasks import LocalTask
+
+# How long a feeder that ends waits for a start that has not ended (default: until it has). The search for a scheduler
+# that does not answer ends with the process; its own processes start soon.
+_GIVE_UP_S = {"scheduler": 1.0, "provider": 30.0}
 
 BlockTask: TypeAlias = "FetchedTask | LocalTask"
 
@@ -41,36 +45,44 @@ BlockTask: TypeAlias = "FetchedTask | LocalTask"
 class Cluster(ABC):
     """The pipeline's cluster, which is connected to, and started unless `spec` names a scheduler.
 
+    early: return before it is up; what needs it waits for it, and raises the ClusterError of a failed start. Workers
+    are then checked before their first task, with `code`, the user's functions. scratch, elastic, report: see
+    `open_dask`.
+
     packed: whether results leave a worker's process. door: where a dashboard is asked for that is not up. share: of a
-    cluster with other jobs. trainers: that the feeder serves. early: return before the cluster is up; its workers are
-    then checked before their first task. options: further ones of `open_dask`.
+    cluster with other jobs. trainers: that the feeder serves.
     """
 
     packed: ClassVar[bool]
-    _give_up_s: float | None = None  # how long a feeder that ends waits for a start that has not ended
 
     def __init__(
         self,
         spec: ClusterSpec,
         *,
         threads: int,
-        cpu: Cpu,
-        port: ReservedPort | None,
+        scratch: str | None,
         early: bool,
-        options: Mapping[str, Any],
+        elastic: bool,
+        report: JobReport | None,
+        code: Sequence[RequiredFunction],
     ) -> None:
         self.trainers = 1
         self.share = FairShare()
-        self.door: ReservedPort | None = None
-        self._spec, self._threads, self._cpu = spec, threads, cpu
-        self._port = port
-        self._options = options
+        self._spec, self._threads, self._scratch, self._elastic, self._report = spec, threads, scratch, elastic, report
+        self._code = tuple(code)
+        self._cpu = choose_cpu(spec.cpu, shared=spec.is_elsewhere)
+        self._tasks = None if self.packed else LocalTasks(threads)
+        asked = self.connect if early and not self.packed else None  # processes start at once
+        self._port = ReservedPort(asked) if spec.dashboard and not spec.is_elsewhere else None
+        self.door = None if asked is None else self._port
         self._dask: Future[DaskCluster] = Future()
         self._start: threading.Thread | None = None
         self._unchecked = early
         if not early:
             self._connect()
             self._dask.result()
+        elif self.packed:
+            self.connect()
 
     def _open(self) -> DaskCluster:
         """Import Dask, release the port, and connect to the Dask cluster, or start it."""
@@ -84,7 +96,10 @@ class Cluster(ABC):
             cpu=self._cpu,
             share=self.share,
             dashboard_port=0 if self._port is None else self._port.number,
-            **self._options,
+            scratch=self._scratch,
+            tasks=self._tasks,
+            elastic=self._elastic,
+            report=self._report,
         )
 
     @property
@@ -131,6 +146,10 @@ class Cluster(ABC):
     def connect(self) -> None:
         """Connect in a thread, unless that has begun."""
         if self._start is None and not self._dask.done():
+            if self._spec.provider is not None:  # some classes cannot be imported in another thread than the main one
+                from feedline.service.cluster.provider import load_provider  # noqa: PLC0415 -- imports Dask
+
+                load_provider(self._spec.provider)
             self._start = threading.Thread(target=self._connect, name="feedline-cluster", daemon=True)
             self._start.start()
 
@@ -160,12 +179,10 @@ class Cluster(ABC):
 
     @property
     def connection(self) -> SchedulerConnection:
-        """The connection to the scheduler."""
         return self._connected.connection
 
     @property
     def client(self) -> Client:
-        """The current client."""
         return self.connection.client
 
     @property
@@ -200,7 +217,6 @@ class Cluster(ABC):
 
     @property
     def fixed_window(self) -> int | None:
-        """`cluster.window`."""
         return self._spec.window
 
     def members(self) -> frozenset[str]:
@@ -237,7 +253,7 @@ class Cluster(ABC):
     def close(self) -> None:
         """Close the connection, and the cluster if it was started here; tasks in threads of this process end before."""
         if self._start is not None:
-            self._start.join(self._give_up_s)
+            self._start.join(_GIVE_UP_S.get(self._spec.kind))
         if self.dask is not None:
             self.dask.close()
         if self._port is not None:

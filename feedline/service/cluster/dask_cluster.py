@@ -60,8 +60,12 @@ def open_dask(
     elastic: bool = False,
     report: JobReport | None = None,
 ) -> DaskCluster:
-    """The cluster of `spec`, each of whose workers has so many threads. dashboard_port: of the HTTP server of one that
-    is started here. tasks: of threads of this process. report: sent until there is another one. Raises ClusterError."""
+    """The cluster of `spec`, each of whose workers has so many threads. Raises ClusterError.
+
+    dashboard_port: of the HTTP server of one that is started here. scratch: a folder for the workers' files (None:
+    Dask's). tasks: of threads of this process. elastic: the number of workers follows the reports within
+    `cluster.workers`; else it is the most. report: the job's first, sent until there is another one.
+    """
     own_threads = worker_threads(spec.options) if spec.kind == "provider" else threads  # None: its class does not say
     environment: dict[str, object] = {**allocator_environment(own_threads or threads), **cpu_environment(cpu)}
     if own_threads is not None:

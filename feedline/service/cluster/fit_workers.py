@@ -38,17 +38,14 @@ class DaskWorkers:
 
     @property
     def environment(self) -> Environment:
-        """The environment of every worker."""
         return self._cluster.environment
 
     @property
     def threads(self) -> int:
-        """The threads of all workers."""
         return self._cluster.threads()
 
     @property
     def processes(self) -> int:
-        """The number of worker processes."""
         return max(1, self._cluster.connection.workers())
 
     def start(self, function: Callable[..., Any], *arguments: Any, urgent: bool) -> Any:

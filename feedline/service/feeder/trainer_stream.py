@@ -29,6 +29,7 @@ class TrainerStream:
     epoch: int
     step: int  # to be written next
     schedule: Schedule
+    layout: SlotLayout
     delivery: Delivery
     lanes: range
     window: Window
@@ -43,16 +44,16 @@ class TrainerStream:
         """The blocks that a step uses up, on average."""
         return sum(len(self.schedule.lane(lane).borders) - 1 for lane in self.lanes) / max(1, self.schedule.steps)
 
-    def measure(self, layout: SlotLayout) -> bool:
+    def measure(self) -> bool:
         """Measure the batch of the step, with others from the same blocks; False while a block is missing."""
         segments = segments_of(self.schedule, self.lanes, self.step, self.delivery.get)
         if segments is None:
             return False
         ahead = rows_ahead(self.schedule, self.lanes, self.step, segments, _MOST_SMALL)
-        self.measured.extend(drafts(layout, segments, ahead, epoch=self.epoch, step=self.step))
+        self.measured.extend(drafts(self.layout, segments, ahead, epoch=self.epoch, step=self.step))
         return True
 
-    def write(self, layout: SlotLayout, writers: SlotWriters, step_s: float, ready: Callable[[], None]) -> bool:
+    def write(self, writers: SlotWriters, step_s: float, ready: Callable[[], None]) -> bool:
         """Begin to write batches, as far as there are blocks and slots; True if there may be more of both. step_s: of
         the trainer. ready: called for each whose blocks are there."""
         most, nbytes = 1 if writers.is_waited_for else _MOST_AT_ONCE, 0
@@ -63,7 +64,7 @@ class TrainerStream:
                 if not self.measured:
                     if self.delivery.lacks(self.step):
                         self.delivery.pump(self.step, step_s=step_s)
-                    self.starved = not self.measure(layout)
+                    self.starved = not self.measure()
                     if self.starved:
                         self.delivery.pump(self.step, step_s=step_s)  # it is this step that waits
                         return False
@@ -72,7 +73,7 @@ class TrainerStream:
                 nbytes += batch.placement.nbytes
                 if count >= most and nbytes > SMALL_BYTES:
                     break
-                if not writers.add(layout, batch):
+                if not writers.add(self.layout, batch):
                     return False
                 self.measured.popleft()
                 self.step += 1

@@ -178,4 +178,4 @@ class TrainerStreams:
             stats=self._stats,
             batch_rows=schedule.batch_size,
         )
-        return TrainerStream(epoch, step, schedule, delivery, lanes, window)
+        return TrainerStream(epoch, step, schedule, plan.layout, delivery, lanes, window)

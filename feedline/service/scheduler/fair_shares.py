@@ -2,9 +2,9 @@
 
 Runs in: the scheduler. Pure: time and counts are arguments.
 
-Threads are divided by weighted max-min fairness, among jobs and then among the feeders of each. A job's virtual start is
-the time, by the scheduler's clock, at which its next block would start if its part of the cluster computed its blocks
-one after the other. See docs/decisions/0023-shares-of-a-cluster.md.
+Threads are divided by weighted max-min fairness, among jobs and then among the feeders of each. A job's virtual start
+is the time, by the scheduler's clock, at which its next block would start if its part of the cluster computed its
+blocks one after the other. See docs/decisions/0023-shares-of-a-cluster.md.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Runs in: the scheduler. Pure: needs and workers are arguments.
 
 A worker's coverage is the sum over its routes of the part of it that each needs. A route takes the workers with the
-least coverage, in the order of a hash of feeder and worker (rendezvous hashing), so that routes overlap in all ways. See
-docs/decisions/0028-routes.md.
+least coverage, in the order of a hash of feeder and worker (rendezvous hashing), so that routes overlap in all ways.
+See docs/decisions/0028-routes.md.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Runs in: every process that computes on a cluster, with each of its reports. Pure: time and counts are arguments.
 
-A pass can use a thread for each task that has not ended, and asks for more than one only when it has lasted as long as a
-trainer would have to wait: docs/decisions/0022-workers-follow-waiting-trainers.md.
+A pass can use a thread for each task that has not ended, and asks for more than one only when it has lasted as long as
+a trainer would have to wait: docs/decisions/0022-workers-follow-waiting-trainers.md.
 """
 
 from __future__ import annotations

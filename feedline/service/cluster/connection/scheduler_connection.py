@@ -197,7 +197,6 @@ class SchedulerConnection:
         _close(self.client)
 
     def _totals(self) -> Mapping[str, Any]:
-        """The totals of all workers."""
         totals = worker_totals(self.client)
         return (self._ask("identity", n_workers=0) or {}) if totals is None else totals
 

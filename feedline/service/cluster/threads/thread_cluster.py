@@ -13,12 +13,9 @@ from typing import TYPE_CHECKING, Any
 from feedline.blocks.environment import check_environment
 from feedline.blocks.reach import Reach
 from feedline.blocks.request import Job
-from feedline.resources.instructions import choose_cpu
 from feedline.service.cluster.attempts import Arrived
 from feedline.service.cluster.cluster import BlockTask, Cluster
-from feedline.service.cluster.reserved_port import ReservedPort
 from feedline.service.cluster.threads.local_tasks import LocalTasks
-from feedline.spec.cluster_section import ClusterSpec
 from feedline.transforms.registry.user_functions import RequiredFunction
 from feedline.warehouse.storage.parallel import in_threads
 
@@ -27,18 +24,11 @@ if TYPE_CHECKING:
 
 
 class ThreadCluster(Cluster):
-    """Threads of this process. early: plain ones compute blocks until the Dask cluster is up; else it is up at once."""
+    """Threads of this process: plain ones compute blocks until the Dask cluster is up."""
 
     packed = False
 
-    def __init__(self, spec: ClusterSpec, *, threads: int, scratch: str | None, early: bool) -> None:
-        port = ReservedPort(self.connect if early else None) if spec.dashboard else None
-        cpu = choose_cpu(spec.cpu, shared=False)
-        self._tasks = LocalTasks(threads)
-        super().__init__(
-            spec, threads=threads, cpu=cpu, port=port, early=early, options={"scratch": scratch, "tasks": self._tasks}
-        )
-        self.door = port if early else None
+    _tasks: LocalTasks
 
     @property
     def _asked(self) -> SchedulerConnection | None:
