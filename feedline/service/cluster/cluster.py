@@ -124,6 +124,11 @@ class Cluster(ABC):
         """Wait for a worker, and check that workers have our versions and the user's functions. Raises ClusterError if
         there is no worker, or no fit one."""
 
+    def _check_once(self) -> None:
+        """Check the workers of a cluster that was not up, unless they have been."""
+        if self._unchecked:
+            self.check_workers(self._code)
+
     @abstractmethod
     def check_job(self, job: Job, reach: Reach | None = None) -> None:
         """Send a job to the route's workers, which check that they can compute it. Raises ClusterError if none can.

@@ -56,9 +56,9 @@ def open_dask(
     share: FairShare,
     dashboard_port: int,
     scratch: str | None,
-    tasks: LocalTasks | None = None,
-    elastic: bool = False,
-    report: JobReport | None = None,
+    tasks: LocalTasks | None,
+    elastic: bool,
+    report: JobReport | None,
 ) -> DaskCluster:
     """The cluster of `spec`, each of whose workers has so many threads. Raises ClusterError.
 

@@ -63,10 +63,6 @@ class WorkerCluster(Cluster):
     def _check(self, check: Callable[[Any], None], argument: Any) -> None:
         check_workers(self.client, check, argument, self.exclude, self.share.route)
 
-    def _check_once(self) -> None:
-        if self._unchecked:
-            self.check_workers(self._code)
-
     def map(self, function: Callable[[Any], Any], arguments: Sequence[Any]) -> Iterator[Any]:
         self._check_once()
         if not self._spec.is_elsewhere:

@@ -56,12 +56,10 @@ class ThreadCluster(Cluster):
         check_environment(self.environment)
 
     def check_job(self, job: Job, reach: Reach | None = None) -> None:
-        if self._unchecked:
-            self.check_workers()
+        self._check_once()
 
     def map(self, function: Callable[[Any], Any], arguments: Sequence[Any]) -> Iterator[Any]:
-        if self._unchecked:
-            self.check_workers()
+        self._check_once()
         if self._asked is None:
             return in_threads(function, arguments, threads=self._threads)
         return self._connected.map(function, arguments, self.preferences)
