@@ -29,7 +29,6 @@ class DrainProgress:
     rows: int = 0
     batches: int = 0
     nbytes: int = 0
-    wait_s: float = 0.0
     seconds: float = 0.0
     ring_fill: float = 0.0
     reports: FeederReports | None = None
@@ -66,7 +65,7 @@ def drain(feed: FeederClient, hello: Hello, progress: DrainProgress, *, epochs: 
                 progress.rows += rows
                 progress.batches, progress.nbytes = feed.stats.batches, feed.stats.nbytes
                 progress.step = step + 1
-                progress.wait_s, progress.seconds = feed.stats.wait_s, time.perf_counter() - start_s
+                progress.seconds = time.perf_counter() - start_s
                 feed.refresh()
                 progress.ring_fill = feed.ring_fill
                 del item, _

@@ -59,10 +59,9 @@ def attempt_block(
 
 def failure_of(error: BaseException, worker: str, host: str | None = None) -> BlockFailure:
     """An error as a value. `host`: of the worker (default: this host)."""
-    ours = isinstance(error, FeedlineError)
     return BlockFailure(
         kind=_kind(error),
-        ours=ours,
+        ours=isinstance(error, FeedlineError),
         name=type(error).__name__,
         message=str(error),
         worker=worker,

@@ -133,7 +133,5 @@ class Exclusions:
 
     def eligible_workers(self, members: Collection[str], now_s: float) -> frozenset[str] | None:
         """The workers that may get blocks; None for all, also if every one is excluded."""
-        if not self.any(now_s):
-            return None
         eligible = self.allowed(members, now_s)
         return eligible if eligible and len(eligible) < len(members) else None

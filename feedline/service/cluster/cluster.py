@@ -18,64 +18,94 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 from feedline.blocks.environment import Environment, environment_at
 from feedline.blocks.reach import Reach
 from feedline.blocks.request import Job
-from feedline.resources.instructions import Cpu
+from feedline.resources.instructions import choose_cpu
 from feedline.service.cluster.attempts import Arrived
-from feedline.service.cluster.connection.fair_share import FairShare
+from feedline.service.cluster.connection.fair_share import FairShare, priority
 from feedline.service.cluster.connection.outage import waits
-from feedline.service.cluster.priority import priority
 from feedline.service.cluster.reserved_port import ReservedPort
+from feedline.service.cluster.threads.local_tasks import LocalTask, LocalTasks
 from feedline.spec.cluster_section import ClusterSpec
 from feedline.transforms.registry.user_functions import RequiredFunction
 
 if TYPE_CHECKING:
     from distributed import Client
 
+    from feedline.loader.wire.job_reports import JobReport
     from feedline.service.cluster.connection.scheduler_connection import SchedulerConnection
     from feedline.service.cluster.dask_cluster import DaskCluster
     from feedline.service.cluster.result_fetcher import FetchedTask
-    from feedline.service.cluster.threads.early_threads import EarlyTask
-    from feedline.service.cluster.threads.local_tasks import LocalTask
 
-BlockTask: TypeAlias = "FetchedTask | LocalTask | EarlyTask"
+# How long a feeder that ends waits for a start that has not ended (default: until it has). The search for a scheduler
+# that does not answer ends with the process; its own processes start soon.
+_GIVE_UP_S = {"scheduler": 1.0, "provider": 30.0}
+
+BlockTask: TypeAlias = "FetchedTask | LocalTask"
 
 
 class Cluster(ABC):
     """The pipeline's cluster, which is connected to, and started unless `spec` names a scheduler.
 
+    early: return before it is up; what needs it waits for it, and raises the ClusterError of a failed start. Workers
+    are then checked before their first task, with `code`, the user's functions. scratch, elastic, report: see
+    `open_dask`.
+
     packed: whether results leave a worker's process. door: where a dashboard is asked for that is not up. share: of a
-    cluster with other jobs. trainers: that the feeder serves. unchecked: workers are checked before their first task.
+    cluster with other jobs. trainers: that the feeder serves.
     """
 
     packed: ClassVar[bool]
-    _give_up_s: float | None = None  # how long a feeder that ends waits for a start that has not ended
 
     def __init__(
-        self, spec: ClusterSpec, *, threads: int, cpu: Cpu, port: ReservedPort | None, unchecked: bool
+        self,
+        spec: ClusterSpec,
+        *,
+        threads: int,
+        scratch: str | None,
+        early: bool,
+        elastic: bool,
+        report: JobReport | None,
+        code: Sequence[RequiredFunction],
     ) -> None:
         self.trainers = 1
         self.share = FairShare()
-        self.door: ReservedPort | None = None
-        self._spec, self._threads, self._cpu = spec, threads, cpu
-        self._port = port
+        self._spec, self._threads, self._scratch, self._elastic, self._report = spec, threads, scratch, elastic, report
+        self._code = tuple(code)
+        self._cpu = choose_cpu(spec.cpu, shared=spec.is_elsewhere)
+        self._tasks = None if self.packed else LocalTasks(threads)
+        asked = self.connect if early and not self.packed else None  # processes start at once
+        self._port = ReservedPort(asked) if spec.dashboard and not spec.is_elsewhere else None
+        self.door = None if asked is None else self._port
         self._dask: Future[DaskCluster] = Future()
         self._start: threading.Thread | None = None
-        self._unchecked = unchecked
+        self._unchecked = early
+        if not early:
+            self._connect()
+            self._dask.result()
+        elif self.packed:
+            self.connect()
 
-    @abstractmethod
     def _open(self) -> DaskCluster:
         """Import Dask, release the port, and connect to the Dask cluster, or start it."""
+        from feedline.service.cluster.dask_cluster import open_dask  # noqa: PLC0415 -- imports Dask
 
-    def _release_port(self) -> int:
-        """The port of the dashboard of a cluster that is started now (0: any)."""
-        if self._port is None:
-            return 0
-        self._port.release()
-        return self._port.number
+        if self._port is not None:
+            self._port.release()
+        return open_dask(
+            self._spec,
+            threads=self._threads,
+            cpu=self._cpu,
+            share=self.share,
+            dashboard_port=0 if self._port is None else self._port.number,
+            scratch=self._scratch,
+            tasks=self._tasks,
+            elastic=self._elastic,
+            report=self._report,
+        )
 
     @property
-    @abstractmethod
     def owns_processes(self) -> bool:
         """Whether workers are processes that end with the cluster, whatever they do."""
+        return self._spec.kind == "processes"
 
     @abstractmethod
     def threads(self) -> int:
@@ -93,6 +123,11 @@ class Cluster(ABC):
     def check_workers(self, code: Sequence[RequiredFunction] = ()) -> None:
         """Wait for a worker, and check that workers have our versions and the user's functions. Raises ClusterError if
         there is no worker, or no fit one."""
+
+    def _check_once(self) -> None:
+        """Check the workers of a cluster that was not up, unless they have been."""
+        if self._unchecked:
+            self.check_workers(self._code)
 
     @abstractmethod
     def check_job(self, job: Job, reach: Reach | None = None) -> None:
@@ -116,6 +151,10 @@ class Cluster(ABC):
     def connect(self) -> None:
         """Connect in a thread, unless that has begun."""
         if self._start is None and not self._dask.done():
+            if self._spec.provider is not None:  # some classes cannot be imported in another thread than the main one
+                from feedline.service.cluster.provider import load_provider  # noqa: PLC0415 -- imports Dask
+
+                load_provider(self._spec.provider)
             self._start = threading.Thread(target=self._connect, name="feedline-cluster", daemon=True)
             self._start.start()
 
@@ -145,12 +184,10 @@ class Cluster(ABC):
 
     @property
     def connection(self) -> SchedulerConnection:
-        """The connection to the scheduler."""
         return self._connected.connection
 
     @property
     def client(self) -> Client:
-        """The current client."""
         return self.connection.client
 
     @property
@@ -175,10 +212,6 @@ class Cluster(ABC):
             return f"http://127.0.0.1:{self._port.number}/status"
         return self._connected.dashboard
 
-    def workers(self) -> int:
-        """The number of workers, as of a few seconds ago."""
-        return self.connection.workers()
-
     def now_s(self) -> float:
         """The scheduler's clock, which compares the blocks of all jobs; seconds since 1970."""
         return self.share.now_s(time.monotonic(), time.time())
@@ -189,7 +222,6 @@ class Cluster(ABC):
 
     @property
     def fixed_window(self) -> int | None:
-        """`cluster.window`."""
         return self._spec.window
 
     def members(self) -> frozenset[str]:
@@ -226,7 +258,7 @@ class Cluster(ABC):
     def close(self) -> None:
         """Close the connection, and the cluster if it was started here; tasks in threads of this process end before."""
         if self._start is not None:
-            self._start.join(self._give_up_s)
+            self._start.join(_GIVE_UP_S.get(self._spec.kind))
         if self.dask is not None:
             self.dask.close()
         if self._port is not None:

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import dask
 from dask.utils import key_split
@@ -22,10 +22,10 @@ from distributed.client import ClosedClientError
 from distributed.deploy.cluster import Cluster as DaskDeployment
 
 from feedline.errors import ClusterError
-from feedline.loader.wire.job_reports import JobAnswer, JobReport
+from feedline.loader.wire.job_reports import JobReport
 from feedline.resources.allocators import allocator_environment
 from feedline.resources.instructions import Cpu, cpu_environment
-from feedline.service.cluster.attempts import Arrived, Submit
+from feedline.service.cluster.attempts import Arrived
 from feedline.service.cluster.connection.fair_share import FairShare
 from feedline.service.cluster.connection.pass_demand import PassDemand
 from feedline.service.cluster.connection.reporting import Reporter
@@ -48,33 +48,7 @@ _REMEMBERED_KEYS = 1000
 _CLOSE_S, _TASKS_END_S = 5.0, 30.0
 
 
-class Tasks(Protocol):
-    """How tasks are submitted, and their outcomes come back."""
-
-    def start(
-        self, submit: Submit, function: Callable[..., Any], *arguments: Any, key: str, arrived: Arrived
-    ) -> FetchedTask | LocalTask | None:
-        """Start a task; None if the scheduler does not answer. arrived: called once, in any thread."""
-
-    def look(self) -> None:
-        """End tasks that were lost. Called about once a second."""
-
-
-def open_threads(
-    spec: ClusterSpec, *, threads: int, cpu: Cpu, share: FairShare, dashboard_port: int, scratch: str | None
-) -> DaskCluster:
-    """A cluster in this process, whose worker has so many threads. dashboard_port: of its HTTP server."""
-    return DaskCluster(
-        spec,
-        config={**THREADS_CONFIG, **_environment_config(_environment(threads, cpu, otherwise=threads), scratch)},
-        deploy=partial(start_threads, spec, threads=threads, dashboard_port=dashboard_port),
-        tasks=LocalTasks(),
-        share=share,
-        close_s=_TASKS_END_S,
-    )
-
-
-def open_workers(
+def open_dask(
     spec: ClusterSpec,
     *,
     threads: int,
@@ -82,36 +56,31 @@ def open_workers(
     share: FairShare,
     dashboard_port: int,
     scratch: str | None,
+    tasks: LocalTasks | None,
     elastic: bool,
     report: JobReport | None,
 ) -> DaskCluster:
-    """A cluster with workers in other processes. dashboard_port: of the HTTP server of one that is started here.
-    report: sent until there is another one. Raises ClusterError."""
-    own_threads = worker_threads(spec.options) if spec.kind == "provider" else threads
-    environment = _environment(own_threads, cpu, otherwise=threads)
-    config = {**FEEDER_CONFIG, **_environment_config(environment, scratch)}
+    """The cluster of `spec`, each of whose workers has so many threads. Raises ClusterError.
+
+    dashboard_port: of the HTTP server of one that is started here. scratch: a folder for the workers' files (None:
+    Dask's). tasks: of threads of this process. elastic: the number of workers follows the reports within
+    `cluster.workers`; else it is the most. report: the job's first, sent until there is another one.
+    """
+    own_threads = worker_threads(spec.options) if spec.kind == "provider" else threads  # None: its class does not say
+    environment: dict[str, object] = {**allocator_environment(own_threads or threads), **cpu_environment(cpu)}
+    if own_threads is not None:
+        environment["POLARS_MAX_THREADS"] = own_threads
+    config = {**(FEEDER_CONFIG if tasks is None else THREADS_CONFIG), **_environment_config(environment, scratch)}
     deploy: Callable[[], DaskDeployment] | None = None
-    if spec.kind == "processes":
-        deploy = partial(start_processes, spec, threads=threads, dashboard_port=dashboard_port, elastic=elastic)
-    elif spec.kind == "provider":
-        config |= provider_config(spec)
-        deploy = partial(start_provider, spec, environment, elastic=elastic)
-    return DaskCluster(
-        spec,
-        config=config,
-        deploy=deploy,
-        tasks=ResultFetcher(),
-        share=share,
-        close_s=_CLOSE_S,
-        reports=True,
-        report=report,
-    )
-
-
-def _environment(threads: int | None, cpu: Cpu, *, otherwise: int) -> dict[str, object]:
-    """The environment of workers. threads: None for a class of clusters that does not say it: about `otherwise`."""
-    named = {} if threads is None else {"POLARS_MAX_THREADS": threads}
-    return {**allocator_environment(threads or otherwise), **cpu_environment(cpu), **named}
+    match spec.kind:
+        case "threads":
+            deploy = partial(start_threads, spec, threads=threads, dashboard_port=dashboard_port)
+        case "processes":
+            deploy = partial(start_processes, spec, threads=threads, dashboard_port=dashboard_port, elastic=elastic)
+        case "provider":
+            config |= provider_config(spec)
+            deploy = partial(start_provider, spec, environment, elastic=elastic)
+    return DaskCluster(spec, config=config, deploy=deploy, tasks=tasks, share=share, report=report)
 
 
 def _environment_config(environment: Mapping[str, object], scratch: str | None) -> dict[str, Any]:
@@ -128,8 +97,8 @@ class DaskCluster:
     """The connection to a scheduler, and the scheduler and workers themselves if this process started them.
 
     config: Dask's, for as long as there is the cluster. deploy: starts scheduler and workers (None: `spec.scheduler`
-    names one). close_s: for workers to end. reports: whether the scheduler gets reports: at first `report`. Raises
-    ClusterError.
+    names one). tasks: of threads of this process (None: workers are processes, whose scheduler gets reports: at first
+    `report`). Raises ClusterError.
     """
 
     def __init__(
@@ -138,18 +107,18 @@ class DaskCluster:
         *,
         config: Mapping[str, Any],
         deploy: Callable[[], DaskDeployment] | None,
-        tasks: Tasks,
+        tasks: LocalTasks | None,
         share: FairShare,
-        close_s: float,
-        reports: bool = False,
-        report: JobReport | None = None,
+        report: JobReport | None,
     ) -> None:
-        self._spec, self._share, self._deploy, self._tasks, self._close_s = spec, share, deploy, tasks, close_s
+        self._spec, self._deploy = spec, deploy
+        self._tasks = tasks or ResultFetcher()
+        self._reports = tasks is None
+        self._close_s = _CLOSE_S if tasks is None else _TASKS_END_S
         self._cluster: DaskDeployment | None = None
         self._started = 0
         passes = PassDemand(grow_after_s=spec.autoscale.grow_after_s)
-        self._reporter = Reporter(share, report, passes, is_remote=deploy is None)
-        self._reports = reports
+        self.reporter = Reporter(share, report, passes, is_remote=deploy is None)
         self._config = contextlib.ExitStack()
         self._config.enter_context(dask.config.set(config))
         # Set here, as importing Dask sets levels of its own. Its client says as an error that it gives up a scheduler;
@@ -192,23 +161,10 @@ class DaskCluster:
         self.connection.look(waiting=waiting)
         self._tasks.look()
 
-    def report(self, report: JobReport) -> None:
-        """Send this report to the scheduler, in two seconds at the latest, and again until there is another one."""
-        self._reporter.report = report
-
-    def add_pass(self, open_tasks: Callable[[], int]) -> None:
-        """Ask for workers while a pass has tasks that have not ended. open_tasks: their number."""
-        self._reporter.open_tasks.append(open_tasks)
-
     def size(self) -> ClusterSize:
         """The workers and their threads, as of a few seconds ago."""
         workers = self.connection.workers()
         return ClusterSize(workers=workers, threads=self.connection.threads() if workers else 0)
-
-    @property
-    def answer(self) -> JobAnswer | None:
-        """The scheduler's last answer to a report; None without one."""
-        return self._share.answer
 
     def map(
         self,
@@ -224,11 +180,11 @@ class DaskCluster:
                     function, list(arguments), pure=False, key="feedline-count", **preferences()
                 )
                 open_tasks = partial(_count_open, futures)
-                self.add_pass(open_tasks)
+                self.reporter.open_tasks.append(open_tasks)
                 try:
                     return iter(self.connection.gather(futures))
                 finally:
-                    self._reporter.open_tasks.remove(open_tasks)
+                    self.reporter.open_tasks.remove(open_tasks)
             except (CancelledError, ClosedClientError):  # lost with the scheduler
                 continue
             except OSError:
@@ -258,7 +214,7 @@ class DaskCluster:
     def _connect(self) -> Client:
         client = self._make_client()
         if self._reports:
-            self._reporter.follow(client)
+            self.reporter.follow(client)
         return client
 
     def _make_client(self) -> Client:
@@ -294,5 +250,5 @@ class DaskCluster:
         except ClusterError:
             client.close()
             raise
-        self._reporter.greet(client)
+        self.reporter.greet(client)
         return client

@@ -38,24 +38,21 @@ class DaskWorkers:
 
     @property
     def environment(self) -> Environment:
-        """The environment of every worker."""
         return self._cluster.environment
 
     @property
     def threads(self) -> int:
-        """The threads of all workers."""
         return self._cluster.threads()
 
     @property
     def processes(self) -> int:
-        """The number of worker processes."""
-        return max(1, self._cluster.workers())
+        return max(1, self._cluster.connection.workers())
 
     def start(self, function: Callable[..., Any], *arguments: Any, urgent: bool) -> Any:
         """Submit function(*arguments), in which futures, also in lists, stand for their results."""
         client = self._cluster.client
         if not self._submissions and (dask := self._cluster.dask) is not None:
-            dask.add_pass(lambda: self._open)
+            dask.reporter.open_tasks.append(lambda: self._open)
         self._submissions += 1
         self._open += 1
         options = self._cluster.preferences()

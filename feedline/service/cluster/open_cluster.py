@@ -30,9 +30,8 @@ def open_cluster(
 ) -> Cluster:
     """The cluster of `spec`, whose workers have so many threads. Raises ClusterError.
 
-    scratch: a folder for the workers' files. early: return before it is up. elastic, report, code: see `WorkerCluster`;
-    threads of this process need none of them.
+    scratch, elastic, report: see `open_dask`. early: return before it is up. code: the user's functions, which workers
+    in processes of their own must have.
     """
-    if spec.kind == "threads":
-        return ThreadCluster(spec, threads=threads, scratch=scratch, early=early)
-    return WorkerCluster(spec, threads=threads, scratch=scratch, early=early, elastic=elastic, report=report, code=code)
+    back_end = ThreadCluster if spec.kind == "threads" else WorkerCluster
+    return back_end(spec, threads=threads, scratch=scratch, early=early, elastic=elastic, report=report, code=code)

@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +128,8 @@ def load_provider(name: str) -> Callable[..., Any]:
     if provider is None:
         raise ClusterError(f"cluster.class: got {name!r}, expected module.Name, such as distributed.LocalCluster")
     if not callable(provider) or (inspect.isclass(provider) and not issubclass(provider, DaskDeployment)):
-        raise _no_cluster(name, f"it is {_kind_of(provider)}")
+        kind = f"the class {provider.__name__}" if inspect.isclass(provider) else f"a {type(provider).__name__}"
+        raise _no_cluster(name, f"it is {kind}")
     made: Callable[..., Any] = provider
     return made
 
@@ -172,9 +173,8 @@ def provider_options(
         options.setdefault("n_workers", max(1, spec.workers.min))
         options.setdefault("quiet", True)  # its progress would be drawn on standard output, where reports go
     if spec.tls is not None and _accepts(provider, "security"):
-        options.setdefault(
-            "security", temporary_security() if spec.tls.temporary else security_of(spec.tls, listens=True)
-        )
+        security = temporary_security() if spec.tls.temporary else security_of(spec.tls, listens=True)
+        options.setdefault("security", security)
     return options
 
 
@@ -213,7 +213,7 @@ def _with_environment(cluster: Any, values: Mapping[str, str], given: Any) -> An
     try:
         for role in ("worker", "scheduler"):
             for container in cluster["spec"][role]["spec"]["containers"]:
-                words = _words_of(container)
+                words = [str(word) for part in ("command", "args") for word in container.get(part) or ()]
                 ours = dict(values)
                 if "feedline" not in (Path(word).name for word in words[:2]):  # which needs no preload
                     ours |= _KUBERNETES_PRELOADS
@@ -229,10 +229,6 @@ def _with_environment(cluster: Any, values: Mapping[str, str], given: Any) -> An
             "containers at spec.worker.spec and spec.scheduler.spec. Correct it"
         ) from error
     return cluster
-
-
-def _words_of(container: Mapping[str, Any]) -> list[str]:
-    return [str(word) for word in chain(container.get("command") or (), container.get("args") or ())]
 
 
 def _threads_in(words: Sequence[str]) -> str | None:
@@ -350,10 +346,6 @@ def _no_cluster(name: str, why: str) -> ClusterError:
         f"cluster.class: {name} is no class of Dask clusters: {why}, expected a distributed.deploy.Cluster. Correct "
         "the name"
     )
-
-
-def _kind_of(value: object) -> str:
-    return f"the class {value.__name__}" if inspect.isclass(value) else f"a {type(value).__name__}"
 
 
 def _words(error: BaseException) -> str:

@@ -2,8 +2,7 @@
 
 Runs in: the feeder, on the event loop of Dask's client: a coroutine per block in flight, and no thread. Each fetches
 from its own worker, a few at a time per worker, so that an unresponsive worker delays only its own blocks. A fetch that
-takes long is repeated over another connection, which ends the wait for one that carries nothing any more; the limit
-doubles each time and follows the recent fetches, so that a slow network has the time it needs.
+takes long is repeated over another connection: docs/decisions/0025-half-open-connections.md.
 """
 
 from __future__ import annotations

@@ -8,85 +8,29 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import Any
 
 from feedline.blocks.environment import check_environment
 from feedline.blocks.jobs import check_job
 from feedline.blocks.reach import Reach
 from feedline.blocks.request import Job
-from feedline.resources.instructions import choose_cpu
 from feedline.service.cluster.blame import EXCLUDED_S, Exclusions
 from feedline.service.cluster.cluster import Cluster
-from feedline.service.cluster.reserved_port import ReservedPort
 from feedline.service.cluster.worker_checks import WorkerRead, check_reach, check_workers, read_again
-from feedline.spec.cluster_section import ClusterSpec
 from feedline.transforms.registry.user_functions import RequiredFunction, check_functions
-
-if TYPE_CHECKING:
-    from feedline.loader.wire.job_reports import JobReport
-    from feedline.service.cluster.dask_cluster import DaskCluster
 
 logger = logging.getLogger(__name__)
 
-# The search for a scheduler that does not answer ends with the process; its own processes start soon.
-_GIVE_UP_S = {"scheduler": 1.0, "provider": 30.0}
-
 
 class WorkerCluster(Cluster):
-    """Workers in processes of their own, on this host or others.
-
-    early: return before the cluster is up; what needs it waits for it, and raises the ClusterError of a failed start.
-    Workers are then checked before their first task, with `code`, the user's functions. elastic: the number of workers
-    follows the reports within `cluster.workers`; else it is the most. report: the job's first.
-    """
+    """Workers in processes of their own, on this host or others."""
 
     packed = True
 
-    def __init__(
-        self,
-        spec: ClusterSpec,
-        *,
-        threads: int,
-        scratch: str | None,
-        early: bool,
-        elastic: bool,
-        report: JobReport | None,
-        code: Sequence[RequiredFunction],
-    ) -> None:
-        self._elsewhere = spec.is_elsewhere
-        port = ReservedPort() if spec.dashboard and not self._elsewhere else None
-        cpu = choose_cpu(spec.cpu, shared=self._elsewhere)
-        super().__init__(spec, threads=threads, cpu=cpu, port=port, unchecked=early)
-        self._scratch, self._elastic, self._report, self._code = scratch, elastic, report, tuple(code)
-        self._exclusions = Exclusions()
-        self._give_up_s = _GIVE_UP_S.get(spec.kind)
-        if spec.provider is not None:  # some classes cannot be imported in another thread than the main one
-            from feedline.service.cluster.provider import load_provider  # noqa: PLC0415 -- imports Dask
-
-            load_provider(spec.provider)
-        if early:
-            self.connect()
-        else:
-            self._connect()
-            self._dask.result()
-
-    def _open(self) -> DaskCluster:
-        from feedline.service.cluster.dask_cluster import open_workers  # noqa: PLC0415 -- imports Dask
-
-        return open_workers(
-            self._spec,
-            threads=self._threads,
-            cpu=self._cpu,
-            share=self.share,
-            scratch=self._scratch,
-            dashboard_port=self._release_port(),
-            elastic=self._elastic,
-            report=self._report,
-        )
-
-    @property
-    def owns_processes(self) -> bool:
-        return not self._elsewhere
+    @cached_property
+    def _exclusions(self) -> Exclusions:
+        return Exclusions()
 
     def threads(self) -> int:
         return self.share.threads(self.connection.threads())
@@ -112,20 +56,16 @@ class WorkerCluster(Cluster):
     def check_job(self, job: Job, reach: Reach | None = None) -> None:
         self._check_once()
         self.connection.await_scheduler()
-        if reach is not None and self._elsewhere:
+        if reach is not None and self._spec.is_elsewhere:
             check_reach(self.client, reach, self.exclude, self.share.route)
         self._check(check_job, job)
 
     def _check(self, check: Callable[[Any], None], argument: Any) -> None:
         check_workers(self.client, check, argument, self.exclude, self.share.route)
 
-    def _check_once(self) -> None:
-        if self._unchecked:
-            self.check_workers(self._code)
-
     def map(self, function: Callable[[Any], Any], arguments: Sequence[Any]) -> Iterator[Any]:
         self._check_once()
-        if not self._elsewhere:
+        if not self._spec.is_elsewhere:
             return self._connected.map(function, arguments, self.preferences)
         results = self._connected.map(WorkerRead(function), arguments, self.preferences)
         return read_again(function, arguments, results, self._leave_out)

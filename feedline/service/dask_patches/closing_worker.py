@@ -35,5 +35,4 @@ class ClosingWorker:
                 self._worker.batched_send({"op": "reschedule", "key": key, "stimulus_id": f"leave-{time.time()}"})
 
     def running(self) -> int:
-        """The number of tasks that run."""
         return int(self._worker.state.executing_count)

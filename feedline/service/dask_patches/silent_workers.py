@@ -3,10 +3,7 @@
 Runs in: schedulers of `feedline scheduler` and `dask scheduler`. Replaces: `Scheduler.worker_ttl`, and the time of its
 periodic callback `worker-ttl`, unless Dask's configuration says another time than its default. Why: a preload comes too
 late for the configuration, by which Dask would wait for five to ten minutes: it looks once in that time.
-
-Workers elsewhere that are silent for this long are gone, or behind a connection that carries nothing: they send a
-heartbeat every half second to few seconds, also while they compute. Workers of a feeder's own are its nannies' care: on
-a busy machine, they may well be silent for that long.
+Not for a feeder's own workers, its nannies' care: docs/decisions/0025-half-open-connections.md.
 """
 
 from __future__ import annotations

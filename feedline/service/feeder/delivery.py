@@ -47,7 +47,6 @@ class DeliveryStats(BlockStats):
     """The sums while they are counted."""
 
     def add(self, result: BlockResult) -> None:
-        """Count a finished block."""
         self.blocks += 1
         self.nbytes_read += result.nbytes_read
         self.nbytes_encoded += result.nbytes

@@ -182,7 +182,7 @@ class Feeder:
             self._watch_for_room(session)
         if self._demand is not None and (dask := self._cluster.dask) is not None:
             loads = {id(session): session.load() for session in self.sessions}
-            dask.report(self._demand.look(loads, now_s, dask.size(), dask.answer))
+            dask.reporter.report = self._demand.look(loads, now_s, dask.size(), self._cluster.share.answer)
 
     # -- ending ---------------------------------------------------------------------------------------------------
 

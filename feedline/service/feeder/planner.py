@@ -12,6 +12,7 @@ import queue
 import sys
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -90,10 +91,7 @@ class Planner:
     def describe(self) -> str:
         """What the request under way is doing, and since when."""
         frame = sys._current_frames().get(self._thread.ident or 0)
-        calls = []
-        while frame is not None:
-            calls.append(frame.f_code)
-            frame = frame.f_back
+        calls = [] if frame is None else [each.f_code for each, _ in traceback.walk_stack(frame)]
         return f"it has been planning for {time.monotonic() - self._began_s:.0f} s, and {activity(calls)}"
 
     def close(self) -> None:
@@ -158,7 +156,6 @@ class Agreement:
         self._looking: Future[bool] | None = None
 
     def begin(self) -> None:
-        """A stream begins."""
         if self._looking is None:
             self._due_s = 0.0
 

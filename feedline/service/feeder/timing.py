@@ -2,9 +2,8 @@
 
 Runs in: the feeder. Pure: clocks' readings are arguments.
 
-Due: a block's priority is the time at which its trainer will need it, by the scheduler's clock, so that jobs of
-different ages and speeds compare; but no earlier than its virtual start (`fair_share.py`), at which a job that uses no
-more than its share of the cluster would begin it. Dask fixes a task's priority when it first sees its key. See
+Due: a block's priority is the time at which its trainer will need it, by the scheduler's clock, but no earlier than its
+virtual start (`fair_share.py`). Dask fixes a task's priority when it first sees its key. See
 docs/decisions/0023-shares-of-a-cluster.md.
 
 Overdue: a needed block that has taken ten times as long as others is also computed on another worker.
@@ -15,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from feedline.service.cluster.priority import priority
+from feedline.service.cluster.connection.fair_share import priority
 from feedline.service.cluster.recent import Recent
 
 # No block is due later than this, since the pace may change.

@@ -139,7 +139,6 @@ class TrainerSession:
         self._number = 0  # of the last request
         self._planning: Future[Plan] | None = None
         self._agreement: Agreement | None = None
-        self._plan: Plan | None = None
         self._pace = TrainerPace()
         self._report_s = 0.0
         self.runnable = False  # something has happened since `advance` had nothing to do
@@ -157,7 +156,6 @@ class TrainerSession:
         self.counters.count_wait(slept_s, self._streams.current)
 
     def load(self) -> TrainerLoad:
-        """What the trainer uses and waits for."""
         return self.counters.load(self._streams.current, starved=self.starved)
 
     def look(self) -> None:
@@ -173,8 +171,13 @@ class TrainerSession:
 
     def _adjust_window(self, stream: TrainerStream) -> None:
         """Adjust how many blocks are in flight, and how many slots the ring has."""
-        threads, step_s = self._cluster.threads_per_trainer(), self._pace.known_step_s
-        decision = stream.observe(threads, step_s, self._streams.held_bytes, available_memory_bytes())
+        decision = stream.window.observe(
+            threads=self._cluster.threads_per_trainer(),
+            step_s=self._pace.known_step_s,
+            blocks_per_step=stream.blocks_per_step,
+            held_bytes=self._streams.held_bytes,
+            available_bytes=available_memory_bytes(),
+        )
         if decision is not None:
             _window_logger.info("rank %s: %s", self.rank, decision.describe(self._ring.provide(decision.slots)))
             self.counters.window, self.counters.window_reason = decision.blocks, decision.reason
@@ -194,8 +197,6 @@ class TrainerSession:
         trainer, self.trainer = self.trainer, None
         if trainer is not None:
             os.close(trainer)
-        if self._planning is not None:
-            self._planning.cancel()
         self._end_stream()
         self._writers.close()
         self._ring.close()
@@ -245,8 +246,6 @@ class TrainerSession:
             raise ChannelClosedError("another trainer of this rank is served")
         self.rank, self.global_rank = hello.rank, hello.global_rank
         self._end_stream()
-        if self._planning is not None:
-            self._planning.cancel()
         self._planning, self._agreement = self._planner.plan(hello, self._wake)
 
     def _answer_hello(self, planning: Future[Plan]) -> None:
@@ -254,7 +253,7 @@ class TrainerSession:
         if not planning.done():
             return
         self._planning = None
-        self._plan = plan = planning.result()
+        plan = planning.result()
         assert self.rank is not None
         limits = WindowLimits(open_blocks=1, memory_bytes=self._blocks_bytes, fixed_blocks=self._cluster.fixed_window)
         window = Window(limits)  # of all epochs
@@ -280,6 +279,8 @@ class TrainerSession:
             self.counters.begin(begin, stream.schedule.steps)
 
     def _end_stream(self) -> None:
+        if self._planning is not None:
+            self._planning.cancel()
         self._writers.drop()
         self._streams.end()
 
@@ -324,10 +325,9 @@ class TrainerSession:
 
     def _write(self, stream: TrainerStream) -> bool:
         """Begin to write batches, as far as there are blocks and slots; True if there may be more of both."""
-        assert self._plan is not None
         if not stream.window.knows_pace and self._pace.known_step_s:
             self._adjust_window(stream)
-        more = stream.write(self._plan.layout, self._writers, self._pace.step_s, ready=self._say_caught_up)
+        more = stream.write(self._writers, self._pace.step_s, ready=self._say_caught_up)
         self.starved = stream.starved
         if self.starved and self._starved_s is None and self.counters.batches:
             self._starved_s = time.monotonic()

@@ -12,13 +12,11 @@ from dataclasses import dataclass, field
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.encoding.slot import Draft
-from feedline.planning.plan import Plan
 from feedline.planning.schedule import Block, Schedule
-from feedline.service.cluster.cluster import Cluster
-from feedline.service.feeder.delivery import Delivery, DeliveryStats
+from feedline.service.feeder.delivery import Delivery
 from feedline.service.feeder.slot_writers import SMALL_BYTES, SlotWriters
 from feedline.service.feeder.steps import drafts, rows_ahead, segments_of
-from feedline.service.feeder.window import Decision, Window
+from feedline.service.feeder.window import Window
 
 # Batches that a trainer's turn writes: as many small ones, and of others those that are handed to a thread together.
 _MOST_SMALL, _MOST_AT_ONCE = 16, 4
@@ -31,6 +29,7 @@ class TrainerStream:
     epoch: int
     step: int  # to be written next
     schedule: Schedule
+    layout: SlotLayout
     delivery: Delivery
     lanes: range
     window: Window
@@ -40,60 +39,21 @@ class TrainerStream:
     last: bool = False  # no other epoch follows
     starved: bool = False  # the step waits for a block
 
-    @classmethod
-    def open(
-        cls,
-        cluster: Cluster,
-        plan: Plan,
-        schedule: Schedule,
-        lanes: range,
-        *,
-        epoch: int,
-        step: int,
-        window: Window,
-        wake: Callable[[], None],
-        stats: DeliveryStats,
-    ) -> TrainerStream:
-        """The stream of a rank's lanes from `step` on; see `Delivery`."""
-        delivery = Delivery(
-            cluster,
-            plan.job,
-            plan.layout,
-            name=f"{plan.name}-e{epoch}",
-            blocks=schedule.blocks_of(lanes, first_step=step),
-            request=lambda block: plan.request(block, epoch),
-            window=window,
-            wake=wake,
-            stats=stats,
-            batch_rows=schedule.batch_size,
-        )
-        return cls(epoch, step, schedule, delivery, lanes, window)
-
     @property
     def blocks_per_step(self) -> float:
         """The blocks that a step uses up, on average."""
         return sum(len(self.schedule.lane(lane).borders) - 1 for lane in self.lanes) / max(1, self.schedule.steps)
 
-    def observe(self, threads: int, step_s: float, held_bytes: int, available_bytes: int) -> Decision | None:
-        """Measure the load; see `Window.observe`."""
-        return self.window.observe(
-            threads=threads,
-            step_s=step_s,
-            blocks_per_step=self.blocks_per_step,
-            held_bytes=held_bytes,
-            available_bytes=available_bytes,
-        )
-
-    def measure(self, layout: SlotLayout) -> bool:
+    def measure(self) -> bool:
         """Measure the batch of the step, with others from the same blocks; False while a block is missing."""
         segments = segments_of(self.schedule, self.lanes, self.step, self.delivery.get)
         if segments is None:
             return False
         ahead = rows_ahead(self.schedule, self.lanes, self.step, segments, _MOST_SMALL)
-        self.measured.extend(drafts(layout, segments, ahead, epoch=self.epoch, step=self.step))
+        self.measured.extend(drafts(self.layout, segments, ahead, epoch=self.epoch, step=self.step))
         return True
 
-    def write(self, layout: SlotLayout, writers: SlotWriters, step_s: float, ready: Callable[[], None]) -> bool:
+    def write(self, writers: SlotWriters, step_s: float, ready: Callable[[], None]) -> bool:
         """Begin to write batches, as far as there are blocks and slots; True if there may be more of both. step_s: of
         the trainer. ready: called for each whose blocks are there."""
         most, nbytes = 1 if writers.is_waited_for else _MOST_AT_ONCE, 0
@@ -104,7 +64,7 @@ class TrainerStream:
                 if not self.measured:
                     if self.delivery.lacks(self.step):
                         self.delivery.pump(self.step, step_s=step_s)
-                    self.starved = not self.measure(layout)
+                    self.starved = not self.measure()
                     if self.starved:
                         self.delivery.pump(self.step, step_s=step_s)  # it is this step that waits
                         return False
@@ -113,7 +73,7 @@ class TrainerStream:
                 nbytes += batch.placement.nbytes
                 if count >= most and nbytes > SMALL_BYTES:
                     break
-                if not writers.add(layout, batch):
+                if not writers.add(self.layout, batch):
                     return False
                 self.measured.popleft()
                 self.step += 1

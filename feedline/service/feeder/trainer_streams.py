@@ -17,7 +17,7 @@ from feedline.loader.wire.ring_messages import BeginStream
 from feedline.planning.plan import Plan
 from feedline.planning.schedule import Schedule
 from feedline.service.cluster.cluster import Cluster
-from feedline.service.feeder.delivery import DeliveryStats
+from feedline.service.feeder.delivery import Delivery, DeliveryStats
 from feedline.service.feeder.planner import Planner
 from feedline.service.feeder.timing import HORIZON_S, TrainerPace
 from feedline.service.feeder.trainer_stream import TrainerStream
@@ -165,14 +165,17 @@ class TrainerStreams:
     def _open(self, epoch: int, step: int, schedule: Schedule) -> TrainerStream:
         assert self._source is not None
         plan, lanes, window = self._source
-        return TrainerStream.open(
+        step = max(step, schedule.first_step)
+        delivery = Delivery(
             self._cluster,
-            plan,
-            schedule,
-            lanes,
-            epoch=epoch,
-            step=max(step, schedule.first_step),
+            plan.job,
+            plan.layout,
+            name=f"{plan.name}-e{epoch}",
+            blocks=schedule.blocks_of(lanes, first_step=step),
+            request=lambda block: plan.request(block, epoch),
             window=window,
             wake=self._wake,
             stats=self._stats,
+            batch_rows=schedule.batch_size,
         )
+        return TrainerStream(epoch, step, schedule, plan.layout, delivery, lanes, window)

@@ -1,12 +1,8 @@
 """Decide how many blocks are in flight and how many slots the ring has, from what was measured.
 
-Runs in: the feeder, about once a second. Pure. Neither number changes which rows a block or a batch holds.
-
-A stream holds the blocks that a step is cut from, and computes ahead those that the trainer uses up while one is
-computed, by the slowest block of late. Where the trainer is faster than the workers, two blocks per thread keep these
-busy, of large blocks one and a half. Memory is an upper limit. The window grows, and shrinks for want of memory, at
-once; otherwise it is the largest that any of the last `PATIENCE` measurements called for. See
-docs/decisions/0019-window-and-memory.md.
+Runs in: the feeder, about once a second. Pure. Neither number changes which rows a block or a batch holds. The window
+grows, and shrinks for want of memory, at once; otherwise it is the largest that any of the last `PATIENCE` measurements
+called for. See docs/decisions/0019-window-and-memory.md.
 """
 
 from __future__ import annotations

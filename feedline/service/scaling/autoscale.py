@@ -1,13 +1,7 @@
 """Decide how many workers a feeder's trainers need, by whether they wait for batches.
 
 Runs in: the feeder, once a second. Pure: measurements come in, a number of workers and the reason of a change go out.
-
-A trainer that waits needs more workers than it has: as many as its own pace calls for (the blocks per second that it
-would use up without waiting, times the seconds that computing one takes), at most four times as many at once, and at
-least one more. Growth that leaves the trainer waiting must have added blocks per second; else something other than
-workers is the limit, such as the store, and the workers are given back. A trainer that does not wait never gets more.
-Once it has not waited for a while it keeps as many as the most that it used meanwhile, and not the number with which it
-was seen to wait under the same load: so a constant load ends at one number, the least without waiting.
+A constant load ends at one number, the least without waiting: docs/decisions/0022-workers-follow-waiting-trainers.md.
 """
 
 from __future__ import annotations

@@ -12,12 +12,7 @@ import uuid
 from collections.abc import Mapping
 
 from feedline.loader.wire.job_reports import JobAnswer, JobReport
-from feedline.service.scaling.autoscale import (
-    Autoscaler,
-    ScalingRules,
-    ScalingSample,
-    is_calm,
-)
+from feedline.service.scaling.autoscale import Autoscaler, ScalingRules, ScalingSample, is_calm
 from feedline.service.scaling.load import FeederLoad, LoadMeter, TrainerLoad
 from feedline.service.scheduler.job_book import ClusterSize
 from feedline.spec.cluster_section import ClusterSpec
@@ -35,10 +30,9 @@ class Demand:
     """The demand of one feeder. name, fingerprint: of the pipeline, the same on all hosts of a job."""
 
     def __init__(self, name: str, fingerprint: str, spec: ClusterSpec) -> None:
-        host = platform.node()
         self._job = f"{name}-{fingerprint[:8]}"
-        self._host = host
-        self._feeder = f"{host}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._host = platform.node()
+        self._feeder = f"{self._host}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._spec = spec
         self._meter = LoadMeter()
         self._counts_threads = spec.kind == "scheduler"  # the demands of many feeders make up a worker

@@ -71,10 +71,7 @@ class LoadMeter:
 
     def restart(self) -> None:
         """Measure from now on: there are other workers."""
-        for samples in self._samples.values():
-            last = samples[-1]
-            samples.clear()
-            samples.append(last)
+        self._samples = {session: deque([samples[-1]]) for session, samples in self._samples.items()}
 
     def observe(self, loads: Mapping[int, TrainerLoad], now_s: float) -> FeederLoad:
         """Take the trainers' counts, by session; returns the load."""
@@ -110,8 +107,6 @@ class LoadMeter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rates:
-    """Rates of one trainer."""
-
     seconds: float = 0.0
     blocks: int = 0
     steps_per_s: float = 0.0

@@ -1,9 +1,8 @@
 """A Dask scheduler's extension: it answers feeders' reports, and Dask's question how many workers there should be.
 
-Runs in: the scheduler, on its event loop. Dask's own answer to `adaptive_target` is about the tasks that it holds,
-which a feeder limits to a window. Adaptive clusters ask it directly; the Kubernetes operator asks `GET
-/api/v1/adaptive_target`, which is all that is served here: Dask's module for that path would serve an unauthenticated
-`retire_workers` as well.
+Runs in: the scheduler, on its event loop. Adaptive clusters ask for `adaptive_target` directly; the Kubernetes operator
+asks `GET /api/v1/adaptive_target`, which is all that is served here: Dask's module for that path would serve an
+unauthenticated `retire_workers` as well.
 """
 
 from __future__ import annotations

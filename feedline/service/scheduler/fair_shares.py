@@ -2,15 +2,9 @@
 
 Runs in: the scheduler. Pure: time and counts are arguments.
 
-Threads are divided by weighted max-min fairness: nobody gets more than it can use while somebody else could use more
-than its share; what is left when all have enough is divided by the shares as well. A job's part is divided among its
-feeders likewise, so that a job on many hosts weighs as much as one on a single host.
-
-A job's virtual start is the time, by the scheduler's clock, at which its next block would start if its part of the
-cluster computed its blocks one after the other: it advances by the seconds that a block took, divided by the threads of
-the job's part, so by a second per second for a job that uses exactly that. A job that has used more is ahead of the
-clock, and its blocks come after those of others. One that has used less is not behind: idle time earns no credit. Nor
-is it ahead by more than a few seconds: what nobody else needed is no debt. A new job begins at the clock.
+Threads are divided by weighted max-min fairness, among jobs and then among the feeders of each. A job's virtual start
+is the time, by the scheduler's clock, at which its next block would start if its part of the cluster computed its
+blocks one after the other. See docs/decisions/0023-shares-of-a-cluster.md.
 """
 
 from __future__ import annotations

@@ -71,7 +71,6 @@ class JobBook:
     routes: Routes = field(default_factory=Routes)
 
     def begin(self, now_s: float) -> None:
-        """The scheduler has started."""
         self._known_s = now_s + START_S
 
     def is_known(self, now_s: float) -> bool:
@@ -128,7 +127,9 @@ class JobBook:
 
     def reports(self, now_s: float) -> list[JobReport]:
         """The last reports of all feeders that are alive, by job and feeder."""
-        self._drop_silent(now_s)
+        self._entries = {name: each for name, each in self._entries.items() if now_s - each.reported_s < SILENT_S}
+        self.routes.forget(self._entries)
+        self._virtual_starts.forget({name: each.report for name, each in self._entries.items()})
         reports = [entry.report for entry in self._entries.values()]
         return sorted(reports, key=lambda report: (report.job, report.feeder))
 
@@ -152,10 +153,3 @@ class JobBook:
         demand = math.ceil(workers - 1e-6)
         self._demanded = demand if now_s >= self._certain_s else max(demand, self._demanded, size.workers)
         return self._demanded
-
-    def _drop_silent(self, now_s: float) -> None:
-        self._entries = {
-            feeder: entry for feeder, entry in self._entries.items() if now_s - entry.reported_s < SILENT_S
-        }
-        self.routes.forget(self._entries)
-        self._virtual_starts.forget({feeder: entry.report for feeder, entry in self._entries.items()})

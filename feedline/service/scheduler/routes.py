@@ -2,12 +2,9 @@
 
 Runs in: the scheduler. Pure: needs and workers are arguments.
 
-A feeder fetches blocks from the workers that computed them: 256 feeders of 1,000 workers would open 256,000
-connections. A route is a feeder's workers: three for every two that its fair part of the threads amounts to, and at
-least 16. A worker's coverage is the sum over its routes of the part of it that each needs. A route takes the workers
-with the least coverage, in the order of a hash of feeder and worker (rendezvous hashing), so that routes overlap in
-all ways. A worker that leaves changes the routes it was in, by one worker each; one that joins takes places from the
-workers that have most, until no exchange would even them out.
+A worker's coverage is the sum over its routes of the part of it that each needs. A route takes the workers with the
+least coverage, in the order of a hash of feeder and worker (rendezvous hashing), so that routes overlap in all ways.
+See docs/decisions/0028-routes.md.
 """
 
 from __future__ import annotations

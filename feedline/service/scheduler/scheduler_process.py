@@ -10,10 +10,9 @@ import errno
 import logging
 import signal
 from dataclasses import dataclass
-from typing import Any
 
 import dask
-from distributed import Scheduler, Security
+from distributed import Security
 
 from feedline.errors import ClusterError, SpecError
 from feedline.service.dask_patches.dask_config import SCHEDULER_CONFIG
@@ -62,7 +61,14 @@ async def _serve(options: SchedulerOptions, security: Security) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    scheduler = _scheduler(options, security)
+    scheduler = scheduler_class(http=options.dashboard is not None)(
+        host=options.host,
+        port=options.port,
+        protocol="tcp://" if options.tls is None else "tls://",
+        security=security,
+        dashboard=options.dashboard is not None,
+        dashboard_address=options.dashboard or "127.0.0.1:0",
+    )
     try:
         await scheduler
     except (OSError, RuntimeError) as error:
@@ -76,18 +82,6 @@ async def _serve(options: SchedulerOptions, security: Security) -> None:
         await stop.wait()
     finally:
         await scheduler.close()
-
-
-def _scheduler(options: SchedulerOptions, security: Security) -> Scheduler:
-    values: dict[str, Any] = {
-        "host": options.host,
-        "port": options.port,
-        "protocol": "tcp://" if options.tls is None else "tls://",
-        "security": security,
-        "dashboard": options.dashboard is not None,
-        "dashboard_address": options.dashboard or "127.0.0.1:0",
-    }
-    return scheduler_class(http=options.dashboard is not None)(**values)
 
 
 def _reason(error: BaseException) -> str:

@@ -78,7 +78,8 @@ def make_certificates(
         authority = _new_authority(now, max(days, _AUTHORITY_DAYS))
         content[f"{AUTHORITY}/ca.key"] = _key_bytes(authority.key)
         content[f"{AUTHORITY}/ca.pem"] = _pem(authority.certificate)
-    names_of_host = _with_loopback(hosts or _hosts_of(folder / "scheduler" / "scheduler.pem") or [platform.node()])
+    given = hosts or _hosts_of(folder / "scheduler" / "scheduler.pem") or [platform.node()]
+    names_of_host = tuple(dict.fromkeys([*given, "localhost", "127.0.0.1"]))
     for role in ROLES:
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = _certificate(authority, role, key, names_of_host, now, days)
@@ -95,14 +96,10 @@ def make_certificates(
     return CertificateReport(
         folder=str(folder),
         files=tuple(sorted(content)),
-        hosts=tuple(names_of_host),
+        hosts=names_of_host,
         expires=(now + datetime.timedelta(days=days)).date().isoformat(),
         authority_expires=authority.certificate.not_valid_after_utc.date().isoformat(),
     )
-
-
-def _with_loopback(hosts: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"]))
 
 
 def _new_authority(now: datetime.datetime, days: int) -> _Authority:

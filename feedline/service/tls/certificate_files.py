@@ -20,7 +20,7 @@ from feedline.spec.cluster_section import TlsSpec
 # OpenSSL's X509_V_FLAG_NO_CHECK_TIME, for which `ssl` has no name.
 _NO_CHECK_TIME = 0x200000
 # OpenSSL's verdicts on a chain.
-_UNSUITABLE_PURPOSE = 26
+NOT_YET_VALID, EXPIRED, UNSUITABLE_PURPOSE = 9, 10, 26
 _ROUNDS = 10
 _REMEDY = "Renew the certificates (feedline certs DIR --renew)"
 
@@ -50,6 +50,14 @@ def authority_context(ca: str, *, ignore_dates: bool = False) -> ssl.SSLContext:
     return context
 
 
+def trusting_context() -> ssl.SSLContext:
+    """A client's context that trusts everybody."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
 def load_pair(context: ssl.SSLContext, tls: TlsSpec) -> None:
     """Load certificate and key; an encrypted key is refused, not asked for."""
     context.load_cert_chain(tls.cert, tls.key, password=lambda: "")
@@ -57,14 +65,17 @@ def load_pair(context: ssl.SSLContext, tls: TlsSpec) -> None:
 
 def certificate_date(text: str) -> str:
     """A date as certificates state it, as day and time: 2026-11-22 10:00 UTC."""
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(ssl.cert_time_to_seconds(text)))
+    return _date(ssl.cert_time_to_seconds(text))
+
+
+def _date(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
 def _load_authority(ca: str, now_s: float) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     _read("cluster.tls.ca", ca)
     try:
-        context.load_verify_locations(cafile=ca)
+        context = authority_context(ca, ignore_dates=True)
     except ssl.SSLError as error:
         raise ClusterError(
             f"cluster.tls.ca {ca} holds no certificate: {_reason(error)}. Name the authority's PEM file (ca.pem)"
@@ -72,7 +83,7 @@ def _load_authority(ca: str, now_s: float) -> ssl.SSLContext:
     authorities = context.get_ca_certs()
     if authorities and all(ssl.cert_time_to_seconds(str(each["notAfter"])) < now_s for each in authorities):
         _check_dates(ca, authorities[0], now_s, remedy="Make a new authority (feedline certs NEW_DIR)")
-    return authority_context(ca, ignore_dates=True)
+    return context
 
 
 def _load_pair(tls: TlsSpec) -> None:
@@ -105,14 +116,12 @@ def _verified(tls: TlsSpec, authority: ssl.SSLContext, *, as_server: bool = Fals
         server.load_verify_locations(cafile=tls.ca)
         server.verify_mode = ssl.CERT_REQUIRED
         server.verify_flags |= ssl.VerifyFlags(_NO_CHECK_TIME)
-        client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        client.check_hostname = False
-        client.verify_mode = ssl.CERT_NONE
+        client = trusting_context()
         load_pair(client, tls)
     try:
         return _handshake(server, client, peer_of_server=not as_server)
     except ssl.SSLCertVerificationError as error:
-        if error.verify_code == _UNSUITABLE_PURPOSE:
+        if error.verify_code == UNSUITABLE_PURPOSE:
             role = "a scheduler or worker" if as_server else "a client"
             raise ClusterError(
                 f"{tls.cert} may not authenticate {role}: its extended key usage excludes it. Use the files made for "
@@ -146,13 +155,9 @@ def _check_dates(file: str, certificate: Mapping[str, Any], now_s: float, *, rem
         raise ClusterError(f"{file} expired on {certificate_date(last)}. {remedy}")
     if now_s < ssl.cert_time_to_seconds(first):
         raise ClusterError(
-            f"{file} is not valid before {certificate_date(first)}: got {_now(now_s)}. Correct this host's clock, or "
+            f"{file} is not valid before {certificate_date(first)}: got {_date(now_s)}. Correct this host's clock, or "
             f"renew the certificates"
         )
-
-
-def _now(now_s: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now_s))
 
 
 def _read(key: str, file: str) -> None:

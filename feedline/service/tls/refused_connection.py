@@ -14,12 +14,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from feedline.errors import ClusterError
-from feedline.service.tls.certificate_files import authority_context, certificate_date, load_pair
+from feedline.service.tls.certificate_files import (
+    EXPIRED,
+    NOT_YET_VALID,
+    UNSUITABLE_PURPOSE,
+    authority_context,
+    certificate_date,
+    load_pair,
+    trusting_context,
+)
 from feedline.spec.cluster_section import TlsSpec, scheduler_address
 
 _WAIT_S = 3.0
-# OpenSSL's verdicts on a chain.
-_NOT_YET_VALID, _EXPIRED, _PURPOSE = 9, 10, 26
 # The alerts with which the other side refuses our certificate.
 _ALERTS = {
     "UNKNOWN_CA": "it is of another authority than the scheduler's (its --tls-ca-file)",
@@ -64,10 +70,7 @@ def _is_same_host(host: str, name: str) -> bool:
 
 def _explain_plain(connection: socket.socket, address: str) -> str | None:
     """Whether the scheduler behind a tcp:// address speaks TLS."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    with context.wrap_socket(connection):
+    with trusting_context().wrap_socket(connection):
         return (
             f"the scheduler at {address} speaks TLS: expected an unencrypted one. Write "
             f"{address.replace('tcp:', 'tls:')} and `tls: {{ca: …, cert: …, key: …}}`, or with a command --tls-ca, "
@@ -97,13 +100,13 @@ def _explain_certificate(address: str, tls: TlsSpec, error: ssl.SSLCertVerificat
     """What is wrong with the scheduler's certificate."""
     subject = f"the certificate of the scheduler at {address}"
     renew = "Renew it (feedline certs DIR --renew), and restart the scheduler with it"
-    if error.verify_code in (_EXPIRED, _NOT_YET_VALID):
+    if error.verify_code in (EXPIRED, NOT_YET_VALID):
         dates = _dates_of(address, tls)
-        if error.verify_code == _EXPIRED:
+        if error.verify_code == EXPIRED:
             return f"{subject} expired{f' on {dates[1]}' if dates else ''}. {renew}"
         first = dates[0] if dates else "a later day"
         return f"{subject} is not valid before {first}. Correct this host's clock, or renew it"
-    if error.verify_code == _PURPOSE:
+    if error.verify_code == UNSUITABLE_PURPOSE:
         return f"{subject} is made for a client. Start the scheduler with scheduler.pem and scheduler.key"
     return (
         f"{subject} is not of the authority {tls.ca}: {error.verify_message}. Name the authority that made it, or "

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -201,19 +201,15 @@ def _find_gaps(findings: ReceiptFindings, receipts: Sequence[Receipt]) -> None:
         for lane in rank_lanes(lanes, rank, world_size):
             counts[epoch][lane][step] += times
     for epoch, lanes_of_epoch in sorted(counts.items()):
-        again: dict[int, list[int]] = defaultdict(list)
-        missing: dict[int, list[int]] = defaultdict(list)
+        received, again, missing = (defaultdict[int, list[int]](list) for _ in range(3))
         for lane, steps in sorted(lanes_of_epoch.items()):
             for step in range(min(steps), max(steps) + 1):
-                if steps[step] != 1:
-                    (again if steps[step] else missing)[step].append(lane)
+                (received if steps[step] else missing)[step].append(lane)
+                if steps[step] > 1:
+                    again[step].append(lane)
+        findings.received += _runs(epoch, received)
         findings.again += _runs(epoch, again)
         findings.missing += _runs(epoch, missing)
-        present: dict[int, list[int]] = defaultdict(list)
-        for lane, steps in sorted(lanes_of_epoch.items()):
-            for step in steps:
-                present[step].append(lane)
-        findings.received += _runs(epoch, present)
 
 
 def _times_received(receipts: Sequence[Receipt]) -> dict[tuple[int, int, int, int, int], int]:
@@ -222,10 +218,10 @@ def _times_received(receipts: Sequence[Receipt]) -> dict[tuple[int, int, int, in
         (receipt.epoch, receipt.step, receipt.rank, receipt.world_size, receipt.state["lanes"], receipt.trainer)
         for receipt in receipts
     )
-    times: dict[tuple[int, int, int, int, int], int] = {}
-    for (*batch, _), count in of_trainer.items():
-        key = (batch[0], batch[1], batch[2], batch[3], batch[4])
-        times[key] = max(times.get(key, 0), count)
+    times: dict[tuple[int, int, int, int, int], int] = defaultdict(int)
+    for (epoch, step, rank, world_size, lanes, _), count in of_trainer.items():
+        batch = epoch, step, rank, world_size, lanes
+        times[batch] = max(times[batch], count)
     return times
 
 
@@ -233,9 +229,8 @@ def _runs(epoch: int, lanes_of_steps: Mapping[int, list[int]]) -> list[StepRun]:
     """Consecutive steps of the same lanes, together."""
     runs: list[StepRun] = []
     for step, lanes in sorted(lanes_of_steps.items()):
-        last = runs[-1] if runs else None
-        if last is not None and last.last == step - 1 and last.lanes == tuple(lanes):
-            runs[-1] = StepRun(epoch=epoch, first=last.first, last=step, lanes=last.lanes)
+        if runs and (runs[-1].last, runs[-1].lanes) == (step - 1, tuple(lanes)):
+            runs[-1] = replace(runs[-1], last=step)
         else:
             runs.append(StepRun(epoch=epoch, first=step, last=step, lanes=tuple(lanes)))
     return runs

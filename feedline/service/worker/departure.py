@@ -3,8 +3,7 @@
 Runs in: Dask workers, on their event loop; works with any Dask scheduler. States: running -> finishing (the scheduler
 assigns nothing more; tasks that have not started go back to it; feeders fetch finished blocks, as always) -> moving
 (what nobody fetched is copied to other workers; what still runs is computed elsewhere, without counting as the task's
-fault) -> closed. Dask's own graceful close begins with the third state: it gives up what runs, which is then computed
-twice.
+fault) -> closed.
 """
 
 from __future__ import annotations

@@ -102,12 +102,10 @@ def test_a_rank_with_a_trainer_shows_what_its_feeder_counts(clock: Clock):
 
 def test_a_drained_rank_has_no_trainer_that_could_wait(clock: Clock):
     pace = RecentRates(clock)
-    drained = DrainProgress(
-        rank=0, answer=answer_with(steps=10), rows=100, batches=1, wait_s=50.0, seconds=50.0, step=1
-    )
+    drained = DrainProgress(rank=0, answer=answer_with(steps=10), rows=100, batches=1, seconds=50.0, step=1)
     drain_view(drained, pace, 1)
     clock.now = 2.0
-    drained.rows, drained.batches, drained.step, drained.wait_s, drained.seconds = 500, 5, 5, 50.1, 52.0
+    drained.rows, drained.batches, drained.step, drained.seconds = 500, 5, 5, 52.0
     view = drain_view(drained, pace, 1)
     assert (view.waits, view.rows_per_s, view.remaining_s) == ("", 200, 2.5)
     drained.done = True

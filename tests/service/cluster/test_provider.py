@@ -71,7 +71,7 @@ def test_a_class_starts_a_cluster_whose_workers_follow_the_reports():
         for demand, workers in ((9.0, 3), (0.0, 1)):
 
             def settled(demand: float = demand, workers: int = workers) -> bool:
-                dask.report(replace(REPORT, demand_threads=demand, least_workers=0, most_workers=None))
+                dask.reporter.report = replace(REPORT, demand_threads=demand, least_workers=0, most_workers=None)
                 return dask.size().workers == workers
 
             assert eventually(settled), (demand, dask.size())
@@ -79,7 +79,7 @@ def test_a_class_starts_a_cluster_whose_workers_follow_the_reports():
 
 def test_without_elasticity_there_are_the_most_workers():
     with closing(open_cluster(spec_of(**LOCAL, workers={"min": 1, "max": 2}), threads=1)) as cluster:
-        assert eventually(lambda: cluster.workers() == 2)
+        assert eventually(lambda: cluster.connection.workers() == 2)
 
 
 def test_classes_that_are_missing_or_none_of_a_cluster():

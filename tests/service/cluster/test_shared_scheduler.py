@@ -29,7 +29,7 @@ def test_a_job_that_has_used_more_than_its_share_comes_last_and_a_dead_one_leave
         extension = local.scheduler.plugins["feedline-jobs"]
         now_s = extension.feedline_clock()
         assert abs(greedy.now_s() - now_s) < 60, "asked when it connected"
-        greedy.dask.report(REPORT)
+        greedy.dask.reporter.report = REPORT
         assert eventually(lambda: greedy.share.answer)
         ahead = JobAnswer(now_s=now_s, virtual_start_s=now_s + 4, threads=1.0, workers=1, jobs=2)
         greedy.share.update(ahead, 0.0)

@@ -14,12 +14,12 @@ from feedline.service.dask_patches.client_totals import worker_totals
 def test_totals_are_those_of_the_scheduler(monkeypatch: pytest.MonkeyPatch):
     with local_cluster(workers=2, threads=3) as local, connected(local) as cluster:
         assert eventually(lambda: (worker_totals(cluster.client) or {}).get("total_threads") == 6)
-        assert cluster.workers() == 2
+        assert cluster.connection.workers() == 2
 
         with monkeypatch.context() as patch:
             patch.setattr(versions, "INSTALLED", "2027.3.0")
             assert worker_totals(cluster.client) is None
-            assert (cluster.workers(), cluster.connection.threads()) == (2, 6), "the scheduler is asked"
+            assert (cluster.connection.workers(), cluster.connection.threads()) == (2, 6), "the scheduler is asked"
 
 
 def test_totals_are_read_without_a_question(monkeypatch: pytest.MonkeyPatch):

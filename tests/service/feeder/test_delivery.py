@@ -65,7 +65,7 @@ def test_a_closed_client_is_replaced(cluster: Cluster, monkeypatch: pytest.Monke
 def test_a_lost_scheduler_is_an_error_once_the_trainer_waits(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
     seconds = iter(range(1000))
     cluster.connection._clock = lambda: float(next(seconds))
-    monkeypatch.setattr(cluster.connection, "_search_scheduler", lambda: None)
+    monkeypatch.setattr(cluster.connection, "_find_scheduler", lambda: None)
     cluster.client.close()
     for _ in range(50):
         cluster.look(waiting=False)

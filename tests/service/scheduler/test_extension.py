@@ -35,11 +35,11 @@ def test_reports_are_answered_and_their_sum_is_what_dask_scales_to():
     with local_cluster("feedline.service.scheduler.preload") as local, connected(local) as cluster:
         dask = cluster.dask
         assert dask is not None
-        assert dask.answer is None
-        dask.report(REPORT)
-        assert eventually(lambda: dask.answer)
-        assert dask.answer is not None
-        assert (dask.answer.workers, dask.answer.jobs) == (2, 1)
+        assert cluster.share.answer is None
+        dask.reporter.report = REPORT
+        assert eventually(lambda: cluster.share.answer)
+        assert cluster.share.answer is not None
+        assert (cluster.share.answer.workers, cluster.share.answer.jobs) == (2, 1)
         client = cluster.client
         with pytest.raises(ClusterError, match="number of workers is unknown"):  # whoever asks keeps the size
             client.sync(client.scheduler.adaptive_target)
@@ -93,7 +93,7 @@ def test_a_feeder_gets_a_route_and_no_task_waits_in_the_queue_beside_it(monkeypa
         assert cluster.eligible_workers() == route
         assert scheduler.WORKER_SATURATION > 1000
         assert cluster.dask is not None
-        cluster.dask.report(replace(modest, starved=True, demand_threads=9.0))
+        cluster.dask.reporter.report = replace(modest, starved=True, demand_threads=9.0)
         assert eventually(lambda: not cluster.share.route)
         assert cluster.eligible_workers() is None
         assert scheduler.WORKER_SATURATION == 1.1
@@ -141,9 +141,9 @@ def test_a_scheduler_without_the_extension_is_named_once_and_everything_else_wor
     with local_cluster() as local, connected(local) as cluster:
         dask = cluster.dask
         assert dask is not None
-        dask.report(REPORT)
+        dask.reporter.report = REPORT
         assert eventually(lambda: "no Feedline extension" in caplog.text)
-        assert (dask.answer, caplog.text.count("no Feedline extension")) == (None, 1)
+        assert (cluster.share.answer, caplog.text.count("no Feedline extension")) == (None, 1)
         assert cluster.client.submit(sum, [1, 2]).result() == 3
 
 
@@ -163,11 +163,11 @@ def test_a_scheduler_of_another_version_is_named_and_gets_reports_that_it_unders
         with connected(local) as cluster:
             dask = cluster.dask
             assert dask is not None
-            dask.report(REPORT)
+            dask.reporter.report = REPORT
             assert eventually(lambda: words in caplog.text)
             assert cluster.client.submit(sum, [1, 2]).result() == 3
             is_understood = facts["wire"] == WIRE_VERSION
-            assert not is_understood or eventually(lambda: dask.answer)
+            assert not is_understood or eventually(lambda: cluster.share.answer)
             assert bool(local.scheduler.plugins["feedline-jobs"].book.reports(time.time())) == is_understood
         if not is_understood:
             with pytest.raises(ClusterError, match=r"has Feedline 9\.9, whose jobs this command cannot read: it is of"):

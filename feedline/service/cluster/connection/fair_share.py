@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 _NAMED = 16
 
 
+def priority(due_s: float) -> int:
+    """Dask's priority (higher first) for a due time: its milliseconds, negated."""
+    return -round(due_s * 1000)
+
+
 class FairShare:
     """The last answer, and what was submitted and computed since.
 

@@ -2,10 +2,8 @@
 
 Runs in: every process that computes on a cluster, with each of its reports. Pure: time and counts are arguments.
 
-A trainer's demand follows from its waiting (`autoscale.py`); a pass can use a thread for each task that has not ended.
-A short one is over before a worker more would be there, so it asks for more only when it has lasted as long as a
-trainer would have to wait. What it asks for stays for a while: passes consist of waves, and their last tasks end one
-after the other.
+A pass can use a thread for each task that has not ended, and asks for more than one only when it has lasted as long as
+a trainer would have to wait: docs/decisions/0022-workers-follow-waiting-trainers.md.
 """
 
 from __future__ import annotations

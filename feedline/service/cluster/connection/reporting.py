@@ -38,8 +38,8 @@ class Reporter:
     """Sends the last report every two seconds while there is a connection, and hands the answers to `share`.
 
     A cluster without workers starts one for the first report, so it must not wait for the first trainer.
-    report: the last one; None before there is one. passes: what they demand; `open_tasks`: each counts the tasks of
-    passes that have not ended. is_remote: whether the scheduler is in another process, which logs lost workers there.
+    report: the one that is sent (None: none yet). passes: what they demand; `open_tasks`: each counts the tasks of a
+    pass that have not ended. is_remote: whether the scheduler is in another process, which logs lost workers there.
     """
 
     def __init__(

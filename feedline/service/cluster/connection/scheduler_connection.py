@@ -95,7 +95,9 @@ class SchedulerConnection:
                 logger.warning("the Dask scheduler at %s is gone; waiting for it", self._address())
             elif verdict == "over":
                 raise self._not_found()
-            self._search_scheduler()
+            if self._search is None or not self._search.is_alive():
+                self._search = threading.Thread(target=self._find_scheduler, name="feedline-search", daemon=True)
+                self._search.start()
             return
         if self._lost_s is not None:
             lost_s, self._lost_s = self._lost_s, None
@@ -182,13 +184,10 @@ class SchedulerConnection:
 
     def _ask(self, question: str, **details: Any) -> Any:
         """Call a handler of the scheduler; None if it does not answer."""
-        scheduler: Any = self.client.scheduler
+        if not self.alive():
+            return None
         try:
-            return (
-                self.client.sync(getattr(scheduler, question), callback_timeout=_ANSWER_S, **details)
-                if self.alive()
-                else None
-            )
+            return self.client.sync(getattr(self.client.scheduler, question), callback_timeout=_ANSWER_S, **details)
         except (OSError, CancelledError, ClosedClientError):
             return None
 
@@ -198,7 +197,6 @@ class SchedulerConnection:
         _close(self.client)
 
     def _totals(self) -> Mapping[str, Any]:
-        """The totals of all workers."""
         totals = worker_totals(self.client)
         return (self._ask("identity", n_workers=0) or {}) if totals is None else totals
 
@@ -233,11 +231,6 @@ class SchedulerConnection:
         except TimeoutError:
             raise _no_worker(self._address(), self._wait_s, self._provider) from None
 
-    def _search_scheduler(self) -> None:
-        if self._search is None or not self._search.is_alive():
-            self._search = threading.Thread(target=self._find_scheduler, name="feedline-search", daemon=True)
-            self._search.start()
-
     def _find_scheduler(self) -> None:
         """Replace the client once it has given up reconnecting. Runs in a thread."""
         pause_s = _FIRST_PAUSE_S
@@ -259,7 +252,6 @@ class SchedulerConnection:
             return
 
 
-def _close(client: Client | None) -> None:
-    if client is not None:
-        with contextlib.suppress(TimeoutError, OSError, RuntimeError):
-            client.close(timeout=2)
+def _close(client: Client) -> None:
+    with contextlib.suppress(TimeoutError, OSError, RuntimeError):
+        client.close(timeout=2)

@@ -92,6 +92,5 @@ def sever(client: Client) -> None:
 
 
 def _address_of(client: Client) -> str:
-    """The address of a client's scheduler."""
     scheduler: Any = client.scheduler
     return str(scheduler.address)

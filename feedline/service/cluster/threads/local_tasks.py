@@ -1,8 +1,9 @@
-"""Tasks on workers that are threads of this process: their arguments and outcomes never leave it.
+"""Tasks on threads of this process: plain ones until its Dask cluster of threads is up, then workers of that.
 
-Runs in: the feeder; `_run` in threads of its worker. Dask gets a call with the key of a task, which costs it little:
-no argument is pickled, no result is fetched. The thread that has run a task hands its outcome over at once. Trainers
-that hold the same key share a task, as they do in Dask.
+Runs in: the feeder; `_run` in threads of its worker. Arguments and outcomes stay here: Dask gets a call with the key of
+a task, which costs it little, and the thread that has run a task hands its outcome over at once. Trainers that hold the
+same key share a task. Plain threads run tasks in the order of submission, and hand over what a trainer waits for in
+parts while the rest of its block is computed.
 """
 
 from __future__ import annotations
@@ -10,13 +11,17 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from distributed import Future
+from feedline.blocks.block_encoder import HandOver
+from feedline.loader.encoding.shuffled_rows import Rows
+from feedline.service.cluster.attempts import Arrived, FirstRows, Outcome, Submit, failure_of
 
-from feedline.service.cluster.attempts import Arrived, Outcome, Submit, failure_of
+if TYPE_CHECKING:
+    from distributed import Future
 
 _MOST_RELEASED = 256  # keys whose release Dask may not have heard of
 
@@ -24,65 +29,79 @@ _MOST_RELEASED = 256  # keys whose release Dask may not have heard of
 _tables: weakref.WeakValueDictionary[int, LocalTasks] = weakref.WeakValueDictionary()
 
 
-@dataclass(slots=True)
-class _HeldTask:
-    """A task. name: its key in Dask. waiting: who gets its outcome, once it is there (`done`). futures: Dask's, one per
-    holder."""
+@dataclass(slots=True, eq=False)
+class LocalTask:
+    """A task, which its holders share. call: until it runs. future: Dask's (None: of a plain thread). waiting: who gets
+    its outcome, once it is there (`done`), and before that its `parts`."""
 
-    call: Callable[[], Outcome]
-    name: str
+    tasks: LocalTasks
+    key: str
+    call: Callable[[], Outcome] | None = None
+    future: Future[Any] | None = None
+    holders: int = 0
     waiting: list[Arrived] = field(default_factory=list)
-    futures: list[Future[Any]] = field(default_factory=list)
+    parts: tuple[Rows, ...] = ()
     done: bool = False
     outcome: Outcome = None
 
-
-class LocalTask:
-    """A hold on a task."""
-
-    def __init__(self, tasks: LocalTasks, key: str, future: Future[Any]) -> None:
-        self._tasks = tasks
-        self._key = key
-        self._future = future
-
     def cancel(self) -> None:
-        """Release the task; without another hold it is cancelled, and its outcome dropped."""
-        self._tasks.release(self._key, self._future)
+        """Release one hold; without another the task is cancelled, and its outcome dropped."""
+        self.tasks.release(self)
 
 
 class LocalTasks:
-    """The tasks that are held. All but `_run` is called by one thread."""
+    """The tasks that are held. threads: the most plain ones, as many as the cluster's worker will have. `start`, `look`
+    and `release` are called by one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="feedline-block")
         self._lock = threading.Lock()
-        self._entries: dict[str, _HeldTask] = {}
+        self._entries: dict[str, LocalTask] = {}
         self._released: dict[str, None] = {}  # keys, the last ones at the end
         self._again = 0  # tasks whose key had been released
         _tables[id(self)] = self
 
     def start(
-        self, submit: Submit, function: Callable[..., Outcome], *arguments: Any, key: str, arrived: Arrived
+        self,
+        submit: Submit | None,
+        function: Callable[..., Outcome],
+        *arguments: Any,
+        key: str,
+        arrived: Arrived,
+        first_rows: int = 0,
     ) -> LocalTask | None:
-        """Start a task, or share the one of this key; None if Dask's client is closed. arrived: called once, in any
-        thread, unless the task is released."""
+        """Start a task, or share the one of this key; None if Dask's client is closed. submit: None for a plain thread.
+        arrived: called once, in any thread, unless the task is released.
+
+        first_rows: of a block whose parts are handed over (0: none are). `arrived` is then called before, too, with
+        all `FirstRows` so far; the first part has about so many.
+        """
         with self._lock:
-            entry = self._entries.get(key)
-            if entry is None:
-                entry = self._entries[key] = _HeldTask(partial(function, *arguments), self._name(key))
-            was_done = entry.done
-            if not was_done:
-                entry.waiting.append(arrived)
-        future = submit(_run, id(self), key, key=entry.name)
-        if future is None:
-            with self._lock:
-                entry.waiting[:] = [each for each in entry.waiting if each is not arrived]
-                if not entry.futures:
-                    del self._entries[key]
+            task = self._entries.get(key)
+            if task is None:
+                task = self._entries[key] = LocalTask(self, key)
+                if first_rows:
+                    arguments = *arguments, HandOver(first_rows, partial(self._hand_over, task))
+                task.call = partial(function, *arguments)
+            task.holders += 1
+        if task.holders == 1 and not self._submit(task, submit):
+            del self._entries[key]
             return None
-        entry.futures.append(future)
-        if was_done:
-            arrived(key, entry.outcome)
-        return LocalTask(self, key, future)
+        with self._lock:
+            if task.parts and not task.done:
+                arrived(key, FirstRows(task.parts))
+            if not task.done:
+                task.waiting.append(arrived)
+                return task
+        arrived(key, task.outcome)
+        return task
+
+    def _submit(self, task: LocalTask, submit: Submit | None) -> bool:
+        if submit is None:
+            self._pool.submit(self.run, task.key)
+        else:
+            task.future = submit(_run, id(self), task.key, key=self._name(task.key))
+        return submit is None or task.future is not None
 
     def _name(self, key: str) -> str:
         """The key in Dask: another one for a task that was released lately, which Dask would take for done."""
@@ -94,46 +113,60 @@ class LocalTasks:
     def run(self, key: str) -> None:
         """Run a task, if somebody still holds it."""
         with self._lock:
-            entry = self._entries.get(key)
-        if entry is not None and not entry.done:
-            self._finish(key, entry.call())
+            task = self._entries.get(key)
+            if task is None or task.call is None:
+                return
+            call, task.call = task.call, None
+        try:
+            outcome = call()
+        except Exception as error:
+            outcome = failure_of(error, "")
+        self._finish(task, outcome)
 
     def look(self) -> None:
         """End tasks that Dask has ended without running them: they failed before they began, or were lost. Called about
         once a second."""
         with self._lock:
-            ended = [
-                (key, entry.futures[0])
-                for key, entry in self._entries.items()
-                if not entry.done and entry.futures and entry.futures[0].status != "pending"
-            ]
-        for key, future in ended:
-            error = future.exception() if future.status == "error" else None
-            self._finish(key, None if error is None else failure_of(error, "", ""))
+            tasks = [task for task in self._entries.values() if not task.done]
+        for task in tasks:
+            if (future := task.future) is not None and future.status != "pending":
+                error = future.exception() if future.status == "error" else None
+                self._finish(task, None if error is None else failure_of(error, "", ""))
 
-    def _finish(self, key: str, outcome: Outcome) -> None:
-        """Hand an outcome over to all who wait for it. Another task of the key may have been started meanwhile."""
+    def _hand_over(self, task: LocalTask, part: Rows) -> None:
+        """Runs in the task's thread."""
         with self._lock:
-            entry = self._entries.get(key)
-            if entry is None or entry.done:
-                return
-            entry.done, entry.outcome = True, outcome
-            waiting, entry.waiting = entry.waiting, []
-        for arrived in waiting:
-            arrived(key, outcome)
+            task.parts = (*task.parts, part)
+            for arrived in task.waiting:
+                arrived(task.key, FirstRows(task.parts))
 
-    def release(self, key: str, future: Future[Any]) -> None:
+    def _finish(self, task: LocalTask, outcome: Outcome) -> None:
+        """Hand an outcome over to all who wait for it."""
+        with self._lock:
+            if task.done or not task.holders:
+                return
+            task.done, task.outcome = True, outcome
+            waiting, task.waiting = task.waiting, []
+        for arrived in waiting:
+            arrived(task.key, outcome)
+
+    def release(self, task: LocalTask) -> None:
         """Release one hold on a task."""
         with self._lock:
-            entry = self._entries[key]
-            entry.futures.remove(future)
-            if not entry.futures:
-                del self._entries[key]
-                self._released.pop(key, None)
-                self._released[key] = None
-                if len(self._released) > _MOST_RELEASED:
-                    del self._released[next(iter(self._released))]
-        future.release()
+            task.holders -= 1
+            if task.holders:
+                return
+            del self._entries[task.key]
+            self._released.pop(task.key, None)
+            self._released[task.key] = None
+            if len(self._released) > _MOST_RELEASED:
+                del self._released[next(iter(self._released))]
+        if task.future is not None:
+            task.future.release()
+
+    def close(self) -> None:
+        """Cancel what no plain thread has started, and wait for the rest."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _run(table: int, key: str) -> None:

@@ -13,57 +13,27 @@ from typing import TYPE_CHECKING, Any
 from feedline.blocks.environment import check_environment
 from feedline.blocks.reach import Reach
 from feedline.blocks.request import Job
-from feedline.resources.instructions import choose_cpu
 from feedline.service.cluster.attempts import Arrived
 from feedline.service.cluster.cluster import BlockTask, Cluster
-from feedline.service.cluster.reserved_port import ReservedPort
-from feedline.service.cluster.threads.early_threads import EarlyThreads
-from feedline.spec.cluster_section import ClusterSpec
+from feedline.service.cluster.threads.local_tasks import LocalTasks
 from feedline.transforms.registry.user_functions import RequiredFunction
 from feedline.warehouse.storage.parallel import in_threads
 
 if TYPE_CHECKING:
     from feedline.service.cluster.connection.scheduler_connection import SchedulerConnection
-    from feedline.service.cluster.dask_cluster import DaskCluster
 
 
 class ThreadCluster(Cluster):
-    """Threads of this process. early: plain ones compute blocks until the Dask cluster is up; else it is up at once."""
+    """Threads of this process: plain ones compute blocks until the Dask cluster is up."""
 
     packed = False
 
-    def __init__(self, spec: ClusterSpec, *, threads: int, scratch: str | None, early: bool) -> None:
-        port = ReservedPort(self.connect if early else None) if spec.dashboard else None
-        cpu = choose_cpu(spec.cpu, shared=False)
-        super().__init__(spec, threads=threads, cpu=cpu, port=port, unchecked=early)
-        self._scratch = scratch
-        self._early = EarlyThreads(threads) if early else None
-        if early:
-            self.door = port
-        else:
-            self._connect()
-            self._dask.result()
-
-    def _open(self) -> DaskCluster:
-        from feedline.service.cluster.dask_cluster import open_threads  # noqa: PLC0415 -- imports Dask
-
-        return open_threads(
-            self._spec,
-            threads=self._threads,
-            cpu=self._cpu,
-            share=self.share,
-            scratch=self._scratch,
-            dashboard_port=self._release_port(),
-        )
+    _tasks: LocalTasks
 
     @property
     def _asked(self) -> SchedulerConnection | None:
         """The connection; None while blocks are computed by plain threads only: the cluster is not up yet."""
-        return None if self._early is not None and not self._dask.done() else self.connection
-
-    @property
-    def owns_processes(self) -> bool:
-        return False
+        return self.connection if self._dask.done() else None
 
     def threads(self) -> int:
         return self._threads
@@ -77,8 +47,8 @@ class ThreadCluster(Cluster):
     def start(
         self, function: Callable[..., Any], *args: Any, key: str, arrived: Arrived, first_rows: int = 0, **options: Any
     ) -> BlockTask | None:
-        if self._early is not None and (not self._dask.done() or self._early.holds(key)):
-            return self._early.start(function, *args, key=key, arrived=arrived, first_rows=first_rows)
+        if not self._dask.done():
+            return self._tasks.start(None, function, *args, key=key, arrived=arrived, first_rows=first_rows)
         return super().start(function, *args, key=key, arrived=arrived, **options)
 
     def check_workers(self, code: Sequence[RequiredFunction] = ()) -> None:
@@ -86,17 +56,14 @@ class ThreadCluster(Cluster):
         check_environment(self.environment)
 
     def check_job(self, job: Job, reach: Reach | None = None) -> None:
-        if self._unchecked:
-            self.check_workers()
+        self._check_once()
 
     def map(self, function: Callable[[Any], Any], arguments: Sequence[Any]) -> Iterator[Any]:
-        if self._unchecked:
-            self.check_workers()
+        self._check_once()
         if self._asked is None:
             return in_threads(function, arguments, threads=self._threads)
         return self._connected.map(function, arguments, self.preferences)
 
     def close(self) -> None:
-        if self._early is not None:
-            self._early.close()
+        self._tasks.close()
         super().close()

@@ -1,4 +1,4 @@
-"""Tasks on threads of this process are Dask's, and their outcomes arrive once, whatever becomes of the task."""
+"""Tasks on threads of this process are Dask's once its cluster is up; each outcome arrives once, whatever comes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pipelines import PATIENCE_S, eventually
 from feedline.service.cluster.blame import BlockFailure
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.open_cluster import open_cluster
+from feedline.service.cluster.threads.local_tasks import LocalTask, LocalTasks
 from feedline.spec.cluster_section import ClusterSpec
 
 
@@ -136,3 +137,40 @@ def test_a_closed_client_starts_nothing(cluster: Cluster):
     tasks = cluster._connected._tasks
     assert tasks.start(lambda *_, **__: None, lambda: None, key="none", arrived=lambda *_: None) is None
     assert "none" not in tasks._entries
+
+
+def test_a_key_is_computed_once_on_plain_threads_and_released_by_its_last_holder():
+    arrived: list[tuple[str, Any]] = []
+    release, calls = threading.Event(), []
+
+    def work(number: int) -> int:
+        calls.append(number)
+        release.wait(10)
+        return number
+
+    with closing(LocalTasks(1)) as tasks:
+
+        def start(number: int, key: str) -> LocalTask:
+            task = tasks.start(None, work, number, key=key, arrived=lambda *each: arrived.append(each))
+            assert task is not None
+            return task
+
+        one, two, waiting = start(7, "a"), start(7, "a"), start(8, "b")
+        waiting.cancel()
+        one.cancel()
+        assert [*tasks._entries] == ["a"]
+        release.set()
+        assert eventually(lambda: len(arrived) == 2)
+        two.cancel()
+        assert not tasks._entries
+    assert (arrived, calls) == ([("a", 7)] * 2, [7])
+
+
+def test_an_error_of_a_plain_thread_is_a_failure():
+    outcomes = Outcomes()
+    with closing(LocalTasks(1)) as tasks:
+        task = tasks.start(None, int, "no number", key="failed", arrived=outcomes.add)
+        _, failure = outcomes.one()
+        assert (type(failure), failure.name) == (BlockFailure, "ValueError")
+        assert task is not None
+        task.cancel()

@@ -22,7 +22,6 @@ from feedline.planning.plan import Plan
 from feedline.service.cluster import attempts, dask_cluster
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.open_cluster import open_cluster
-from feedline.service.cluster.threads.early_threads import EarlyThreads
 from feedline.service.feeder.delivery import Delivery, DeliveryStats
 from feedline.service.feeder.steps import segments_of
 from feedline.service.feeder.window import Window, WindowLimits
@@ -99,7 +98,7 @@ def test_all_blocks_but_the_first_are_dask_tasks(plan: Plan, cluster: Cluster, m
         cluster.connection.await_workers()
         got += [blocks.read(number) for number in range(3, len(blocks.blocks))]
     assert len(blocks.blocks) > 8
-    early = cluster._early.started
+    early = [*blocks.in_dask.values()].count(False)
     assert 3 <= early <= 5  # those of the window
     in_dask = {int(key.partition("-l0-b")[2].partition("-")[0]): task for key, task in blocks.in_dask.items()}
     assert [in_dask[block.index] for block in blocks.blocks] == [False] * early + [True] * (len(got) - early)
@@ -187,26 +186,3 @@ def test_the_error_of_a_failed_start_is_raised(cluster: Cluster, monkeypatch: py
     cluster.connect()
     with pytest.raises(ClusterError, match="no event loop"):
         cluster.look(waiting=cluster.connection is None)
-
-
-def test_a_key_is_computed_once_and_released_by_its_last_holder():
-    arrived: list[tuple[str, Any]] = []
-    release, calls = threading.Event(), []
-
-    def work(number: int) -> int:
-        calls.append(number)
-        release.wait(10)
-        return number
-
-    with closing(EarlyThreads(1)) as threads:
-        one, two = (threads.start(work, 7, key="a", arrived=lambda *each: arrived.append(each)) for _ in range(2))
-        waiting = threads.start(work, 8, key="b", arrived=lambda *each: arrived.append(each))
-        waiting.cancel()
-        one.cancel()
-        assert threads.holds("a")
-        assert not threads.holds("b")
-        release.set()
-        assert eventually(lambda: len(arrived) == 2)
-        two.cancel()
-        assert not threads.holds("a")
-    assert (arrived, calls, threads.started) == ([("a", 7)] * 2, [7], 2)
