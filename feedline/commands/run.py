@@ -256,7 +256,7 @@ def _has_finished(rank: RankReports, epochs: int) -> bool:
 
 def drain_view(view: DrainProgress, recent: RecentRates, epochs: int) -> RankView:
     """The display of a drained rank; a finished one shows the rate of its whole run."""
-    change = recent.add(Counters(rows=view.rows, batches=view.batches, trainer_s=0.0, feeder_s=0.0))
+    change = recent.add(Counters(rows=view.rows, batches=view.batches))
     return RankView(
         rank=view.rank,
         state=_drain_state(view),
