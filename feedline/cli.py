@@ -16,7 +16,7 @@ import typer
 import typer.core
 from rich.console import Console
 
-from feedline.commands.display.consoles import console_on
+from feedline.commands.display.consoles import console_on, print_facts, say
 from feedline.commands.exit_status import end_with
 from feedline.errors import SpecError
 from feedline.version import VERSION
@@ -46,14 +46,8 @@ _ELSEWHERE = {
         "feedline.commands.verify",
         "Compare the batches that trainers received with the plan. Exit status 1 if any differs or is missing.",
     ),
-    "scheduler": (
-        "feedline.commands.cluster.scheduler",
-        "Serve jobs and their workers with one scheduler.",
-    ),
-    "worker": (
-        "feedline.commands.cluster.worker",
-        "Compute blocks for the jobs of a scheduler.",
-    ),
+    "scheduler": ("feedline.commands.cluster.scheduler", "Serve jobs and their workers with one scheduler."),
+    "worker": ("feedline.commands.cluster.worker", "Compute blocks for the jobs of a scheduler."),
     "jobs": (
         "feedline.commands.cluster.list_jobs",
         "List the jobs of a scheduler: their rates, the threads of workers that they use, their fair parts, who waits.",
@@ -242,10 +236,7 @@ def head(
     from feedline.commands.table.head import json_facts, preview, preview_table
 
     facts = preview(_load(pipeline, overrides), rows)
-    if as_json:
-        print(json.dumps(json_facts(facts)))
-    else:
-        console_on().print(preview_table(facts))
+    print_facts(json_facts(facts) if as_json else facts, preview_table, as_json=as_json)
 
 
 @app.command()
@@ -267,12 +258,7 @@ def rebase(
     plan = Pipeline(_load(pipeline, overrides)).rebase(before := read_state(state))
     after = plan.state_after(before)
     rest = None if after == before else plan.facts().rest
-    Console(stderr=True).print(
-        "the table has not changed" if rest is None else describe_rebase(rest),
-        highlight=False,
-        soft_wrap=True,
-        markup=False,
-    )
+    say(Console(stderr=True), "the table has not changed" if rest is None else describe_rebase(rest))
     if output is not None:
         output.write_text(json.dumps(after) + "\n", encoding="utf-8")
     if as_json:
@@ -297,10 +283,9 @@ def check(
 
     if all_columns and not deep:
         raise SpecError("--all-columns needs --deep: got it alone. Add --deep")
-    line = ProgressLine()
     spec = _load(pipeline, overrides)
-    report = run_check(spec, deep=deep, all_columns=all_columns, progress=check_progress(line))
-    line.close()
+    with ProgressLine() as line:
+        report = run_check(spec, deep=deep, all_columns=all_columns, progress=check_progress(line))
     print(json.dumps(report.facts()) if as_json else report.text())
     if not report.clean:
         raise typer.Exit(1)
@@ -339,10 +324,7 @@ def schema(
         return
     spec = _load(pipeline, overrides)
     facts = describe_schema(Pipeline(spec).schema, spec.batch.size)
-    if as_json:
-        print(json.dumps(facts))
-    else:
-        console_on().print(schema_table(facts), highlight=False)
+    print_facts(facts, schema_table, as_json=as_json, highlight=False)
 
 
 generate = typer.Typer(no_args_is_help=True, help="Generate example tables.")

@@ -22,8 +22,8 @@ Several values v_1 … v_n (a cross, an n-gram) have the hash of an integer, mod
 
 `sigrid` is another hash, TorchArrow's sigrid_hash, for ids that were hashed with it elsewhere.
 
-Digests are compiled (`native/rows`). Without a compiler, a string of up to 12 bytes is read in its Arrow string view;
-longer ones are gathered from their bytes, word by word over all strings, or all words at once if they are very long.
+Digests are compiled (`native/rows`). Without a compiler, strings are gathered from their bytes,
+word by word over all strings, or all words at once if they are very long.
 
 A row's key may consist of several columns of any types (`key_hash`): each column's value becomes a word w and v =
 hash(w) with the seed, and
@@ -57,10 +57,9 @@ _FIRST_MULTIPLIER = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND_MULTIPLIER = np.uint64(0x94D049BB133111EB)
 _FOLLY_MULTIPLIER = np.uint64(0x9DDFEA08EB382D69)
 _WORD_BYTES = 8
-_INLINE_BYTES = 12
 _NEWEST = pl.CompatLevel.newest()
 _VIEW_TYPES = (pa.string_view(), pa.binary_view())
-_VIEW = np.dtype([("length", "<i4"), ("head", "<u8"), ("tail", "<u4")])
+_VIEW_BYTES = 16
 _KEEP_BYTES = np.array([(1 << (8 * kept)) - 1 for kept in range(_WORD_BYTES + 1)], dtype=np.uint64)
 _MIXED_WORDS = 32768  # words mixed at once, so that temporaries stay in the cache
 BLOCK_ROWS = 8192  # temporaries of 64 KiB: larger ones are mapped again at every step, which doubles the time
@@ -168,27 +167,11 @@ def sigrid(values: npt.NDArray[np.int64] | Words, out: npt.NDArray[np.int64], sa
 def digest(series: pl.Series) -> Words:
     """uint64 [rows]: the digest of each string or binary value; arbitrary for nulls."""
     array = series.to_arrow(compat_level=_NEWEST)
-    if array.type not in _VIEW_TYPES:  # a later Polars may export another layout
+    if not native.COMPILED or not len(array) or array.type not in _VIEW_TYPES:  # a later Polars may export others
         return _digest_bytes(series)
-    if native.COMPILED and len(array):
-        digests = np.empty(len(array), np.uint64)
-        _, stored, *data = array.buffers()
-        native.digest_views(stored.slice(_VIEW.itemsize * array.offset, 2 * digests.nbytes), tuple(data), digests)
-        return digests
-    views = np.frombuffer(array.buffers()[1], _VIEW, count=len(array), offset=_VIEW.itemsize * array.offset)
-    length = views["length"]
-    outside = np.greater(length, _INLINE_BYTES)
-    if len(outside) and outside.all():
-        return _digest_bytes(series)
-    digests = _mix(views["head"].copy(), 0)
-    np.multiply(digests, length > 0, out=digests)
-    if np.any(length > _WORD_BYTES):
-        second = _mix(views["tail"].astype(np.uint64), 1)
-        np.multiply(second, length > _WORD_BYTES, out=second)
-        digests += second
-    digests += length.astype(np.uint64)
-    if outside.any():
-        digests[outside] = _digest_bytes(series.filter(pl.Series(outside)))
+    digests = np.empty(len(array), np.uint64)
+    _, views, *data = array.buffers()
+    native.digest_views(views.slice(_VIEW_BYTES * array.offset, _VIEW_BYTES * len(array)), tuple(data), digests)
     return digests
 
 
@@ -256,16 +239,11 @@ def _sum_all_words(words: Words, first: npt.NDArray[np.int64], length: npt.NDArr
 
 def key_hash(columns: Sequence[pl.Series], seed: int) -> Words:
     """The hash of each row over some columns, at least one, of `hashable` types."""
-    hashes: Words | None = None
-    for series in columns:
-        value = hash_words(_words(series), seed)
-        if hashes is None:
-            hashes = value
-            continue
-        hashes += np.uint64(GOLDEN)
+    hashes = hash_words(_words(columns[0]), seed)
+    for series in columns[1:]:
+        hashes += _GOLDEN
         mix(hashes, np.empty_like(hashes))
-        hashes += value
-    assert hashes is not None
+        hashes += hash_words(_words(series), seed)
     return hashes
 
 

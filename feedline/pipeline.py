@@ -1,7 +1,6 @@
 """The Python interface to a pipeline.yaml: plan, fit, transform, iterate, and inspect with Dask.
 
-Runs in: any process. The feeder uses `Pipeline.resolve` with its Dask cluster for the counting pass; `batches` and
-`transform` need no Dask, no ring and no other process.
+Runs in: any process. `batches` and `transform` need no Dask, no ring and no other process.
 """
 
 from __future__ import annotations

@@ -9,30 +9,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from feedline.commands.cluster.connect import first_report
+from feedline.commands.cluster.connect import pipeline_cluster
 from feedline.commands.display.progress_line import ProgressLine
 from feedline.errors import SpecError, StoreError, TableError
 from feedline.expressions.column_parts import source_columns
 from feedline.planning.binding.read_columns import read_columns_of
-from feedline.planning.nulls import Gaps, NullFinding, absence_line, find_gaps
+from feedline.planning.nulls import Gaps, absence_line, find_gaps
 from feedline.planning.table_snapshot import listing_of_source, schema_rules
-from feedline.resources.cgroups import available_cores
 from feedline.service.cluster.cluster import Cluster
-from feedline.service.cluster.open_cluster import open_cluster
 from feedline.spec import PipelineSpec
 from feedline.warehouse.bad_files import BadFile, load_findings, record_findings
 from feedline.warehouse.parquet.schemas import SchemaRules
 from feedline.warehouse.scan import Findings, Problem, ProgressCallback, check_footers, check_pages, check_presence
-from feedline.warehouse.selection.null_counts import AbsentColumn
 from feedline.warehouse.selection.select import screen_rows
 from feedline.warehouse.snapshot.take import snapshot_of
 from feedline.warehouse.storage.locations import redact
-from feedline.warehouse.storage.parallel import Map
 
 _TASKS_AHEAD = 8  # tasks per thread submitted to a cluster at once: the rest waits, so that progress can be shown
 
@@ -60,15 +55,12 @@ class CheckReport:
     @property
     def clean(self) -> bool:
         """Whether a run would find nothing unexpected."""
-        return not (self.bad_files or self.problems or self._nulls or (self._absent and not self.expects_absent))
+        found = self._found
+        return not (self.bad_files or self.problems or found.nulls or (found.absent and not self.expects_absent))
 
     @property
-    def _nulls(self) -> tuple[NullFinding, ...]:
-        return () if self.gaps is None else self.gaps.nulls
-
-    @property
-    def _absent(self) -> tuple[AbsentColumn, ...]:
-        return () if self.gaps is None else self.gaps.absent
+    def _found(self) -> Gaps:
+        return self.gaps or Gaps()
 
     def facts(self) -> dict[str, Any]:
         """The report as plain values, for `--json`."""
@@ -81,7 +73,7 @@ class CheckReport:
             "columns": list(self.columns),
             "bad_files": [{"path": bad.file, "reason": bad.reason, "rows": bad.rows} for bad in self.bad_files],
             "problems": [{"path": problem.file, "reason": problem.reason} for problem in self.problems],
-            **(self.gaps or Gaps()).facts(),
+            **self._found.facts(),
             "seconds": self.seconds,
         }
 
@@ -91,15 +83,15 @@ class CheckReport:
         lines = [f"{self.table}: {self.files:,} files, {self.rows:,} rows; checked {scope} in {self.seconds:.1f} s"]
         lines += [f"bad      {bad.line()}" for bad in self.bad_files]
         lines += [f"problem  {problem.file}: {problem.reason}" for problem in self.problems]
-        lines += [f"nulls    {found.line()}" for found in self._nulls]
-        lines += [f"missing  {absence_line(found)}" for found in self._absent]
+        lines += [f"nulls    {found.line()}" for found in self._found.nulls]
+        lines += [f"missing  {absence_line(found)}" for found in self._found.absent]
         if len(lines) == 1:
             return f"{lines[0]}: nothing found"
         if self.gaps is None:
             lines.append(
                 "nulls and missing columns were not checked: the other files do not form a table that fits the pipeline"
             )
-        if self._absent and not self.expects_absent:
+        if self._found.absent and not self.expects_absent:
             lines.append("To allow files that lack a column, write `missing: null` in source.schema")
         if self.bad_files or self.problems:
             lines.append(
@@ -119,7 +111,8 @@ def run_check(
     began = time.perf_counter()
     listing = listing_of_source(spec.source)
     columns: tuple[str, ...] = ()
-    with _map_of(spec) as map:
+    with pipeline_cluster(spec, computes=False) as cluster:
+        map = None if cluster is None else partial(_on_cluster, cluster)
         rules = schema_rules(spec.source)
         findings = check_footers(listing, map=map, rules=rules, progress=progress)
         _remember(spec.work_dir, findings, deep=False)
@@ -195,20 +188,6 @@ def _remember(work_dir: str, findings: Findings, *, deep: bool) -> None:
     good = findings.good_files()
     good_files = [file for file in good if file in recorded and (deep or recorded[file].footer_digest is None)]
     record_findings(work_dir, findings.bad, good_files=good_files)
-
-
-@contextmanager
-def _map_of(spec: PipelineSpec) -> Iterator[Map | None]:
-    """Yield a `map` on the pipeline's cluster; None if pipeline.yaml has none."""
-    if spec.cluster.kind == "threads":
-        yield None
-        return
-    cluster = open_cluster(spec.cluster, threads=available_cores(), report=first_report(spec))
-    try:
-        cluster.check_workers()
-        yield partial(_on_cluster, cluster)
-    finally:
-        cluster.close()
 
 
 def _on_cluster(cluster: Cluster, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[Any]:

@@ -55,8 +55,11 @@ def status_of(app: Callable[[], object]) -> int:
 
 
 @contextmanager
-def exit_on_sigterm() -> Iterator[None]:
-    """Make SIGTERM unwind the stack as Ctrl-C does."""
+def exit_on_signals(on_interrupt: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Make SIGTERM unwind the stack as Ctrl-C does, and end the program with the status of either.
+
+    on_interrupt: called after Ctrl-C, when the body has ended.
+    """
 
     def end(number: int, _frame: object) -> None:
         signal.signal(number, signal.SIG_IGN)  # a second one must not interrupt the shutdown
@@ -65,6 +68,9 @@ def exit_on_sigterm() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, end)
     try:
         yield
+    except KeyboardInterrupt:
+        on_interrupt()
+        raise SystemExit(128 + signal.SIGINT) from None
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -64,10 +65,10 @@ def main(arguments: Sequence[str]) -> NoReturn:
 def _feed(arguments: Sequence[str]) -> NoReturn:
     parser = argparse.ArgumentParser(prog="feedline feed")
     parser.add_argument("path")
-    parser.add_argument("--ranks", default="")
+    for name in ("--ranks", "--cpus"):
+        parser.add_argument(name, type=lambda text: [int(number) for number in text.split(",")], default=[])
     for name in ("--world-size", "--local-ranks", "--cores"):
         parser.add_argument(name, type=int, required=True)
-    parser.add_argument("--cpus", default="")
     for name in ("--fd", "--lock", "--parent"):
         parser.add_argument(name, type=int)
     parser.add_argument("--host", type=Path)
@@ -75,14 +76,15 @@ def _feed(arguments: Sequence[str]) -> NoReturn:
     parser.add_argument("--listen", action="store_true")
     options = parser.parse_args(arguments)
     write_log_lines()
+    show_window_changes()
     if options.cpus:
-        widen_affinity([int(cpu) for cpu in options.cpus.split(",")])
+        widen_affinity(options.cpus)
     overrides, pipeline = read_overrides(sys.stdin.buffer.read())
     request = FeedRequest(
         path=options.path,
         pipeline=pipeline,
         overrides=overrides,
-        ranks=[int(rank) for rank in options.ranks.split(",") if rank],
+        ranks=options.ranks,
         world_size=options.world_size,
         local_ranks=options.local_ranks,
         cores=options.cores,
@@ -100,8 +102,6 @@ def _feed(arguments: Sequence[str]) -> NoReturn:
 
 def feed_over(fd: int, request: FeedRequest) -> int:
     """Serve the trainer at the other end of an inherited connection. Returns the exit status."""
-    startup_seconds()
-    show_window_changes()
     channel = adopt(fd)
     ownership = Ownership(request.scratch, is_owned=channel.is_connected)
     failures: list[Exception] = []
@@ -126,8 +126,6 @@ def feed_over(fd: int, request: FeedRequest) -> int:
 
 def feed_host(listener: HostListener, request: FeedRequest) -> int:
     """Serve the ranks of a host, which connect to one socket; ends with the last of them. Returns the exit status."""
-    startup_seconds()
-    show_window_changes()
     feeders: list[Feeder] = []
     ownership = Ownership(request.scratch, is_owned=lambda: any(map(_is_owner, feeders)))
     with ownership.signals(), contextlib.closing(listener):
@@ -163,27 +161,27 @@ def _refuse(channel: Channel, error: FeedlineError) -> None:
     channel.close()
 
 
+@dataclass(slots=True, eq=False)
 class _HostDoor:
     """Where the ranks of a host connect. A second trainer of a rank is told to start a feeder of its own."""
 
-    def __init__(self, listener: HostListener, sessions: FeederSessions, ownership: Ownership) -> None:
-        self._listener = listener
-        self._sessions = sessions
-        self._ownership = ownership
-        self.has_served = False
-        self.feeder: Feeder | None = None
+    listener: HostListener
+    sessions: FeederSessions
+    ownership: Ownership
+    has_served: bool = False
+    feeder: Feeder | None = None
 
     def fileno(self) -> int:
-        return self._listener.fileno()
+        return self.listener.fileno()
 
     def accept(self) -> TrainerSession | None:
         assert self.feeder is not None
-        channel = self._listener.accept()
+        channel = self.listener.accept()
         if channel is None:
             return None
-        self._ownership.add(channel.peer_pid())
+        self.ownership.add(channel.peer_pid())
         self.has_served = True
-        return self._sessions.open(channel, rank=None, wake=self.feeder.wake, admit=self._admit)
+        return self.sessions.open(channel, rank=None, wake=self.feeder.wake, admit=self._admit)
 
     def _admit(self, hello: Hello) -> bool:
         assert self.feeder is not None
@@ -197,8 +195,6 @@ def feed_listening(request: FeedRequest) -> int:
     Reports events to the parent as JSON lines on standard output: "ready" with the dashboard, "trainer" when one
     connects, "plan", "stats" with the progress, and "left" when it disconnects, with the error if there was one.
     """
-    startup_seconds()
-    show_window_changes()
     ownership = Ownership(request.scratch)
     with ownership.signals(), contextlib.ExitStack() as stack:
         ownership.add(request.parent or os.getppid())
@@ -230,47 +226,47 @@ def feed_listening(request: FeedRequest) -> int:
     return 0
 
 
+@dataclass(slots=True, eq=False)
 class _RankDoor:
     """Where the trainers of one rank connect, one after the other."""
 
-    def __init__(self, listener: Listener, sessions: FeederSessions, rank: int, pipe: _EventPipe) -> None:
-        self._listener = listener
-        self._sessions = sessions
-        self._rank = rank
-        self._pipe = pipe
-        self._feeder: Feeder | None = None
+    listener: Listener
+    sessions: FeederSessions
+    rank: int
+    pipe: _EventPipe
+    feeder: Feeder | None = None
 
     def open(self, feeder: Feeder) -> None:
         """Start listening."""
-        self._feeder = feeder
-        self._listener.open()
+        self.feeder = feeder
+        self.listener.open()
 
     def fileno(self) -> int:
-        return self._listener.fileno()
+        return self.listener.fileno()
 
     def accept(self) -> TrainerSession | None:
-        assert self._feeder is not None
-        channel = self._listener.accept()
+        assert self.feeder is not None
+        channel = self.listener.accept()
         if channel is None:
             return None
-        self._pipe.put(FeederEvent(type="trainer", rank=self._rank, pid=channel.peer_pid()))
-        return self._sessions.open(channel, rank=self._rank, wake=self._feeder.wake, on_plan=self._print_plan)
+        self.pipe.put(FeederEvent(type="trainer", rank=self.rank, pid=channel.peer_pid()))
+        return self.sessions.open(channel, rank=self.rank, wake=self.feeder.wake, on_plan=self._print_plan)
 
     def on_end(self, session: TrainerSession, error: Exception | None) -> None:
         """Listen for the next trainer, and report."""
-        self._listener.open()
+        self.listener.open()
         total = session.monitor.total
         event = FeederEvent(
             type="left",
-            rank=self._rank,
+            rank=self.rank,
             error=None if error is None else f"{type(error).__name__}: {error}",
             stats=session.counters.stats(),
             quality=None if total is None else total.to_bytes(),
         )
-        self._pipe.put(event)  # from now on the next trainer can connect
+        self.pipe.put(event)  # from now on the next trainer can connect
 
     def _print_plan(self, plan: Plan) -> None:
-        self._pipe.put(FeederEvent(type="plan", rank=self._rank, plan=plan.facts()))
+        self.pipe.put(FeederEvent(type="plan", rank=self.rank, plan=plan.facts()))
 
 
 def _report(feeder: Feeder, events: threading.Lock, pipe: _EventPipe) -> None:

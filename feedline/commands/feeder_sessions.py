@@ -56,17 +56,15 @@ class FeedRequest:
     pipeline: dict[str, object] | None = None
 
 
+@dataclass(frozen=True, slots=True)
 class FeederSessions:
-    """What all sessions of a feeder share: spec, cluster, planner."""
+    """What all sessions of a feeder share."""
 
-    def __init__(
-        self, request: FeedRequest, spec: PipelineSpec, cluster: Cluster, planner: Planner, demand: Demand | None
-    ) -> None:
-        self._request = request
-        self._planner = planner
-        self.spec = spec
-        self.cluster = cluster
-        self.demand = demand
+    request: FeedRequest
+    spec: PipelineSpec
+    cluster: Cluster
+    planner: Planner
+    demand: Demand | None
 
     def open(
         self,
@@ -78,13 +76,13 @@ class FeederSessions:
         on_plan: Callable[[Plan], None] = lambda plan: None,
     ) -> TrainerSession:
         """A session for the trainer at the other end of a channel."""
-        request, log = self._request, None
+        request, log = self.request, None
         if request.scratch is not None and log_path(request.scratch).exists():
             log = str(log_path(request.scratch))
         return TrainerSession(
             channel,
             self.cluster,
-            self._planner,
+            self.planner,
             rank=rank,
             world_size=request.world_size,
             memory_bytes=memory_share(self.spec, local_ranks=request.local_ranks),

@@ -7,21 +7,21 @@ Ctrl-C and SIGTERM end it in order: the previous artifact set is still current.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from feedline.commands.cluster.connect import pipeline_cluster
-from feedline.commands.display.consoles import console_on
+from feedline.commands.display.consoles import console_on, say
 from feedline.commands.display.progress_line import ProgressLine
-from feedline.commands.exit_status import exit_on_sigterm
+from feedline.commands.exit_status import exit_on_signals
 from feedline.errors import SpecError
 from feedline.fitting.fit_report import FitFacts, FitReport, load_fit_facts
 from feedline.fitting.passes import FitProgress
@@ -47,33 +47,26 @@ def fit(
     spec = load_spec(pipeline, parse_overrides(overrides or []))
     if show and missing:
         raise SpecError("--show fits nothing: got --missing beside it. Leave out one of the two")
-    facts: Any
     if show:
-        facts = load_fit_facts(spec)
-        _show_facts(facts, console_on(stderr=as_json))
+        fits = load_fit_facts(spec)
+        _show_facts(fits, console_on(stderr=as_json))
+        facts: Any = [asdict(one) for one in fits]
     else:
-        report = _run_fit(spec, missing=missing, out=sys.stderr)
-        facts = report.fits
+        report = _run_fit(spec, missing=missing)
         _show_report(report, console_on(stderr=as_json))
-        if as_json:
-            print(json.dumps(asdict(report)))
-    if show and as_json:
-        print(json.dumps([asdict(one) for one in facts]))
+        facts = asdict(report)
+    if as_json:
+        print(json.dumps(facts))
 
 
-def _run_fit(spec: PipelineSpec, *, missing: bool, out: TextIO) -> FitReport:
-    pipeline, line = Pipeline(spec), ProgressLine(out)
-    say = partial(_show_progress, line)
-    try:
-        with exit_on_sigterm(), pipeline_cluster(spec) as cluster:
-            if cluster is None:
-                return pipeline.fit(missing=missing, say=say)
-            return pipeline.fit(missing=missing, say=say, workers=DaskWorkers(cluster), map=cluster.map)
-    except KeyboardInterrupt:
-        line.note("stopped: the previous artifact set is still current")
-        raise typer.Exit(130) from None
-    finally:
-        line.close()
+def _run_fit(spec: PipelineSpec, *, missing: bool) -> FitReport:
+    with (
+        ProgressLine() as line,
+        exit_on_signals(lambda: line.note("stopped: the previous artifact set is still current")),
+        pipeline_cluster(spec) as cluster,
+    ):
+        fit = partial(Pipeline(spec).fit, missing=missing, say=partial(_show_progress, line))
+        return fit() if cluster is None else fit(workers=DaskWorkers(cluster), map=cluster.map)
 
 
 def _show_progress(line: ProgressLine, progress: FitProgress) -> None:
@@ -88,26 +81,20 @@ def _show_progress(line: ProgressLine, progress: FitProgress) -> None:
 def _show_report(report: FitReport, console: Console) -> None:
     if not report.fits:
         console.print("nothing to fit: no op of the pipeline learns from data", highlight=False)
-        _show_vectors(report, console)
-        return
-    console.print(_table(report.fits))
-    summary = "nothing was missing"
-    if report.made:
-        summary = (
-            f"{_quantity(report.made, 'statistic')} of {report.rows:,} rows in "
-            f"{_quantity(report.passes, 'pass', 'passes')}, {report.nbytes_read:,} bytes read, {report.seconds:.1f} s"
-        )
-    console.print(f"{summary}: {report.folder}", highlight=False, soft_wrap=True)
+    else:
+        console.print(_table(report.fits))
+        summary = "nothing was missing"
+        if report.made:
+            summary = (
+                f"{_quantity(report.made, 'statistic')} of {report.rows:,} rows in "
+                f"{_quantity(report.passes, 'pass', 'passes')}, {report.nbytes_read:,} bytes read, "
+                f"{report.seconds:.1f} s"
+            )
+        say(console, f"{summary}: {report.folder}")
     for one in report.fits:
         if WARNING in one.shown:
-            text = f"warning: {one.op} of {', '.join(one.features)}: {one.shown[WARNING]}"
-            console.print(text, highlight=False, markup=False, soft_wrap=True)
-    _show_vectors(report, console)
-
-
-def _show_vectors(report: FitReport, console: Console) -> None:
-    text = f"{report.vectors} rows" if report.vectors else "none"
-    console.print(f"golden vectors: {text}", highlight=False, soft_wrap=True)
+            say(console, f"warning: {one.op} of {', '.join(one.features)}: {one.shown[WARNING]}")
+    say(console, f"golden vectors: {report.vectors} rows" if report.vectors else "golden vectors: none")
 
 
 def _show_facts(facts: tuple[FitFacts, ...], console: Console) -> None:
@@ -131,7 +118,7 @@ def _show_facts(facts: tuple[FitFacts, ...], console: Console) -> None:
             "digest": one.digest,
         }
         for name, text in lines.items():
-            console.print(f"  {name:<12} {text}", highlight=False, markup=False, soft_wrap=True)
+            say(console, f"  {name:<12} {text}")
 
 
 def _table(facts: tuple[FitFacts, ...]) -> Table:
@@ -141,7 +128,7 @@ def _table(facts: tuple[FitFacts, ...]) -> Table:
     for one in facts:
         more = len(one.features) - _SHOWN_FEATURES
         names = ", ".join(one.features[:_SHOWN_FEATURES]) + (f" and {more} more" if more > 0 else "")
-        table.add_row(_escape(names), one.op, _escape(_short_facts(one.shown)), f"{one.rows:,}")
+        table.add_row(escape(names), one.op, escape(_short_facts(one.shown)), f"{one.rows:,}")
     return table
 
 
@@ -161,7 +148,3 @@ def _format_value(value: Any) -> str:
         return f"{value:,}"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
-
-
-def _escape(text: str) -> str:
-    return text.replace("[", r"\[")

@@ -19,6 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
+from feedline.commands.display.consoles import say
 from feedline.commands.display.live_table import Counters, LiveTable, RankView, RecentRates
 from feedline.commands.display.quality_table import quality_table
 from feedline.errors import PlanError, SpecError
@@ -27,13 +28,7 @@ from feedline.loader.launcher import detect_rank, meeting_name
 from feedline.loader.plan_descriptions import describe_bad_files, summary_of
 from feedline.loader.ring.client import FeederClient
 from feedline.loader.ring.feeder_connection import Answer
-from feedline.loader.ring.launch import (
-    FeederAccess,
-    FeederCommand,
-    HostLaunch,
-    feeder_command,
-    overrides_text,
-)
+from feedline.loader.ring.launch import FeederAccess, FeederCommand, HostLaunch, feeder_command, overrides_text
 from feedline.loader.ring.rendezvous import job_fingerprint, socket_paths, sweep
 from feedline.loader.wire.facts import BadFileFacts, FeederEvent, FeederStats, Hello, PlanFacts
 from feedline.resources.cgroups import available_cores, rank_cores
@@ -65,6 +60,11 @@ class RunSummary:
     dashboard: str | None = None
     bad_files: tuple[BadFileFacts, ...] = ()  # left out of the plan
     quality: dict[str, dict[str, Any]] = field(default_factory=dict)  # measures by feature, see docs/quality.md
+
+    def add_plan(self, plan: PlanFacts) -> None:
+        """Add the plan that was delivered."""
+        self.rows_dropped, self.bad_files = plan.rows_dropped, plan.bad_files
+        self.snapshot, self.plan = plan.snapshot, plan.plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,18 +121,12 @@ def run_null(request: RunRequest, console: Console, stop: Stop) -> RunSummary:
                 if not start_printed and views[0].answer is not None:
                     start_printed = True
                     _print_start(console, views[0].answer)
-                for view in views:
-                    _print_warnings(console, view)
-                    if view.error is not None:
-                        raise view.error
+                _print_warnings(console, views)
                 progress.show(list(map(drain_view, views, rates, repeat(request.spec.epochs))))
             if stop():
                 _stop_all(feeds.values(), views)
             progress.show(list(map(drain_view, views, rates, repeat(request.spec.epochs))), force=True)
-        for view in views:
-            _print_warnings(console, view)
-            if view.error is not None:
-                raise view.error
+        _print_warnings(console, views)
     finally:
         _stop_all(feeds.values(), views)
         for feed in feeds.values():
@@ -173,8 +167,7 @@ def run_trainers(request: RunRequest, console: Console, stop: Stop) -> RunSummar
     for rank in supervisor.ranks:
         summary.dashboard = summary.dashboard or rank.dashboard
         if rank.plan is not None and summary.plan is None:
-            summary.bad_files, summary.rows_dropped = rank.plan.bad_files, rank.plan.rows_dropped
-            summary.snapshot, summary.plan = rank.plan.snapshot, rank.plan.plan
+            summary.add_plan(rank.plan)
         for stats in [*rank.past_stats, *([rank.stats] if rank.stats is not None else [])]:
             summary.rows += stats.rows
             summary.batches += stats.batches
@@ -184,14 +177,14 @@ def run_trainers(request: RunRequest, console: Console, stop: Stop) -> RunSummar
             waited_s += stats.wait_blocks_s / len(request.ranks)
     summary.wait_fraction = min(1.0, waited_s / max(summary.seconds, 1e-9))
     summary.rows_per_s = summary.rows / summary.seconds
-    plans = [rank.plan for rank in supervisor.ranks if rank.plan is not None]
-    summary.quality = _measures(plans, [counted for rank in supervisor.ranks for counted in rank.quality])
+    plan = next((rank.plan for rank in supervisor.ranks if rank.plan is not None), None)
+    summary.quality = _measures(plan, [counted for rank in supervisor.ranks for counted in rank.quality])
     return summary
 
 
-def _measures(plans: Sequence[PlanFacts], parts: Sequence[Quality]) -> dict[str, dict[str, Any]]:
+def _measures(plan: PlanFacts | None, parts: Sequence[Quality]) -> dict[str, dict[str, Any]]:
     """The measures of what all ranks of this host delivered."""
-    return measures(merge(parts), plans[0].schema) if parts else {}
+    return {} if plan is None or not parts else measures(merge(parts), plan.schema)
 
 
 def _feeder_command(request: RunRequest, ranks: Sequence[int]) -> FeederCommand:
@@ -221,13 +214,9 @@ def feeder_accesses(request: RunRequest) -> dict[int, FeederAccess]:
 def _print_start(console: Console, answer: Answer) -> None:
     facts, dashboard = answer.facts, answer.feeder.dashboard
     if dashboard:
-        console.print(f"Dask dashboard: {dashboard}", highlight=False, soft_wrap=True)
-    console.print(
-        f"plan {facts.plan[:12]}: {facts.rows:,} rows, {facts.steps:,} steps per rank and epoch, "
-        f"{facts.rows_dropped:,} rows dropped",
-        highlight=False,
-        soft_wrap=True,
-    )
+        say(console, f"Dask dashboard: {dashboard}")
+    counts = f"{facts.rows:,} rows, {facts.steps:,} steps per rank and epoch, {facts.rows_dropped:,} rows dropped"
+    say(console, f"plan {facts.plan[:12]}: {counts}")
     _print_findings(console, facts)
 
 
@@ -236,13 +225,16 @@ def _print_findings(console: Console, facts: PlanFacts) -> None:
     bad_files = [describe_bad_files(facts.bad_files)] if facts.bad_files else []
     nulls = [f"warning: {text}" for text in facts.nulls]
     for text in (*bad_files, *nulls, *facts.absent):
-        console.print(text, highlight=False, soft_wrap=True, markup=False)
+        say(console, text)
 
 
-def _print_warnings(console: Console, view: DrainProgress) -> None:
-    while view.warnings:
-        text = f"warning: rank {view.rank}: {view.warnings.pop(0)}"
-        console.print(text, highlight=False, soft_wrap=True, markup=False)
+def _print_warnings(console: Console, views: Sequence[DrainProgress]) -> None:
+    """Print the drains' new warnings; raises the error of one that failed."""
+    for view in views:
+        while view.warnings:
+            say(console, f"warning: rank {view.rank}: {view.warnings.pop(0)}")
+        if view.error is not None:
+            raise view.error
 
 
 def _print_event(console: Console, ranks: str, event: FeederEvent) -> None:
@@ -254,7 +246,7 @@ def _print_event(console: Console, ranks: str, event: FeederEvent) -> None:
         "died": f"{ranks}: feeder died (exit status {event.status}), starting another",
     }
     if event.type in texts:
-        console.print(texts[event.type], highlight=False, soft_wrap=True)
+        say(console, texts[event.type])
 
 
 def _has_finished(rank: RankReports, epochs: int) -> bool:
@@ -264,7 +256,7 @@ def _has_finished(rank: RankReports, epochs: int) -> bool:
 
 def drain_view(view: DrainProgress, recent: RecentRates, epochs: int) -> RankView:
     """The display of a drained rank; a finished one shows the rate of its whole run."""
-    change = recent.add(Counters(rows=view.rows, batches=view.batches, trainer_s=0.0, feeder_s=0.0))
+    change = recent.add(Counters(rows=view.rows, batches=view.batches))
     return RankView(
         rank=view.rank,
         state=_drain_state(view),
@@ -317,11 +309,9 @@ def _blocks(stats: FeederStats | None) -> str:
 
 
 def _summary(views: Sequence[DrainProgress], seconds: float, request: RunRequest) -> RunSummary:
-    answer = views[0].answer
-    facts = None if answer is None else answer.facts
-    longest = max((view.seconds for view in views), default=0.0)
+    longest = max(view.seconds for view in views)
     rows = sum(view.rows for view in views)
-    return RunSummary(
+    summary = RunSummary(
         rows=rows,
         batches=sum(view.batches for view in views),
         seconds=longest or seconds,
@@ -330,28 +320,25 @@ def _summary(views: Sequence[DrainProgress], seconds: float, request: RunRequest
         bytes_read=sum(view.feeder.delivery.nbytes_read for view in views if view.feeder is not None),
         bytes_delivered=sum(view.nbytes for view in views),
         epochs=request.spec.epochs,
-        steps=0 if facts is None else facts.steps,
-        rows_dropped=0 if facts is None else facts.rows_dropped,
         ranks=list(request.ranks),
-        snapshot=None if facts is None else facts.snapshot,
-        plan=None if facts is None else facts.plan,
-        dashboard=None if answer is None else answer.feeder.dashboard,
-        bad_files=() if facts is None else facts.bad_files,
-        quality={} if facts is None else _measures([facts], [view.quality for view in views if view.quality]),
     )
+    if (answer := views[0].answer) is not None:
+        summary.add_plan(answer.facts)
+        summary.steps, summary.dashboard = answer.facts.steps, answer.feeder.dashboard
+        summary.quality = _measures(answer.facts, [view.quality for view in views if view.quality])
+    return summary
 
 
 def print_summary(summary: RunSummary, console: Console) -> None:
     """Print what a run did: rows, rates, waiting, skipped files, quality."""
     share = summary.wait_fraction
     waited = "there was no trainer" if share is None else f"the trainer waited {share:.0%} of the time"
-    console.print(
+    text = (
         f"{summary.rows:,} rows in {summary.batches:,} batches, {summary.seconds:.1f} s, "
         f"{summary.rows_per_s:,.0f} rows/s; read {summary.bytes_read:,} bytes, delivered "
-        f"{summary.bytes_delivered:,}; {waited}",
-        highlight=False,
-        soft_wrap=True,
+        f"{summary.bytes_delivered:,}; {waited}"
     )
+    say(console, text)
     if summary.bad_files:
         console.print(summary_of(summary.bad_files), highlight=False)
     if summary.quality:

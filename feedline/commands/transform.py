@@ -7,16 +7,14 @@ Runs in: the process of the command, without Dask and torch, which a host that s
 from __future__ import annotations
 
 import json
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from feedline.commands.exit_status import exit_on_signals
 from feedline.errors import SpecError
 from feedline.serving.encoder import SERVED_GROUPS, Serving
 from feedline.serving.files import STREAM, transform_file
@@ -68,7 +66,7 @@ def transform(
     if as_json and target == STREAM:
         raise SpecError("--json and OUT both write to standard output: got -, expected a file. Name one")
     serving = Serving(spec, groups=selected)
-    with _exit_on_signals():
+    with exit_on_signals():  # which removes unfinished output
         summary = transform_file(serving, source, target, overwrite=overwrite)
     if as_json:
         print(json.dumps(asdict(summary)))
@@ -85,25 +83,3 @@ def _check(spec: PipelineSpec, ulps: int | None, *, as_json: bool) -> None:
     print(json.dumps({**asdict(result), "passed": result.passed}) if as_json else result.text())
     if not result.passed:
         raise typer.Exit(1)
-
-
-class _Terminated(BaseException):
-    """SIGTERM was received."""
-
-
-@contextmanager
-def _exit_on_signals() -> Iterator[None]:
-    """Make SIGTERM end the body as Ctrl-C does, so that unfinished output is removed."""
-
-    def stop(*_: object) -> None:
-        raise _Terminated
-
-    previous = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    except _Terminated:
-        raise typer.Exit(143) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
-    finally:
-        signal.signal(signal.SIGTERM, previous)

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from feedline.commands.display.progress_line import ProgressLine
-from feedline.commands.exit_status import exit_on_sigterm
+from feedline.commands.exit_status import exit_on_signals
 from feedline.errors import StateError
 from feedline.pipeline import Pipeline
 from feedline.resources.instructions import active_instructions, choose_cpu, cpu_environment, level_instructions
@@ -37,20 +37,14 @@ def verify(
     """Compare the batches that trainers received with the plan. Exit status 1 if any differs or is missing."""
     spec = load_spec(pipeline, parse_overrides(overrides or []))
     _compute_as_feeders_do(spec)
-    line = ProgressLine()
-    try:
-        with exit_on_sigterm():
-            found, unreadable = read_receipts(_files(receipts))
-            findings = verify_receipts(
-                found,
-                Pipeline(spec).plan_for,
-                progress=lambda done: line.show(f"  {done:,} of {len(found):,} batches"),
-            )
-            findings.unreadable = unreadable
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
-    finally:
-        line.close()
+    with ProgressLine() as line, exit_on_signals():
+        found, unreadable = read_receipts(_files(receipts))
+        findings = verify_receipts(
+            found,
+            Pipeline(spec).plan_for,
+            progress=lambda done: line.show(f"  {done:,} of {len(found):,} batches"),
+        )
+        findings.unreadable = unreadable
     print(json.dumps(findings.to_json()) if as_json else report(findings))
     if not findings.equal:
         raise typer.Exit(1)

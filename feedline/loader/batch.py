@@ -7,6 +7,7 @@ a reference to the slot's bytes, so a slot is written again only after its batch
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from feedline.loader.dedup_tensors import DedupGroup, InverseColumn, InverseSparse, whole_matrix
 from feedline.loader.encoding.encoded_rows import expand
-from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotLayout
+from feedline.loader.encoding.layout import BatchSchema, SlotLayout
 from feedline.loader.encoding.slot import Buffer, SlotArrays, encoded_rows, read_extras, read_header, write_rows
 from feedline.loader.ring.pinning import event_on
 from feedline.loader.slot_tensors import FLOAT32, INT32, INT64, Features, missing_feature
@@ -24,6 +25,7 @@ from feedline.loader.torchrec_tensors import KeyedTensors, register_pipelineable
 from feedline.native.ring import Lease
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class _Extras(Mapping[str, Any]):
     """A mapping whose values are created on first use, and cached in a dict of the batch.
 
@@ -31,25 +33,22 @@ class _Extras(Mapping[str, Any]):
     garbage collection.
     """
 
-    __slots__ = ("_cache", "_make", "_names")
-
-    def __init__(self, names: Mapping[str, int], make: Callable[[str], Any], cache: dict[str, Any]) -> None:
-        self._names = names
-        self._make = make
-        self._cache = cache
+    names: Mapping[str, int]
+    make: Callable[[str], Any]
+    cache: dict[str, Any]
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._names:
-            raise missing_feature(name, self._names)
-        if name not in self._cache:
-            self._cache[name] = self._make(name)
-        return self._cache[name]
+        if name not in self.names:
+            raise missing_feature(name, self.names)
+        if name not in self.cache:
+            self.cache[name] = self.make(name)
+        return self.cache[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        return iter(self.names)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self.names)
 
 
 class Batch(KeyedTensors):
@@ -149,10 +148,10 @@ class Batch(KeyedTensors):
         column = self.schema[name]
         matrices = self if column.dedup is None else self.groups[column.dedup]
         if column.group in ("dense", "categorical"):
-            values = _columns(matrices.dense if column.group == "dense" else matrices.categorical, column)
+            values = column.of(matrices.dense if column.group == "dense" else matrices.categorical)
             return values if isinstance(matrices, Batch) else InverseColumn(values, matrices.inverse)
         if column.group == "label":
-            return _columns(self.labels, column)
+            return column.of(self.labels)
         return self.sparse[name] if column.group == "sparse" else self.extra[name]
 
     def items(self) -> Iterator[tuple[str, Any]]:
@@ -239,13 +238,6 @@ class Batch(KeyedTensors):
 
 def _unpickled(schema: str, root: NDArray[np.uint8], device: str) -> Batch:
     return Batch.over(SlotLayout(BatchSchema.from_json(schema)), root).to(device)
-
-
-def _columns(matrix: torch.Tensor, column: SlotColumn) -> torch.Tensor:
-    """A feature's column [B] of a matrix, or its columns [B, width] if it is a vector."""
-    if column.width == 1:
-        return matrix[:, column.offset]
-    return matrix[:, column.offset : column.offset + column.width]
 
 
 def _copy_array(array: pa.Array) -> pa.Array:

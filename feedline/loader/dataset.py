@@ -31,17 +31,9 @@ from feedline.loader.plan_descriptions import describe_bad_files, describe_rebas
 from feedline.loader.rank_agreement import connected_rank, hello_of, open_plan
 from feedline.loader.ring.client import FeederClient
 from feedline.loader.ring.feeder_connection import Answer
-from feedline.loader.ring.launch import (
-    feeder_access,
-    feeder_input,
-)
+from feedline.loader.ring.launch import feeder_access, feeder_input
 from feedline.loader.ring.pinning import Pinning
-from feedline.loader.state import (
-    checked_state,
-    environment_warning,
-    rebased_state,
-    state_of,
-)
+from feedline.loader.state import checked_state, environment_warning, rebased_state, state_of
 from feedline.loader.torchrec_tensors import register_pipelineable
 from feedline.loader.wire.codec import to_values
 from feedline.loader.wire.facts import PlanFacts, RebaseRequest

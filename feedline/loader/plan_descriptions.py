@@ -39,11 +39,11 @@ def describe_rebase(rest: RestFacts) -> str:
     files, rows = changes.files, changes.rows
     file_counts = ", ".join(f"{files[key]:,} {name}" for key, name in _FILE_KINDS.items())
     position = f"epoch {changes.epoch} before step {changes.step:,}"
+    steps_left = rest.steps - rest.first_step
     lines = [
         f"snapshot {changes.from_[:12]} -> {changes.to[:12]}: files {file_counts}",
         f"delivered: {rows['delivered']:,} rows of {position}; {rows['delivered_gone']:,} of them are gone since",
         f"changed: {rows['deleted']:,} rows deleted, {rows['added']:,} added (net, per partition)",
+        f"left: {rest.rows:,} rows in {steps_left:,} steps, {rest.rows_dropped:,} rows dropped",
     ]
-    steps_left = rest.steps - rest.first_step
-    lines.append(f"left: {rest.rows:,} rows in {steps_left:,} steps, {rest.rows_dropped:,} rows dropped")
     return "\n".join(lines)

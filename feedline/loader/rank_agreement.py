@@ -11,7 +11,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch.distributed
@@ -187,13 +187,13 @@ def _describe_unread(outcomes: Sequence[RankOutcome]) -> str:
     return ""
 
 
+@dataclass(frozen=True, slots=True)
 class _RankMessages:
     """The outcomes of other ranks. Polls, since the store's own waiting cannot be interrupted and fills the log."""
 
-    def __init__(self, store: Store, pause: Callable[[float], None], now_s: Callable[[], float]) -> None:
-        self._store = store
-        self._pause = pause
-        self._now_s = now_s
+    store: Store
+    pause: Callable[[float], None]
+    now_s: Callable[[], float]
 
     def one(self, key: str, reason: str) -> RankOutcome:
         """The outcome at a key. reason: what it waits for, for the log."""
@@ -210,10 +210,10 @@ class _RankMessages:
         return self._wait(keys, describe_missing)
 
     def _wait(self, keys: Sequence[str], describe: Callable[[], str]) -> list[RankOutcome]:
-        start_s = logged_s = self._now_s()
+        start_s = logged_s = self.now_s()
         pause = _FIRST_PAUSE_S
         while not self._has(keys):
-            now_s = self._now_s()
+            now_s = self.now_s()
             if now_s - start_s > _LONGEST_S:
                 raise PlanError(
                     f"the ranks did not agree on a plan: waited {now_s - start_s:.0f} s for {describe()}. Restart all "
@@ -222,13 +222,13 @@ class _RankMessages:
             if now_s - logged_s >= _LOG_EVERY_S:
                 logged_s = now_s
                 logger.warning("waited %.0f s for %s", now_s - start_s, describe())
-            self._pause(pause)
+            self.pause(pause)
             pause = min(pause * _PAUSE_GROWTH, _LONGEST_PAUSE_S)
-        return [unpack(RankOutcome, self._store.get(key)) for key in keys]
+        return [unpack(RankOutcome, self.store.get(key)) for key in keys]
 
     def _has(self, keys: Sequence[str]) -> bool:
         try:
-            return self._store.check(list(keys))
+            return self.store.check(list(keys))
         except RuntimeError as error:
             raise PlanError(
                 f"the store of torch.distributed does not answer: {error}. The process that held it (rank 0, or the "

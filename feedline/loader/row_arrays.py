@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from feedline.loader.encoding.encoded_rows import EncodedRows
-from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotLayout
+from feedline.loader.encoding.layout import BatchSchema, SlotLayout
 from feedline.loader.encoding.slot import write_rows
 
 if TYPE_CHECKING:
@@ -112,12 +112,8 @@ class Encoded:
             names = ", ".join(column.name for column in self.schema)
             raise KeyError(f"there is no feature {name!r} here: expected one of {names}")
         column = self.schema[name]
-        if column.group == "dense":
-            return _columns(self.dense, column)
-        if column.group == "categorical":
-            return self.categorical[:, column.offset]
-        if column.group == "label":
-            return _columns(self.labels, column)
+        if column.group in ("dense", "categorical", "label"):
+            return column.of(self.labels if column.group == "label" else getattr(self, column.group))
         return self.sparse[name] if column.group == "sparse" else self.extra[name]
 
     def to_dict(self) -> dict[str, Any]:
@@ -130,10 +126,3 @@ class Encoded:
 
         layout = SlotLayout(self.schema)
         return Batch.over(layout, write_rows(layout, [self.encoded]))
-
-
-def _columns(matrix: NDArray[np.float32], column: SlotColumn) -> NDArray[np.float32]:
-    """A feature's column [N] of a matrix, or its columns [N, width] if it is a vector."""
-    if column.width == 1:
-        return matrix[:, column.offset]
-    return matrix[:, column.offset : column.offset + column.width]

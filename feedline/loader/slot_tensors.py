@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,22 +19,10 @@ from feedline.loader.encoding.slot import Buffer, read_header
 from feedline.loader.ring.pinning import events_on_all
 from feedline.native.ring import Lease
 
-_TORCH = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "int8": torch.int8,
-    "int16": torch.int16,
-    "int32": torch.int32,
-    "int64": torch.int64,
-    "uint8": torch.uint8,
-    "uint16": torch.uint16,
-    "uint32": torch.uint32,
-    "uint64": torch.uint64,
-    "bool": torch.bool,
-}
 FLOAT32, INT32, INT64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Sparse:
     """One ragged feature of a batch: `values` [V], `lengths` int32 [B], `offsets` int64 [B + 1] from 0.
 
@@ -41,19 +30,10 @@ class Sparse:
     `weights` float32 [V] of a weighted feature are its `per_sample_weights`; None for other features.
     """
 
-    __slots__ = ("lengths", "offsets", "values", "weights")
-
-    def __init__(
-        self,
-        values: torch.Tensor,
-        lengths: torch.Tensor,
-        offsets: torch.Tensor,
-        weights: torch.Tensor | None = None,
-    ) -> None:
-        self.values = values
-        self.lengths = lengths
-        self.offsets = offsets
-        self.weights = weights
+    values: torch.Tensor
+    lengths: torch.Tensor
+    offsets: torch.Tensor
+    weights: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -221,7 +201,7 @@ class SlotTensors:
         self, dtype: np.dtype[Any], start: int, shape: tuple[int, ...], strides: tuple[int, ...] | None
     ) -> torch.Tensor:
         assert self._device_bytes is not None
-        count, kind = math.prod(shape), _TORCH[dtype.name]
+        count, kind = math.prod(shape), getattr(torch, dtype.name)
         if not count:
             return torch.empty(shape, dtype=kind, device=self.device)
         flat = self._device_bytes[start : start + count * dtype.itemsize].view(kind)

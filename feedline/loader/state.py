@@ -29,13 +29,10 @@ def checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("epoch", "step", "lanes", "batch_size", "seed"):
         if isinstance(state[key], bool) or not isinstance(state[key], int) or state[key] < 0:
             raise StateError(f"the state's {key} must be a non-negative integer: got {state[key]!r}")
-    for key in ("snapshot", "plan", "features"):
-        if not isinstance(state[key], str):
+    for key in ("snapshot", "plan", "features", ENVIRONMENT_KEY):
+        if not isinstance(state.get(key, ""), str):
             raise StateError(f"the state's {key} must be a string: got {state[key]!r}")
-    environment = {ENVIRONMENT_KEY: state[ENVIRONMENT_KEY]} if ENVIRONMENT_KEY in state else {}
-    if not all(isinstance(value, str) for value in environment.values()):
-        raise StateError(f"the state's environment must be a string: got {state[ENVIRONMENT_KEY]!r}")
-    return {**{key: state[key] for key in STATE_KEYS}, **environment}
+    return {key: state[key] for key in (*STATE_KEYS, ENVIRONMENT_KEY) if key in state}
 
 
 def read_state(path: Path) -> dict[str, Any]:

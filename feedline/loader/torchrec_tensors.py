@@ -42,10 +42,8 @@ class KeyedTensors(SlotTensors):
 
     def weighted_keyed_jagged(self) -> tuple[list[str], torch.Tensor, torch.Tensor, torch.Tensor]:
         """(keys, values, weights, lengths) of the weighted sparse features, without a copy, for torchrec."""
-        indices = [index for index, column in enumerate(self._layout.sparse) if column.weighted]
-        keys, values, lengths = self._key_by(indices, "int64")
-        start = self._place().weights[indices[0]] if indices else 0
-        return keys, values, self._tensor(FLOAT32, start or 0, (len(values),)), lengths
+        keys, values, lengths = self._key_by(list(self._layout.weighted), "int64")
+        return keys, values, self._weights(self._layout.weighted, len(values)), lengths
 
     def to_torchrec(
         self,
@@ -76,7 +74,8 @@ class KeyedTensors(SlotTensors):
             indices = [index for index in chosen if self._layout.sparse[index].weighted == weighted]
         if not indices:
             raise missing_lists(self._layout.sparse, dtype, weighted, group)
-        keys, values, lengths, weights = self._keyed(indices, weighted)
+        keys, values, lengths = self._key_by(indices, self._layout.sparse[indices[0]].dtype)
+        weights = self._weights(indices, len(values)) if weighted else None
         parts = [self._layout.part_of[index] for index in indices]
         if expand and any(parts):
             values, lengths, expanded = expand_lists([self.sparse[name] for name in keys])
@@ -98,13 +97,10 @@ class KeyedTensors(SlotTensors):
             raise missing_lists(self._layout.sparse, "int64", False, group)
         return with_categorical(lists, columns, self.groups, group_of, expand=expand, group=group)
 
-    def _keyed(
-        self, indices: list[int], weighted: bool
-    ) -> tuple[list[str], torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Keys, values, lengths and weights of sparse features that are neighbours in memory."""
-        keys, values, lengths = self._key_by(indices, self._layout.sparse[indices[0]].dtype)
-        start = self._place().weights[indices[0]] if weighted else None
-        return keys, values, lengths, None if start is None else self._tensor(FLOAT32, start, (len(values),))
+    def _weights(self, indices: Sequence[int], count: int) -> torch.Tensor:
+        """The weights of weighted features that are neighbours in memory, `count` of them."""
+        start = self._place().weights[indices[0]] if indices else 0
+        return self._tensor(FLOAT32, start or 0, (count,))
 
     def _key_by(self, indices: list[int], dtype: str) -> tuple[list[str], torch.Tensor, torch.Tensor]:
         """(keys, values, lengths) of sparse features that are neighbours in memory."""
@@ -141,16 +137,11 @@ def keyed_jagged_tensor(
             "from Batch.keyed_jagged().",
             name=error.name,
         ) from error
-    if unique_rows is None:
-        return KeyedJaggedTensor(keys=keys, values=values, weights=weights, lengths=lengths)
-    return KeyedJaggedTensor(
-        keys=keys,
-        values=values,
-        weights=weights,
-        lengths=lengths,
-        stride_per_key_per_rank=[[rows] for rows in unique_rows],
-        inverse_indices=(keys, inverse_indices),
-    )
+    dedup: dict[str, Any] = {}
+    if unique_rows is not None:
+        strides = [[rows] for rows in unique_rows]
+        dedup = {"stride_per_key_per_rank": strides, "inverse_indices": (keys, inverse_indices)}
+    return KeyedJaggedTensor(keys=keys, values=values, weights=weights, lengths=lengths, **dedup)
 
 
 def expand_lists(features: Sequence[Sparse]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:

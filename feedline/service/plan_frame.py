@@ -11,6 +11,7 @@ from typing import Any
 
 import dask
 import dask.dataframe as dd
+import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -20,7 +21,7 @@ from feedline.blocks.jobs import compile_job
 from feedline.blocks.request import BlockRequest, Job
 from feedline.loader.encoding.arrow_table import arrow_table
 from feedline.loader.encoding.encode import encode
-from feedline.loader.encoding.encoded_rows import expand, join_rows
+from feedline.loader.encoding.encoded_rows import expand, take
 from feedline.loader.encoding.shuffled_rows import ShuffledRows
 from feedline.planning.plan import Plan
 
@@ -36,7 +37,8 @@ class BlockReader:
         assert result.parts is not None
         parts = [rows.rows_at(0, rows.rows) if isinstance(rows, ShuffledRows) else rows for rows in result.parts]
         schema = compile_job(self._job).layout.schema
-        table = arrow_table(expand(join_rows(parts), schema), schema.expanded)
+        rows = take(parts, np.arange(sum(part.rows for part in parts)))
+        table = arrow_table(expand(rows, schema), schema.expanded)
         if columns is not None:
             table = table.select(list(columns))
         frame: pd.DataFrame = table.to_pandas(types_mapper=pd.ArrowDtype)

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 
 from feedline.loader.ring.launch import feeder_threads
 from feedline.loader.ring.rendezvous import job_fingerprint
-from feedline.loader.wire.job_reports import JobReport
 from feedline.planning.binding.table_features import required_functions
 from feedline.resources.cgroups import available_cores
 from feedline.resources.scratch import make_scratch
@@ -22,14 +21,13 @@ from feedline.service.scaling.demand import Demand
 from feedline.spec import PipelineSpec
 
 
-def first_report(spec: PipelineSpec) -> JobReport:
-    """What a command reports to the scheduler: it needs one worker, or the least that `cluster.workers` says."""
-    return Demand(spec.name, job_fingerprint(spec), spec.cluster).first_report()
-
-
 @contextmanager
-def pipeline_cluster(spec: PipelineSpec) -> Iterator[Cluster | None]:
-    """The pipeline's cluster, its workers checked; None if its blocks are computed by threads."""
+def pipeline_cluster(spec: PipelineSpec, *, computes: bool = True) -> Iterator[Cluster | None]:
+    """The pipeline's cluster, its workers checked; None if its blocks are computed by threads.
+
+    It reports to the scheduler that it needs one worker, or the least that `cluster.workers` says. computes: its
+    workers need the functions of user code.
+    """
     if spec.cluster.kind == "threads":
         yield None
         return
@@ -40,12 +38,13 @@ def pipeline_cluster(spec: PipelineSpec) -> Iterator[Cluster | None]:
         own = spec.cluster.kind == "processes"
         before = signal.signal(signal.SIGINT, signal.SIG_IGN) if own else signal.getsignal(signal.SIGINT)
         try:
-            threads, report = feeder_threads(spec, cores=available_cores()), first_report(spec)
+            threads = feeder_threads(spec, cores=available_cores())
+            report = Demand(spec.name, job_fingerprint(spec), spec.cluster).first_report()
             cluster = open_cluster(spec.cluster, threads=threads, scratch=scratch, early=not own, report=report)
         finally:
             signal.signal(signal.SIGINT, before)
         try:
-            cluster.check_workers(required_functions(spec))
+            cluster.check_workers(required_functions(spec) if computes else ())
             yield cluster
         finally:
             cluster.close()

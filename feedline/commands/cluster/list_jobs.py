@@ -13,14 +13,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from feedline.commands.cluster.connection_files import (
-    Address,
-    Insecure,
-    TlsCa,
-    TlsCert,
-    TlsKey,
-    connection_files,
-)
+from feedline.commands.cluster.connection_files import Address, Insecure, TlsCa, TlsCert, TlsKey, connection_files
 from feedline.commands.display.consoles import console_on
 from feedline.loader.wire.job_reports import FeederShare
 from feedline.service.cluster.connection.job_listing import JobListing, list_jobs

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from feedline.commands.cluster.connection_files import Insecure, TlsCa, TlsCert, TlsKey, connection_files
+from feedline.commands.cluster.connection_files import Address, Insecure, TlsCa, TlsCert, TlsKey, connection_files
 from feedline.errors import SpecError
 from feedline.resources.cgroups import available_cores
 from feedline.resources.instructions import choose_cpu
@@ -32,9 +32,7 @@ ContactAddress = Annotated[
 
 
 def worker(
-    address: Annotated[
-        str, typer.Argument(metavar="ADDRESS", help="The scheduler: tls://host:port or tcp://host:port.")
-    ],
+    address: Address,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads (default: the cores it may use).")] = None,
     name: Annotated[str | None, typer.Option(help="Its name among the workers (default: its address).")] = None,
     tls_ca: TlsCa = None,

@@ -1,13 +1,16 @@
-"""The console that a command prints on.
+"""The console that a command prints on, and how it prints facts and lines.
 
 Runs in: the process of the command.
 """
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Callable
+from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 PIPED_WIDTH = 200  # columns in a file or a pipe, where nothing should be cut off
 
@@ -16,3 +19,18 @@ def console_on(*, stderr: bool = False) -> Console:
     """The console on standard output or error: as wide as the terminal, and wide where there is none."""
     stream = sys.stderr if stderr else sys.stdout
     return Console(stderr=stderr, width=None if stream.isatty() else PIPED_WIDTH)
+
+
+def print_facts(
+    facts: Any, render: Callable[[Any], RenderableType], *, as_json: bool, highlight: bool | None = None
+) -> None:
+    """Print facts on standard output: as one JSON document, or rendered for people."""
+    if as_json:
+        print(json.dumps(facts))
+    else:
+        console_on().print(render(facts), highlight=highlight)
+
+
+def say(console: Console, text: str) -> None:
+    """Print a text as it is: without markup and colors, its lines not broken."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)

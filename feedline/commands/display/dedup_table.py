@@ -5,13 +5,14 @@ Runs in: the process of the command.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from feedline.commands.display.consoles import say
 from feedline.planning.dedup.group_measure import WORTHWHILE
 from feedline.planning.dedup.proposals import with_ranges
 
@@ -30,35 +31,33 @@ def group_lines(facts: dict[str, Any]) -> list[str]:
 
 def print_proposals(facts: dict[str, Any], console: Console) -> None:
     """Print the facts of `describe_proposals`: groups, what to write into pipeline.yaml, and how to store them."""
-
-    def say(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-
     if facts["groups"]:
         console.print(_table("deduplicated groups", facts["groups"]))
         for group in facts["groups"]:
             if group["worth_it"] is False:
-                say(f"{group['name']} {_advice(group, ())}")
+                say(console, f"{group['name']} {_advice(group, ())}")
     if facts["proposals"]:
         console.print(_table("proposed groups", facts["proposals"]))
-    say(f"measured on {_sample(facts)}{_together(facts['proposals'])}")
+    say(console, "\n".join(_proposal_lines(facts)))
+
+
+def _proposal_lines(facts: dict[str, Any]) -> list[str]:
+    lines = [f"measured on {_sample(facts)}{_together(facts['proposals'])}"]
     if not facts["proposals"]:
-        say("no further group saves more than it costs" if facts["groups"] else "no group saves more than it costs")
+        lines.append(f"no {'further ' if facts['groups'] else ''}group saves more than it costs")
         if facts["by"] is None:
-            say("if the rows of a session are apart, name its column: --set shuffle.by=COLUMN")
-        _say_how_to_store(facts, say)
-        return
-    if any(group["factor"] > _UNCLUSTERED * group["factor_now"] for group in facts["proposals"]):
-        say(f"the table is not clustered by {facts['by']}: factors are those of the sample sorted by it, at least")
-    say(f"\nfor pipeline.yaml:\n\n{facts['yaml']}\n")
-    if facts["needs_runs"]:
-        say("and `shuffle: {by: COLUMN}`, `{rows: false}` or `off`: the present shuffle permutes single rows\n")
-    _say_how_to_store(facts, say)
-
-
-def _say_how_to_store(facts: dict[str, Any], say: Callable[[str], None]) -> None:
+            lines.append("if the rows of a session are apart, name its column: --set shuffle.by=COLUMN")
+    else:
+        if any(group["factor"] > _UNCLUSTERED * group["factor_now"] for group in facts["proposals"]):
+            factors = "factors are those of the sample sorted by it, at least"
+            lines.append(f"the table is not clustered by {facts['by']}: {factors}")
+        lines.append(f"\nfor pipeline.yaml:\n\n{facts['yaml']}\n")
+        if facts["needs_runs"]:
+            others = "`shuffle: {by: COLUMN}`, `{rows: false}` or `off`"
+            lines.append(f"and {others}: the present shuffle permutes single rows\n")
     if facts["optimize"] is not None:
-        say(f"to store each run once:\n\n{facts['optimize']}")
+        lines.append(f"to store each run once:\n\n{facts['optimize']}")
+    return lines
 
 
 def _table(title: str, groups: list[dict[str, Any]]) -> Table:

@@ -9,8 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -25,19 +24,17 @@ _WINDOW_S = 10.0
 _MIN_TABLE_WIDTH = 80  # columns; on a narrower terminal, each rank is one line
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counters:
+class Counters(NamedTuple):
     """A rank's counts since its trainer connected: rows, batches, seconds that the trainer and the feeder waited."""
 
     rows: int
     batches: int
-    trainer_s: float
-    feeder_s: float
+    trainer_s: float = 0.0
+    feeder_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """Recent rates: rows and batches per second, the share of time that the trainer and the feeder waited."""
+class Change(NamedTuple):
+    """Recent rates of `Counters`: rows and batches per second, the share of time that each side waited."""
 
     rows_per_s: float = 0.0
     batches_per_s: float = 0.0
@@ -64,12 +61,7 @@ class RecentRates:
         seconds = now - began
         if seconds <= 0:
             return Change()
-        return Change(
-            rows_per_s=(counters.rows - first.rows) / seconds,
-            batches_per_s=(counters.batches - first.batches) / seconds,
-            trainer=(counters.trainer_s - first.trainer_s) / seconds,
-            feeder=(counters.feeder_s - first.feeder_s) / seconds,
-        )
+        return Change(*((new - old) / seconds for new, old in zip(counters, first, strict=True)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,9 +109,7 @@ class LiveTable:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
 

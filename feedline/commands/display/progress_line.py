@@ -8,20 +8,26 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import IO
+from typing import IO, Self
 
 _REDRAW_S = 0.2
 LINE_S = 5.0  # between lines that cannot be overwritten
 
 
 class ProgressLine:
-    """The progress line of one command."""
+    """The progress line of one command; a `with` block clears it at its end."""
 
     def __init__(self, out: IO[str] | None = None, now_s: Callable[[], float] = time.monotonic) -> None:
         self._out = out or sys.stderr
         self._now_s = now_s
         self._next_s = now_s() + LINE_S
         self._open = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def show(self, text: str, *, last: bool = False) -> None:
         """Show the text if the interval has passed; on a terminal, the `last` one of its kind at once."""

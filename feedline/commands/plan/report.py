@@ -33,7 +33,7 @@ from feedline.service.feeder.window import window_bounds
 from feedline.service.scaling.scheduler_load import describe_load, scheduler_load
 from feedline.warehouse.reading.columns import part_bytes
 from feedline.warehouse.reading.read import arrow_columns, bytes_of
-from feedline.warehouse.selection.pruning_report import SelectionReport, Share, stages_of
+from feedline.warehouse.selection.pruning_report import SelectionReport, stages_of
 from feedline.warehouse.snapshot.column_facts import contiguous
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.locations import absolute, join, redact
@@ -41,7 +41,12 @@ from feedline.warehouse.storage.locations import absolute, join, redact
 # Estimate of a list's decoded bytes per row, unknown before reading: 20 ids.
 _LIST_BYTES = 8 * 20
 _SHOWN = 5  # columns in one line
-_ALWAYS_SHOWN = ("pruned_by_partition", "pruned_by_statistics", "taken_whole", "counted")  # shown even if empty
+# The stages of pruning, and those of them that are shown only if they decided something.
+_PRUNING = (
+    *("pruned_by_partition", "pruned_by_statistics", "pruned_by_bloom_filters", "taken_whole"),
+    *("sampled_by_place", "counted"),
+)
+_OPTIONAL = ("pruned_by_bloom_filters", "sampled_by_place")
 
 
 def describe(plan: Plan, *, world_size: int, rows_per_s: float = 0.0) -> dict[str, Any]:
@@ -98,7 +103,7 @@ def describe(plan: Plan, *, world_size: int, rows_per_s: float = 0.0) -> dict[st
         },
         "identities": _identity_facts(plan),
         "scheduler": _scheduler_facts(plan, schedule, world_size, rows_per_s),
-        **_dedup_facts(plan),
+        **({} if (groups := describe_groups(plan)) is None else {"dedup": groups}),
     }
 
 
@@ -109,17 +114,6 @@ def _window_facts(plan: Plan) -> dict[str, Any] | None:
         return None
     limited = shuffle.window_rows is None and rows < DEFAULT_WINDOW_ROWS[plan.version]
     return {"rows": rows, "limited_by_bytes": limited, "row_bytes": plan.row_bytes.stored}
-
-
-def _dedup_facts(plan: Plan) -> dict[str, Any]:
-    """The measures of the deduplicated groups, where the plan has some."""
-    groups = describe_groups(plan)
-    return {} if groups is None else {"dedup": groups}
-
-
-def _dedup_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """The measures as a row of a table."""
-    return [("deduplicated", "\n".join(map(escape, group_lines(facts["dedup"]))))] if "dedup" in facts else []
 
 
 def _scheduler_facts(plan: Plan, schedule: Schedule, world_size: int, rows_per_s: float) -> dict[str, Any] | None:
@@ -158,15 +152,15 @@ def _identity_facts(plan: Plan) -> dict[str, Any]:
 def _pruning_facts(report: SelectionReport) -> dict[str, Any]:
     """The row groups decided at each stage of pruning, and the bytes read for it."""
     return {
-        "row_groups": _share_facts(report.table),
-        "pruned_by_partition": _share_facts(report.by_partition),
-        "pruned_by_statistics": _share_facts(report.by_statistics),
-        "pruned_by_bloom_filters": {**_share_facts(report.by_bloom), "bytes": report.bloom_bytes},
-        "taken_whole": _share_facts(report.whole),
-        "sampled_by_place": _share_facts(report.by_position),
-        "counted": {**_share_facts(report.counted), "bytes": report.counted_bytes, "cached": report.cached},
-        "matched": _share_facts(report.matched),
-        "kept": _share_facts(report.kept),
+        "row_groups": asdict(report.table),
+        "pruned_by_partition": asdict(report.by_partition),
+        "pruned_by_statistics": asdict(report.by_statistics),
+        "pruned_by_bloom_filters": {**asdict(report.by_bloom), "bytes": report.bloom_bytes},
+        "taken_whole": asdict(report.whole),
+        "sampled_by_place": asdict(report.by_position),
+        "counted": {**asdict(report.counted), "bytes": report.counted_bytes, "cached": report.cached},
+        "matched": asdict(report.matched),
+        "kept": asdict(report.kept),
     }
 
 
@@ -223,7 +217,38 @@ def _facts_table(facts: dict[str, Any]) -> Table:
     table = Table(title="the plan", title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
+    for name, text in (*_table_rows(facts), *_pruning_rows(facts), *_run_rows(facts)):
+        table.add_row(name, text)
+    return table
+
+
+def _table_rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The snapshot, and what is wrong with it."""
     in_all = facts["row_groups"]
+    yield "table", f"{facts['files']:,} files, {in_all['row_groups']:,} row groups, {in_all['rows']:,} rows"
+    yield "snapshot", facts["snapshot"]
+    yield "plan, features", f"{facts['plan']}, {facts['features']}"
+    if bad_files := [from_values(BadFileFacts, bad) for bad in facts["bad_files"]]:
+        yield "bad files", "\n".join([summary_of(bad_files), *map(escape, lines_of(bad_files))])
+    for name, lines in (("nulls left", facts["nulls"]), ("columns missing", facts["absent"])):
+        if lines:
+            yield name, "\n".join(map(escape, first_lines([line["text"] for line in lines])))
+
+
+def _pruning_rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for key in _PRUNING:
+        share = facts[key]
+        note = f", {share['bytes']:,} bytes read" if share.get("bytes") else ""
+        if key == "counted" and share["row_groups"] and share["cached"]:
+            note += " (known from an earlier run)"
+        if share["row_groups"] or note or key not in _OPTIONAL:
+            yield key.replace("_", " "), f"{share['row_groups']:,} row groups, {share['rows']:,} rows{note}"
+    if facts["sample"] is not None:
+        yield "sampled", _sample_text(facts)
+
+
+def _run_rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What a run reads, delivers and needs."""
     memory, size, columns = facts["memory"], facts["bytes"], facts["columns"]
     fewer = "; fewer blocks will be in flight" if memory["in_flight_bytes"] > memory["budget_bytes"] else ""
     fewest, most = memory["fewest_blocks_in_flight"], memory["blocks_in_flight"]
@@ -235,48 +260,21 @@ def _facts_table(facts: dict[str, Any]) -> Table:
         if size["read_twice"]
         else ""
     )
-    rows = (
-        ("table", f"{facts['files']:,} files, {in_all['row_groups']:,} row groups, {in_all['rows']:,} rows"),
-        ("snapshot", facts["snapshot"]),
-        ("plan, features", f"{facts['plan']}, {facts['features']}"),
-        ("columns read", f"{columns['read']:,} of {columns['table']:,} ({columns['share']:.1%})"),
-        ("decoded by", _decoders_text(facts)),
-        ("bytes per epoch", f"{size['read_per_epoch']:,} of {size['table']:,} ({size['share']:.1%}){twice}"),
-        ("rows", f"{facts['rows']:,}, of which {facts['rows_dropped']:,} dropped (tail: {facts['tail']})"),
-        ("steps", f"{facts['steps']:,} on each of {facts['world_size']} ranks"),
-        ("batch", _batch_text(facts)),
-        ("work", _work_text(facts)),
-        ("memory per rank", f"{in_flight} of {memory['budget_bytes']:,}{fewer}"),
-        ("row identities", _identities_text(facts["identities"])),
-    )
-    for name, text in rows[:3]:
-        table.add_row(name, text)
-    if bad_files := [from_values(BadFileFacts, bad) for bad in facts["bad_files"]]:
-        table.add_row("bad files", "\n".join([summary_of(bad_files), *map(escape, lines_of(bad_files))]))
-    for name, lines in (("nulls left", facts["nulls"]), ("columns missing", facts["absent"])):
-        if lines:
-            table.add_row(name, "\n".join(map(escape, first_lines([line["text"] for line in lines]))))
-    for name, key in (
-        ("pruned by partition", "pruned_by_partition"),
-        ("pruned by statistics", "pruned_by_statistics"),
-        ("pruned by bloom filters", "pruned_by_bloom_filters"),
-        ("taken whole", "taken_whole"),
-        ("sampled by place", "sampled_by_place"),
-        ("counted", "counted"),
-    ):
-        share = facts[key]
-        note = f", {share['bytes']:,} bytes read" if share.get("bytes") else ""
-        if key == "counted" and share["row_groups"] and share["cached"]:
-            note += " (known from an earlier run)"
-        if share["row_groups"] or note or key in _ALWAYS_SHOWN:
-            table.add_row(name, f"{share['row_groups']:,} row groups, {share['rows']:,} rows{note}")
-    if facts["sample"] is not None:
-        table.add_row("sampled", _sample_text(facts))
-    for name, text in (*rows[3:6], *part_rows(facts), *rows[6:], *_dedup_rows(facts)):
-        table.add_row(name, text)
+    batch = f"{facts['rows_per_rank_and_step']:,} rows per rank, from {facts['lanes']} x {facts['batch_size']:,}"
+    yield "columns read", f"{columns['read']:,} of {columns['table']:,} ({columns['share']:.1%})"
+    yield "decoded by", _decoders_text(facts)
+    yield "bytes per epoch", f"{size['read_per_epoch']:,} of {size['table']:,} ({size['share']:.1%}){twice}"
+    yield from part_rows(facts)
+    yield "rows", f"{facts['rows']:,}, of which {facts['rows_dropped']:,} dropped (tail: {facts['tail']})"
+    yield "steps", f"{facts['steps']:,} on each of {facts['world_size']} ranks"
+    yield "batch", batch
+    yield "work", _work_text(facts)
+    yield "memory per rank", f"{in_flight} of {memory['budget_bytes']:,}{fewer}"
+    yield "row identities", _identities_text(facts["identities"])
+    if "dedup" in facts:
+        yield "deduplicated", "\n".join(map(escape, group_lines(facts["dedup"])))
     if facts["scheduler"] is not None:
-        table.add_row("scheduler", facts["scheduler"]["text"])
-    return table
+        yield "scheduler", facts["scheduler"]["text"]
 
 
 def _column_facts(plan: Plan, schedule: Schedule) -> dict[str, Any]:
@@ -326,10 +324,6 @@ def row_groups_read_twice(plan: Plan, schedule: Schedule) -> Iterator[int]:
             yield group
 
 
-def _batch_text(facts: dict[str, Any]) -> str:
-    return f"{facts['rows_per_rank_and_step']:,} rows per rank, from {facts['lanes']} x {facts['batch_size']:,}"
-
-
 def _work_text(facts: dict[str, Any]) -> str:
     text = f"{facts['splits']:,} splits, {facts['blocks_per_lane']:,} blocks per lane"
     window, limit = facts["window"], ""
@@ -350,10 +344,6 @@ def _sample_text(facts: dict[str, Any]) -> str:
     by = f"by {', '.join(sample['key'])}" if sample["key"] else "by place"
     where = f" where {sample['where']}" if sample["where"] else ""
     return f"{after:,} of {before:,} rows: {sample['fraction']:.4g}{where}, {by}, seed {sample['seed']}"
-
-
-def _share_facts(share: Share) -> dict[str, int]:
-    return {"row_groups": share.row_groups, "rows": share.rows}
 
 
 def row_bytes(plan: Plan) -> int:

@@ -6,15 +6,13 @@ cluster, in waves whose results are kept: a command that was killed continues wh
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass
 
 import numpy as np
-import typer
 
 from feedline.commands.cluster.connect import pipeline_cluster
 from feedline.commands.display.progress_line import ProgressLine
-from feedline.commands.exit_status import exit_on_sigterm
+from feedline.commands.exit_status import exit_on_signals
 from feedline.fitting.passes import FitProgress
 from feedline.pipeline import Pipeline
 from feedline.planning.plan import Plan
@@ -55,23 +53,21 @@ def save_plan(spec: PipelineSpec, *, world_size: int) -> tuple[Plan, SavedPlan]:
     Raises SpecError where artifacts are missing that the run would not fit itself. Ctrl-C and SIGTERM end the command
     in order.
     """
-    line = ProgressLine()
-    shown = on_wave_progress(lambda progress: line.show(progress.text()))
-    try:
-        with exit_on_sigterm(), shown, pipeline_cluster(spec) as cluster:
-            pipeline = Pipeline(spec)
-            map = None if cluster is None else cluster.map
-            workers = None if cluster is None else DaskWorkers(cluster)
-            snapshot = pipeline.snapshot(map=map)
-            plan = pipeline.complete_plan(
-                world_size, snapshot, map=map, workers=workers, say=lambda progress: _show_fit(line, progress)
-            )
-            file = spec.source.snapshot or save_for_runs(spec, snapshot)
-    except KeyboardInterrupt:
-        line.note("stopped: what was read and counted is kept; run the same command to continue")
-        raise typer.Exit(128 + signal.SIGINT) from None
-    finally:
-        line.close()
+    stopped = "stopped: what was read and counted is kept; run the same command to continue"
+    with (
+        ProgressLine() as line,
+        exit_on_signals(lambda: line.note(stopped)),
+        on_wave_progress(lambda progress: line.show(progress.text())),
+        pipeline_cluster(spec) as cluster,
+    ):
+        pipeline = Pipeline(spec)
+        map = None if cluster is None else cluster.map
+        workers = None if cluster is None else DaskWorkers(cluster)
+        snapshot = pipeline.snapshot(map=map)
+        plan = pipeline.complete_plan(
+            world_size, snapshot, map=map, workers=workers, say=lambda progress: _show_fit(line, progress)
+        )
+        file = spec.source.snapshot or save_for_runs(spec, snapshot)
     manifest = plan.job.artifacts.manifest if plan.features.artifacts is not None else None
     return plan, SavedPlan(
         work_dir=redact(absolute(spec.work_dir)),

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
 
-from rich.console import RenderableType
-
-from feedline.commands.display.consoles import console_on
+from feedline.commands.display.consoles import console_on, print_facts, say
 from feedline.commands.display.dedup_table import print_proposals
 from feedline.commands.plan.ops import describe_ops, ops_table
 from feedline.commands.plan.report import describe, plan_table
@@ -24,20 +21,17 @@ from feedline.spec import PipelineSpec
 
 def print_plan(plan: Plan, world_size: int, rows_per_s: float, *, as_json: bool) -> None:
     """What a run would do."""
-    facts = describe(plan, world_size=world_size, rows_per_s=rows_per_s)
-    _print(facts, plan_table(facts), as_json=as_json)
+    print_facts(describe(plan, world_size=world_size, rows_per_s=rows_per_s), plan_table, as_json=as_json)
 
 
 def print_ops(plan: Plan, *, as_json: bool) -> None:
     """How each feature is computed, and its cost."""
-    facts = describe_ops(plan)
-    _print(facts, ops_table(facts), as_json=as_json)
+    print_facts(describe_ops(plan), ops_table, as_json=as_json)
 
 
 def print_shuffle(plan: Plan, world_size: int, *, as_json: bool) -> None:
     """How the shuffle mixes."""
-    facts = describe_shuffle(plan, world_size=world_size)
-    _print(facts, shuffle_table(facts), as_json=as_json)
+    print_facts(describe_shuffle(plan, world_size=world_size), shuffle_table, as_json=as_json)
 
 
 def print_groups(plan: Plan, *, as_json: bool) -> None:
@@ -49,7 +43,7 @@ def print_groups(plan: Plan, *, as_json: bool) -> None:
 def print_step(plan: Plan, *, epoch: int, step: int, rank: int | None, world_size: int, as_json: bool) -> None:
     """The rows of one step."""
     facts = describe_step(plan, epoch=epoch, step=step, rank=rank, world_size=world_size)
-    print(json.dumps(facts)) if as_json else console_on().print(step_table(facts), highlight=False)
+    print_facts(facts, step_table, as_json=as_json, highlight=False)
 
 
 def print_saved_plan(spec: PipelineSpec, world_size: int, rows_per_s: float, *, as_json: bool) -> None:
@@ -63,8 +57,4 @@ def print_saved_plan(spec: PipelineSpec, world_size: int, rows_per_s: float, *, 
         return
     console = console_on()
     console.print(plan_table(facts))
-    console.print(saved.text(), highlight=False, markup=False, soft_wrap=True)
-
-
-def _print(facts: dict[str, Any], table: RenderableType, *, as_json: bool) -> None:
-    print(json.dumps(facts)) if as_json else console_on().print(table)
+    say(console, saved.text())

@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from feedline.commands.display.consoles import console_on
+from feedline.commands.display.consoles import console_on, say
 from feedline.commands.display.progress_line import ProgressLine
 from feedline.errors import SpecError
 from feedline.expressions.column_parts import source_columns
@@ -216,24 +216,19 @@ def _show_report(report: OptimizeReport, console: Console) -> None:
     console.print(_before_after(report))
     if report.groups:
         console.print(_stored_groups(report))
-    for line in explain_growth(report):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    lines = explain_growth(report)
     removed = f", {report.taken_away} removed" if report.taken_away else ""
-    console.print(
+    lines.append(
         f"{report.written} partitions written in {report.writing_s:.1f} s, after measuring for "
-        f"{report.measuring_s:.1f} s; "
-        f"{report.finished} were finished{removed}; {len(report.non_null)} of "
-        f"{len(report.columns)} columns hold no null and are stored as not nullable",
-        highlight=False,
-        soft_wrap=True,
+        f"{report.measuring_s:.1f} s; {report.finished} were finished{removed}; {len(report.non_null)} of "
+        f"{len(report.columns)} columns hold no null and are stored as not nullable"
     )
     if report.outdated:
-        console.print(
+        lines.append(
             f"{report.outdated} finished partitions were encoded for another decoder than {report.decoder}, which "
-            "reads here: to choose their encodings again, write to an empty folder",
-            highlight=False,
-            soft_wrap=True,
+            "reads here: to choose their encodings again, write to an empty folder"
         )
+    say(console, "\n".join(lines))
 
 
 def explain_growth(report: OptimizeReport) -> list[str]:
@@ -321,17 +316,16 @@ def _map_of(name: str, report: OptimizeReport) -> str | None:
 def _show_popularity(facts: Popularity, console: Console) -> None:
     """Print which columns and partitions runs read."""
     if not facts.runs:
-        console.print(f"the usage record has no run on {facts.table}", highlight=False, soft_wrap=True)
+        say(console, f"the usage record has no run on {facts.table}")
         return
-    console.print(
+    text = (
         f"{facts.table}: {facts.runs} run{'s' if facts.runs > 1 else ''} of {', '.join(facts.jobs)}, "
         f"from {str(facts.first)[:19]} to {str(facts.last)[:19]} UTC\n"
         f"a run reads {facts.column_share:.1%} of the columns and {facts.byte_share:.1%} of the bytes of its row "
         f"groups (mean); together {facts.used_column_share:.1%} of the columns, {facts.used_byte_share:.1%} of the "
-        "bytes",
-        highlight=False,
-        soft_wrap=True,
+        "bytes"
     )
+    say(console, text)
     columns = RichTable(title="columns", title_justify="left")
     for heading in ("column", "runs", "bytes read", "bytes stored"):
         columns.add_column(heading, justify="left" if heading == "column" else "right")
@@ -343,7 +337,7 @@ def _show_popularity(facts: Popularity, console: Console) -> None:
     console.print(f"{unread} columns were never read", highlight=False)
     if facts.partitions and facts.partitions[0][0]:
         named = ", ".join(f"{folder} ({runs})" for folder, runs in facts.partitions[:_MAX_PARTITIONS])
-        console.print(f"partitions by runs: {named}", highlight=False, soft_wrap=True)
+        say(console, f"partitions by runs: {named}")
 
 
 def _choices(choices: Sequence[Choice]) -> RichTable:

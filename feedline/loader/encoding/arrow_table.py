@@ -19,10 +19,9 @@ def arrow_table(rows: EncodedRows, schema: BatchSchema) -> pa.Table:
     columns: dict[str, pa.Array] = {}
     for column in schema:
         if column.group in ("dense", "label"):
-            matrix = rows.dense if column.group == "dense" else rows.labels
-            block = matrix[:, column.offset : column.offset + column.width]
+            block = column.of(rows.dense if column.group == "dense" else rows.labels)
             columns[column.name] = (
-                pa.array(block[:, 0])
+                pa.array(block)
                 if column.width == 1
                 else pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(block).ravel()), column.width)
             )

@@ -6,7 +6,7 @@ Runs in: Dask workers (or the feeder's Dask threads), `Pipeline.transform`, `Pip
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -31,6 +31,8 @@ _MATRIX_BYTES = 8 * 2**20
 _COMPARED = (np.dtype(np.int64), np.dtype(np.float32))
 _Extremes: TypeAlias = Mapping[str, tuple[float, float]]
 _Columns: TypeAlias = Mapping[str, pl.Series | NDArray[Any]]  # arrays hold no nulls
+# Of a sparse feature: values, offsets and weights.
+_EncodedLists: TypeAlias = tuple[NDArray[Any] | CodedArray, NDArray[np.int64], NDArray[np.float32] | None]
 _UNFILTERED: Mapping[str, str] = MappingProxyType({})
 _NOT_CODED: Mapping[str, Any] = MappingProxyType({})
 _ALL = slice(None)
@@ -66,33 +68,27 @@ def encode(
         features = dict(zip(features.columns, features.get_columns(), strict=True))
     rows = len(next(iter(features.values()), ())) if rows is None else rows
     features, extremes = _with_extremes(features, schema, observer is not None, coded, rows)
-    values, offsets = [], []
-    weights: list[NDArray[np.float32] | None] = []
+    lists: list[_EncodedLists] = []
     for column in schema.sparse:
-        list_values: NDArray[Any] | CodedArray
         if column.name in coded:
-            list_values, list_offsets, list_weights = *gathered.lists(coded[column.name], column), None
+            lists.append((*gathered.lists(coded[column.name], column), None))
         else:
             assert order is None, "lists that are not coded are gathered when they are written"
-            list_values, list_offsets, list_weights = _lists(features[column.name], column, observer, repeats)
-        values.append(list_values)
-        offsets.append(list_offsets)
-        weights.append(list_weights)
-    categorical = []
-    for column in schema.group("categorical"):
-        if column.name in coded:
-            categorical.append(gathered.add_ids(coded[column.name], column))
-        else:
-            ids = _ids(features[column.name], column, observer, filters, repeats, extremes)
-            categorical.append(gathered.in_order(ids))
+            lists.append(_lists(features[column.name], column, observer, repeats))
+    categorical = [
+        gathered.add_ids(coded[column.name], column)
+        if column.name in coded
+        else gathered.in_order(_ids(features[column.name], column, gathered, filters, extremes))
+        for column in schema.group("categorical")
+    ]
     encoded = EncodedRows(
         rows=rows,
-        dense=_row_major(features, schema, "dense", observer, filters, repeats, coded, rows, gathered, extremes),
+        dense=_row_major(features, schema.group("dense"), coded, rows, gathered, filters, extremes),
         categorical=tuple(categorical),
-        labels=_row_major(features, schema, "label", observer, filters, repeats, coded, rows, gathered, extremes),
-        values=tuple(values),
-        weights=tuple(weights),
-        offsets=tuple(offsets),
+        labels=_row_major(features, schema.group("label"), coded, rows, gathered, filters, extremes),
+        values=tuple(values for values, _, _ in lists),
+        weights=tuple(weights for _, _, weights in lists),
+        offsets=tuple(offsets for _, offsets, _ in lists),
         extra=tuple(_arrow(features[column.name]) for column in schema.group("extra")),
     )
     gathered.finish()
@@ -282,25 +278,23 @@ def _scalars(series: pl.Series | NDArray[Any], name: str, filters: Mapping[str, 
 def _ids(
     series: pl.Series | NDArray[Any],
     column: SlotColumn,
-    observer: Observer | None,
+    gathered: _GatheredColumns,
     filters: Mapping[str, str],
-    repeats: NDArray[np.int64] | None,
     extremes: _Extremes,
 ) -> NDArray[np.int64]:
     ids = _scalars(series, column.name, filters)
-    if observer is not None:
-        count = len(ids) if repeats is None else int(repeats.sum())
+    if gathered.observer is not None:
+        count = len(ids) if gathered.repeats is None else int(gathered.repeats.sum())
         if column.name in extremes:
-            observer.count_extremes(column, count, *extremes[column.name])
+            gathered.observer.count_extremes(column, count, *extremes[column.name])
         else:
-            observer.count_integers(column, ids, count)
+            gathered.observer.count_integers(column, ids, count)
     return ids
 
 
 def _lists(
     series: pl.Series | NDArray[Any], column: SlotColumn, observer: Observer | None, repeats: NDArray[np.int64] | None
-) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.float32] | None]:
-    """A sparse feature's values, offsets and weights."""
+) -> _EncodedLists:
 
     def row_of(index: int) -> int:
         return int(np.searchsorted(offsets, index, side="right")) - 1
@@ -316,28 +310,25 @@ def _lists(
         observer.count_integers(column, values, values.size if of_lists is None else of_lists.count(values))
     if not column.weighted:
         return values, offsets, None
-    list_weights = _weights(series.struct.field("weights"), offsets, column.name)
+    list_weights, borders = _encode_ragged(series.struct.field("weights"), column.name, "list of weights")
+    assert np.array_equal(borders, offsets), f"feature {column.name!r} has weights that do not belong to its ids"
     list_weights = apply_on_nonfinite(list_weights, column, observer, row_of=row_of, repeats=of_lists, weights=True)
     return values, offsets, list_weights
 
 
 def _row_major(
     features: _Columns,
-    schema: BatchSchema,
-    group: str,
-    observer: Observer | None,
-    filters: Mapping[str, str],
-    repeats: NDArray[np.int64] | None,
+    columns: Sequence[SlotColumn],
     coded: Mapping[str, CodedValues],
     rows_of_all: int,
     gathered: _GatheredColumns,
+    filters: Mapping[str, str],
     extremes: _Extremes,
 ) -> NDArray[np.float32]:
-    columns = schema.group(group)
     width = sum(column.width for column in columns)
     matrix = np.empty((rows_of_all, width), dtype=np.float32)
     flat = matrix.reshape(-1)
-    of_rows = Repeats(repeats) if repeats is not None else None
+    of_rows = None if gathered.repeats is None else Repeats(gathered.repeats)
     sources: list[tuple[int | slice, NDArray[Any]]] = []
     for column in columns:
         if column.name in coded:
@@ -350,13 +341,13 @@ def _row_major(
         else:
             target, values = column.offset, _scalars(series, column.name, filters)
         known = extremes.get(column.name)
-        sources.append((target, apply_on_nonfinite(values, column, observer, repeats=of_rows, extremes=known)))
+        values = apply_on_nonfinite(values, column, gathered.observer, repeats=of_rows, extremes=known)
+        sources.append((target, values))
     step = max(_MATRIX_BYTES // (4 * max(width, 1)), 1)
     for start in range(0, rows_of_all, step):
         rows = slice(start, start + step)
-        part = matrix[rows]
-        for columns_of_feature, values in sources:
-            part[:, columns_of_feature] = gathered.in_order(values, rows)
+        for target, values in sources:
+            matrix[rows, target] = gathered.in_order(values, rows)
     return matrix
 
 
@@ -388,13 +379,6 @@ def _arrow(series: pl.Series | NDArray[Any]) -> pa.Array:
     return array.cast(array.type.value_type) if pa.types.is_dictionary(array.type) else array
 
 
-def _weights(series: pl.Series, offsets: NDArray[np.int64], name: str) -> NDArray[np.float32]:
-    values, borders = _encode_ragged(series, name, "list of weights")
-    if not np.array_equal(borders, offsets):
-        raise AssertionError(f"feature {name!r} has weights that do not belong to its ids")
-    return values
-
-
 def _encode_ragged(series: pl.Series, name: str, what: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
     array = series.rechunk().to_arrow()
     if array.null_count:
@@ -402,16 +386,10 @@ def _encode_ragged(series: pl.Series, name: str, what: str) -> tuple[NDArray[Any
     offsets = array.offsets.to_numpy()
     first, last = int(offsets[0]), int(offsets[-1])
     values = array.values.slice(first, last - first)
-    _refuse_null_elements(
-        values, name, what, lambda position: int(np.searchsorted(offsets - first, position, side="right")) - 1
-    )
-    return values.to_numpy(), offsets - first if first else offsets
-
-
-def _refuse_null_elements(values: pa.Array, name: str, what: str, row_of: Callable[[int], int]) -> None:
     if values.null_count:
-        position = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
+        position = first + int(values.is_null().to_numpy(zero_copy_only=False).argmax())
         raise DataError(
             f"feature {name!r} holds a null inside a {what}: got {values.null_count:,} null elements, expected "
             f"none. Add {_FILL[what]} to its ops"
-        ).at(row_of(position))
+        ).at(int(np.searchsorted(offsets, position, side="right")) - 1)
+    return values.to_numpy(), offsets - first if first else offsets

@@ -8,7 +8,7 @@ within a block.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -61,29 +61,6 @@ def with_values(encoded: EncodedRows) -> EncodedRows:
     """The same rows with the values of all lists."""
     groups = tuple(UniqueRows(with_values(group.rows), group.inverse) for group in encoded.groups)
     return replace(encoded, values=tuple(np.asarray(values) for values in encoded.values), groups=groups)
-
-
-def join_rows(parts: Sequence[EncodedRows]) -> EncodedRows:
-    """Concatenate parts."""
-    if len(parts) == 1:
-        return parts[0]
-    sparse = range(len(parts[0].values))
-    return EncodedRows(
-        rows=sum(part.rows for part in parts),
-        dense=np.concatenate([part.dense for part in parts]),
-        categorical=tuple(
-            np.concatenate(columns) for columns in zip(*(part.categorical for part in parts), strict=True)
-        ),
-        labels=np.concatenate([part.labels for part in parts]),
-        values=tuple(_join([np.asarray(part.values[index]) for part in parts]) for index in sparse),
-        weights=tuple(_join_weights(parts, index) for index in sparse),
-        offsets=tuple(_join_offsets([part.offsets[index] for part in parts]) for index in sparse),
-        extra=tuple(pa.concat_arrays(arrays) for arrays in zip(*(part.extra for part in parts), strict=True)),
-        groups=tuple(
-            UniqueRows(join_rows([group.rows for group in groups]), group_inverse(groups))
-            for groups in zip(*(part.groups for part in parts), strict=True)
-        ),
-    )
 
 
 def group_inverse(groups: Sequence[UniqueRows[EncodedRows]]) -> NDArray[np.int32]:
@@ -165,40 +142,26 @@ def expand(encoded: EncodedRows, schema: BatchSchema) -> EncodedRows:
     """The same rows without deduplication, in the order of `schema.expanded`: a copy, unless there is no group."""
     if not encoded.groups:
         return encoded
-    own, *grouped = schema.parts
-    parts: dict[str | None, tuple[BatchSchema, EncodedRows]] = {None: (own, encoded)}
-    for name, part, group in zip(schema.dedup, grouped, encoded.groups, strict=True):
-        parts[name] = part, take([group.rows], group.inverse.astype(np.int64))
+    rows_of: dict[str | None, EncodedRows] = {None: encoded}
+    for name, group in zip(schema.dedup, encoded.groups, strict=True):
+        rows_of[name] = take([group.rows], group.inverse.astype(np.int64))
     places = {
-        name: {column.name: index for index, column in enumerate(part.sparse)} for name, (part, _) in parts.items()
+        column.name: (rows, index)
+        for part, rows in zip(schema.parts, rows_of.values(), strict=True)
+        for index, column in enumerate(part.sparse)
     }
-    order = [schema[column.name].dedup for column in schema.expanded.sparse]
-    sparse = [
-        (parts[dedup][1], places[dedup][column.name])
-        for dedup, column in zip(order, schema.expanded.sparse, strict=True)
-    ]
+    sparse = [places[column.name] for column in schema.expanded.sparse]
+    dense = [column.of(rows_of[column.dedup].dense) for column in schema.group("dense")]
     return EncodedRows(
         rows=encoded.rows,
-        dense=_expand_dense(encoded.rows, schema, parts),
-        categorical=tuple(parts[column.dedup][1].categorical[column.offset] for column in schema.group("categorical")),
+        dense=np.column_stack(dense) if dense else encoded.dense,
+        categorical=tuple(rows_of[column.dedup].categorical[column.offset] for column in schema.group("categorical")),
         labels=encoded.labels,
         values=tuple(rows.values[index] for rows, index in sparse),
         weights=tuple(rows.weights[index] for rows, index in sparse),
         offsets=tuple(rows.offsets[index] for rows, index in sparse),
         extra=encoded.extra,
     )
-
-
-def _expand_dense(
-    rows: int, schema: BatchSchema, parts: Mapping[str | None, tuple[BatchSchema, EncodedRows]]
-) -> NDArray[np.float32]:
-    columns = schema.group("dense")
-    dense = np.empty((rows, sum(column.width for column in columns)), dtype=np.float32)
-    for column in columns:
-        target = schema.expanded[column.name].offset
-        source = parts[column.dedup][1].dense
-        dense[:, target : target + column.width] = source[:, column.offset : column.offset + column.width]
-    return dense
 
 
 def _join(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:

@@ -61,6 +61,10 @@ class SlotColumn:
     dedup: str | None = None
     lookups: int = 0
 
+    def of(self, matrix: Any) -> Any:
+        """The feature's column [rows] of its group's matrix, or its columns [rows, width] if it is a vector."""
+        return matrix[:, self.offset if self.width == 1 else slice(self.offset, self.offset + self.width)]
+
 
 @dataclass(frozen=True)
 class BatchSchema:

@@ -8,9 +8,10 @@ digests in any batch, lane and world size.
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import polars as pl
-import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
@@ -23,20 +24,13 @@ _WEIGHT_SEED = 1 << 32  # apart from the seeds of features, which count from 0
 def row_digests(rows: EncodedRows) -> Words:
     """uint64 [rows]: the digest of each row."""
     total = np.zeros(rows.rows, np.uint64)
-    seed = 0
-    for matrix in (rows.dense, rows.labels):
-        for column in matrix.T:
-            total += hash_words(_bits(column), seed)
-            seed += 1
-    for ids in rows.categorical:
-        total += hash_words(_bits(ids), seed)
-        seed += 1
+    seeds = itertools.count()
+    for column in (*rows.dense.T, *rows.labels.T, *rows.categorical):
+        total += hash_words(_bits(column), next(seeds))
     for values, weights, offsets in zip(rows.values, rows.weights, rows.offsets, strict=True):
-        total += _lists(np.asarray(values), weights, offsets, seed)
-        seed += 1
+        total += _lists(np.asarray(values), weights, offsets, next(seeds))
     for array in rows.extra:
-        total += _array_words(_series(array), seed)
-        seed += 1
+        total += _array_words(pl.from_arrow(array), next(seeds))  # type: ignore[arg-type]
     return total
 
 
@@ -69,11 +63,6 @@ def _sum_of_lists(words: Words, offsets: NDArray[np.int64], seed: int) -> Words:
     hashed = hash_words(words + (index + 1).astype(np.uint64) * np.uint64(GOLDEN), seed)
     sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(hashed, dtype=np.uint64)))
     return sums[offsets[1:]] - sums[offsets[:-1]]
-
-
-def _series(array: pa.Array) -> pl.Series:
-    series: pl.Series = pl.from_arrow(array)  # type: ignore[assignment]
-    return series
 
 
 def _array_words(series: pl.Series, seed: int) -> Words:

@@ -18,14 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from feedline.loader.encoding.encoded_rows import EncodedRows
-from feedline.loader.encoding.layout import (
-    GroupPlacement,
-    MatrixOffsets,
-    Placement,
-    SlotColumn,
-    SlotHeader,
-    SlotLayout,
-)
+from feedline.loader.encoding.layout import GroupPlacement, MatrixOffsets, Placement, SlotColumn, SlotHeader, SlotLayout
 from feedline.loader.encoding.shuffled_rows import Rows, ShuffledRows
 from feedline.native import rows as native
 from feedline.native.coded_values import CodedArray

@@ -110,19 +110,19 @@ class Channel:
 
     def is_connected(self) -> bool:
         """Whether the other side is still connected. Reads nothing."""
-        poll = select.poll()
-        poll.register(self._socket.fileno(), select.POLLRDHUP)
-        return not poll.poll(0)
+        return not self._await(select.POLLRDHUP, 0)
 
     def peer_uid(self) -> int:
         """The user id of the other side."""
-        credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        return int(struct.unpack("3i", credentials)[1])
+        return self._peer()[1]
 
     def peer_pid(self) -> int:
         """The process id of the other side."""
-        credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        return int(struct.unpack("3i", credentials)[0])
+        return self._peer()[0]
+
+    def _peer(self) -> tuple[int, ...]:
+        """Process, user and group of the other side."""
+        return struct.unpack("3i", self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
 
     def send(self, packet: bytes, fd: int | None = None, *, wait: bool = True) -> bool:
         """Send one packet, waiting for room in the socket's buffer; without `wait`, return False if there is none.
@@ -217,15 +217,16 @@ class Channel:
 
     def await_packet(self, seconds: float | None) -> bool:
         """Wait until a packet can be received, or the other side is gone; False after so many seconds."""
-        poll = select.poll()
-        poll.register(self._socket.fileno(), select.POLLIN)
-        return bool(poll.poll(None if seconds is None else seconds * 1000))
+        return self._await(select.POLLIN, seconds)
 
     def await_readiness(self) -> None:
         """Wait until a packet can be sent or received, or the other side is gone."""
+        self._await(select.POLLIN | select.POLLOUT, None)
+
+    def _await(self, events: int, seconds: float | None) -> bool:
         poll = select.poll()
-        poll.register(self._socket.fileno(), select.POLLIN | select.POLLOUT)
-        poll.poll()
+        poll.register(self._socket.fileno(), events)
+        return bool(poll.poll(None if seconds is None else seconds * 1000))
 
     def receive(self, *, wait: bool = True) -> Arrival | None:
         """The next message; without `wait`, None if there is none.

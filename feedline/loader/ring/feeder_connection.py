@@ -16,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import TracebackType
 
 from feedline.errors import BatchTimeoutError, FeederError, FeedlineError, from_wire
 from feedline.loader.ring.channel import Channel, ChannelClosedError
@@ -64,9 +63,7 @@ class Transaction:
     def __enter__(self) -> None:
         self.torn = True
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.torn = kind is not None and not issubclass(kind, (FeedlineError, ChannelClosedError))
 
 
@@ -275,7 +272,7 @@ class FeederConnection:
             case ring_messages.Diagnosis():
                 self._diagnosis = message.text
             case ring_messages.DataWarnings():
-                self.reports.add_warnings(message.texts)
+                self.reports.warnings += message.texts
             case ring_messages.Welcome() if isinstance(self._feeder, HostFeeder):
                 self._feeder.pid = message.pid
                 self._watch = Watch(self._feeder.channel, self._feeder.pid)
@@ -345,8 +342,9 @@ class FeederConnection:
 
     def record_progress(self) -> None:
         """Note the feeder's first batch, so that earlier deaths do not count."""
-        self.has_delivered = True
-        self._source.record_progress(self._feeder)
+        if not self.has_delivered:
+            self._source.record_progress(self._feeder)
+            self.has_delivered = True
 
 
 def _diagnose(connection: FeederConnection, watch: Watch) -> str:
@@ -359,15 +357,11 @@ def _diagnose(connection: FeederConnection, watch: Watch) -> str:
                 break
             with connection.transaction:
                 connection.receive()
-    silent_s = time.perf_counter() - connection._last_message_s
-    return _describe_feeder(connection._feeder, connection._diagnosis, silent_s)
-
-
-def _describe_feeder(feeder: Feeder | None, diagnosis: str | None, silent_s: float) -> str:
-    """The feeder and its diagnosis; that it does not answer, if it has none."""
+    feeder = connection._feeder
     name = f"process {0 if feeder is None else feeder.pid}"
     if feeder is not None and feeder.log_path is not None:
         name += f", log {feeder.log_path}"
-    if diagnosis is not None:
-        return f"the feeder ({name}) is alive\n{diagnosis}"
+    if connection._diagnosis is not None:
+        return f"the feeder ({name}) is alive\n{connection._diagnosis}"
+    silent_s = time.perf_counter() - connection._last_message_s
     return f"the feeder ({name}) is alive but does not answer; its last message came {silent_s:.0f} s ago"

@@ -29,9 +29,6 @@ class RunFeeder:
         self.pid = channel.peer_pid()
         self.log_path: Path | None = None
 
-    def record_progress(self) -> None:
-        """`feedline run` counts batches itself."""
-
     def last_words(self) -> str:
         """Where its log is."""
         return "(feedline run started it: see its output)"
@@ -54,7 +51,6 @@ class FeederSource:
         self._reported: set[str] = set()  # feeders of the host whose repeated deaths were raised
         self._futile_deaths = 0
         self._progress = False
-        self._marked: Feeder | None = None  # the last one that has delivered
 
     def find(self) -> Feeder:
         """A feeder of `feedline run` that waits, else the host's, else one of our own."""
@@ -74,10 +70,9 @@ class FeederSource:
         self._shares_feeder = False
 
     def record_progress(self, feeder: Feeder | None) -> None:
-        """Note a batch, so that earlier deaths do not count."""
+        """Note a feeder's first batch, so that earlier deaths do not count."""
         self._progress = True
-        if feeder is not None and feeder is not self._marked:
-            self._marked = feeder
+        if isinstance(feeder, HostFeeder):
             feeder.record_progress()
 
     def record_death(self, feeder: Feeder | None, words: str) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from feedline.errors import FeederError
-from feedline.loader.ring.channel import Channel, ChannelClosedError
+from feedline.loader.ring.channel import Channel
 from feedline.loader.ring.launch import FUTILE_DEATHS, HostLaunch, end_of_log, log_path
 from feedline.loader.ring.rendezvous import address_of, dial, open_lock, own_channel, runtime_dir
 from feedline.loader.wire.ring_messages import FeederLeaving, Welcome
@@ -252,7 +252,4 @@ class HostListener:
         except OSError:  # nobody waits, or no longer
             return None
         connection.setblocking(True)
-        if (channel := own_channel(connection)) is not None:
-            with contextlib.suppress(ChannelClosedError):  # the feeder notices when it serves
-                channel.post_message(greeting)
-        return channel
+        return own_channel(connection, greeting)

@@ -159,9 +159,6 @@ class FeederProcess:
             self._process.wait(_EXIT_S)
         return f"{end_of_log(self._log)}\n(exit status {self._process.returncode})"
 
-    def record_progress(self) -> None:
-        """A batch of this feeder has arrived."""
-
     def end(self) -> None:
         """Wait for the process, whose connection is closed; send SIGTERM after 2 s, SIGKILL after `exit_s`."""
         with contextlib.suppress(subprocess.TimeoutExpired):

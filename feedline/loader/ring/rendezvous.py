@@ -24,7 +24,7 @@ from pathlib import Path
 
 from feedline.errors import FeederError
 from feedline.loader.ring.channel import Channel, ChannelClosedError
-from feedline.loader.wire.ring_messages import Welcome
+from feedline.loader.wire.ring_messages import FeederLeaving, Welcome
 from feedline.spec import PipelineSpec
 
 logger = logging.getLogger(__name__)
@@ -144,13 +144,16 @@ def dial(path: Path) -> Channel | None:
     return own_channel(connection)
 
 
-def own_channel(connection: socket.socket) -> Channel | None:
+def own_channel(connection: socket.socket, greeting: Welcome | FeederLeaving | None = None) -> Channel | None:
     """The channel over a connection to a process of this user; None, and closed, for another user's."""
     channel = Channel(connection)
-    if channel.peer_uid() == os.getuid():
-        return channel
-    channel.close()
-    return None
+    if channel.peer_uid() != os.getuid():
+        channel.close()
+        return None
+    if greeting is not None:
+        with contextlib.suppress(ChannelClosedError):  # the feeder notices when it serves
+            channel.post_message(greeting)
+    return channel
 
 
 def _limit_sending(connection: socket.socket, seconds: float) -> None:
@@ -237,10 +240,8 @@ class Listener:
         """Accept the trainer that connects, and stop listening; None for a process of another user."""
         assert self._socket is not None
         connection, _ = self._socket.accept()
-        if (channel := own_channel(connection)) is not None:
+        if (channel := own_channel(connection, Welcome(pid=os.getpid()))) is not None:
             self._stop_listening()
-            with contextlib.suppress(ChannelClosedError):  # the feeder notices when it serves
-                channel.post_message(Welcome(pid=os.getpid()))
         return channel
 
     def close(self) -> None:

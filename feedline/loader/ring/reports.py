@@ -7,7 +7,6 @@ summed. Another feeder continues from the counts of a dead one.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -43,7 +42,7 @@ class FeederReports:
     def __init__(self) -> None:
         self._stats = pack(FeederStats())
         # Counts of the streams that ended, and the last report on each stream that may go on; set at once.
-        self._quality: tuple[Quality | None, dict[int, bytes]] = (None, {})
+        self._quality: tuple[list[Quality], dict[int, bytes]] = ([], {})
         self._first_stream = 0  # late reports on earlier streams are dropped: this one includes their counts
         self.warnings: list[str] = []  # not taken yet
 
@@ -55,12 +54,7 @@ class FeederReports:
         past, streams = self._quality
         if seen and stream >= self._first_stream:
             ended = [EpochCounts.from_bytes(report).quality for number, report in streams.items() if number != stream]
-            past = merge([*([] if past is None else [past]), *ended]) if ended else past
-            self._quality = past, {stream: seen}
-
-    def add_warnings(self, warnings: Sequence[str]) -> None:
-        """Keep the warnings of a message until they are taken."""
-        self.warnings += warnings
+            self._quality = [merge([*past, *ended])] if ended else past, {stream: seen}
 
     def hand_over(self, stream: int, successor: int) -> bytes | None:
         """The bytes of the `EpochCounts` of a stream that continues as `successor`, kept until the first report on
@@ -87,10 +81,7 @@ class FeederReports:
     def quality(self) -> Quality | None:
         """Counts of all rows delivered, as far as reported."""
         past, streams = self._quality
-        parts = [
-            *([] if past is None else [past]),
-            *(EpochCounts.from_bytes(report).quality for report in streams.values()),
-        ]
+        parts = [*past, *(EpochCounts.from_bytes(report).quality for report in streams.values())]
         return merge(parts) if parts else None
 
     def report(self, schema: BatchSchema) -> dict[str, dict[str, Any]]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from feedline.loader.encoding.arrow_table import arrow_table
 from feedline.loader.encoding.encode import encode
-from feedline.loader.encoding.encoded_rows import EncodedRows, join_rows, slice_rows, take, with_values
+from feedline.loader.encoding.encoded_rows import EncodedRows, slice_rows, take, with_values
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotLayout
 from feedline.loader.encoding.quality import Observer
 from feedline.loader.encoding.row_digests import row_digests
@@ -137,9 +137,9 @@ def test_slots_and_quality_are_those_of_the_values(lists, code, cut, seed, data)
 def test_whoever_needs_the_values_gets_them(lists, seed):
     (found, _), (wanted, _) = encoded(lists, np.uint16), expected(lists)
     index = np.random.default_rng(seed).permutation(2 * len(lists))
-    twice = [found, found], [wanted, wanted]
+    twice, in_turn = ([found, found], [wanted, wanted]), np.arange(len(index))
     same(with_values(found), wanted)
-    same(join_rows(twice[0]), join_rows(twice[1]))
+    same(take(twice[0], in_turn), take(twice[1], in_turn))
     same(take(twice[0], index), take(twice[1], index))
     same(slice_rows(found, 1, 7), slice_rows(wanted, 1, 7))
     assert arrow_table(found, SCHEMA) == arrow_table(wanted, SCHEMA)
@@ -148,7 +148,7 @@ def test_whoever_needs_the_values_gets_them(lists, seed):
     assert shuffled.nbytes == plain.nbytes
     assert image(RowSlice(encoded=shuffled, start=0, stop=8)) == image(RowSlice(encoded=plain, start=0, stop=8))
     packed = encoded_rows(LAYOUT, pa.py_buffer(write_rows(LAYOUT, twice[0])))
-    same(packed, join_rows(twice[1]))
+    same(packed, take(twice[1], in_turn))
 
 
 @compiled

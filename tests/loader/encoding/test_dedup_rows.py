@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from feedline.loader.batch import Batch, digest_of
 from feedline.loader.dedup_tensors import InverseColumn, InverseSparse
 from feedline.loader.encoding.encode import encode
-from feedline.loader.encoding.encoded_rows import EncodedRows, expand, join_rows, slice_rows
+from feedline.loader.encoding.encoded_rows import EncodedRows, expand, slice_rows, take
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotLayout
 from feedline.loader.encoding.shuffled_rows import shuffle
 from feedline.loader.encoding.slot import RowSlice, draft, encoded_rows, write
@@ -152,7 +152,7 @@ def test_an_expanded_batch_has_the_bytes_of_one_without_deduplication(found, dat
     assert batch.expanded()._root.tobytes() == wanted.tobytes()
     assert digest_of(batch) == digest_of(Batch.over(SlotLayout(PLAIN), wanted))
     check_tensors(batch, batch.expanded())
-    joined, same = join_rows([grouped for grouped, _ in found]), join_rows([same for _, same in found])
+    joined, same = (take(parts, np.arange(sum(part.rows for part in parts))) for parts in zip(*found, strict=True))
     again = expand(joined, SCHEMA)
     assert (
         image(SlotLayout(PLAIN), [RowSlice(encoded=again, start=0, stop=again.rows)]).tobytes()

@@ -15,7 +15,7 @@ from feedline.errors import DataError
 from feedline.loader import slot_tensors
 from feedline.loader.batch import Batch
 from feedline.loader.encoding.encode import encode
-from feedline.loader.encoding.encoded_rows import join_rows, slice_rows, take
+from feedline.loader.encoding.encoded_rows import slice_rows, take
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotLayout
 from feedline.loader.encoding.shuffled_rows import ShuffledRows, shuffle
 from feedline.loader.encoding.slot import RowSlice, draft, encoded_rows, read_header, write
@@ -171,7 +171,7 @@ def test_take_join_slice_and_the_buffer_form(records, data):
     taken = take([encoded], np.array(indices, dtype=np.int64))
     expected = [records[i] for i in indices]
     check(batch_of([RowSlice(encoded=taken, start=0, stop=taken.rows)]), expected)
-    both = join_rows([encoded, taken])
+    both = take([encoded, taken], np.arange(encoded.rows + taken.rows))
     check(batch_of([RowSlice(encoded=both, start=0, stop=both.rows)]), [*records, *expected])
     middle = slice_rows(both, 1, both.rows)
     check(batch_of([RowSlice(encoded=middle, start=0, stop=middle.rows)]), [*records, *expected][1:])

@@ -140,9 +140,6 @@ class NearFeeder:
     def last_words(self) -> str:
         return "(none)"
 
-    def record_progress(self) -> None:
-        pass
-
     def end(self) -> None:
         with aside():
             if self in self.living:
