@@ -93,25 +93,8 @@ class BatchTimeoutError(FeedlineError, TimeoutError):
     """No batch came within the `timeout` of a dataset; the message says what the feeder and its workers do."""
 
 
-_WIRE = {
-    cls.__name__: cls
-    for cls in (
-        FeedlineError,
-        SpecError,
-        ExpressionError,
-        TableError,
-        TableNotFoundError,
-        TableArgumentError,
-        CorruptFileError,
-        TableChangedError,
-        StoreError,
-        DataError,
-        PlanError,
-        StateError,
-        RingError,
-        ClusterError,
-        FeederError,
-    )
+_WIRE: dict[str, type[FeedlineError]] = {
+    each.__name__: each for each in [*globals().values()] if isinstance(each, type) and issubclass(each, FeedlineError)
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 from tblib import pickling_support
 
 from feedline import errors
-from feedline.errors import BatchTimeoutError, DataError, FeedlineError, from_wire
+from feedline.errors import DataError, FeedlineError, from_wire
 
 CLASSES = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, Exception)]
 BUILT_IN = {
@@ -67,7 +67,7 @@ def test_errors_keep_their_class_as_dask_pickles_them(each: type[FeedlineError])
     assert isinstance(copy.__cause__, FileNotFoundError)
 
 
-@pytest.mark.parametrize("each", [c for c in CLASSES if c is not BatchTimeoutError], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("each", CLASSES, ids=lambda each: each.__name__)
 def test_errors_of_feeders_keep_their_class(each: type[FeedlineError]):
     error = from_wire(each.__name__, "price: got é")
     assert type(error) is each
