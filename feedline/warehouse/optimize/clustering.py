@@ -23,7 +23,7 @@ import pyarrow.types as pat
 
 from feedline.errors import TableArgumentError
 from feedline.hashing import GOLDEN, Words, digest, mix
-from feedline.warehouse.parquet.schemas import child_fields
+from feedline.warehouse.parquet.schemas import child_fields, is_list
 
 Int64s = npt.NDArray[np.int64]
 
@@ -117,7 +117,7 @@ def whole(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _is_ragged(kind: pa.DataType) -> bool:
-    if not (pat.is_list(kind) or pat.is_large_list(kind)):
+    if not is_list(kind):
         return False
     item = kind.value_type
     return bool(pat.is_integer(item) or pat.is_float32(item) or pat.is_float64(item))

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from feedline.warehouse.parquet.schemas import is_bytes, is_text
 from feedline.warehouse.parquet.thrift import BOOLEAN, BYTE_ARRAY, DOUBLE, FIXED, FLOAT, INT32, INT64
 
 _STORED = {BOOLEAN: "u1", INT32: "<i4", INT64: "<i8", FLOAT: "<f4", DOUBLE: "<f8"}
@@ -33,7 +34,7 @@ def has_bounds(kind: pa.DataType) -> bool:
 
 def is_binary_like(kind: pa.DataType) -> bool:
     """Whether columns of this type hold strings or bytes, whose bounds a writer may truncate."""
-    return any(test(kind) for test in (pat.is_string, pat.is_large_string, pat.is_binary, pat.is_large_binary))
+    return is_text(kind) or is_bytes(kind)
 
 
 def bounds_of(low: Raw, high: Raw, physical: int, kind: pa.DataType) -> tuple[pa.Array, pa.Array]:
@@ -48,8 +49,7 @@ def _decode(raw: Raw, physical: int, kind: pa.DataType) -> pa.Array:
     if pat.is_decimal(kind):
         return _decimals(raw, physical, kind)
     if is_binary_like(kind):
-        is_utf8 = pat.is_string(kind) or pat.is_large_string(kind)
-        return pa.array([_utf8(value) for value in raw] if is_utf8 else list(raw), kind)
+        return pa.array([_utf8(value) for value in raw] if is_text(kind) else list(raw), kind)
     return _numbers(raw, physical, kind)
 
 

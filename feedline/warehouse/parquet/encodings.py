@@ -29,6 +29,7 @@ from feedline.native import parquet as native
 from feedline.warehouse.parquet.column_kinds import ColumnKind
 from feedline.warehouse.parquet.decode import DecodeRequest, FileDecoder, kernel_refusal
 from feedline.warehouse.parquet.footer import open_parquet
+from feedline.warehouse.parquet.schemas import is_list, nested_like
 from feedline.warehouse.parquet.writer import DICTIONARY, PLAIN, Encoding, leaf_paths, writer_options
 
 Goal = Literal["decode", "balanced", "size"]
@@ -223,7 +224,7 @@ def _is_worth_codes(kind: pa.DataType) -> bool:
     """Whether pipelines read codes of such a column, whatever its ops: of lists and strings. Of flat numbers they do
     only for costly ops.
     """
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    if is_list(kind):
         return not pa.types.is_nested(kind.value_type)
     return not (pa.types.is_primitive(kind) or pa.types.is_nested(kind))
 
@@ -241,8 +242,5 @@ def _physical(column: pa.Table, path: str) -> str:
 def _nullable(field: pa.Field) -> pa.Field:
     """The field as most writers write it: nullable, its lists' elements too."""
     kind = field.type
-    if pa.types.is_list(kind):
-        kind = pa.list_(_nullable(kind.value_field))
-    elif pa.types.is_large_list(kind):
-        kind = pa.large_list(_nullable(kind.value_field))
+    kind = nested_like(kind, [_nullable(kind.value_field)]) if is_list(kind) else kind
     return pa.field(field.name, kind, nullable=True)

@@ -29,7 +29,7 @@ from feedline.warehouse.parquet.dedup_columns import (
     lost_metadata,
     may_be_flag,
 )
-from feedline.warehouse.parquet.schemas import leaf_count, without_dictionaries
+from feedline.warehouse.parquet.schemas import FIELD_ID, leaf_count, without_dictionaries
 from feedline.warehouse.parquet.stored_names import StoredNames, groups_under_other_names
 from feedline.warehouse.parquet.thrift import BYTE_ARRAY, PHYSICAL_NAMES, MalformedError, Structure, structure_of
 from feedline.warehouse.storage.faults import encrypted_error, explain_errors
@@ -41,7 +41,6 @@ _GUESS_BYTES = 64 * 1024  # the first read, which holds most footers: one reques
 _PHYSICAL = {name: index for index, name in enumerate(PHYSICAL_NAMES)}
 _Bytes: TypeAlias = bytes  # `ColumnFacts.bytes` hides the type of that name
 _TRUE = b"\x01"  # a Boolean bound
-_FIELD_ID = b"PARQUET:field_id"
 _KEPT_FOOTERS = 32  # parsed footers a process keeps; 400 columns x 8 row groups are 3 MB each
 
 
@@ -278,12 +277,9 @@ def _lost_flags(schema: pa.Schema, columns: Sequence[ColumnFacts]) -> str | None
 
 def _bare(schema: pa.Schema) -> pa.Schema:
     """The schema without metadata (pandas' alone can be larger than the rest), except field ids."""
-
-    def field_id(field: pa.Field) -> dict[bytes, bytes] | None:
-        id = (field.metadata or {}).get(_FIELD_ID)
-        return None if id is None else {_FIELD_ID: id}
-
-    return pa.schema([field.with_metadata(field_id(field)) for field in schema])
+    ids = [(field.metadata or {}).get(FIELD_ID) for field in schema]
+    metadata = [None if id is None else {FIELD_ID: id} for id in ids]
+    return pa.schema([field.with_metadata(each) for field, each in zip(schema, metadata, strict=True)])
 
 
 def _structure(tail: bytes, name: str) -> Structure:

@@ -29,7 +29,7 @@ from feedline.expressions.column_parts import (
     part_of,
 )
 from feedline.expressions.extraction import Keys, extract_parts
-from feedline.warehouse.parquet.schemas import child_fields, conform, is_unchecked, leaf_count
+from feedline.warehouse.parquet.schemas import child_fields, conform, is_text, is_unchecked, leaf_count
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.faults import label
 
@@ -261,7 +261,7 @@ class FileColumns:
         if pat.is_map(kind):
             self.leaves.append(start)
             if tree.parts:
-                self._map_keys.append((start, not tree.whole and _is_text(kind.key_type)))
+                self._map_keys.append((start, not tree.whole and is_text(kind.key_type)))
             below = PartTree(whole=tree.whole)
             for each in tree.parts.values():
                 _join(below, each)
@@ -342,10 +342,6 @@ def _join(into: PartTree, other: PartTree) -> None:
     into.whole |= other.whole
     for key, below in other.parts.items():
         _join(into.parts.setdefault(key, PartTree()), below)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pat.is_string(kind) or pat.is_large_string(kind))
 
 
 def _validate(array: pa.Array, name: str, uri: str, row_group: int) -> pa.Array:

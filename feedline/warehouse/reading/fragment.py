@@ -8,7 +8,8 @@ snapshot and a selection where work is planned, and travels with the request.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,13 +21,14 @@ from feedline.errors import TableArgumentError
 from feedline.expressions.column_parts import PartError, part_field, part_of
 from feedline.native.unique_rows import UniqueRows
 from feedline.warehouse.parquet.file_version import FileVersion
+from feedline.warehouse.parquet.open_file import OpenFile, open_unchanged
 from feedline.warehouse.parquet.stored_names import StoredNames
 from feedline.warehouse.reading.row_filter import RowFilter
 from feedline.warehouse.reading.sample import Bools
 from feedline.warehouse.reading.stored_groups import group_part
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.splits import Splits
-from feedline.warehouse.storage.locations import join, redact
+from feedline.warehouse.storage.locations import join, locate, redact
 
 UNCOUNTED = -1  # in `expected`: the kept rows have not been counted, so they are not checked
 
@@ -63,6 +65,11 @@ class Fragment:
     def uri(self) -> str:
         """The file's URI for messages."""
         return join(redact(self.table), self.path)
+
+    def open(self) -> AbstractContextManager[OpenFile]:
+        """Open the file, if it is the snapshot's (see `open_unchanged`)."""
+        location = locate(self.table)
+        return open_unchanged(location.filesystem, join(location.path, self.path), self.file_version)
 
     def proofs_of(self, position: int) -> int:
         """Return what statistics prove about the row group at that position."""
@@ -127,6 +134,22 @@ class FrameBatch:
     first_row: int
     row_filter: RowFilter
     groups: tuple[UniqueRows[pa.RecordBatch], ...] = ()
+
+
+def gather(fragments: Iterable[tuple[Fragment, int]], most: int, most_fragments: int) -> Iterator[tuple[Fragment, ...]]:
+    """Group fragments in order. A group ends where the numbers given with its fragments, of rows or bytes, reach `most`
+    together, or with `most_fragments`.
+    """
+    group: list[Fragment] = []
+    total = 0
+    for fragment, size in fragments:
+        group.append(fragment)
+        total += size
+        if total >= most or len(group) >= most_fragments:
+            yield tuple(group)
+            group, total = [], 0
+    if group:
+        yield tuple(group)
 
 
 def fragment_of(
