@@ -36,12 +36,12 @@ from feedline.warehouse.storage.faults import explain_errors
 from feedline.warehouse.storage.locations import (
     Location,
     absolute,
-    ancestor,
     is_uri,
     join,
     list_tree,
     locate,
     redact,
+    uri_on,
 )
 from feedline.warehouse.storage.retry import is_local, with_retries
 
@@ -137,8 +137,7 @@ def discover(table: str | Sequence[str], *, partitions: Mapping[str, str] | None
         refuse_same_files(infos, {link for entry in entries for link in entry.links}, duplicates)
     whole_folder = len(entries) == 1 and entries[0].whole_folder
     root = first.path if whole_folder else common_root([entry.anchor for entry in entries])
-    uri = ancestor(first.uri, depth(first.path) - depth(root))
-    listing = listing_of(uri, root, infos, partitions)
+    listing = listing_of(uri_on(first, root), root, infos, partitions)
     if whole_folder:  # in fsspec's cache now; other names would be listed again
         listing = _tag(listing, first)
     return replace(listing, ignored=len(ignored), source_names="\n".join(sorted(set(uris))))
@@ -292,11 +291,6 @@ def _is_parquet_name(name: str) -> bool:
 
 def _relative(path: str, root: str) -> str:
     return path[len(root) :].lstrip("/") if root else path
-
-
-def depth(path: str) -> int:
-    """The number of segments of a path."""
-    return len([segment for segment in path.split("/") if segment])
 
 
 def parent(path: str) -> str:

@@ -65,7 +65,7 @@ class Target:
 
     def begin(self, folder: str, slug: str) -> str:
         """Create the empty folder for a partition's files, and return its path."""
-        stage = self.hidden_path("stage", slug) if self.is_local else self.folder(folder)
+        stage = self.stage(folder, slug)
         if self.is_local:
             self.remove(stage)
         else:
@@ -89,7 +89,7 @@ class Target:
         """
         if not self.is_local:
             return
-        stage, final = self.hidden_path("stage", slug), self.folder(folder)
+        stage, final = self.stage(folder, slug), self.folder(folder)
         for name in names:
             self.filesystem.move(f"{stage}/{name}", f"{stage}/{_visible_name(name)}")
         kind = self.filesystem.get_file_info(final).type

@@ -74,7 +74,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionTask:
-    """One partition to write and land, unit by unit."""
+    """Units of one partition: all of them, to write and land, or some, to write into its existing staging folder."""
 
     recipe: Recipe
     folder: str
@@ -82,17 +82,6 @@ class PartitionTask:
     sources: str
     alone: bool
     units: tuple[Unit, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitTask:
-    """One unit to write into its partition's existing staging folder, without landing."""
-
-    recipe: Recipe
-    folder: str
-    slug: str
-    sources: str
-    unit: Unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +100,7 @@ def rewrite_partition(task: PartitionTask) -> list[WrittenFile]:
     with room_for(target.uri):
         stage = target.begin(task.folder, task.slug)
         try:
-            written = [file for unit in task.units for file in _write_unit(target, task.recipe, task, unit)]
+            written = [file for unit in task.units for file in _write_unit(target, task, unit)]
         except BaseException:
             if target.is_local:
                 target.remove(stage)
@@ -120,11 +109,11 @@ def rewrite_partition(task: PartitionTask) -> list[WrittenFile]:
     return written
 
 
-def rewrite_unit(task: UnitTask) -> list[WrittenFile]:
-    """Write one unit into its partition's staging folder."""
+def rewrite_units(task: PartitionTask) -> list[WrittenFile]:
+    """Write units into their partition's staging folder, without landing."""
     target = Target(task.recipe.uri)
     with room_for(target.uri):
-        return _write_unit(target, task.recipe, task, task.unit)
+        return [file for unit in task.units for file in _write_unit(target, task, unit)]
 
 
 def scatter(task: ScatterTask) -> list[int]:
@@ -191,17 +180,18 @@ def conform_to_target(table: pa.Table, schema: pa.Schema, file: str) -> pa.Table
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _write_unit(target: Target, recipe: Recipe, partition: PartitionTask | UnitTask, unit: Unit) -> list[WrittenFile]:
+def _write_unit(target: Target, task: PartitionTask, unit: Unit) -> list[WrittenFile]:
+    recipe = task.recipe
     writer = TableWriter(
         target.filesystem,
-        target.stage(partition.folder, partition.slug),
+        target.stage(task.folder, task.slug),
         f"part-{unit.number:04d}",
         schema=recipe.target,
         encodings=recipe.encodings,
         limits=recipe.limits,
         note={
             "settings": recipe.settings,
-            "sources": partition.sources,
+            "sources": task.sources,
             "decoder": recipe.decoder,
             "unit": unit.number,
             "units": unit.units,

@@ -114,15 +114,22 @@ def _choose_column(column: pa.Table, goal: Goal, codes: bool) -> list[Choice]:
         pa.Table.from_arrays([values], schema=nullable), list(encodings.values()), _REPEATS, codes, usual=True
     )
     choices = []
-    for path in paths:
-        best = _best(column, encodings, path, goal, codes, empty=not defaults[path].values)
+    for path, physical in paths.items():
+        best = _best(column, encodings, path, _BY_PHYSICAL[physical], goal, codes, empty=not defaults[path].values)
         encodings[path] = Encoding(leaf=path, encoding=best.encoding, codec=best.codec)
         choices.append(Choice(chosen=best, default=defaults[path]))
     return choices
 
 
 def _best(
-    column: pa.Table, encodings: dict[str, Encoding], path: str, goal: Goal, codes: bool, *, empty: bool
+    column: pa.Table,
+    encodings: dict[str, Encoding],
+    path: str,
+    candidates: Sequence[str],
+    goal: Goal,
+    codes: bool,
+    *,
+    empty: bool,
 ) -> EncodingCost:
     """The best candidate for one leaf, with the current encodings of the other leaves."""
 
@@ -132,7 +139,7 @@ def _best(
 
     first = "zstd" if goal == "size" else "lz4"
     repeats = 1 if goal == "size" else _REPEATS
-    costs = [trial(encoding, first, repeats) for encoding in _BY_PHYSICAL[_physical(column, path)]]
+    costs = [trial(encoding, first, repeats) for encoding in candidates]
     if empty:
         return costs[0]
     costs.sort(key=lambda one: cost(one, goal))
@@ -227,16 +234,6 @@ def _is_worth_codes(kind: pa.DataType) -> bool:
     if is_list(kind):
         return not pa.types.is_nested(kind.value_type)
     return not (pa.types.is_primitive(kind) or pa.types.is_nested(kind))
-
-
-def _physical(column: pa.Table, path: str) -> str:
-    sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, column.schema):
-        pass
-    stored = pq.read_metadata(pa.BufferReader(sink.getvalue())).schema
-    return next(
-        str(stored.column(index).physical_type) for index in range(len(stored)) if stored.column(index).path == path
-    )
 
 
 def _nullable(field: pa.Field) -> pa.Field:

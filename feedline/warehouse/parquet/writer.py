@@ -70,13 +70,14 @@ class WrittenFile:
     bytes: int
 
 
-def leaf_paths(schema: pa.Schema) -> list[str]:
-    """The Parquet columns that a schema is stored as, by their names in pyarrow's writer."""
+def leaf_paths(schema: pa.Schema) -> dict[str, str]:
+    """The Parquet columns that a schema is stored as: their names in pyarrow's writer, each with its physical type."""
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, schema):
         pass
     stored = pq.read_metadata(pa.BufferReader(sink.getvalue())).schema
-    return [stored.column(index).path for index in range(len(stored.names))]
+    columns = map(stored.column, range(len(stored.names)))
+    return {column.path: column.physical_type for column in columns}
 
 
 def writer_options(encodings: Sequence[Encoding]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import re
 import threading
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import takewhile
 from pathlib import Path
 
 import pyarrow as pa
@@ -218,9 +219,10 @@ def uri_on(location: Location, path: str) -> str:
     """The URI of another path on a location's store."""
     if not is_uri(location.uri):
         return path
-    address, mark, options = location.uri.partition("?")
-    top = ancestor(address, len([part for part in location.path.split("/") if part]))
-    return f"{top.rstrip('/')}/{path.lstrip('/')}{mark}{options}"
+    own, other = ([part for part in each.split("/") if part] for each in (location.path, path))
+    shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(own, other, strict=False))))
+    address, mark, options = ancestor(location.uri, len(own) - shared).partition("?")
+    return "/".join([address, *other[shared:]]) + mark + options
 
 
 def list_tree(location: Location) -> list[pafs.FileInfo]:
