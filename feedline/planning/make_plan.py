@@ -107,7 +107,6 @@ def _shuffle_column(spec: PipelineSpec, snapshot: Snapshot) -> str | None:
 def _empty_error(
     spec: PipelineSpec, snapshot: Snapshot, where: BoundExpression | None, selection: Selection
 ) -> FeedlineError:
-    """The error for a selection without rows."""
     if snapshot.rows == 0:
         return PlanError(f"the table has no rows: got {len(snapshot.files)} files without rows at {spec.source.table}")
     matched = selection.report.matched.rows
@@ -129,7 +128,6 @@ def _describe_ranges(snapshot: Snapshot, where: BoundExpression | None) -> str:
 
 
 def _literal(value: object) -> str:
-    """A value as written in a filter, shortened."""
     text = str(value) if isinstance(value, int | float | Decimal) else json.dumps(str(value), ensure_ascii=False)
     return text if len(text) <= _LITERAL else f"{text[: _LITERAL - 2]}…{text[-1]}"
 

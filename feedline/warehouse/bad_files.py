@@ -55,7 +55,6 @@ class BadFile:
     reason: str
 
     def line(self) -> str:
-        """The finding as a line of a message."""
         return f"{self.file}: {self.reason}" + ("" if self.rows is not None else " (rows unknown, counted as 0)")
 
 
@@ -165,7 +164,6 @@ class ForgivingMap:
         self._results: dict[Fragment, tuple[Any, ...]] = {}
 
     def __call__(self, function: Callable[[Any], Any], tasks: list[Any]) -> list[tuple[Any, ...]]:
-        """The results in the order of the tasks."""
         unread = [[fragment for fragment in task.fragments if fragment not in self._results] for task in tasks]
         remaining = [replace(task, fragments=tuple(rest)) for task, rest in zip(tasks, unread, strict=True) if rest]
         bad: dict[str, str] = {}

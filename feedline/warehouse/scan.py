@@ -90,16 +90,13 @@ class Findings:
         return pa.schema([*(field for field in self.schema if field.name not in self.listing.partition), *keys])
 
     def good_files(self) -> list[str]:
-        """The files without findings."""
         faulty = {bad.file for bad in self.bad} | {problem.file for problem in self.problems}
         return [file for file in map(self.name, self.footers) if file not in faulty]
 
     def name(self, index: int) -> str:
-        """A file's full name."""
         return join(redact(self.listing.uri), self.listing.files["path"][index].as_py())
 
     def add_bad(self, index: int, reason: str, footer: Footer | None = None) -> None:
-        """Add a corrupt file."""
         files = self.listing.files
         self.bad.append(
             BadFile(

@@ -133,7 +133,6 @@ def _address(uri: str) -> str:
 
 
 def _options(uri: str) -> dict[str, str] | None:
-    """The URI's options under deltalake's names."""
     if not is_uri(uri):
         return None
     query = dict(parse_qsl(uri.partition("?")[2]))

@@ -90,7 +90,6 @@ class Listing:
     stored_names: StoredNames | None = None
 
     def take(self, positions: npt.NDArray[np.int64]) -> Listing:
-        """The listing of some of the files."""
         indices = pa.array(positions)
         partition = {name: column.take(indices) for name, column in self.partition.items()}
         return replace(self, files=self.files.take(indices).combine_chunks(), partition=partition)

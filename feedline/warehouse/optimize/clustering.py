@@ -87,7 +87,6 @@ class Gatherer:
         pa.default_memory_pool().release_unused()  # decoding leaves about as much again
 
     def take(self, indices: Int64s) -> pa.Table:
-        """Return the rows at these indices, in their order."""
         index = pa.array(indices)
         arrays = [
             as_list(column.gather(indices), field.type) if isinstance(column, pl.Series) else column.take(index)

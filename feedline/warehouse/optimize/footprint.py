@@ -89,7 +89,6 @@ class FootprintSums:
     notes: dict[bytes, bytes] | None = None
 
     def add(self, other: FootprintSums) -> None:
-        """Add the sums over other files."""
         self.sizes.update(other.sizes)
         self.columns.update(other.columns)
         self.runs.update(other.runs)

@@ -75,7 +75,6 @@ class OptimizeReport:
 
     @property
     def groups(self) -> tuple[GroupSaving, ...]:
-        """The rows, runs and bytes of each group."""
         return group_savings(self.before, self.after, self.dedup)
 
 

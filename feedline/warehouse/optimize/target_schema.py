@@ -97,7 +97,6 @@ def _with_id(field: pa.Field, others: Sequence[pa.Field]) -> pa.Field:
 
 
 def _with_inner_ids(kind: pa.DataType, others: Sequence[pa.DataType]) -> pa.DataType:
-    """Add field ids to a type's fields."""
     mine = child_fields(kind)
     if not mine or not (pat.is_struct(kind) or is_list(kind) or pat.is_map(kind)):
         return kind

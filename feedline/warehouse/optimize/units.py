@@ -59,7 +59,6 @@ class Partition:
         return hashlib.sha256(self.folder.encode()).hexdigest()[:16]
 
     def task(self, recipe: Recipe, *units: Unit) -> PartitionTask:
-        """The task to write some or all of its units."""
         return PartitionTask(
             recipe=recipe,
             folder=self.folder,
@@ -229,7 +228,6 @@ def _runs(
 
 
 def _row_groups(snapshot: Snapshot, partition: Partition) -> Iterator[Fragment]:
-    """Yield the partition's row groups in order, one fragment each."""
     rows = snapshot.rows_per_row_group
     for file in partition.files:
         for group in snapshot.row_groups_of(file).tolist():

@@ -80,7 +80,6 @@ class Choice:
 
     @property
     def encoding(self) -> Encoding:
-        """The best encoding, for the writer."""
         return Encoding(leaf=self.chosen.leaf, encoding=self.chosen.encoding, codec=self.chosen.codec)
 
 

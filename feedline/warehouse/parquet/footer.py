@@ -72,7 +72,6 @@ class FileFacts:
 
     @property
     def physical(self) -> list[int]:
-        """The Parquet type of every column."""
         return [column.physical for column in self.columns]
 
 
@@ -154,7 +153,6 @@ class _ParsedFooters:
         return metadata
 
     def find(self, digest: bytes) -> pq.FileMetaData | None:
-        """The footer of that digest, if it is cached."""
         with self._lock:
             return self._footers.get(digest)
 

@@ -50,7 +50,6 @@ class OpenFile:
         self._uri = version.uri
 
     def close(self) -> None:
-        """Close the file."""
         self._source.close()
 
     def row_starts(self) -> list[int]:
@@ -74,7 +73,6 @@ class OpenFile:
         return self.decoder.batches(self.parquet, request, self._read_range)
 
     def _read_range(self, start: int, stop: int) -> pa.Buffer:
-        """Bytes of the file that is decoded."""
         self._source.seek(start)
         return self._source.read_buffer(stop - start)
 

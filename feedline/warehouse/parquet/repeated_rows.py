@@ -59,7 +59,6 @@ def _mark_changes(column: pa.ChunkedArray, starts: Bools) -> None:
 
 
 def _pair(above: pa.Array, row: pa.Array) -> pa.Array:
-    """Two rows as one array."""
     try:
         return pa.concat_arrays([above, row])
     except pa.ArrowInvalid:  # they hold more values than 32 bits count

@@ -137,7 +137,6 @@ def _nested_widens(stored: pa.DataType, declared: pa.DataType) -> bool:
 
 
 def _large(kind: pa.DataType) -> pa.DataType:
-    """The type with wide offsets."""
     return {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}.get(kind, kind)
 
 

@@ -134,7 +134,6 @@ def _renamed_type(kind: pa.DataType, fields: Sequence[StoredField], by_id: bool)
 
 
 def _free(name: str, taken: set[str]) -> Iterator[str]:
-    """Names like this one that are not taken."""
     while True:
         name += "'"
         if name not in taken:

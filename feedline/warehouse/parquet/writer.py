@@ -146,7 +146,6 @@ class TableWriter:
         return self.files
 
     def abandon(self) -> None:
-        """Close and delete all files of the unit."""
         names = [file.name for file in self.files]
         if self._writer is not None:
             names.append(self._name)
@@ -241,7 +240,6 @@ def upload(filesystem: pafs.FileSystem, path: str, content: pa.Buffer) -> None:
 
 
 def _close_quietly(writer: pq.ParquetWriter, sink: pa.NativeFile | None) -> None:
-    """Close an incomplete file after a failure, ignoring further errors."""
     for stream in (writer, sink):
         try:
             if stream is not None:

@@ -111,11 +111,9 @@ class FileColumns:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The stored columns to decode."""
         return tuple(self._trees)
 
     def field(self, name: str) -> pa.Field:
-        """A field by its name."""
         return self._schema.field(name)
 
     def inputs(self) -> dict[str, frozenset[str]]:
@@ -385,7 +383,6 @@ def is_same(one: pa.Array, other: pa.Array) -> bool:
 
 
 def _conform(array: pa.Array, field: pa.Field, uri: str, row_group: int) -> pa.Array:
-    """Cast the array to the table's type."""
     if pat.is_null(array.type):
         return pa.nulls(len(array), field.type)
     try:

@@ -72,12 +72,10 @@ class Fragment:
         return open_unchanged(location.filesystem, join(location.path, self.path), self.file_version)
 
     def proofs_of(self, position: int) -> int:
-        """Return what statistics prove about the row group at that position."""
         return self.proofs[position] if self.proofs else 0
 
     @property
     def file_version(self) -> FileVersion:
-        """The file's state in the snapshot."""
         return FileVersion(
             uri=self.uri,
             size_bytes=self.bytes,

@@ -220,7 +220,6 @@ def _row_filter(where: BoundExpression | None, sample: BoundSample | None, colum
 def _columns_of(
     file: OpenFile, fragment: Fragment, schema: pa.Schema, names: Sequence[str], compact: Collection[str] = ()
 ) -> StoredColumns:
-    """Resolve these columns and parts against the columns that the file stores."""
     keys = frozenset(name for name, _ in fragment.partition)
     return resolve_columns(file, schema, tuple(names), frozenset(compact), keys)
 
@@ -328,7 +327,6 @@ def _coded_frame(data: pa.RecordBatch, kept: _Dictionaries) -> tuple[pl.DataFram
 def _coded_groups(
     groups: Sequence[UniqueRows[pa.RecordBatch]], kept: _Dictionaries
 ) -> tuple[tuple[UniqueRows[pl.DataFrame], ...], dict[str, pl.Series]]:
-    """The same of groups of unique rows."""
     found: list[UniqueRows[pl.DataFrame]] = []
     dictionaries: dict[str, pl.Series] = {}
     with TURN:

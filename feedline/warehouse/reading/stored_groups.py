@@ -183,7 +183,6 @@ class StoredColumns:
         return self._fields.chunk_rows(row_group, most, copies, built)
 
     def flag_leaves(self, file: OpenFile) -> list[int]:
-        """The Parquet columns of the flags to read."""
         return [file.stored[flag_column(group)].start for group in self._groups]
 
     def reader(self, flags: pa.RecordBatch, row_group: int, uri: str) -> RunReader:

@@ -54,7 +54,6 @@ class RowIdentities:
 
     @classmethod
     def nothing(cls, rows: int) -> RowIdentities:
-        """Return identities with no row present."""
         return cls(np.zeros(rows, np.uint64), np.zeros(rows, np.uint64), np.zeros(rows, np.bool_))
 
 
@@ -71,7 +70,6 @@ class Recorder:
     runs: list[Words] = field(default_factory=list)
 
     def add(self, frame: pl.DataFrame) -> None:
-        """Add the piece's next rows."""
         identity = self.recording.identity
         self.identities.append(identity.rows(frame))
         if identity.by is not None:

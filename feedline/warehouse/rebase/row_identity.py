@@ -61,7 +61,6 @@ class Identity:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns to read."""
         return tuple(name for name, _ in self.kinds)
 
     def rows(self, frame: pl.DataFrame) -> Words:

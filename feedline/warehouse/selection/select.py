@@ -238,7 +238,6 @@ class _CountRequest:
 
 
 def _count(request: _CountRequest, row_groups: Int64s) -> pa.Table:
-    """Count row groups, by reading or by arithmetic."""
     by_position = request.verdicts.fate[row_groups] == SAMPLED_BY_POSITION
     found = []
     if request.sample is not None and by_position.any():

@@ -74,7 +74,6 @@ class Facts:
         return facts
 
     def take(self, row_groups: npt.NDArray[np.int64]) -> Facts:
-        """The facts of some row groups."""
         indices = pa.array(row_groups)
         return Facts(lambda field: self.fetch(field).take(indices))
 

@@ -66,7 +66,6 @@ class Snapshot:
 
     @property
     def rows(self) -> int:
-        """Rows of the whole table."""
         return int(self.rows_per_row_group.sum())
 
     @property
@@ -96,11 +95,9 @@ class Snapshot:
 
     @property
     def file_columns(self) -> tuple[str, ...]:
-        """The columns that are stored in files."""
         return tuple(self.schema.names[: len(self.schema.names) - len(self.partition_columns)])
 
     def partition_of(self, file: int) -> tuple[tuple[str, object], ...]:
-        """A file's partition keys and their typed values."""
         if not self.partition_columns:
             return ()
         values = contiguous(self.files["partition"])[file].as_py()
@@ -254,7 +251,6 @@ def _stored_facts(file: StoredFile, schema: pa.Schema, rows: pa.Array) -> Facts:
 
 
 def _is_whole(work_dir: str, name: str, uri: str) -> bool:
-    """Whether an undamaged snapshot of that name and root exists."""
     try:
         file = content_store.find(work_dir, name)
         file.verify()

@@ -159,7 +159,6 @@ def find(work_dir: str, name: str) -> StoredFile:
 
 
 def _content(tables: Iterable[pa.Table], compression: str | None) -> Iterator[bytes | pa.Buffer]:
-    """A file's content, table by table."""
     index = b""
     for table in tables:
         stream = pa.BufferOutputStream()
