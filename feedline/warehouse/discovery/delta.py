@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from feedline.errors import TableError, TableNotFoundError
 from feedline.warehouse.discovery.hive import Listing
-from feedline.warehouse.discovery.table_log import declared_listing, missing_package_error
+from feedline.warehouse.discovery.table_log import declared_listing, missing_package_error, moment_of
 from feedline.warehouse.parquet.schemas import child_fields
 from feedline.warehouse.parquet.stored_names import StoredField, StoredNames
 from feedline.warehouse.storage.faults import safe_message
@@ -69,9 +69,7 @@ def list_delta(table: str, *, version: int | None = None, as_of: str | None = No
 
 
 def _load_as_of(newest: Any, log: Any, as_of: str, uri: str) -> None:
-    moment = datetime.datetime.fromisoformat(as_of)
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=datetime.UTC)
+    moment = moment_of(as_of)
     log.load_as_version(moment)
     if log.version() > 0:
         return

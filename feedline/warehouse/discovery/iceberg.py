@@ -11,7 +11,6 @@ Refused are position and equality deletes, deletion vectors, files that are not 
 
 from __future__ import annotations
 
-import datetime
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
@@ -24,7 +23,7 @@ import pyarrow.types as pat
 
 from feedline.errors import TableError, TableNotFoundError
 from feedline.warehouse.discovery.hive import ColumnHistory, Listing
-from feedline.warehouse.discovery.table_log import declared_listing, missing_package_error, plain
+from feedline.warehouse.discovery.table_log import declared_listing, missing_package_error, moment_of, plain
 from feedline.warehouse.storage.faults import explain_errors, safe_message
 from feedline.warehouse.storage.locations import absolute, ancestor, is_uri, join, locate, redact
 from feedline.warehouse.storage.retry import with_retries
@@ -138,10 +137,7 @@ def _snapshot_id(log: Any, uri: str, snapshot_id: int | None, as_of: str | None)
         )
     if as_of is None:
         return snapshot_id
-    moment = datetime.datetime.fromisoformat(as_of)
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=datetime.UTC)
-    found = log.snapshot_as_of_timestamp(int(moment.timestamp() * 1000))
+    found = log.snapshot_as_of_timestamp(int(moment_of(as_of).timestamp() * 1000))
     if found is None:
         raise TableError(f"{redact(uri)} has no snapshot of {as_of} or before. Name a later time")
     return int(found.snapshot_id)

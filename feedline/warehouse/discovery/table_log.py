@@ -8,6 +8,7 @@ earlier name of a column without ids, or lacks a column whose value there is not
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -48,6 +49,12 @@ def missing_package_error(package: str, format: str) -> TableError:
     return TableError(
         f"format {format} needs a package that is not installed: {package}. Run: pip install 'feedline[{format}]'"
     )
+
+
+def moment_of(as_of: str) -> datetime.datetime:
+    """An ISO time; without a zone it is UTC."""
+    moment = datetime.datetime.fromisoformat(as_of)
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=datetime.UTC)
 
 
 def declared_listing(
@@ -318,5 +325,4 @@ def _table_order(paths: pa.ChunkedArray, keys: Mapping[str, pa.Array]) -> npt.ND
     names = [f"k{index}" for index in range(len(keys))]
     table = pa.table([*keys.values(), paths], names=[*names, "path"])
     order = pc.sort_indices(table, [(name, "ascending") for name in (*names, "path")])
-    places: npt.NDArray[np.int64] = order.to_numpy().astype(np.int64)
-    return places
+    return np.asarray(order, np.int64)

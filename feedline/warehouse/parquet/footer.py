@@ -13,7 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -36,12 +36,15 @@ from feedline.warehouse.storage.faults import encrypted_error, explain_errors
 from feedline.warehouse.storage.ranges import read_range
 from feedline.warehouse.storage.retry import is_local, with_retries
 
+K = TypeVar("K")
+V = TypeVar("V")
+
 _TRAILER_BYTES = 8  # footer length (4, little-endian) and magic (4)
 _GUESS_BYTES = 64 * 1024  # the first read, which holds most footers: one request instead of two on an object store
 _PHYSICAL = {name: index for index, name in enumerate(PHYSICAL_NAMES)}
 _Bytes: TypeAlias = bytes  # `ColumnFacts.bytes` hides the type of that name
 _TRUE = b"\x01"  # a Boolean bound
-_KEPT_FOOTERS = 32  # parsed footers a process keeps; 400 columns x 8 row groups are 3 MB each
+KEPT_FOOTERS = 32  # parsed footers a process keeps; 400 columns x 8 row groups are 3 MB each
 
 
 @dataclass(slots=True)
@@ -131,33 +134,41 @@ def open_parquet(
     )
 
 
-class _ParsedFooters:
-    """An LRU cache of parsed footers by digest, shared by the threads of a process."""
+class Recent(Generic[K, V]):
+    """The values that were used last, by key; shared by the threads of a process."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._lock = threading.Lock()
-        self._footers: OrderedDict[bytes, pq.FileMetaData] = OrderedDict()
+        self._values: OrderedDict[K, V] = OrderedDict()
 
-    def get(self, digest: bytes, tail: bytes) -> pq.FileMetaData:
-        """The footer of that digest, parsed from `tail` if it is not cached."""
+    def get(self, key: K) -> V | None:
         with self._lock:
-            metadata = self._footers.get(digest)
-            if metadata is not None:
-                self._footers.move_to_end(digest)
-                return metadata
-        metadata = pq.read_metadata(pa.BufferReader(tail))
+            value = self._values.get(key)
+            if value is not None:
+                self._values.move_to_end(key)
+        return value
+
+    def put(self, key: K, value: V) -> V:
         with self._lock:
-            self._footers[digest] = metadata
-            while len(self._footers) > _KEPT_FOOTERS:
-                self._footers.popitem(last=False)
-        return metadata
+            self._values[key] = value
+            while len(self._values) > self._most:
+                self._values.popitem(last=False)
+        return value
 
-    def find(self, digest: bytes) -> pq.FileMetaData | None:
+    def find(self, fits: Callable[[V], bool]) -> V | None:
+        """The last value of which that is true."""
         with self._lock:
-            return self._footers.get(digest)
+            return next(filter(fits, reversed(self._values.values())), None)
 
 
-parsed_footers = _ParsedFooters()
+parsed_footers: Recent[bytes, pq.FileMetaData] = Recent(KEPT_FOOTERS)
+
+
+def parsed_footer(digest: bytes, tail: bytes) -> pq.FileMetaData:
+    """The footer of that digest, parsed from `tail` if it is not cached."""
+    found = parsed_footers.get(digest)
+    return parsed_footers.put(digest, pq.read_metadata(pa.BufferReader(tail))) if found is None else found
 
 
 def column_leaves(schema: pa.Schema, columns: int, name: str) -> list[range]:

@@ -159,8 +159,7 @@ def _words(array: pa.Array) -> NDArray[np.generic]:
     series = pl.Series(array)  # of strings, bytes or booleans: numbered
     if series.dtype == pl.Boolean:
         series = series.cast(pl.UInt8)
-    numbers: NDArray[np.uint32] = series.rank("dense").fill_null(0).to_numpy()
-    return numbers
+    return np.asarray(series.rank("dense").fill_null(0))
 
 
 def _bytes_of(array: pa.Array) -> NDArray[np.uint8]:

@@ -56,8 +56,7 @@ class Facts:
             part = self.column(field).field(name)
         else:
             part = self._cached((field.name, field.type, name), lambda: fetch_part(field, name))
-        values: npt.NDArray[np.int64] = part.to_numpy()
-        return values
+        return np.asarray(part)
 
     def _cached(self, key: tuple[str, pa.DataType, Part | None], fetch: Callable[[], pa.Array]) -> pa.Array:
         with self._lock:

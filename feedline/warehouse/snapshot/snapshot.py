@@ -71,20 +71,17 @@ class Snapshot:
     @property
     def rows_per_row_group(self) -> npt.NDArray[np.int64]:
         """int64 [row groups]: rows stored."""
-        rows: npt.NDArray[np.int64] = contiguous(self.row_groups["rows"]).to_numpy()
-        return rows
+        return np.asarray(contiguous(self.row_groups["rows"]))
 
     @property
     def file_of_row_group(self) -> npt.NDArray[np.int32]:
         """int32 [row groups]: index of each one's file."""
-        file: npt.NDArray[np.int32] = contiguous(self.row_groups["file"]).to_numpy()
-        return file
+        return np.asarray(contiguous(self.row_groups["file"]))
 
     @property
     def row_group_in_file(self) -> npt.NDArray[np.int32]:
         """int32 [row groups]: index of each one within its file."""
-        index: npt.NDArray[np.int32] = contiguous(self.row_groups["row_group"]).to_numpy()
-        return index
+        return np.asarray(contiguous(self.row_groups["row_group"]))
 
     def row_groups_of(self, file: int) -> npt.NDArray[np.int64]:
         """int64: a file's row groups, as indices of the table's. By bisection, so that a loop over files is linear."""
