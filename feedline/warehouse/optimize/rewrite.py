@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from feedline.errors import DataError
 from feedline.expressions.column_parts import flattened_name
-from feedline.warehouse.optimize.clustering import Gatherer, buckets_of, key_hashes, row_order, whole
+from feedline.warehouse.optimize.clustering import Gatherer, buckets_of, key_hashes, row_order
 from feedline.warehouse.optimize.flattening import Key, flatten
 from feedline.warehouse.optimize.landing import Target, room_for
 from feedline.warehouse.optimize.repeated_columns import DedupGroups
@@ -27,6 +27,7 @@ from feedline.warehouse.optimize.survey import fragment_of_group, null_paths, re
 from feedline.warehouse.parquet.writer import Encoding, Limits, TableWriter, WrittenFile, upload
 from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.reading.read import read_arrow
+from feedline.warehouse.snapshot.column_facts import contiguous
 from feedline.warehouse.storage.retry import with_retries
 
 _READ_ROWS = 1 << 20  # rows decoded at once: row groups are read whole
@@ -135,7 +136,8 @@ def scatter(task: ScatterTask) -> list[int]:
             for low, high in pairwise(borders):
                 part = rows.take(order[low:high])
                 sizes.append(part.nbytes)
-                spill.write_batch(_batch(part))
+                columns = [contiguous(column) for column in part.columns]
+                spill.write_batch(pa.RecordBatch.from_arrays(columns, schema=part.schema))
         if target.is_local:
             sink.close()
         else:
@@ -156,7 +158,7 @@ def flatten_maps(table: pa.Table, recipe: Recipe) -> pa.Table:
     """Move the recipe's map keys into columns of their own."""
     columns = {name: table[name] for name in table.schema.names}
     for name, keys in recipe.flatten:
-        *parts, rest = flatten(whole(columns[name]), keys)
+        *parts, rest = flatten(contiguous(columns[name]), keys)
         columns[name] = rest
         columns |= {flattened_name(name, key): part for key, part in zip(keys, parts, strict=True)}
     return pa.table(columns) if recipe.flatten else table
@@ -169,7 +171,7 @@ def conform_to_target(table: pa.Table, schema: pa.Schema, file: str) -> pa.Table
     """
     arrays = []
     for field in schema:
-        array = whole(table[field.name])
+        array = contiguous(table[field.name])
         null_in = set(null_paths(field.name, array)) & set(required_paths(field))
         if null_in:
             raise DataError(
@@ -223,15 +225,11 @@ def _write_clustered(target: Target, recipe: Recipe, unit: Unit, writer: TableWr
 
 
 def _read_spills(target: Target, recipe: Recipe, unit: Unit) -> Iterator[pa.Table]:
+    def read(path: str) -> pa.Table:
+        with target.filesystem.open_input_file(path) as source:
+            spill = pa.ipc.open_file(source)
+            buckets = [spill.get_batch(bucket) for bucket in range(unit.first, unit.stop)]
+            return pa.Table.from_batches(buckets, recipe.target)
+
     for path in unit.spills:
-        yield with_retries(partial(_buckets, target, path, unit, recipe.target), target.filesystem, path)
-
-
-def _buckets(target: Target, path: str, unit: Unit, schema: pa.Schema) -> pa.Table:
-    with target.filesystem.open_input_file(path) as source:
-        spill = pa.ipc.open_file(source)
-        return pa.Table.from_batches([spill.get_batch(bucket) for bucket in range(unit.first, unit.stop)], schema)
-
-
-def _batch(table: pa.Table) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([whole(column) for column in table.columns], schema=table.schema)
+        yield with_retries(partial(read, path), target.filesystem, path)

@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pat
 
-from feedline.warehouse.optimize.clustering import whole
 from feedline.warehouse.optimize.flattening import Key, count_keys
 from feedline.warehouse.parquet.footer import column_leaves
 from feedline.warehouse.parquet.schemas import is_list, nested_like
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at, gather
 from feedline.warehouse.reading.read import read_arrow
+from feedline.warehouse.snapshot.column_facts import contiguous
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.parallel import Map
 
@@ -93,7 +93,7 @@ def survey_files(task: SurveyTask) -> Survey:
         for row_group in fragment.row_groups:
             one = fragment_of_group(fragment, row_group)
             for name in dict.fromkeys([*unproven, *task.maps]):
-                column = whole(read_arrow(one, [name], None, task.schema)[name])
+                column = contiguous(read_arrow(one, [name], None, task.schema)[name])
                 if name in unproven:
                     nulls |= set(null_paths(name, column))
                 if name in keys:

@@ -178,29 +178,23 @@ def _measure(
         writer.write_table(column, row_group_size=max(column.num_rows, 1))
     buffer = sink.getvalue()
     metadata = pq.read_metadata(pa.BufferReader(buffer))
-    if not metadata.num_row_groups:
-        return {
-            one.leaf: EncodingCost(
-                column=column.schema.names[0], leaf=one.leaf, encoding=one.encoding, codec=one.codec, values=0, bytes=0,
-                ns_per_value=0.0,
-            )
-            for one in encodings
-        }  # fmt: skip
-    seconds, op_ns = _decode(buffer, metadata, repeats, codes)
-    group = metadata.row_group(0)
-    chunks = [group.column(index) for index in range(group.num_columns)]
+    seconds, op_ns, sizes = 0.0, 0.0, [(0, 0)] * len(encodings)  # values and bytes of each chunk
+    if metadata.num_row_groups:
+        seconds, op_ns = _decode(buffer, metadata, repeats, codes)
+        chunks = [metadata.row_group(0).column(index) for index in range(metadata.num_columns)]
+        sizes = [(chunk.num_values, chunk.total_compressed_size) for chunk in chunks]
     return {
         one.leaf: EncodingCost(
             column=column.schema.names[0],
             leaf=one.leaf,
             encoding=one.encoding,
             codec=one.codec,
-            values=chunk.num_values,
-            bytes=chunk.total_compressed_size,
-            ns_per_value=seconds * 1e9 / max(chunk.num_values, 1),
+            values=values,
+            bytes=size,
+            ns_per_value=seconds * 1e9 / max(values, 1),
             op_ns=op_ns,
         )
-        for one, chunk in zip(encodings, chunks, strict=True)
+        for one, (values, size) in zip(encodings, sizes, strict=True)
     }
 
 

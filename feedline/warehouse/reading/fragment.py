@@ -8,7 +8,7 @@ snapshot and a selection where work is planned, and travels with the request.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
@@ -204,9 +204,13 @@ def field_of(schema: pa.Schema, name: str) -> pa.Field:
             return part_field(schema, part).with_name(name)
         except PartError as error:
             raise TableArgumentError(f"{error}. Name a column, or one of its keys") from None
-    near = difflib.get_close_matches(name, schema.names, n=1)
-    hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(schema.names[:20])}"
-    raise TableArgumentError(f"column {name!r} is not in the table. {hint}")
+    raise TableArgumentError(f"column {name!r} is not in the table. {nearest_hint(name, schema.names)}")
+
+
+def nearest_hint(name: str, names: Sequence[str]) -> str:
+    """The remedy for an unknown name: the nearest one, or the first ones."""
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(names[:20])}"
 
 
 def pack_mask(mask: Bools) -> bytes:
