@@ -26,6 +26,7 @@ import pyarrow.types as pat
 import xxhash
 
 from feedline.expressions.predicates import And, Comparison, IsNull, Membership, Not, Opaque, Or, Predicate
+from feedline.warehouse.parquet.bounds import day_of, instant_of
 from feedline.warehouse.parquet.schemas import is_bytes, is_text
 from feedline.warehouse.parquet.thrift import MalformedError, integer
 
@@ -35,7 +36,6 @@ _SALT = np.array(
 _BLOCK_BYTES = 32
 _LARGEST_BYTES = 32 * 2**20  # larger filters are ignored
 _HEADER_BYTES = 64  # more than any supported header
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _PER_SECOND = {"milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}
 
 Hashes = npt.NDArray[np.uint64]
@@ -225,7 +225,7 @@ def _stored_forms(value: object, kind: pa.DataType, physical: str, logical: str,
     if pat.is_integer(kind):
         number = _whole(value)
     elif pat.is_date32(kind):
-        number = value.toordinal() - _EPOCH.toordinal() if type(value) is datetime.date else None
+        number = day_of(value)
     elif pat.is_timestamp(kind):
         number = _moment(value, kind, logical)
     elif pat.is_decimal(kind):
@@ -275,13 +275,7 @@ def _whole(value: object) -> int | None:
 def _moment(value: object, kind: pa.DataType, logical: str) -> int | None:
     about = json.loads(logical)
     per_second = _PER_SECOND.get(about.get("timeUnit", "")) if about.get("Type") == "Timestamp" else None
-    aware = kind.tz is not None
-    if per_second is None or type(value) is not datetime.datetime or (value.tzinfo is not None) != aware:
-        return None
-    since = (value if aware else value.replace(tzinfo=datetime.UTC)) - _EPOCH
-    micros = (since.days * 86_400 + since.seconds) * 10**6 + since.microseconds
-    units, rest = divmod(micros * per_second, 10**6)
-    return None if rest else units
+    return None if per_second is None else instant_of(value, per_second=per_second, aware=kind.tz is not None)
 
 
 def _unscale(value: object, scale: int) -> int | None:

@@ -31,7 +31,7 @@ from feedline.warehouse.parquet.dedup_columns import (
 )
 from feedline.warehouse.parquet.schemas import FIELD_ID, leaf_count, without_dictionaries
 from feedline.warehouse.parquet.stored_names import StoredNames, groups_under_other_names
-from feedline.warehouse.parquet.thrift import BYTE_ARRAY, PHYSICAL_NAMES, MalformedError, Structure, structure_of
+from feedline.warehouse.parquet.thrift import BYTE_ARRAY, PHYSICAL, MalformedError, Structure, structure_of
 from feedline.warehouse.storage.faults import encrypted_error, explain_errors
 from feedline.warehouse.storage.ranges import read_range
 from feedline.warehouse.storage.retry import is_local, with_retries
@@ -41,7 +41,6 @@ V = TypeVar("V")
 
 _TRAILER_BYTES = 8  # footer length (4, little-endian) and magic (4)
 _GUESS_BYTES = 64 * 1024  # the first read, which holds most footers: one request instead of two on an object store
-_PHYSICAL = {name: index for index, name in enumerate(PHYSICAL_NAMES)}
 _Bytes: TypeAlias = bytes  # `ColumnFacts.bytes` hides the type of that name
 _TRUE = b"\x01"  # a Boolean bound
 KEPT_FOOTERS = 32  # parsed footers a process keeps; 400 columns x 8 row groups are 3 MB each
@@ -218,7 +217,7 @@ def _tail(read: Callable[[int, int], bytes], size: int, name: str) -> bytes:
 
 def _facts(parquet: pq.ParquetFile, tail: bytes, name: str, stored_names: StoredNames | None) -> FileFacts:
     schema, metadata = parquet.schema_arrow, parquet.metadata
-    stored = [_PHYSICAL.get(metadata.schema.column(i).physical_type, -1) for i in range(metadata.num_columns)]
+    stored = [PHYSICAL.get(metadata.schema.column(i).physical_type, -1) for i in range(metadata.num_columns)]
     leaf_ranges = column_leaves(schema, len(stored), name)
     structure = _structure(tail, name)
     if structure.encrypted:
