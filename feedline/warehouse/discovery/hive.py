@@ -41,6 +41,7 @@ from feedline.warehouse.storage.locations import (
     list_tree,
     locate,
     redact,
+    split_options,
     uri_on,
 )
 from feedline.warehouse.storage.retry import is_local, with_retries
@@ -273,12 +274,12 @@ def _glob_matches(pattern: list[str], segments: list[str]) -> bool:
 
 def _split_glob(uri: str) -> tuple[str, str]:
     """The folder before the first segment with a wildcard, and the pattern from there on ("" if there is none)."""
-    address, mark, options = uri.partition("?") if is_uri(uri) else (uri, "", "")
+    address, options = split_options(uri)
     segments = address.split("/")
     for index, segment in enumerate(segments):
         if _MAGIC.search(segment):
             base = "/".join(segments[:index]) or "/"
-            return base + mark + options, "/".join(segments[index:])
+            return base + options, "/".join(segments[index:])
     return uri, ""
 
 

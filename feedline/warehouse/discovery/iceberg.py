@@ -25,7 +25,7 @@ from feedline.errors import TableError, TableNotFoundError
 from feedline.warehouse.discovery.hive import ColumnHistory, Listing
 from feedline.warehouse.discovery.table_log import declared_listing, missing_package_error, moment_of, plain
 from feedline.warehouse.storage.faults import explain_errors, safe_message
-from feedline.warehouse.storage.locations import absolute, ancestor, is_uri, join, locate, redact
+from feedline.warehouse.storage.locations import absolute, ancestor, join, locate, redact, split_options
 from feedline.warehouse.storage.retry import with_retries
 
 _METADATA = re.compile(r"v?(\d+)(?:-[0-9a-f-]+)?(?:\.gz)?\.metadata\.json(?:\.gz)?\Z")
@@ -69,7 +69,7 @@ def list_iceberg(table: str, *, snapshot_id: int | None = None, as_of: str | Non
 
 def _metadata_of(uri: str) -> tuple[str, str]:
     """The table's folder and its metadata file, both as a URI or an absolute path."""
-    address = uri.partition("?")[0] if is_uri(uri) else uri
+    address = split_options(uri)[0]
     if address.endswith((".metadata.json", ".metadata.json.gz")):
         return ancestor(uri, 2), address
     location = locate(uri)
@@ -254,7 +254,7 @@ def _convert_types(values: list[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _options(uri: str) -> dict[str, str]:
-    query = dict(parse_qsl(uri.partition("?")[2])) if is_uri(uri) else {}
+    query = dict(parse_qsl(split_options(uri)[1].removeprefix("?")))
     options = {_OPTIONS[name]: value for name, value in query.items() if name in _OPTIONS}
     if "s3.endpoint" in options:
         options["s3.endpoint"] = f"{query.get('scheme', 'https')}://{query['endpoint_override']}"

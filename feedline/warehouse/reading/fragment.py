@@ -110,7 +110,6 @@ class Chunk:
 
     @property
     def uri(self) -> str:
-        """The file's URI for messages."""
         return self.fragment.uri
 
     def part(self, start: int, stop: int) -> Chunk:
