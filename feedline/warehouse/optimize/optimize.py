@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -107,20 +108,15 @@ def optimize(
     recipe = recipe_for(snapshot, destination.uri, settings, before, map=run)
     partitions = partitions_of(snapshot)
     choices: list[Choice] = []
-    finished = {
-        one.folder for one in partitions if is_complete(old_files.get(one.folder, []), recipe.settings, one.sources)
-    }
+    finished = {one.folder for one in partitions if _is_finished(one, old_files, recipe)}
     pending = [one for one in partitions if one.folder not in finished]
     started_s = measured_s = time.perf_counter()
     if pending:
         recipe, sizes, choices = _measure(snapshot, pending, recipe, settings.goal, memory_bytes, threads)
         measured_s = time.perf_counter()
         say(f"{len(pending)} of {len(partitions)} partitions to write; {len(choices)} columns measured")
-        try:
+        with _cleaned_after_errors(destination):
             _write(snapshot, destination, recipe, pending, sizes, settings, run, threads, say)
-        except FeedlineError:
-            destination.clean()
-            raise
     written_s = time.perf_counter()
     return OptimizeReport(
         source=snapshot.uri,
@@ -151,6 +147,19 @@ def _remove_gone(destination: Target, old_files: dict[str, list[TargetFile]], pa
         destination.remove_partition(folder)
     destination.clean()
     return len(gone)
+
+
+def _is_finished(partition: Partition, old_files: dict[str, list[TargetFile]], recipe: Recipe) -> bool:
+    return is_complete(old_files.get(partition.folder, []), recipe.settings, partition.sources)
+
+
+@contextmanager
+def _cleaned_after_errors(destination: Target) -> Iterator[None]:
+    try:
+        yield
+    except FeedlineError:
+        destination.clean()
+        raise
 
 
 def _outdated(finished: Iterable[str], old_files: dict[str, list[TargetFile]], recipe: Recipe) -> int:

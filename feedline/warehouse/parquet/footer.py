@@ -133,7 +133,7 @@ def open_parquet(
     )
 
 
-class Recent(Generic[K, V]):
+class RecentValues(Generic[K, V]):
     """The values that were used last, by key; shared by the threads of a process."""
 
     def __init__(self, most: int) -> None:
@@ -161,7 +161,7 @@ class Recent(Generic[K, V]):
             return next(filter(fits, reversed(self._values.values())), None)
 
 
-parsed_footers: Recent[bytes, pq.FileMetaData] = Recent(KEPT_FOOTERS)
+parsed_footers: RecentValues[bytes, pq.FileMetaData] = RecentValues(KEPT_FOOTERS)
 
 
 def parsed_footer(digest: bytes, tail: bytes) -> pq.FileMetaData:

@@ -24,7 +24,7 @@ from feedline.warehouse.parquet.dedup_columns import DedupMetadata, dedup_metada
 from feedline.warehouse.parquet.file_version import FileVersion, Stamp, refuse_other_version, stamp_in, stamp_of
 from feedline.warehouse.parquet.footer import (
     KEPT_FOOTERS,
-    Recent,
+    RecentValues,
     column_leaves,
     footer_digest,
     open_parquet,
@@ -263,8 +263,8 @@ def open_unchanged(filesystem: pafs.FileSystem, path: str, version: FileVersion)
 _Layout: TypeAlias = tuple[pa.Schema, dict[str, range], DedupMetadata | None, FileDecoder]
 
 
-_layouts: Recent[tuple[str, bytes, StoredNames | None, str], _Layout] = Recent(KEPT_FOOTERS)
-_checked_footers: Recent[tuple[str, bytes], bytes] = Recent(_KEPT_TAGS)  # their digests, by file and entity tag
+_layouts: RecentValues[tuple[str, bytes, StoredNames | None, str], _Layout] = RecentValues(KEPT_FOOTERS)
+_checked_footers: RecentValues[tuple[str, bytes], bytes] = RecentValues(_KEPT_TAGS)  # digests by file and entity tag
 
 
 def _layout(version: FileVersion, parquet: pq.ParquetFile) -> _Layout:
