@@ -230,7 +230,6 @@ class BlockEncoder:
 
 
 def _columns_in(rows: DictionaryFrame, group: CompiledPart) -> list[str]:
-    """The columns of a group that rows have."""
     found = set(rows.frame.columns)
     return [name for name in group.columns if name in found]
 
@@ -261,13 +260,11 @@ def _join_chunks(chunks: Sequence[Chunk]) -> tuple[DictionaryFrame, tuple[_Store
 
 
 def _join_groups(parts: Sequence[_Stored]) -> _Stored:
-    """Rows laid end to end."""
     inverse = join_inverses([part.inverse for part in parts], [part.rows.frame.height for part in parts])
     return UniqueRows(join_coded([part.rows for part in parts]), inverse)
 
 
 def _coded(frame: pl.DataFrame, chunk: Chunk) -> DictionaryFrame:
-    """Columns of a chunk, with their dictionaries."""
     return (
         DictionaryFrame(frame, chunk.dictionaries).only(frame.columns)
         if chunk.dictionaries

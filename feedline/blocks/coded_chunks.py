@@ -35,7 +35,6 @@ class DictionaryFrame:
     dictionaries: Mapping[str, pl.Series]
 
     def expand(self) -> pl.DataFrame:
-        """The rows with the values of all columns."""
         return expand_codes(self.frame, self.dictionaries) if self.dictionaries else self.frame
 
     def only(self, coded: Collection[str]) -> DictionaryFrame:

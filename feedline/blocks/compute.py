@@ -168,6 +168,5 @@ def first_block_rows(job: Job, request: BlockRequest, rows: int) -> tuple[pl.Dat
 
 
 def _values(chunk: Chunk, name: str) -> pl.Series:
-    """A column of a chunk, of every row."""
     column, values = chunk.frame.get_column(name), chunk.dictionaries.get(name)
     return column if values is None else expand_series(column, values)

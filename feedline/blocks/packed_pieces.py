@@ -100,5 +100,4 @@ def unpack_pieces(packed: Packed) -> list[Piece]:
 
 
 def _slices(values: Any, counts: Sequence[int]) -> list[Any]:
-    """The values cut into runs of these lengths."""
     return [values[start:stop] for start, stop in pairwise(accumulate(counts, initial=0))]

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import pyarrow.fs as pafs
 
 from feedline.errors import ClusterError, StoreError, TableError
-from feedline.warehouse.parquet.open_file import open_unchanged
 from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.storage.locations import absolute, join, locate, redact
 
@@ -32,9 +31,9 @@ class Reach:
 
 def unreadable(fragment: Fragment) -> TableError | None:
     """Why this process cannot read the fragment's file; None if it can, or if its store fails for the moment."""
-    location = locate(fragment.table)
+    file = fragment.open()
     try:
-        with open_unchanged(location.filesystem, join(location.path, fragment.path), fragment.file_version):
+        with file:
             return None
     except StoreError:
         return None

@@ -85,7 +85,6 @@ class PackedRequest:
     nbytes: int
 
     def unpack(self) -> BlockRequest:
-        """The request."""
         pieces = tuple(
             PieceRequest(fragment=fragment, skip=skip, rows=rows) for fragment, skip, rows in unpack_pieces(self.pieces)
         )

@@ -138,7 +138,6 @@ class ArrayLease(np.ndarray[Any, np.dtype[np.uint8]]):
 
     @property
     def generation(self) -> Any:
-        """What the slot belongs to."""
         return self.books.generation
 
     def __del__(self) -> None:

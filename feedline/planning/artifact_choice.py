@@ -64,7 +64,6 @@ def fit_artifacts(fit_missing: Callable[[], str | None]) -> str:
 
 
 def _artifact_start(spec: PipelineSpec, start: RunStart) -> RunStart:
-    """The start under which ranks agree on an artifact set."""
     content = json.dumps([start.job, "artifacts", artifacts_dir(spec), repr(artifact_set_key(spec))])
     return replace(start, job=hashlib.sha256(content.encode()).hexdigest())
 
@@ -76,7 +75,6 @@ def _may_fit(plan: Plan) -> bool:
 
 
 def _record_manifest(plan: Plan) -> None:
-    """Record the manifest of the plan's features, unless it is recorded already."""
     features, manifest = plan.features_fingerprint, plan.job.artifacts.manifest
     if _recorded_manifest(plan.spec, features) != manifest:
         location = locate(absolute(plan.spec.work_dir))

@@ -5,7 +5,6 @@ Runs in: the feeder, the CLI, `Pipeline.batches`. It reads footer facts, artifac
 
 from __future__ import annotations
 
-import difflib
 import json
 from dataclasses import replace
 from decimal import Decimal
@@ -33,6 +32,7 @@ from feedline.planning.plan import Plan
 from feedline.planning.plan_version import newest_version
 from feedline.spec import PipelineSpec
 from feedline.warehouse.bad_files import load_skipped
+from feedline.warehouse.reading.fragment import nearest_hint
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT
 from feedline.warehouse.rebase.recorded_rows import Recording
 from feedline.warehouse.rebase.remaining_rows import Rebase
@@ -98,8 +98,7 @@ def _shuffle_column(spec: PipelineSpec, snapshot: Snapshot) -> str | None:
         message = f"shuffle.by cannot be {by}, which source.sample generates: expected a column of the table"
         raise spec.error(("shuffle", "by"), f"{message}. Rename the table's column")
     if by is not None and by not in snapshot.schema.names:
-        near = difflib.get_close_matches(by, snapshot.schema.names, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(snapshot.schema.names[:20])}"
+        hint = nearest_hint(by, snapshot.schema.names)
         raise spec.error(("shuffle", "by"), f"column {by!r} is not in the table. {hint}")
     return by
 
@@ -107,7 +106,6 @@ def _shuffle_column(spec: PipelineSpec, snapshot: Snapshot) -> str | None:
 def _empty_error(
     spec: PipelineSpec, snapshot: Snapshot, where: BoundExpression | None, selection: Selection
 ) -> FeedlineError:
-    """The error for a selection without rows."""
     if snapshot.rows == 0:
         return PlanError(f"the table has no rows: got {len(snapshot.files)} files without rows at {spec.source.table}")
     matched = selection.report.matched.rows
@@ -129,7 +127,6 @@ def _describe_ranges(snapshot: Snapshot, where: BoundExpression | None) -> str:
 
 
 def _literal(value: object) -> str:
-    """A value as written in a filter, shortened."""
     text = str(value) if isinstance(value, int | float | Decimal) else json.dumps(str(value), ensure_ascii=False)
     return text if len(text) <= _LITERAL else f"{text[: _LITERAL - 2]}…{text[-1]}"
 

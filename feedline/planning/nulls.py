@@ -38,7 +38,6 @@ class NullFinding:
     file: str
 
     def line(self) -> str:
-        """The finding as a sentence, with the remedy."""
         rows = f"{self.most:,}" if self.least == self.most else f"up to {self.most:,}"
         of = "" if self.column == self.feature else f" (column {self.column!r})"
         return (
@@ -63,11 +62,9 @@ class Gaps:
         }
 
     def warnings(self) -> list[str]:
-        """The first nulls as sentences."""
         return first_lines([finding.line() for finding in self.nulls])
 
     def notes(self) -> list[str]:
-        """The first columns that files lack."""
         return first_lines([absence_line(absence) for absence in self.absent])
 
     def refuse(self, rows_dropped: int) -> None:

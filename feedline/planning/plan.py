@@ -109,7 +109,6 @@ class Plan:
 
     @cached_property
     def splits(self) -> Splits:
-        """The table's row groups in splits."""
         snapshot, sizes = self.snapshot, self.sizes
         kept = None if sizes.kept_rows is None else (self.selection.rows, sizes.kept_rows)
         return plan_splits(snapshot.rows_per_row_group, snapshot.file_of_row_group, sizes.split_rows, kept=kept)
@@ -279,7 +278,6 @@ class Plan:
         )
 
     def bad_files(self) -> tuple[BadFileFacts, ...]:
-        """The files left out of the snapshot."""
         return tuple(BadFileFacts(path=bad.file, reason=bad.reason, rows=bad.rows) for bad in self.skipped)
 
     def state_after(self, state: Mapping[str, Any]) -> dict[str, Any]:

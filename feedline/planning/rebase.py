@@ -82,8 +82,6 @@ def require_comparable(old: Plan, snapshot: Snapshot) -> None:
 
 
 class _RebasePlanner:
-    """Computes one rebase."""
-
     def __init__(self, old: Plan, new: Plan, *, epoch: int, step: int, map: Map) -> None:
         self._old, self._new = old, new
         self._epoch, self._step = epoch, step
@@ -142,7 +140,6 @@ class _RebasePlanner:
         return done
 
     def _order(self, block: Block) -> NDArray[np.int64] | None:
-        """The permutation of a block's rows."""
         request = self._old.request(block, self._epoch)
         return block_order(request, self._old.job.by, lambda index: self._shuffle_values(request.pieces[index]))
 
@@ -184,7 +181,6 @@ class _RebasePlanner:
     # -- remaining rows -------------------------------------------------------------------------------------------
 
     def _keep(self, before: int, after: int, done: Mapping[int, Bools]) -> None:
-        """Keep the delivered rows of an unchanged file."""
         old, new = self._old, self._new
         groups = zip(
             old.snapshot.row_groups_of(before).tolist(), new.snapshot.row_groups_of(after).tolist(), strict=True
@@ -284,7 +280,6 @@ class _RebasePlanner:
             )
 
     def _unrecorded_error(self, rows: int, fragments: Sequence[Fragment]) -> StateError:
-        """The error for files whose delivered rows cannot be recognised."""
         paths = list(dict.fromkeys(fragment.path for fragment in fragments))
         more = f" and {len(paths) - _MAX_PATHS} more files" if len(paths) > _MAX_PATHS else ""
         keyed = self._old.spec.source.row_key is not None
@@ -317,7 +312,6 @@ def _counts(files: FileChanges, old: Plan, new: Plan) -> dict[str, Any]:
 
 
 def _kept_rows(plan: Plan, files: Iterable[int]) -> int:
-    """Kept rows of some files."""
     return sum(int(plan.selection.rows[plan.snapshot.row_groups_of(file)].sum()) for file in files)
 
 

@@ -200,7 +200,6 @@ def _agreed_rebase(spec: PipelineSpec, request: RebaseRequest, start: RunStart, 
 
 
 def _load_named(spec: PipelineSpec, name: str) -> tuple[Snapshot, Rebase | None]:
-    """The snapshot, and the rebase, that a state names."""
     id, rest = split_name(name)
     snapshot = with_decoder(spec.source, Snapshot.load(spec.work_dir, id))
     return snapshot, None if rest is None else Rebase.load(spec.work_dir, rest)

@@ -236,7 +236,6 @@ class Schedule:
         return needed
 
     def block(self, lane: int, index: int) -> Block:
-        """A block of a lane."""
         borders = self.lane(lane).borders
         first, end = int(borders[index]), int(borders[index + 1])
         begins, ends = self._steps_of(lane, index)

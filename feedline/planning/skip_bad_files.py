@@ -82,8 +82,6 @@ def _take_good(spec: PipelineSpec, take: Take, map: Map | None) -> tuple[Snapsho
 
 
 class _SkippedFiles:
-    """The files that are skipped while a snapshot is taken."""
-
     def __init__(self, findings: dict[str, BadFile]) -> None:
         self.findings = findings
         self.files: list[BadFile] = []

@@ -162,6 +162,5 @@ def _origin(source: SourceSpec) -> dict[str, str]:
 
 
 def _split_path(file: str) -> tuple[str, str]:
-    """A file's folder and name."""
     uri = absolute(file)
     return ancestor(uri, 1), uri.partition("?")[0].rpartition("/")[2]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,7 @@ import pyarrow as pa
 from feedline.errors import CorruptFileError
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.reading.fragment import Fragment
+from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import join, redact
 from feedline.warehouse.storage.parallel import Map, in_threads
@@ -54,17 +55,7 @@ class BadFile:
     reason: str
 
     def line(self) -> str:
-        """The finding as a line of a message."""
         return f"{self.file}: {self.reason}" + ("" if self.rows is not None else " (rows unknown, counted as 0)")
-
-
-class SnapshotFiles(Protocol):
-    """The attributes of a snapshot that findings are matched with."""
-
-    @property
-    def uri(self) -> str: ...
-    @property
-    def files(self) -> pa.Table: ...
 
 
 def reason_of(error: Exception | str, file: str) -> str:
@@ -110,7 +101,7 @@ def leave_out(listing: Listing, findings: Mapping[str, BadFile]) -> tuple[Listin
     return listing.take(np.setdiff1d(np.arange(len(listing.files)), list(matches))), list(matches.values())
 
 
-def findings_in(snapshot: SnapshotFiles, findings: Mapping[str, BadFile]) -> dict[str, BadFile]:
+def findings_in(snapshot: Snapshot, findings: Mapping[str, BadFile]) -> dict[str, BadFile]:
     """The findings about files of a snapshot, by path below its root."""
     if not findings:
         return {}
@@ -173,7 +164,6 @@ class ForgivingMap:
         self._results: dict[Fragment, tuple[Any, ...]] = {}
 
     def __call__(self, function: Callable[[Any], Any], tasks: list[Any]) -> list[tuple[Any, ...]]:
-        """The results in the order of the tasks."""
         unread = [[fragment for fragment in task.fragments if fragment not in self._results] for task in tasks]
         remaining = [replace(task, fragments=tuple(rest)) for task, rest in zip(tasks, unread, strict=True) if rest]
         bad: dict[str, str] = {}
@@ -202,15 +192,12 @@ def each_fragment(function: Callable[[Any], Any], task: Any) -> list[tuple[tuple
 def _matches(uri: str, files: pa.Table, findings: Mapping[str, BadFile]) -> dict[int, BadFile]:
     """The findings that match files by name, size and time, by index of the file."""
     root = redact(uri)
-    matches = {}
-    for index, path in enumerate(files["path"].to_pylist()):
-        bad = findings.get(join(root, path))
-        if bad is None:
-            continue
-        facts = files.slice(index, 1)
-        if (bad.bytes, bad.mtime_ns) == (facts["bytes"][0].as_py(), facts["mtime_ns"][0].as_py()):
-            matches[index] = bad
-    return matches
+    found = ((index, findings.get(join(root, path))) for index, path in enumerate(files["path"].to_pylist()))
+    return {
+        index: bad
+        for index, bad in found
+        if bad and (bad.bytes, bad.mtime_ns) == (files["bytes"][index].as_py(), files["mtime_ns"][index].as_py())
+    }
 
 
 def _skipped_name(snapshot: str) -> str:

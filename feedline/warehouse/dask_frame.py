@@ -22,7 +22,7 @@ from feedline.warehouse.reading.fragment import Fragment, field_of
 from feedline.warehouse.reading.read import read_arrow
 from feedline.warehouse.reading.sample import BoundSample, Sample, with_weight
 from feedline.warehouse.selection.fragments import SPLIT_ROWS, plan_fragments
-from feedline.warehouse.selection.select import Selection, bind_sample_once, bind_where_once
+from feedline.warehouse.selection.select import Selection, bind_once
 from feedline.warehouse.snapshot.snapshot import Snapshot
 
 
@@ -42,8 +42,7 @@ class FrameReader:
     def __call__(self, fragment: Fragment, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """The selected rows of a fragment; `columns`: Dask's projection, if any."""
         names = list(self.columns if columns is None else columns)
-        where = None if self.where is None else bind_where_once(self.where, self.schema)
-        sample = None if self.sample is None else bind_sample_once(self.sample, self.schema)
+        where, sample = bind_once(self.where, self.sample, self.schema)
         # a projection to no column at all (len) still needs the rows: read one column and drop it
         table = read_arrow(fragment, names or self.columns[:1], where, self.schema, sample=sample)
         return _pandas(table)[names]

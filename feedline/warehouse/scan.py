@@ -7,9 +7,9 @@ out. A *problem* is anything else that would stop a run (encrypted, no permissio
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,7 @@ from feedline.warehouse.bad_files import BadFile, reason_of
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.discovery.table_log import unite_schemas
 from feedline.warehouse.parquet.schemas import SchemaRules
-from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment
+from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, gather
 from feedline.warehouse.reading.read import decode_fragment
 from feedline.warehouse.selection.missing_columns import files_asked, has
 from feedline.warehouse.snapshot.footer_tasks import read_footers
@@ -31,12 +31,7 @@ from feedline.warehouse.storage.parallel import Map, in_threads
 
 _TASK_ROWS = 1_000_000  # rows of a decoding task, which has at least one row group
 _TASK_FILES = 32
-
-
-class ProgressCallback(Protocol):
-    """Receives the progress of a pass."""
-
-    def __call__(self, what: str, done: int, total: int, /) -> None: ...
+ProgressCallback: TypeAlias = Callable[[str, int, int], None]  # of a pass: what is checked, how many of how many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,16 +90,13 @@ class Findings:
         return pa.schema([*(field for field in self.schema if field.name not in self.listing.partition), *keys])
 
     def good_files(self) -> list[str]:
-        """The files without findings."""
         faulty = {bad.file for bad in self.bad} | {problem.file for problem in self.problems}
         return [file for file in map(self.name, self.footers) if file not in faulty]
 
     def name(self, index: int) -> str:
-        """A file's full name."""
         return join(redact(self.listing.uri), self.listing.files["path"][index].as_py())
 
     def add_bad(self, index: int, reason: str, footer: Footer | None = None) -> None:
-        """Add a corrupt file."""
         files = self.listing.files
         self.bad.append(
             BadFile(
@@ -181,7 +173,10 @@ def check_pages(
     if not stored or not files:
         return
     schema = pa.schema([findings.schema.field(name) for name in stored])
-    tasks = list(_page_tasks(findings, files, stored, schema, decoder))
+    tasks = [
+        PageTask(fragments=part, columns=stored, schema=schema)
+        for part in gather(_fragments(findings, files, decoder), _TASK_ROWS, _TASK_FILES)
+    ]
     indices = {path: index for index, path in enumerate(findings.listing.files["path"].to_pylist())}
     failures: set[int] = set()
     for number, (task, results) in enumerate(zip(tasks, (map or in_threads)(decode_pages, tasks), strict=True)):
@@ -240,21 +235,6 @@ def _fit(findings: Findings, kinds: list[tuple[pa.Schema, list[int]]], rules: Sc
         else:
             fitting = both
             findings.kinds.append((schema, indices))
-
-
-def _page_tasks(
-    findings: Findings, indices: Sequence[int], columns: tuple[str, ...], schema: pa.Schema, decoder: str
-) -> Iterator[PageTask]:
-    gathered: list[Fragment] = []
-    rows = 0
-    for fragment, fragment_rows in _fragments(findings, indices, decoder):
-        gathered.append(fragment)
-        rows += fragment_rows
-        if rows >= _TASK_ROWS or len(gathered) >= _TASK_FILES:
-            yield PageTask(fragments=tuple(gathered), columns=columns, schema=schema)
-            gathered, rows = [], 0
-    if gathered:
-        yield PageTask(fragments=tuple(gathered), columns=columns, schema=schema)
 
 
 def _fragments(findings: Findings, indices: Sequence[int], decoder: str) -> Iterator[tuple[Fragment, int]]:

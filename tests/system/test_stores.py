@@ -271,7 +271,7 @@ def test_finals_are_told_at_once(s3: Store) -> None:
         (OPEN, "denied", TableError, "may not be read: the store denies it"),
     ):
         s3.forget()
-        open_file._checked_footers._digests.clear()
+        open_file._checked_footers._values.clear()
         s3.fault(kind, times=ALWAYS, **spot)
         with pytest.raises(error, match=words) as caught:
             read()
@@ -385,7 +385,7 @@ def test_requests_of_a_snapshot_and_a_split(counted_s3: Store) -> None:
     files = snapshot.files.num_rows
     assert s3.counts() == {"HEAD": 2 + files, "GET": 3, "range": files}  # is it a folder, twice; the listing
     s3.forget()
-    open_file._checked_footers._digests.clear()
+    open_file._checked_footers._values.clear()
     fragments = plan_fragments(snapshot, screen_rows(snapshot, None), 10**6)
     first = fragments[0]
     for again in (0, 1):

@@ -86,5 +86,4 @@ def _found_instead(artifacts: ArtifactSet, fit: FitRequest) -> str:
 
 
 def _feature_name(fit: FitRequest) -> str:
-    """The name of the feature in pipeline.yaml."""
     return fit.feature.partition(" (input ")[0]

@@ -86,7 +86,6 @@ class GroupMeasure:
         return self.bytes_saved >= WORTHWHILE * self.bytes_plain
 
     def facts(self) -> dict[str, Any]:
-        """The measure as plain values."""
         names = ("factor", "formula", "bytes_saved", "worth_it")
         worst = None if self.worst is None else {"column": self.worst[0], "factor_without": self.worst[1]}
         lists = {"columns": list(self.columns), "features": list(self.features), "worst": worst}
@@ -166,7 +165,6 @@ def feature_bytes(encoded: EncodedRows, schema: BatchSchema, repeats: NDArray[np
 
 
 def _measure(name: str, part: CompiledPart, frames: Frames, by: str | None) -> GroupMeasure:
-    """Measure the group of a job's part."""
     changes = find_changes(frames, parts_by_column(part.features), by)
     marks = part.features.marks
     columns = tuple(name for name in changes.changes if name not in marks)

@@ -151,7 +151,6 @@ def _range(run: Sequence[str]) -> str:
 
 
 def _word(text: str) -> str:
-    """A string in YAML's flow style."""
     plain = _PLAIN_WORD.fullmatch(text) and text.lower() not in _YAML_WORDS
     return text if plain else "'" + text.replace("'", "''") + "'"
 

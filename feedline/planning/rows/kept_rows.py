@@ -111,7 +111,6 @@ def _frame(table: pa.Table) -> pl.DataFrame:
 
 
 def _record_batch(frame: pl.DataFrame, names: Sequence[str]) -> pa.RecordBatch:
-    """The frame as one record batch."""
     table = frame.select(names).rechunk().to_arrow()
     [batch] = table.to_batches() or [pa.RecordBatch.from_pylist([], table.schema)]
     return batch

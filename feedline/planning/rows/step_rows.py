@@ -55,7 +55,6 @@ class StepRows:
         return self.of_lanes(step, rank_lanes(self.schedule.lanes, rank, world_size))
 
     def of_lanes(self, step: int, lanes: Sequence[int]) -> StepSlice:
-        """The rows of some lanes in a step, lane after lane."""
         parts = [self._of_lane(step, lane) for lane in lanes]
         return StepSlice(
             lane=np.concatenate([part.lane for part in parts]),

@@ -15,11 +15,11 @@ import pyarrow as pa
 
 from feedline.errors import TableError, TableNotFoundError
 from feedline.warehouse.discovery.hive import Listing
-from feedline.warehouse.discovery.table_log import declared_listing, missing_package_error
+from feedline.warehouse.discovery.table_log import declared_listing, missing_package_error, moment_of
 from feedline.warehouse.parquet.schemas import child_fields
 from feedline.warehouse.parquet.stored_names import StoredField, StoredNames
 from feedline.warehouse.storage.faults import safe_message
-from feedline.warehouse.storage.locations import absolute, is_uri, redact
+from feedline.warehouse.storage.locations import absolute, is_uri, redact, split_options
 
 # Features that do not affect reading whole files by column name, or that are checked below.
 _READABLE = {
@@ -44,9 +44,10 @@ def list_delta(table: str, *, version: int | None = None, as_of: str | None = No
         raise missing_package_error("deltalake", "delta") from None
     uri = absolute(table)
     try:
-        log = deltalake.DeltaTable(_address(uri), version=version, storage_options=_options(uri))
+        address = split_options(uri)[0]
+        log = deltalake.DeltaTable(address, version=version, storage_options=_options(uri))
         if as_of is not None:
-            newest = deltalake.DeltaTable(_address(uri), storage_options=_options(uri))
+            newest = deltalake.DeltaTable(address, storage_options=_options(uri))
             _load_as_of(newest, log, as_of, uri)
         _refuse_features(log, uri)
         schema = pa.schema(log.schema().to_arrow())
@@ -69,9 +70,7 @@ def list_delta(table: str, *, version: int | None = None, as_of: str | None = No
 
 
 def _load_as_of(newest: Any, log: Any, as_of: str, uri: str) -> None:
-    moment = datetime.datetime.fromisoformat(as_of)
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=datetime.UTC)
+    moment = moment_of(as_of)
     log.load_as_version(moment)
     if log.version() > 0:
         return
@@ -128,15 +127,8 @@ def _has_deletion_vectors(log: Any) -> bool:
         return True
 
 
-def _address(uri: str) -> str:
-    return uri.partition("?")[0] if is_uri(uri) else uri
-
-
 def _options(uri: str) -> dict[str, str] | None:
-    """The URI's options under deltalake's names."""
-    if not is_uri(uri):
-        return None
-    query = dict(parse_qsl(uri.partition("?")[2]))
+    query = dict(parse_qsl(split_options(uri)[1].removeprefix("?")))
     options = {_OPTIONS[name]: value for name, value in query.items() if name in _OPTIONS}
     if query.get("scheme") == "http" and "AWS_ENDPOINT_URL" in options:
         options |= {"AWS_ENDPOINT_URL": f"http://{query['endpoint_override']}", "AWS_ALLOW_HTTP": "true"}

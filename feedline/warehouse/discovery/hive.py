@@ -36,12 +36,13 @@ from feedline.warehouse.storage.faults import explain_errors
 from feedline.warehouse.storage.locations import (
     Location,
     absolute,
-    ancestor,
     is_uri,
     join,
     list_tree,
     locate,
     redact,
+    split_options,
+    uri_on,
 )
 from feedline.warehouse.storage.retry import is_local, with_retries
 
@@ -90,7 +91,6 @@ class Listing:
     stored_names: StoredNames | None = None
 
     def take(self, positions: npt.NDArray[np.int64]) -> Listing:
-        """The listing of some of the files."""
         indices = pa.array(positions)
         partition = {name: column.take(indices) for name, column in self.partition.items()}
         return replace(self, files=self.files.take(indices).combine_chunks(), partition=partition)
@@ -137,8 +137,7 @@ def discover(table: str | Sequence[str], *, partitions: Mapping[str, str] | None
         refuse_same_files(infos, {link for entry in entries for link in entry.links}, duplicates)
     whole_folder = len(entries) == 1 and entries[0].whole_folder
     root = first.path if whole_folder else common_root([entry.anchor for entry in entries])
-    uri = ancestor(first.uri, depth(first.path) - depth(root))
-    listing = listing_of(uri, root, infos, partitions)
+    listing = listing_of(uri_on(first, root), root, infos, partitions)
     if whole_folder:  # in fsspec's cache now; other names would be listed again
         listing = _tag(listing, first)
     return replace(listing, ignored=len(ignored), source_names="\n".join(sorted(set(uris))))
@@ -275,12 +274,12 @@ def _glob_matches(pattern: list[str], segments: list[str]) -> bool:
 
 def _split_glob(uri: str) -> tuple[str, str]:
     """The folder before the first segment with a wildcard, and the pattern from there on ("" if there is none)."""
-    address, mark, options = uri.partition("?") if is_uri(uri) else (uri, "", "")
+    address, options = split_options(uri)
     segments = address.split("/")
     for index, segment in enumerate(segments):
         if _MAGIC.search(segment):
             base = "/".join(segments[:index]) or "/"
-            return base + mark + options, "/".join(segments[index:])
+            return base + options, "/".join(segments[index:])
     return uri, ""
 
 
@@ -292,11 +291,6 @@ def _is_parquet_name(name: str) -> bool:
 
 def _relative(path: str, root: str) -> str:
     return path[len(root) :].lstrip("/") if root else path
-
-
-def depth(path: str) -> int:
-    """The number of segments of a path."""
-    return len([segment for segment in path.split("/") if segment])
 
 
 def parent(path: str) -> str:

@@ -11,7 +11,6 @@ Refused are position and equality deletes, deletion vectors, files that are not 
 
 from __future__ import annotations
 
-import datetime
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
@@ -24,9 +23,9 @@ import pyarrow.types as pat
 
 from feedline.errors import TableError, TableNotFoundError
 from feedline.warehouse.discovery.hive import ColumnHistory, Listing
-from feedline.warehouse.discovery.table_log import declared_listing, missing_package_error, plain
+from feedline.warehouse.discovery.table_log import declared_listing, missing_package_error, moment_of, plain
 from feedline.warehouse.storage.faults import explain_errors, safe_message
-from feedline.warehouse.storage.locations import absolute, ancestor, is_uri, join, locate, redact
+from feedline.warehouse.storage.locations import absolute, ancestor, join, locate, redact, split_options
 from feedline.warehouse.storage.retry import with_retries
 
 _METADATA = re.compile(r"v?(\d+)(?:-[0-9a-f-]+)?(?:\.gz)?\.metadata\.json(?:\.gz)?\Z")
@@ -70,7 +69,7 @@ def list_iceberg(table: str, *, snapshot_id: int | None = None, as_of: str | Non
 
 def _metadata_of(uri: str) -> tuple[str, str]:
     """The table's folder and its metadata file, both as a URI or an absolute path."""
-    address = uri.partition("?")[0] if is_uri(uri) else uri
+    address = split_options(uri)[0]
     if address.endswith((".metadata.json", ".metadata.json.gz")):
         return ancestor(uri, 2), address
     location = locate(uri)
@@ -138,10 +137,7 @@ def _snapshot_id(log: Any, uri: str, snapshot_id: int | None, as_of: str | None)
         )
     if as_of is None:
         return snapshot_id
-    moment = datetime.datetime.fromisoformat(as_of)
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=datetime.UTC)
-    found = log.snapshot_as_of_timestamp(int(moment.timestamp() * 1000))
+    found = log.snapshot_as_of_timestamp(int(moment_of(as_of).timestamp() * 1000))
     if found is None:
         raise TableError(f"{redact(uri)} has no snapshot of {as_of} or before. Name a later time")
     return int(found.snapshot_id)
@@ -258,7 +254,7 @@ def _convert_types(values: list[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _options(uri: str) -> dict[str, str]:
-    query = dict(parse_qsl(uri.partition("?")[2])) if is_uri(uri) else {}
+    query = dict(parse_qsl(split_options(uri)[1].removeprefix("?")))
     options = {_OPTIONS[name]: value for name, value in query.items() if name in _OPTIONS}
     if "s3.endpoint" in options:
         options["s3.endpoint"] = f"{query.get('scheme', 'https')}://{query['endpoint_override']}"

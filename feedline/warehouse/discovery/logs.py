@@ -15,7 +15,7 @@ import pyarrow.fs as pafs
 from feedline.errors import TableError
 from feedline.warehouse.discovery.partitions import is_hidden, is_partition
 from feedline.warehouse.storage.faults import explain_errors, is_denied
-from feedline.warehouse.storage.locations import Location, absolute, is_uri, join, locate, redact, uri_on
+from feedline.warehouse.storage.locations import Location, absolute, join, locate, redact, split_options, uri_on
 from feedline.warehouse.storage.retry import is_local, with_retries
 
 DELTA, ICEBERG, HUDI, SPARK_SINK = "_delta_log", "metadata/*.metadata.json", ".hoodie", "_spark_metadata"
@@ -46,7 +46,7 @@ class LogFoundError(TableError):
 def log_of_folder(table: str) -> str | None:
     """The mark of the log in a folder; None for a folder without one, and for anything else."""
     uri = absolute(table)
-    address = uri.partition("?")[0] if is_uri(uri) else uri
+    address = split_options(uri)[0]
     if any(wildcard in address for wildcard in "*?[") or address.endswith(".parquet"):
         return None
     location = locate(uri)

@@ -18,10 +18,20 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from feedline.errors import TableError, TableNotFoundError
-from feedline.warehouse.discovery.hive import Listing, common_root, depth, listing_of, parent
+from feedline.warehouse.discovery.hive import Listing, common_root, listing_of, parent
 from feedline.warehouse.discovery.links import links_among, refuse_same_files
 from feedline.warehouse.storage.faults import explain_errors
-from feedline.warehouse.storage.locations import Location, absolute, ancestor, is_uri, join, locate, redact
+from feedline.warehouse.storage.locations import (
+    Location,
+    absolute,
+    ancestor,
+    below,
+    is_uri,
+    join,
+    locate,
+    redact,
+    uri_on,
+)
 from feedline.warehouse.storage.ranges import read_range
 from feedline.warehouse.storage.retry import is_local, with_retries
 
@@ -53,8 +63,7 @@ def discover_manifest(manifest: str, *, partitions: Mapping[str, str] | None = N
     if is_local(first.filesystem):
         refuse_same_files(paths, links_among(paths), {})
     root = common_root(sorted({parent(info.path) for info in infos}))
-    root_uri = ancestor(first.uri, depth(first.path) - depth(root))
-    listing = listing_of(root_uri, root, {info.path: info for info in infos}, partitions)
+    listing = listing_of(uri_on(first, root), root, {info.path: info for info in infos}, partitions)
     return replace(listing, source_names=location.uri)
 
 
@@ -110,8 +119,7 @@ def _resolve(name: str, folder: str, where: str) -> str:
         return absolute(join(folder, name) if not name.startswith("/") else name)
     if name.startswith("/"):
         raise TableError(f"manifest {where} names {name!r}: expected a path relative to its folder, or a URI")
-    address, mark, options = folder.partition("?")
-    return join(address, name) + mark + options
+    return below(folder, name)
 
 
 def _paths(uris: Sequence[str], first: Location, where: str) -> list[str]:

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from feedline.errors import TableError
+from feedline.warehouse.parquet.schemas import is_text
 
 NULL_VALUE = "__HIVE_DEFAULT_PARTITION__"
 
@@ -86,7 +87,7 @@ def typed_columns(paths: Sequence[str], declared: Mapping[str, str] | None = Non
 
 def refine(column: pa.Array, name: str, kind: pa.DataType, paths: Sequence[str]) -> pa.Array:
     """An inferred key in the type of the files' column of that name; unchanged if a value does not fit."""
-    if pat.is_string(kind) or pat.is_large_string(kind):
+    if is_text(kind):
         return typed_columns(paths, {name: "string"})[name].cast(kind)  # as in the path, with leading zeros
     if not _means_the_same(column.type, kind):
         return column

@@ -8,6 +8,7 @@ earlier name of a column without ids, or lacks a column whose value there is not
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -26,6 +27,10 @@ from feedline.warehouse.parquet.schemas import (
     SchemaRules,
     child_fields,
     extra_column_message,
+    field_id,
+    is_bytes,
+    is_text,
+    nested_like,
     refuse_duplicate_columns,
     unify,
     union,
@@ -36,7 +41,6 @@ from feedline.warehouse.parquet.stored_names import StoredNames
 from feedline.warehouse.storage.faults import explain_errors
 from feedline.warehouse.storage.locations import Location, is_uri, list_tree, locate, redact, uri_on
 
-FIELD_ID = b"PARQUET:field_id"
 _SHOWN = 5
 
 
@@ -45,6 +49,12 @@ def missing_package_error(package: str, format: str) -> TableError:
     return TableError(
         f"format {format} needs a package that is not installed: {package}. Run: pip install 'feedline[{format}]'"
     )
+
+
+def moment_of(as_of: str) -> datetime.datetime:
+    """An ISO time; without a zone it is UTC."""
+    moment = datetime.datetime.fromisoformat(as_of)
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=datetime.UTC)
 
 
 def declared_listing(
@@ -82,9 +92,14 @@ def declared_listing(
     order = pa.array([by_path[path] for path in listing.files["path"].to_pylist()], pa.int64())
     keys = {name: column.take(order) for name, column in partition.items()}
     listing = replace(
-        listing, partition=keys, inferred_keys=frozenset(), source_names=f"{format} {table}", schema=schema
+        listing,
+        partition=keys,
+        inferred_keys=frozenset(),
+        source_names=f"{format} {table}",
+        schema=schema,
+        histories=histories or {},
+        stored_names=stored_names,
     )
-    listing = replace(listing, histories=histories or {}, stored_names=stored_names)
     return listing.take(_table_order(listing.files["path"], keys))
 
 
@@ -181,20 +196,16 @@ def _fits(kind: pa.DataType, declared: pa.DataType) -> bool:
 
 def plain(kind: pa.DataType) -> pa.DataType:
     """The type with narrow offsets at every depth and without metadata."""
-    if pat.is_large_string(kind) or pat.is_string_view(kind):
+    if is_text(kind) or pat.is_string_view(kind):
         return pa.string()
-    if pat.is_large_binary(kind) or pat.is_binary_view(kind):
+    if is_bytes(kind) or pat.is_binary_view(kind):
         return pa.binary()
     if not pat.is_nested(kind):
         return kind
     inner = [pa.field(child.name, plain(child.type), child.nullable) for child in child_fields(kind)]
-    if pat.is_struct(kind):
-        return pa.struct(inner)
     if pat.is_map(kind):
         return pa.map_(inner[0].type, inner[1].type)
-    if pat.is_fixed_size_list(kind):
-        return pa.list_(inner[0], kind.list_size)
-    return pa.list_(inner[0])
+    return pa.list_(inner[0]) if pat.is_large_list(kind) else nested_like(kind, inner)
 
 
 # -- columns by field id ----------------------------------------------------------------------------------------------
@@ -204,13 +215,13 @@ def _refuse_other_columns(
     field: pa.Field, schema: pa.Schema, file: str, histories: Mapping[int, ColumnHistory]
 ) -> None:
     """Refuse a file whose columns conflict with a declared column or a field inside it, by field id or earlier name."""
-    if _field_id(field) is None:
+    if field_id(field) is None:
         return
     for one, fields, column in _levels(field, list(schema), field.name):
-        id = _field_id(one)
+        id = field_id(one)
         history = histories.get(id, ColumnHistory()) if id is not None else ColumnHistory()
         for other in fields:
-            other_id = _field_id(other)
+            other_id = field_id(other)
             if other_id is None:
                 _refuse_earlier_names(one, other, column, file, history)
             elif (other_id == id) != (other.name == one.name):
@@ -266,11 +277,6 @@ def _levels(field: pa.Field, fields: list[pa.Field], path: str) -> Iterator[tupl
             yield from _levels(child, [other.with_name(child.name)], f"{path}.{child.name}")
 
 
-def _field_id(field: pa.Field) -> int | None:
-    id = (field.metadata or {}).get(FIELD_ID)
-    return None if id is None else int(id)
-
-
 # -- paths ------------------------------------------------------------------------------------------------------------
 
 
@@ -319,5 +325,4 @@ def _table_order(paths: pa.ChunkedArray, keys: Mapping[str, pa.Array]) -> npt.ND
     names = [f"k{index}" for index in range(len(keys))]
     table = pa.table([*keys.values(), paths], names=[*names, "path"])
     order = pc.sort_indices(table, [(name, "ascending") for name in (*names, "path")])
-    places: npt.NDArray[np.int64] = order.to_numpy().astype(np.int64)
-    return places
+    return np.asarray(order, np.int64)

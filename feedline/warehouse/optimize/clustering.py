@@ -23,7 +23,8 @@ import pyarrow.types as pat
 
 from feedline.errors import TableArgumentError
 from feedline.hashing import GOLDEN, Words, digest, mix
-from feedline.warehouse.parquet.schemas import child_fields
+from feedline.warehouse.parquet.schemas import child_fields, is_list
+from feedline.warehouse.snapshot.column_facts import contiguous
 
 Int64s = npt.NDArray[np.int64]
 
@@ -81,13 +82,12 @@ class Gatherer:
         self.rows = table.num_rows
         self._columns: list[pa.Array | pl.Series] = []
         while table.num_columns:
-            column = whole(table.column(0))
+            column = contiguous(table.column(0))
             table = table.remove_column(0)
             self._columns.append(_series(column) if _is_ragged(column.type) else column)
         pa.default_memory_pool().release_unused()  # decoding leaves about as much again
 
     def take(self, indices: Int64s) -> pa.Table:
-        """Return the rows at these indices, in their order."""
         index = pa.array(indices)
         arrays = [
             as_list(column.gather(indices), field.type) if isinstance(column, pl.Series) else column.take(index)
@@ -107,17 +107,8 @@ def as_list(series: pl.Series, kind: pa.DataType) -> pa.Array:
     return list_class.from_arrays(offsets, values, type=kind, mask=mask)
 
 
-def whole(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column as one array."""
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    if not column.num_chunks:
-        return pa.array([], column.type)
-    return pa.concat_arrays(column.chunks)
-
-
 def _is_ragged(kind: pa.DataType) -> bool:
-    if not (pat.is_list(kind) or pat.is_large_list(kind)):
+    if not is_list(kind):
         return False
     item = kind.value_type
     return bool(pat.is_integer(item) or pat.is_float32(item) or pat.is_float64(item))

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from feedline.errors import TableArgumentError
+from feedline.warehouse.parquet.schemas import is_text
 
 Key = str | int
 Int64s = npt.NDArray[np.int64]
@@ -43,7 +44,7 @@ def refuse_maps(schema: pa.Schema, names: Sequence[str]) -> None:
         if not pat.is_map(kind):
             raise TableArgumentError(f"--flatten names column {name!r} of type {kind}: expected a map. Leave it out")
         key = kind.key_type
-        if not (pat.is_string(key) or pat.is_large_string(key) or pat.is_integer(key)):
+        if not (is_text(key) or pat.is_integer(key)):
             raise TableArgumentError(
                 f"--flatten names column {name!r} with keys of type {key}: expected strings or integers. Leave it out"
             )

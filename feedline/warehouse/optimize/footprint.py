@@ -78,12 +78,10 @@ class FootprintTask:
 
 @dataclass(slots=True)
 class FootprintSums:
-    """Sums over some files; of the projection: `projected` chunk bytes, `requests`, `requested` bytes."""
+    """Sums over some files. `sizes`: bytes `uncompressed`; of the projection `projected` bytes of chunks, `requests`,
+    `requested` bytes."""
 
-    uncompressed: int = 0
-    projected: int = 0
-    requests: int = 0
-    requested: int = 0
+    sizes: Counter[str] = field(default_factory=Counter)
     columns: Counter[str] = field(default_factory=Counter)
     encodings: defaultdict[str, set[tuple[str, ...]]] = field(default_factory=lambda: defaultdict(set))
     groups: defaultdict[str, dict[str, None]] = field(default_factory=lambda: defaultdict(dict))
@@ -91,11 +89,7 @@ class FootprintSums:
     notes: dict[bytes, bytes] | None = None
 
     def add(self, other: FootprintSums) -> None:
-        """Add the sums over other files."""
-        self.uncompressed += other.uncompressed
-        self.projected += other.projected
-        self.requests += other.requests
-        self.requested += other.requested
+        self.sizes.update(other.sizes)
         self.columns.update(other.columns)
         self.runs.update(other.runs)
         for name, members in other.groups.items():
@@ -127,9 +121,13 @@ def footprint(snapshot: Snapshot, projection: Sequence[str], *, map: Map) -> Foo
         bytes=sum(fragment.bytes for fragment in fragments),
         row_groups=len(snapshot.row_groups),
         rows=snapshot.rows,
-        uncompressed_bytes=total.uncompressed,
+        uncompressed_bytes=total.sizes["uncompressed"],
         compressed_bytes=total.columns.total(),
-        projection=ProjectionCost(bytes=total.projected, requests=total.requests, requested_bytes=total.requested),
+        projection=ProjectionCost(
+            bytes=total.sizes["projected"],
+            requests=total.sizes["requests"],
+            requested_bytes=total.sizes["requested"],
+        ),
         column_bytes=dict(total.columns),
         column_encodings={name: _encodings(found) for name, found in total.encodings.items()},
         groups={name: tuple(members) for name, members in total.groups.items()},
@@ -156,10 +154,10 @@ def measure_files(task: FootprintTask) -> FootprintSums:
             group = metadata.row_group(index)
             chunks = [group.column(leaf) for leaf in range(group.num_columns)]
             found = coalesce(chunk_ranges(metadata, index, leaves, fragment.bytes))
-            total.uncompressed += sum(chunk.total_uncompressed_size for chunk in chunks)
-            total.projected += sum(chunks[leaf].total_compressed_size for leaf in leaves)
-            total.requests += len(found)
-            total.requested += sum(stop - start for start, stop in found)
+            total.sizes["uncompressed"] += sum(chunk.total_uncompressed_size for chunk in chunks)
+            total.sizes["projected"] += sum(chunks[leaf].total_compressed_size for leaf in leaves)
+            total.sizes["requests"] += len(found)
+            total.sizes["requested"] += sum(stop - start for start, stop in found)
             for name, column in leaves_of.items():
                 total.columns[name] += sum(chunks[leaf].total_compressed_size for leaf in column)
                 total.encodings[name].update((chunks[leaf].compression, *chunks[leaf].encodings) for leaf in column)

@@ -56,16 +56,14 @@ class Target:
 
     @property
     def suffix(self) -> str:
-        """The suffix of files while they are written."""
         return PART_SUFFIX if self.is_local else SUFFIX
 
     def hidden_path(self, *names: str) -> str:
-        """Return a path in the hidden folder."""
         return "/".join([join(self.root, HIDDEN), *names])
 
     def begin(self, folder: str, slug: str) -> str:
         """Create the empty folder for a partition's files, and return its path."""
-        stage = self.hidden_path("stage", slug) if self.is_local else self.folder(folder)
+        stage = self.stage(folder, slug)
         if self.is_local:
             self.remove(stage)
         else:
@@ -89,7 +87,7 @@ class Target:
         """
         if not self.is_local:
             return
-        stage, final = self.hidden_path("stage", slug), self.folder(folder)
+        stage, final = self.stage(folder, slug), self.folder(folder)
         for name in names:
             self.filesystem.move(f"{stage}/{name}", f"{stage}/{_visible_name(name)}")
         kind = self.filesystem.get_file_info(final).type
@@ -119,12 +117,10 @@ class Target:
         self.remove(old)
 
     def remove(self, path: str) -> None:
-        """Delete a folder with its content, if it exists."""
         if self.filesystem.get_file_info(path).type == pafs.FileType.Directory:
             self.filesystem.delete_dir(path)
 
     def clean(self) -> None:
-        """Delete the hidden folder."""
         self.remove(self.hidden_path())
 
     def remove_partition(self, folder: str) -> None:
@@ -163,7 +159,6 @@ class Target:
         return found
 
     def folder(self, folder: str) -> str:
-        """Return the path of a partition's folder."""
         return join(self.root, folder) if folder else self.root
 
     def _note(self, path: str, size: int) -> Mapping[str, Any] | None:

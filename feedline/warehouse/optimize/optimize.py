@@ -75,7 +75,6 @@ class OptimizeReport:
 
     @property
     def groups(self) -> tuple[GroupSaving, ...]:
-        """The rows, runs and bytes of each group."""
         return group_savings(self.before, self.after, self.dedup)
 
 
@@ -205,16 +204,7 @@ def _write(
         if units is None:
             large.append(partition)
         else:
-            small.append(
-                PartitionTask(
-                    recipe=recipe,
-                    folder=partition.folder,
-                    slug=partition.slug,
-                    sources=partition.sources,
-                    alone=partition.alone,
-                    units=tuple(units),
-                )
-            )
+            small.append(partition.task(recipe, *units))
     small.sort(key=lambda task: -sum(fragment.bytes for unit in task.units for fragment in unit.fragments))
     wave = max(_WAVE_TASKS * threads, math.ceil(len(small) / _WAVES))
     for start in range(0, len(small), wave):  # sorted by size: the tasks of a wave end together

@@ -5,7 +5,6 @@ Runs where `optimize` is planned. The recipe has no encodings until rows have be
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -26,6 +25,7 @@ from feedline.warehouse.optimize.target_schema import field_ids, key_columns, wi
 from feedline.warehouse.parquet.dedup_columns import METADATA_KEY
 from feedline.warehouse.parquet.encodings import GOALS, Goal, decoder_name
 from feedline.warehouse.parquet.writer import NOTE_KEY, Limits
+from feedline.warehouse.reading.fragment import nearest_hint
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.parallel import Map
 
@@ -132,8 +132,7 @@ def check_settings(snapshot: Snapshot, settings: Settings, projection: Sequence[
 
 def _refuse_unknown(name: str, names: Sequence[str], option: str) -> None:
     if name not in names:
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(names[:20])}"
+        hint = nearest_hint(name, names)
         raise TableArgumentError(f"{option} names column {name!r}, which is not in the table's files. {hint}")
 
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from feedline.errors import DataError
 from feedline.expressions.column_parts import flattened_name
-from feedline.warehouse.optimize.clustering import Gatherer, buckets_of, key_hashes, row_order, whole
+from feedline.warehouse.optimize.clustering import Gatherer, buckets_of, key_hashes, row_order
 from feedline.warehouse.optimize.flattening import Key, flatten
 from feedline.warehouse.optimize.landing import Target, room_for
 from feedline.warehouse.optimize.repeated_columns import DedupGroups
@@ -27,6 +27,7 @@ from feedline.warehouse.optimize.survey import fragment_of_group, null_paths, re
 from feedline.warehouse.parquet.writer import Encoding, Limits, TableWriter, WrittenFile, upload
 from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.reading.read import read_arrow
+from feedline.warehouse.snapshot.column_facts import contiguous
 from feedline.warehouse.storage.retry import with_retries
 
 _READ_ROWS = 1 << 20  # rows decoded at once: row groups are read whole
@@ -74,7 +75,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionTask:
-    """One partition to write and land, unit by unit."""
+    """Units of one partition: all of them, to write and land, or some, to write into its existing staging folder."""
 
     recipe: Recipe
     folder: str
@@ -82,17 +83,6 @@ class PartitionTask:
     sources: str
     alone: bool
     units: tuple[Unit, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitTask:
-    """One unit to write into its partition's existing staging folder, without landing."""
-
-    recipe: Recipe
-    folder: str
-    slug: str
-    sources: str
-    unit: Unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +101,7 @@ def rewrite_partition(task: PartitionTask) -> list[WrittenFile]:
     with room_for(target.uri):
         stage = target.begin(task.folder, task.slug)
         try:
-            written = [file for unit in task.units for file in _write_unit(target, task.recipe, task, unit)]
+            written = [file for unit in task.units for file in _write_unit(target, task, unit)]
         except BaseException:
             if target.is_local:
                 target.remove(stage)
@@ -120,11 +110,11 @@ def rewrite_partition(task: PartitionTask) -> list[WrittenFile]:
     return written
 
 
-def rewrite_unit(task: UnitTask) -> list[WrittenFile]:
-    """Write one unit into its partition's staging folder."""
+def rewrite_units(task: PartitionTask) -> list[WrittenFile]:
+    """Write units into their partition's staging folder, without landing."""
     target = Target(task.recipe.uri)
     with room_for(target.uri):
-        return _write_unit(target, task.recipe, task, task.unit)
+        return [file for unit in task.units for file in _write_unit(target, task, unit)]
 
 
 def scatter(task: ScatterTask) -> list[int]:
@@ -146,7 +136,8 @@ def scatter(task: ScatterTask) -> list[int]:
             for low, high in pairwise(borders):
                 part = rows.take(order[low:high])
                 sizes.append(part.nbytes)
-                spill.write_batch(_batch(part))
+                columns = [contiguous(column) for column in part.columns]
+                spill.write_batch(pa.RecordBatch.from_arrays(columns, schema=part.schema))
         if target.is_local:
             sink.close()
         else:
@@ -167,7 +158,7 @@ def flatten_maps(table: pa.Table, recipe: Recipe) -> pa.Table:
     """Move the recipe's map keys into columns of their own."""
     columns = {name: table[name] for name in table.schema.names}
     for name, keys in recipe.flatten:
-        *parts, rest = flatten(whole(columns[name]), keys)
+        *parts, rest = flatten(contiguous(columns[name]), keys)
         columns[name] = rest
         columns |= {flattened_name(name, key): part for key, part in zip(keys, parts, strict=True)}
     return pa.table(columns) if recipe.flatten else table
@@ -180,7 +171,7 @@ def conform_to_target(table: pa.Table, schema: pa.Schema, file: str) -> pa.Table
     """
     arrays = []
     for field in schema:
-        array = whole(table[field.name])
+        array = contiguous(table[field.name])
         null_in = set(null_paths(field.name, array)) & set(required_paths(field))
         if null_in:
             raise DataError(
@@ -191,17 +182,18 @@ def conform_to_target(table: pa.Table, schema: pa.Schema, file: str) -> pa.Table
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _write_unit(target: Target, recipe: Recipe, partition: PartitionTask | UnitTask, unit: Unit) -> list[WrittenFile]:
+def _write_unit(target: Target, task: PartitionTask, unit: Unit) -> list[WrittenFile]:
+    recipe = task.recipe
     writer = TableWriter(
         target.filesystem,
-        target.stage(partition.folder, partition.slug),
+        target.stage(task.folder, task.slug),
         f"part-{unit.number:04d}",
         schema=recipe.target,
         encodings=recipe.encodings,
         limits=recipe.limits,
         note={
             "settings": recipe.settings,
-            "sources": partition.sources,
+            "sources": task.sources,
             "decoder": recipe.decoder,
             "unit": unit.number,
             "units": unit.units,
@@ -233,15 +225,11 @@ def _write_clustered(target: Target, recipe: Recipe, unit: Unit, writer: TableWr
 
 
 def _read_spills(target: Target, recipe: Recipe, unit: Unit) -> Iterator[pa.Table]:
+    def read(path: str) -> pa.Table:
+        with target.filesystem.open_input_file(path) as source:
+            spill = pa.ipc.open_file(source)
+            buckets = [spill.get_batch(bucket) for bucket in range(unit.first, unit.stop)]
+            return pa.Table.from_batches(buckets, recipe.target)
+
     for path in unit.spills:
-        yield with_retries(partial(_buckets, target, path, unit, recipe.target), target.filesystem, path)
-
-
-def _buckets(target: Target, path: str, unit: Unit, schema: pa.Schema) -> pa.Table:
-    with target.filesystem.open_input_file(path) as source:
-        spill = pa.ipc.open_file(source)
-        return pa.Table.from_batches([spill.get_batch(bucket) for bucket in range(unit.first, unit.stop)], schema)
-
-
-def _batch(table: pa.Table) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([whole(column) for column in table.columns], schema=table.schema)
+        yield with_retries(partial(read, path), target.filesystem, path)

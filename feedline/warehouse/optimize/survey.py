@@ -16,14 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pat
 
-from feedline.warehouse.optimize.clustering import whole
 from feedline.warehouse.optimize.flattening import Key, count_keys
 from feedline.warehouse.parquet.footer import column_leaves
-from feedline.warehouse.parquet.open_file import open_unchanged
-from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at
+from feedline.warehouse.parquet.schemas import is_list, nested_like
+from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at, gather
 from feedline.warehouse.reading.read import read_arrow
+from feedline.warehouse.snapshot.column_facts import contiguous
 from feedline.warehouse.snapshot.snapshot import Snapshot
-from feedline.warehouse.storage.locations import join, locate
 from feedline.warehouse.storage.parallel import Map
 
 _TASK_FILES, _TASK_BYTES = 32, 256 << 20
@@ -72,7 +71,11 @@ def survey(
             nulls.add(field.name)
     keys: dict[str, Counter[Key]] = {name: Counter() for name in maps}
     if uncounted or maps:
-        tasks = list(_tasks(snapshot, schema, tuple(uncounted), tuple(maps)))
+        files = (whole_file(snapshot, file) for file in range(len(snapshot.files)))
+        tasks = [
+            SurveyTask(fragments=part, schema=schema, columns=tuple(uncounted), maps=tuple(maps))
+            for part in gather(((file, file.bytes) for file in files), _TASK_BYTES, _TASK_FILES)
+        ]
         for found in map(survey_files, tasks):
             nulls |= found.nulls
             for name, counts in found.keys.items():
@@ -90,7 +93,7 @@ def survey_files(task: SurveyTask) -> Survey:
         for row_group in fragment.row_groups:
             one = fragment_of_group(fragment, row_group)
             for name in dict.fromkeys([*unproven, *task.maps]):
-                column = whole(read_arrow(one, [name], None, task.schema)[name])
+                column = contiguous(read_arrow(one, [name], None, task.schema)[name])
                 if name in unproven:
                     nulls |= set(null_paths(name, column))
                 if name in keys:
@@ -107,23 +110,21 @@ def null_paths(name: str, array: pa.Array) -> Iterator[str]:
     """Yield the paths of a column's array that hold a null."""
     if array.null_count:
         yield name
-    if pat.is_list(array.type) or pat.is_large_list(array.type):
+    if is_list(array.type):
         yield from null_paths(f"{name}[]", array.flatten())
 
 
 def required_paths(field: pa.Field) -> Iterator[str]:
     """Yield the paths of a column that are not nullable."""
-    kind, name = field.type, field.name
     if not field.nullable:
-        yield name
-    if pat.is_list(kind) or pat.is_large_list(kind):
-        yield from required_paths(kind.value_field.with_name(f"{name}[]"))
+        yield field.name
+    if is_list(field.type):
+        yield from required_paths(field.type.value_field.with_name(f"{field.name}[]"))
 
 
 def footer_of(fragment: Fragment) -> tuple[pq.FileMetaData, pa.Schema]:
     """Return a file's footer and Arrow schema."""
-    location = locate(fragment.table)
-    with open_unchanged(location.filesystem, join(location.path, fragment.path), fragment.file_version) as file:
+    with fragment.open() as file:
         return file.metadata, file.schema
 
 
@@ -136,19 +137,6 @@ def whole_file(snapshot: Snapshot, file: int) -> Fragment:
 def fragment_of_group(fragment: Fragment, row_group: int) -> Fragment:
     """Return the fragment of one row group, by its index in the file."""
     return replace(fragment, row_groups=(row_group,), expected=(UNCOUNTED,))
-
-
-def _tasks(
-    snapshot: Snapshot, schema: pa.Schema, columns: tuple[str, ...], maps: tuple[str, ...]
-) -> Iterator[SurveyTask]:
-    fragments: list[Fragment] = []
-    for file in range(len(snapshot.files)):
-        fragments.append(whole_file(snapshot, file))
-        if len(fragments) >= _TASK_FILES or sum(one.bytes for one in fragments) >= _TASK_BYTES:
-            yield SurveyTask(fragments=tuple(fragments), schema=schema, columns=columns, maps=maps)
-            fragments = []
-    if fragments:
-        yield SurveyTask(fragments=tuple(fragments), schema=schema, columns=columns, maps=maps)
 
 
 def _columns_without_nulls(fragment: Fragment, columns: Sequence[str]) -> set[str]:
@@ -170,20 +158,20 @@ def _columns_without_nulls(fragment: Fragment, columns: Sequence[str]) -> set[st
 
 def _is_simple(kind: pa.DataType) -> bool:
     """Whether a type has a single leaf with only lists around it, no struct or map."""
-    while pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind):
+    while is_list(kind) or pat.is_fixed_size_list(kind):
         kind = kind.value_type
     return not pat.is_nested(kind)
 
 
 def _paths(name: str, kind: pa.DataType) -> Iterator[str]:
     yield name
-    if pat.is_list(kind) or pat.is_large_list(kind):
+    if is_list(kind):
         yield from _paths(f"{name}[]", kind.value_type)
 
 
 def _type_without(kind: pa.DataType, name: str, nulls: frozenset[str]) -> pa.DataType:
-    if not (pat.is_list(kind) or pat.is_large_list(kind)):
+    if not is_list(kind):
         return kind
     item = f"{name}[]"
     field = pa.field(kind.value_field.name, _type_without(kind.value_type, item, nulls), nullable=item in nulls)
-    return pa.large_list(field) if pat.is_large_list(kind) else pa.list_(field)
+    return nested_like(kind, [field])

@@ -14,10 +14,8 @@ import pyarrow.types as pat
 
 from feedline.errors import TableError
 from feedline.warehouse.discovery.partitions import keys_of_path, refine, typed_columns
-from feedline.warehouse.parquet.schemas import child_fields
+from feedline.warehouse.parquet.schemas import FIELD_ID, child_fields, is_list, is_text, nested_like
 from feedline.warehouse.snapshot.snapshot import Snapshot
-
-FIELD_ID = b"PARQUET:field_id"
 
 
 def key_columns(snapshot: Snapshot) -> list[pa.Field]:
@@ -82,8 +80,9 @@ def field_ids(schema: pa.Schema) -> list[tuple[str, str]]:
 
 def _same(read: pa.Array, values: pa.Array) -> bool:
     """Whether a key read back has the log's values, ignoring the width of integers and offsets."""
-    alike = (pat.is_integer, lambda kind: pat.is_string(kind) or pat.is_large_string(kind))
-    if read.type != values.type and not any(test(read.type) and test(values.type) for test in alike):
+    if read.type != values.type and not any(
+        test(read.type) and test(values.type) for test in (pat.is_integer, is_text)
+    ):
         return False
     try:
         return bool(read.cast(values.type).equals(values))
@@ -98,9 +97,8 @@ def _with_id(field: pa.Field, others: Sequence[pa.Field]) -> pa.Field:
 
 
 def _with_inner_ids(kind: pa.DataType, others: Sequence[pa.DataType]) -> pa.DataType:
-    """Add field ids to a type's fields."""
     mine = child_fields(kind)
-    if not mine or not (pat.is_struct(kind) or pat.is_list(kind) or pat.is_large_list(kind) or pat.is_map(kind)):
+    if not mine or not (pat.is_struct(kind) or is_list(kind) or pat.is_map(kind)):
         return kind
     if pat.is_struct(kind):
         below: list[Mapping[str, pa.Field]] = [{field.name: field for field in child_fields(other)} for other in others]
@@ -111,6 +109,4 @@ def _with_inner_ids(kind: pa.DataType, others: Sequence[pa.DataType]) -> pa.Data
         _with_id(field, [child_fields(other)[index] for other in others if len(child_fields(other)) == len(mine)])
         for index, field in enumerate(mine)
     ]
-    if pat.is_map(kind):
-        return pa.map_(inner[0], inner[1], keys_sorted=kind.keys_sorted)
-    return pa.large_list(inner[0]) if pat.is_large_list(kind) else pa.list_(inner[0])
+    return nested_like(kind, inner)

@@ -19,7 +19,15 @@ import pyarrow as pa
 from feedline.warehouse.discovery.partitions import keys_of_path
 from feedline.warehouse.optimize.clustering import Gatherer, key_hashes, row_order
 from feedline.warehouse.optimize.landing import Target, partition_folder
-from feedline.warehouse.optimize.rewrite import Recipe, ScatterTask, Unit, UnitTask, rewrite_unit, scatter, target_rows
+from feedline.warehouse.optimize.rewrite import (
+    PartitionTask,
+    Recipe,
+    ScatterTask,
+    Unit,
+    rewrite_units,
+    scatter,
+    target_rows,
+)
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.parallel import Map
@@ -49,6 +57,16 @@ class Partition:
     @property
     def slug(self) -> str:
         return hashlib.sha256(self.folder.encode()).hexdigest()[:16]
+
+    def task(self, recipe: Recipe, *units: Unit) -> PartitionTask:
+        return PartitionTask(
+            recipe=recipe,
+            folder=self.folder,
+            slug=self.slug,
+            sources=self.sources,
+            alone=self.alone,
+            units=units,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,9 +180,8 @@ def write_large(
         runs = list(_runs(groups, partition, lambda rows, stored: stored, recipe.limits.file_bytes))
         units = [Unit(number=index, units=len(runs), fragments=run) for index, run in enumerate(runs)]
     target.begin(partition.folder, partition.slug)
-    partition_fields = {"folder": partition.folder, "slug": partition.slug, "sources": partition.sources}
-    tasks = [UnitTask(recipe=recipe, unit=unit, **partition_fields) for unit in units]
-    names = [file.name for written in map(rewrite_unit, tasks) for file in written]
+    tasks = [partition.task(recipe, unit) for unit in units]
+    names = [file.name for written in map(rewrite_units, tasks) for file in written]
     target.land(partition.folder, partition.slug, names, alone=partition.alone)
     target.remove(spill)
 
@@ -211,7 +228,6 @@ def _runs(
 
 
 def _row_groups(snapshot: Snapshot, partition: Partition) -> Iterator[Fragment]:
-    """Yield the partition's row groups in order, one fragment each."""
     rows = snapshot.rows_per_row_group
     for file in partition.files:
         for group in snapshot.row_groups_of(file).tolist():

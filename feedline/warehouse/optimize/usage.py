@@ -188,7 +188,6 @@ def _use(snapshot: Snapshot, parts: Iterable[str], row_groups: npt.NDArray[np.in
 
 
 def _names(location: Location, folder: str) -> list[str]:
-    """Return the records' names, oldest first."""
     files, name = location.filesystem, join(redact(location.uri), folder)
     selector = pafs.FileSelector(join(location.path, folder), allow_not_found=True)
     with explain_errors(name, verb="listed"):

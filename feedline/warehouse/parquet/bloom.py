@@ -26,6 +26,9 @@ import pyarrow.types as pat
 import xxhash
 
 from feedline.expressions.predicates import And, Comparison, IsNull, Membership, Not, Opaque, Or, Predicate
+from feedline.warehouse.parquet.bounds import day_of, instant_of
+from feedline.warehouse.parquet.schemas import is_bytes, is_text
+from feedline.warehouse.parquet.thrift import MalformedError, integer
 
 _SALT = np.array(
     [0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31], np.uint32
@@ -33,7 +36,6 @@ _SALT = np.array(
 _BLOCK_BYTES = 32
 _LARGEST_BYTES = 32 * 2**20  # larger filters are ignored
 _HEADER_BYTES = 64  # more than any supported header
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _PER_SECOND = {"milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}
 
 Hashes = npt.NDArray[np.uint64]
@@ -59,27 +61,17 @@ def header_of(data: bytes) -> BloomHeader | None:
             if not head >> 4 or field > 4 or field in fields:
                 return None
             if field == 1 and head & 15 == 5:  # numBytes: i32
-                fields[1], position = _integer(data, position)
+                fields[1], position = integer(data, position)
             elif field > 1 and head & 15 == 12 and data[position : position + 3] == b"\x1c\x00\x00":
                 fields[field], position = 1, position + 3  # a union whose first member, an empty structure, is set
             else:
                 return None
-    except IndexError:
+    except (IndexError, MalformedError):
         return None
     size = fields.get(1, 0)
     if len(fields) != 4 or not 0 < size <= _LARGEST_BYTES or size % _BLOCK_BYTES:
         return None
     return BloomHeader(position + 1, size)
-
-
-def _integer(data: bytes, position: int) -> tuple[int, int]:
-    """An integer of the compact protocol, and the position after it."""
-    value = shift = 0
-    while data[position] > 127:
-        value |= (data[position] & 127) << shift
-        position, shift = position + 1, shift + 7
-    value |= data[position] << shift
-    return (value >> 1) ^ -(value & 1), position + 1
 
 
 def may_hold_any(bitset: Words, hashes: Hashes) -> bool:
@@ -233,7 +225,7 @@ def _stored_forms(value: object, kind: pa.DataType, physical: str, logical: str,
     if pat.is_integer(kind):
         number = _whole(value)
     elif pat.is_date32(kind):
-        number = value.toordinal() - _EPOCH.toordinal() if type(value) is datetime.date else None
+        number = day_of(value)
     elif pat.is_timestamp(kind):
         number = _moment(value, kind, logical)
     elif pat.is_decimal(kind):
@@ -263,9 +255,9 @@ def _floats(value: object, physical: str) -> list[bytes] | None:
 
 
 def _bytes(value: object, kind: pa.DataType, width: int | None) -> list[bytes] | None:
-    if pat.is_string(kind) or pat.is_large_string(kind) or pat.is_string_view(kind):
+    if is_text(kind) or pat.is_string_view(kind):
         form = value.encode() if isinstance(value, str) else None
-    elif any(test(kind) for test in (pat.is_binary, pat.is_large_binary, pat.is_binary_view, pat.is_fixed_size_binary)):
+    elif is_bytes(kind) or pat.is_binary_view(kind) or pat.is_fixed_size_binary(kind):
         form = value if isinstance(value, bytes) else None
     else:
         form = None
@@ -283,13 +275,7 @@ def _whole(value: object) -> int | None:
 def _moment(value: object, kind: pa.DataType, logical: str) -> int | None:
     about = json.loads(logical)
     per_second = _PER_SECOND.get(about.get("timeUnit", "")) if about.get("Type") == "Timestamp" else None
-    aware = kind.tz is not None
-    if per_second is None or type(value) is not datetime.datetime or (value.tzinfo is not None) != aware:
-        return None
-    since = (value if aware else value.replace(tzinfo=datetime.UTC)) - _EPOCH
-    micros = (since.days * 86_400 + since.seconds) * 10**6 + since.microseconds
-    units, rest = divmod(micros * per_second, 10**6)
-    return None if rest else units
+    return None if per_second is None else instant_of(value, per_second=per_second, aware=kind.tz is not None)
 
 
 def _unscale(value: object, scale: int) -> int | None:

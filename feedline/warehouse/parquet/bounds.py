@@ -7,6 +7,7 @@ is unknown or the pair is out of order, both are.
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
@@ -16,11 +17,31 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from feedline.warehouse.parquet.schemas import is_bytes, is_text
 from feedline.warehouse.parquet.thrift import BOOLEAN, BYTE_ARRAY, DOUBLE, FIXED, FLOAT, INT32, INT64
 
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _STORED = {BOOLEAN: "u1", INT32: "<i4", INT64: "<i8", FLOAT: "<f4", DOUBLE: "<f8"}
 
 Raw = Sequence[bytes | None]
+
+
+def day_of(value: object) -> int | None:
+    """The days of a date since 1970; None for all else."""
+    if isinstance(value, datetime.datetime) or not isinstance(value, datetime.date):
+        return None
+    return value.toordinal() - _EPOCH.toordinal()
+
+
+def instant_of(value: object, *, per_second: int, aware: bool) -> int | None:
+    """A datetime in a unit of which a second has so many, since 1970; None if the unit is too coarse for it, and for
+    all else. aware: with a zone."""
+    if not isinstance(value, datetime.datetime) or (value.tzinfo is not None) != aware:
+        return None
+    since = (value if aware else value.replace(tzinfo=datetime.UTC)) - _EPOCH
+    micros = (since.days * 86_400 + since.seconds) * 10**6 + since.microseconds
+    whole, rest = divmod(micros * per_second, 10**6)
+    return None if rest else whole
 
 
 def has_bounds(kind: pa.DataType) -> bool:
@@ -33,7 +54,7 @@ def has_bounds(kind: pa.DataType) -> bool:
 
 def is_binary_like(kind: pa.DataType) -> bool:
     """Whether columns of this type hold strings or bytes, whose bounds a writer may truncate."""
-    return any(test(kind) for test in (pat.is_string, pat.is_large_string, pat.is_binary, pat.is_large_binary))
+    return is_text(kind) or is_bytes(kind)
 
 
 def bounds_of(low: Raw, high: Raw, physical: int, kind: pa.DataType) -> tuple[pa.Array, pa.Array]:
@@ -48,8 +69,7 @@ def _decode(raw: Raw, physical: int, kind: pa.DataType) -> pa.Array:
     if pat.is_decimal(kind):
         return _decimals(raw, physical, kind)
     if is_binary_like(kind):
-        is_utf8 = pat.is_string(kind) or pat.is_large_string(kind)
-        return pa.array([_utf8(value) for value in raw] if is_utf8 else list(raw), kind)
+        return pa.array([_utf8(value) for value in raw] if is_text(kind) else list(raw), kind)
     return _numbers(raw, physical, kind)
 
 

@@ -348,12 +348,8 @@ def _checked(call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _zstd(content: pa.Buffer, size: int) -> Any:
-    return _by_arrow("zstd", content, size)  # refuses another size
-
-
-def _by_arrow(codec: str, content: pa.Buffer, size: int) -> Any:
     try:
-        return pa.Codec(codec).decompress(content, size)
+        return pa.Codec("zstd").decompress(content, size)  # refuses another size
     except (OSError, pa.ArrowInvalid) as error:
         raise ChunkError(f"a page does not decompress: {error}") from None
 

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pat
 
-from feedline.warehouse.parquet.schemas import is_unchecked
+from feedline.warehouse.parquet.schemas import is_bytes, is_list, is_text, is_unchecked
+from feedline.warehouse.parquet.thrift import PHYSICAL
 
-_PHYSICAL = {"BOOLEAN": 0, "INT32": 1, "INT64": 2, "FLOAT": 4, "DOUBLE": 5, "BYTE_ARRAY": 6, "FIXED_LEN_BYTE_ARRAY": 7}
 _SIZES = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 0}
 _MOST_SIZE = 65536  # bytes of a value of a fixed size; of longer ones a block of rows may not fit in memory
 
@@ -44,18 +44,18 @@ class ColumnKind:
 def column_kind(field: pa.Field, column: pq.ColumnSchema) -> ColumnKind | str:
     """The kind of a column that is stored as one Parquet column; or why the kernel does not decode it."""
     kind, lists, nullable = field.type, 0, field.nullable
-    if pat.is_list(kind) or pat.is_large_list(kind):
+    if is_list(kind):
         lists, nullable = 1 + field.nullable, kind.value_field.nullable
         kind = kind.value_type
     if column.max_repetition_level != (lists > 0) or column.max_definition_level != lists + nullable:
         return "nested"
     physical = column.physical_type
-    if physical not in _PHYSICAL or not _is_stored_as(kind, physical, column.length):
+    if physical not in PHYSICAL or not _is_stored_as(kind, physical, column.length):
         return f"{physical.lower()} as {kind}"
     size = column.length if physical == "FIXED_LEN_BYTE_ARRAY" else _SIZES[physical]
     is_narrow = pat.is_integer(kind) and kind.bit_width < 32
     return ColumnKind(
-        physical=_PHYSICAL[physical],
+        physical=PHYSICAL[physical],
         size=size,
         lists=lists,
         max_def=column.max_definition_level,
@@ -83,8 +83,7 @@ def _is_stored_as(kind: pa.DataType, physical: str, length: int) -> bool:
     if physical in ("FLOAT", "DOUBLE"):
         return bool(pat.is_float32(kind) if physical == "FLOAT" else pat.is_float64(kind))
     if physical == "BYTE_ARRAY":
-        short = pat.is_string(kind) or pat.is_binary(kind)
-        return bool(short or pat.is_large_string(kind) or pat.is_large_binary(kind))
+        return is_text(kind) or is_bytes(kind)
     if pat.is_decimal128(kind):
         return 0 < length <= 16
     short = 0 < length <= _MOST_SIZE

@@ -75,7 +75,6 @@ class DecodeRequest:
 
     @property
     def all_leaves(self) -> list[int]:
-        """The Parquet columns of all batches."""
         return [*self.leaves, *self.whole]
 
 
@@ -158,7 +157,6 @@ class FileDecoder:
             yield self._join(None, own, size, row_group)
 
     def _whole(self, parquet: pq.ParquetFile, row_group: int, leaves: Sequence[int], read: ReadRange) -> DecodedRows:
-        """Columns in all rows of a row group."""
         opened = self._open(row_group, leaves, read, NOT_CODED, ALL_ROWS)
         if len(opened) == len(leaves):
             rows = self._metadata.row_group(row_group).num_rows
@@ -197,7 +195,6 @@ class FileDecoder:
     def _join(
         self, batch: pa.RecordBatch | None, own: dict[str, ChunkDecoder], rows: int, row_group: int
     ) -> DecodedRows:
-        """Some rows of pyarrow's columns and of the kernel's."""
         if not own:
             return DecodedRows(rows, batch, {})
         arrays = {} if batch is None else dict(zip(batch.schema.names, batch.columns, strict=True))

@@ -48,7 +48,6 @@ class RowGroupRuns:
 
     @classmethod
     def of(cls, flags: Bools) -> Self:
-        """Describe the flags of a row group."""
         packed = np.packbits(flags, bitorder="little").tobytes()
         return cls(rows=len(flags), runs=int(np.count_nonzero(flags)), digest=xxhash.xxh3_64_hexdigest(packed))
 
@@ -68,7 +67,6 @@ class DedupMetadata:
     groups: Mapping[str, GroupRuns]
 
     def to_json(self) -> bytes:
-        """Serialize for a footer."""
         groups = {
             name: {
                 "columns": list(group.columns),

@@ -29,6 +29,7 @@ from feedline.native import parquet as native
 from feedline.warehouse.parquet.column_kinds import ColumnKind
 from feedline.warehouse.parquet.decode import DecodeRequest, FileDecoder, kernel_refusal
 from feedline.warehouse.parquet.footer import open_parquet
+from feedline.warehouse.parquet.schemas import is_list, nested_like
 from feedline.warehouse.parquet.writer import DICTIONARY, PLAIN, Encoding, leaf_paths, writer_options
 
 Goal = Literal["decode", "balanced", "size"]
@@ -79,7 +80,6 @@ class Choice:
 
     @property
     def encoding(self) -> Encoding:
-        """The best encoding, for the writer."""
         return Encoding(leaf=self.chosen.leaf, encoding=self.chosen.encoding, codec=self.chosen.codec)
 
 
@@ -113,15 +113,22 @@ def _choose_column(column: pa.Table, goal: Goal, codes: bool) -> list[Choice]:
         pa.Table.from_arrays([values], schema=nullable), list(encodings.values()), _REPEATS, codes, usual=True
     )
     choices = []
-    for path in paths:
-        best = _best(column, encodings, path, goal, codes, empty=not defaults[path].values)
+    for path, physical in paths.items():
+        best = _best(column, encodings, path, _BY_PHYSICAL[physical], goal, codes, empty=not defaults[path].values)
         encodings[path] = Encoding(leaf=path, encoding=best.encoding, codec=best.codec)
         choices.append(Choice(chosen=best, default=defaults[path]))
     return choices
 
 
 def _best(
-    column: pa.Table, encodings: dict[str, Encoding], path: str, goal: Goal, codes: bool, *, empty: bool
+    column: pa.Table,
+    encodings: dict[str, Encoding],
+    path: str,
+    candidates: Sequence[str],
+    goal: Goal,
+    codes: bool,
+    *,
+    empty: bool,
 ) -> EncodingCost:
     """The best candidate for one leaf, with the current encodings of the other leaves."""
 
@@ -131,7 +138,7 @@ def _best(
 
     first = "zstd" if goal == "size" else "lz4"
     repeats = 1 if goal == "size" else _REPEATS
-    costs = [trial(encoding, first, repeats) for encoding in _BY_PHYSICAL[_physical(column, path)]]
+    costs = [trial(encoding, first, repeats) for encoding in candidates]
     if empty:
         return costs[0]
     costs.sort(key=lambda one: cost(one, goal))
@@ -171,29 +178,23 @@ def _measure(
         writer.write_table(column, row_group_size=max(column.num_rows, 1))
     buffer = sink.getvalue()
     metadata = pq.read_metadata(pa.BufferReader(buffer))
-    if not metadata.num_row_groups:
-        return {
-            one.leaf: EncodingCost(
-                column=column.schema.names[0], leaf=one.leaf, encoding=one.encoding, codec=one.codec, values=0, bytes=0,
-                ns_per_value=0.0,
-            )
-            for one in encodings
-        }  # fmt: skip
-    seconds, op_ns = _decode(buffer, metadata, repeats, codes)
-    group = metadata.row_group(0)
-    chunks = [group.column(index) for index in range(group.num_columns)]
+    seconds, op_ns, sizes = 0.0, 0.0, [(0, 0)] * len(encodings)  # values and bytes of each chunk
+    if metadata.num_row_groups:
+        seconds, op_ns = _decode(buffer, metadata, repeats, codes)
+        chunks = [metadata.row_group(0).column(index) for index in range(metadata.num_columns)]
+        sizes = [(chunk.num_values, chunk.total_compressed_size) for chunk in chunks]
     return {
         one.leaf: EncodingCost(
             column=column.schema.names[0],
             leaf=one.leaf,
             encoding=one.encoding,
             codec=one.codec,
-            values=chunk.num_values,
-            bytes=chunk.total_compressed_size,
-            ns_per_value=seconds * 1e9 / max(chunk.num_values, 1),
+            values=values,
+            bytes=size,
+            ns_per_value=seconds * 1e9 / max(values, 1),
             op_ns=op_ns,
         )
-        for one, chunk in zip(encodings, chunks, strict=True)
+        for one, (values, size) in zip(encodings, sizes, strict=True)
     }
 
 
@@ -223,26 +224,13 @@ def _is_worth_codes(kind: pa.DataType) -> bool:
     """Whether pipelines read codes of such a column, whatever its ops: of lists and strings. Of flat numbers they do
     only for costly ops.
     """
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    if is_list(kind):
         return not pa.types.is_nested(kind.value_type)
     return not (pa.types.is_primitive(kind) or pa.types.is_nested(kind))
-
-
-def _physical(column: pa.Table, path: str) -> str:
-    sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, column.schema):
-        pass
-    stored = pq.read_metadata(pa.BufferReader(sink.getvalue())).schema
-    return next(
-        str(stored.column(index).physical_type) for index in range(len(stored)) if stored.column(index).path == path
-    )
 
 
 def _nullable(field: pa.Field) -> pa.Field:
     """The field as most writers write it: nullable, its lists' elements too."""
     kind = field.type
-    if pa.types.is_list(kind):
-        kind = pa.list_(_nullable(kind.value_field))
-    elif pa.types.is_large_list(kind):
-        kind = pa.large_list(_nullable(kind.value_field))
+    kind = nested_like(kind, [_nullable(kind.value_field)]) if is_list(kind) else kind
     return pa.field(field.name, kind, nullable=True)

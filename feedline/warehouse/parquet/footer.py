@@ -13,7 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -29,20 +29,21 @@ from feedline.warehouse.parquet.dedup_columns import (
     lost_metadata,
     may_be_flag,
 )
-from feedline.warehouse.parquet.schemas import leaf_count, without_dictionaries
+from feedline.warehouse.parquet.schemas import FIELD_ID, leaf_count, without_dictionaries
 from feedline.warehouse.parquet.stored_names import StoredNames, groups_under_other_names
-from feedline.warehouse.parquet.thrift import BYTE_ARRAY, PHYSICAL_NAMES, MalformedError, Structure, structure_of
+from feedline.warehouse.parquet.thrift import BYTE_ARRAY, PHYSICAL, MalformedError, Structure, structure_of
 from feedline.warehouse.storage.faults import encrypted_error, explain_errors
 from feedline.warehouse.storage.ranges import read_range
 from feedline.warehouse.storage.retry import is_local, with_retries
 
+K = TypeVar("K")
+V = TypeVar("V")
+
 _TRAILER_BYTES = 8  # footer length (4, little-endian) and magic (4)
 _GUESS_BYTES = 64 * 1024  # the first read, which holds most footers: one request instead of two on an object store
-_PHYSICAL = {name: index for index, name in enumerate(PHYSICAL_NAMES)}
 _Bytes: TypeAlias = bytes  # `ColumnFacts.bytes` hides the type of that name
 _TRUE = b"\x01"  # a Boolean bound
-_FIELD_ID = b"PARQUET:field_id"
-_KEPT_FOOTERS = 32  # parsed footers a process keeps; 400 columns x 8 row groups are 3 MB each
+KEPT_FOOTERS = 32  # parsed footers a process keeps; 400 columns x 8 row groups are 3 MB each
 
 
 @dataclass(slots=True)
@@ -73,7 +74,6 @@ class FileFacts:
 
     @property
     def physical(self) -> list[int]:
-        """The Parquet type of every column."""
         return [column.physical for column in self.columns]
 
 
@@ -133,34 +133,41 @@ def open_parquet(
     )
 
 
-class _ParsedFooters:
-    """An LRU cache of parsed footers by digest, shared by the threads of a process."""
+class RecentValues(Generic[K, V]):
+    """The values that were used last, by key; shared by the threads of a process."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._lock = threading.Lock()
-        self._footers: OrderedDict[bytes, pq.FileMetaData] = OrderedDict()
+        self._values: OrderedDict[K, V] = OrderedDict()
 
-    def get(self, digest: bytes, tail: bytes) -> pq.FileMetaData:
-        """The footer of that digest, parsed from `tail` if it is not cached."""
+    def get(self, key: K) -> V | None:
         with self._lock:
-            metadata = self._footers.get(digest)
-            if metadata is not None:
-                self._footers.move_to_end(digest)
-                return metadata
-        metadata = pq.read_metadata(pa.BufferReader(tail))
+            value = self._values.get(key)
+            if value is not None:
+                self._values.move_to_end(key)
+        return value
+
+    def put(self, key: K, value: V) -> V:
         with self._lock:
-            self._footers[digest] = metadata
-            while len(self._footers) > _KEPT_FOOTERS:
-                self._footers.popitem(last=False)
-        return metadata
+            self._values[key] = value
+            while len(self._values) > self._most:
+                self._values.popitem(last=False)
+        return value
 
-    def find(self, digest: bytes) -> pq.FileMetaData | None:
-        """The footer of that digest, if it is cached."""
+    def find(self, fits: Callable[[V], bool]) -> V | None:
+        """The last value of which that is true."""
         with self._lock:
-            return self._footers.get(digest)
+            return next(filter(fits, reversed(self._values.values())), None)
 
 
-parsed_footers = _ParsedFooters()
+parsed_footers: RecentValues[bytes, pq.FileMetaData] = RecentValues(KEPT_FOOTERS)
+
+
+def parsed_footer(digest: bytes, tail: bytes) -> pq.FileMetaData:
+    """The footer of that digest, parsed from `tail` if it is not cached."""
+    found = parsed_footers.get(digest)
+    return parsed_footers.put(digest, pq.read_metadata(pa.BufferReader(tail))) if found is None else found
 
 
 def column_leaves(schema: pa.Schema, columns: int, name: str) -> list[range]:
@@ -210,7 +217,7 @@ def _tail(read: Callable[[int, int], bytes], size: int, name: str) -> bytes:
 
 def _facts(parquet: pq.ParquetFile, tail: bytes, name: str, stored_names: StoredNames | None) -> FileFacts:
     schema, metadata = parquet.schema_arrow, parquet.metadata
-    stored = [_PHYSICAL.get(metadata.schema.column(i).physical_type, -1) for i in range(metadata.num_columns)]
+    stored = [PHYSICAL.get(metadata.schema.column(i).physical_type, -1) for i in range(metadata.num_columns)]
     leaf_ranges = column_leaves(schema, len(stored), name)
     structure = _structure(tail, name)
     if structure.encrypted:
@@ -278,12 +285,9 @@ def _lost_flags(schema: pa.Schema, columns: Sequence[ColumnFacts]) -> str | None
 
 def _bare(schema: pa.Schema) -> pa.Schema:
     """The schema without metadata (pandas' alone can be larger than the rest), except field ids."""
-
-    def field_id(field: pa.Field) -> dict[bytes, bytes] | None:
-        id = (field.metadata or {}).get(_FIELD_ID)
-        return None if id is None else {_FIELD_ID: id}
-
-    return pa.schema([field.with_metadata(field_id(field)) for field in schema])
+    ids = [(field.metadata or {}).get(FIELD_ID) for field in schema]
+    metadata = [None if id is None else {FIELD_ID: id} for id in ids]
+    return pa.schema([field.with_metadata(each) for field, each in zip(schema, metadata, strict=True)])
 
 
 def _structure(tail: bytes, name: str) -> Structure:

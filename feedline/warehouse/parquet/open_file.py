@@ -9,8 +9,6 @@ this process has checked the footer of the same entity); a row group's column ch
 from __future__ import annotations
 
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import accumulate, islice
@@ -24,7 +22,15 @@ from feedline.errors import TableChangedError
 from feedline.warehouse.parquet.decode import DecodedRows, DecodeRequest, FileDecoder
 from feedline.warehouse.parquet.dedup_columns import DedupMetadata, dedup_metadata
 from feedline.warehouse.parquet.file_version import FileVersion, Stamp, refuse_other_version, stamp_in, stamp_of
-from feedline.warehouse.parquet.footer import column_leaves, footer_digest, open_parquet, parsed_footers
+from feedline.warehouse.parquet.footer import (
+    KEPT_FOOTERS,
+    RecentValues,
+    column_leaves,
+    footer_digest,
+    open_parquet,
+    parsed_footer,
+    parsed_footers,
+)
 from feedline.warehouse.parquet.stored_names import StoredNames, groups_under_other_names
 from feedline.warehouse.storage.faults import Outlook, explain_errors, outlook
 from feedline.warehouse.storage.ranges import SparseFile, chunk_ranges, coalesce, read_range
@@ -32,7 +38,6 @@ from feedline.warehouse.storage.retry import is_local, with_retries
 
 T = TypeVar("T")
 
-_KEPT_LAYOUTS = 32  # as many as there are parsed footers
 _KEPT_TAGS = 4096  # files whose footer the process has checked: about 100 bytes each
 
 
@@ -45,12 +50,11 @@ class OpenFile:
     def __init__(self, parquet: pq.ParquetFile, source: pa.NativeFile, version: FileVersion) -> None:
         self.parquet = parquet
         self.metadata: pq.FileMetaData = parquet.metadata
-        self.schema, self.stored, self.dedup, self.decoder = _layouts.get(version, parquet)
+        self.schema, self.stored, self.dedup, self.decoder = _layout(version, parquet)
         self._source = source
         self._uri = version.uri
 
     def close(self) -> None:
-        """Close the file."""
         self._source.close()
 
     def row_starts(self) -> list[int]:
@@ -65,16 +69,13 @@ class OpenFile:
 
     def read_at(self, size: int, start: int) -> bytes:
         """Read `size` bytes at an offset of the file."""
-        with explain_errors(self._uri, listed=True):
-            content: bytes = self._source.read_at(size, start)
-        return content
+        raise NotImplementedError
 
     def batches(self, request: DecodeRequest) -> Iterator[DecodedRows]:
         """Decode columns of one row group on the calling thread."""
         return self.decoder.batches(self.parquet, request, self._read_range)
 
     def _read_range(self, start: int, stop: int) -> pa.Buffer:
-        """Bytes of the file that is decoded."""
         self._source.seek(start)
         return self._source.read_buffer(stop - start)
 
@@ -182,12 +183,9 @@ class _RemoteFile(OpenFile):
         self._dictionaries = paths
 
     def read_at(self, size: int, start: int) -> bytes:
-        """As `OpenFile.read_at`, repeated where the store fails for a moment."""
-
-        def read() -> bytes:
-            return read_range(self._source, start, size)
-
-        return with_retries(read, self._filesystem, self._version.uri, listed=True)
+        return with_retries(
+            lambda: read_range(self._source, start, size), self._filesystem, self._version.uri, listed=True
+        )
 
     def batches(self, request: DecodeRequest) -> Iterator[DecodedRows]:
         """As `OpenFile.batches`, after all bytes of the columns have arrived and are verified to be of this file."""
@@ -217,11 +215,13 @@ class _RemoteFile(OpenFile):
         try:
             stamp = stamp_of(self._filesystem, self._path, source)
             refuse_other_version(version, stamp)
-            metadata = _checked_footers.metadata(version, stamp)
+            checked = _checked_footers.get((version.uri, stamp.tag)) == version.footer_digest
+            metadata = parsed_footers.get(version.footer_digest) if checked else None
             if metadata is None:
                 tail = read_range(source, version.size_bytes - version.footer_bytes, version.footer_bytes)
                 metadata = _metadata(version, tail)
-                _checked_footers.add(version, stamp)
+                if stamp.tag:
+                    _checked_footers.put((version.uri, stamp.tag), version.footer_digest)
         except BaseException:
             source.close()
             raise
@@ -263,89 +263,40 @@ def open_unchanged(filesystem: pafs.FileSystem, path: str, version: FileVersion)
 _Layout: TypeAlias = tuple[pa.Schema, dict[str, range], DedupMetadata | None, FileDecoder]
 
 
-class _Layouts:
-    """An LRU cache of files' schemas, Parquet columns and groups stored once per run, by footer, as a file is opened
-    once per split."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._entries: OrderedDict[tuple[str, bytes, StoredNames | None, str], _Layout] = OrderedDict()
-
-    def get(self, version: FileVersion, parquet: pq.ParquetFile) -> _Layout:
-        key = version.uri, version.footer_digest, version.stored_names, version.decoder
-        with self._lock:
-            layout = self._entries.get(key)
-            if layout is not None:
-                self._entries.move_to_end(key)
-                return layout
-        schema = parquet.schema_arrow
-        dedup = _dedup(parquet, schema, version.uri)
-        if version.stored_names is not None:
-            if dedup is not None:
-                raise groups_under_other_names(version.uri)
-            schema = version.stored_names.schema(schema, version.uri)
-        like = self._find(schema, parquet.metadata)
-        if like is None:
-            leaves = column_leaves(schema, parquet.metadata.num_columns, version.uri)
-            stored = dict(zip(schema.names, leaves, strict=True))
-        else:
-            stored = like[1]
-        decoder = FileDecoder(
-            schema,
-            stored,
-            parquet.metadata,
-            version.stored_names,
-            version.uri,
-            version.size_bytes,
-            decoder=version.decoder,
-            like=None if like is None else like[3],
-        )
-        layout = schema, stored, dedup, decoder
-        with self._lock:
-            self._entries[key] = layout
-            while len(self._entries) > _KEPT_LAYOUTS:
-                self._entries.popitem(last=False)
-        return layout
-
-    def _find(self, schema: pa.Schema, metadata: pq.FileMetaData) -> _Layout | None:
-        """The last layout of a file with the same columns. Finding these takes longer than to compare them."""
-        with self._lock:
-            layouts = reversed(self._entries.values())
-            return next((layout for layout in layouts if layout[3].decodes(schema, metadata)), None)
+_layouts: RecentValues[tuple[str, bytes, StoredNames | None, str], _Layout] = RecentValues(KEPT_FOOTERS)
+_checked_footers: RecentValues[tuple[str, bytes], bytes] = RecentValues(_KEPT_TAGS)  # digests by file and entity tag
 
 
-_layouts = _Layouts()
-
-
-def _dedup(parquet: pq.ParquetFile, schema: pa.Schema, uri: str) -> DedupMetadata | None:
-    metadata = parquet.metadata
+def _layout(version: FileVersion, parquet: pq.ParquetFile) -> _Layout:
+    """A file's schema, Parquet columns and groups stored once per run, kept by footer: it is opened once per split."""
+    key = version.uri, version.footer_digest, version.stored_names, version.decoder
+    known = _layouts.get(key)
+    if known is not None:
+        return known
+    schema, metadata = parquet.schema_arrow, parquet.metadata
     rows = (metadata.row_group(index).num_rows for index in range(metadata.num_row_groups))
-    return dedup_metadata(metadata.metadata, schema, rows, uri)
-
-
-class _CheckedFooters:
-    """The digests of the footers that this process has checked, by file and entity tag; shared by its threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._digests: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()
-
-    def add(self, version: FileVersion, stamp: Stamp) -> None:
-        if not stamp.tag:
-            return
-        with self._lock:
-            self._digests[version.uri, stamp.tag] = version.footer_digest
-            while len(self._digests) > _KEPT_TAGS:
-                self._digests.popitem(last=False)
-
-    def metadata(self, version: FileVersion, stamp: Stamp) -> pq.FileMetaData | None:
-        """The parsed footer, if it was checked for this entity and is still cached."""
-        with self._lock:
-            checked = self._digests.get((version.uri, stamp.tag)) == version.footer_digest
-        return parsed_footers.find(version.footer_digest) if checked else None
-
-
-_checked_footers = _CheckedFooters()
+    dedup = dedup_metadata(metadata.metadata, schema, rows, version.uri)
+    if version.stored_names is not None:
+        if dedup is not None:
+            raise groups_under_other_names(version.uri)
+        schema = version.stored_names.schema(schema, version.uri)
+    # Of a file with the same columns: finding these takes longer than to compare them.
+    like = _layouts.find(lambda layout: layout[3].decodes(schema, metadata))
+    if like is None:
+        stored = dict(zip(schema.names, column_leaves(schema, metadata.num_columns, version.uri), strict=True))
+    else:
+        stored = like[1]
+    decoder = FileDecoder(
+        schema,
+        stored,
+        metadata,
+        version.stored_names,
+        version.uri,
+        version.size_bytes,
+        decoder=version.decoder,
+        like=None if like is None else like[3],
+    )
+    return _layouts.put(key, (schema, stored, dedup, decoder))
 
 
 def _metadata(version: FileVersion, tail: bytes) -> pq.FileMetaData:
@@ -355,4 +306,4 @@ def _metadata(version: FileVersion, tail: bytes) -> pq.FileMetaData:
             "same size and time. Delete work_dir/tables, which caches footers, and take a new snapshot, or go on "
             "with feedline rebase"
         )
-    return parsed_footers.get(version.footer_digest, tail)
+    return parsed_footer(version.footer_digest, tail)

@@ -16,6 +16,7 @@ import pyarrow.types as pat
 from numpy.typing import NDArray
 
 from feedline.native import rows as native
+from feedline.warehouse.parquet.schemas import is_bytes, is_list, is_text
 
 Bools = NDArray[np.bool_]
 Rows = NDArray[np.int64] | slice
@@ -58,7 +59,6 @@ def _mark_changes(column: pa.ChunkedArray, starts: Bools) -> None:
 
 
 def _pair(above: pa.Array, row: pa.Array) -> pa.Array:
-    """Two rows as one array."""
     try:
         return pa.concat_arrays([above, row])
     except pa.ArrowInvalid:  # they hold more values than 32 bits count
@@ -85,7 +85,7 @@ def _equal(array: pa.Array, rows: Rows, others: Rows) -> Bools:
             equal &= _equal(field, rows, others)
     elif pat.is_fixed_size_list(kind):
         equal = _equal_vectors(array, rows, others)
-    elif pat.is_list(kind) or pat.is_large_list(kind) or pat.is_map(kind):
+    elif is_list(kind) or pat.is_map(kind):
         equal = _equal_lists(array, rows, others)
     elif pat.is_decimal(kind) or pat.is_fixed_size_binary(kind):
         digits = _bytes_of(array)
@@ -135,11 +135,11 @@ def _equal_bytes(offsets: NDArray[np.int64], values: pa.Array) -> Bools:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return any(test(kind) for test in (pat.is_string, pat.is_large_string, pat.is_string_view))
+    return is_text(kind) or bool(pat.is_string_view(kind))
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
-    return _is_text(kind) or any(test(kind) for test in (pat.is_binary, pat.is_large_binary, pat.is_binary_view))
+    return _is_text(kind) or is_bytes(kind) or bool(pat.is_binary_view(kind))
 
 
 def _count(rows: Rows, length: int) -> int:
@@ -159,8 +159,7 @@ def _words(array: pa.Array) -> NDArray[np.generic]:
     series = pl.Series(array)  # of strings, bytes or booleans: numbered
     if series.dtype == pl.Boolean:
         series = series.cast(pl.UInt8)
-    numbers: NDArray[np.uint32] = series.rank("dense").fill_null(0).to_numpy()
-    return numbers
+    return np.asarray(series.rank("dense").fill_null(0))
 
 
 def _bytes_of(array: pa.Array) -> NDArray[np.uint8]:

@@ -26,6 +26,7 @@ import pyarrow.types as pat
 
 from feedline.errors import TableError
 
+FIELD_ID = b"PARQUET:field_id"  # of a field's metadata: its id in the table's log
 _UNITS = ("s", "ms", "us", "ns")
 _SIGNED = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 _UNSIGNED = (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
@@ -128,7 +129,7 @@ def widens(stored: pa.DataType, declared: pa.DataType) -> bool:
 def _nested_widens(stored: pa.DataType, declared: pa.DataType) -> bool:
     if pat.is_fixed_size_list(declared):
         return False  # equal types have returned True before
-    if _is_list(stored) and _is_list(declared):
+    if _is_any_list(stored) and _is_any_list(declared):
         return widens(stored.value_type, declared.value_type)
     if pat.is_map(stored) and pat.is_map(declared):
         return widens(stored.key_type, declared.key_type) and widens(stored.item_type, declared.item_type)
@@ -136,7 +137,6 @@ def _nested_widens(stored: pa.DataType, declared: pa.DataType) -> bool:
 
 
 def _large(kind: pa.DataType) -> pa.DataType:
-    """The type with wide offsets."""
     return {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}.get(kind, kind)
 
 
@@ -155,7 +155,7 @@ def without_dictionaries(kind: pa.DataType) -> pa.DataType:
         return without_dictionaries(kind.value_type)
     if not pat.is_nested(kind) or not _holds(kind, (pat.is_dictionary, pat.is_map)):
         return kind
-    return _rebuild(kind, [without_dictionaries(child.type) for child in child_fields(kind)])
+    return _with_types(kind, [without_dictionaries(child.type) for child in child_fields(kind)])
 
 
 def child_fields(kind: pa.DataType) -> list[pa.Field]:
@@ -175,14 +175,45 @@ def leaf_count(kind: pa.DataType) -> int:
     return sum(leaf_count(child.type) for child in below) if below else 1
 
 
+def nested_like(kind: pa.DataType, fields: Sequence[pa.Field]) -> pa.DataType:
+    """The nested type with other child fields."""
+    if pat.is_struct(kind):
+        return pa.struct(fields)
+    if pat.is_map(kind):
+        return pa.map_(*fields, keys_sorted=kind.keys_sorted)
+    if pat.is_fixed_size_list(kind):
+        return pa.list_(fields[0], kind.list_size)
+    return pa.large_list(fields[0]) if pat.is_large_list(kind) else pa.list_(fields[0])
+
+
+def field_id(field: pa.Field) -> int | None:
+    """The id of a field in the table's log; None if it has none."""
+    id = (field.metadata or {}).get(FIELD_ID)
+    return None if id is None else int(id)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether values are strings, whatever the width of their offsets."""
+    return bool(pat.is_string(kind) or pat.is_large_string(kind))
+
+
+def is_bytes(kind: pa.DataType) -> bool:
+    """Whether values are bytes of any length, whatever the width of their offsets."""
+    return bool(pat.is_binary(kind) or pat.is_large_binary(kind))
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether values are lists of any length, whatever the width of their offsets."""
+    return bool(pat.is_list(kind) or pat.is_large_list(kind))
+
+
 def is_unchecked(kind: pa.DataType) -> bool:
     """Whether values of this type may be damaged in a way that pyarrow's reader does not notice and crashes Polars.
 
     The reader does not check that strings are UTF-8 (Polars relies on it), nor that indices are within their
     dictionary. Checking 65,536 short strings takes 0.2 ms, decoding them 5.
     """
-    tests = (pat.is_dictionary, pat.is_string, pat.is_large_string, pat.is_string_view)
-    return any(test(kind) for test in tests) or any(is_unchecked(child.type) for child in child_fields(kind))
+    return _holds(kind, (pat.is_dictionary, pat.is_string, pat.is_large_string, pat.is_string_view))
 
 
 def unify(a: pa.DataType, b: pa.DataType) -> pa.DataType:
@@ -213,13 +244,12 @@ def conform(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def _merge(merged: pa.Field, field: pa.Field, first: str, second: str) -> pa.Field:
     try:
-        kind = unify(merged.type, without_dictionaries(field.type))
+        return _unify_fields(merged, field.with_type(without_dictionaries(field.type)))
     except KindChangedError:
         raise TableError(
             f"column {field.name!r} changed its kind between files: got {merged.type} in {first} and {field.type} in "
             f"{second}, expected types that widen into one. Rewrite one of the files, or leave it out of the table"
         ) from None
-    return pa.field(field.name, kind, nullable=merged.nullable or field.nullable)
 
 
 def _number(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
@@ -251,38 +281,32 @@ def _decimal(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
 
 
 def _string(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
-    if all(pat.is_string(kind) or pat.is_large_string(kind) or pat.is_string_view(kind) for kind in (a, b)):
+    if all(is_text(kind) or pat.is_string_view(kind) for kind in (a, b)):
         return pa.large_string()
-    if all(_is_bytes(kind) for kind in (a, b)):
+    if all(is_bytes(kind) or pat.is_binary_view(kind) or pat.is_fixed_size_binary(kind) for kind in (a, b)):
         return pa.large_binary()
     return None
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    tests = (pat.is_binary, pat.is_large_binary, pat.is_binary_view, pat.is_fixed_size_binary)
-    return any(test(kind) for test in tests)
 
 
 def _nest(a: pa.DataType, b: pa.DataType) -> pa.DataType:
     if pat.is_struct(a) and pat.is_struct(b):
         return _struct(a, b)
     if pat.is_map(a) and pat.is_map(b):
-        return _rebuild(a, [unify(x.type, y.type) for x, y in zip(child_fields(a), child_fields(b), strict=True)])
-    if not (_is_list(a) and _is_list(b)):
+        return _with_types(a, [unify(x.type, y.type) for x, y in zip(child_fields(a), child_fields(b), strict=True)])
+    if not (_is_any_list(a) and _is_any_list(b)):
         raise KindChangedError
-    item = _item(a, b)
+    item = _unify_fields(a.value_field, b.value_field)
     if pat.is_fixed_size_list(a) and pat.is_fixed_size_list(b) and a.list_size == b.list_size:
         return pa.list_(item, a.list_size)
     return pa.large_list(item) if pat.is_large_list(a) or pat.is_large_list(b) else pa.list_(item)
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return any(test(kind) for test in (pat.is_list, pat.is_large_list, pat.is_fixed_size_list))
+def _is_any_list(kind: pa.DataType) -> bool:
+    return is_list(kind) or bool(pat.is_fixed_size_list(kind))
 
 
-def _item(a: pa.DataType, b: pa.DataType) -> pa.Field:
-    x, y = a.value_field, b.value_field
-    return pa.field(x.name, unify(x.type, y.type), nullable=x.nullable or y.nullable)
+def _unify_fields(a: pa.Field, b: pa.Field) -> pa.Field:
+    return pa.field(a.name, unify(a.type, b.type), nullable=a.nullable or b.nullable)
 
 
 def _struct(a: pa.DataType, b: pa.DataType) -> pa.DataType:
@@ -291,12 +315,7 @@ def _struct(a: pa.DataType, b: pa.DataType) -> pa.DataType:
         raise KindChangedError  # fields of the same name are ambiguous
     added = {field.name: field for field in child_fields(b)}
     for name, field in added.items():
-        merged = fields.get(name)
-        if merged is None:
-            fields[name] = field.with_nullable(True)
-        else:
-            nullable = merged.nullable or field.nullable
-            fields[name] = pa.field(name, unify(merged.type, field.type), nullable=nullable)
+        fields[name] = _unify_fields(fields[name], field) if name in fields else field.with_nullable(True)
     return pa.struct([field if name in added else field.with_nullable(True) for name, field in fields.items()])
 
 
@@ -304,13 +323,9 @@ def _holds(kind: pa.DataType, tests: Sequence[Callable[[pa.DataType], bool]]) ->
     return any(test(kind) for test in tests) or any(_holds(child.type, tests) for child in child_fields(kind))
 
 
-def _rebuild(kind: pa.DataType, types: Sequence[pa.DataType]) -> pa.DataType:
-    """The nested type with other child types."""
+def _with_types(kind: pa.DataType, types: Sequence[pa.DataType]) -> pa.DataType:
+    """The nested type with other child types; maps get Arrow's field names."""
     fields = [field.with_type(new) for field, new in zip(child_fields(kind), types, strict=True)]
-    if pat.is_struct(kind):
-        return pa.struct(fields)
     if pat.is_map(kind):
-        return pa.map_(fields[0].with_name("key"), fields[1].with_name("value"), keys_sorted=kind.keys_sorted)
-    if pat.is_fixed_size_list(kind):
-        return pa.list_(fields[0], kind.list_size)
-    return pa.large_list(fields[0]) if pat.is_large_list(kind) else pa.list_(fields[0])
+        fields = [field.with_name(name) for field, name in zip(fields, ("key", "value"), strict=True)]
+    return nested_like(kind, fields)

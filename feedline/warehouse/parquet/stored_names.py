@@ -17,9 +17,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from feedline.errors import TableError
-from feedline.warehouse.parquet.schemas import child_fields
-
-_FIELD_ID = b"PARQUET:field_id"
+from feedline.warehouse.parquet.schemas import child_fields, field_id, nested_like
 
 
 class StoredField(NamedTuple):
@@ -112,7 +110,7 @@ def _renamed(stored: Sequence[pa.Field], fields: Sequence[StoredField], by_id: b
     found = {field.id if by_id else field.stored: field for field in fields}
     taken = {field.name for field in fields} | {field.name for field in stored}
     for one in stored:
-        key = _field_id(one) if by_id else one.name
+        key = field_id(one) if by_id else one.name
         if key is None:
             raise _NoIdError(one.name)
         field = found.get(key)
@@ -132,22 +130,12 @@ def _renamed_type(kind: pa.DataType, fields: Sequence[StoredField], by_id: bool)
         child.with_type(_renamed_type(child.type, field.fields, by_id)).remove_metadata()
         for child, field in zip(child_fields(kind), fields, strict=True)
     ]
-    if pat.is_map(kind):
-        return pa.map_(*inner)
-    if pat.is_fixed_size_list(kind):
-        return pa.list_(inner[0], kind.list_size)
-    return pa.large_list(inner[0]) if pat.is_large_list(kind) else pa.list_(inner[0])
+    return nested_like(kind, inner)
 
 
 def _free(name: str, taken: set[str]) -> Iterator[str]:
-    """Names like this one that are not taken."""
     while True:
         name += "'"
         if name not in taken:
             taken.add(name)
             yield name
-
-
-def _field_id(field: pa.Field) -> int | None:
-    id = (field.metadata or {}).get(_FIELD_ID)
-    return None if id is None else int(id)

@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-PHYSICAL_NAMES = ("BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
+_NAMES = ("BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
+PHYSICAL = {name: index for index, name in enumerate(_NAMES)}  # pyarrow's names of physical types
 BOOLEAN, INT32, INT64, INT96, FLOAT, DOUBLE, BYTE_ARRAY, FIXED = range(8)  # parquet.thrift's enum Type
 
 _TRUE, _BINARY, _LIST, _SET, _STRUCT = 1, 8, 9, 10, 12  # types of the compact protocol
@@ -102,7 +103,7 @@ def _row_group(data: bytes, position: int) -> tuple[int, list[ColumnChunk], int]
                 chunk, position = _chunk(data, position)
                 chunks.append(chunk)
         elif field == 3:  # num_rows
-            rows, position = _integer(data, position)
+            rows, position = integer(data, position)
         else:
             position = _skip(data, position, kind)
     return rows, chunks, position + 1
@@ -119,7 +120,7 @@ def _chunk(data: bytes, position: int) -> tuple[ColumnChunk, int]:
         if head > 15:
             field += head >> 4
         else:
-            field, position = _integer(data, position)
+            field, position = integer(data, position)
         if field == 3 and head & 15 == _STRUCT:  # meta_data
             chunk, position = _column(data, position)
         else:
@@ -139,18 +140,18 @@ def _column(data: bytes, position: int) -> tuple[ColumnChunk, int]:
         if head > 15:
             field += head >> 4
         else:
-            field, position = _integer(data, position)
+            field, position = integer(data, position)
         head &= 15
         if field == 7:  # total_compressed_size
-            size, position = _integer(data, position)
+            size, position = integer(data, position)
         elif field == 12 and head == _STRUCT:  # statistics
             statistics, position = _statistics(data, position)
         elif field == 1:  # type
-            kind, position = _integer(data, position)
+            kind, position = integer(data, position)
         elif field == 16 and head == _STRUCT:  # size_statistics
             sizes, position = _size_statistics(data, position)
         elif field == 4:  # codec
-            codec, position = _integer(data, position)
+            codec, position = integer(data, position)
         elif 4 <= head <= 6:
             while data[position] > 127:
                 position += 1
@@ -185,14 +186,14 @@ def _statistics(data: bytes, position: int) -> tuple[_Statistics, int]:
         if head > 15:
             field += head >> 4
         else:
-            field, position = _integer(data, position)
+            field, position = integer(data, position)
         head &= 15
         if head == _BINARY:
             length, position = _varint(data, position)
             fields[field] = data[position : position + length]
             position += length
         elif field == 3:  # null_count
-            nulls, position = _integer(data, position)
+            nulls, position = integer(data, position)
         elif field in (7, 8):  # is_max_value_exact, is_min_value_exact
             exact += head == _TRUE
         else:
@@ -212,7 +213,7 @@ def _field(data: bytes, position: int, last: int) -> tuple[int, int, int]:
     head = data[position]
     if head > 15:
         return position + 1, last + (head >> 4), head & 15
-    field, position = _integer(data, position + 1)
+    field, position = integer(data, position + 1)
     return position, field, head & 15
 
 
@@ -229,7 +230,8 @@ def _list(data: bytes, position: int) -> tuple[int, int, int]:
     return count, head & 15, position
 
 
-def _integer(data: bytes, position: int) -> tuple[int, int]:
+def integer(data: bytes, position: int) -> tuple[int, int]:
+    """An integer of the compact protocol, and the position after it."""
     value, position = _varint(data, position)
     return (value >> 1) ^ -(value & 1), position
 

@@ -70,13 +70,14 @@ class WrittenFile:
     bytes: int
 
 
-def leaf_paths(schema: pa.Schema) -> list[str]:
-    """The Parquet columns that a schema is stored as, by their names in pyarrow's writer."""
+def leaf_paths(schema: pa.Schema) -> dict[str, str]:
+    """The Parquet columns that a schema is stored as: their names in pyarrow's writer, each with its physical type."""
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, schema):
         pass
     stored = pq.read_metadata(pa.BufferReader(sink.getvalue())).schema
-    return [stored.column(index).path for index in range(len(stored.names))]
+    columns = map(stored.column, range(len(stored.names)))
+    return {column.path: column.physical_type for column in columns}
 
 
 def writer_options(encodings: Sequence[Encoding]) -> dict[str, Any]:
@@ -145,7 +146,6 @@ class TableWriter:
         return self.files
 
     def abandon(self) -> None:
-        """Close and delete all files of the unit."""
         names = [file.name for file in self.files]
         if self._writer is not None:
             names.append(self._name)
@@ -240,7 +240,6 @@ def upload(filesystem: pafs.FileSystem, path: str, content: pa.Buffer) -> None:
 
 
 def _close_quietly(writer: pq.ParquetWriter, sink: pa.NativeFile | None) -> None:
-    """Close an incomplete file after a failure, ignoring further errors."""
     for stream in (writer, sink):
         try:
             if stream is not None:

@@ -29,7 +29,7 @@ from feedline.expressions.column_parts import (
     part_of,
 )
 from feedline.expressions.extraction import Keys, extract_parts
-from feedline.warehouse.parquet.schemas import child_fields, conform, is_unchecked, leaf_count
+from feedline.warehouse.parquet.schemas import child_fields, conform, is_text, is_unchecked, leaf_count
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.faults import label
 
@@ -111,11 +111,9 @@ class FileColumns:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The stored columns to decode."""
         return tuple(self._trees)
 
     def field(self, name: str) -> pa.Field:
-        """A field by its name."""
         return self._schema.field(name)
 
     def inputs(self) -> dict[str, frozenset[str]]:
@@ -261,7 +259,7 @@ class FileColumns:
         if pat.is_map(kind):
             self.leaves.append(start)
             if tree.parts:
-                self._map_keys.append((start, not tree.whole and _is_text(kind.key_type)))
+                self._map_keys.append((start, not tree.whole and is_text(kind.key_type)))
             below = PartTree(whole=tree.whole)
             for each in tree.parts.values():
                 _join(below, each)
@@ -344,10 +342,6 @@ def _join(into: PartTree, other: PartTree) -> None:
         _join(into.parts.setdefault(key, PartTree()), below)
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pat.is_string(kind) or pat.is_large_string(kind))
-
-
 def _validate(array: pa.Array, name: str, uri: str, row_group: int) -> pa.Array:
     """Return the array after the checks that pyarrow's reader omits."""
     if is_unchecked(array.type):
@@ -389,7 +383,6 @@ def is_same(one: pa.Array, other: pa.Array) -> bool:
 
 
 def _conform(array: pa.Array, field: pa.Field, uri: str, row_group: int) -> pa.Array:
-    """Cast the array to the table's type."""
     if pat.is_null(array.type):
         return pa.nulls(len(array), field.type)
     try:

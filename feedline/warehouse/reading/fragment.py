@@ -8,7 +8,8 @@ snapshot and a selection where work is planned, and travels with the request.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,13 +21,14 @@ from feedline.errors import TableArgumentError
 from feedline.expressions.column_parts import PartError, part_field, part_of
 from feedline.native.unique_rows import UniqueRows
 from feedline.warehouse.parquet.file_version import FileVersion
+from feedline.warehouse.parquet.open_file import OpenFile, open_unchanged
 from feedline.warehouse.parquet.stored_names import StoredNames
 from feedline.warehouse.reading.row_filter import RowFilter
 from feedline.warehouse.reading.sample import Bools
 from feedline.warehouse.reading.stored_groups import group_part
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.splits import Splits
-from feedline.warehouse.storage.locations import join, redact
+from feedline.warehouse.storage.locations import join, locate, redact
 
 UNCOUNTED = -1  # in `expected`: the kept rows have not been counted, so they are not checked
 
@@ -64,13 +66,16 @@ class Fragment:
         """The file's URI for messages."""
         return join(redact(self.table), self.path)
 
+    def open(self) -> AbstractContextManager[OpenFile]:
+        """Open the file, if it is the snapshot's (see `open_unchanged`)."""
+        location = locate(self.table)
+        return open_unchanged(location.filesystem, join(location.path, self.path), self.file_version)
+
     def proofs_of(self, position: int) -> int:
-        """Return what statistics prove about the row group at that position."""
         return self.proofs[position] if self.proofs else 0
 
     @property
     def file_version(self) -> FileVersion:
-        """The file's state in the snapshot."""
         return FileVersion(
             uri=self.uri,
             size_bytes=self.bytes,
@@ -105,7 +110,6 @@ class Chunk:
 
     @property
     def uri(self) -> str:
-        """The file's URI for messages."""
         return self.fragment.uri
 
     def part(self, start: int, stop: int) -> Chunk:
@@ -127,6 +131,22 @@ class FrameBatch:
     first_row: int
     row_filter: RowFilter
     groups: tuple[UniqueRows[pa.RecordBatch], ...] = ()
+
+
+def gather(fragments: Iterable[tuple[Fragment, int]], most: int, most_fragments: int) -> Iterator[tuple[Fragment, ...]]:
+    """Group fragments in order. A group ends where the numbers given with its fragments, of rows or bytes, reach `most`
+    together, or with `most_fragments`.
+    """
+    group: list[Fragment] = []
+    total = 0
+    for fragment, size in fragments:
+        group.append(fragment)
+        total += size
+        if total >= most or len(group) >= most_fragments:
+            yield tuple(group)
+            group, total = [], 0
+    if group:
+        yield tuple(group)
 
 
 def fragment_of(
@@ -183,9 +203,13 @@ def field_of(schema: pa.Schema, name: str) -> pa.Field:
             return part_field(schema, part).with_name(name)
         except PartError as error:
             raise TableArgumentError(f"{error}. Name a column, or one of its keys") from None
-    near = difflib.get_close_matches(name, schema.names, n=1)
-    hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(schema.names[:20])}"
-    raise TableArgumentError(f"column {name!r} is not in the table. {hint}")
+    raise TableArgumentError(f"column {name!r} is not in the table. {nearest_hint(name, schema.names)}")
+
+
+def nearest_hint(name: str, names: Sequence[str]) -> str:
+    """The remedy for an unknown name: the nearest one, or the first ones."""
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(names[:20])}"
 
 
 def pack_mask(mask: Bools) -> bytes:

@@ -22,7 +22,7 @@ from feedline.expressions import BoundExpression
 from feedline.native.turns import TURN
 from feedline.native.unique_rows import UniqueRows
 from feedline.warehouse.parquet.decode import NOT_CODED, DecodeRequest
-from feedline.warehouse.parquet.open_file import OpenFile, open_unchanged
+from feedline.warehouse.parquet.open_file import OpenFile
 from feedline.warehouse.parquet.schemas import child_fields
 from feedline.warehouse.reading.coded_conditions import worth_expanding
 from feedline.warehouse.reading.columns import CHUNK_ROWS, is_coded, is_same, part_bytes, split_codes
@@ -34,7 +34,6 @@ from feedline.warehouse.reading.seen_rows import Mark
 from feedline.warehouse.reading.stored_groups import StoredColumns, filter_group
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.faults import explain_errors, label
-from feedline.warehouse.storage.locations import join, locate
 
 _MARGIN = 1.06  # of rows that are decoded beyond those of which enough stay on average
 _FOREIGN = {pa.lib.Type_DECIMAL256, pa.lib.Type_INTERVAL_MONTH_DAY_NANO}  # types that frames cannot hold
@@ -158,8 +157,7 @@ def batches(
     returns the positions of row groups not to read. `number_rows`: set `first_row` even without a sample.
     """
     refuse_foreign(schema, row_filter.parts)
-    location = locate(fragment.table)
-    with open_unchanged(location.filesystem, join(location.path, fragment.path), fragment.file_version) as file:
+    with fragment.open() as file:
         names = (*columns, *row_filter.parts)
         if any(schema.get_field_index(name) < 0 for name in names):
             whole = _columns_of(file, fragment, schema, names)
@@ -222,7 +220,6 @@ def _row_filter(where: BoundExpression | None, sample: BoundSample | None, colum
 def _columns_of(
     file: OpenFile, fragment: Fragment, schema: pa.Schema, names: Sequence[str], compact: Collection[str] = ()
 ) -> StoredColumns:
-    """Resolve these columns and parts against the columns that the file stores."""
     keys = frozenset(name for name, _ in fragment.partition)
     return resolve_columns(file, schema, tuple(names), frozenset(compact), keys)
 
@@ -231,8 +228,7 @@ def arrow_columns(fragment: Fragment, columns: Sequence[str], schema: pa.Schema)
     """The stored columns, of those from which these columns and parts are read, that pyarrow decodes, each with the
     reason, as far as the file's footer says it.
     """
-    location = locate(fragment.table)
-    with open_unchanged(location.filesystem, join(location.path, fragment.path), fragment.file_version) as file:
+    with fragment.open() as file:
         names = {leaf: name for name, leaves in file.stored.items() for leaf in leaves}
         leaves, first = _columns_of(file, fragment, schema, columns).leaves, fragment.row_groups[0]
         reasons = ((names[leaf], file.decoder.left_to_arrow(leaf, first)) for leaf in leaves)
@@ -241,8 +237,7 @@ def arrow_columns(fragment: Fragment, columns: Sequence[str], schema: pa.Schema)
 
 def stored_columns(fragment: Fragment) -> frozenset[str]:
     """The columns that a fragment's file stores once per run."""
-    location = locate(fragment.table)
-    with open_unchanged(location.filesystem, join(location.path, fragment.path), fragment.file_version) as file:
+    with fragment.open() as file:
         groups = () if file.dedup is None else file.dedup.groups.values()
         return frozenset(name for group in groups for name in group.columns)
 
@@ -332,7 +327,6 @@ def _coded_frame(data: pa.RecordBatch, kept: _Dictionaries) -> tuple[pl.DataFram
 def _coded_groups(
     groups: Sequence[UniqueRows[pa.RecordBatch]], kept: _Dictionaries
 ) -> tuple[tuple[UniqueRows[pl.DataFrame], ...], dict[str, pl.Series]]:
-    """The same of groups of unique rows."""
     found: list[UniqueRows[pl.DataFrame]] = []
     dictionaries: dict[str, pl.Series] = {}
     with TURN:

@@ -14,12 +14,10 @@ import pyarrow as pa
 
 from feedline.errors import DataError, FeedlineError
 from feedline.expressions import BoundExpression
-from feedline.warehouse.parquet.open_file import open_unchanged
 from feedline.warehouse.reading.fragment import Chunk, unpack_mask
 from feedline.warehouse.reading.read import batches
 from feedline.warehouse.reading.row_filter import RowFilter
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample
-from feedline.warehouse.storage.locations import join, locate
 
 
 def with_row_position(
@@ -73,7 +71,6 @@ def row_in_file(
         counts[0] += len(kept)
         read += batch.data.num_rows
     delivered = np.concatenate(kept_rows)[~unpack_mask(bits, counts[0])]
-    location = locate(fragment.table)
-    with open_unchanged(location.filesystem, join(location.path, fragment.path), fragment.file_version) as file:
+    with fragment.open() as file:
         first = file.row_starts()[chunk.row_group]
     return first + int(delivered[chunk.start + row])

@@ -35,7 +35,6 @@ class TableRows:
     sample: Sample | None = None
 
     def covers(self, uri: str) -> bool:
-        """Whether the file belongs to the table."""
         return matches_any(uri, self.sources or (self.root,))
 
 
@@ -54,7 +53,6 @@ class Mark:
 
     @property
     def columns(self) -> frozenset[str]:
-        """The columns to read."""
         where, sample = self.row_filter.where, self.row_filter.sample
         return frozenset[str]().union(*(one.columns for one in (where, sample) if one is not None))
 
@@ -112,6 +110,5 @@ def _bind(name: str, schema: pa.Schema) -> Mark:
 
 
 def _nest(one: str, other: str) -> bool:
-    """Whether two folders are the same or one contains the other."""
     first, second = join(one, ""), join(other, "")
     return first.startswith(second) or second.startswith(first)

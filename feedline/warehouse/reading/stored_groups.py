@@ -23,7 +23,7 @@ from feedline.native.unique_rows import UniqueRows, unique_range
 from feedline.warehouse.parquet.decode import DecodedRows
 from feedline.warehouse.parquet.dedup_columns import DedupMetadata, RowGroupRuns, check_flags, flag_column
 from feedline.warehouse.parquet.open_file import OpenFile
-from feedline.warehouse.parquet.schemas import child_fields
+from feedline.warehouse.parquet.schemas import child_fields, is_list
 from feedline.warehouse.reading.columns import CHUNK_ROWS, FileColumns
 from feedline.warehouse.storage.faults import label
 
@@ -109,7 +109,7 @@ class RunReader:
 def _at_starts(stored: pa.RecordBatch, index: npt.NDArray[np.int64]) -> dict[str, pa.Array]:
     """The rows where runs start, in one call; lists without a copy, as the null lists between them hold no values."""
     places = pa.array(index)
-    lists = {name for name, kind in zip(stored.schema.names, stored.schema.types, strict=True) if _is_list(kind)}
+    lists = {name for name, kind in zip(stored.schema.names, stored.schema.types, strict=True) if is_list(kind)}
     flat = [name for name in stored.schema.names if name not in lists]
     found = {} if not flat else dict(zip(flat, pc.take(stored.select(flat), places, boundscheck=False), strict=True))
     return found | {name: _lists_at_starts(stored.column(name), index, places) for name in lists}
@@ -121,10 +121,6 @@ def _lists_at_starts(stored: pa.Array, index: npt.NDArray[np.int64], places: pa.
     list_class = pa.LargeListArray if pat.is_large_list(stored.type) else pa.ListArray
     null = stored.is_null().take(places)
     return list_class.from_arrays(borders, stored.values, type=stored.type, mask=null if null.true_count else None)
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pat.is_list(kind) or pat.is_large_list(kind))
 
 
 class StoredColumns:
@@ -187,7 +183,6 @@ class StoredColumns:
         return self._fields.chunk_rows(row_group, most, copies, built)
 
     def flag_leaves(self, file: OpenFile) -> list[int]:
-        """The Parquet columns of the flags to read."""
         return [file.stored[flag_column(group)].start for group in self._groups]
 
     def reader(self, flags: pa.RecordBatch, row_group: int, uri: str) -> RunReader:

@@ -17,6 +17,7 @@ import pyarrow.types as pat
 
 from feedline.errors import StateError
 from feedline.warehouse.discovery.partitions import keys_of_path
+from feedline.warehouse.parquet.schemas import is_bytes, is_list, is_text
 from feedline.warehouse.snapshot.snapshot import Snapshot
 
 Partition: TypeAlias = tuple[tuple[str, str | None], ...]
@@ -76,7 +77,7 @@ def same_string(was: pa.DataType, now: pa.DataType) -> bool:
     """Whether equal values of two types of a partition key have the same string."""
     if pat.is_decimal(was) and pat.is_decimal(now):
         return bool(was.scale == now.scale)
-    return was.equals(now) or any(test(was) and test(now) for test in (pat.is_integer, _is_text))
+    return was.equals(now) or any(test(was) and test(now) for test in (pat.is_integer, is_text))
 
 
 def same_filter(was: pa.DataType, now: pa.DataType) -> bool:
@@ -84,9 +85,9 @@ def same_filter(was: pa.DataType, now: pa.DataType) -> bool:
 
     Float and time literals take the column's type; comparisons and arithmetic of integers are exact in any width.
     """
-    if _is_list(was) and _is_list(now):
+    if is_list(was) and is_list(now):
         return same_filter(was.value_type, now.value_type)
-    return was.equals(now) or any(test(was) and test(now) for test in (pat.is_integer, _is_text, _is_bytes))
+    return was.equals(now) or any(test(was) and test(now) for test in (pat.is_integer, is_text, is_bytes))
 
 
 def same_words(was: pa.DataType, now: pa.DataType) -> bool:
@@ -101,18 +102,6 @@ def _family(kind: pa.DataType) -> str:
         "time": (pat.is_timestamp,),
     }
     return next((family for family, tests in families.items() if any(test(kind) for test in tests)), "text")
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pat.is_string(kind) or pat.is_large_string(kind))
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(pat.is_binary(kind) or pat.is_large_binary(kind))
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pat.is_list(kind) or pat.is_large_list(kind))
 
 
 def _type(snapshot: Snapshot, name: str) -> pa.DataType:

@@ -26,7 +26,7 @@ from feedline.warehouse.reading.fragment import Fragment, count_excluded, unpack
 from feedline.warehouse.reading.read import read_fragment
 from feedline.warehouse.reading.sample import Sample
 from feedline.warehouse.rebase.row_identity import Identity
-from feedline.warehouse.selection.select import bind_sample_once, bind_where_once
+from feedline.warehouse.selection.select import bind_once
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import absolute, join, locate, redact
 from feedline.warehouse.storage.retry import with_retries
@@ -54,7 +54,6 @@ class RowIdentities:
 
     @classmethod
     def nothing(cls, rows: int) -> RowIdentities:
-        """Return identities with no row present."""
         return cls(np.zeros(rows, np.uint64), np.zeros(rows, np.uint64), np.zeros(rows, np.bool_))
 
 
@@ -71,7 +70,6 @@ class Recorder:
     runs: list[Words] = field(default_factory=list)
 
     def add(self, frame: pl.DataFrame) -> None:
-        """Add the piece's next rows."""
         identity = self.recording.identity
         self.identities.append(identity.rows(frame))
         if identity.by is not None:
@@ -225,8 +223,7 @@ class IdentifyTask:
 
 def identify_task(task: IdentifyTask) -> tuple[Words, Words | None]:
     """Read a fragment and return the identities of its kept rows and, with `shuffle.by`, the hashes of its values."""
-    where = None if task.where is None else bind_where_once(task.where, task.schema)
-    sample = None if task.sample is None else bind_sample_once(task.sample, task.schema)
+    where, sample = bind_once(task.where, task.sample, task.schema)
     rows, runs = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
     for chunk in read_fragment(task.fragment, task.identity.names, where, task.schema, sample=sample):
         rows.append(task.identity.rows(chunk.frame))

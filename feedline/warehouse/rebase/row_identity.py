@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from feedline.hashing import Words, digest, mix
+from feedline.warehouse.parquet.schemas import is_bytes, is_list, is_text
 
 NAMELESS = np.uint64(2**64 - 1)  # values hash to it only by chance (a key of zeros hashes to 0)
 _VERSION = 1
@@ -60,7 +61,6 @@ class Identity:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns to read."""
         return tuple(name for name, _ in self.kinds)
 
     def rows(self, frame: pl.DataFrame) -> Words:
@@ -152,9 +152,9 @@ def identity_kind(kind: pa.DataType) -> str | None:
         return "float64" if kind.bit_width == 64 else "float32"
     if pat.is_decimal128(kind):
         return f"decimal {kind.scale}"
-    if any(test(kind) for test in (pat.is_string, pat.is_large_string, pat.is_binary, pat.is_large_binary)):
+    if is_text(kind) or is_bytes(kind):
         return "text"
-    if pat.is_list(kind) or pat.is_large_list(kind):
+    if is_list(kind):
         inner = identity_kind(kind.value_type)
         return f"list of {inner}" if inner is not None and inner.split()[0] in ("integer", "float32") else "list"
     return None

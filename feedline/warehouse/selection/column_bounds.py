@@ -7,7 +7,6 @@ and by UTF-8 bytes in Polars, which is the same order. A partition key is its ow
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from functools import partial
@@ -19,13 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from feedline.warehouse.parquet.bounds import has_bounds, is_binary_like
+from feedline.warehouse.parquet.bounds import day_of, has_bounds, instant_of, is_binary_like
+from feedline.warehouse.parquet.schemas import is_bytes, is_text
 from feedline.warehouse.selection.pruning import ColumnStatistics, Statistics
 from feedline.warehouse.snapshot.snapshot import Snapshot
 
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-_FIRST_DAY = datetime.date(1970, 1, 1)
 
 
 def statistics_of(snapshot: Snapshot, columns: Iterable[str]) -> Statistics:
@@ -77,9 +75,7 @@ def _column(snapshot: Snapshot, name: str) -> ColumnStatistics:
         bounded=low.is_valid().to_numpy(zero_copy_only=False) & high.is_valid().to_numpy(zero_copy_only=False),
         nulls=nulls,
         unit=_unit(kind),
-        exact=facts.field("exact").to_numpy(zero_copy_only=False)
-        if is_binary_like(kind)
-        else np.ones(len(nulls), np.bool_),
+        exact=np.asarray(facts.field("exact")) if is_binary_like(kind) else np.ones(len(nulls), np.bool_),
         floating=pat.is_floating(kind),
     )
 
@@ -116,17 +112,15 @@ def _comparable(values: pa.Array) -> np.ndarray[Any, np.dtype[Any]]:
 
 def _unit(kind: pa.DataType) -> Callable[[object], Any]:
     if pat.is_timestamp(kind):
-        return partial(_instant, per_second=_PER_SECOND[kind.unit], aware=kind.tz is not None)
+        return partial(instant_of, per_second=_PER_SECOND[kind.unit], aware=kind.tz is not None)
     tests: tuple[tuple[Callable[[pa.DataType], bool], Callable[[object], Any]], ...] = (
-        (pat.is_date32, _day),
+        (pat.is_date32, day_of),
         (pat.is_boolean, lambda value: int(value) if isinstance(value, bool) else None),
         (pat.is_integer, _integer),
         (pat.is_floating, _float),
         (pat.is_decimal, lambda value: value if isinstance(value, Decimal) else _integer(value)),
-        (pat.is_string, lambda value: value if isinstance(value, str) else None),
-        (pat.is_large_string, lambda value: value if isinstance(value, str) else None),
-        (pat.is_binary, lambda value: value if isinstance(value, bytes) else None),
-        (pat.is_large_binary, lambda value: value if isinstance(value, bytes) else None),
+        (is_text, lambda value: value if isinstance(value, str) else None),
+        (is_bytes, lambda value: value if isinstance(value, bytes) else None),
     )
     return next((unit for test, unit in tests if test(kind)), _incomparable)
 
@@ -144,19 +138,3 @@ def _float(value: object) -> float | None:
         return value
     whole = _integer(value)
     return None if whole is None or abs(whole) > 2**53 else float(whole)
-
-
-def _day(value: object) -> int | None:
-    if isinstance(value, datetime.datetime) or not isinstance(value, datetime.date):
-        return None
-    return (value - _FIRST_DAY).days
-
-
-def _instant(value: object, *, per_second: int, aware: bool) -> int | None:
-    """Convert a datetime to the column's unit; None if the unit is too coarse for it."""
-    if not isinstance(value, datetime.datetime) or (value.tzinfo is not None) != aware:
-        return None
-    since = (value if aware else value.replace(tzinfo=datetime.UTC)) - _EPOCH
-    micros = (since.days * 86_400 + since.seconds) * 10**6 + since.microseconds
-    whole, rest = divmod(micros * per_second, 10**6)
-    return None if rest else whole

@@ -26,7 +26,7 @@ import pyarrow as pa
 from feedline.errors import DataError
 from feedline.expressions import BoundExpression, bind_where
 from feedline.warehouse.bad_files import BadFilesFoundError
-from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at
+from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at, gather
 from feedline.warehouse.reading.row_filter import SAMPLED, UNSAMPLED, WHERE_TRUE
 from feedline.warehouse.reading.sample import BoundSample, Sample, bind_sample, sampled_rows
 from feedline.warehouse.selection.column_bounds import statistics_of
@@ -156,23 +156,18 @@ def screen_rows(snapshot: Snapshot, where: BoundExpression | None, *, sample: Bo
 
 def count_task(task: CountTask) -> tuple[Count, ...]:
     """Run one task: count each row group of each fragment."""
-    where = None if task.where is None else bind_where_once(task.where, task.schema)
-    sample = None if task.sample is None else bind_sample_once(task.sample, task.schema)
+    where, sample = bind_once(task.where, task.sample, task.schema)
     return tuple(
         count for fragment in task.fragments for count in count_fragment(fragment, where, task.schema, sample=sample)
     )
 
 
 @lru_cache(maxsize=8)
-def bind_where_once(where: str, schema: pa.Schema) -> BoundExpression:
-    """Bind the filter of a task, once per process."""
-    return bind_where(where, schema)
-
-
-@lru_cache(maxsize=8)
-def bind_sample_once(sample: Sample, schema: pa.Schema) -> BoundSample:
-    """Bind the sample of a task, once per process."""
-    return bind_sample(sample, schema)
+def bind_once(
+    where: str | None, sample: Sample | None, schema: pa.Schema
+) -> tuple[BoundExpression | None, BoundSample | None]:
+    """Bind the filter and the sample of a task, once per process."""
+    return None if where is None else bind_where(where, schema), None if sample is None else bind_sample(sample, schema)
 
 
 def _verdicts(snapshot: Snapshot, where: BoundExpression | None, sample: BoundSample | None) -> Verdicts:
@@ -243,7 +238,6 @@ class _CountRequest:
 
 
 def _count(request: _CountRequest, row_groups: Int64s) -> pa.Table:
-    """Count row groups, by reading or by arithmetic."""
     by_position = request.verdicts.fate[row_groups] == SAMPLED_BY_POSITION
     found = []
     if request.sample is not None and by_position.any():
@@ -298,17 +292,15 @@ def _tasks(request: _CountRequest, row_groups: Int64s) -> Iterator[CountTask]:
     needed = (where.columns if where else frozenset()) | (sample.columns if sample else frozenset())
     schema = pa.schema([snapshot.schema.field(name) for name in sorted(needed)])
     where_text, unbound_sample = where.text if where else None, sample.sample if sample else None
-    fragments: list[Fragment] = []
-    rows = 0
-    for part in _runs(snapshot, row_groups):
+
+    def fragment(part: Int64s) -> Fragment:
         file = int(snapshot.file_of_row_group[part[0]])
-        fragments.append(fragment_at(snapshot, file, part, np.full(len(part), UNCOUNTED), verdicts.proofs))
-        rows += int(snapshot.rows_per_row_group[part].sum())
-        if rows >= _TASK_ROWS or len(fragments) >= _TASK_FILES:
-            yield CountTask(fragments=tuple(fragments), where=where_text, sample=unbound_sample, schema=schema)
-            fragments, rows = [], 0
-    if fragments:
-        yield CountTask(fragments=tuple(fragments), where=where_text, sample=unbound_sample, schema=schema)
+        return fragment_at(snapshot, file, part, np.full(len(part), UNCOUNTED), verdicts.proofs)
+
+    stored = snapshot.rows_per_row_group
+    fragments = ((fragment(part), int(stored[part].sum())) for part in _runs(snapshot, row_groups))
+    for group in gather(fragments, _TASK_ROWS, _TASK_FILES):
+        yield CountTask(fragments=group, where=where_text, sample=unbound_sample, schema=schema)
 
 
 def _runs(snapshot: Snapshot, row_groups: Int64s) -> Iterator[Int64s]:

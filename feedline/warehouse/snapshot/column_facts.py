@@ -56,8 +56,7 @@ class Facts:
             part = self.column(field).field(name)
         else:
             part = self._cached((field.name, field.type, name), lambda: fetch_part(field, name))
-        values: npt.NDArray[np.int64] = part.to_numpy()
-        return values
+        return np.asarray(part)
 
     def _cached(self, key: tuple[str, pa.DataType, Part | None], fetch: Callable[[], pa.Array]) -> pa.Array:
         with self._lock:
@@ -74,7 +73,6 @@ class Facts:
         return facts
 
     def take(self, row_groups: npt.NDArray[np.int64]) -> Facts:
-        """The facts of some row groups."""
         indices = pa.array(row_groups)
         return Facts(lambda field: self.fetch(field).take(indices))
 

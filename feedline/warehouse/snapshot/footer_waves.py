@@ -88,7 +88,6 @@ def _is_settled(files: pa.Table, now_ns: int) -> bool:
 
 
 def _name(listing: Listing, indices: npt.NDArray[np.int64], files: pa.Table) -> str:
-    """A name from all that the wave's facts depend on."""
     identity = files.select([name for name in ("path", "bytes", "mtime_ns", "etag") if name in files.schema.names])
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, identity.schema) as writer:

@@ -46,7 +46,6 @@ class Overflow:
                 self._write()
 
     def parts(self) -> list[SnapshotPart]:
-        """All blocks added so far."""
         return [*self._moved_parts, *(block.part() for block in self._blocks)]
 
     def _write(self) -> None:

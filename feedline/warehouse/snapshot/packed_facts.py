@@ -37,11 +37,9 @@ class FactBlock:
 
     @property
     def nbytes(self) -> int:
-        """The approximate size in memory."""
         return sum(int(part.size) for part in self.columns) + int(self.files.nbytes) + int(self.row_groups.nbytes)
 
     def part(self) -> SnapshotPart:
-        """The block as a part of a snapshot."""
         return part_of_schema(self.schema, self.files, self.row_groups, self.columns.__getitem__)
 
 

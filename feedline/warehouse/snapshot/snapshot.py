@@ -66,26 +66,22 @@ class Snapshot:
 
     @property
     def rows(self) -> int:
-        """Rows of the whole table."""
         return int(self.rows_per_row_group.sum())
 
     @property
     def rows_per_row_group(self) -> npt.NDArray[np.int64]:
         """int64 [row groups]: rows stored."""
-        rows: npt.NDArray[np.int64] = contiguous(self.row_groups["rows"]).to_numpy()
-        return rows
+        return np.asarray(contiguous(self.row_groups["rows"]))
 
     @property
     def file_of_row_group(self) -> npt.NDArray[np.int32]:
         """int32 [row groups]: index of each one's file."""
-        file: npt.NDArray[np.int32] = contiguous(self.row_groups["file"]).to_numpy()
-        return file
+        return np.asarray(contiguous(self.row_groups["file"]))
 
     @property
     def row_group_in_file(self) -> npt.NDArray[np.int32]:
         """int32 [row groups]: index of each one within its file."""
-        index: npt.NDArray[np.int32] = contiguous(self.row_groups["row_group"]).to_numpy()
-        return index
+        return np.asarray(contiguous(self.row_groups["row_group"]))
 
     def row_groups_of(self, file: int) -> npt.NDArray[np.int64]:
         """int64: a file's row groups, as indices of the table's. By bisection, so that a loop over files is linear."""
@@ -96,11 +92,9 @@ class Snapshot:
 
     @property
     def file_columns(self) -> tuple[str, ...]:
-        """The columns that are stored in files."""
         return tuple(self.schema.names[: len(self.schema.names) - len(self.partition_columns)])
 
     def partition_of(self, file: int) -> tuple[tuple[str, object], ...]:
-        """A file's partition keys and their typed values."""
         if not self.partition_columns:
             return ()
         values = contiguous(self.files["partition"])[file].as_py()
@@ -254,7 +248,6 @@ def _stored_facts(file: StoredFile, schema: pa.Schema, rows: pa.Array) -> Facts:
 
 
 def _is_whole(work_dir: str, name: str, uri: str) -> bool:
-    """Whether an undamaged snapshot of that name and root exists."""
     try:
         file = content_store.find(work_dir, name)
         file.verify()

@@ -52,8 +52,7 @@ class StoredFile:
 
     def table(self, part: int, columns: Collection[str] | None = None) -> pa.Table:
         """Read one of its tables; only `columns`, if given, are decompressed. Raises as `load`."""
-        source, path = _open(self.folder, self.name)
-        with source:
+        with _open(self.folder, self.name) as (source, path):
             content = self._verify(part, source.read_buffer_at(self.starts[part], self.starts[part + 1]), path)
         options = None
         if columns is not None:
@@ -72,9 +71,8 @@ class StoredFile:
 
     def _contents(self, count: int | None = None) -> Iterator[pa.Buffer]:
         """Read the first parts and verify them; small neighbours share a request."""
-        source, path = _open(self.folder, self.name)
         starts, stop = self.starts, len(self) if count is None else count
-        with source:
+        with _open(self.folder, self.name) as (source, path):
             first = 0
             while first < stop:
                 last = first + 1
@@ -99,12 +97,6 @@ class _File:
     filesystem: pafs.FileSystem
     uri: str
     source: pa.NativeFile
-
-    def __enter__(self) -> _File:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.source.close()
 
     def read_buffer_at(self, start: int, stop: int) -> pa.Buffer:
         if is_local(self.filesystem):
@@ -137,8 +129,7 @@ def load(work_dir: str, name: str, tables: int) -> list[pa.Table]:
 
 def find(work_dir: str, name: str) -> StoredFile:
     """Read a file's index. Raises as `load`."""
-    source, path = _open(work_dir, name)
-    with source:
+    with _open(work_dir, name) as (source, path):
         size = source.source.size()
         guess = min(size, _GUESS_BYTES)
         tail = source.read_buffer_at(size - guess, size).to_pybytes()
@@ -159,7 +150,6 @@ def find(work_dir: str, name: str) -> StoredFile:
 
 
 def _content(tables: Iterable[pa.Table], compression: str | None) -> Iterator[bytes | pa.Buffer]:
-    """A file's content, table by table."""
     index = b""
     for table in tables:
         stream = pa.BufferOutputStream()
@@ -172,11 +162,13 @@ def _content(tables: Iterable[pa.Table], compression: str | None) -> Iterator[by
     yield index + len(index).to_bytes(8, "little") + hashlib.sha256(index).digest()
 
 
-def _open(folder: str, name: str) -> tuple[_File, str]:
+@contextlib.contextmanager
+def _open(folder: str, name: str) -> Iterator[tuple[_File, str]]:
     location = locate(absolute(folder))
     filesystem, path = location.filesystem, join(location.path, name)
     uri = join(redact(location.uri), name)
-    return _File(filesystem, uri, with_retries(lambda: filesystem.open_input_file(path), filesystem, uri)), path
+    with with_retries(lambda: filesystem.open_input_file(path), filesystem, uri) as source:
+        yield _File(filesystem, uri, source), path
 
 
 def _altered_error(path: str) -> CorruptFileError:

@@ -177,7 +177,6 @@ def _meaning(error: BaseException, where: str, verb: str, *, listed: bool, fetch
 
 
 def _names(error: BaseException) -> set[str]:
-    """The store's names for the failure."""
     return {name for found in _NAMED.findall(str(error)) for name in found if name}
 
 

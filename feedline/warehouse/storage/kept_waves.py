@@ -79,7 +79,6 @@ class KeptWaves:
         return tables
 
     def save(self, name: str, tables: Iterable[pa.Table], *, compression: str | None = "zstd") -> None:
-        """Keep tables under a name."""
         if self._work_dir is not None:
             content_store.create(self._work_dir, name, tables, compression=compression)
             self._names.add(name)

@@ -16,6 +16,7 @@ import re
 import threading
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import takewhile
 from pathlib import Path
 
 import pyarrow as pa
@@ -64,6 +65,12 @@ def is_uri(name: str) -> bool:
     return _SCHEME.match(name) is not None
 
 
+def split_options(name: str) -> tuple[str, str]:
+    """A path or URI without its options, and these, from the question mark on."""
+    address, mark, options = name.partition("?") if is_uri(name) else (name, "", "")
+    return address, mark + options
+
+
 def absolute(name: str) -> str:
     """The path or URI in a form that means the same in every process: local paths absolute, no trailing slash."""
     if not name:
@@ -80,16 +87,15 @@ def absolute(name: str) -> str:
             f"URI holds a credential: got the option {secret[1]!r} in {redact(name)}, expected none. "
             "Leave credentials to the environment, the profile or the instance's role"
         )
-    address, mark, options = name.partition("?")
-    return address.rstrip("/") + mark + options
+    address, options = split_options(name)
+    return address.rstrip("/") + options
 
 
 def redact(uri: str) -> str:
     """Remove password and connection options from a URI, for messages."""
     if not is_uri(uri):
         return uri
-    address = uri.partition("?")[0]
-    return address if _PASSWORD.match(uri) is None else re.sub(r"://[^@]*@", "://", uri).partition("?")[0]
+    return split_options(uri if _PASSWORD.match(uri) is None else re.sub(r"://[^@]*@", "://", uri))[0]
 
 
 @lru_cache(maxsize=64)
@@ -201,26 +207,26 @@ def join(folder: str, relative: str) -> str:
 
 def below(uri: str, relative: str) -> str:
     """The URI of a path below a folder, keeping the URI's options."""
-    address, mark, options = uri.partition("?") if is_uri(uri) else (uri, "", "")
-    return join(address, relative) + mark + options
+    address, options = split_options(uri)
+    return join(address, relative) + options
 
 
 def ancestor(uri: str, levels: int) -> str:
     """The URI of the folder `levels` above, keeping the URI's options."""
     if levels <= 0:
         return uri
-    address, mark, options = uri.partition("?") if is_uri(uri) else (uri, "", "")
-    parent = address.rsplit("/", levels)[0]
-    return (parent or "/") + mark + options
+    address, options = split_options(uri)
+    return (address.rsplit("/", levels)[0] or "/") + options
 
 
 def uri_on(location: Location, path: str) -> str:
     """The URI of another path on a location's store."""
     if not is_uri(location.uri):
         return path
-    address, mark, options = location.uri.partition("?")
-    top = ancestor(address, len([part for part in location.path.split("/") if part]))
-    return f"{top.rstrip('/')}/{path.lstrip('/')}{mark}{options}"
+    own, other = ([part for part in each.split("/") if part] for each in (location.path, path))
+    shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(own, other, strict=False))))
+    address, options = split_options(ancestor(location.uri, len(own) - shared))
+    return "/".join([address, *other[shared:]]) + options
 
 
 def list_tree(location: Location) -> list[pafs.FileInfo]:

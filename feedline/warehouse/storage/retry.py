@@ -133,8 +133,13 @@ def _retry(operation: Callable[[], T], first_error: Exception, name: str, verb: 
     from tenacity import Retrying, retry_if_exception, wait_random_exponential  # noqa: PLC0415 -- 0.1 s, with asyncio
 
     start_s = time.monotonic()
-    attempts = _Attempts(first_error)
+    failures = [first_error]
     exponential = wait_random_exponential(multiplier=policy.first_s, max=policy.longest_s)
+
+    def attempt() -> T:
+        if failures:
+            raise failures.pop()
+        return operation()
 
     def pause_s(state: RetryCallState) -> float:
         return max(exponential(state), budget.take(outlook(_failure(state))))
@@ -171,22 +176,9 @@ def _retry(operation: Callable[[], T], first_error: Exception, name: str, verb: 
         sleep=sleep,
         retry_error_callback=give_up,
     )
-    result: T = retrying(attempts.call, operation)
+    result: T = retrying(attempt)
     budget.record_success()
     return result
-
-
-class _Attempts:
-    """The operation's attempts, the first of which raised `first_error` before."""
-
-    def __init__(self, first_error: Exception) -> None:
-        self._first_error: Exception | None = first_error
-
-    def call(self, operation: Callable[[], T]) -> T:
-        if (first_error := self._first_error) is not None:
-            self._first_error = None
-            raise first_error
-        return operation()
 
 
 def _failure(state: RetryCallState) -> BaseException:

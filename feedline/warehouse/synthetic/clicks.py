@@ -129,7 +129,6 @@ class ClickRecipe:
         return datetime.combine(self.start + timedelta(days=day), time(), UTC)
 
     def partition(self, day: int) -> str:
-        """Return the day's folder."""
         return f"ds={self.midnight(day).date().isoformat()}"
 
     def parts(self, day: int) -> int:
@@ -159,7 +158,6 @@ class ClickRecipe:
         return pa.schema([*keys, ("user_id", pa.int64()), *scalars, *lists])
 
     def schema(self) -> pa.Schema:
-        """Return the schema of files."""
         return pa.schema([*self.feature_schema(), ("clicked", pa.int8()), ("dwell", pa.float32())])
 
     def _before(self, day: int) -> int:
@@ -196,7 +194,6 @@ class ClickFile:
         return len(self._heads)
 
     def row_groups(self) -> Iterator[pa.Table]:
-        """Yield the file's rows, one table per row group."""
         size = self._recipe.row_group_rows
         for chunk, first in enumerate(range(0, self._rows, size)):
             yield self._row_group(chunk, first, min(first + size, self._rows))
@@ -328,7 +325,6 @@ def _column_array(table: pa.Table, name: str) -> pa.Array:
 
 
 def _ends(table: pa.Table, prefix: str) -> list[str]:
-    """The first two and last two columns of a kind."""
     names = [name for name in table.column_names if name.startswith(prefix)]
     return list(dict.fromkeys(names[:2] + names[-2:]))
 

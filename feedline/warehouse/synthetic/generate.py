@@ -128,7 +128,6 @@ def _open_target(uri: str) -> tuple[pafs.FileSystem, str]:
 
 
 def _clear_target(filesystem: pafs.FileSystem, root: str, uri: str, *, overwrite: bool) -> None:
-    """Empty the folder, or raise TableError."""
     kind = filesystem.get_file_info(root).type
     if kind == pafs.FileType.File:
         raise TableArgumentError(f"The table's location is a file: got {uri}, expected an empty or missing folder.")

@@ -14,8 +14,8 @@ import pytest
 from warehouse_samples import COLLECTION, collection, sample, write
 
 from feedline.errors import CorruptFileError, TableError
-from feedline.warehouse.parquet.footer import footer_digest, parsed_footers
-from feedline.warehouse.parquet.thrift import PHYSICAL_NAMES, Structure, structure_of
+from feedline.warehouse.parquet.footer import footer_digest, parsed_footer, parsed_footers
+from feedline.warehouse.parquet.thrift import PHYSICAL, Structure, structure_of
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot
 
@@ -45,7 +45,7 @@ def check_structure(content: bytes) -> None:
         assert len(chunks) == metadata.num_columns
         for leaf, chunk in enumerate(chunks):
             expected = metadata.row_group(index).column(leaf)
-            assert (PHYSICAL_NAMES[chunk.type], chunk.bytes) == (expected.physical_type, expected.total_compressed_size)
+            assert (chunk.type, chunk.bytes) == (PHYSICAL[expected.physical_type], expected.total_compressed_size)
             statistics = expected.statistics
             if statistics is not None and statistics.has_null_count:
                 assert chunk.nulls == statistics.null_count
@@ -171,6 +171,6 @@ def test_a_process_keeps_few_parsed_footers() -> None:
     for index in range(100):
         tail = footer(content := written(pa.table({f"c{index}": [1]}))) + content[-8:]
         digest = footer_digest(tail)
-        first = parsed_footers.get(digest, tail)
-        assert parsed_footers.get(digest, tail) is first
-    assert len(parsed_footers._footers) == 32
+        first = parsed_footer(digest, tail)
+        assert parsed_footer(digest, tail) is first
+    assert len(parsed_footers._values) == 32

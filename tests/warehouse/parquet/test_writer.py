@@ -40,10 +40,8 @@ def candidates() -> list[tuple[str, str]]:
     rows = sample(300)
     found = []
     for name in ("i8", "i64", "u64", "f32", "f64", "flag", "day", "ms", "price", "text", "raw", "ids"):
-        (path,) = leaf_paths(rows.select([name]).schema)
-        found += [
-            (name, encoding) for encoding in encodings._BY_PHYSICAL[encodings._physical(rows.select([name]), path)]
-        ]
+        (physical,) = leaf_paths(rows.select([name]).schema).values()
+        found += [(name, encoding) for encoding in encodings._BY_PHYSICAL[physical]]
     return found
 
 

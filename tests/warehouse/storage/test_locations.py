@@ -19,7 +19,23 @@ from feedline.warehouse.discovery.hive import discover
 from feedline.warehouse.reading.read import read_arrow
 from feedline.warehouse.selection.fragments import plan_fragments
 from feedline.warehouse.selection.select import screen_rows
-from feedline.warehouse.storage.locations import _Handler, locate
+from feedline.warehouse.storage.locations import Location, _Handler, locate, uri_on
+
+
+@pytest.mark.parametrize(
+    ("uri", "path", "other", "expected"),
+    [
+        ("s3://bucket/a/b?region=x", "bucket/a/b", "bucket/a", "s3://bucket/a?region=x"),
+        ("s3://bucket/a", "bucket/a", "other/c", "s3://other/c"),
+        ("mock://host/a/b", "a/b", "a/c", "mock://host/a/c"),
+        ("abfs://c@account/a/b", "c/a/b", "c/a", "abfs://c@account/a"),
+        ("hdfs://host:1/a/b", "/a/b", "/c", "hdfs://host:1/c"),
+        ("/a/b", "/a/b", "/a", "/a"),
+    ],
+)
+def test_uri_of_another_path_on_a_store(uri, path, other, expected):
+    assert uri_on(Location(uri, None, path), other) == expected
+
 
 TABLE, FIRST = "remembering://t", "t/k=0/f.parquet"
 
