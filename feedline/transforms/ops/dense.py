@@ -227,11 +227,7 @@ def log1p(x: Value, _: Parameters) -> Value:
     differ between processors with different instruction sets. `LogOp` in NVTabular.
     """
     x = widen(x, floats=True)
-
-    def kernel(values: Values, out: Values) -> None:
-        np.log1p(values, out=out)
-
-    return x.apply_kernel(kernel, x.dtype)
+    return x.apply_kernel(np.log1p, x.dtype)
 
 
 @op(
@@ -250,11 +246,7 @@ def log(x: Value, _: Parameters) -> Value:
     +inf stays +inf. The last bit of a float32 may differ between processors with different instruction sets.
     """
     x = widen(x, floats=True)
-
-    def kernel(values: Values, out: Values) -> None:
-        np.log(values, out=out)
-
-    return x.apply_kernel(kernel, x.dtype)
+    return x.apply_kernel(np.log, x.dtype)
 
 
 class Logit(Parameters):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -245,12 +245,7 @@ def _bind(call: OpCall, python_call: PythonCall, folder: str) -> BoundOp:
         text=inspect.getdoc(loaded.function) or "",
         function=lambda values, _: function.apply(values),
     )
-    content = python_call.model_dump() | {
-        "form": declaration.form,
-        "gives": declaration.gives,
-        "version": declaration.version,
-        "per_value": declaration.per_value,
-    }
+    content = python_call.model_dump() | asdict(declaration)
     return BoundOp(op=op, parameters=BoundPythonCall(**content, source=loaded.source), path=call.path)
 
 
