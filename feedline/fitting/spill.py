@@ -160,14 +160,14 @@ class _MergeBuffer:
 
     def add(self, state: pl.DataFrame) -> None:
         self._states.append(state)
-        self.size_bytes += _size(state)
+        self.size_bytes += int(state.estimated_size())
         if len(self._states) > 1 and self.size_bytes > 2 * max(self._first_bytes, _MERGED_BYTES):
             self.merge()
 
     def merge(self) -> None:
         if self._states:
             self._states = [self._learner.merge(self._states)]
-            self._first_bytes = self.size_bytes = _size(self._states[0])
+            self._first_bytes = self.size_bytes = int(self._states[0].estimated_size())
 
     def take(self) -> pl.DataFrame:
         """Return the merged state and empty the buffer."""
@@ -207,10 +207,6 @@ def _write_part(learner: Learner, files: Sequence[content_store.StoredFile], par
     name = _new_name()
     content_store.create(scratch.folder, name, [buffer.take().to_arrow()], compression=_COMPRESSION)
     return name
-
-
-def _size(frame: pl.DataFrame) -> int:
-    return int(frame.estimated_size())
 
 
 def _new_name() -> str:

@@ -27,12 +27,7 @@ from feedline.spec.dedup_section import NEEDS_RUNS, DedupSpec, read_groups
 from feedline.spec.expectations import OnExpect
 from feedline.spec.features import FeatureSpec, OnNonfinite, canonical_json, read_features
 from feedline.spec.json_schema import document_schema
-from feedline.spec.overrides import (
-    apply_overrides,
-    override_options,
-    plain_document,
-    substitute_variables,
-)
+from feedline.spec.overrides import apply_overrides, override_options, plain_value, substitute_variables
 from feedline.spec.positions import Document, Path, Problems, describe_value, unknown_message
 from feedline.spec.sections import (
     Artifacts,
@@ -165,7 +160,7 @@ def load_spec(
         SpecError: the file cannot be read or breaks a rule; one line per problem, in the order of the file.
     """
     if isinstance(pipeline, Mapping):
-        document = Document(file=DICT_NAME, value=plain_document(pipeline, DICT_NAME))
+        document = Document(file=DICT_NAME, value=plain_value(pipeline, DICT_NAME))
         return _read(document, overrides, base_dir)
     file = os.fspath(pipeline)
     try:

@@ -152,12 +152,9 @@ def _artifacts(value: object) -> object:
     if value is None or isinstance(value, dict | ArtifactsSpec):
         return value or {}
     if not isinstance(value, str):
-        raise value_error("a path or URI, or a mapping with the keys folder, from", _quote(value))
+        remedy = "Quote it" if isinstance(value, bool | int | float) else ""
+        raise value_error("a path or URI, or a mapping with the keys folder, from", remedy)
     return {"folder": value}
-
-
-def _quote(value: object) -> str:
-    return "Quote it" if isinstance(value, bool | int | float) else ""
 
 
 Artifacts = Annotated[ArtifactsSpec, BeforeValidator(_artifacts)]

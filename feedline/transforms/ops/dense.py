@@ -33,18 +33,7 @@ from feedline.transforms.values.kinds import Value
 
 Number = int | float
 CastTarget = Literal[
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "float32",
-    "float64",
-    "bool",
-    "string",
+    "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64", "bool", "string"
 ]  # fmt: skip
 
 

@@ -178,6 +178,11 @@ class Op:
         return True
 
     @property
+    def shape(self) -> str:
+        """Its `inputs` as written in pipeline.yaml."""
+        return ", ".join([column.name for column in self.inputs] + (["…"] if self.repeats else []))
+
+    @property
     def accepts(self) -> str:
         """The kinds the op takes, in words."""
         if not self.inputs:
@@ -283,7 +288,7 @@ class BoundOp:
             else:
                 got = f"got {kind}" if kind is not None else f"got {len(values)} of its inputs"
                 place = f"input {len(values) - len(waiting) + 1} of {op.name}, {slot.name}, must be {slot.accepts}"
-                raise OpError(self.path, f"{place}: {got}. Write {{op: {op.name}, inputs: [{self._shape}]}}")
+                raise OpError(self.path, f"{place}: {got}. Write {{op: {op.name}, inputs: [{op.shape}]}}")
         if waiting:
             took = len(values) - len(waiting)
             raise OpError(self.path, f"{op.name} takes {op.accepts}: got {waiting[0].kind} as input {took + 1}")
@@ -291,10 +296,6 @@ class BoundOp:
             return self._call(found, context)
         except SpecError as error:
             raise OpError(self.path, f"{op.name}: {error}") from None
-
-    @property
-    def _shape(self) -> str:
-        return ", ".join([column.name for column in self.op.inputs] + (["…"] if self.op.repeats else []))
 
     @property
     def identity(self) -> tuple[str, int, str]:
