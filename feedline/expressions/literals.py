@@ -156,8 +156,9 @@ def _equal_values(constant: Constant, dtype: pl.DataType) -> tuple[object, ...]:
     if grid is None:
         return (_plain(constant, dtype),)
     position = grid.position(constant)
-    fits = position.denominator == 1 and grid.low <= position <= grid.high
-    return (grid.value(position.numerator),) if fits else ()
+    if position.denominator == 1 and grid.low <= position <= grid.high:
+        return (grid.value(position.numerator),)
+    return ()
 
 
 def literal(value: object, dtype: pl.DataType) -> pl.Expr:
