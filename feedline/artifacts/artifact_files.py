@@ -37,6 +37,11 @@ def list_files(folder: str, name: str) -> list[pafs.FileInfo]:
         raise _unreadable_error(join(folder, name), error) from error
 
 
+def list_names(folder: str, name: str, suffix: str) -> list[str]:
+    """The files with a suffix in a subfolder, relative to the folder. Raises as `read_file`."""
+    return [f"{name}/{info.base_name}" for info in list_files(folder, name) if info.base_name.endswith(suffix)]
+
+
 def read_file(folder: str, name: str) -> bytes | pa.Buffer | None:
     """Read a file below the folder; None if it does not exist. Raises SpecError if the folder cannot be read."""
     try:

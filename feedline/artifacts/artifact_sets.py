@@ -25,7 +25,15 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from feedline.artifacts.artifact_files import FORMAT, altered_error, list_files, parse_json, read_file, write_file
+from feedline.artifacts.artifact_files import (
+    FORMAT,
+    altered_error,
+    list_files,
+    list_names,
+    parse_json,
+    read_file,
+    write_file,
+)
 from feedline.expressions.parser import python_tree
 from feedline.warehouse.storage.locations import absolute, is_uri, join
 
@@ -174,8 +182,8 @@ def choose_set(request: ArtifactSetKey, sets: Sequence[ArtifactSetRecord]) -> Ar
 
     def nearness(one: ArtifactSetRecord) -> tuple[Any, ...]:
         assert one.source is not None
-        equal = (one.source.table == source.table, source.same_where(one.source.where), one.source.sample)
-        return (*equal[:2], equal[2] == source.sample, one.saved_at)
+        own = one.source
+        return own.table == source.table, source.same_where(own.where), own.sample == source.sample, one.saved_at
 
     return max(matches, key=nearness, default=None)
 
@@ -275,8 +283,7 @@ def load_set(folder: str, pipeline: str, source: FitSource) -> ArtifactSetRecord
 
 def load_sets(folder: str, pipeline: str) -> list[ArtifactSetRecord]:
     """Load all sets of a pipeline. Raises CorruptFileError, SpecError for another format, StoreError."""
-    home = f"{_SETS}/{safe_name(pipeline)}"
-    names = [f"{home}/{info.base_name}" for info in list_files(folder, home) if info.base_name.endswith(".json")]
+    names = list_names(folder, f"{_SETS}/{safe_name(pipeline)}", ".json")
     contents = {name: read_file(folder, name) for name in names}
     return [_parse_record(body, join(folder, name)) for name, body in contents.items() if body is not None]
 

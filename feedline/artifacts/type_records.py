@@ -13,7 +13,7 @@ from collections.abc import Collection
 
 import pyarrow as pa
 
-from feedline.artifacts.artifact_files import list_files, parquet_bytes, parsed_parquet, read_file, write_file
+from feedline.artifacts.artifact_files import list_names, parquet_bytes, parsed_parquet, read_file, write_file
 from feedline.artifacts.artifact_sets import ArtifactSetKey, safe_name
 from feedline.errors import CorruptFileError, SpecError
 from feedline.warehouse.storage.locations import join
@@ -50,7 +50,8 @@ def load_types(folder: str, request: ArtifactSetKey, used: Collection[str]) -> p
     if exact is not None:
         return exact.remove_metadata()
     for name in dict.fromkeys((request.pipeline, request.owner)):
-        records = [record for file in _files(folder, name) if (record := _load(folder, file)) is not None]
+        files = list_names(folder, f"{FOLDER}/{safe_name(name)}", _SUFFIX)
+        records = [record for file in files if (record := _load(folder, file)) is not None]
         if records:
             return _merge_records(records, used)
     old = _load(folder, OLD_RECORD)
@@ -74,11 +75,6 @@ def _merge_records(records: list[pa.Schema], used: Collection[str]) -> pa.Schema
 def _file(request: ArtifactSetKey) -> str:
     digest = hashlib.sha256(json.dumps(request.source.table).encode()).hexdigest()[:16]
     return f"{FOLDER}/{safe_name(request.pipeline)}/{digest}{_SUFFIX}"
-
-
-def _files(folder: str, pipeline: str) -> list[str]:
-    home = f"{FOLDER}/{safe_name(pipeline)}"
-    return [f"{home}/{info.base_name}" for info in list_files(folder, home) if info.base_name.endswith(_SUFFIX)]
 
 
 def _load(folder: str, name: str) -> pa.Schema | None:

@@ -71,7 +71,9 @@ class ZarrArray:
             width=width,
             block_rows=block_rows,
             dtype=self.dtype,
-            load=self._map_chunk if mapped else lambda index: self._decode(_span(index, block_rows)),
+            load=self._map_chunk
+            if mapped
+            else lambda index: self._decode(slice(index * block_rows, (index + 1) * block_rows)),
             mapped=mapped,
         )
 
@@ -127,9 +129,8 @@ def open_array(uri: str) -> ZarrArray:
     with explain_errors(name):
         info = with_retries(lambda: location.filesystem.get_file_info(location.path), location.filesystem, name)
     if info.type != pafs.FileType.Directory:
-        raise SpecError(
-            f"{name} is not a zarr array: got {_file_kind(info.type)}, expected a folder with zarr.json or .zarray"
-        )
+        got = "a file" if info.type == pafs.FileType.File else "nothing there"
+        raise SpecError(f"{name} is not a zarr array: got {got}, expected a folder with zarr.json or .zarray")
     start = len(location.path.rstrip("/")) + 1
     files = {info.path[start:]: stamp_in(info) for info in list_tree(location) if info.type == pafs.FileType.File}
     metadata = next((file for file in _METADATA if file in files), None)
@@ -275,11 +276,3 @@ def _bounds(part: ByteRequest | None, size: int) -> tuple[int, int]:
     if isinstance(part, OffsetByteRequest):
         return min(part.offset, size), size
     return (max(size - part.suffix, 0), size) if isinstance(part, SuffixByteRequest) else (0, size)
-
-
-def _span(index: int, rows: int) -> slice:
-    return slice(index * rows, (index + 1) * rows)
-
-
-def _file_kind(kind: pafs.FileType) -> str:
-    return "a file" if kind == pafs.FileType.File else "nothing there"

@@ -15,12 +15,7 @@ import pyarrow as pa
 
 from feedline.errors import ExpressionError
 from feedline.expressions.binder import Binder
-from feedline.expressions.column_parts import (
-    has_column,
-    over_parts,
-    part_field,
-    part_of,
-)
+from feedline.expressions.column_parts import has_column, over_parts, part_field, part_of
 from feedline.expressions.nodes import Node, column_names
 from feedline.expressions.operators import BOOL, Operand
 from feedline.expressions.parser import parse_tree
@@ -177,8 +172,7 @@ def _part_field(schema: pa.Schema, name: str) -> pa.Field:
 def _check_polars(text: str, operand: Operand, schema: pa.Schema) -> None:
     """Check, before any data is read, that Polars gives the type that the rules of the language give."""
     try:
-        frame = pl.from_arrow(schema.empty_table())
-        assert isinstance(frame, pl.DataFrame)
+        frame = pl.DataFrame(schema.empty_table())
         dtype = frame.lazy().select(operand.expr.alias("result")).collect_schema()["result"]
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise ExpressionError(f"Polars refuses the expression: {error}\n  {text}") from error

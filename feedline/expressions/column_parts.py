@@ -87,12 +87,18 @@ def part_of(name: str) -> ColumnPart | None:
         node = parse_tree(name)
     except Fault:
         return None
+    part = _subscripts(node)
+    return part if part is not None and part.keys else None
+
+
+def _subscripts(node: Node) -> ColumnPart | None:
+    """The part that a chain of subscripts on a column reaches, without keys for the column itself."""
     keys: list[Key] = []
     while isinstance(node, Field):
         assert isinstance(node.key.value, str | int)
         keys.append(node.key.value)
         node = node.item
-    return ColumnPart(node.name, tuple(reversed(keys))) if isinstance(node, ColumnRef) and keys else None
+    return ColumnPart(node.name, tuple(reversed(keys))) if isinstance(node, ColumnRef) else None
 
 
 def part_field(schema: pa.Schema, part: ColumnPart) -> pa.Field:
@@ -101,9 +107,7 @@ def part_field(schema: pa.Schema, part: ColumnPart) -> pa.Field:
     index = schema.get_field_index(part.column)
     column = flattened_column(schema, part)
     if index >= 0:
-        kind = schema.field(index).type
-        for key in part.keys:
-            kind = _below(kind, key, part)
+        kind = _type_at(schema.field(index).type, part.keys, part)
         if column is not None:
             kind = _reconcile(kind, _type_at(schema.field(column).type, part.keys[1:], part), part, column)
     elif column is not None:
@@ -194,17 +198,9 @@ def over_parts(tree: Node, schema: pa.Schema) -> tuple[Node, frozenset[str]]:
 
 def _part(node: ColumnRef | Field, schema: pa.Schema) -> str | None:
     """The name of a column, or of the part that a chain of subscripts on a column reaches."""
-    keys: list[Key] = []
-    item: Node = node
-    while isinstance(item, Field):
-        assert isinstance(item.key.value, str | int)
-        keys.append(item.key.value)
-        item = item.item
-    if not isinstance(item, ColumnRef):
-        return None
-    if not keys:
-        return item.name
-    part = ColumnPart(item.name, tuple(reversed(keys)))
+    part = _subscripts(node)
+    if part is None or not part.keys:
+        return None if part is None else part.column
     if not has_column(schema, part.column) and (flattened := flattened_column(schema, part)) is not None:
         return str(ColumnPart(flattened, part.keys[1:])) if part.keys[1:] else flattened
     return None if has_column(schema, str(part)) else str(part)

@@ -126,24 +126,14 @@ def compare_literal(op: Operator, constant: Constant, dtype: pl.DataType) -> Lit
 
 def list_members(constants: Sequence[Constant], dtype: pl.DataType) -> LiteralComparison | tuple[object, ...]:
     """The values of a list that the type can hold; a `LiteralComparison` that is never true where there are none."""
-    grid = _grid(dtype)
-    values: list[object] = []
-    for constant in constants:
-        if kind(dtype) == FLOAT:
-            value = _nearest_float(constant, dtype)
-            if abs(value) != float("inf"):
-                values.append(value)
-        elif grid is None:
-            values.append(_plain(constant, dtype))
-        else:
-            position = grid.position(constant)
-            if position.denominator == 1 and grid.low <= position <= grid.high:
-                values.append(grid.value(position.numerator))
+    values = [value for constant in constants for value in _equal_values(constant, dtype)]
     if values:
         return tuple(dict.fromkeys(values))
     if kind(dtype) == FLOAT:
         return _constant(False, _FLOATS[type(dtype)][1])
-    return _constant(False, _never_value(dtype) if grid is None else grid.value(grid.spot))
+    grid = _grid(dtype)
+    plain = {STRING: "", BINARY: b"", BOOLEAN: False}.get(kind(dtype))
+    return _constant(False, plain if grid is None else grid.value(grid.spot))
 
 
 def value_of(constant: Constant, dtype: pl.DataType) -> object:
@@ -151,18 +141,24 @@ def value_of(constant: Constant, dtype: pl.DataType) -> object:
     value."""
     if constant.value is None:
         return None
-    if kind(dtype) == FLOAT:
-        value = _nearest_float(constant, dtype)
-        if abs(value) == float("inf"):
-            raise Fault(f"the number does not fit {type_name(dtype)}: got {constant.value!r}", constant.span)
+    for value in _equal_values(constant, dtype):
         return value
+    what = "number" if kind(dtype) == FLOAT else "literal"
+    raise Fault(f"the {what} does not fit {type_name(dtype)}: got {constant.value!r}", constant.span)
+
+
+def _equal_values(constant: Constant, dtype: pl.DataType) -> tuple[object, ...]:
+    """The value of that type that equals the literal, or the nearest float; none where the type has none."""
+    if kind(dtype) == FLOAT:
+        nearest = _nearest_float(constant, dtype)
+        return () if abs(nearest) == float("inf") else (nearest,)
     grid = _grid(dtype)
     if grid is None:
-        return _plain(constant, dtype)
+        return (_plain(constant, dtype),)
     position = grid.position(constant)
-    if position.denominator != 1 or not grid.low <= position <= grid.high:
-        raise Fault(f"the literal does not fit {type_name(dtype)}: got {constant.value!r}", constant.span)
-    return grid.value(position.numerator)
+    if position.denominator == 1 and grid.low <= position <= grid.high:
+        return (grid.value(position.numerator),)
+    return ()
 
 
 def literal(value: object, dtype: pl.DataType) -> pl.Expr:
@@ -237,10 +233,6 @@ def _plain(constant: Constant, dtype: pl.DataType) -> object:
     if fits is None or not isinstance(value, fits):
         raise misfit_fault(constant, dtype)
     return value
-
-
-def _never_value(dtype: pl.DataType) -> object:
-    return {STRING: "", BINARY: b"", BOOLEAN: False}.get(kind(dtype))
 
 
 def _grid(dtype: pl.DataType) -> _Grid | None:

@@ -13,9 +13,10 @@ An operand counts the nodes of its expression: a rule that uses an operand twice
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import polars as pl
 
@@ -101,6 +102,16 @@ def result(expr: pl.Expr, dtype: pl.DataType, span: Span, parts: Sequence[Operan
 
 # --- arithmetic ---------------------------------------------------------------------------------------------
 
+ARITHMETIC: dict[ArithmeticOperator, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "//": operator.floordiv,
+    "%": operator.mod,
+    "**": operator.pow,
+}
+
 
 def negative(item: Operand, span: Span) -> Operand:
     """`-item`, in int64 or float64."""
@@ -164,23 +175,7 @@ def _as(side: Operand | Constant, dtype: pl.DataType) -> pl.Expr:
 def _compute(
     op: ArithmeticOperator, sides: Sequence[pl.Expr], dtype: pl.DataType, span: Span, parts: Sequence[Operand]
 ) -> Operand:
-    left, right = sides
-    match op:
-        case "+":
-            expr = left + right
-        case "-":
-            expr = left - right
-        case "*":
-            expr = left * right
-        case "/":
-            expr = left / right
-        case "//":
-            expr = left // right
-        case "%":
-            expr = left % right
-        case "**":
-            expr = left.pow(right)
-    return result(expr, dtype, span, parts, extra=4)
+    return result(ARITHMETIC[op](*sides), dtype, span, parts, extra=4)
 
 
 def _elapsed_time(left: Operand, right: Operand, *, span: Span) -> Operand:
@@ -195,17 +190,14 @@ def _elapsed_time(left: Operand, right: Operand, *, span: Span) -> Operand:
 
 
 def _number_remedy(item: Operand) -> str:
-    if item.kind == BOOLEAN:
-        return '. Write `.cast("int64")`'
-    if item.kind == DURATION:
-        return ". Write `.dt.total_seconds()`"
-    if item.kind in (DATE, TIMESTAMP):
-        return '. Write `.dt.epoch("s")`'
-    if item.dtype == UINT64:
-        return '. Write `.cast("int64")`'
-    if item.kind == LIST:
-        return ". A list has methods, as in `.list.len()` or `.list.sum()`"
-    return ""
+    remedies = {
+        BOOLEAN: '. Write `.cast("int64")`',
+        DURATION: ". Write `.dt.total_seconds()`",
+        DATE: '. Write `.dt.epoch("s")`',
+        TIMESTAMP: '. Write `.dt.epoch("s")`',
+        LIST: ". A list has methods, as in `.list.len()` or `.list.sum()`",
+    }
+    return remedies[BOOLEAN] if item.dtype == UINT64 else remedies.get(item.kind, "")
 
 
 # --- comparisons --------------------------------------------------------------------------------------------
@@ -369,12 +361,7 @@ def _constants_type(constants: Sequence[Constant], span: Span) -> pl.DataType:
     types = {type(constant.value) for constant in constants}
     if types <= {int, float}:
         return FLOAT64 if float in types else INT64
-    dtypes: dict[set[type] | frozenset[type], pl.DataType] = {
-        frozenset({str}): pl.String(),
-        frozenset({bool}): BOOL,
-        frozenset({bytes}): pl.Binary(),
-    }
-    dtype = dtypes.get(frozenset(types))
-    if dtype is None:
+    if len(types) > 1:
         raise Fault("the values have no common type", span)
-    return dtype
+    dtypes: dict[type, pl.DataType] = {str: pl.String(), bool: BOOL, bytes: pl.Binary()}
+    return dtypes[types.pop()]

@@ -28,6 +28,7 @@ from feedline.expressions.nodes import (
     Node,
     NullTest,
 )
+from feedline.expressions.operators import ARITHMETIC
 from feedline.expressions.predicates import Operator
 from feedline.expressions.spans import Fault, SourceText, Span
 from feedline.expressions.tokens import MAX_INTEGER_DIGITS, scan
@@ -293,20 +294,11 @@ def _number(constant: Constant) -> int | float:
 
 def _fold(op: ArithmeticOperator, left: int | float, right: int | float, span: Span) -> int | float:
     """Arithmetic on two literals of at most 38 digits each: results stay small."""
+    power = op == "**" and isinstance(right, int) and abs(right) <= _MAX_FOLDED_EXPONENT
+    if op not in ("+", "-", "*", "/") and not power:
+        raise Fault(f"`{op}` of these two literals is refused: write its result", span)
     try:
-        match op:
-            case "+":
-                value = left + right
-            case "-":
-                value = left - right
-            case "*":
-                value = left * right
-            case "/":
-                value = left / right
-            case "**" if isinstance(right, int) and abs(right) <= _MAX_FOLDED_EXPONENT:
-                value = left**right
-            case _:
-                raise Fault(f"`{op}` of these two literals is refused: write its result", span)
+        value: int | float = ARITHMETIC[op](left, right)
     except (OverflowError, ZeroDivisionError) as error:
         raise Fault(f"the literal cannot be computed: {error}", span) from None
     if abs(value) >= 10**MAX_INTEGER_DIGITS and isinstance(value, int):

@@ -117,11 +117,9 @@ def column_type(field: pa.Field) -> pl.DataType | None:
 def _polars_type(kind: pa.DataType) -> pl.DataType | None:
     bare = pa.schema([pa.field("column", kind)])
     try:
-        frame = pl.from_arrow(bare.empty_table())
+        return pl.DataFrame(bare.empty_table()).dtypes[0]
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, pa.ArrowException, NotImplementedError):
         return None
-    assert isinstance(frame, pl.DataFrame)
-    return frame.dtypes[0]
 
 
 def has_strings(kind: pa.DataType) -> bool:

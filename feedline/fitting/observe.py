@@ -198,9 +198,9 @@ class _FitState:
 
     def spill(self) -> None:
         """Write the merged state to disk."""
-        frame = pl.from_arrow(self._states[0])
-        assert isinstance(frame, pl.DataFrame)
-        self._replace(spill(self._learner, frame, self._scratch))
+        [state] = self._states
+        assert isinstance(state, pa.Table)
+        self._replace(spill(self._learner, pl.DataFrame(state), self._scratch))
 
     def take(self) -> State:
         """The state of all rows."""

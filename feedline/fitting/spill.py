@@ -67,7 +67,7 @@ def merge_all(learner: Learner, states: Iterable[State], scratch: Scratch) -> St
         if isinstance(state, SpilledState):
             spilled.append(state)
             continue
-        buffer.add(_frame(state))
+        buffer.add(pl.DataFrame(state))
         if learner.keys and buffer.size_bytes > scratch.limit_bytes:
             buffer.merge()
             # a state that has not shrunk to half would be merged again and again
@@ -104,7 +104,7 @@ def state_parts(learner: Learner, state: State, scratch: Scratch, merged_parts: 
     """
     if isinstance(state, SpilledState):
         return _SpilledParts(learner, state, scratch, list(merged_parts))
-    return [_frame(state)]
+    return [pl.DataFrame(state)]
 
 
 def discard(scratch: Scratch) -> None:
@@ -160,14 +160,14 @@ class _MergeBuffer:
 
     def add(self, state: pl.DataFrame) -> None:
         self._states.append(state)
-        self.size_bytes += _size(state)
+        self.size_bytes += int(state.estimated_size())
         if len(self._states) > 1 and self.size_bytes > 2 * max(self._first_bytes, _MERGED_BYTES):
             self.merge()
 
     def merge(self) -> None:
         if self._states:
             self._states = [self._learner.merge(self._states)]
-            self._first_bytes = self.size_bytes = _size(self._states[0])
+            self._first_bytes = self.size_bytes = int(self._states[0].estimated_size())
 
     def take(self) -> pl.DataFrame:
         """Return the merged state and empty the buffer."""
@@ -189,11 +189,11 @@ class _SpilledParts:
         files = _find_files(self.state, self.scratch)
         for part in range(PARTS):
             if len(files) == 1:  # it is merged already
-                yield _frame(files[0].table(part))
+                yield pl.DataFrame(files[0].table(part))
                 continue
             if part == len(self.names):
                 self.names.append(_write_part(self.learner, files, part, self.scratch))
-            yield _frame(content_store.find(self.scratch.folder, self.names[part]).table(0))
+            yield pl.DataFrame(content_store.find(self.scratch.folder, self.names[part]).table(0))
 
 
 def _find_files(state: SpilledState, scratch: Scratch) -> list[content_store.StoredFile]:
@@ -203,20 +203,10 @@ def _find_files(state: SpilledState, scratch: Scratch) -> list[content_store.Sto
 def _write_part(learner: Learner, files: Sequence[content_store.StoredFile], part: int, scratch: Scratch) -> str:
     buffer = _MergeBuffer(learner)
     for file in files:
-        buffer.add(_frame(file.table(part)))
+        buffer.add(pl.DataFrame(file.table(part)))
     name = _new_name()
     content_store.create(scratch.folder, name, [buffer.take().to_arrow()], compression=_COMPRESSION)
     return name
-
-
-def _frame(table: pa.Table) -> pl.DataFrame:
-    frame = pl.from_arrow(table)
-    assert isinstance(frame, pl.DataFrame)
-    return frame
-
-
-def _size(frame: pl.DataFrame) -> int:
-    return int(frame.estimated_size())
 
 
 def _new_name() -> str:

@@ -27,6 +27,7 @@ from feedline.artifacts.artifact_files import (
     altered_error,
     content_digest,
     list_files,
+    list_names,
     parquet_bytes,
     parse_json,
     parsed_parquet,
@@ -149,8 +150,7 @@ def _names(folder: str, request: ArtifactSetKey, features: Sequence[FeatureSpec]
     """Names of the existing records, in order of preference: the one of exactly these features first."""
     ordered = []
     for home in dict.fromkeys((_home(request.pipeline), _home(request.owner), FOLDER)):
-        names = [f"{home}/{info.base_name}" for info in list_files(folder, home) if info.base_name.endswith(".json")]
-        names = [name.removesuffix(".json") for name in names]
+        names = [name.removesuffix(".json") for name in list_names(folder, home, ".json")]
         ordered += sorted(names, key=lambda name: (name != _name(request, features), features_id(features) not in name))
     return ordered
 

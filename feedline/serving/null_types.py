@@ -63,7 +63,7 @@ def _choose_type(
     scalars = _SCALARS if all(pat.is_null(schema.field(name).type) for name in columns) else ()
     accepted: list[tuple[pa.Schema, list[object]]] = []
     for kind in (*scalars, *lists):
-        candidate = _with_types(schema, dict.fromkeys(columns, kind))
+        candidate = pa.schema([field.with_type(kind) if field.name in columns else field for field in schema])
         rows = _empty_rows(candidate, columns)
         results = (outcome(feature, candidate, rows) for feature in features)
         outcomes = list(itertools.takewhile(lambda one: one is not None, results))
@@ -76,10 +76,6 @@ def _choose_type(
         if any(one != accepted[0][1][index] for one in by_type.values()):
             return AmbiguousType(columns[0], feature, by_type)
     return accepted[0][0]
-
-
-def _with_types(schema: pa.Schema, kinds: Mapping[str, pa.DataType]) -> pa.Schema:
-    return pa.schema([field.with_type(kinds.get(field.name, field.type)) for field in schema])
 
 
 def _empty_rows(schema: pa.Schema, columns: Sequence[str]) -> pa.Table:

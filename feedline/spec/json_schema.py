@@ -74,63 +74,43 @@ def document_schema(model: type[BaseModel], op_schema: Schema | None) -> Schema:
     return {"$schema": DIALECT, **schema, "$defs": definitions}
 
 
+def _mapping(properties: Schema, **rules: Any) -> Schema:
+    """A mapping with these keys and no others."""
+    return {"type": "object", "additionalProperties": False, "properties": properties, **rules}
+
+
+def _items(schema: Schema) -> Schema:
+    """A list of at least one item."""
+    return {"type": "array", "items": schema, "minItems": 1}
+
+
 def _feature_definitions() -> Schema:
     ops: Schema = {"description": "Applied in this order.", "type": "array", "items": {"$ref": "#/$defs/op"}}
     column = _NAME | {"description": "The column that the feature reads."}
     expr = _NAME | {"description": "An expression over the table's columns."}
-    item: Schema = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {"column": column, "expr": expr, "ops": ops},
-        "oneOf": [{"required": ["column"]}, {"required": ["expr"]}],
-    }
+    column_or_expr = [{"required": ["column"]}, {"required": ["expr"]}]
+    item = _mapping({"column": column, "expr": expr, "ops": ops}, oneOf=column_or_expr)
     inputs = {
         "description": "The columns of the op, as they are or through ops of their own.",
-        "type": "array",
-        "items": {"anyOf": [_NAME, item]},
-        "minItems": 1,
+        **_items({"anyOf": [_NAME, item]}),
     }
     on_nonfinite: Schema = {
         "description": "What to do with finished numbers that are NaN or infinite.",
         "anyOf": [{"enum": list(get_args(OnNonfinite))}, {"$ref": "#/$defs/variable"}],
     }
-    source = {
-        "oneOf": [
-            {"required": ["column"], "not": {"required": ["inputs"]}},
-            {"required": ["expr"], "not": {"required": ["inputs"]}},
-            {"required": ["op", "inputs"]},
-        ],
-    }
-    long_form: Schema = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "column": column,
-            "expr": expr,
-            "op": {"$ref": "#/$defs/op"},
-            "inputs": inputs,
-            "ops": ops,
-            "on_nonfinite": on_nonfinite,
-            "expect": _expect(),
-        },
-        **source,
-    }
-    extra: Schema = {
-        "anyOf": [
-            {"type": "array", "maxItems": 0},
-            {
-                "type": "object",
-                "additionalProperties": False,
-                "properties": {"column": column, "expr": expr, "expect": _expect()},
-                "oneOf": [{"required": ["column"]}, {"required": ["expr"]}],
-            },
-        ],
-    }
+    op = {"$ref": "#/$defs/op"}
+    one_source = [
+        *({**source, "not": {"required": ["inputs"]}} for source in column_or_expr),
+        {"required": ["op", "inputs"]},
+    ]
+    own = {"column": column, "expr": expr, "op": op, "inputs": inputs, "ops": ops, "on_nonfinite": on_nonfinite}
+    long_form = _mapping({**own, "expect": _expect()}, oneOf=one_source)
+    extra = _mapping({"column": column, "expr": expr, "expect": _expect()}, oneOf=column_or_expr)
     return {
         "variable": _VARIABLE,
         "ops": ops,
         "feature": {"anyOf": [{"$ref": "#/$defs/ops"}, long_form]},
-        "extra_feature": extra,
+        "extra_feature": {"anyOf": [{"type": "array", "maxItems": 0}, extra]},
     }
 
 
@@ -148,76 +128,55 @@ def _add_templates(definitions: Schema) -> None:
 
 def _template(feature: Schema, keys: list[str]) -> Schema:
     """An entry for several features, with these keys of a feature."""
-    columns = {
-        "description": "Columns of like features; C{1..26} stands for C1 … C26.",
-        "type": "array",
-        "items": _NAME,
-        "minItems": 1,
-    }
-    properties = {"columns": columns, **{key: feature[key] for key in keys}}
-    return {"type": "object", "additionalProperties": False, "properties": properties}
+    columns = {"description": "Columns of like features; C{1..26} stands for C1 … C26.", **_items(_NAME)}
+    return _mapping({"columns": columns, **{key: feature[key] for key in keys}})
 
 
 def _expect() -> Schema:
     bound: Schema = {"type": "string", "pattern": rf"^\s*{BOUND}\s*$"}
-    return {
-        "description": "Bounds on measures of the feature's values.",
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            measure: {"description": text, "anyOf": [bound, {"type": "array", "items": bound, "minItems": 1}]}
-            for measure, (_, text) in MEASURES.items()
-        },
+    measures = {
+        measure: {"description": text, "anyOf": [bound, _items(bound)]} for measure, (_, text) in MEASURES.items()
     }
+    return {"description": "Bounds on measures of the feature's values.", **_mapping(measures)}
 
 
 def _features() -> Schema:
     groups: Schema = {
-        group: {
-            "description": text,
-            "type": "object",
-            "propertyNames": _NAME,
-            "patternProperties": {_RANGE: {"$ref": "#/$defs/features_of_a_range"}},
-            "additionalProperties": {"$ref": "#/$defs/feature"},
-        }
+        group: {"description": text, **_named("feature", "features_of_a_range")}
         for group, text in _GROUP_DESCRIPTIONS.items()
     }
     groups["extra"] = {
         "description": "Passed through unchanged: a list of columns, or a mapping to column or expr.",
         "anyOf": [
             {"type": "array", "items": _NAME, "uniqueItems": True},
-            {
-                "type": "object",
-                "propertyNames": _NAME,
-                "patternProperties": {_RANGE: {"$ref": "#/$defs/extra_features_of_a_range"}},
-                "additionalProperties": {"$ref": "#/$defs/extra_feature"},
-            },
+            _named("extra_feature", "extra_features_of_a_range"),
         ],
     }
     text = "Features by group; names are unique over all groups, and there is at least one."
+    return {"description": text, **_mapping(groups, minProperties=1)}
+
+
+def _named(feature: str, features_of_a_range: str) -> Schema:
+    """A mapping from names of features."""
     return {
-        "description": text,
         "type": "object",
-        "additionalProperties": False,
-        "properties": groups,
-        "minProperties": 1,
+        "propertyNames": _NAME,
+        "patternProperties": {_RANGE: {"$ref": f"#/$defs/{features_of_a_range}"}},
+        "additionalProperties": {"$ref": f"#/$defs/{feature}"},
     }
 
 
 def _dedup(columns: Schema) -> Schema:
-    text = "Every feature that reads no other columns belongs to the group."
-    group: Schema = {
-        "description": text,
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {"columns": columns | {"description": "The group's columns; C{1..26} stands for C1 … C26."}},
-        "required": ["columns"],
-    }
+    columns = columns | {"description": "The group's columns; C{1..26} stands for C1 … C26."}
+    group = _mapping({"columns": columns}, required=["columns"])
     return {
         "description": "Groups of columns that repeat together from row to row, by name.",
         "type": "object",
         "propertyNames": _NAME,
-        "additionalProperties": group,
+        "additionalProperties": {
+            "description": "Every feature that reads no other columns belongs to the group.",
+            **group,
+        },
     }
 
 

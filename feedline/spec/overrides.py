@@ -117,7 +117,7 @@ def apply_overrides(document: Document, overrides: Mapping[str, object]) -> None
                 message = f"{whole} has no keys to set: got {describe_value(target[part])}. Set {whole} as a whole"
                 raise SpecError(f"{label}: {message}")
             target = target[part]
-        target[path[-1]] = document.overrides[path_text(path)] = _plain_value(value, label, 0)
+        target[path[-1]] = document.overrides[path_text(path)] = plain_value(value, label)
         _forget(document, path)
         document.positions[path] = document.key_positions[path] = position
 
@@ -163,19 +163,13 @@ def _is_string(text: str) -> bool:
         return False
 
 
-def plain_document(pipeline: Mapping[str, object], label: str) -> dict[str, Any]:
-    """A pipeline that is given as a Python mapping, as what pipeline.yaml would hold."""
-    plain: dict[str, Any] = _plain_value(pipeline, label, 0)
-    return plain
-
-
 def _forget(document: Document, path: Path) -> None:
     for table in (document.positions, document.key_positions):
         for below in [key for key in table if key[: len(path)] == path]:
             del table[below]
 
 
-def _plain_value(value: object, label: str, depth: int) -> Any:
+def plain_value(value: object, label: str, depth: int = 0) -> Any:
     """A copy of a Python value that consists of dicts, lists, strings, numbers, booleans and None."""
     if depth > MAX_DEPTH:
         raise SpecError(f"{label}: nested too deeply: expected at most {MAX_DEPTH} levels")
@@ -190,9 +184,9 @@ def _plain_value(value: object, label: str, depth: int) -> Any:
     if isinstance(value, Mapping):
         if bad_keys := [key for key in value if not isinstance(key, str) or not key]:
             raise SpecError(f"{label}: key is not a name: got {bad_keys[0]!r}, expected a non-empty string")
-        return {key: _plain_value(item, label, depth + 1) for key, item in value.items()}
+        return {key: plain_value(item, label, depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain_value(item, label, depth + 1) for item in value]
+        return [plain_value(item, label, depth + 1) for item in value]
     kinds = "a string, number, boolean, None, list or mapping"
     raise SpecError(f"{label}: not a value of a pipeline: got {type(value).__name__}, expected {kinds}")
 

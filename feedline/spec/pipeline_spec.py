@@ -22,18 +22,12 @@ from pydantic import BaseModel, Field, PrivateAttr, SkipValidation, ValidationEr
 from pydantic_core import ErrorDetails
 
 from feedline.errors import SpecError
-from feedline.spec.cluster_section import ClusterSpec, TlsSpec
+from feedline.spec.cluster_section import ClusterSpec
 from feedline.spec.dedup_section import NEEDS_RUNS, DedupSpec, read_groups
 from feedline.spec.expectations import OnExpect
-from feedline.spec.features import FeatureSpec, OnNonfinite, OpCall, canonical_json, read_features
+from feedline.spec.features import FeatureSpec, OnNonfinite, canonical_json, read_features
 from feedline.spec.json_schema import document_schema
-from feedline.spec.overrides import (
-    apply_overrides,
-    override_options,
-    parse_overrides,
-    plain_document,
-    substitute_variables,
-)
+from feedline.spec.overrides import apply_overrides, override_options, plain_value, substitute_variables
 from feedline.spec.positions import Document, Path, Problems, describe_value, unknown_message
 from feedline.spec.sections import (
     Artifacts,
@@ -52,27 +46,8 @@ from feedline.spec.sections import (
     keys_of,
     section_at,
 )
-from feedline.spec.source_section import SampleSpec, SchemaSpec, SourceSpec
+from feedline.spec.source_section import SourceSpec
 from feedline.spec.yaml_document import MAX_BYTES, read_document
-
-__all__ = [
-    "BatchSpec",
-    "ClusterSpec",
-    "DedupSpec",
-    "FeatureSpec",
-    "FitSpec",
-    "OpCall",
-    "PipelineSpec",
-    "SampleSpec",
-    "SchemaSpec",
-    "ShuffleSpec",
-    "SourceSpec",
-    "TlsSpec",
-    "json_schema",
-    "load_spec",
-    "parse_overrides",
-    "parse_spec",
-]
 
 DICT_NAME = "pipeline"  # in errors about a mapping, where a file would have its name
 _NO_OVERRIDES: Mapping[str, object] = {}
@@ -185,7 +160,7 @@ def load_spec(
         SpecError: the file cannot be read or breaks a rule; one line per problem, in the order of the file.
     """
     if isinstance(pipeline, Mapping):
-        document = Document(file=DICT_NAME, value=plain_document(pipeline, DICT_NAME))
+        document = Document(file=DICT_NAME, value=plain_value(pipeline, DICT_NAME))
         return _read(document, overrides, base_dir)
     file = os.fspath(pipeline)
     try:
@@ -332,10 +307,8 @@ def _expectation(detail: ErrorDetails, section: type[BaseModel] | None) -> tuple
         return f"a mapping with the keys {', '.join(keys_of(section))}", remedy
     if kind in _BOUNDS:
         bound, key = _BOUNDS[kind]
-        return f"{bound} {context[key]:.17g}" if kind in (
-            "greater_than",
-            "less_than",
-        ) else f"{bound} {context[key]}", ""
+        limit = f"{context[key]:.17g}" if key in ("gt", "lt") else context[key]
+        return f"{bound} {limit}", ""
     return _TYPES.get(kind, f"valid ({detail['msg']})"), _remedy(kind, value)
 
 

@@ -94,31 +94,14 @@ def _version(value: object) -> object:
 
 NonEmptyString = Annotated[str, Field(min_length=1), AfterValidator(_text)]
 PathString = Annotated[str, Field(min_length=1), AfterValidator(_path)]
-TablePaths = Annotated[
-    str | tuple[str, ...],
-    PlainValidator(_table),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string", "minLength": 1},
-                {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
-            ]
-        }
-    ),
-]
+_STRING = {"type": "string", "minLength": 1}
+STRINGS_SCHEMA = WithJsonSchema({"anyOf": [_STRING, {"type": "array", "items": _STRING, "minItems": 1}]})
+TablePaths = Annotated[str | tuple[str, ...], PlainValidator(_table), STRINGS_SCHEMA]
 Version = Annotated[Literal[1], BeforeValidator(_version)]
 Count = Annotated[int, Field(ge=1, le=MAX_INT)]
+_BYTES = {"type": "string", "pattern": r"^\s*[0-9]+(\.[0-9]+)? *([KkMmGgTt]([Ii])?[Bb]|[Bb])\s*$"}
 Bytes = Annotated[
-    int,
-    PlainValidator(parse_bytes),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "integer", "minimum": 1},
-                {"type": "string", "pattern": r"^\s*[0-9]+(\.[0-9]+)? *([KkMmGgTt]([Ii])?[Bb]|[Bb])\s*$"},
-            ]
-        }
-    ),
+    int, PlainValidator(parse_bytes), WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, _BYTES]})
 ]
 
 
@@ -169,12 +152,9 @@ def _artifacts(value: object) -> object:
     if value is None or isinstance(value, dict | ArtifactsSpec):
         return value or {}
     if not isinstance(value, str):
-        raise value_error("a path or URI, or a mapping with the keys folder, from", _quote(value))
+        remedy = "Quote it" if isinstance(value, bool | int | float) else ""
+        raise value_error("a path or URI, or a mapping with the keys folder, from", remedy)
     return {"folder": value}
-
-
-def _quote(value: object) -> str:
-    return "Quote it" if isinstance(value, bool | int | float) else ""
 
 
 Artifacts = Annotated[ArtifactsSpec, BeforeValidator(_artifacts)]

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, mod
 from feedline.spec.arrow_types import parse_type
 from feedline.spec.sections import (
     MAX_INT,
+    STRINGS_SCHEMA,
     Count,
     NonEmptyString,
     PathString,
@@ -52,18 +53,7 @@ def _type_name(value: str) -> str:
 
 
 TypeName = Annotated[NonEmptyString, AfterValidator(_type_name)]
-Names = Annotated[
-    tuple[str, ...],
-    BeforeValidator(_names),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string", "minLength": 1},
-                {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
-            ]
-        }
-    ),
-]
+Names = Annotated[tuple[str, ...], BeforeValidator(_names), STRINGS_SCHEMA]
 Missing = Annotated[
     Literal["null", "error"],
     BeforeValidator(lambda value: "null" if value is None else value),

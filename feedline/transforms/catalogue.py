@@ -107,8 +107,7 @@ def _section(found: Op) -> Iterable[str]:
     yield found.text
     yield f"Takes {found.accepts}; gives {found.gives}. Version {found.version}."
     if found.inputs:
-        names = [column.name for column in found.inputs] + (["…"] if found.repeats else [])
-        yield f"Written `NAME: {{op: {found.name}, inputs: [{', '.join(names)}]}}`."
+        yield f"Written `NAME: {{op: {found.name}, inputs: [{found.shape}]}}`."
     if found.fields:
         lines = ["| parameter | type | default | |", "|---|---|---|---|"]
         for name, value in found.parameters.model_json_schema()["properties"].items():

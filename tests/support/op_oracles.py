@@ -11,11 +11,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 from hypothesis import strategies as st
 
 from feedline.spec.features import OpCall
+from feedline.spec.positions import Path
 from feedline.transforms.ops import resolve
 from feedline.transforms.values.kinds import Value
 
@@ -31,9 +33,20 @@ some_ids = st.lists(st.one_of(st.none(), ids), max_size=6)
 id_lists = st.lists(st.one_of(st.none(), some_ids), max_size=8)
 
 
-def bound(op: str, arguments: object, dtype: pl.DataType) -> Value:
+def call(op: str, arguments: object = None, path: Path = ()) -> OpCall:
+    """A call as the spec layer hands it over; anything but a mapping is a bare value."""
     value = {} if arguments is None else arguments if isinstance(arguments, dict) else {"": arguments}
-    return resolve(OpCall(op=op, arguments=json.dumps(value))).apply(Value(expr=pl.col("a"), dtype=dtype))
+    return OpCall(op=op, arguments=json.dumps(value), path=path)
+
+
+def rounded(value: float, dtype: pl.DataType) -> float:
+    """A float as a column of the type holds it."""
+    with np.errstate(over="ignore"):
+        return float(np.float32(value)) if dtype == pl.Float32() else float(value)
+
+
+def bound(op: str, arguments: object, dtype: pl.DataType) -> Value:
+    return resolve(call(op, arguments)).apply(Value(expr=pl.col("a"), dtype=dtype))
 
 
 def run(op: str, arguments: object, series: pl.Series) -> pl.Series:

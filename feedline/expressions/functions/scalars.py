@@ -37,7 +37,7 @@ def _mathematical(name: str, compute: Callable[[pl.Expr], pl.Expr], summary: str
     def build(x: Operand, *, span: Span) -> Operand:
         return result(compute(x.cast(FLOAT64).expr), FLOAT64, span, [x])
 
-    return Function(name=name, receiver=NUMBERS, build=build, summary=f"{summary}; float64")
+    return Function(name, NUMBERS, build, f"{summary}; float64")
 
 
 def _rounding(name: str, compute: Callable[[pl.Expr], pl.Expr], summary: str) -> Function:
@@ -45,14 +45,14 @@ def _rounding(name: str, compute: Callable[[pl.Expr], pl.Expr], summary: str) ->
         wide = x.widen()
         return wide if wide.kind == INTEGER else result(compute(wide.expr), FLOAT64, span, [wide])
 
-    return Function(name=name, receiver=NUMBERS, build=build, summary=f"{summary}; an integer is unchanged")
+    return Function(name, NUMBERS, build, f"{summary}; an integer is unchanged")
 
 
 def _float_test(name: str, compute: Callable[[pl.Expr], pl.Expr], summary: str) -> Function:
     def build(x: Operand, *, span: Span) -> Operand:
         return result(compute(x.widen().expr), BOOL, span, [x], extra=2)
 
-    return Function(name=name, receiver=NUMBERS, build=build, summary=f"{summary}; null stays null")
+    return Function(name, NUMBERS, build, f"{summary}; null stays null")
 
 
 def _abs(x: Operand, *, span: Span) -> Operand:
@@ -137,7 +137,7 @@ def _horizontal(name: str, compute: Callable[..., pl.Expr], summary: str, *, com
             raise Fault(f'uint64 has no `{name}`: cast it first, as in `x.cast("int64")`', span)
         return result(compute(expressions), dtype, span, parts, extra=2 * len(values))
 
-    return Function(name=name, many=True, build=build, summary=summary)
+    return Function(name, None, build, summary, many=True)
 
 
 def _operands(values: Sequence[Operand | Constant], span: Span) -> list[Operand]:
@@ -162,32 +162,32 @@ def _cast(strict: bool) -> Callable[..., Operand]:
     return build
 
 
-_TO = (Parameter(name="dtype", accepts="type"),)
+_TO = (Parameter("dtype", "type"),)
+_VALUE = (Parameter("value", "literal"),)
 FUNCTIONS: tuple[Function, ...] = (
     Function(
-        name="when",
-        build=_when,
-        parameters=tuple(Parameter(name=name, accepts="value") for name in ("condition", "value", "otherwise")),
-        summary="`value` where the condition is true, `otherwise` where it is false or null; either may be None",
+        "when",
+        None,
+        _when,
+        "`value` where the condition is true, `otherwise` where it is false or null; either may be None",
+        tuple(Parameter(name, "value") for name in ("condition", "value", "otherwise")),
     ),
-    Function(name="coalesce", many=True, build=_coalesce, summary="the first value that is not null"),
+    Function("coalesce", None, _coalesce, "the first value that is not null", many=True),
     _horizontal("min_horizontal", pl.min_horizontal, "the smallest; nulls and NaN are ignored", computes=False),
     _horizontal("max_horizontal", pl.max_horizontal, "the largest; nulls and NaN are ignored", computes=False),
     _horizontal("sum_horizontal", pl.sum_horizontal, "the sum; a null counts as 0; int64 or float64", computes=True),
     _horizontal("mean_horizontal", pl.mean_horizontal, "the mean of those that are not null; float64", computes=True),
 )
 METHODS: tuple[Function, ...] = (
-    Function(
-        name="abs", receiver=NUMBERS, build=_abs, summary="the absolute value; int64, or the column's own float type"
-    ),
-    Function(name="sign", receiver=NUMBERS, build=_sign, summary="-1, 0 or 1; int64 or float64"),
+    Function("abs", NUMBERS, _abs, "the absolute value; int64, or the column's own float type"),
+    Function("sign", NUMBERS, _sign, "-1, 0 or 1; int64 or float64"),
     _mathematical("sqrt", pl.Expr.sqrt, "the square root, NaN below 0"),
     Function(
-        name="log",
-        receiver=NUMBERS,
-        build=_log,
-        parameters=(Parameter(name="base", accepts="number", default=None),),
-        summary="the logarithm, natural without a base; -inf at 0, NaN below; float64",
+        "log",
+        NUMBERS,
+        _log,
+        "the logarithm, natural without a base; -inf at 0, NaN below; float64",
+        (Parameter("base", "number", None),),
     ),
     _mathematical("log10", pl.Expr.log10, "the decimal logarithm; -inf at 0, NaN below"),
     _mathematical("log1p", pl.Expr.log1p, "log(1 + x), exact near 0; -inf at -1, NaN below"),
@@ -199,51 +199,30 @@ METHODS: tuple[Function, ...] = (
     _rounding("floor", pl.Expr.floor, "rounded down to an integer; float64"),
     _rounding("ceil", pl.Expr.ceil, "rounded up to an integer; float64"),
     Function(
-        name="round",
-        receiver=NUMBERS,
-        build=_round,
-        parameters=(Parameter(name="decimals", accepts="integer", default=0),),
-        summary="rounded to that many decimals, ties to the even digit; float64; an integer is unchanged",
+        "round",
+        NUMBERS,
+        _round,
+        "rounded to that many decimals, ties to the even digit; float64; an integer is unchanged",
+        (Parameter("decimals", "integer", 0),),
     ),
     Function(
-        name="clip",
-        receiver=_ORDERED,
-        build=_clip,
-        parameters=(
-            Parameter(name="lower_bound", accepts="literal", default=None),
-            Parameter(name="upper_bound", accepts="literal", default=None),
-        ),
-        summary="limited to the bounds; null and NaN stay; int64, or the column's own type",
+        "clip",
+        _ORDERED,
+        _clip,
+        "limited to the bounds; null and NaN stay; int64, or the column's own type",
+        (Parameter("lower_bound", "literal", None), Parameter("upper_bound", "literal", None)),
     ),
     Function(
-        name="cast",
-        receiver=_SCALARS,
-        build=_cast(True),
-        parameters=_TO,
-        summary="as another type; floats are truncated; a value that does not fit is an error when data is read",
+        "cast",
+        _SCALARS,
+        _cast(True),
+        "as another type; floats are truncated; a value that does not fit is an error when data is read",
+        _TO,
     ),
-    Function(
-        name="try_cast",
-        receiver=_SCALARS,
-        build=_cast(False),
-        parameters=_TO,
-        summary="as `cast`, but a value that does not fit is null",
-    ),
+    Function("try_cast", _SCALARS, _cast(False), "as `cast`, but a value that does not fit is null", _TO),
     _float_test("is_nan", pl.Expr.is_nan, "whether it is NaN"),
     _float_test("is_finite", pl.Expr.is_finite, "whether it is neither NaN nor infinite"),
     _float_test("is_infinite", pl.Expr.is_infinite, "whether it is infinite"),
-    Function(
-        name="fill_null",
-        receiver=_SCALARS,
-        build=_fill_null,
-        parameters=(Parameter(name="value", accepts="literal"),),
-        summary="the literal instead of a null",
-    ),
-    Function(
-        name="fill_nan",
-        receiver=frozenset({FLOAT}),
-        build=_fill_nan,
-        parameters=(Parameter(name="value", accepts="literal"),),
-        summary="the literal, or null for None, instead of a NaN",
-    ),
+    Function("fill_null", _SCALARS, _fill_null, "the literal instead of a null", _VALUE),
+    Function("fill_nan", frozenset({FLOAT}), _fill_nan, "the literal, or null for None, instead of a NaN", _VALUE),
 )

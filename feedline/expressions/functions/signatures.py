@@ -8,7 +8,7 @@ declaration.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from feedline.expressions.nodes import Constant
@@ -36,7 +36,7 @@ MAX_INTEGER = 2**31 - 1  # of an argument: positions, lengths, digits
 MAX_TEXT = 4096  # characters of an argument
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Parameter:
     """One parameter, required if it has no default."""
 
@@ -55,23 +55,23 @@ class Parameter:
             raise Fault(f"`{self.name}` must be at least {self.minimum}: got {value}", argument_span)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Function:
     """A function (`receiver` None) or a method of the language.
 
     Attributes:
         name: as written, with its namespace: `coalesce`, `clip`, `dt.hour`.
         receiver: kinds of type that the method accepts; empty: any.
-        many: whether it takes any number of `value`s, at least two.
         build: called with (receiver, *parameters), or (list of values) where `many`, and the call's span.
         summary: one line: the result, its type, edge cases.
+        many: whether it takes any number of `value`s, at least two.
     """
 
     name: str
+    receiver: frozenset[str] | None
     build: Callable[..., Operand]
     summary: str
-    receiver: frozenset[str] | None = None
-    parameters: tuple[Parameter, ...] = field(default=())
+    parameters: tuple[Parameter, ...] = ()
     many: bool = False
 
     def usage(self) -> str:

@@ -115,9 +115,7 @@ class Compiler:
                     context, self._provenance[key] = self._context(bound, [value], position)
                     sliced = self._elements and bound.op.slices is not None
                     result = value if sliced else bound.apply(value, context)
-                    self.lookups[key] = self._lookups_after(self.lookups[before], result)
-                    self.ids[key] = self._ids(bound, context, key, [before])
-                    self._built[key] = self._shared_value(result, key)
+                    self._add(key, bound, context, result, [before])
             except OpError as error:
                 chain = chain_text(feature, marked=index)
                 raise OpError(error.path, f"{feature.name}: {chain}: {error.message}") from None
@@ -161,18 +159,19 @@ class Compiler:
         row_columns = provenance.row_columns.union(columns[role] for role in roles)
         return OpContext(artifact=artifact, side_values=side_values), replace(provenance, row_columns=row_columns)
 
-    def _lookups_after(self, before: Sequence[Lookup], value: Value) -> tuple[Lookup, ...]:
-        """The lookups of a chain with those of its last op, whose column is computed before the op's result."""
-        own = () if value.lookup is None or value.lookup in before else (value.lookup,)
-        for lookup in own:
-            self.stages.add(lookup)
-        return (*before, *own)
-
-    def _ids(self, bound: BoundOp, context: OpContext, key: Key, inputs: Sequence[Key]) -> int | None:
-        """The number of ids that an op's result may have; None before the fits that decide it."""
-        if self._provenance[key].depends:
-            return None
-        return bound.op.ids(bound.parameters, context.artifact, [self.ids[name] for name in inputs])
+    def _add(self, key: Key, bound: BoundOp, context: OpContext, result: Value, inputs: Sequence[Key]) -> None:
+        """Keep an op's result, with the chain's lookups (the column of its own is computed before the result) and the
+        number of ids that it may have: None before the fits that decide it.
+        """
+        lookups = [lookup for name in inputs for lookup in self.lookups[name]]
+        if result.lookup is not None and result.lookup not in lookups:
+            self.stages.add(result.lookup)
+            lookups.append(result.lookup)
+        self.lookups[key] = tuple(lookups)
+        ids = [self.ids[name] for name in inputs]
+        waits = self._provenance[key].depends
+        self.ids[key] = None if waits else bound.op.ids(bound.parameters, context.artifact, ids)
+        self._built[key] = self._shared_value(result, key)
 
     def _side_values(self, bound: BoundOp, learns: Learning, columns: Mapping[str, str]) -> dict[str, Value]:
         """The other columns that an op observes, by role. Raises OpError for one that is missing or of a wrong type."""
@@ -216,11 +215,7 @@ class Compiler:
                     before=tuple(inputs),
                 )
                 context, self._provenance[key] = self._context(bound, values, position)
-                result = bound.combine(values, context)
-                before = [lookup for _, input_key in chains for lookup in self.lookups[input_key]]
-                self.lookups[key] = self._lookups_after(before, result)
-                self.ids[key] = self._ids(bound, context, key, [input_key for _, input_key in chains])
-                self._built[key] = self._shared_value(result, key)
+                self._add(key, bound, context, bound.combine(values, context), position.key)
         except OpError as error:
             raise OpError(error.path, f"{feature.name}: {chain_text(feature, marked=-1)}: {error.message}") from None
         return self._built[key], key

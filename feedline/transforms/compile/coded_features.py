@@ -27,7 +27,6 @@ from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
 from feedline.transforms.learning.learner import ArtifactSet
 from feedline.transforms.ops import bind
-from feedline.transforms.registry.op import Op
 from feedline.transforms.registry.user_functions import PYTHON
 from feedline.transforms.values.arrays import as_arrays
 from feedline.transforms.values.ragged import slice_bounds, slice_numbers
@@ -192,7 +191,8 @@ def coded_slices(feature: FeatureSpec, kind: pa.DataType) -> Slices | None:
     if feature.group == "extra" or pat.is_nested(kind.value_type if lists else kind):
         return None
     chain = [bind(call) for call in feature.ops]
-    if not lists and pat.is_primitive(kind) and not any(_is_costly(bound.op) for bound in chain):
+    costly = any(bound.op.name in _COSTLY or bound.op.placement == PYTHON for bound in chain)
+    if not lists and pat.is_primitive(kind) and not costly:
         return None
     slices = []
     may_fail = False
@@ -206,10 +206,6 @@ def coded_slices(feature: FeatureSpec, kind: pa.DataType) -> Slices | None:
             return None
         may_fail |= bound.op.takes_context or bound.op.name == "cast" or bound.op.placement == PYTHON
     return tuple(slices)
-
-
-def _is_costly(op: Op) -> bool:
-    return op.name in _COSTLY or op.placement == PYTHON
 
 
 def value_features(features: CompiledFeatures) -> list[tuple[FeatureSpec, Slices | None]]:

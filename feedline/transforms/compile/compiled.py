@@ -104,10 +104,7 @@ class CompiledFeatures:
         Raises DataError where a column is missing or of another type, or a value cannot be computed (a strict cast);
         the message names the column or the feature, and the error carries the row.
         """
-        features, _ = self._apply(frame)
-        if isinstance(features, pl.DataFrame):
-            return features
-        return pl.DataFrame([as_series(column).alias(name) for name, column in features.items()])
+        return pl.DataFrame([as_series(column).alias(name) for name, column in self.finished(frame).items()])
 
     def finished(self, frame: pl.DataFrame) -> Mapping[str, Column]:
         """Like `apply`, without a frame: some columns are arrays."""

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from feedline.expressions import parse
 from feedline.spec.dedup_section import DedupSpec
-from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
+from feedline.spec.features import FeatureInput, FeatureSpec
 from feedline.transforms.ops import bind
 from feedline.transforms.registry.op import OpError
+from feedline.transforms.registry.user_functions import calls_of
 
 PLAIN_GROUPS = ("label", "extra")  # labels belong to rows, extras are passed through
 _SHOWN = 3  # features in one message
@@ -39,7 +40,7 @@ def deciding_columns(feature: FeatureSpec, *, out_of_fold: bool) -> set[str]:
     """
     columns = named_columns(feature)
     if out_of_fold:
-        for call in _calls(feature):
+        for call in calls_of([feature]):
             with contextlib.suppress(OpError):  # compiling reports it
                 bound = bind(call)
                 if bound.op.learns is not None:
@@ -57,9 +58,8 @@ def assign_groups(
     for feature in features:
         if feature.group not in PLAIN_GROUPS:
             names = {group_of.get(column) for column in deciding_columns(feature, out_of_fold=out_of_fold)}
-            assigned.append(replace(feature, dedup=names.pop()) if len(names) == 1 else feature)
-        else:
-            assigned.append(feature)
+            feature = replace(feature, dedup=names.pop()) if len(names) == 1 else feature
+        assigned.append(feature)
     return tuple(assigned)
 
 
@@ -69,14 +69,6 @@ def refuse_empty_groups(features: Sequence[FeatureSpec], groups: Sequence[DedupS
     for group in groups:
         if group.name not in filled:
             raise OpError((*group.path, "columns"), _empty_group(group, features, out_of_fold=out_of_fold))
-
-
-def _calls(feature: FeatureSpec) -> Iterator[OpCall]:
-    yield from feature.ops
-    for source in feature.inputs:
-        yield from source.ops
-    if feature.op is not None:
-        yield feature.op
 
 
 def _empty_group(group: DedupSpec, features: Sequence[FeatureSpec], *, out_of_fold: bool) -> str:

@@ -8,12 +8,12 @@ frame. The results are the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import polars as pl
 
-from feedline.transforms.values.arrays import Column, Columns
-from feedline.transforms.values.kinds import Value
+from feedline.transforms.values.arrays import Column, Columns, FusedKernels, as_series
+from feedline.transforms.values.kinds import Elements, TailSlice, Value
 from feedline.transforms.values.ragged import map_flat, slice_numbers
 
 
@@ -43,10 +43,9 @@ class FusedPass:
         self._native: list[pl.Expr] = []
         shared: dict[int, _OutputColumn] = {}  # by kernels or slice, which several features may share
         for name, value in zip(names, values, strict=True):
-            same = value.kernels or value.slice or value.changed
+            same = value.ending
             if id(same) in shared:
-                first = shared[id(same)]
-                column = _OutputColumn(name=name, ending=first.ending, source=first.source, computed=first.computed)
+                column = replace(shared[id(same)], name=name)
             else:
                 ending = _ending(value)
                 expr = value.expr if ending is None else ending.expr
@@ -98,21 +97,16 @@ class FusedPass:
 
 
 def _ending(value: Value) -> _Ending | None:
-    kernels, tail, changed = value.kernels, value.slice, value.changed
-    if kernels is not None and kernels.run is not None:
-        return _Ending(expr=kernels.values, run=kernels.run)
-    if tail is not None:
-        return _Ending(expr=tail.lists, run=lambda lists: slice_numbers(lists, tail.start, tail.stop))
-    if changed is not None and changed.kernels is not None and changed.kernels.run is not None:
-        return _elements_ending(changed.lists, changed.kernels.run, changed.element.dtype)
+    match value.ending:
+        case FusedKernels(values=values, run=run) if run is not None:
+            return _Ending(expr=values, run=run)
+        case TailSlice(lists=lists, start=start, stop=stop):
+            return _Ending(expr=lists, run=lambda series: slice_numbers(series, start, stop))
+        case Elements(lists=lists, element=element, kernels=FusedKernels(run=run)) if run is not None:
+            before = _ending(lists) if isinstance(lists.ending, TailSlice) else None
+            if before is None:
+                return _Ending(expr=lists.expr, run=lambda series: map_flat(series, run, element.dtype))
+            return _Ending(
+                expr=before.expr, run=lambda series: map_flat(as_series(before.run(series)), run, element.dtype)
+            )
     return None
-
-
-def _elements_ending(lists: Value, run: Callable[[pl.Series], Column], dtype: pl.DataType) -> _Ending:
-    """Kernels over the elements of lists, which may be slices themselves."""
-    tail = lists.slice
-    if tail is None:
-        return _Ending(expr=lists.expr, run=lambda series: map_flat(series, run, dtype))
-    return _Ending(
-        expr=tail.lists, run=lambda series: map_flat(slice_numbers(series, tail.start, tail.stop), run, dtype)
-    )

@@ -57,6 +57,13 @@ class Matches:
         """The row of each run."""
         return self._rows(self.keys[self.starts])
 
+    @property
+    def counts(self) -> tuple[Positions, Positions]:
+        """How many values of each run are of the first and of the second of two lists."""
+        ones = np.append(0, np.cumsum(self.sides == 1, dtype=np.int64))
+        second = ones[self.ends] - ones[self.starts]
+        return self.ends - self.starts - second, second
+
     def positions(self, selection: Any) -> Positions:
         """The positions of some of the ordered values among the values of their list."""
         keys = self.keys[selection]
@@ -149,9 +156,7 @@ def shared_counts(left: Ragged, right: Ragged) -> tuple[Positions, Positions, Po
     rows = len(left.offsets) - 1
     if bits + max(rows, 1).bit_length() + 1 > _BITS:
         runs = match_lists(left, right)
-        ones = np.append(0, np.cumsum(runs.sides == 1, dtype=np.int64))
-        theirs = ones[runs.ends] - ones[runs.starts]
-        ours = runs.ends - runs.starts - theirs
+        ours, theirs = runs.counts
         both = np.flatnonzero((ours > 0) & (theirs > 0))
         return runs.rows[both], ours[both], theirs[both]
     keys = np.concatenate([_row_key(ragged, low, bits, side) for side, ragged in enumerate((left, right))])
@@ -192,11 +197,8 @@ class Sums:
 def reduce_scores(left: Ragged, own: Values | None, right: Ragged, theirs: Values, combine: np.ufunc = np.add) -> Sums:
     """Reduce the scores of each id in each of two lists by `combine`; without scores, count its occurrences."""
     runs = match_lists(left, right)
-    sides = runs.sides == 1
-    ones = np.append(0, np.cumsum(sides, dtype=np.int64))
-    others = ones[runs.ends] - ones[runs.starts]
-    middle = runs.ends - others
-    ours = middle - runs.starts
+    ours, others = runs.counts
+    middle = runs.starts + ours
     return Sums(
         rows=runs.rows,
         left=ours.astype(np.float64) if own is None else _reduce(own, runs, runs.starts, middle, combine),

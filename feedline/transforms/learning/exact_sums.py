@@ -157,17 +157,17 @@ def _terms(values: Numbers, *, squares: bool) -> Iterator[tuple[int, Floats]]:
     size = np.abs(wide)
     large, small = size >= LARGE, (size <= SMALL) & (wide != 0) & squares
     if not (large.any() or small.any()):
-        yield from _products(0, wide, wide) if squares else [(0, wide)]
+        yield from _terms_of_products(0, wide, wide) if squares else [(0, wide)]
         return
     for shift, chosen in ((SHIFT_BINS, large), (0, ~(large | small)), (-SHIFT_BINS, small)):
         part = np.where(chosen, wide, 0.0) * SHIFT ** (-shift // SHIFT_BINS)
-        yield from _products(2 * shift, part, part) if squares else [(shift, part)]
+        yield from _terms_of_products(2 * shift, part, part) if squares else [(shift, part)]
 
 
 def _integer_terms(values: Numbers, *, squares: bool) -> Iterator[tuple[int, Floats]]:
     if values.dtype.itemsize < 8 or (int(values.max()) <= EXACT_INTEGERS and int(values.min()) >= -EXACT_INTEGERS):
         wide = values.astype(np.float64)
-        yield from _products(0, wide, wide) if squares else [(0, wide)]
+        yield from _terms_of_products(0, wide, wide) if squares else [(0, wide)]
         return
     bits = values.dtype.type(BIN_BITS)
     above = (values >> bits).astype(np.float64)
@@ -175,12 +175,16 @@ def _integer_terms(values: Numbers, *, squares: bool) -> Iterator[tuple[int, Flo
     if not squares:
         yield from ((1, above), (0, below))
         return
-    yield from _products(2, above, above)
-    yield from _products(1, above, 2 * below)
-    yield from _products(0, below, below)
+    yield from _terms_of_products(2, above, above)
+    yield from _terms_of_products(1, above, 2 * below)
+    yield from _terms_of_products(0, below, below)
 
 
-def _products(shift: int, left: Floats, right: Floats) -> Iterator[tuple[int, Floats]]:
+def _terms_of_products(shift: int, left: Floats, right: Floats) -> Iterator[tuple[int, Floats]]:
+    return ((shift, term) for term in products(left, right))
+
+
+def products(left: Floats, right: Floats) -> tuple[Floats, Floats]:
     """The products and their rounding errors (Dekker 1971)."""
     product = left * right
     one, two = left * SPLITTER, right * SPLITTER
@@ -192,8 +196,7 @@ def _products(shift: int, left: Floats, right: Floats) -> Iterator[tuple[int, Fl
     missing += one * other
     missing += rest * two
     missing += rest * other
-    yield shift, product
-    yield shift, missing
+    return product, missing
 
 
 def _parts(values: Floats, *, whole: bool = False) -> Iterator[tuple[int, Floats]]:

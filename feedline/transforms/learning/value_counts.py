@@ -273,9 +273,7 @@ def _strings(parts: Parts, kept_values: _KeptValues, dtype: pl.DataType) -> pl.S
 
 def _alone(rows: pl.DataFrame) -> pl.DataFrame:
     """Copy rows with their own strings only: Polars would keep those of all rows that they were filtered from."""
-    alone = pl.from_arrow(rows.to_arrow())
-    assert isinstance(alone, pl.DataFrame)
-    return alone
+    return pl.DataFrame(rows.to_arrow())
 
 
 def _of_one_type(states: Sequence[pl.DataFrame]) -> list[pl.DataFrame]:

@@ -33,18 +33,7 @@ from feedline.transforms.values.kinds import Value
 
 Number = int | float
 CastTarget = Literal[
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "float32",
-    "float64",
-    "bool",
-    "string",
+    "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64", "bool", "string"
 ]  # fmt: skip
 
 
@@ -227,11 +216,7 @@ def log1p(x: Value, _: Parameters) -> Value:
     differ between processors with different instruction sets. `LogOp` in NVTabular.
     """
     x = widen(x, floats=True)
-
-    def kernel(values: Values, out: Values) -> None:
-        np.log1p(values, out=out)
-
-    return x.apply_kernel(kernel, x.dtype)
+    return x.apply_kernel(np.log1p, x.dtype)
 
 
 @op(
@@ -250,11 +235,7 @@ def log(x: Value, _: Parameters) -> Value:
     +inf stays +inf. The last bit of a float32 may differ between processors with different instruction sets.
     """
     x = widen(x, floats=True)
-
-    def kernel(values: Values, out: Values) -> None:
-        np.log(values, out=out)
-
-    return x.apply_kernel(kernel, x.dtype)
+    return x.apply_kernel(np.log, x.dtype)
 
 
 class Logit(Parameters):

@@ -136,8 +136,7 @@ def _numbering(
             return np.where((numbers >= 0) & (numbers < rows.rows), numbers, -1)
 
     else:
-        table = pl.from_arrow(artifact.table)
-        assert isinstance(table, pl.DataFrame)
+        table = pl.DataFrame(artifact.table)
         name = str(parameters.ids)
         index = artifact.derive(f"ids of {dtype}", lambda: key_index(table, [dtype], "error", name))
 

@@ -8,7 +8,7 @@ float64, whatever the column's type.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -48,10 +48,6 @@ class Standardize(Parameters):
         return self
 
 
-def _moments(parameters: Standardize, values: Sequence[Value]) -> Moments | None:
-    return Moments(op="standardize") if parameters.mean is None else None
-
-
 @op(
     per_value=True,
     takes=NUMBERS,
@@ -62,7 +58,7 @@ def _moments(parameters: Standardize, values: Sequence[Value]) -> Moments | None
         example("standardize", {"mean": 10, "std": 2}, pl.Float64(), [10.0, 13.0, None], [0.0, 1.5, None]),
         example("standardize", None, pl.List(pl.Int64()), [[4, 4], [4], None], [[0.0, 0.0], [0.0], None]),
     ),
-    learns=Learning(learner=_moments),
+    learns=Learning(learner=lambda parameters, _: Moments(op="standardize") if parameters.mean is None else None),
 )
 def standardize(x: Value, parameters: Standardize, artifact: Artifact | None, _: Mapping[str, Value]) -> Value:
     """Shifts by the mean and scales by the standard deviation: (x - mean) / std, computed in float64.
@@ -116,10 +112,6 @@ class MinMax(Parameters):
         return self
 
 
-def _extremes(parameters: MinMax, values: Sequence[Value]) -> Extremes | None:
-    return Extremes(op="min_max") if parameters.min is None else None
-
-
 @op(
     per_value=True,
     takes=NUMBERS,
@@ -131,7 +123,7 @@ def _extremes(parameters: MinMax, values: Sequence[Value]) -> Extremes | None:
         example("min_max", {"min": 0, "max": 10}, pl.Float64(), [5.0, 20.0, math.nan], [0.5, 2.0, math.nan]),
         example("min_max", None, pl.Float64(), [7.0, 7.0, None], [0.0, 0.0, None]),
     ),
-    learns=Learning(learner=_extremes),
+    learns=Learning(learner=lambda parameters, _: Extremes(op="min_max") if parameters.min is None else None),
 )
 def min_max(x: Value, parameters: MinMax, artifact: Artifact | None, _: Mapping[str, Value]) -> Value:
     """Maps a column's range to another: (x - min) / (max - min) * (end - begin) + begin, computed in float64.
@@ -170,10 +162,6 @@ class FillMedian(Parameters):
     error: Annotated[float, _ERROR] = 0.001
 
 
-def _median(parameters: FillMedian, values: Sequence[Value]) -> Quantiles:
-    return Quantiles(op="fill_median", parts=2, error=parameters.error, median=True)
-
-
 @op(
     per_value=True,
     takes=NUMBERS,
@@ -184,7 +172,9 @@ def _median(parameters: FillMedian, values: Sequence[Value]) -> Quantiles:
         example("fill_median", None, pl.Float64(), [1.0, 2.0, None, math.inf], [1.0, 2.0, 1.5, math.inf]),
         example("fill_median", None, pl.List(pl.Float32()), [[0.5, None], None, []], [[0.5, 0.5], None, []]),
     ),
-    learns=Learning(learner=_median),
+    learns=Learning(
+        learner=lambda parameters, _: Quantiles(op="fill_median", parts=2, error=parameters.error, median=True)
+    ),
 )
 def fill_median(x: Value, _: FillMedian, artifact: Artifact, __: Mapping[str, Value]) -> Value:
     """Replaces nulls by the median of the column's finite numbers.
@@ -230,10 +220,6 @@ class QuantileBucketize(Parameters):
     error: Annotated[float, _ERROR] = 0.001
 
 
-def _quantiles(parameters: QuantileBucketize, values: Sequence[Value]) -> Quantiles:
-    return Quantiles(op="quantile_bucketize", parts=parameters.buckets, error=parameters.error)
-
-
 @op(
     per_value=True,
     ids=lambda parameters, *_: parameters.buckets,
@@ -245,7 +231,11 @@ def _quantiles(parameters: QuantileBucketize, values: Sequence[Value]) -> Quanti
         example("quantile_bucketize", {"buckets": 4}, pl.Float64(), [1.0, 1.0, 1.0, 5.0, 9.0], [0, 0, 0, 1, 2]),
         example("quantile_bucketize", 2, pl.List(pl.Float32()), [[0.5, 1.5], [], None], [[0, 1], [], None]),
     ),
-    learns=Learning(learner=_quantiles),
+    learns=Learning(
+        learner=lambda parameters, _: Quantiles(
+            op="quantile_bucketize", parts=parameters.buckets, error=parameters.error
+        )
+    ),
 )
 def quantile_bucketize(x: Value, parameters: QuantileBucketize, artifact: Artifact, _: Mapping[str, Value]) -> Value:
     """The bucket of a number, among buckets that hold about equally many of the learnt values.

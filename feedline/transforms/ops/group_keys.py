@@ -20,11 +20,12 @@ import pyarrow as pa
 from feedline.errors import SpecError
 from feedline.expressions.types import BINARY, BOOLEAN, INTEGER, STRING
 from feedline.transforms.kernels.key_index import KeyIndex, key_index
+from feedline.transforms.learning.group_sums import finite
 from feedline.transforms.learning.learner import Artifact
 from feedline.transforms.registry.op import Input
 from feedline.transforms.values.kinds import Lookup, Value, element_type
 from feedline.transforms.values.lookup_counts import hold_lookup
-from feedline.transforms.values.ragged import Mask, Offsets, flatten_lists, lists_of, over_columns, over_flat
+from feedline.transforms.values.ragged import Mask, Offsets, flatten_lists, lists_of, over_keys
 
 N = TypeVar("N", bound=np.generic)
 
@@ -48,21 +49,26 @@ class KeyedRows:
         """The rows of some columns, or of one column of lists."""
         if not isinstance(columns[0].dtype, pl.List):
             return cls(keys=tuple(columns))
-        [lists] = columns
-        values, offsets, absent = flatten_lists(lists)
-        flat = pl.Series(values)
-        return cls(keys=(flat,), offsets=offsets, absent=absent)
+        values, offsets, absent = flatten_lists(columns[0])
+        return cls(keys=(pl.Series(values),), offsets=offsets, absent=absent)
 
     def frame(self, names: Sequence[str]) -> pl.DataFrame:
         """The columns that identify each key's group, named by `GroupKeys.names`."""
         missing = np.zeros(len(self.keys[0]), np.int32)
-        columns = [pl.Series()]  # replaced by the bits of null keys
         for index, key in enumerate(self.keys):
             if key.null_count():
                 missing |= key.is_null().to_numpy().astype(np.int32) << np.int32(index)
-            columns.append(key.fill_null(_FILLS[key.dtype]))
-        columns[0] = pl.Series(missing)
+        columns = [pl.Series(missing), *(key.fill_null(_FILLS[key.dtype]) for key in self.keys)]
         return pl.DataFrame([column.alias(name) for name, column in zip(names, columns, strict=True)])
+
+    def finite(self, frame: pl.DataFrame, column: pl.Series) -> tuple[pl.DataFrame, pl.Series]:
+        """Those of the keys' rows [V] whose number in a column of rows [N] is finite, and the numbers."""
+        values, mask = finite(column)
+        numbers = pl.Series(self.repeat(values))
+        if mask is None:
+            return frame, numbers
+        keep = pl.Series(self.repeat(mask))
+        return frame.filter(keep), numbers.filter(keep)
 
     def repeat(self, values: npt.NDArray[N]) -> npt.NDArray[N]:
         """Values of rows [N], repeated for each of the rows' keys [V]."""
@@ -118,9 +124,7 @@ class GroupKeys:
         def find(*columns: pl.Series) -> pl.Series:
             return pl.Series(self.index(artifact).find(self._convert_types(columns)))
 
-        if self.listed:
-            return hold_lookup(over_flat(values[0].expr, find, pl.Int64()), _UNKNOWN)
-        return hold_lookup(over_columns([value.expr for value in values], find, pl.Int64()), _UNKNOWN)
+        return hold_lookup(over_keys(values, find), _UNKNOWN)
 
     def _convert_types(self, columns: Sequence[pl.Series]) -> tuple[pl.Series, ...]:
         pairs = zip(columns, self.types, strict=True)
@@ -142,9 +146,7 @@ class GroupKeys:
         self._index(artifact.table.slice(0, 0))
 
     def _index(self, table: pa.Table) -> KeyIndex:
-        frame = pl.from_arrow(table.select(self.names))
-        assert isinstance(frame, pl.DataFrame)
-        keys = frame.select(
+        keys = pl.DataFrame(table.select(self.names)).select(
             pl.when(pl.col(MISSING) & (1 << index) == 0).then(pl.col(name)).alias(name)
             for index, name in enumerate(self.names[1:])
         )

@@ -16,7 +16,8 @@ import polars as pl
 from pydantic import Field, model_validator
 
 from feedline.errors import SpecError
-from feedline.transforms.learning.group_sums import GroupedState, GroupSums, check_numbers, finite
+from feedline.transforms.learning.exact_sums import products
+from feedline.transforms.learning.group_sums import GroupedState, GroupSums, check_numbers
 from feedline.transforms.learning.learner import Artifact, Learning, Parts
 from feedline.transforms.ops.group_keys import KEY, GroupKeys, KeyedRows
 from feedline.transforms.ops.group_table import (
@@ -38,7 +39,6 @@ Integers = npt.NDArray[np.int64]
 # the number of values below which a statistic is null
 _LEAST_COUNT = {"count": 0, "sum": 0, "mean": 1, "min": 1, "max": 1, "var": 2, "std": 2}
 _SMALLER = "Use fewer keys, with hash_bucket or a vocabulary's min_count before it"
-_SPLITTER = 2.0**27 + 1
 _NEARLY_SAME = 2.0**-45  # sums err by 2**-95 at most: their difference by 2**-50
 _SMALLEST = 2.0**-800  # rounding errors of smaller products underflow float64
 
@@ -105,10 +105,7 @@ class StatisticsByKey:
         frame = rows.frame(self.groups.names)
         if self.parameters.of is None:
             return self._sums.observe(frame, None)
-        values, finite_mask = finite(columns[-1])
-        frame = frame.with_columns(pl.Series("value", rows.repeat(values)))
-        frame = frame if finite_mask is None else frame.filter(pl.Series(rows.repeat(finite_mask)))
-        return self._sums.observe(frame.drop("value"), frame["value"])
+        return self._sums.observe(*rows.finite(frame, columns[-1]))
 
     def merge(self, states: Sequence[pl.DataFrame]) -> pl.DataFrame:
         """Counts and units added, extremes compared."""
@@ -163,8 +160,8 @@ def _variances(by_group: GroupedState, counts: Integers, sums: tuple[Floats, Flo
     squares = by_group.sums(squares=True)
     number = counts.astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        left, left_rest = _product(number, squares[0])
-        right, right_rest = _product(sums[0], sums[0])
+        left, left_rest = products(number, squares[0])
+        right, right_rest = products(sums[0], sums[0])
         rest = (left_rest + number * squares[1]) - (right_rest + 2 * sums[0] * sums[1])
         numerator = (left - right) + rest
         found = numerator / number / (number - 1)
@@ -175,25 +172,9 @@ def _variances(by_group: GroupedState, counts: Integers, sums: tuple[Floats, Flo
     return found
 
 
-def _product(one: Floats, other: Floats) -> tuple[Floats, Floats]:
-    """The float64 product and its rounding error (Dekker 1971)."""
-    product = one * other
-    high, other_high = (x * _SPLITTER - (x * _SPLITTER - x) for x in (one, other))
-    low, other_low = one - high, other - other_high
-    return product, ((high * other_high - product) + high * other_low + low * other_high) + low * other_low
-
-
-def _side_columns(parameters: GroupStatistics) -> dict[str, str]:
-    return {} if parameters.of is None else {"of": parameters.of}
-
-
 def _check(parameters: GroupStatistics, side_values: Mapping[str, Value]) -> None:
     if parameters.of is not None and "of" in side_values:
         check_numbers(side_values["of"], "of", parameters.of)
-
-
-def _learner(parameters: GroupStatistics, values: Sequence[Value]) -> StatisticsByKey:
-    return StatisticsByKey(groups=GroupKeys.of(values), parameters=parameters)
 
 
 @op(
@@ -211,7 +192,11 @@ def _learner(parameters: GroupStatistics, values: Sequence[Value]) -> Statistics
             [[1.5, 2.0], [1.5, 2.0], [None, None]],
         ),
     ),
-    learns=Learning(learner=_learner, side_columns=_side_columns, check=_check),
+    learns=Learning(
+        learner=lambda parameters, values: StatisticsByKey(groups=GroupKeys.of(values), parameters=parameters),
+        side_columns=lambda parameters: {} if parameters.of is None else {"of": parameters.of},
+        check=_check,
+    ),
 )
 def group_statistics(
     values: Sequence[Value], parameters: GroupStatistics, artifact: Artifact, _: Mapping[str, Value]

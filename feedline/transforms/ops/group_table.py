@@ -139,7 +139,7 @@ def ordered_table(groups: GroupKeys, parts: list[pl.DataFrame]) -> pa.Table:
 
 
 class GroupColumns:
-    """Numbers of an artifact's table by the positions of groups, from 1 (`GroupKeys.places`); 0 is an unknown group."""
+    """Numbers of an artifact's table by positions of groups, from 1 (`GroupKeys.positions`); 0: an unknown group."""
 
     def __init__(self, groups: GroupKeys, artifact: Artifact) -> None:
         assert artifact.table is not None

@@ -6,6 +6,7 @@ Built in every process, run on the workers. The hash is defined in `feedline.has
 from __future__ import annotations
 
 import operator
+from functools import partial
 from typing import Annotated
 
 import numpy as np
@@ -213,12 +214,8 @@ def sigrid_hash(x: Value, parameters: SigridHash) -> Value:
     The hash is folly's `hash_combine(salt, twang_mix64(id))` as a signed number, reduced by a floored modulo. Nulls
     stay null. An id of uint64 is hashed by its 64 bits. For new models use hash_bucket, which is faster.
     """
-    x = widen(x)
-
-    def kernel(values: Values, out: Values) -> None:
-        sigrid(values, out, parameters.salt, parameters.max_value)
-
-    return x.apply_kernel(kernel, pl.Int64())
+    kernel = partial(sigrid, salt=parameters.salt, limit=parameters.max_value)
+    return widen(x).apply_kernel(kernel, pl.Int64())
 
 
 class MapId(Parameters):

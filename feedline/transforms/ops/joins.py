@@ -24,7 +24,7 @@ from feedline.transforms.registry.op import Input, Parameters, example, op
 from feedline.transforms.values.arrays import map_series
 from feedline.transforms.values.kinds import Value, element_type
 from feedline.transforms.values.lookup_counts import hold_lookup
-from feedline.transforms.values.ragged import over_columns, over_flat
+from feedline.transforms.values.ragged import over_flat, over_keys
 
 Text = Annotated[str, Field(min_length=1)]
 Names = Text | Annotated[list[Text], Field(min_length=1)]
@@ -121,26 +121,16 @@ def join_external(keys: Sequence[Value], parameters: JoinExternal, artifact: Art
             "column of numbers or strings"
         )
     dtypes = [element_type(x.dtype) for x in keys]
-    frame = pl.from_arrow(artifact.table.select(parameters.keys))
-    assert isinstance(frame, pl.DataFrame)
-
-    def build() -> KeyIndex:
-        return key_index(frame, dtypes, parameters.duplicates, parameters.table)
-
+    frame = pl.DataFrame(artifact.table.select(parameters.keys))
     identity = json.dumps([parameters.keys, [str(dtype) for dtype in dtypes], parameters.duplicates])
-    index = artifact.derive(f"keys of {identity}", build)
-    values = _miss_and_values(taken, index, parameters)
-    if listed[0]:
-        positions = over_flat(keys[0].expr, lambda flat: pl.Series(index.find([flat])), pl.Int64())
-        positions, lookup = hold_lookup(positions, _MISS)
-        dtype = pl.List(values.dtype)
-        expr = over_flat(positions, lambda flat: values.gather(flat), values.dtype)
-        return Value(expr=expr, dtype=dtype, weights=keys[0].weights, lookup=lookup)
-    positions = over_columns([x.expr for x in keys], lambda *series: pl.Series(index.find(series)), pl.Int64())
-    positions, lookup = hold_lookup(positions, _MISS)
-    return Value(
-        expr=map_series(positions, lambda found: values.gather(found), values.dtype), dtype=values.dtype, lookup=lookup
+    index = artifact.derive(
+        f"keys of {identity}", lambda: key_index(frame, dtypes, parameters.duplicates, parameters.table)
     )
+    values = _miss_and_values(taken, index, parameters)
+    positions, lookup = hold_lookup(over_keys(keys, lambda *series: pl.Series(index.find(series))), _MISS)
+    expr = (over_flat if listed[0] else map_series)(positions, values.gather, values.dtype)
+    dtype = pl.List(values.dtype) if listed[0] else values.dtype
+    return Value(expr=expr, dtype=dtype, weights=keys[0].weights, lookup=lookup)
 
 
 def _values_of(table: pa.Table, parameters: JoinExternal) -> pl.Series:

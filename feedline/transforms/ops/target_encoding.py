@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from feedline.errors import DataError, SpecError
 from feedline.hashing import hashable, key_hash
 from feedline.transforms.learning.exact_sums import Bins, normal, total
-from feedline.transforms.learning.group_sums import GroupedState, GroupSums, check_numbers, finite, state_total
+from feedline.transforms.learning.group_sums import GroupedState, GroupSums, check_numbers, state_total
 from feedline.transforms.learning.learner import SEEN, WARNING, Artifact, Learning, Parts
 from feedline.transforms.ops.group_keys import KEY, GroupKeys, KeyedRows
 from feedline.transforms.ops.group_table import (
@@ -104,13 +104,9 @@ class TargetMeans:
         """A state: count and units of the target's sum by key, fold and bin."""
         width = len(self.groups.types)
         rows = self.groups.rows(columns[:width])
-        target, finite_mask = finite(columns[width])
-        frame = rows.frame(self.groups.names).with_columns(
-            pl.Series(_FOLD, rows.repeat(folds(columns[width + 1 :], self.parameters, len(target)))),
-            pl.Series("value", rows.repeat(target)),
-        )
-        frame = frame if finite_mask is None else frame.filter(pl.Series(rows.repeat(finite_mask)))
-        return self._sums.observe(frame.drop("value"), frame["value"])
+        fold_of_row = folds(columns[width + 1 :], self.parameters, len(columns[width]))
+        frame = rows.frame(self.groups.names).with_columns(pl.Series(_FOLD, rows.repeat(fold_of_row)))
+        return self._sums.observe(*rows.finite(frame, columns[width]))
 
     def merge(self, states: Sequence[pl.DataFrame]) -> pl.DataFrame:
         """Counts and units added."""
@@ -241,10 +237,6 @@ def _check(parameters: TargetEncoding, side_values: Mapping[str, Value]) -> None
             )
 
 
-def _learner(parameters: TargetEncoding, values: Sequence[Value]) -> TargetMeans:
-    return TargetMeans(groups=GroupKeys.of(values), parameters=parameters)
-
-
 @op(
     per_value=True,
     inputs=(KEY,),
@@ -260,7 +252,7 @@ def _learner(parameters: TargetEncoding, values: Sequence[Value]) -> TargetMeans
         ),
     ),
     learns=Learning(
-        learner=_learner,
+        learner=lambda parameters, values: TargetMeans(groups=GroupKeys.of(values), parameters=parameters),
         side_columns=lambda parameters: {"target": parameters.target, **parameters.fold_columns},
         row_roles=lambda parameters: tuple(parameters.fold_columns),
         check=_check,

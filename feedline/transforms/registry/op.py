@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
@@ -112,34 +112,51 @@ class Input:
         return _accepted_kinds(self.takes, self.lists) + (", weighted or not" if self.weighted else "")
 
 
+def _undeclared(*_: Any) -> Value:
+    raise AssertionError("a function is bound before it is applied")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
-    """One op as declared. lists: whether it takes lists element by element, whole, exclusively, or not at all.
+    """One op, declared by decorating its function, after which it is named; the docstring is its documentation.
 
-    weighted: its function handles the weights of a list. inputs: the columns of an op over several columns; with
-    `repeats`, the last of them may occur any number of times. learns, reads: the source of its artifact. ids: the
-    number of ids that it may give. per_value: whether its result for a value, or an element of a list, depends on that
-    value alone, and on `row_roles` of its row. slices: the elements of each list that it keeps, if that is all it does.
+    takes, gives: the kinds of elements it takes; the result's type, in words. lists: whether it takes lists element by
+    element, whole, exclusively, or not at all. version: raised whenever the same call gives different values; part of
+    every fingerprint. weighted: its function handles the weights of a list. inputs: the columns of an op over several
+    columns: its function gets a value for each, None for an omitted optional one; with `repeats`, the last of them may
+    occur any number of times. learns, reads: the source of its artifact: its function gets two more arguments, the
+    artifact and the values of `Learning.row_roles` by role (empty for rows that it was not fitted on). ids: the number
+    of ids that it may give. per_value: whether its result for a value, or an element of a list, depends on that value
+    alone, and on `row_roles` of its row. slices: the elements of each list that it keeps, if that is all it does.
     """
 
-    name: str
-    version: int
-    placement: str
-    parameters: type[Parameters]
-    takes: frozenset[str]
-    lists: Lists
     gives: str
-    text: str
     examples: tuple[Example, ...]
-    function: Callable[..., Value]
-    weighted: bool
-    inputs: tuple[Input, ...]
-    repeats: bool
-    learns: Learning | None
-    reads: Callable[[Any], Reading] | None
-    ids: Ids
+    takes: Set[str] = frozenset()
+    lists: Lists = "elements"
+    version: int = 1
+    parameters: type[Parameters] = NoParameters
+    weighted: bool = False
+    inputs: tuple[Input, ...] = ()
+    repeats: bool = False
+    learns: Learning | None = None
+    reads: Callable[[Any], Reading] | None = None
+    ids: Ids = any_ids
     per_value: bool = False
     slices: Callable[[Any], slice] | None = None
+    name: str = ""
+    placement: str = ""
+    text: str = ""
+    function: Callable[..., Value] = _undeclared
+
+    def __call__(self, function: F) -> F:
+        """Declare the function as this op."""
+        name = function.__name__.rstrip("_")
+        if name in OPS:
+            raise AssertionError(f"op {name} is declared twice")
+        text, placement = inspect.cleandoc(function.__doc__ or ""), function.__module__.rpartition(".")[2]
+        OPS[name] = replace(self, name=name, placement=placement, text=text, function=function)
+        return function
 
     @property
     def takes_context(self) -> bool:
@@ -161,6 +178,11 @@ class Op:
         return True
 
     @property
+    def shape(self) -> str:
+        """Its `inputs` as written in pipeline.yaml."""
+        return ", ".join([column.name for column in self.inputs] + (["…"] if self.repeats else []))
+
+    @property
     def accepts(self) -> str:
         """The kinds the op takes, in words."""
         if not self.inputs:
@@ -171,7 +193,7 @@ class Op:
         return ", ".join([*words, "…"] if self.repeats else words)
 
 
-def _accepted_kinds(takes: frozenset[str], lists: Lists) -> str:
+def _accepted_kinds(takes: Set[str], lists: Lists) -> str:
     if takes == ANYTHING:
         return {"only": "lists", "never": "anything but lists"}.get(lists, "anything")
     numbers = ["numbers"] if takes >= NUMBERS else []
@@ -266,7 +288,7 @@ class BoundOp:
             else:
                 got = f"got {kind}" if kind is not None else f"got {len(values)} of its inputs"
                 place = f"input {len(values) - len(waiting) + 1} of {op.name}, {slot.name}, must be {slot.accepts}"
-                raise OpError(self.path, f"{place}: {got}. Write {{op: {op.name}, inputs: [{self._shape}]}}")
+                raise OpError(self.path, f"{place}: {got}. Write {{op: {op.name}, inputs: [{op.shape}]}}")
         if waiting:
             took = len(values) - len(waiting)
             raise OpError(self.path, f"{op.name} takes {op.accepts}: got {waiting[0].kind} as input {took + 1}")
@@ -274,10 +296,6 @@ class BoundOp:
             return self._call(found, context)
         except SpecError as error:
             raise OpError(self.path, f"{op.name}: {error}") from None
-
-    @property
-    def _shape(self) -> str:
-        return ", ".join([column.name for column in self.op.inputs] + (["…"] if self.op.repeats else []))
 
     @property
     def identity(self) -> tuple[str, int, str]:
@@ -294,68 +312,7 @@ def _count(result: Value) -> Value:
 
 
 OPS: dict[str, Op] = {}
-
-
-def op(
-    *,
-    takes: Iterable[str] = (),
-    gives: str,
-    lists: Lists = "elements",
-    version: int = 1,
-    parameters: type[Parameters] = NoParameters,
-    examples: tuple[Example, ...],
-    weighted: bool = False,
-    inputs: tuple[Input, ...] = (),
-    repeats: bool = False,
-    learns: Learning | None = None,
-    reads: Callable[[Any], Reading] | None = None,
-    ids: Ids = any_ids,
-    per_value: bool = False,
-    slices: Callable[[Any], slice] | None = None,
-) -> Callable[[F], F]:
-    """Declare the decorated function as an op, named after it; its docstring is the op's documentation.
-
-    Args:
-        takes, gives: the kinds of elements it takes; the result's type, in words.
-        lists: how it treats lists, see `Op`.
-        version: raise it whenever the same call gives different values; part of every fingerprint.
-        parameters, examples: the model of its parameters; at least one example.
-        weighted: the function handles the weights that a list may have.
-        inputs: the columns of an op over several columns; the function gets a value for each, None for an omitted
-            optional one; with `repeats`, the last of them may occur more than once.
-        learns: how it learns from data: its function gets two more arguments, its artifact and the values of
-            `Learning.row_roles` by role (empty for rows that it was not fitted on).
-        reads: what it reads from outside: its function gets the same two arguments.
-        ids, per_value, slices: see `Op`.
-    """
-
-    def declare(function: F) -> F:
-        name = function.__name__.rstrip("_")
-        if name in OPS:
-            raise AssertionError(f"op {name} is declared twice")
-        OPS[name] = Op(
-            name=name,
-            version=version,
-            placement=function.__module__.rpartition(".")[2],
-            parameters=parameters,
-            takes=frozenset(takes),
-            lists=lists,
-            gives=gives,
-            text=inspect.cleandoc(function.__doc__ or ""),
-            examples=examples,
-            function=function,
-            weighted=weighted,
-            inputs=inputs,
-            repeats=repeats,
-            learns=learns,
-            reads=reads,
-            ids=ids,
-            per_value=per_value,
-            slices=slices,
-        )
-        return function
-
-    return declare
+op = Op  # as a decorator
 
 
 def example(

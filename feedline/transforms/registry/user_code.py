@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -23,15 +23,7 @@ from feedline.expressions.types import BOOLEAN, DECIMAL, NUMBERS, STRING, column
 from feedline.spec.arrow_types import parse_type
 from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.registry.calls import checked_parameters, resolve
-from feedline.transforms.registry.op import (
-    OPS,
-    BoundOp,
-    Input,
-    Op,
-    OpError,
-    Parameters,
-    any_ids,
-)
+from feedline.transforms.registry.op import OPS, BoundOp, Input, Op, OpError, Parameters
 from feedline.transforms.registry.user_functions import PYTHON, RequiredFunction, calls_of, entry_point, load_function
 from feedline.transforms.registry.user_op import Form, OpDeclaration, declaration_of
 from feedline.transforms.values.arrays import map_series
@@ -211,7 +203,7 @@ def bind(call: OpCall) -> BoundOp:
 
 
 def _user_op(call: OpCall, folder: str) -> BoundOp:
-    python_call = checked_parameters(_op(PYTHON, OpDeclaration(gives=""), PythonCall, function=_refuse_unbound), call)
+    python_call = checked_parameters(_op(PYTHON, OpDeclaration(gives=""), PythonCall), call)
     assert isinstance(python_call, PythonCall)
     return _bind(call, python_call, folder)
 
@@ -248,46 +240,26 @@ def _bind(call: OpCall, python_call: PythonCall, folder: str) -> BoundOp:
         dtype=dtype,
         per_value=declaration.per_value,
     )
-    text = inspect.getdoc(loaded.function) or ""
-    op = _op(call.op, declaration, BoundPythonCall, text=text, function=lambda values, _: function.apply(values))
-    content = python_call.model_dump() | {
-        "form": declaration.form,
-        "gives": declaration.gives,
-        "version": declaration.version,
-        "per_value": declaration.per_value,
-    }
+    op = replace(
+        _op(call.op, declaration, BoundPythonCall),
+        text=inspect.getdoc(loaded.function) or "",
+        function=lambda values, _: function.apply(values),
+    )
+    content = python_call.model_dump() | asdict(declaration)
     return BoundOp(op=op, parameters=BoundPythonCall(**content, source=loaded.source), path=call.path)
 
 
-def _refuse_unbound(values: Sequence[Value], parameters: Parameters) -> Value:
-    raise AssertionError("a function is bound before it is applied")
-
-
-def _op(
-    name: str,
-    declaration: OpDeclaration,
-    parameters: type[Parameters],
-    *,
-    function: Callable[..., Value],
-    text: str = "",
-) -> Op:
+def _op(name: str, declaration: OpDeclaration, parameters: type[Parameters]) -> Op:
     return Op(
         name=name,
         version=declaration.version,
         placement=PYTHON,
         parameters=parameters,
-        takes=frozenset(),
         lists="whole",
         gives=declaration.gives,
-        text=text,
         examples=(),
-        function=function,
-        weighted=False,
         inputs=(Input(name="x", takes=ANYTHING, lists="whole"),),
         repeats=True,
-        learns=None,
-        reads=None,
-        ids=any_ids,
         per_value=declaration.per_value,
     )
 

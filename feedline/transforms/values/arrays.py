@@ -24,27 +24,15 @@ Columns: TypeAlias = pl.DataFrame | Mapping[str, Column]
 
 BLOCK_VALUES = 32768
 
-NUMPY_TYPES: dict[pl.DataType, np.dtype[Any]] = {
-    pl.Int64(): np.dtype(np.int64),
-    pl.UInt64(): np.dtype(np.uint64),
-    pl.Float32(): np.dtype(np.float32),
-    pl.Float64(): np.dtype(np.float64),
-}
-SMALL_INTEGERS: dict[pl.DataType, np.dtype[Any]] = {  # widened to one of NUMPY_TYPES before any computation
-    pl.Int8(): np.dtype(np.int8),
-    pl.Int16(): np.dtype(np.int16),
-    pl.Int32(): np.dtype(np.int32),
-    pl.UInt8(): np.dtype(np.uint8),
-    pl.UInt16(): np.dtype(np.uint16),
-    pl.UInt32(): np.dtype(np.uint32),
-}
+
+def _numpy_types(*dtypes: pl.DataType) -> dict[pl.DataType, np.dtype[Any]]:
+    return {dtype: np.dtype(str(dtype).lower()) for dtype in dtypes}
+
+
+NUMPY_TYPES = _numpy_types(pl.Int64(), pl.UInt64(), pl.Float32(), pl.Float64())
+# widened to one of NUMPY_TYPES before any computation
+SMALL_INTEGERS = _numpy_types(pl.Int8(), pl.Int16(), pl.Int32(), pl.UInt8(), pl.UInt16(), pl.UInt32())
 _READ_TYPES = NUMPY_TYPES | SMALL_INTEGERS
-_ARROW_TYPES: dict[pl.DataType, pa.DataType] = {
-    pl.Int64(): pa.int64(),
-    pl.Float32(): pa.float32(),
-    pl.Float64(): pa.float64(),
-    pl.UInt64(): pa.uint64(),
-}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,7 +104,8 @@ def _runner(steps: Sequence[KernelStep], dtype: pl.DataType) -> Callable[[pl.Ser
     typed_steps = [(step, NUMPY_TYPES[step.dtype]) for step in steps]
     without_fills: _Plan = [pair for pair in typed_steps if pair[0].kernel is not None]
     with_first_fill: _Plan = [pair for index, pair in enumerate(typed_steps) if index not in fills[1:]]
-    source_dtype, target_dtype, arrow = _READ_TYPES[dtype], NUMPY_TYPES[steps[-1].dtype], _ARROW_TYPES[steps[-1].dtype]
+    source_dtype, target_dtype = _READ_TYPES[dtype], NUMPY_TYPES[steps[-1].dtype]
+    arrow = pa.from_numpy_dtype(target_dtype)
 
     def run(series: pl.Series) -> Column:
         values, bits, lead = _buffers(series, source_dtype)

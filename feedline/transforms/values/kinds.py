@@ -73,18 +73,15 @@ class Lookup:
 class Value:
     """A column at one point of a chain of ops: the expression so far and its type.
 
-    weights: an expression of `WEIGHTS` with the lengths of the list `expr`; only with a list. fused_kernels: the
-    kernels that `expr` ends with, so that more can be appended; valid only while its expression is `expr`. elements:
-    the same for a list whose elements `expr` computes one by one. tail: the same for a slice of lists. unknown: the ids
-    that an op gives to values it does not know. lookup: the lookup whose column `expr` derives from.
+    weights: an expression of `WEIGHTS` with the lengths of the list `expr`; only with a list. last: the kernels,
+    changes of elements or slice that `expr` ends with, so that more can be appended. unknown: the ids that an op gives
+    to values it does not know. lookup: the lookup whose column `expr` derives from.
     """
 
     expr: pl.Expr
     dtype: pl.DataType
     weights: pl.Expr | None = None
-    fused_kernels: FusedKernels | None = field(default=None, repr=False, compare=False)
-    elements: Elements | None = field(default=None, repr=False, compare=False)
-    tail: TailSlice | None = field(default=None, repr=False, compare=False)
+    last: FusedKernels | Elements | TailSlice | None = field(default=None, repr=False, compare=False)
     unknown: range | None = None
     lookup: Lookup | None = None
 
@@ -123,7 +120,7 @@ class Value:
     def apply_to_series(self, function: Callable[[pl.Series, Values], None]) -> Value:
         """Apply `function(series, out)`, which writes one int64 per value, to whole series; nulls stay null."""
         kernels = FusedKernels.of_series(self.expr, function)
-        return Value(expr=kernels.expr, dtype=kernels.dtype, fused_kernels=kernels)
+        return Value(expr=kernels.expr, dtype=kernels.dtype, last=kernels)
 
     def fill_nulls(self, number: float) -> Value:
         """Replace nulls by a number of the value's type."""
@@ -132,23 +129,14 @@ class Value:
         return Value(expr=self.expr.fill_null(pl.lit(number, dtype=self.dtype)), dtype=self.dtype)
 
     def _append_step(self, step: KernelStep) -> Value:
-        fused_kernels = (self.kernels or FusedKernels.of(self.expr, self.dtype)).with_step(step)
-        return Value(expr=fused_kernels.expr, dtype=step.dtype, fused_kernels=fused_kernels)
+        kernels = self.ending if isinstance(self.ending, FusedKernels) else FusedKernels.of(self.expr, self.dtype)
+        kernels = kernels.with_step(step)
+        return Value(expr=kernels.expr, dtype=step.dtype, last=kernels)
 
     @property
-    def kernels(self) -> FusedKernels | None:
-        """The kernels that compute this value."""
-        return self.fused_kernels if self.fused_kernels is not None and self.fused_kernels.expr is self.expr else None
-
-    @property
-    def slice(self) -> TailSlice | None:
-        """The slice of lists that this value is."""
-        return self.tail if self.tail is not None and self.tail.expr is self.expr else None
-
-    @property
-    def changed(self) -> Elements | None:
-        """The changes of elements that this value is."""
-        return self.elements if self.elements is not None and self.elements.expr is self.expr else None
+    def ending(self) -> FusedKernels | Elements | TailSlice | None:
+        """What computes this value: `last`, while its expression is `expr`."""
+        return self.last if self.last is not None and self.last.expr is self.expr else None
 
     def convert(self, dtype: pl.DataType) -> Value:
         """Cast to another type, strictly."""
@@ -160,14 +148,16 @@ class Value:
 
     def change_elements(self, change: Callable[[Value], Value]) -> Value:
         """Change each element of a list, keeping its weights; consecutive changes share one pass over the list."""
-        before = self.changed
-        lists = self if before is None else before.lists
-        start = Value(expr=pl.element(), dtype=element_type(self.dtype)) if before is None else before.start
-        result = change(start if before is None else before.element)
+        if isinstance(before := self.ending, Elements):
+            lists, start, element = before.lists, before.start, before.element
+        else:
+            lists, start = self, Value(expr=pl.element(), dtype=element_type(self.dtype))
+            element = start
+        result = change(element)
         expr = lists.expr.list.eval(result.expr)
         elements = Elements(lists=lists, start=start, element=result, expr=expr)
         dtype = pl.List(result.dtype)
-        return Value(expr=expr, dtype=dtype, weights=self.weights, elements=elements, unknown=result.unknown)
+        return Value(expr=expr, dtype=dtype, weights=self.weights, last=elements, unknown=result.unknown)
 
     def as_vector(self, width: int) -> Value:
         """A list that is `width` long in every row, as a vector."""
@@ -186,9 +176,10 @@ class Elements:
     @property
     def kernels(self) -> FusedKernels | None:
         """The kernels that are all of the change, of numbers: strings would have to be copied from Polars' views."""
-        kernels = self.element.kernels
-        plain = kernels is not None and kernels.values is self.start.expr and self.start.dtype.is_numeric()
-        return kernels if plain else None
+        kernels = self.element.ending
+        if isinstance(kernels, FusedKernels) and kernels.values is self.start.expr and self.start.dtype.is_numeric():
+            return kernels
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -132,6 +132,13 @@ def over_flat(lists: pl.Expr, function: Callable[[pl.Series], pl.Series], result
     return map_series(lists, lambda series: map_flat(series, function, result), pl.List(result))
 
 
+def over_keys(keys: Sequence[Value], find: Callable[..., pl.Series]) -> pl.Expr:
+    """The int64 positions that `find(series, …)` gives for keys of several columns, or for the elements of lists."""
+    if keys[0].kind.listed:
+        return over_flat(keys[0].expr, find, pl.Int64())
+    return over_columns([key.expr for key in keys], find, pl.Int64())
+
+
 def map_flat(series: pl.Series, function: Callable[[pl.Series], Column], result: pl.DataType) -> pl.Series:
     """`function` of the elements of all lists at once, as lists of `result`; null lists stay null."""
     array = series.rechunk().to_arrow()
@@ -200,20 +207,15 @@ def _gathered_slices(series: pl.Series, start: int, stop: int | None) -> pl.Seri
     lengths = np.diff(ends)
     if array.null_count:
         lengths = np.where(array.is_valid().to_numpy(zero_copy_only=False), lengths, 0)
-    first = _border(start, lengths)
-    last = lengths if stop is None else _border(stop, lengths)
+    first, last = (
+        np.clip(border + lengths if border < 0 else border, 0, lengths) for border in slice_bounds(start, stop)
+    )
     keep = np.maximum(last - first, 0)
     offsets = np.concatenate(([0], np.cumsum(keep)))
     chosen = np.arange(int(offsets[-1])) + np.repeat(ends[:-1] + first - offsets[:-1], keep)
     mask = array.is_null() if array.null_count else None
     cut = pa.LargeListArray.from_arrays(pa.array(offsets), array.values.take(pa.array(chosen)), mask=mask)
     return pl.Series(cut).cast(series.dtype)
-
-
-def _border(border: int, lengths: Offsets) -> Offsets:
-    """The position of a slice's border in lists of these lengths."""
-    border = max(min(border, _INT32_LIMIT), -_INT32_LIMIT)
-    return np.clip(border + lengths if border < 0 else np.full_like(lengths, border), 0, lengths)
 
 
 def align_weights(ids: Value, weights: Value, fill: float | None) -> Value:
@@ -262,7 +264,7 @@ def slice_elements(x: Value, start: int, stop: int | None) -> Value:
         return Value(expr=expr, dtype=x.dtype, weights=list_slices(x.weights, start, stop, WEIGHTS))
     if not element_type(x.dtype).is_numeric():
         return Value(expr=expr, dtype=x.dtype)
-    return Value(expr=expr, dtype=x.dtype, tail=TailSlice(lists=x.expr, start=start, stop=stop, expr=expr))
+    return Value(expr=expr, dtype=x.dtype, last=TailSlice(lists=x.expr, start=start, stop=stop, expr=expr))
 
 
 def filter_elements(x: Value, keep: Callable[..., Mask], *others: pl.Expr) -> Value:

@@ -138,12 +138,12 @@ def test_one_call_for_a_whole_chain():
         np.add(values, 1, out=out)
 
     merged = value.apply_kernel(kernel, pl.Float64()).apply_kernel(kernel, pl.Float64())
-    assert merged.fused_kernels is not None
-    assert len(merged.fused_kernels.steps) == 2
-    between = Value(expr=merged.expr.fill_null(0), dtype=pl.Float64(), fused_kernels=merged.fused_kernels)
+    assert isinstance(merged.last, arrays.FusedKernels)
+    assert len(merged.last.steps) == 2
+    between = Value(expr=merged.expr.fill_null(0), dtype=pl.Float64(), last=merged.last)
     cut = between.apply_kernel(kernel, pl.Float64())
-    assert cut.fused_kernels is not None
-    assert len(cut.fused_kernels.steps) == 1
+    assert isinstance(cut.last, arrays.FusedKernels)
+    assert len(cut.last.steps) == 1
     frame = pl.DataFrame({"x": [1.0, None]})
     assert frame.select(cut.expr).to_series().to_list() == [4.0, 1.0]
     assert calls == [2, 2, 2]

@@ -12,21 +12,7 @@ import pytest
 from drawn_examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from op_oracles import (
-    FLOATS,
-    INTEGERS,
-    check_elements,
-    columns,
-    run,
-    same,
-)
-
-
-def rounded(value: float, dtype: pl.DataType) -> float:
-    """A float as a column of the type holds it."""
-    with np.errstate(over="ignore"):
-        return float(np.float32(value)) if dtype == pl.Float32() else float(value)
-
+from op_oracles import FLOATS, INTEGERS, check_elements, columns, rounded, run, same
 
 # fill_null
 

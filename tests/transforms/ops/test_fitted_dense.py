@@ -15,7 +15,7 @@ from drawn_examples import examples
 from fit_in_memory import fit_frames
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from op_oracles import check_elements, columns
+from op_oracles import check_elements, columns, rounded
 from op_oracles import run as run_op
 from pipelines import image
 from sklearn.impute import SimpleImputer
@@ -302,12 +302,6 @@ def test_a_column_that_holds_nothing_to_learn_from(tmp_path: Path, clicks: Path)
     features = {"dense": {"empty": {"expr": "dense_0 * 0 - 1", "ops": ["log", "standardize"]}}}
     with pytest.raises(DataError, match="empty: log → standardize: standardize learns from finite numbers: got "):
         Pipeline.from_yaml(written(tmp_path / "a", clicks, features=features)).fit()
-
-
-def rounded(value: float, dtype: pl.DataType) -> float:
-    """A float as a column of the type holds it."""
-    with np.errstate(over="ignore"):
-        return float(np.float32(value)) if dtype == pl.Float32() else float(value)
 
 
 @settings(max_examples=30)

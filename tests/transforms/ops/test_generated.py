@@ -24,18 +24,12 @@ from op_oracles import (
     combined,
     id_lists,
     int_lists,
+    rounded,
     run,
 )
 from reference_hash import cross_of
 
 from feedline.transforms.registry.op import OpError
-
-
-def rounded(value: float, dtype: pl.DataType) -> float:
-    """A float as a column of the type holds it."""
-    with np.errstate(over="ignore"):
-        return float(np.float32(value)) if dtype == pl.Float32() else float(value)
-
 
 # bucketize
 

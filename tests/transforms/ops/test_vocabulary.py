@@ -17,7 +17,9 @@ import pytest
 from fit_in_memory import fit_frames
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from op_oracles import INTEGERS
 from reference_hash import hash_of
+from vocabularies import COLUMNS, PARAMETERS, fitted, learner
 
 from feedline import Pipeline
 from feedline.errors import DataError
@@ -26,23 +28,11 @@ from feedline.fitting.spill import Scratch, SpilledState, merge_all, state_parts
 from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts
-from feedline.transforms.learning.value_counts import ValueCounts
 from feedline.transforms.ops import resolve
-from feedline.transforms.ops.vocabulary import Vocabulary, learner_of
 from feedline.transforms.registry.op import OpContext, OpError
 from feedline.transforms.values.kinds import Value
 
-INTEGERS = [pl.Int8(), pl.Int16(), pl.Int32(), pl.Int64(), pl.UInt8(), pl.UInt16(), pl.UInt32(), pl.UInt64()]
 Values = Sequence[Any]
-
-
-def learner(dtype: pl.DataType, **parameters: Any) -> ValueCounts:
-    return learner_of(Vocabulary(**parameters), [Value(expr=pl.col("a"), dtype=dtype)])
-
-
-def fitted(series: Sequence[pl.Series], **parameters: Any) -> Artifact:
-    made = learner(series[0].dtype, **parameters)
-    return made.finish([made.merge([made.observe([one]) for one in series])])
 
 
 def looked_up(artifact: Artifact, series: pl.Series, **parameters: Any) -> list[Any]:
@@ -70,18 +60,6 @@ def expected(ids: dict[Any, int], value: Any, oov_buckets: int = 1) -> int:
     if value in ids:
         return ids[value]
     return 2 + hash_of(value, 0) % oov_buckets if oov_buckets else 1
-
-
-TEXTS = st.text(max_size=20) | st.sampled_from(["", "a", "aa", "é", "z", "Zürich, Bahnhofstrasse 1", "\U0001f600"])
-COLUMNS = st.one_of(
-    st.tuples(st.just(pl.Int64()), st.lists(st.none() | st.integers(-3, 3) | st.integers(-(2**63), 2**63 - 1))),
-    st.tuples(st.just(pl.UInt64()), st.lists(st.none() | st.integers(0, 4) | st.integers(0, 2**64 - 1))),
-    st.tuples(st.just(pl.String()), st.lists(st.none() | TEXTS)),
-    st.tuples(st.just(pl.Binary()), st.lists(st.none() | st.binary(max_size=20))),
-)
-PARAMETERS = st.fixed_dictionaries(
-    {"min_count": st.integers(1, 3), "max_size": st.none() | st.integers(1, 6), "oov_buckets": st.integers(0, 5)}
-)
 
 
 @settings(max_examples=30)

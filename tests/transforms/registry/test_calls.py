@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
+from functools import partial
 
+import op_oracles
 import pytest
 
 from feedline.spec.features import OpCall
@@ -11,12 +12,7 @@ from feedline.transforms.ops import OPS, resolve
 from feedline.transforms.registry.op import OpError
 
 PLACE = ("features", "dense", "price", 1)
-
-
-def call(op: str, arguments: object = None) -> OpCall:
-    """A call as the spec layer hands it over; anything but a mapping is a bare value."""
-    value = {} if arguments is None else arguments if isinstance(arguments, dict) else {"": arguments}
-    return OpCall(op=op, arguments=json.dumps(value), path=PLACE)
+call = partial(op_oracles.call, path=PLACE)
 
 
 def test_a_bare_value_is_the_first_parameter():

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import pickle
+from functools import partial
 
+import op_oracles
 import polars as pl
 import pytest
 
@@ -15,6 +16,7 @@ from feedline.transforms.registry.op import Op, OpError
 from feedline.transforms.values.kinds import ANYTHING, Value
 
 PLACE = ("features", "dense", "price", 1)
+call = partial(op_oracles.call, path=PLACE)
 CATALOGUE = {
     *("fill_null", "fill_nonfinite", "clip", "log", "log1p", "logit", "box_cox", "cast"),
     *("standardize", "min_max", "fill_median", "fill_mean", "quantile_bucketize"),
@@ -29,12 +31,6 @@ CATALOGUE = {
     *("join_external", "embedding"),
     *("get_score_sum", "get_score_min", "get_score_max", "column_similarity"),
 }
-
-
-def call(op: str, arguments: object = None) -> OpCall:
-    """A call as the spec layer hands it over; anything but a mapping is a bare value."""
-    value = {} if arguments is None else arguments if isinstance(arguments, dict) else {"": arguments}
-    return OpCall(op=op, arguments=json.dumps(value), path=PLACE)
 
 
 def test_the_catalogue_is_complete():

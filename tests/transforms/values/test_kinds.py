@@ -6,8 +6,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from feedline.transforms.values.arrays import Values
-from feedline.transforms.values.kinds import WEIGHTS, Value, element_type, struct_fields, weighted_value
+from feedline.transforms.values.arrays import FusedKernels, Values
+from feedline.transforms.values.kinds import WEIGHTS, Elements, Value, element_type, struct_fields, weighted_value
 
 PAIRS = pl.List(pl.Struct({"id": pl.Int32(), "weight": pl.Float64()}))
 
@@ -69,19 +69,19 @@ def test_lists_of_id_and_weight_are_split():
 def test_kernels_in_a_row_are_fused_as_long_as_the_expression_is_theirs():
     once = value(pl.Int64()).apply_kernel(plus_one, pl.Int64())
     twice = once.fill_nulls(5).apply_kernel(plus_one, pl.Float64())
-    assert twice.kernels is not None
-    assert len(twice.kernels.steps) == 3
+    assert isinstance(twice.ending, FusedKernels)
+    assert len(twice.ending.steps) == 3
     assert evaluated(twice.expr, pl.Series([1, None])) == [3.0, 6.0]
-    changed = Value(expr=twice.expr + 1, dtype=twice.dtype, fused_kernels=twice.fused_kernels)
-    assert changed.kernels is None
+    changed = Value(expr=twice.expr + 1, dtype=twice.dtype, last=twice.last)
+    assert changed.ending is None
 
 
 def test_values_convert_by_kernels_where_numpy_does_and_else_strictly():
     same = value(pl.Int64())
     assert same.convert(pl.Int64()) is same
-    assert value(pl.Int8()).convert(pl.Int64()).kernels is not None
+    assert value(pl.Int8()).convert(pl.Int64()).ending is not None
     words = value(pl.String()).convert(pl.Int64())
-    assert words.kernels is None
+    assert words.ending is None
     assert evaluated(words.expr, pl.Series(["1", None])) == [1, None]
     with pytest.raises(pl.exceptions.PolarsError):
         evaluated(words.expr, pl.Series(["a"]))
@@ -93,10 +93,10 @@ def test_changes_of_elements_share_one_pass_and_keep_weights():
     twice = once.change_elements(lambda element: element.apply_kernel(plus_one, pl.Float64()))
     assert twice.dtype == pl.List(pl.Float64())
     assert twice.weights is lists.weights
-    assert twice.changed is not None
-    assert twice.changed.lists is lists
-    assert twice.changed.kernels is not None
-    assert len(twice.changed.kernels.steps) == 2
+    assert isinstance(twice.ending, Elements)
+    assert twice.ending.lists is lists
+    assert twice.ending.kernels is not None
+    assert len(twice.ending.kernels.steps) == 2
     assert evaluated(twice.expr, pl.Series([[1, 2], None, []])) == [[3.0, 4.0], None, []]
 
 

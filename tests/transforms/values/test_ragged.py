@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from feedline.errors import DataError
 from feedline.transforms.values import ragged
-from feedline.transforms.values.kinds import WEIGHTS, Value
+from feedline.transforms.values.kinds import WEIGHTS, TailSlice, Value
 from feedline.transforms.values.ragged import (
     Ragged,
     align_weights,
@@ -112,9 +112,9 @@ def test_slices_of_lists_and_weights(lists: list[list[int | None] | None], start
 
 def test_a_slice_of_numbers_is_known_as_one():
     numbers = slice_elements(Value(expr=pl.col("x"), dtype=INTEGERS), 1, None)
-    assert numbers.slice is not None
-    assert (numbers.slice.start, numbers.slice.stop) == (1, None)
-    assert slice_elements(Value(expr=pl.col("x"), dtype=pl.List(pl.String())), 1, None).slice is None
+    assert isinstance(numbers.ending, TailSlice)
+    assert (numbers.ending.start, numbers.ending.stop) == (1, None)
+    assert slice_elements(Value(expr=pl.col("x"), dtype=pl.List(pl.String())), 1, None).ending is None
 
 
 def test_bounds_beyond_32_bits_are_cut():
