@@ -60,6 +60,10 @@ _ELSEWHERE = {
         "feedline.commands.cluster.certs",
         "Make a certificate authority, and certificates for a cluster's scheduler, workers and clients.",
     ),
+    "cache": (
+        "feedline.commands.cache.cache_commands",
+        "Look after a cache of computed features: list, prune and verify its entries.",
+    ),
 }
 
 
@@ -77,8 +81,11 @@ class _Commands(typer.core.TyperGroup):
         module, summary = _ELSEWHERE[cmd_name]
         if self._listing:
             return typer.core.TyperCommand(cmd_name, help=summary)
+        command = getattr(importlib.import_module(module), cmd_name)
+        if isinstance(command, typer.Typer):
+            return typer.main.get_command(command)
         alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        alone.command(cmd_name)(getattr(importlib.import_module(module), cmd_name))
+        alone.command(cmd_name)(command)
         return typer.main.get_command(alone)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

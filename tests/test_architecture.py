@@ -51,6 +51,7 @@ NEVER = {("fitting", "service")}  # fits are handed their Dask workers
 INSIDE = {
     "warehouse": [
         {"storage", "synthetic"},
+        {"cache"},
         {"parquet"},
         {"discovery"},
         {"snapshot"},

@@ -8,7 +8,7 @@ travel as values (feature specs, schema, the filter as a string) and are compile
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import polars as pl
@@ -16,19 +16,20 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from feedline.blocks.block_encoder import BlockEncoder, HandOver, StageClock
+from feedline.blocks.cache.cached_rows import CachedRows, cached_rows
 from feedline.blocks.environment import check_environment
 from feedline.blocks.jobs import CompiledJob, compile_job, find_job
 from feedline.blocks.permutation import permuted_rows, run_starts
-from feedline.blocks.request import BlockRequest, BlockResult, Job, PieceRequest
+from feedline.blocks.piece_chunks import column_values, piece_chunks
+from feedline.blocks.request import BlockRequest, BlockResult, Job
 from feedline.errors import DataError
+from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.encoding.encode import can_order
+from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.encoding.layout import SlotLayout
-from feedline.loader.encoding.shuffled_rows import Rows
+from feedline.loader.encoding.quality import Quality, merge
+from feedline.loader.encoding.shuffled_rows import Rows, shuffle
 from feedline.loader.encoding.slot import encoded_rows, write_rows
-from feedline.warehouse.reading.columns import CHUNK_ROWS
-from feedline.warehouse.reading.expanded_codes import expand_series
-from feedline.warehouse.reading.fragment import Chunk
-from feedline.warehouse.reading.read import read_fragment
 from feedline.warehouse.rebase.recorded_rows import recorder_of
 
 
@@ -45,6 +46,9 @@ def run_block(
     check_environment(job.environment)
     compiled = compile_job(job)
     clock = StageClock()
+    cache = cached_rows(job, compiled)
+    if cache is not None:
+        return _run_cached(job, compiled, cache, request, key, packed, hand_over if job.record is None else None)
     encoder = BlockEncoder(compiled, clock, whole=request.permutation is not None and can_order(compiled.layout.schema))
     if hand_over is not None and request.permutation is None and job.record is None:
         encoder.hand_over(hand_over, request.rows)
@@ -53,9 +57,9 @@ def run_block(
         groups, piece_rows = list[pl.Series](), 0
         recorder = recorder_of(job.record, piece.fragment, piece.skip, piece.rows)
         encoder.begin_piece()
-        for chunk in _chunks(compiled, piece, as_stored=True, first_rows=0 if block_rows else encoder.first_rows):
+        for chunk in piece_chunks(compiled, piece, as_stored=True, first_rows=0 if block_rows else encoder.first_rows):
             if job.by is not None:
-                groups.append(_values(chunk, job.by))
+                groups.append(column_values(chunk, job.by))
             piece_rows += chunk.frame.height
             if recorder is not None:
                 recorder.add(chunk.frame)
@@ -68,28 +72,84 @@ def run_block(
         if recorder is not None:
             recorder.write()
     clock.lap("read")
-    if block_rows != request.rows:
-        raise DataError(
-            f"block {key} has another number of rows than planned: got {block_rows}, expected {request.rows}"
-        )
+    _check_rows(key, block_rows, request)
     if request.permutation is None:
         rows: list[Rows] = [*encoder.finish()]
     else:
         runs = np.concatenate(starts) if job.by is not None else None
         rows = [encoder.finish_in_order(permuted_rows(block_rows, runs, *request.permutation))]
         clock.lap("encode")
+    return _result(compiled, request, key, packed, rows, clock, encoder.observer.quality(), None)
+
+
+def _run_cached(
+    job: Job,
+    compiled: CompiledJob,
+    cache: CachedRows,
+    request: BlockRequest,
+    key: str,
+    packed: bool,
+    hand_over: HandOver | None,
+) -> BlockResult:
+    """The block of a job with a cache: the same rows, part by part."""
+    clock, counts = StageClock(), [CacheCounts()]
+    parts, qualities, starts = list[EncodedRows](), list[Quality](), list[NDArray[np.int64]]()
+    in_order, block_rows = request.permutation is None, 0
+    for piece in request.pieces:
+        groups = list[pl.Series]()
+        recorder = recorder_of(job.record, piece.fragment, piece.skip, piece.rows)
+        if recorder is not None:
+            cache.record(piece, recorder)
+        before = block_rows
+        for part in cache.parts(piece, clock, counts.append):
+            block_rows += part.rows.rows
+            qualities.append(part.quality)
+            parts.append(part.rows)
+            if part.by is not None:
+                groups.append(part.by)
+            if hand_over is not None and in_order and block_rows < request.rows:
+                hand_over.take(part.rows)
+        if groups:
+            starts.append(run_starts(pl.concat(groups)) + before)
+    clock.lap("read")
+    _check_rows(key, block_rows, request)
+    if request.permutation is None:
+        rows: list[Rows] = [*parts]
+    else:
+        runs = np.concatenate(starts) if job.by is not None else None
+        rows = [shuffle(parts, permuted_rows(block_rows, runs, *request.permutation))]
+    cached = sum(counts[1:], counts[0])
+    return _result(compiled, request, key, packed, rows, clock, merge(qualities), cached)
+
+
+def _check_rows(key: str, rows: int, request: BlockRequest) -> None:
+    if rows != request.rows:
+        raise DataError(f"block {key} has another number of rows than planned: got {rows}, expected {request.rows}")
+
+
+def _result(
+    compiled: CompiledJob,
+    request: BlockRequest,
+    key: str,
+    packed: bool,
+    rows: list[Rows],
+    clock: StageClock,
+    quality: Quality,
+    cached: CacheCounts | None,
+) -> BlockResult:
     image = pack_block(compiled.layout, rows) if packed else None
     clock.lap("encode")
     return BlockResult(
         key=key,
-        rows=block_rows,
+        rows=request.rows,
         parts=None if packed else tuple(rows),
         image=image,
         read_s=clock.seconds["read"],
         transform_s=clock.seconds["transform"],
         encode_s=clock.seconds["encode"],
         nbytes_read=request.nbytes,
-        quality=encoder.observer.quality(),
+        quality=quality,
+        cached=cached,
     )
 
 
@@ -103,48 +163,12 @@ def unpack_block(layout: SlotLayout, result: BlockResult) -> tuple[Rows, ...]:
     return result.parts if result.parts is not None else (encoded_rows(layout, result.image),)
 
 
-def _chunks(
-    compiled: CompiledJob, piece: PieceRequest, *, as_stored: bool = False, first_rows: int = 0
-) -> Iterator[Chunk]:
-    """The piece's rows, chunk by chunk, of at most CHUNK_ROWS rows.
-
-    first_rows: of the first chunk, about, from which they grow (0: all alike). as_stored: columns may come as unique
-    rows, or as codes, and without deduplicated groups, whose runs end with a chunk, chunks may be larger, but not
-    larger than the piece needs.
-    """
-    position, missing = 0, piece.rows
-    larger = as_stored and len(compiled.parts) == 1
-    chunks = read_fragment(
-        piece.fragment,
-        compiled.columns,
-        compiled.where,
-        compiled.schema,
-        sample=compiled.sample,
-        marks=compiled.marks,
-        chunk_rows=max(CHUNK_ROWS, piece.skip + piece.rows) if larger else CHUNK_ROWS,
-        first_rows=piece.skip + first_rows if first_rows else 0,
-        compact=compiled.compact if as_stored else (),
-        coded=compiled.coded if as_stored else {},
-        expanded=compiled.expanded,
-    )
-    for chunk in chunks:
-        height = chunk.frame.height
-        start = min(max(piece.skip - position, 0), height)
-        stop = min(height, start + missing)
-        position += height
-        missing -= max(0, stop - start)
-        if stop > start:
-            handover = [chunk if stop - start == height else chunk.part(start, stop)]
-            del chunk
-            yield handover.pop()  # no reference stays here, so that the caller can free it before the next is decoded
-        if missing == 0:
-            break
-
-
 def first_chunks(job: Job, requests: Iterable[BlockRequest], count: int) -> list[pl.DataFrame]:
     """The first chunks of some blocks as tasks read them: filtered, at most `CHUNK_ROWS` rows each, not permuted."""
     compiled = compile_job(job)
-    chunks = (chunk.frame for request in requests for piece in request.pieces for chunk in _chunks(compiled, piece))
+    chunks = (
+        chunk.frame for request in requests for piece in request.pieces for chunk in piece_chunks(compiled, piece)
+    )
     return list(itertools.islice(chunks, count))
 
 
@@ -156,7 +180,7 @@ def first_block_rows(job: Job, request: BlockRequest, rows: int) -> tuple[pl.Dat
     height = 0
     for piece in request.pieces:
         borders.append(height)
-        for chunk in _chunks(compiled, piece):
+        for chunk in piece_chunks(compiled, piece):
             frames.append(chunk.frame)
             height += chunk.frame.height
             if height >= rows:
@@ -165,8 +189,3 @@ def first_block_rows(job: Job, request: BlockRequest, rows: int) -> tuple[pl.Dat
             break
     frame = pl.concat(frames, rechunk=True).head(rows)
     return frame, [border for border in borders if border < frame.height]
-
-
-def _values(chunk: Chunk, name: str) -> pl.Series:
-    column, values = chunk.frame.get_column(name), chunk.dictionaries.get(name)
-    return column if values is None else expand_series(column, values)

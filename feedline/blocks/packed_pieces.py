@@ -26,7 +26,7 @@ _END = "\0"  # no path holds it
 def pack_pieces(pieces: Sequence[Piece]) -> Packed:
     """The pieces as few plain values; `unpack_pieces` returns them."""
     fragments = [fragment for fragment, _, _ in pieces]
-    tables = tuple(dict.fromkeys((fragment.table, fragment.stored_names, fragment.decoder) for fragment in fragments))
+    tables = tuple(dict.fromkeys(_shared(fragment) for fragment in fragments))
     keys = {repr(fragment.partition): fragment.partition for fragment in fragments}  # 1 equals True
     table_index = {table: index for index, table in enumerate(tables)}
     key_index = {text: index for index, text in enumerate(keys)}
@@ -36,7 +36,7 @@ def pack_pieces(pieces: Sequence[Piece]) -> Packed:
         [fragment.footer_bytes for fragment in fragments],
         [skip for _, skip, _ in pieces],
         [rows for _, _, rows in pieces],
-        [table_index[fragment.table, fragment.stored_names, fragment.decoder] for fragment in fragments],
+        [table_index[_shared(fragment)] for fragment in fragments],
         [key_index[repr(fragment.partition)] for fragment in fragments],
         [len(fragment.footer_digest) for fragment in fragments],
         [len(fragment.row_groups) for fragment in fragments],
@@ -91,12 +91,18 @@ def unpack_pieces(packed: Packed) -> list[Piece]:
                 excluded=own_excluded,
                 stored_names=tables[table_of[index]][1],
                 decoder=tables[table_of[index]][2],
+                source_cache=tables[table_of[index]][3],
             ),
             skips[index],
             rows[index],
         )
         for index, (path, digest, own_groups, own_expected, own_proofs, own_excluded) in enumerate(each)
     ]
+
+
+def _shared(fragment: Fragment) -> tuple[Any, ...]:
+    """What fragments of one table have in common."""
+    return fragment.table, fragment.stored_names, fragment.decoder, fragment.source_cache
 
 
 def _slices(values: Any, counts: Sequence[int]) -> list[Any]:

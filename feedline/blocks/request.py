@@ -13,10 +13,12 @@ import pyarrow as pa
 from feedline.artifacts.store import ArtifactSetRef
 from feedline.blocks.environment import Environment
 from feedline.blocks.packed_pieces import Packed, pack_pieces, unpack_pieces
+from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.encoding.shuffled_rows import Rows
 from feedline.spec.features import FeatureSpec
 from feedline.transforms.registry.user_functions import RequiredFunction
+from feedline.warehouse.cache.cache_folder import CacheRef
 from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.reading.sample import Sample
 from feedline.warehouse.rebase.recorded_rows import Recording
@@ -26,13 +28,23 @@ _PACKED_PIECES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReadEpochs:
+    """How often a job reads how many rows: what decides whether a cache pays. epochs: as pipeline.yaml says."""
+
+    epochs: int
+    rows: int
+    row_groups: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """What all tasks of a plan share: features, the table's schema (Arrow IPC), filter, and the required environment.
 
     It is sent to each worker once; tasks name it by its `digest`, which covers all other fields.
 
     With a sample, the schema may contain the virtual column `sample_weight`. record: where row identities are recorded,
-    or None. code: the user's functions that features call.
+    or None. code: the user's functions that features call. cache: of finished features, which changes no row.
+    auto: of a cache that decides for itself whether they are kept.
     """
 
     features: tuple[FeatureSpec, ...]
@@ -44,10 +56,13 @@ class Job:
     sample: Sample | None = None
     record: Recording | None = None
     code: tuple[RequiredFunction, ...] = ()
+    cache: CacheRef | None = field(default=None, repr=False)  # named by the digest where there is one
+    auto: ReadEpochs | None = field(default=None, repr=False)
     digest: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "digest", hashlib.blake2b(repr(self).encode(), digest_size=16).hexdigest())
+        content = repr(self) if self.cache is None else f"{self!r}{self.cache!r}{self.auto!r}"
+        object.__setattr__(self, "digest", hashlib.blake2b(content.encode(), digest_size=16).hexdigest())
 
 
 def kept_columns(job: Job) -> tuple[str, ...]:
@@ -101,7 +116,9 @@ def pack_request(request: BlockRequest, travels: bool = True) -> BlockRequest | 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockResult:
-    """A block's rows: as `parts` within a process, as an `image` in slot layout between processes."""
+    """A block's rows: as `parts` within a process, as an `image` in slot layout between processes.
+
+    cached: what it found in the job's cache; None without one."""
 
     key: str
     rows: int
@@ -112,6 +129,7 @@ class BlockResult:
     encode_s: float
     nbytes_read: int
     quality: Quality
+    cached: CacheCounts | None = None
 
     @property
     def nbytes(self) -> int:

@@ -23,6 +23,7 @@ from feedline.commands.display.consoles import say
 from feedline.commands.display.live_table import Counters, LiveTable, RankView, RecentRates
 from feedline.commands.display.quality_table import quality_table
 from feedline.errors import PlanError, SpecError
+from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.encoding.quality import Quality, measures, merge
 from feedline.loader.launcher import detect_rank, meeting_name
 from feedline.loader.plan_descriptions import describe_bad_files, summary_of
@@ -30,7 +31,7 @@ from feedline.loader.ring.client import FeederClient
 from feedline.loader.ring.feeder_connection import Answer
 from feedline.loader.ring.launch import FeederAccess, FeederCommand, HostLaunch, feeder_command, overrides_text
 from feedline.loader.ring.rendezvous import job_fingerprint, socket_paths, sweep
-from feedline.loader.wire.facts import BadFileFacts, FeederEvent, FeederStats, Hello, PlanFacts
+from feedline.loader.wire.facts import BadFileFacts, BlockStats, FeederEvent, FeederStats, Hello, PlanFacts
 from feedline.resources.cgroups import available_cores, rank_cores
 from feedline.service.drain import DrainProgress, start_draining, stop_draining
 from feedline.service.feeder.supervisor import RankReports, SupervisedFeeder, Supervisor
@@ -60,11 +61,18 @@ class RunSummary:
     dashboard: str | None = None
     bad_files: tuple[BadFileFacts, ...] = ()  # left out of the plan
     quality: dict[str, dict[str, Any]] = field(default_factory=dict)  # measures by feature, see docs/quality.md
+    cached: CacheCounts | None = None  # None: no cache
 
     def add_plan(self, plan: PlanFacts) -> None:
         """Add the plan that was delivered."""
         self.rows_dropped, self.bad_files = plan.rows_dropped, plan.bad_files
         self.snapshot, self.plan = plan.snapshot, plan.plan
+
+    def add_blocks(self, blocks: BlockStats) -> None:
+        """Add the blocks of a feeder."""
+        self.bytes_read += blocks.nbytes_read
+        if blocks.cached is not None:
+            self.cached = (self.cached or CacheCounts()) + blocks.cached
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +180,7 @@ def run_trainers(request: RunRequest, console: Console, stop: Stop) -> RunSummar
             summary.rows += stats.rows
             summary.batches += stats.batches
             summary.bytes_delivered += stats.nbytes
-            summary.bytes_read += stats.delivery.nbytes_read
+            summary.add_blocks(stats.delivery)
             summary.steps = stats.steps
             waited_s += stats.wait_blocks_s / len(request.ranks)
     summary.wait_fraction = min(1.0, waited_s / max(summary.seconds, 1e-9))
@@ -270,6 +278,7 @@ def drain_view(view: DrainProgress, recent: RecentRates, epochs: int) -> RankVie
         ring_fill=view.ring_fill,
         waits="",  # there is no trainer
         blocks=_blocks(view.feeder),
+        found=_found(view.feeder),
     )
 
 
@@ -300,12 +309,19 @@ def trainer_view(rank: RankReports, recent: RecentRates, epochs: int) -> RankVie
         ring_fill=1 - stats.ring_free / stats.ring_slots if stats.ring_slots else None,
         waits=waiting[0] if waiting[1] > _WAIT_SHARE else "",
         blocks=_blocks(rank.stats),
+        found=_found(rank.stats),
     )
 
 
 def _blocks(stats: FeederStats | None) -> str:
     """The blocks in flight and their limit; "" before it is decided."""
     return f"{stats.blocks_in_flight}/{stats.window}" if stats is not None and stats.window else ""
+
+
+def _found(stats: FeederStats | None) -> float | None:
+    """The share of features that blocks found in the cache; None without a cache."""
+    cached = stats.delivery.cached if stats is not None else None
+    return cached.found_share if cached is not None else None
 
 
 def _summary(views: Sequence[DrainProgress], seconds: float, request: RunRequest) -> RunSummary:
@@ -317,11 +333,13 @@ def _summary(views: Sequence[DrainProgress], seconds: float, request: RunRequest
         seconds=longest or seconds,
         rows_per_s=rows / longest if longest else 0.0,
         wait_fraction=None,  # there is no trainer
-        bytes_read=sum(view.feeder.delivery.nbytes_read for view in views if view.feeder is not None),
         bytes_delivered=sum(view.nbytes for view in views),
         epochs=request.spec.epochs,
         ranks=list(request.ranks),
     )
+    for view in views:
+        if view.feeder is not None:
+            summary.add_blocks(view.feeder.delivery)
     if (answer := views[0].answer) is not None:
         summary.add_plan(answer.facts)
         summary.steps, summary.dashboard = answer.facts.steps, answer.feeder.dashboard
@@ -339,6 +357,8 @@ def print_summary(summary: RunSummary, console: Console) -> None:
         f"{summary.bytes_delivered:,}; {waited}"
     )
     say(console, text)
+    if summary.cached is not None:
+        say(console, summary.cached.describe())
     if summary.bad_files:
         console.print(summary_of(summary.bad_files), highlight=False)
     if summary.quality:

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import Self
 
+from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.ring.client import FeederClient
 
 
@@ -16,7 +17,8 @@ from feedline.loader.ring.client import FeederClient
 class DatasetStats:
     """Rows (including padding), batches and bytes since the first batch was requested; `wait_fraction` is the share of
     time that the trainer waited for batches, `ring_fill` the share of slots that hold a batch for it now. `window` is
-    the number of blocks that the feeder may have in flight now, `window_reason` what decided it (0, "": not yet)."""
+    the number of blocks that the feeder may have in flight now, `window_reason` what decided it (0, "": not yet).
+    `cached` is what the feeder's blocks found in the cache (None: no cache, or no block yet)."""
 
     rows: int
     batches: int
@@ -30,6 +32,7 @@ class DatasetStats:
     feeders: int
     window: int
     window_reason: str
+    cached: CacheCounts | None
 
     @classmethod
     def of(cls, feed: FeederClient, *, rows: int, start_s: float | None) -> Self:
@@ -50,4 +53,5 @@ class DatasetStats:
             feeders=feed.feeders,
             window=work.window,
             window_reason=work.window_reason,
+            cached=work.delivery.cached,
         )

@@ -14,7 +14,7 @@ import pyarrow as pa
 from feedline.artifacts.store import ArtifactSetRef, StoredArtifactSet
 from feedline.blocks.batch_schema import batch_schema
 from feedline.blocks.environment import local_environment
-from feedline.blocks.request import Job
+from feedline.blocks.request import Job, ReadEpochs
 from feedline.errors import FeedlineError, PlanError
 from feedline.expressions import BoundExpression
 from feedline.loader.encoding.layout import SlotLayout
@@ -31,7 +31,9 @@ from feedline.planning.binding.table_features import (
 from feedline.planning.plan import Plan
 from feedline.planning.plan_version import newest_version
 from feedline.spec import PipelineSpec
+from feedline.spec.cache_section import CacheSpec
 from feedline.warehouse.bad_files import load_skipped
+from feedline.warehouse.cache.cache_folder import CacheRef
 from feedline.warehouse.reading.fragment import nearest_hint
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT
 from feedline.warehouse.rebase.recorded_rows import Recording
@@ -83,7 +85,7 @@ def make_plan(
         selection=selection,
         features=features,
         layout=SlotLayout(batch_schema(features)),
-        job=_job(spec, schema, columns, by, record, stored.pinned_ref),
+        job=_job(spec, schema, columns, by, record, stored.pinned_ref, selection),
         lanes=lanes,
         skipped=load_skipped(spec.work_dir, snapshot.id),
         rebase=rebase,
@@ -144,6 +146,7 @@ def _job(
     by: str | None,
     record: Recording | None,
     artifacts: ArtifactSetRef,
+    selection: Selection,
 ) -> Job:
     names = set(columns.columns(schema))
     used = pa.schema([field for field in schema if field.name in names])
@@ -157,4 +160,21 @@ def _job(
         record=record,
         artifacts=artifacts,
         code=required_functions(spec),
+        cache=_features_cache(spec.cache),
+        auto=_read_epochs(spec, selection),
     )
+
+
+def _features_cache(cache: CacheSpec | None) -> CacheRef | None:
+    """The cache that blocks take finished features from, and add them to."""
+    if cache is None or cache.mode not in ("auto", "features"):
+        return None
+    return CacheRef(folder=cache.folder, size=cache.size, free=cache.free, shared=cache.shared)
+
+
+def _read_epochs(spec: PipelineSpec, selection: Selection) -> ReadEpochs | None:
+    """What a cache that decides for itself needs to know."""
+    if spec.cache is None or spec.cache.mode != "auto":
+        return None
+    kept = selection.rows > 0
+    return ReadEpochs(epochs=spec.epochs, rows=int(selection.rows.sum()), row_groups=int(kept.sum()))

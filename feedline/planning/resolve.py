@@ -30,7 +30,7 @@ from feedline.planning.plan import Plan
 from feedline.planning.rebase import rebase, require_comparable
 from feedline.planning.schedule import rank_lanes
 from feedline.planning.skip_bad_files import Take, good_snapshot
-from feedline.planning.table_snapshot import fresh_snapshot, snapshot_of_source, with_decoder
+from feedline.planning.table_snapshot import as_read, fresh_snapshot, snapshot_of_source
 from feedline.spec import PipelineSpec
 from feedline.warehouse.bad_files import save_skipped
 from feedline.warehouse.rebase.remaining_rows import Rebase, split_name
@@ -201,7 +201,7 @@ def _agreed_rebase(spec: PipelineSpec, request: RebaseRequest, start: RunStart, 
 
 def _load_named(spec: PipelineSpec, name: str) -> tuple[Snapshot, Rebase | None]:
     id, rest = split_name(name)
-    snapshot = with_decoder(spec.source, Snapshot.load(spec.work_dir, id))
+    snapshot = as_read(spec, Snapshot.load(spec.work_dir, id))
     return snapshot, None if rest is None else Rebase.load(spec.work_dir, rest)
 
 

@@ -14,6 +14,7 @@ from feedline.errors import FeedlineError, TableError
 from feedline.spec import PipelineSpec
 from feedline.spec.arrow_types import parse_type
 from feedline.spec.source_section import SourceSpec
+from feedline.warehouse.cache.cache_folder import CacheRef
 from feedline.warehouse.discovery.formats import list_table
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.parquet.schemas import SchemaRules, extra_column_message
@@ -37,7 +38,7 @@ def snapshot_of_source(
     out before their footers are read. A saved snapshot needs neither a listing nor footers.
     """
     if spec.source.snapshot is not None:
-        return with_decoder(spec.source, _read_saved(spec, spec.source.snapshot))
+        return as_read(spec, _read_saved(spec, spec.source.snapshot))
     return fresh_snapshot(spec, map=map, on_bad=on_bad, filter_listing=filter_listing)
 
 
@@ -52,12 +53,20 @@ def fresh_snapshot(
     listing = listing_of_source(spec.source)
     listing = filter_listing(listing) if filter_listing else listing
     snapshot = snapshot_of(listing, rules=schema_rules(spec.source), work_dir=spec.work_dir, map=map, on_bad=on_bad)
-    return with_decoder(spec.source, snapshot)
+    return as_read(spec, snapshot)
 
 
-def with_decoder(source: SourceSpec, snapshot: Snapshot) -> Snapshot:
-    """The snapshot, whose files the pipeline's decoder reads."""
-    return replace(snapshot, decoder=source.decoder)
+def as_read(spec: PipelineSpec, snapshot: Snapshot) -> Snapshot:
+    """The snapshot, whose files are read by the pipeline's decoder and through its cache of sources."""
+    return replace(snapshot, decoder=spec.source.decoder, source_cache=source_cache_of(spec))
+
+
+def source_cache_of(spec: PipelineSpec) -> CacheRef | None:
+    """The folder that keeps the column chunks of the pipeline's table; None unless `cache.mode` is `source`."""
+    cache = spec.cache
+    if cache is None or cache.mode != "source":
+        return None
+    return CacheRef(folder=cache.folder, size=cache.size, free=cache.free, shared=cache.shared)
 
 
 def listing_of_source(source: SourceSpec) -> Listing:

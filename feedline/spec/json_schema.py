@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
+from feedline.spec.cache_section import LOCAL_PATH
 from feedline.spec.expectations import BOUND, MEASURES
 from feedline.spec.features import OnNonfinite
 
@@ -66,6 +67,10 @@ def document_schema(model: type[BaseModel], op_schema: Schema | None) -> Schema:
     properties["artifacts"] = {
         "description": definitions["ArtifactsSpec"]["description"],
         "anyOf": [{"type": "string", "minLength": 1}, {"type": "null"}, {"$ref": "#/$defs/ArtifactsSpec"}],
+    }
+    properties["cache"] = {
+        "description": definitions["CacheSpec"]["description"],
+        "anyOf": [{"const": "off"}, LOCAL_PATH, {"type": "null"}, {"$ref": "#/$defs/CacheSpec"}],
     }
     schema |= {
         "title": "pipeline.yaml of Feedline",

@@ -22,6 +22,7 @@ from pydantic import BaseModel, Field, PrivateAttr, SkipValidation, ValidationEr
 from pydantic_core import ErrorDetails
 
 from feedline.errors import SpecError
+from feedline.spec.cache_section import Cache
 from feedline.spec.cluster_section import ClusterSpec
 from feedline.spec.dedup_section import NEEDS_RUNS, DedupSpec, read_groups
 from feedline.spec.expectations import OnExpect
@@ -77,6 +78,7 @@ class PipelineSpec(Section):
         default="host", description="One feeder for all ranks of a host, or one for each rank."
     )
     memory: Bytes | None = Field(default=None, description="Memory of a host's feeders: blocks in flight and rings.")
+    cache: Cache = Field(default=None, description="The folder of a cache of finished features, or off.")
     artifacts: Artifacts = Field(default=ArtifactsSpec(), description="Where artifacts are kept, and whose they are.")
     fit: Fit = Field(default=FitSpec(), description="What ops learn from, and when.")
     allow_code: bool = Field(default=False, description="Allow Python functions as ops; they run on every worker.")
@@ -115,6 +117,8 @@ class PipelineSpec(Section):
             content["dedup"] = {group.name: {"columns": group.columns} for group in self.dedup}
         content["features"] = [[feature.group, feature.name, feature.long_form()] for feature in self.features]
         content["shuffle"] = content["shuffle"] or "off"
+        if self.cache is None or self.cache.is_off:
+            del content["cache"]
         if self.artifacts.shared is None:
             content["artifacts"] = self.artifacts.folder
         if self.cluster.workers is not None and self.cluster.workers.is_fixed:

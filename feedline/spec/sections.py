@@ -33,7 +33,7 @@ _UNITS = {"": 1} | {
     for suffix, base in (("B", 1000), ("iB", 1024))
 }
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([KMGT]i?B|B)", re.IGNORECASE)
-_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def value_error(expectation: str, remedy: str = "") -> PydanticCustomError:
@@ -54,7 +54,7 @@ def _text(value: str) -> str:
 
 def resolve_path(path: str, base_dir: str) -> str:
     """A relative path joined to `base_dir`, `~/` expanded; a URI or an absolute path unchanged."""
-    if _URI.match(path) or posixpath.isabs(path):
+    if URI.match(path) or posixpath.isabs(path):
         return path
     return posixpath.normpath(posixpath.join(base_dir, posixpath.expanduser(path)))
 

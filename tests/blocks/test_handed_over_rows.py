@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from feedline import Pipeline
-from feedline.blocks import block_encoder, compute
+from feedline.blocks import block_encoder, piece_chunks
 from feedline.blocks.block_encoder import HandOver
 from feedline.blocks.compute import pack_block, run_block
 from feedline.blocks.request import BlockResult
@@ -133,7 +133,7 @@ def test_rows_that_are_permuted_or_recorded_are_not_handed_over(
 
 
 def test_runs_of_groups_end_where_they_always_do(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (compute, block_encoder):
+    for module in (piece_chunks, block_encoder):
         monkeypatch.setattr(module, "CHUNK_ROWS", 1_000)
     plan = plan_of(table, tmp_path, {"dedup": {"user": {"columns": ["history"]}}})
     assert plan.layout.schema.dedup

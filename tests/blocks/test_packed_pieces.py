@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.blocks.request import BlockRequest, PackedRequest, PieceRequest, pack_request
+from feedline.warehouse.cache.cache_folder import CacheRef
 from feedline.warehouse.parquet.stored_names import StoredNames
 from feedline.warehouse.reading.fragment import Fragment
 
@@ -42,6 +43,7 @@ def pieces(draw: st.DrawFn) -> PieceRequest:
         proofs=tuple(draw(st.lists(st.integers(0, 255), max_size=groups))),
         excluded=tuple(draw(st.lists(st.none() | st.binary(max_size=3), max_size=groups))),
         stored_names=draw(st.none() | st.builds(StoredNames, st.sampled_from(["[true,[]]", "[false,[]]"]))),
+        source_cache=draw(st.sampled_from([None, CacheRef(folder="/c", size=None, free=1, shared=False)])),
     )
     return PieceRequest(fragment=fragment, skip=draw(whole), rows=draw(whole))
 

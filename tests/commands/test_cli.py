@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from feedline import cli
@@ -26,7 +27,8 @@ def test_help_lists_every_command_and_imports_none():
 def test_commands_of_other_modules_are_listed_with_their_own_words(name: str):
     module, summary = cli._ELSEWHERE[name]
     function = getattr(importlib.import_module(module), name)
-    assert " ".join(function.__doc__.split("\n\n")[0].split()) == summary
+    described = function.info.help if isinstance(function, typer.Typer) else function.__doc__
+    assert " ".join(described.split("\n\n")[0].split()) == summary
     shown = CliRunner().invoke(cli.app, [name, "--help"])
     assert shown.exit_code == 0
     assert f"feedline {name} [OPTIONS]" in " ".join(shown.stdout.split()) or f"{name} [OPTIONS]" in shown.stdout

@@ -178,7 +178,7 @@ def test_the_fingerprints(place: Place):
     ):
         other = plan_of(path, **{key: value}).facts()
         assert (other.plan, other.features != base.features) == (base.plan, True), key
-    for key, value in (("name", "x"), ("epochs", 3), ("memory", "1GiB"), ("cluster", {"workers": 3})):
+    for key, value in (("name", "x"), ("epochs", 3), ("memory", "1GiB"), ("cache", "x"), ("cluster", {"workers": 3})):
         other = plan_of(path, **{key: value}).facts()
         assert (other.plan, other.features) == (base.plan, base.features), key
     assert plan_of(path, world_size=2).facts() == base

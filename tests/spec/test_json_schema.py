@@ -135,6 +135,11 @@ CHANGES = [
         "memory: 500 MB",
         ["memory: 5", "memory: 0", "memory: 4G", "memory: 1.5 tib", "memory: null", "memory: true", "memory: 4 B"],
     ),
+    ("dir: finished", ["dir: ''", "dir: 3", "dir: s3://bucket/x", "dir: /x", "dir:", "folder: x"]),
+    ("size: 10 GB", ["size: null", "size: 0", "size: 10 G", "size: 5", "size: '${V}'"]),
+    ("free: 2 GiB", ["free: null", "free: 0", "free: 1 kB", "free: x"]),
+    ("mode: features", ["mode: off", "mode: auto", "mode: source", "mode: all", "mode: null"]),
+    ("shared: true", ["shared: false", "shared: yes", "shared: 1", "shared: null"]),
 ]
 
 
@@ -177,6 +182,12 @@ def test_entries_for_several_features(features, right):
         (MINIMAL + "shuffle:", True),
         (MINIMAL + "shuffle: false", True),
         (MINIMAL + "cluster: {threads: 0}", True),
+        (MINIMAL + "cache: false", True),
+        (MINIMAL + "cache: 3", True),
+        (MINIMAL + "cache: ''", True),
+        (MINIMAL + "cache: {}", True),
+        (MINIMAL + "cache: [a]", True),
+        (MINIMAL + "cache: s3://bucket/cache", True),
         (MINIMAL + "cluster: {threads: auto, workers: 2}", True),
         (MINIMAL + "cluster: {threads: all}", True),
         (MINIMAL.replace("{price: []}", "{}"), False),  # rules between keys are the reader's alone

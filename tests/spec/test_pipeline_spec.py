@@ -93,6 +93,12 @@ memory: 500 MB
 allow_code: false
 on_nonfinite: zero
 on_expect: error
+cache:
+  dir: finished
+  size: 10 GB
+  free: 2 GiB
+  mode: features
+  shared: true
 """
 
 

@@ -172,7 +172,7 @@ def test_sections_are_mappings(section, value, got):
 
 @pytest.mark.parametrize(
     "line",
-    ["artefacts: x", "cache: {}", "Batch: {}", "source.table: x"],
+    ["artefacts: x", "caches: {}", "Batch: {}", "source.table: x"],
 )
 def test_keys_of_later_versions_are_unknown(line):
     [message] = refused(MINIMAL + line)
@@ -236,8 +236,8 @@ def _keys():
 
 ALTERNATIVES = {
     (): (
-        "version name work_dir source features dedup batch shuffle lanes epochs cluster feeder memory artifacts fit "
-        "allow_code on_nonfinite on_expect"
+        "version name work_dir source features dedup batch shuffle lanes epochs cluster feeder memory cache artifacts "
+        "fit allow_code on_nonfinite on_expect"
     ),
     ("source",): (
         "table format version snapshot_id as_of snapshot partitions schema where sample row_key on_bad_file "
@@ -252,6 +252,7 @@ ALTERNATIVES = {
     ("cluster", "tls"): "ca cert key",
     ("cluster", "workers"): "min max",
     ("cluster", "autoscale"): "wait grow_after_s shrink_after_s",
+    ("cache",): "dir size free mode shared",
     ("artifacts",): "folder from",
     ("fit",): "where auto out_of_fold memory golden",
 }

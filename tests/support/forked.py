@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-PRELOADED = ["collection_reader", "killed_optimize"]  # one server serves all tests of a process
+PRELOADED = ["cache_entries", "collection_reader", "killed_optimize"]  # one server serves all tests of a process
 
 
 def forked(run: Callable[..., None], *arguments: Any) -> ForkServerProcess:

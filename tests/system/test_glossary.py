@@ -31,6 +31,8 @@ TERMS = {
     "snapshot": r"\b(?P<term>snapshots?)\b",
     "fit": rf"\b(?:{DETERMINERS})\s+\[?(?P<term>fits?)\b",
     "artifact": r"\b(?P<term>artifacts?)\b",
+    # Not every other cache: of pages, of footers, of a processor.
+    "cache": r"\b(?:the|with a|without a)\s+\[?(?P<term>cache)\b",
 }
 CODE = re.compile(r"`[^`\n]*`")
 HEADING = re.compile(r"^#.*$", re.MULTILINE)

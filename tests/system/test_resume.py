@@ -299,3 +299,16 @@ def test_a_new_file_between_save_and_resume_changes_nothing(place: Place, clicks
         assert dataset.facts["rows"] == 20_000 + len(added), "a fresh start sees it"
         with pytest.raises(FeedlineError, match="belongs to another plan"):
             dataset.load_state_dict({**state, "snapshot": dataset.state_dict()["snapshot"]})
+
+
+def test_states_are_continued_with_a_cache_and_without(path: Path, tmp_path: Path, epochs: list[list[bytes]]):
+    """No fingerprint in a state names the cache."""
+    cached = {"cache": str(tmp_path / "finished")}
+    for first, then in (({}, cached), (cached, {})):
+        with FeedlineDataset(path, set=first) as dataset:
+            batches = iter(dataset)
+            assert [image(next(batches)) for _ in range(3)] == epochs[0][:3]
+            state = dataset.state_dict()
+        with FeedlineDataset(path, set=then) as dataset:
+            dataset.load_state_dict(state)
+            assert [image(batch) for batch in dataset] == epochs[0][3:]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
+import io
 import json
 import os
 import pty
@@ -23,12 +25,15 @@ import pytest
 import torch
 from pipelines import PATIENCE_S, Place, eventually, furnished, image, oracle
 from processes import Program, all_gone, connections, ended, ended_here, feedline, trainer
+from rich.console import Console
 
 from feedline import FeedlineDataset, Pipeline
-from feedline.commands.run import parse_ranks
+from feedline.commands.run import RunSummary, parse_ranks, print_summary
 from feedline.errors import SpecError, StateError
+from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.ring import rendezvous
 from feedline.loader.ring.rendezvous import job_fingerprint
+from feedline.loader.wire.facts import BlockStats
 from feedline.spec import load_spec
 
 STEPS = 78
@@ -39,6 +44,25 @@ SECONDS = 60  # to end within, on a machine that is busy with other things
 def place(tmp_path: Path, clicks: Path) -> Iterator[Place]:
     with furnished(tmp_path, clicks) as place:
         yield place
+
+
+# -- the summary --------------------------------------------------------------------------------------------------
+
+
+def test_the_summary_adds_up_what_the_blocks_of_all_ranks_found_in_the_cache():
+    summary = RunSummary(rows=1, seconds=1.0)
+    summary.add_blocks(BlockStats(nbytes_read=10))
+    assert (summary.bytes_read, summary.cached) == (10, None)
+    for found in (1000, 234):
+        summary.add_blocks(BlockStats(nbytes_read=5, cached=CacheCounts(found=found, computed=33, nbytes_read=10**9)))
+    assert (summary.bytes_read, summary.cached) == (20, CacheCounts(found=1234, computed=66, nbytes_read=2 * 10**9))
+    out = io.StringIO()
+    print_summary(summary, Console(file=out, width=200, color_system=None))
+    assert out.getvalue().splitlines()[1] == summary.cached.describe()
+    assert json.loads(json.dumps(dataclasses.asdict(summary)))["cached"]["found"] == 1234
+    out = io.StringIO()
+    print_summary(RunSummary(rows=1, seconds=1.0), Console(file=out, width=200, color_system=None))
+    assert "cache" not in out.getvalue()
 
 
 # -- sink null ----------------------------------------------------------------------------------------------------

@@ -67,7 +67,8 @@ class RecentRates:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankView:
     """The displayed state of a rank. epoch: from 0; waits: the side that waits, "trainer", "feeder" or "".
-    blocks: those in flight, and their limit ("2/3"), for which a table has no room."""
+    blocks: those in flight, and their limit ("2/3"). found: the share of features that the cache had (None: no cache).
+    Both are for lines: a table has no room."""
 
     rank: int
     state: str
@@ -81,6 +82,7 @@ class RankView:
     ring_fill: float | None
     waits: str
     blocks: str = ""
+    found: float | None = None
 
     @property
     def remaining_s(self) -> float | None:
@@ -164,9 +166,10 @@ def line(view: RankView) -> str:
     fill = "" if view.ring_fill is None else f", ring {view.ring_fill:.0%} full"
     waits = f", {view.waits} waits" if view.waits else ""
     blocks = f", {view.blocks} blocks in flight" if view.blocks else ""
+    found = "" if view.found is None else f", {view.found:.0%} found in the cache"
     return (
         f"rank {view.rank} {view.state}: epoch {_epoch(view)}, step {view.step:,}/{view.steps:,} ({_percent(view)}), "
-        f"{view.rows:,} rows, {view.rows_per_s:,.0f} rows/s{eta}{blocks}{fill}{waits}"
+        f"{view.rows:,} rows, {view.rows_per_s:,.0f} rows/s{eta}{blocks}{found}{fill}{waits}"
     )
 
 

@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from feedline.commands.display.dedup_table import group_lines
+from feedline.commands.plan.cached import cache_facts, cache_text
 from feedline.expressions.column_parts import flattened_column, has_column, part_of
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.plan_descriptions import lines_of, summary_of
@@ -103,6 +104,7 @@ def describe(plan: Plan, *, world_size: int, rows_per_s: float = 0.0) -> dict[st
         },
         "identities": _identity_facts(plan),
         "scheduler": _scheduler_facts(plan, schedule, world_size, rows_per_s),
+        "cache": cache_facts(plan, row_bytes(plan)),
         **({} if (groups := describe_groups(plan)) is None else {"dedup": groups}),
     }
 
@@ -271,6 +273,8 @@ def _run_rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "work", _work_text(facts)
     yield "memory per rank", f"{in_flight} of {memory['budget_bytes']:,}{fewer}"
     yield "row identities", _identities_text(facts["identities"])
+    if facts["cache"] is not None:
+        yield "cache", escape(cache_text(facts["cache"]))
     if "dedup" in facts:
         yield "deduplicated", "\n".join(map(escape, group_lines(facts["dedup"])))
     if facts["scheduler"] is not None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.encoding.layout import BatchSchema
 
 # A feeder's events are lines on its standard output that begin so; the other lines are the libraries'.
@@ -136,7 +137,8 @@ class FeederFacts:
 
 @dataclass(slots=True, kw_only=True)
 class BlockStats:
-    """Sums over the blocks that a feeder received; `resubmitted` counts second attempts."""
+    """Sums over the blocks that a feeder received; `resubmitted` counts second attempts, `cached` is None without a
+    cache."""
 
     blocks: int = 0
     nbytes_read: int = 0
@@ -145,6 +147,7 @@ class BlockStats:
     transform_s: float = 0.0
     encode_s: float = 0.0
     resubmitted: int = 0
+    cached: CacheCounts | None = None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from feedline.blocks.compute import unpack_block
 from feedline.blocks.jobs import keep_job
 from feedline.blocks.request import BlockRequest, BlockResult, Job, pack_request
 from feedline.errors import ClusterError
+from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.encoding.shuffled_rows import Rows
@@ -53,6 +54,8 @@ class DeliveryStats(BlockStats):
         self.read_s += result.read_s
         self.transform_s += result.transform_s
         self.encode_s += result.encode_s
+        if result.cached is not None:
+            self.cached = (self.cached or CacheCounts()) + result.cached
 
 
 class Delivery:

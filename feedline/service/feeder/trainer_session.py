@@ -40,6 +40,7 @@ from feedline.version import VERSION
 
 logger = logging.getLogger(__name__)
 _window_logger = logging.getLogger("feedline.window")
+_cache_logger = logging.getLogger("feedline.cache")
 
 # How often the feeder reports to the trainer (or `feedline run`).
 _REPORT_S = 0.5
@@ -91,6 +92,11 @@ class FeederCounters(FeederStats):
             self.wait_slots_s += seconds
         else:
             self.wait_blocks_s += seconds
+
+    def log_cached(self, rank: int | None) -> None:
+        """Log what blocks have found in the cache, if there is one."""
+        if self.delivery.cached is not None:
+            _cache_logger.info("rank %s: after epoch %d, %s", rank, self.epoch, self.delivery.cached.describe())
 
     def add(self, batches: Sequence[Draft], ring: RingWriter) -> None:
         """Count batches that were announced."""
@@ -312,6 +318,7 @@ class TrainerSession:
         self._ring.announce_end(stream=stream.number, epoch=stream.epoch)
         stream.ended = True
         stream.delivery.close()
+        self.counters.log_cached(self.rank)
         return True
 
     def _announce(self, stream: TrainerStream) -> None:
@@ -362,8 +369,9 @@ def _pidfd(channel: Channel) -> int | None:
 
 
 def show_window_changes() -> None:
-    """Write a line to standard error (or the feeder's log) whenever a window, or the demand for workers, changes."""
-    for decisions in (_window_logger, logging.getLogger("feedline.scaling")):
+    """Write a line to standard error (or the feeder's log) whenever a window, or the demand for workers, changes, and
+    after each epoch with a cache."""
+    for decisions in (_window_logger, _cache_logger, logging.getLogger("feedline.scaling")):
         decisions.setLevel(logging.INFO)
 
 

@@ -3,7 +3,8 @@
 Runs in every process that reads, once per split. Size, time and footer digest are compared with the snapshot's before
 any row is read. A local file stays open. Of a remote one opening is a HEAD request, the footer one more (skipped if
 this process has checked the footer of the same entity); a row group's column chunks are fetched in few requests
-(`ranges`), repeated by `retry`, and decoded after another HEAD has proved that the object was not replaced.
+(`ranges`), repeated by `retry`, and decoded after another HEAD has proved that the object was not replaced. With a
+cache (`file_chunks`), only the chunks that it lacks are fetched; if it has all, opening's HEAD is the only request.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import accumulate, islice
 from typing import TypeAlias, TypeVar
 
@@ -19,6 +21,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from feedline.errors import TableChangedError
+from feedline.warehouse.cache.file_chunks import FileChunks
 from feedline.warehouse.parquet.decode import DecodedRows, DecodeRequest, FileDecoder
 from feedline.warehouse.parquet.dedup_columns import DedupMetadata, dedup_metadata
 from feedline.warehouse.parquet.file_version import FileVersion, Stamp, refuse_other_version, stamp_in, stamp_of
@@ -33,7 +36,7 @@ from feedline.warehouse.parquet.footer import (
 )
 from feedline.warehouse.parquet.stored_names import StoredNames, groups_under_other_names
 from feedline.warehouse.storage.faults import Outlook, explain_errors, outlook
-from feedline.warehouse.storage.ranges import SparseFile, chunk_ranges, coalesce, read_range
+from feedline.warehouse.storage.ranges import Range, SparseFile, chunk_ranges, coalesce, read_range
 from feedline.warehouse.storage.retry import is_local, with_retries
 
 T = TypeVar("T")
@@ -172,8 +175,8 @@ class _LocalFile(OpenFile):
 class _RemoteFile(OpenFile):
     """A remote file, whose row groups are fetched before they are decoded."""
 
-    def __init__(self, filesystem: pafs.FileSystem, path: str, version: FileVersion) -> None:
-        self._filesystem, self._path, self._version = filesystem, path, version
+    def __init__(self, filesystem: pafs.FileSystem, path: str, version: FileVersion, chunks: FileChunks | None) -> None:
+        self._filesystem, self._path, self._version, self._chunks = filesystem, path, version, chunks
         self._source, self._stamp, metadata = with_retries(self._open, filesystem, version.uri, listed=True)
         self._dictionaries: Sequence[str] = ()
         super().__init__(open_parquet(pa.BufferReader(b""), metadata), self._source, version)
@@ -194,7 +197,19 @@ class _RemoteFile(OpenFile):
             return
         size = self._version.size_bytes
         sparse = SparseFile(size)
-        sparse.set_ranges(coalesce(chunk_ranges(self.metadata, request.row_group, request.all_leaves, size)))
+        ranges = chunk_ranges(self.metadata, request.row_group, request.all_leaves, size)
+        identity = self._identity()
+        if self._chunks is None or identity is None:
+            self._fetch(sparse, request.row_group, ranges)
+        else:
+            fetch = partial(self._fetch, sparse, request.row_group)
+            self._chunks.fill(sparse, identity, request.row_group, ranges, fetch)
+        with open_parquet(sparse.reader(), self.metadata, pre_buffer=False, dictionaries=self._dictionaries) as parquet:
+            yield from self.decoder.batches(parquet, request, sparse.read_range)
+
+    def _fetch(self, sparse: SparseFile, row_group: int, ranges: Sequence[Range]) -> None:
+        """Fetch ranges of a row group from the store, and verify that they are of this file."""
+        sparse.set_ranges(coalesce(ranges))
 
         def fetch() -> None:
             try:
@@ -205,9 +220,21 @@ class _RemoteFile(OpenFile):
                 raise
             self._verify_unchanged()
 
-        with_retries(fetch, self._filesystem, self._version.uri, row_group=request.row_group, listed=True)
-        with open_parquet(sparse.reader(), self.metadata, pre_buffer=False, dictionaries=self._dictionaries) as parquet:
-            yield from self.decoder.batches(parquet, request, sparse.read_range)
+        with_retries(fetch, self._filesystem, self._version.uri, row_group=row_group, listed=True)
+
+    def _identity(self) -> tuple[str, ...] | None:
+        """What names the file's content for a cache; None if its store has neither entity tags nor times.
+
+        The options of its URI are not in it: an object of the same tag (or time), size and footer is the same.
+        """
+        version = self._version
+        if self._stamp.tag:
+            state = f"tag {self._stamp.tag.hex()}"
+        elif version.mtime_ns >= 0:
+            state = f"time {version.mtime_ns}"
+        else:
+            return None
+        return version.uri, str(version.size_bytes), state, version.footer_digest.hex()
 
     def _open(self) -> tuple[pa.NativeFile, Stamp, pq.FileMetaData]:
         version = self._version
@@ -248,12 +275,15 @@ class _RemoteFile(OpenFile):
 
 
 @contextmanager
-def open_unchanged(filesystem: pafs.FileSystem, path: str, version: FileVersion) -> Iterator[OpenFile]:
-    """Open a file and verify that it is the snapshot's.
+def open_unchanged(
+    filesystem: pafs.FileSystem, path: str, version: FileVersion, chunks: FileChunks | None = None
+) -> Iterator[OpenFile]:
+    """Open a file and verify that it is the snapshot's. chunks: keeps what is fetched of a file in a store.
 
     Raises TableChangedError if it is not, StoreError if the store keeps failing.
     """
-    file = (_LocalFile if is_local(filesystem) else _RemoteFile)(filesystem, path, version)
+    local = is_local(filesystem)
+    file = _LocalFile(filesystem, path, version) if local else _RemoteFile(filesystem, path, version, chunks)
     try:
         yield file
     finally:

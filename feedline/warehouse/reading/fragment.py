@@ -16,11 +16,14 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
+import pyarrow.fs as pafs
 
 from feedline.errors import TableArgumentError
 from feedline.expressions.column_parts import PartError, part_field, part_of
 from feedline.native.unique_rows import UniqueRows
-from feedline.warehouse.parquet.file_version import FileVersion
+from feedline.warehouse.cache.cache_folder import CacheRef
+from feedline.warehouse.cache.file_chunks import FileChunks
+from feedline.warehouse.parquet.file_version import FileVersion, refuse_other_version, stamp_in
 from feedline.warehouse.parquet.open_file import OpenFile, open_unchanged
 from feedline.warehouse.parquet.stored_names import StoredNames
 from feedline.warehouse.reading.row_filter import RowFilter
@@ -28,7 +31,9 @@ from feedline.warehouse.reading.sample import Bools
 from feedline.warehouse.reading.stored_groups import group_part
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.splits import Splits
+from feedline.warehouse.storage.faults import explain_errors
 from feedline.warehouse.storage.locations import join, locate, redact
+from feedline.warehouse.storage.retry import with_retries
 
 UNCOUNTED = -1  # in `expected`: the kept rows have not been counted, so they are not checked
 
@@ -44,7 +49,7 @@ class Fragment:
     statistics prove about each (bits of `row_filter`), empty if nothing. `partition`: the file's keys and typed values.
     `excluded`: per row group, the kept rows that `read_fragment` omits (bits, see `pack_mask`) or None; empty if no
     row group has any. `stored_names`: of the table's columns in the file, if they are not the table's.
-    `decoder`: see `Snapshot`.
+    `decoder`, `source_cache`: see `Snapshot`.
     """
 
     table: str
@@ -60,6 +65,7 @@ class Fragment:
     excluded: tuple[_Digest | None, ...] = ()
     stored_names: StoredNames | None = None
     decoder: str = "auto"
+    source_cache: CacheRef | None = field(default=None, repr=False)  # no key names it: bytes do not depend on it
 
     @property
     def uri(self) -> str:
@@ -69,7 +75,23 @@ class Fragment:
     def open(self) -> AbstractContextManager[OpenFile]:
         """Open the file, if it is the snapshot's (see `open_unchanged`)."""
         location = locate(self.table)
-        return open_unchanged(location.filesystem, join(location.path, self.path), self.file_version)
+        cache = None
+        if self.source_cache is not None:
+            cache = FileChunks(
+                cache=self.source_cache, table=redact(self.table), path=self.path, partition=dict(self.partition)
+            )
+        return open_unchanged(location.filesystem, join(location.path, self.path), self.file_version, cache)
+
+    def check(self) -> None:
+        """Check that the file is the snapshot's, by one request and without opening it. Raises TableChangedError."""
+        location = locate(self.table)
+        path = join(location.path, self.path)
+        with explain_errors(self.uri, listed=True):
+            info = with_retries(lambda: location.filesystem.get_file_info(path), location.filesystem, self.uri)
+        if info.type == pafs.FileType.NotFound:
+            with self.open():  # whose error says so
+                pass
+        refuse_other_version(self.file_version, stamp_in(info))
 
     def proofs_of(self, position: int) -> int:
         return self.proofs[position] if self.proofs else 0
@@ -189,6 +211,7 @@ def fragment_at(
         proofs=() if proofs is None else tuple(proofs[row_groups[kept]].tolist()),
         stored_names=snapshot.stored_names,
         decoder=snapshot.decoder,
+        source_cache=snapshot.source_cache,
     )
 
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from feedline.errors import StoreError
 from feedline.warehouse.snapshot.assembly import SnapshotPart
-from feedline.warehouse.snapshot.packed_facts import FactBlock, group_by_schema, join_columns, part_of_schema
+from feedline.warehouse.snapshot.packed_facts import FactBlock, group_by_schema, join_fact_columns, part_of_schema
 from feedline.warehouse.storage.locations import absolute, locate
 from feedline.warehouse.storage.retry import is_local
 
@@ -62,7 +62,7 @@ def overflow_folder(work_dir: str | None) -> str:
 
 def _move(blocks: Sequence[FactBlock], file: _UnlinkedFile) -> SnapshotPart:
     """Append the columns of blocks of one schema to the file; returns them as one part."""
-    ends = np.array([file.size, *(file.append(column) for column in join_columns(blocks))])
+    ends = np.array([file.size, *(file.append(column) for column in join_fact_columns(blocks))])
     return part_of_schema(
         blocks[0].schema,
         pa.concat_tables([block.files for block in blocks]).combine_chunks(),

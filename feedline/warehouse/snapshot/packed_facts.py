@@ -66,7 +66,7 @@ def join_blocks(blocks: Sequence[FactBlock]) -> list[FactBlock]:
             schema=same[0].schema,
             files=pa.concat_tables([block.files for block in same]),
             row_groups=pa.concat_tables([block.row_groups for block in same]),
-            columns=tuple(join_columns(same)),
+            columns=tuple(join_fact_columns(same)),
         )
         for same in group_by_schema(blocks)
     ]
@@ -80,7 +80,7 @@ def group_by_schema(blocks: Iterable[FactBlock]) -> list[list[FactBlock]]:
     return list(groups.values())
 
 
-def join_columns(blocks: Sequence[FactBlock]) -> Iterator[pa.Buffer]:
+def join_fact_columns(blocks: Sequence[FactBlock]) -> Iterator[pa.Buffer]:
     """The packed columns of blocks of one schema, each joined over the blocks."""
     for column in range(len(blocks[0].columns)):
         parts = [_unpack(block.columns[column]) for block in blocks]

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from feedline.errors import CorruptFileError, TableError, TableNotFoundError
 from feedline.resources.cgroups import available_cores
+from feedline.warehouse.cache.cache_folder import CacheRef
 from feedline.warehouse.parquet.stored_names import StoredNames
 from feedline.warehouse.snapshot.column_facts import Facts, Part, arrange_facts, contiguous
 from feedline.warehouse.storage import content_store
@@ -46,8 +47,10 @@ class Snapshot:
     index of `file_schemas`) and, if the table has partition keys, the struct `partition`. `row_groups`: file, row_group
     (within the file), rows, bytes. `facts`: of every column, see `column_facts`. `ignored`: the number of files skipped
     because of their suffix. `logged`: partition values come from a table's log, not from the paths. `stored_names`: of
-    the columns in files, if the log maps them (None: those of `schema`). `decoder`: of
-    its files, as `source.decoder`; no part of what is saved. `home`: the work_dir that it was loaded from.
+    the columns in files, if the log maps them (None: those of `schema`). `home`: the work_dir that it was loaded from.
+
+    Of what reads its files, and no part of what is saved: `decoder`, as `source.decoder`; `source_cache`, which keeps
+    the column chunks of files in a store (None: nothing is kept).
     """
 
     id: str
@@ -62,6 +65,7 @@ class Snapshot:
     logged: bool = False
     stored_names: StoredNames | None = None
     decoder: str = "auto"
+    source_cache: CacheRef | None = None
     home: str | None = None
 
     @property

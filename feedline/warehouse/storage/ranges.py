@@ -134,8 +134,12 @@ class SparseFile:
         for failure in failures.values():
             raise failure
 
+    def write(self, start: int, content: memoryview) -> None:
+        """Put bytes of the file that came from elsewhere at their offset."""
+        self._memory[start : start + len(content)] = content
+
     def read_range(self, start: int, stop: int) -> pa.Buffer:
-        """Bytes that were fetched, without a copy."""
+        """Bytes that were fetched or written, without a copy."""
         return pa.py_buffer(self._memory).slice(start, stop - start)
 
     def reader(self) -> pa.BufferReader:

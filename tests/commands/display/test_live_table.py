@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from answers import answer_with
@@ -12,7 +13,8 @@ from rich.console import Console
 
 from feedline.commands.display.live_table import Counters, LiveTable, RankView, RecentRates, display, line, short_line
 from feedline.commands.run import drain_view, trainer_view
-from feedline.loader.wire.facts import FeederStats
+from feedline.loader.encoding.cache_counts import CacheCounts
+from feedline.loader.wire.facts import BlockStats, FeederStats
 from feedline.service.drain import DrainProgress
 from feedline.service.feeder.supervisor import RankReports
 
@@ -124,6 +126,18 @@ def test_lines(left_s: float, text: str):
     assert short_line(view) == f"rank 0: epoch 3 of 3, 99%, 45,678 rows/s, ETA {text}, feeder waits"
     assert line(replace(VIEW, steps=0, state="waiting")) == short_line(replace(VIEW, steps=0, state="waiting"))
     assert "epoch 14, " in line(replace(VIEW, epoch=13))
+
+
+def test_a_line_says_what_the_cache_had(clock: Clock):
+    delivery = BlockStats(blocks=1, cached=CacheCounts(found=95, computed=5))
+    rank = RankReports(rank=3, trainer=77, stats=FeederStats(rows=256, step=1, steps=78, delivery=delivery))
+    assert ", 95% found in the cache" in line(trainer_view(rank, RecentRates(clock), 1))
+    rank.stats = FeederStats(rows=256, step=1, steps=78)
+    assert "cache" not in line(trainer_view(rank, RecentRates(clock), 1))
+    drained = DrainProgress(rank=0, answer=answer_with(steps=10), reports=SimpleNamespace(stats=FeederStats()))
+    assert "cache" not in line(drain_view(drained, RecentRates(clock), 1))
+    drained.reports = SimpleNamespace(stats=FeederStats(delivery=BlockStats(cached=CacheCounts())))
+    assert ", 0% found in the cache" in line(drain_view(drained, RecentRates(clock), 1))
 
 
 def rendered(width: int, *views: RankView) -> list[str]:

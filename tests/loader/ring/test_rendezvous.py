@@ -126,7 +126,7 @@ def test_a_path_longer_than_a_socket_address_works(place: Place, monkeypatch: py
 
 def test_a_jobs_name_depends_on_what_it_delivers(place: Place):
     job = job_fingerprint(load_spec(place.write()))
-    for same in ({"epochs": 7}, {"cluster": {"workers": 2}}, {"memory": "1GiB"}, {"feeder": "rank"}):
+    for same in ({"epochs": 7}, {"cluster": {"workers": 2}}, {"memory": "1GiB"}, {"feeder": "rank"}, {"cache": "x"}):
         assert job_fingerprint(load_spec(place.write(**same))) == job
     for other in ({"batch": {"size": 128}}, {"shuffle": "off"}, {"name": "x"}, {"work_dir": "x"}, {"lanes": 2}):
         assert job_fingerprint(load_spec(place.write(**other))) != job

@@ -18,13 +18,14 @@ from hypothesis import strategies as st
 
 from feedline.errors import FeederError
 from feedline.loader import wire
+from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn
 from feedline.loader.wire.codec import WIRE_VERSION, from_values, pack, to_values, unpack, unpack_kind
 from feedline.loader.wire.facts import EVENT_PREFIX, FeederEvent, FeederStats, Hello
 from feedline.loader.wire.ring_messages import FROM_FEEDER, FROM_TRAINER, KINDS, MESSAGES, BeginStream, GrowRing
 
 # The digest of all messages of each wire version: a changed message needs another version.
-DIGESTS = {9: "34cdf2631f88c7f5"}
+DIGESTS = {10: "a50118835bcf9786"}
 
 # The only values of any kind: a training's state, which torch's contract leaves to the dataset.
 FREE_FIELDS = {("RebaseRequest", "state"), ("RankOutcome", "state")}
@@ -45,7 +46,8 @@ def message_types() -> list[type[Any]]:
     ]
 
 
-TYPES = message_types()
+# CacheCounts are a part of messages that blocks make, too.
+TYPES = [*message_types(), CacheCounts]
 
 
 def leaves(annotation: Any) -> list[Any]:

@@ -1,0 +1,256 @@
+"""Rows of a block from a job's cache: found, or computed and kept, row group by row group.
+
+Runs in: every process that computes blocks. What a cache changes is where features come from: a file that is not the
+snapshot's, a filter that keeps other rows, a value that breaks a rule are the errors that they are without it. Features
+are computed for whole segments of row groups, also where a block needs a part of one; if that fails, for the part
+alone, so that rows that nobody asked for raise nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import polars as pl
+
+from feedline.blocks.block_encoder import BlockEncoder, StageClock
+from feedline.blocks.cache.auto_choice import AutoChoice
+from feedline.blocks.cache.cached_columns import (
+    arrow_array,
+    arrow_bytes,
+    can_count_part,
+    quality_of,
+    quality_of_part,
+    rows_of_columns,
+    split_columns,
+)
+from feedline.blocks.cache.entry_names import EntryNames, Segment, segments
+from feedline.blocks.jobs import CompiledJob, compile_job
+from feedline.blocks.piece_chunks import column_values, piece_chunks
+from feedline.blocks.request import Job, PieceRequest, kept_columns
+from feedline.blocks.single_flight import SingleFlight
+from feedline.errors import DataError, FeedlineError
+from feedline.loader.encoding.cache_counts import CacheCounts
+from feedline.loader.encoding.encoded_rows import EncodedRows, take
+from feedline.loader.encoding.layout import BatchSchema
+from feedline.loader.encoding.quality import Quality
+from feedline.warehouse.cache.cache_folder import CachedColumn, CacheFolder, EntryGroup, open_folder
+from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment
+from feedline.warehouse.rebase.recorded_rows import Recorder, spans_of
+
+Columns = Mapping[str, CachedColumn]
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPart:
+    """Rows of one segment, in the table's order. by: their `shuffle.by`, None without one."""
+
+    rows: EncodedRows
+    quality: Quality
+    by: pl.Series | None
+
+
+class CachedRows:
+    """The rows of a job's blocks, of which features are found in its cache, or put there."""
+
+    def __init__(self, job: Job, compiled: CompiledJob, folder: CacheFolder) -> None:
+        self._job, self._compiled, self._folder = job, compiled, folder
+        self._auto = None if job.auto is None else AutoChoice(job.auto, folder)
+        self._schema = compiled.layout.schema
+        self._names = EntryNames(job, compiled)
+        self._own = {digest: name for name, digest in self._names.columns.items()}
+        self._wanted = [*self._own, *(() if self._names.by is None else (self._names.by,))]
+
+    def parts(
+        self, piece: PieceRequest, clock: StageClock, count: Callable[[CacheCounts], None]
+    ) -> Iterator[CachedPart]:
+        """The piece's rows, part by part. count: takes what was found and computed of each.
+
+        Raises TableChangedError if the file is not the snapshot's, and as the reading and computing of rows does.
+        """
+        fragment = piece.fragment
+        fragment.check()
+        for position, (start, stop) in enumerate(spans_of(fragment, piece.skip, piece.rows)):
+            if stop == start:
+                continue
+            alone = _row_group(fragment, position)
+            kept = alone.expected[0]
+            if kept == UNCOUNTED or alone.excluded:
+                yield self._computed(PieceRequest(fragment=alone, skip=start, rows=stop - start), clock)
+                continue
+            for segment in segments(kept, start, stop):
+                yield self._segment(alone, segment, clock, count)
+
+    def record(self, piece: PieceRequest, recorder: Recorder) -> None:
+        """Record the identities of a piece's rows, of which the row key and `shuffle.by` are read."""
+        for chunk in piece_chunks(self._compiled, piece, kept_columns(self._job)):
+            recorder.add(chunk.frame)
+        recorder.write()
+
+    def _segment(
+        self, fragment: Fragment, segment: Segment, clock: StageClock, count: Callable[[CacheCounts], None]
+    ) -> CachedPart:
+        group = self._names.group(fragment, 0, segment)
+        found = self._find(group, segment)
+        counts = CacheCounts(found=len(found), nbytes_read=sum(column.nbytes for column in found.values()))
+        if len(found) < len(self._wanted):
+            before = time.monotonic()
+            if self._auto is not None and not self._auto.keeps:
+                count(replace(counts, computed=len(self._wanted) - len(found)))
+                if found:
+                    return self._part(fragment, segment, found, clock)
+                rows = segment.stop - segment.start
+                return self._computed(
+                    PieceRequest(fragment=fragment, skip=segment.first + segment.start, rows=rows), clock
+                )
+            with self._folder.flight(group) as waited:
+                waited_s = time.monotonic() - before if waited else 0.0
+                if waited:
+                    found = self._find(group, segment)
+                    counts = CacheCounts(
+                        found=len(found), nbytes_read=sum(column.nbytes for column in found.values()), waited_s=waited_s
+                    )
+                computed = self._compute_missing(fragment, segment, group, found, clock)
+            counts += CacheCounts(computed=len(computed), nbytes_written=sum(each.nbytes for each in computed.values()))
+            found |= computed
+        count(replace(counts, damaged=self._folder.take_damaged()))
+        part = self._part(fragment, segment, found, clock)
+        clock.lap("read")
+        return part
+
+    def _find(self, group: EntryGroup, segment: Segment) -> dict[str, CachedColumn]:
+        found = self._folder.find(group, self._wanted)
+        return {digest: column for digest, column in found.items() if column.facts.get("rows") == segment.rows}
+
+    def _compute_missing(
+        self, fragment: Fragment, segment: Segment, group: EntryGroup, found: Columns, clock: StageClock
+    ) -> dict[str, CachedColumn]:
+        """Compute and keep what was not found. Nothing, if rows that the block does not need cannot be computed."""
+        names = {name for digest, name in self._own.items() if digest not in found}
+        piece = PieceRequest(fragment=fragment, skip=segment.first, rows=segment.rows)
+        before_s, began_s, computed = time.thread_time(), time.monotonic(), dict[str, CachedColumn]()
+        try:
+            if names:
+                schema, rows, quality = self._encode(piece, names, clock)
+                columns = split_columns(rows, schema, quality)
+                computed |= {self._names.columns[name]: column for name, column in columns.items()}
+            if self._names.by is not None and self._names.by not in found:
+                by = arrow_bytes(self._read_by(piece).rechunk().to_arrow())
+                computed[self._names.by] = CachedColumn({"arrow": by}, {"rows": piece.rows})
+        except FeedlineError:
+            if segment.is_whole:
+                raise
+            return {}
+        if self._auto is not None and not found:
+            nbytes, seconds = sum(column.nbytes for column in computed.values()), time.monotonic() - began_s
+            self._auto.measured(rows=segment.rows, nbytes=nbytes, seconds=seconds)
+        self._folder.put(group, computed, cpu_s=time.thread_time() - before_s)
+        return computed
+
+    def _part(self, fragment: Fragment, segment: Segment, found: Columns, clock: StageClock) -> CachedPart:
+        """The rows that are needed of a segment: of the features that were found, and of others, which are computed."""
+        columns = {name: found[digest] for digest, name in self._own.items() if digest in found}
+        if not segment.is_whole:
+            columns = {name: column for name, column in columns.items() if can_count_part(column)}
+        rest = {column.name for column in self._schema if column.name not in columns}
+        start, stop = segment.start, segment.stop
+        needed = PieceRequest(fragment=fragment, skip=segment.first + start, rows=stop - start)
+        if rest:
+            schema, rows, quality = self._encode(needed, rest, clock)
+            others = split_columns(rows, schema, quality)
+            mine = _only(self._schema, columns)
+            cut = rows_of_columns(columns, mine, start, stop)
+            whole = quality_of(columns, mine, stop - start) if segment.is_whole else quality_of_part(columns, mine, cut)
+            columns = split_columns(cut, mine, whole) | others
+            start, stop = 0, stop - start
+        encoded = rows_of_columns(columns, self._schema, start, stop)
+        if rest or segment.is_whole:
+            quality = quality_of(columns, self._schema, stop - start)
+        else:
+            quality = quality_of_part(columns, self._schema, encoded)
+        by = None
+        if self._names.by is not None:
+            known = found.get(self._names.by)
+            by = self._read_by(needed) if known is None else _series(known, segment)
+        return CachedPart(encoded, quality, by)
+
+    def _computed(self, piece: PieceRequest, clock: StageClock) -> CachedPart:
+        """Rows as they are computed without a cache."""
+        _, rows, quality = self._encode(piece, {column.name for column in self._schema}, clock)
+        return CachedPart(rows, quality, None if self._job.by is None else self._read_by(piece))
+
+    def _encode(
+        self, piece: PieceRequest, names: set[str], clock: StageClock
+    ) -> tuple[BatchSchema, EncodedRows, Quality]:
+        """Some features of a piece's rows, with their columns of a batch."""
+        features = tuple(feature for feature in self._job.features if feature.name in names)
+        compiled = compile_job(replace(self._job, features=features, by=None, record=None, cache=None, auto=None))
+        encoder = BlockEncoder(compiled, clock, whole=True)
+        encoder.begin_piece()
+        clock.lap("read")
+        for chunk in piece_chunks(compiled, piece, as_stored=True):
+            clock.lap("read")
+            encoder.add(chunk)
+            del chunk
+        clock.lap("read")
+        parts = encoder.finish()
+        rows = sum(part.rows for part in parts)
+        if rows != piece.rows:
+            raise DataError(
+                f"a row group of {piece.fragment.uri} has another number of rows than planned: got {rows}, expected "
+                f"{piece.rows}"
+            )
+        whole = parts[0] if len(parts) == 1 else take(parts, np.arange(rows))
+        return compiled.layout.schema, whole, encoder.observer.quality()
+
+    def _read_by(self, piece: PieceRequest) -> pl.Series:
+        by = self._job.by
+        assert by is not None
+        return pl.concat([column_values(chunk, by) for chunk in piece_chunks(self._compiled, piece, [by])])
+
+
+_caches: SingleFlight[str, CachedRows] = SingleFlight()
+
+
+def is_cached(job: Job, compiled: CompiledJob) -> bool:
+    """Whether a job has a cache, and no deduplicated groups, which are computed always."""
+    return job.cache is not None and not compiled.layout.schema.dedup
+
+
+def cached_rows(job: Job, compiled: CompiledJob) -> CachedRows | None:
+    """The rows of a job with a cache; None where nothing is kept of it."""
+    if not is_cached(job, compiled):
+        return None
+    ref = job.cache
+    assert ref is not None
+    return _caches.get(job.digest, lambda: CachedRows(job, compiled, open_folder(ref)))
+
+
+def _series(column: CachedColumn, segment: Segment) -> pl.Series:
+    return pl.Series(arrow_array(column.arrays["arrow"]))[segment.start : segment.stop]
+
+
+def _row_group(fragment: Fragment, position: int) -> Fragment:
+    """One row group of a fragment."""
+    excluded = fragment.excluded[position] if fragment.excluded else None
+    return replace(
+        fragment,
+        row_groups=(fragment.row_groups[position],),
+        expected=(fragment.expected[position],),
+        proofs=(fragment.proofs[position],) if fragment.proofs else (),
+        excluded=() if excluded is None else (excluded,),
+    )
+
+
+def _only(schema: BatchSchema, names: Mapping[str, CachedColumn]) -> BatchSchema:
+    """The columns of a schema that have these names, as of a batch of them alone."""
+    offsets: dict[str, int] = {}
+    chosen = []
+    for column in schema:
+        if column.name in names:
+            offset = offsets.get(column.group, 0)
+            offsets[column.group] = offset + column.width
+            chosen.append(replace(column, offset=offset))
+    return BatchSchema(tuple(chosen))

@@ -1,0 +1,130 @@
+"""Name what a cache keeps of a job's blocks by everything that decides its bytes.
+
+Runs in: every process that computes blocks. Pure. The name of a group covers the file, the rows of it that are selected
+and what computes them; the name of a column the feature alone, so that jobs share those that they have in common. Not
+in them, as the bytes do not depend on it: decoder, seed, epoch, lanes, batch size, job and other features.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from feedline.blocks.jobs import CompiledJob
+from feedline.blocks.request import Job
+from feedline.expressions import BoundExpression
+from feedline.spec.features import FeatureSpec
+from feedline.transforms.compile.compiled import CompiledFeatures, compile_some
+from feedline.warehouse.cache.cache_folder import EntryGroup
+from feedline.warehouse.reading.fragment import Fragment
+from feedline.warehouse.storage.locations import absolute, redact
+
+# Raise it with any change of what is kept of a feature, or of the values that a decoder or an op without a new version
+# gives: entries of other formats are not found any more.
+CACHE_FORMAT = 1
+# Selected rows of a larger row group are kept in segments of so many, so that a block computes few that it does not
+# deliver.
+SEGMENT_ROWS = 131_072
+_DIGITS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of a row group's selected rows: `rows` from `first` on, of which a block needs [start, stop)."""
+
+    first: int
+    rows: int
+    start: int
+    stop: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of its rows are needed."""
+        return self.stop - self.start == self.rows
+
+
+def segments(kept: int, start: int, stop: int) -> Iterator[Segment]:
+    """The segments that hold rows [start, stop) of a row group of which `kept` are selected."""
+    for first in range(start - start % SEGMENT_ROWS, stop, SEGMENT_ROWS):
+        rows = min(SEGMENT_ROWS, kept - first)
+        yield Segment(first, rows, max(start - first, 0), min(stop - first, rows))
+
+
+class EntryNames:
+    """The names of a job's entries.
+
+    columns: the digest of each feature that is kept. computed: the features that are not, as users' functions decide
+    their values: their source may import what no name covers.
+    """
+
+    def __init__(self, job: Job, compiled: CompiledJob) -> None:
+        code = {function.op for function in job.code}
+        features = compiled.features
+        computed = [feature for feature in features.features if code.intersection(_ops(feature))]
+        self.computed = frozenset(feature.name for feature in computed)
+        self.columns = {
+            feature.name: _feature_digest(features, feature)
+            for feature in features.features
+            if feature.name not in self.computed
+        }
+        types = _types(compiled.where, compiled) | _types(compiled.sample, compiled)
+        self._facts = {
+            "format": CACHE_FORMAT,
+            "segment_rows": SEGMENT_ROWS,
+            "environment": [list(pair) for pair in job.environment],
+            "where": job.where,
+            "sample": None if job.sample is None else repr(job.sample),
+            "types": types,
+        }
+        self.by = None if job.by is None else _digest(["by", job.by, str(compiled.schema.field(job.by).type)])
+
+    def group(self, fragment: Fragment, position: int, segment: Segment) -> EntryGroup:
+        """The group of a segment of the row group at that position of a fragment."""
+        row_group = fragment.row_groups[position]
+        table = absolute(fragment.table)
+        place = {
+            "table": table,
+            "path": fragment.path,
+            "bytes": fragment.bytes,
+            "mtime_ns": fragment.mtime_ns,
+            "footer": fragment.footer_digest.hex(),
+            "row_group": row_group,
+            "first": segment.first,
+            "partition": repr(fragment.partition),
+            "stored_names": repr(fragment.stored_names),
+        }
+        digest = _digest([self._facts, place])
+        return EntryGroup(
+            digest=digest,
+            table=redact(table),
+            path=fragment.path,
+            row_group=row_group,
+            partition=dict(fragment.partition),
+        )
+
+
+def _feature_digest(features: CompiledFeatures, feature: FeatureSpec) -> str:
+    """Covers the chain with its versions, the types that it reads, artifacts, the rows that a fit has seen."""
+    plain = replace(feature, dedup=None) if feature.dedup is not None else feature
+    alone = compile_some(features, {feature.name})
+    return _digest([alone.fingerprint, feature.name, plain.group, feature.on_nonfinite, sorted(alone.marks)])
+
+
+def _ops(feature: FeatureSpec) -> set[str]:
+    """The names of all ops of a feature."""
+    calls = [*feature.ops, *(call for source in feature.inputs for call in source.ops)]
+    return {call.op for call in (*calls, *(() if feature.op is None else (feature.op,)))}
+
+
+def _types(bound: BoundExpression | Any, compiled: CompiledJob) -> dict[str, str]:
+    """The types of the columns that a filter or a sample reads."""
+    names = () if bound is None else sorted(bound.columns)
+    return {name: str(compiled.schema.field(name).type) for name in names if name in compiled.schema.names}
+
+
+def _digest(content: Any) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]

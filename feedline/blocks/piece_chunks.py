@@ -1,0 +1,66 @@
+"""Read the rows of a block's piece, chunk by chunk.
+
+Runs in: Dask workers: threads of the feeder, processes on this machine, or anywhere in a cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import polars as pl
+
+from feedline.blocks.jobs import CompiledJob
+from feedline.blocks.request import PieceRequest
+from feedline.warehouse.reading.columns import CHUNK_ROWS
+from feedline.warehouse.reading.expanded_codes import expand_series
+from feedline.warehouse.reading.fragment import Chunk
+from feedline.warehouse.reading.read import read_fragment
+
+
+def piece_chunks(
+    compiled: CompiledJob,
+    piece: PieceRequest,
+    columns: Sequence[str] | None = None,
+    *,
+    as_stored: bool = False,
+    first_rows: int = 0,
+) -> Iterator[Chunk]:
+    """The piece's rows, chunk by chunk, of at most CHUNK_ROWS rows. columns: those of the frames (default: the job's).
+
+    first_rows: of the first chunk, about, from which they grow (0: all alike). as_stored: columns may come as unique
+    rows, or as codes, and without deduplicated groups, whose runs end with a chunk, chunks may be larger, but not
+    larger than the piece needs.
+    """
+    position, missing = 0, piece.rows
+    larger = as_stored and len(compiled.parts) == 1
+    chunks = read_fragment(
+        piece.fragment,
+        compiled.columns if columns is None else columns,
+        compiled.where,
+        compiled.schema,
+        sample=compiled.sample,
+        marks=compiled.marks if columns is None else (),
+        chunk_rows=max(CHUNK_ROWS, piece.skip + piece.rows) if larger else CHUNK_ROWS,
+        first_rows=piece.skip + first_rows if first_rows else 0,
+        compact=compiled.compact if as_stored else (),
+        coded=compiled.coded if as_stored else {},
+        expanded=compiled.expanded,
+    )
+    for chunk in chunks:
+        height = chunk.frame.height
+        start = min(max(piece.skip - position, 0), height)
+        stop = min(height, start + missing)
+        position += height
+        missing -= max(0, stop - start)
+        if stop > start:
+            handover = [chunk if stop - start == height else chunk.part(start, stop)]
+            del chunk
+            yield handover.pop()  # no reference stays here, so that the caller can free it before the next is decoded
+        if missing == 0:
+            break
+
+
+def column_values(chunk: Chunk, name: str) -> pl.Series:
+    """A column of a chunk, of every row."""
+    column, values = chunk.frame.get_column(name), chunk.dictionaries.get(name)
+    return column if values is None else expand_series(column, values)

@@ -1,0 +1,74 @@
+"""What a pipeline's cache holds of a plan already, and what a run would add, for `feedline plan`.
+
+Runs in: the process of the command. Only indexes of files are read; of large tables, those of some row groups. A folder
+that does not exist is not created.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from feedline.blocks.cache.cached_rows import is_cached
+from feedline.blocks.cache.entry_names import EntryNames, Segment, segments
+from feedline.blocks.jobs import compile_job
+from feedline.planning.plan import Plan
+from feedline.warehouse.cache.cache_folder import check_folder, held_columns
+from feedline.warehouse.reading.fragment import Fragment, fragment_at
+
+_MOST_ROW_GROUPS = 256  # that are looked up
+
+
+def cache_facts(plan: Plan, bytes_per_row: int) -> dict[str, Any] | None:
+    """What the cache holds, as plain values; None for a pipeline without one, or of which it keeps nothing.
+
+    bytes_per_row: of an encoded row, an estimate.
+    """
+    if plan.job.cache is None:
+        return None
+    compiled, folder = compile_job(plan.job), plan.job.cache.folder
+    if not is_cached(plan.job, compiled):
+        return {"folder": folder, "share": None, "bytes": 0, "bytes_to_add": 0, "row_groups_looked_up": 0}
+    names = EntryNames(plan.job, compiled)
+    wanted, found, nbytes, groups = len(names.columns), 0, 0, 0
+    exists = check_folder(folder) and wanted > 0
+    for fragment, segment in _segments(plan):
+        groups += 1
+        held = held_columns(folder, names.group(fragment, 0, segment).digest) if exists else {}
+        own = [held[digest] for digest in names.columns.values() if digest in held]
+        found, nbytes = found + len(own), nbytes + sum(own)
+    share = found / (groups * wanted) if groups and wanted else 0.0
+    kept = np.flatnonzero(plan.selection.rows)
+    scale = len(kept) / max(1, min(len(kept), _MOST_ROW_GROUPS))
+    rows = int(plan.selection.rows.sum())
+    return {
+        "folder": folder,
+        "share": share,
+        "bytes": int(nbytes * scale),
+        "bytes_to_add": int((1 - share) * bytes_per_row * rows),
+        "row_groups_looked_up": min(len(kept), _MOST_ROW_GROUPS),
+    }
+
+
+def cache_text(facts: dict[str, Any]) -> str:
+    """The facts as a line of the plan's table."""
+    if facts["share"] is None:
+        return f"{facts['folder']}: deduplicated groups are not kept"
+    looked = f" (of {facts['row_groups_looked_up']:,} row groups)"
+    there = f"{facts['share']:.1%} of features x row groups are there, {facts['bytes']:,} bytes{looked}"
+    return f"{facts['folder']}: {there}; a run would add {facts['bytes_to_add']:,} bytes at most"
+
+
+def _segments(plan: Plan) -> Iterator[tuple[Fragment, Segment]]:
+    """The segments of some row groups, spread over all that keep rows, each with its fragment."""
+    kept = np.flatnonzero(plan.selection.rows)
+    count = min(len(kept), _MOST_ROW_GROUPS)
+    for index in (np.arange(count) * len(kept)) // max(1, count):
+        group = int(kept[index])
+        rows = plan.selection.rows[group : group + 1]
+        file = int(plan.snapshot.file_of_row_group[group])
+        fragment = fragment_at(plan.snapshot, file, np.array([group]), rows, plan.selection.proofs)
+        for segment in segments(int(rows[0]), 0, int(rows[0])):
+            yield fragment, segment

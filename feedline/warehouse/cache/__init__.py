@@ -1,0 +1,1 @@
+"""The files of a cache of computed columns: written, found, bounded in size, and looked after."""

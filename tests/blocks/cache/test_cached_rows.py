@@ -1,0 +1,274 @@
+"""Does a job with a cache deliver the bytes and counts that it delivers without one, whatever the cache holds?"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from feedline import Pipeline
+from feedline.blocks.block_encoder import HandOver
+from feedline.blocks.cache import auto_choice, entry_names
+from feedline.blocks.cache.cache_costs import CacheRates
+from feedline.blocks.compute import pack_block, run_block
+from feedline.blocks.request import BlockResult
+from feedline.errors import CorruptFileError, DataError, TableChangedError
+from feedline.loader.encoding.cache_counts import CacheCounts
+from feedline.loader.encoding.shuffled_rows import Rows
+from feedline.planning.plan import Plan
+
+ROWS, GROUP = 6_000, 1_700
+FEATURES: dict[str, Any] = {
+    "dense": {"price": [{"fill_null": 0.25}, "log1p"], "raw": [], "shown": {"column": "times", "ops": [{"pad": 3}]}},
+    "categorical": {
+        "item": [{"hash_bucket": 1000}],
+        "code": [{"modulo": 7}],
+        "known": {"column": "item", "ops": [{"vocabulary": {"min_count": 15}}]},
+    },
+    "sparse": {
+        "history": [{"first_x": 4}, {"fill_null": 3}, {"hash_bucket": 50}],
+        "tags": [{"hash_bucket": 20}],
+        "times": [],
+    },
+    "label": {"clicked": []},
+    "extra": ["user", "note"],
+}
+
+
+def write_table(folder: Path) -> Path:
+    for part in range(2):
+        rng = np.random.default_rng(part)
+        users = np.sort(rng.integers(0, 900, ROWS))
+        ids = [None if user % 11 == 0 else [None if i % 7 == 3 else i for i in range(user % 9)] for user in users]
+        raw = rng.random(ROWS).astype(np.float32)
+        raw[::977] = np.nan
+        content = {
+            "price": pa.array([None if row % 13 == 0 else float(row % 50) for row in range(ROWS)], pa.float32()),
+            "raw": raw,
+            "item": [f"item {value}" for value in rng.integers(0, 300, ROWS)],
+            "code": rng.integers(0, 10**6, ROWS),
+            "history": pa.array(ids, pa.list_(pa.int64())),
+            "tags": [[f"tag {value}"] * (value % 3) for value in rng.integers(0, 9, ROWS)],
+            "times": [[float(value)] * (value % 4) for value in rng.integers(0, 99, ROWS)],
+            "user": users,
+            "note": [f"row {row}" for row in range(ROWS)],
+            "clicked": rng.integers(0, 2, ROWS).astype(np.float32),
+        }
+        folder.mkdir(exist_ok=True)
+        pq.write_table(pa.table(content), folder / f"{part}.parquet", row_group_size=GROUP)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_table(tmp_path_factory.mktemp("cached") / "table")
+
+
+@pytest.fixture(autouse=True)
+def _small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry_names, "SEGMENT_ROWS", 600)
+
+
+def plan_of(
+    table: Path, folder: Path, changes: dict[str, Any], cache: Path | None = None, mode: str = "features"
+) -> Plan:
+    spec = {
+        "version": 1,
+        "name": "cached",
+        "work_dir": str(folder / "work"),
+        "source": {"table": str(table), **changes.get("source", {})},
+        "features": FEATURES | changes.get("features", {}),
+        "batch": {"size": 500, "tail": "partial"},
+        **{key: changes[key] for key in ("shuffle", "lanes", "dedup") if key in changes},
+        **({} if cache is None else {"cache": {"dir": str(cache), "mode": mode, "free": 1}}),
+    }
+    pipeline = Pipeline.from_dict(spec)
+    pipeline.fit()
+    return pipeline.plan()
+
+
+def blocks_of(plan: Plan, epoch: int = 0) -> list[BlockResult]:
+    schedule = plan.schedule(epoch)
+    return [
+        run_block(plan.job, plan.request(block, epoch), f"b{lane}", False)
+        for lane in range(plan.lanes)
+        for block in schedule.blocks(lane, everything=True)
+    ]
+
+
+def assert_same(plan: Plan, ours: list[BlockResult], theirs: list[BlockResult]) -> None:
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        assert pack_block(plan.layout, one.parts or ()) == pack_block(plan.layout, other.parts or ())
+        assert one.quality.to_bytes() == other.quality.to_bytes()
+
+
+def counts_of(results: list[BlockResult]) -> CacheCounts:
+    return sum((result.cached for result in results if result.cached is not None), CacheCounts())
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "in order": {"shuffle": "off"},
+    "shuffled": {"shuffle": {"seed": 1, "window_rows": 2_500}},
+    "runs": {"shuffle": {"seed": 1, "window_rows": 2_500, "by": "user"}},
+    "splits": {"shuffle": {"seed": 1, "rows": False}},
+    "lanes": {"shuffle": "off", "lanes": 3},  # blocks that begin within a row group
+    "filter": {"source": {"where": "code % 3 != 1 and price is not None"}},
+    "sample": {"source": {"sample": {"fraction": 0.5, "seed": 3}}},
+    "recorded": {"source": {"row_key": ["user", "note"]}},
+    "zero": {"features": {"dense": {"raw": {"column": "raw", "on_nonfinite": "zero"}}}},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bytes_and_counts_are_those_without_a_cache(case: str, table: Path, tmp_path: Path) -> None:
+    plain = plan_of(table, tmp_path / "plain", CASES[case])
+    cached = plan_of(table, tmp_path / "cached", CASES[case], tmp_path / "cache")
+    assert cached.fingerprint == plain.fingerprint
+    expected = blocks_of(plain)
+    cold = blocks_of(cached)
+    assert_same(plain, cold, expected)
+    warm = blocks_of(cached)
+    assert_same(plain, warm, expected)
+    assert counts_of(cold).computed > 0
+    assert counts_of(warm).computed == 0
+    assert counts_of(warm).found > 0
+    assert_same(plain, blocks_of(cached, 1), blocks_of(plain, 1))
+    rows_dir = tmp_path / "cached" / "work" / "rows"
+    if case == "recorded":
+        names = sorted(path.name for path in (tmp_path / "plain" / "work" / "rows").rglob("*.*"))
+        assert names
+        assert sorted(path.name for path in rows_dir.rglob("*.*")) == names
+
+
+def test_another_seed_world_and_batch_size_find_the_same_entries(table: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    blocks_of(plan_of(table, tmp_path, CASES["shuffled"], cache))
+    for changes in ({"shuffle": {"seed": 9, "window_rows": 3_000}}, {"shuffle": "off", "lanes": 2}):
+        plan = plan_of(table, tmp_path, changes, cache)
+        results = blocks_of(plan)
+        assert counts_of(results).computed == 0
+        assert_same(plan, results, blocks_of(plan_of(table, tmp_path, changes)))
+
+
+def test_changed_features_are_computed_alone(table: Path, tmp_path: Path) -> None:
+    cache, features = (
+        tmp_path / "cache",
+        FEATURES | {"categorical": {**FEATURES["categorical"], "code": [{"modulo": 8}]}},
+    )
+    first = counts_of(blocks_of(plan_of(table, tmp_path, CASES["in order"], cache)))
+    changes = CASES["in order"] | {"features": features}
+    plan = plan_of(table, tmp_path, changes, cache)
+    results = blocks_of(plan)
+    assert counts_of(results).computed * 12 == first.computed
+    assert_same(plan, results, blocks_of(plan_of(table, tmp_path, changes)))
+
+
+@pytest.mark.parametrize("damage", ["removed", "cut", "flipped"])
+def test_damaged_entries_are_computed_again(damage: str, table: Path, tmp_path: Path) -> None:
+    plan = plan_of(table, tmp_path, CASES["shuffled"], tmp_path / "cache")
+    expected = blocks_of(plan)
+    files = sorted((tmp_path / "cache" / "v1").rglob("*.entry"))
+    for path in files[::2]:
+        content = bytearray(path.read_bytes())
+        if damage == "removed":
+            path.unlink()
+        elif damage == "cut":
+            path.write_bytes(content[: len(content) // 2])
+        else:
+            content[len(content) // 3] ^= 4
+            path.write_bytes(content)
+    again = blocks_of(plan)
+    assert_same(plan, again, expected)
+    assert counts_of(again).computed > 0
+    assert (counts_of(again).damaged > 0) is (damage != "removed")
+    assert counts_of(blocks_of(plan)).computed == 0
+
+
+def test_a_file_that_changed_is_refused_though_all_is_found(table: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "table"
+    shutil.copytree(table, copy)
+    plan = plan_of(copy, tmp_path, CASES["in order"], tmp_path / "cache")
+    blocks_of(plan)
+    path = copy / "0.parquet"
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 10**9))
+    with pytest.raises(TableChangedError, match="changed after the snapshot"):
+        blocks_of(plan)
+    path.unlink()
+    with pytest.raises((TableChangedError, CorruptFileError), match=r"0\.parquet"):
+        blocks_of(plan)
+
+
+def test_a_rewritten_table_has_other_entries(tmp_path: Path) -> None:
+    table = write_table(tmp_path / "table")
+    blocks_of(plan_of(table, tmp_path, CASES["in order"], tmp_path / "cache"))
+    data = pq.read_table(table / "0.parquet")
+    other = data.set_column(data.schema.get_field_index("code"), "code", pa.array(np.arange(ROWS)))
+    pq.write_table(other, table / "0.parquet", row_group_size=GROUP)
+    plan = plan_of(table, tmp_path, CASES["in order"], tmp_path / "cache")
+    assert_same(plan, blocks_of(plan), blocks_of(plan_of(table, tmp_path, CASES["in order"])))
+
+
+def test_an_error_of_rows_that_are_not_delivered_does_not_surface(tmp_path: Path) -> None:
+    table = write_table(tmp_path / "table")
+    data = pq.read_table(table / "1.parquet")
+    code = data["code"].to_pylist()
+    code[-1] = None  # a feature cannot hold it
+    field = pa.field("code", pa.int64())
+    pq.write_table(data.set_column(3, field, pa.array(code, pa.int64())), table / "1.parquet", row_group_size=GROUP)
+    plan = plan_of(table, tmp_path, CASES["in order"], tmp_path / "cache")
+    plain = plan_of(table, tmp_path, CASES["in order"])
+    with pytest.raises(DataError) as cached:
+        blocks_of(plan)
+    with pytest.raises(DataError) as expected:
+        blocks_of(plain)
+    texts = [re.sub(r"in [0-9,]+ rows", "in N rows", str(each.value)) for each in (cached, expected)]
+    assert texts[0] == texts[1]
+    schedule = plan.schedule(0)
+    last = [*schedule.blocks(0, everything=True)][-1]
+    request = plan.request(last, 0)
+    piece = request.pieces[-1]
+    cut = replace(request, pieces=(*request.pieces[:-1], replace(piece, rows=piece.rows - 1)), rows=request.rows - 1)
+    one, other = (run_block(each.job, cut, "cut", False) for each in (plan, plain))
+    assert_same(plan, [one], [other])
+
+
+def test_parts_are_handed_over_in_order(table: Path, tmp_path: Path) -> None:
+    plan = plan_of(table, tmp_path, CASES["in order"], tmp_path / "cache")
+    handed: list[Rows] = []
+    request = plan.request(next(iter(plan.schedule(0).blocks(0))), 0)
+    result = run_block(plan.job, request, "key", False, HandOver(500, handed.append))
+    assert result.parts is not None
+    assert all(one is other for one, other in zip(handed, result.parts[:-1], strict=True))
+
+
+def test_deduplicated_groups_are_computed_always(table: Path, tmp_path: Path) -> None:
+    changes = CASES["in order"] | {"dedup": {"user": {"columns": ["history"]}}}
+    plan = plan_of(table, tmp_path, changes, tmp_path / "cache")
+    results = blocks_of(plan)
+    assert all(result.cached is None for result in results)
+    assert_same(plan, results, blocks_of(plan_of(table, tmp_path, changes)))
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_cache_that_decides_for_itself(
+    keeps: bool, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rate = 1e10 if keeps else 1e3
+    rates = CacheRates(read_bytes_per_s=rate, write_bytes_per_s=rate, memory_bytes_per_s=1e10)
+    monkeypatch.setattr(auto_choice, "cache_rates", lambda folder: rates)
+    plan = plan_of(table, tmp_path, CASES["shuffled"], tmp_path / "cache", mode="auto")
+    expected = blocks_of(plan_of(table, tmp_path, CASES["shuffled"]))
+    assert_same(plan, blocks_of(plan), expected)
+    again = blocks_of(plan)
+    assert_same(plan, again, expected)
+    assert (counts_of(again).computed == 0) is keeps
+    assert counts_of(again).found > 0  # what was kept before the decision is read

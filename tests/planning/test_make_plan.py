@@ -1,0 +1,52 @@
+"""A plan's job has the cache of its pipeline, which no fingerprint depends on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from feedline import Pipeline
+from feedline.planning.plan import Plan
+from feedline.spec import load_spec
+from feedline.warehouse.cache.cache_folder import CacheRef
+
+
+def planned(folder: Path, **entries: Any) -> Plan:
+    if not (folder / "t.parquet").exists():
+        pq.write_table(pa.table({"x": [float(number) for number in range(64)]}), folder / "t.parquet")
+    document = {
+        "version": 1,
+        "name": "n",
+        "work_dir": str(folder / "w"),
+        "source": {"table": str(folder / "t.parquet")},
+        "features": {"dense": {"x": []}},
+        "batch": {"size": 8},
+        **entries,
+    }
+    return Pipeline(load_spec(document, base_dir=str(folder))).plan()
+
+
+@pytest.mark.parametrize("mode", ["auto", "features"])
+def test_jobs_name_the_folder_and_its_bounds(tmp_path: Path, mode: str):
+    cache = {"dir": "finished", "size": "4 GB", "free": "2 GB", "mode": mode, "shared": True}
+    ref = CacheRef(folder=f"{tmp_path}/finished", size=4 * 10**9, free=2 * 10**9, shared=True)
+    assert planned(tmp_path, cache=cache).job.cache == ref
+    assert not (tmp_path / "finished").exists(), "a plan creates no folder"
+
+
+@pytest.mark.parametrize("cache", [None, "off", {"dir": "x", "mode": "off"}, {"dir": "x", "mode": "source"}])
+def test_jobs_without_finished_features_have_no_cache(tmp_path: Path, cache: Any):
+    plan = planned(tmp_path, cache=cache)
+    assert plan.job.cache is None
+    assert plan.job.digest == planned(tmp_path).job.digest
+
+
+def test_fingerprints_do_not_depend_on_a_cache(tmp_path: Path):
+    plain, cached = planned(tmp_path), planned(tmp_path, cache="finished")
+    assert cached.job.digest != plain.job.digest
+    assert (cached.fingerprint, cached.features_fingerprint) == (plain.fingerprint, plain.features_fingerprint)
+    assert cached.facts() == plain.facts()

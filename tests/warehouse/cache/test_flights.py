@@ -1,0 +1,177 @@
+"""A flight is held by one thread of all processes of a host, and ends with its holder."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import multiprocessing
+import os
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from cache_entries import columns_of, fill_in_flight, group_of, hold_flight, ref_of, same
+from forked import forked
+
+from feedline.warehouse.cache import flights
+from feedline.warehouse.cache.cache_counters import CacheCounters
+from feedline.warehouse.cache.cache_folder import CacheFolder
+
+DIGEST = "abcdef0123456789"
+
+
+class Waiter(threading.Thread):
+    """Takes a flight, and notes whether it has waited."""
+
+    def __init__(self, folder: Path, digest: str = DIGEST) -> None:
+        super().__init__(daemon=True)
+        self.folder, self.digest = str(folder), digest
+        self.counters = CacheCounters()
+        self.waited: bool | None = None
+
+    def run(self) -> None:
+        with flights.flight(self.folder, self.digest, self.counters) as waited:
+            self.waited = waited
+
+
+@contextmanager
+def polled(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """An event that is set once a waiter of this process has found the flight taken."""
+    polling, sleep = threading.Event(), time.sleep
+
+    def note(pause_s: float) -> None:
+        polling.set()
+        sleep(pause_s)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(flights.time, "sleep", note)
+        yield polling
+
+
+def test_the_first_holder_has_not_waited(tmp_path: Path):
+    counters = CacheCounters()
+    for _ in range(2):
+        with flights.flight(str(tmp_path), DIGEST, counters) as waited:
+            assert not waited
+    assert counters == CacheCounters()
+    assert stat.S_IMODE((tmp_path / DIGEST[:3]).stat().st_mode) == 0o600
+
+
+def test_the_second_thread_waits_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    waiter = Waiter(tmp_path)
+    with polled(monkeypatch) as polling, flights.flight(str(tmp_path), DIGEST, CacheCounters()):
+        waiter.start()
+        assert polling.wait(30)
+        assert waiter.waited is None
+    waiter.join(30)
+    assert waiter.waited is True
+    assert waiter.counters.waited_s > 0
+    assert waiter.counters.duplicates == 0
+
+
+def test_other_row_groups_do_not_wait(tmp_path: Path):
+    waiter = Waiter(tmp_path, "123" + DIGEST)
+    with flights.flight(str(tmp_path), DIGEST, CacheCounters()):
+        waiter.start()
+        waiter.join(30)
+    assert waiter.waited is False
+
+
+def test_an_error_of_the_holder_ends_the_flight(tmp_path: Path):
+    counters = CacheCounters()
+    with pytest.raises(ZeroDivisionError), flights.flight(str(tmp_path), DIGEST, counters):
+        raise ZeroDivisionError
+    with flights.flight(str(tmp_path), DIGEST, counters) as waited:
+        assert not waited
+
+
+def test_a_killed_holder_frees_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    held = multiprocessing.get_context("forkserver").Event()
+    process = forked(hold_flight, str(tmp_path / "cache"), 1, held)
+    assert held.wait(30)
+    cache = CacheFolder(ref_of(tmp_path / "cache"))
+    waiter = Waiter(tmp_path / "cache" / "locks", group_of(1).digest)
+    with polled(monkeypatch) as polling:
+        waiter.start()
+        assert polling.wait(30)
+        began_s = time.monotonic()
+        process.kill()
+        waiter.join(30)
+    assert waiter.waited is True
+    assert time.monotonic() - began_s < flights.LIMIT_S / 4
+    assert waiter.counters.duplicates == cache.counters.duplicates == 0
+    process.join(30)
+
+
+def test_a_holder_that_takes_too_long_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(flights, "LIMIT_S", 0.02)
+    counters = CacheCounters()
+    with flights.flight(str(tmp_path), DIGEST, CacheCounters()):
+        with flights.flight(str(tmp_path), DIGEST, counters) as waited:
+            assert waited
+        with flights.flight(str(tmp_path), DIGEST, counters):  # the first holder still has it
+            pass
+    assert counters.duplicates == 2
+    assert counters.waited_s >= 0.04
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_without_locks_all_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int):
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    counters = CacheCounters()
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", fail)
+        with flights.flight(str(tmp_path), DIGEST, counters) as waited:
+            assert not waited
+    assert counters.duplicates == 1
+
+
+def test_without_a_folder_all_compute(tmp_path: Path):
+    counters = CacheCounters()
+    with flights.flight(str(tmp_path / "missing"), DIGEST, counters) as waited:
+        assert not waited
+    assert counters.duplicates == 1
+
+
+def test_a_lock_is_tried(tmp_path: Path):
+    path = str(tmp_path / "lock")
+    number = flights.try_lock(path)
+    assert number is not None
+    assert flights.try_lock(path) is None
+    os.close(number)
+    again = flights.try_lock(path)
+    assert again is not None
+    os.close(again)
+    assert flights.try_lock(str(tmp_path / "missing" / "lock")) is None
+
+
+def test_the_mode_of_a_lock_is_not_the_umasks(tmp_path: Path):
+    before = os.umask(0o077)
+    try:
+        with flights.flight(str(tmp_path), DIGEST, CacheCounters(), mode=0o660):
+            pass
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / DIGEST[:3]).stat().st_mode) == 0o660
+
+
+def test_processes_that_fill_the_same_row_groups_compute_each_once(tmp_path: Path):
+    context = multiprocessing.get_context("forkserver")
+    barrier, computed = context.Barrier(3), context.SimpleQueue()
+    processes = [forked(fill_in_flight, str(tmp_path / "cache"), 30, barrier, computed) for _ in range(3)]
+    numbers = [number for _ in processes for number in computed.get()]
+    for process in processes:
+        process.join(30)
+        assert process.exitcode == 0
+    assert sorted(numbers) == list(range(30))
+    cache = CacheFolder(ref_of(tmp_path / "cache"))
+    for number in range(30):
+        truth = columns_of(group_of(number))
+        found = cache.find(group_of(number), list(truth))
+        assert all(same(found[name], truth[name]) for name in truth)

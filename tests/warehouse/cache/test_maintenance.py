@@ -1,0 +1,222 @@
+"""What a folder holds is told by table and row group; what conditions select is removed; what is damaged is found."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cache_entries import columns_of, files_of, filled, group_of, ref_of
+
+from feedline.errors import ExpressionError, SpecError
+from feedline.warehouse.cache.cache_folder import CacheFolder
+from feedline.warehouse.cache.eviction import touched_ns
+from feedline.warehouse.cache.maintenance import PruneChoice, describe_folder, prune_entries, verify_entries
+
+NOW_S = time.time()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """Three row groups of clicks in two days, and one of users without partition keys."""
+    cache = CacheFolder(ref_of(tmp_path))
+    for number, day in enumerate(("2026-01-01", "2026-01-01", "2026-01-02")):
+        group = group_of(number, partition={"day": datetime.date.fromisoformat(day), "hour": number})
+        cache.put(group, columns_of(group, 2), cpu_s=1.0)
+    group = group_of(0, table="users")
+    cache.put(group, columns_of(group, 5), cpu_s=1.0)
+    return str(tmp_path)
+
+
+def left(folder: str) -> list[tuple[str, int | None]]:
+    groups = describe_folder(folder, by_row_group=True).groups
+    return [(each.table or "", each.row_group) for each in groups]
+
+
+def test_row_groups_are_described(folder: str):
+    report = describe_folder(folder, by_row_group=True)
+    assert left(folder) == [("clicks", 0), ("clicks", 1), ("clicks", 2), ("users", 0)]
+    first = report.groups[0]
+    assert (first.path, first.files, first.columns) == ("day=1/part.parquet", 1, 2)
+    assert first.partition == {"day": datetime.date(2026, 1, 1), "hour": 0}
+    assert abs(first.used_s - time.time()) < 60
+    assert (report.whole.files, report.whole.columns) == (4, 11)
+    assert report.whole.bytes == sum(each.bytes for each in report.groups)
+
+
+def test_tables_are_described(folder: str):
+    clicks, users = describe_folder(folder, by_row_group=False).groups
+    assert (clicks.table, clicks.path, clicks.row_group, clicks.partition) == ("clicks", None, None, None)
+    assert (clicks.files, clicks.columns) == (3, 6)
+    assert (users.table, users.row_group, users.files, users.columns) == ("users", 0, 1, 5)
+    [alone] = describe_folder(folder, by_row_group=False, table="users").groups
+    assert alone == users
+
+
+def test_an_empty_cache_is_described(tmp_path: Path):
+    CacheFolder(ref_of(tmp_path))
+    report = describe_folder(str(tmp_path), by_row_group=True)
+    assert (report.groups, report.whole.files, report.whole.bytes) == ((), 0, 0)
+
+
+def test_files_of_other_kinds_are_counted(folder: str):
+    first, second, *_ = files_of(folder)
+    first.write_bytes(b"damaged")
+    second.with_name(".x.tmp").write_bytes(b"1")
+    later = Path(folder, "v2", "ab", "abcd")
+    later.mkdir(parents=True)
+    (later / "x.entry").write_bytes(b"of a later version")
+    report = describe_folder(folder, by_row_group=True)
+    assert report.temporary == 1
+    assert report.unreadable + report.other_versions == 2
+    assert report.whole.files == 6
+    assert len(report.groups) == 3
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        (PruneChoice(table="users"), [("clicks", 0), ("clicks", 1), ("clicks", 2)]),
+        (PruneChoice(table="none"), [("clicks", 0), ("clicks", 1), ("clicks", 2), ("users", 0)]),
+        (PruneChoice(where="hour >= 1"), [("clicks", 0), ("users", 0)]),
+        (PruneChoice(where="hour == 1 or hour == 0"), [("clicks", 2), ("users", 0)]),
+        (PruneChoice(where="day == '2026-01-01'", table="clicks"), [("clicks", 2), ("users", 0)]),
+        (PruneChoice(where="day < '2026-01-02' and hour > 0"), [("clicks", 0), ("clicks", 2), ("users", 0)]),
+        (PruneChoice(everything=True), []),
+        (PruneChoice(older_than_s=0.0), []),
+        (PruneChoice(older_than_s=3_600.0), [("clicks", 0), ("clicks", 1), ("clicks", 2), ("users", 0)]),
+    ],
+)
+def test_what_meets_all_conditions_is_removed(folder: str, choice: PruneChoice, expected: list[tuple[str, int]]):
+    report = prune_entries(folder, choice, time.time() + 1)
+    assert left(folder) == expected
+    assert report.files == 4 - len(expected)
+    assert report.files + report.kept + sum(report.undecided.values()) == 4
+    assert (report.bytes > 0) == (report.files > 0)
+
+
+def test_a_condition_does_not_decide_for_row_groups_without_its_key(folder: str):
+    report = prune_entries(folder, PruneChoice(where="hour == 0"), NOW_S)
+    assert report.undecided == {"without the partition key hour": 1}
+    assert prune_entries(folder, PruneChoice(where="city == 'x'"), NOW_S).files == 0
+
+
+def test_age_is_of_the_last_use(folder: str):
+    for number, path in enumerate(files_of(folder)):
+        os.utime(path, ns=(0, touched_ns(NOW_S - 100 * number, 0)))
+    assert prune_entries(folder, PruneChoice(older_than_s=150.0), NOW_S).files == 2
+    os.utime(files_of(folder)[0], ns=(0, touched_ns(NOW_S + 1e6, 0)))  # of a clock that is ahead
+    assert prune_entries(folder, PruneChoice(older_than_s=0.0), NOW_S).kept == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [
+        (True, "key"),
+        (7, "key == 7"),
+        (0.5, "key < 1.0"),
+        ("a b", "key == 'a b'"),
+        (datetime.datetime(2026, 1, 5, 1), "key == '2026-01-05T01:00:00'"),
+        (datetime.date(2026, 1, 5), "key == '2026-01-05'"),
+        (decimal.Decimal("1.50"), "key > 1"),
+    ],
+)
+def test_partition_values_of_all_types_are_compared(tmp_path: Path, value: Any, where: str):
+    cache = CacheFolder(ref_of(tmp_path))
+    for number, each in enumerate((value, None)):
+        group = group_of(number, partition={"key": each})
+        cache.put(group, columns_of(group, 1), cpu_s=1.0)
+    report = prune_entries(str(tmp_path), PruneChoice(where=where), NOW_S)
+    assert (report.files, report.kept) == (1, 1)
+    assert left(str(tmp_path)) == [("clicks", 1)]
+
+
+def test_a_condition_that_fits_some_types_is_undecided_for_others(tmp_path: Path):
+    cache = CacheFolder(ref_of(tmp_path))
+    for number, each in enumerate(("x", 5)):
+        group = group_of(number, partition={"key": each})
+        cache.put(group, columns_of(group, 1), cpu_s=1.0)
+    report = prune_entries(str(tmp_path), PruneChoice(where="key == 'x'"), NOW_S)
+    assert (report.files, dict(report.undecided)) == (1, {"with partition keys of other types": 1})
+    with pytest.raises(ExpressionError):
+        prune_entries(str(tmp_path), PruneChoice(where="key == 'x'"), NOW_S)
+
+
+def test_prune_needs_a_condition(folder: str):
+    with pytest.raises(SpecError, match=r"needs a condition: got none\. Name --table"):
+        prune_entries(folder, PruneChoice(), NOW_S)
+    with pytest.raises(SpecError, match=r"removes every entry: got conditions, too\. Leave out --all"):
+        prune_entries(folder, PruneChoice(everything=True, table="clicks"), NOW_S)
+    with pytest.raises(ExpressionError):
+        prune_entries(folder, PruneChoice(where="hour =="), NOW_S)
+    assert len(files_of(folder)) == 4
+
+
+def test_files_of_other_versions_are_pruned_by_age_and_all_alone(folder: str):
+    later = Path(folder, "v2", "ab", "abcd")
+    later.mkdir(parents=True)
+    (later / "x.entry").write_bytes(b"of a later version")
+    assert prune_entries(folder, PruneChoice(table="clicks"), NOW_S).files == 3
+    assert (later / "x.entry").exists()
+    assert prune_entries(folder, PruneChoice(everything=True), NOW_S).files == 2
+    assert not later.exists()
+
+
+def test_temporary_files_of_dead_writers_are_pruned(folder: str):
+    [path, *_] = files_of(folder)
+    old, new = path.with_name(".old.tmp"), path.with_name(".new.tmp")
+    old.touch()
+    new.touch()
+    os.utime(old, (NOW_S - 60,) * 2)
+    prune_entries(folder, PruneChoice(table="none"), time.time())
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+def test_verify_finds_and_removes_damaged_files(folder: str):
+    files: list[int] = []
+    whole = verify_entries(folder, files.append)
+    assert (whole.files, whole.damaged, whole.unreadable, files) == (4, (), (), [1, 2, 3, 4])
+    first, second, third, _ = files_of(folder)
+    content = bytearray(first.read_bytes())
+    content[-100] ^= 1  # in an array
+    first.write_bytes(content)
+    content = bytearray(second.read_bytes())
+    content[100] ^= 1  # in the index
+    second.write_bytes(content)
+    os.truncate(third, third.stat().st_size - 200)
+    report = verify_entries(folder)
+    assert sorted(report.damaged) == sorted(map(str, (first, second, third)))
+    assert report.unreadable == ()
+    assert len(files_of(folder)) == 1
+    assert verify_entries(folder).damaged == ()
+
+
+def test_what_cannot_be_read_stays(folder: str, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", fail)
+        report = verify_entries(folder)
+    assert (len(report.unreadable), report.damaged) == (4, ())
+    assert len(files_of(folder)) == 4
+
+
+def test_a_foreign_folder_is_refused(tmp_path: Path):
+    (tmp_path / "a.parquet").touch()
+    for run in (
+        lambda: describe_folder(str(tmp_path), by_row_group=True),
+        lambda: prune_entries(str(tmp_path), PruneChoice(everything=True), NOW_S),
+        lambda: verify_entries(str(tmp_path)),
+    ):
+        with pytest.raises(SpecError, match="is not a cache"):
+            run()
+
+
+def test_the_bytes_are_those_of_the_folder(tmp_path: Path):
+    cache = filled(tmp_path, groups=3)
+    assert describe_folder(str(tmp_path), by_row_group=False).whole.bytes == cache.usage()
