@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -38,7 +37,7 @@ from feedline.materialize.array_plan import (
     shown_facts,
 )
 from feedline.materialize.block_rows import FilesJob, NumberedBlock, finished_rows
-from feedline.materialize.output_folder import UNFINISHED, OutputRef, explain_writes
+from feedline.materialize.output_folder import ROOT_GROUP, UNFINISHED, OutputRef, explain_writes
 from feedline.warehouse.storage.content_store import get, put
 from feedline.warehouse.storage.faults import explain_errors
 from feedline.warehouse.storage.locations import Location, join
@@ -46,7 +45,6 @@ from feedline.warehouse.storage.ranges import read_range
 from feedline.warehouse.storage.retry import is_local, with_retries
 
 _BATCH_BYTES = 64 << 20  # of the shards of one task
-_ROOT = "zarr.json"
 
 
 def write_part(files: FilesJob, block: NumberedBlock) -> tuple[NDArray[np.int64], Quality]:
@@ -111,12 +109,6 @@ def create_arrays(output: OutputRef, sizes: PartSizes) -> tuple[tuple[ShardBytes
                 attributes={} if array.unit is None else {"unit": array.unit},
             )
     return tuple(batches_of(list(sizes.shards()), _BATCH_BYTES))
-
-
-def root_group(facts: Mapping[str, Any]) -> dict[str, bytes]:
-    """The files of the root group, which make it one: `zarr.json`, with the facts as its attributes."""
-    content = {"zarr_format": 3, "node_type": "group", "attributes": dict(facts)}
-    return {_ROOT: json.dumps(content, indent=1, ensure_ascii=False).encode()}
 
 
 def array_columns(schema: BatchSchema) -> list[dict[str, Any]]:
@@ -202,7 +194,7 @@ def _read_part(location: Location, part: int, start: int, nbytes: int) -> bytes:
 
 
 class _PutStore(Store):
-    """A zarr store that writes whole files of a folder; the root's metadata is written at the end, by `root_group`."""
+    """A zarr store that writes whole files of a folder; the root's metadata is written at the end, with the facts."""
 
     def __init__(self, location: Location) -> None:
         super().__init__(read_only=False)
@@ -210,7 +202,7 @@ class _PutStore(Store):
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
         """Metadata, whole; shards are never read."""
-        if byte_range is not None or not key.endswith(_ROOT):
+        if byte_range is not None or not key.endswith(ROOT_GROUP):
             return None
         try:
             content = await asyncio.to_thread(get, self._location, key)
@@ -232,7 +224,7 @@ class _PutStore(Store):
 
     async def set(self, key: str, value: Buffer) -> None:
         """Write a file, atomically."""
-        if key != _ROOT:
+        if key != ROOT_GROUP:
             content = [pa.py_buffer(value.as_numpy_array().tobytes())]
             await asyncio.to_thread(put, self._location, key, content)
 

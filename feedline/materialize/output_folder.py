@@ -2,8 +2,8 @@
 
 Runs in: the process that materializes; `OutputRef` in the tasks. On a local disk everything is written into a hidden
 folder beside OUT, which takes OUT's place when it is complete. In a store, and where OUT is a mount point or its parent
-may not be written, files are written in place. The marker `_materialized.json` is written last, and a folder without it
-is not whole.
+may not be written, files are written in place. The marker is written last, and a folder without it is not whole:
+`_materialized.json`, or `zarr.json` where the folder is a zarr group, in which other files would be warned of.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from feedline.warehouse.storage.locations import Location, absolute, join, locat
 from feedline.warehouse.storage.retry import is_local, with_retries
 
 MARKER = "_materialized.json"
+ROOT_GROUP = "zarr.json"
+PROGRAM = "feedline materialize"
 UNFINISHED = "_unfinished"
 _TOKEN = f"{UNFINISHED}/materialize"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -82,21 +84,23 @@ class OutputFolder:
         self._replaces = _check_contents(self._final, self.name, overwrite=self._overwrite)  # fits may take hours
         with explain_writes(self.name):
             if self._in_place and self._replaces:
-                self._delete(f"{self._final.path}/{MARKER}")
+                for marker in (MARKER, ROOT_GROUP):
+                    self._delete(f"{self._final.path}/{marker}")
                 self._final.filesystem.delete_dir_contents(self._final.path)
             if self._local:
                 Path(self.ref.location.path).mkdir(parents=True, exist_ok=True)
             put(self.ref.location, _TOKEN, [self._token.encode()])
         return self.ref
 
-    def finish(self, facts: Mapping[str, Any], root: Mapping[str, bytes]) -> None:
-        """Delete the parts, write the files of the root and the marker, and put the folder in its place."""
+    def finish(self, facts: Mapping[str, Any], *, group: bool) -> None:
+        """Delete the parts, write the facts as the marker, and put the folder in its place. group: it is of zarr."""
+        facts = {"program": PROGRAM, **facts}
+        content = {"zarr_format": 3, "node_type": "group", "attributes": facts} if group else facts
         location = self.ref.location
         with explain_writes(self.name):
             location.filesystem.delete_dir(join(location.path, UNFINISHED))
-            for name, content in root.items():
-                put(location, name, [content])
-            put(location, MARKER, [json.dumps(facts, indent=1, ensure_ascii=False).encode() + b"\n"])
+            marker = json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n"
+            put(location, ROOT_GROUP if group else MARKER, [marker])
             if not self._in_place:
                 _move(location.path, self._final.path, replaces=self._replaces)
 
@@ -171,10 +175,11 @@ def _check_contents(location: Location, name: str, *, overwrite: bool) -> bool:
 
 
 def _is_ours(location: Location, names: list[str]) -> bool:
-    if MARKER in names:
+    for marker in (MARKER, ROOT_GROUP):
         with suppress(ValueError, OSError, TableError):
-            content = json.loads(bytes(memoryview(get(location, MARKER))))
-            return isinstance(content, dict) and content.get("program") == "feedline materialize"
+            content = json.loads(bytes(memoryview(get(location, marker)))) if marker in names else {}
+            if PROGRAM in (content.get("program"), content.get("attributes", {}).get("program")):
+                return True
     return bool(location.filesystem.get_file_info(join(location.path, _TOKEN)).type == pafs.FileType.File)
 
 

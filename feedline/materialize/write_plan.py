@@ -19,7 +19,7 @@ from feedline.blocks.jobs import compile_job
 from feedline.errors import SpecError
 from feedline.fitting.reduction import Workers
 from feedline.loader.encoding.quality import Quality
-from feedline.materialize.array_files import array_columns, create_arrays, root_group, write_part, write_shards
+from feedline.materialize.array_files import array_columns, create_arrays, write_part, write_shards
 from feedline.materialize.array_plan import PartSizes, arrays_of, lists_in
 from feedline.materialize.block_rows import FilesJob, NumberedBlock
 from feedline.materialize.output_folder import OutputFolder
@@ -109,7 +109,7 @@ def write_plan(
             for index, (size, quality) in _run(workers, write_file, files, tasks):
                 nbytes += size
                 add(blocks[index], quality)
-            facts, root = {**facts, "columns": file_columns(schema)}, {}
+            facts = {**facts, "columns": file_columns(schema)}
         else:
             counts = np.zeros((len(tasks), lists_in(arrays)), np.int64)
             for index, (found, quality) in _run(workers, write_part, files, tasks):
@@ -118,10 +118,9 @@ def write_plan(
             sizes = PartSizes(arrays, np.array([block.rows for block in blocks], np.int64), counts)
             nbytes = _write_arrays(files, sizes, workers, say)
             facts = {**facts, "columns": array_columns(schema)}
-            root = root_group(facts)
         for complaint in monitor.end():
             warnings.warn(complaint, UserWarning, stacklevel=3)
-        folder.finish(facts, root)
+        folder.finish(facts, group=format == "zarr")
     except BaseException:
         workers.remove_when_idle(folder.discard)
         raise
@@ -181,7 +180,6 @@ def _run(
 
 def _facts(plan: Plan, format: str, rows: int) -> dict[str, Any]:
     return {
-        "program": "feedline materialize",
         "format": _FORMAT,
         "files": format,
         "feedline": VERSION,

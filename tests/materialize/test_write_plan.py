@@ -18,7 +18,7 @@ from pipelines import Place, furnished
 
 from feedline import Pipeline
 from feedline.commands.cluster.connect import pipeline_cluster
-from feedline.errors import CorruptFileError, DataError, FeedlineError, PlanError, SpecError, TableError
+from feedline.errors import CorruptFileError, DataError, FeedlineError, SpecError, TableError
 from feedline.loader.encoding.arrow_table import arrow_table
 from feedline.loader.encoding.encoded_rows import expand, take
 from feedline.loader.encoding.slot import encoded_rows
@@ -94,7 +94,7 @@ def pipeline(place: Place, **changes: Any) -> Pipeline:
 
 def of_batches(place: Place, **changes: Any) -> pa.Table:
     """The rows that batches deliver without a shuffle, from one lane, the last one partial."""
-    plain = {**changes, "shuffle": None, "lanes": 1, "batch": {"size": 333, "tail": "partial"}}
+    plain = {**changes, "shuffle": "off", "lanes": 1, "batch": {"size": 333, "tail": "partial"}}
     own = pipeline(place, **plain)
     layout = own.complete_plan().layout
     rows = [encoded_rows(layout, pa.py_buffer(bytes(each._bytes().numpy()))) for each in own.batches()]
@@ -156,9 +156,9 @@ def _bits(array: pa.Array) -> list[Any]:
 VARIANTS: dict[str, dict[str, Any]] = {
     "shuffled": {},
     "lanes": {"lanes": 4, "shuffle": {"seed": 3, "window_rows": 500, "by": "row"}, "batch": {"size": 8, "tail": "drop"}},
-    "where": {"source": {"where": "row % 3 = 1 AND row < 2200"}},
+    "where": {"source": {"where": "row % 3 == 1 and row < 2200"}},
     "sample": {"source": {"sample": {"fraction": 0.3, "seed": 1}}},
-    "dedup": {"features": {**FEATURES, "dedup": DEDUP}},
+    "dedup": {"dedup": DEDUP, "shuffle": {"rows": False}},
     "wide": {"features": {**FEATURES, **WIDE}},
     "no lists": {"features": NO_LISTS},
     "few": {"source": {"where": "row < 3"}, "batch": {"size": 2, "tail": "pad"}},
@@ -199,7 +199,9 @@ def test_the_root_says_what_was_written(place: Place, tmp_path: Path):
     own = pipeline(place)
     own.materialize(tmp_path / "out")
     plan = own.complete_plan()
-    facts = json.loads((tmp_path / "out" / MARKER).read_text())
+    own.materialize(tmp_path / "files", format="parquet")
+    facts = zarr.open_group(tmp_path / "out").attrs.asdict()
+    other = json.loads((tmp_path / "files" / MARKER).read_text())
     expected = {
         "pipeline": "clicks",
         "snapshot": plan.snapshot.id,
@@ -208,12 +210,12 @@ def test_the_root_says_what_was_written(place: Place, tmp_path: Path):
         "rows": ROWS,
     }
     assert {name: facts[name] for name in expected} == expected
-    assert zarr.open_group(tmp_path / "out").attrs.asdict() == facts
+    assert {**expected, **other, "columns": 0, "files": 0} == {**facts, "columns": 0, "files": 0}
     columns = {column["name"]: column for column in facts["columns"]}
     assert list(columns) == [column.name for column in plan.layout.schema]
     assert columns["a/b"]["path"] == folder_of(plan.layout.schema["a/b"]) == "sparse/a%2Fb"
     assert columns["age"]["offset"] == 4
-    assert sorted(os.listdir(tmp_path)) == ["out"]
+    assert sorted(os.listdir(tmp_path)) == ["files", "out"]
 
 
 def test_a_uri_is_written_in_place(place: Place, tmp_path: Path):
@@ -233,7 +235,7 @@ def test_nothing_is_left_where_a_file_is_corrupt(place: Place, tmp_path: Path):
     table.mkdir()
     for name in ("a", "b", "c"):
         pq.write_table(pa.table({"price": np.arange(1000.0), "ids": [[1]] * 1000}), table / f"{name}.parquet")
-    path = place.write(source={"table": str(table)}, features={"dense": {"price": []}, "sparse": {"ids": []}}, shuffle=None)
+    path = place.write(source={"table": str(table)}, features={"dense": {"price": []}, "sparse": {"ids": []}})
     own = Pipeline.from_yaml(path)
     own.snapshot()
     with (table / "c.parquet").open("r+b") as file:
@@ -262,7 +264,7 @@ def test_wrong_input(place: Place, tmp_path: Path):
         unfitted.materialize(tmp_path / "out")
     with pytest.raises(SpecError, match="source and target overlap"):
         pipeline(place).materialize(place.table / "out")
-    with pytest.raises(PlanError, match="has no rows"):
+    with pytest.raises(SpecError, match="the filter keeps no row"):
         pipeline(place, source={"where": "row < 0"}).materialize(tmp_path / "out")
     lists = {"dense": {"price": [{"fill_null": 0}]}, "extra": {"tags": []}}
     with pytest.raises(SpecError, match="extra 'tags' cannot be an array: got .*--format parquet"):
@@ -272,7 +274,7 @@ def test_wrong_input(place: Place, tmp_path: Path):
 
 
 def test_broken_expectations_end_it(place: Place, tmp_path: Path):
-    features = {"dense": {"price": {"ops": [{"fill_null": 0}], "expect": {"max_null_rate": 0.001}}}}
+    features = {"dense": {"price": {"column": "price", "ops": [{"fill_null": 0}], "expect": {"null_rate": "<= 0.001"}}}}
     with pytest.raises(DataError, match="price"):
         pipeline(place, features=features, on_expect="error").materialize(tmp_path / "out")
     assert not list(tmp_path.iterdir())
