@@ -53,17 +53,21 @@ def write_part(files: FilesJob, block: NumberedBlock) -> tuple[NDArray[np.int64]
     Returns how many values each list of the part's rows has in all, int64 [lists], and the rows' quality.
     """
     files.output.check()
-    rows, quality = finished_rows(files.job, block)
+    parts, quality = finished_rows(files.job, block)
     schema = compile_job(files.job).layout.schema.expanded
     counts = np.zeros(lists_in(arrays_of(schema)), np.int64)
-    index = 0
+    streams = [_elements(rows, schema) for rows in parts]
 
     def elements() -> Iterator[pa.Buffer]:
-        nonlocal index
-        for array, values in _elements(rows, schema):
-            if array.kind == "offsets":
-                counts[index], index = values[-1], index + 1
-            yield pa.py_buffer(np.ascontiguousarray(values, dtype=array.dtype))
+        for each in zip(*streams, strict=True):
+            array = each[0][0]
+            for number, (_, values) in enumerate(each):
+                if array.kind == "offsets":
+                    shown = (values if number == 0 else values[1:]) + counts[array.list_index]
+                    counts[array.list_index] += values[-1]
+                else:
+                    shown = values
+                yield pa.py_buffer(np.ascontiguousarray(shown, dtype=array.dtype))
 
     with explain_writes(files.output.name):
         put(files.output.location, _part_name(block.number), elements())

@@ -59,7 +59,7 @@ class OutputRef:
         if token != self.token.encode():
             raise TableError(
                 f"{self.name} is another folder on the worker {os.uname().nodename}: expected one that all workers "
-                "share. Name a folder of a shared file system, a URI, or use cluster.kind threads"
+                "share. Name a folder of a shared file system, or a URI"
             )
 
 

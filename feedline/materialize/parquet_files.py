@@ -27,9 +27,10 @@ _ROW_GROUP_ROWS = 65_536
 def write_file(files: FilesJob, block: NumberedBlock) -> tuple[int, Quality]:
     """Compute a block and write its file; returns the file's bytes, and the rows' quality."""
     files.output.check()
-    rows, quality = finished_rows(files.job, block)
-    table = arrow_table(rows, compile_job(files.job).layout.schema.expanded)
-    del rows
+    parts, quality = finished_rows(files.job, block)
+    schema = compile_job(files.job).layout.schema.expanded
+    table = pa.concat_tables([arrow_table(rows, schema) for rows in parts])
+    del parts
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", version="2.6", row_group_size=_ROW_GROUP_ROWS)
     del table
