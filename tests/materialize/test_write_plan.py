@@ -227,7 +227,7 @@ def test_the_root_says_what_was_written(place: Place, tmp_path: Path):
     assert list(columns) == [column.name for column in plan.layout.schema]
     assert columns["a/b"]["path"] == folder_of(plan.layout.schema["a/b"]) == "sparse/a%2Fb"
     assert columns["age"]["offset"] == 4
-    assert sorted(os.listdir(tmp_path)) == ["files", "out"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["files", "out"]
 
 
 def test_a_uri_is_written_in_place(place: Place, tmp_path: Path):
@@ -257,7 +257,7 @@ def test_nothing_is_left_where_a_file_is_corrupt(place: Place, tmp_path: Path):
     for format in write_plan.FORMATS:
         with pytest.raises((CorruptFileError, DataError), match=r"c\.parquet"):
             own.materialize(tmp_path / "out", format=format)
-        assert sorted(os.listdir(tmp_path)) == ["table"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["table"]
 
 
 def test_a_full_disk_is_explained(place: Place, tmp_path: Path):
@@ -282,7 +282,7 @@ def test_wrong_input(place: Place, tmp_path: Path):
     with pytest.raises(SpecError, match="extra 'tags' cannot be an array: got .*--format parquet"):
         pipeline(place, features=lists).materialize(tmp_path / "out")
     pipeline(place, features=lists).materialize(tmp_path / "parquet", format="parquet")
-    assert sorted(os.listdir(tmp_path)) == ["parquet"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["parquet"]
 
 
 def test_broken_expectations_end_it(place: Place, tmp_path: Path):
@@ -307,4 +307,4 @@ def test_overwrite_replaces_only_what_it_wrote(place: Place, tmp_path: Path):
         pipeline(place).materialize(tmp_path / "out")
     pipeline(place, features=NO_LISTS).materialize(tmp_path / "out", overwrite=True)
     assert bits(of_arrays(tmp_path / "out")) == bits(of_batches(place, features=NO_LISTS))
-    assert sorted(os.listdir(tmp_path)) == ["foreign", "out"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["foreign", "out"]
