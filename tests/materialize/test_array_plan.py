@@ -49,7 +49,7 @@ def test_arrays_of_a_schema():
 
 def test_extras_that_no_array_holds():
     schema = BatchSchema((column("tags", "extra", "", "large_list<item: int64>"),))
-    with pytest.raises(SpecError, match="extra 'tags' cannot be an array: got large_list.*--format parquet"):
+    with pytest.raises(SpecError, match=r"extra 'tags' cannot be an array: got large_list.*--format parquet"):
         arrays_of(schema)
 
 

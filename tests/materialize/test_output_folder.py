@@ -108,9 +108,9 @@ def test_what_cannot_be_written(tmp_path: Path):
         OutputFolder(str(tmp_path / "file"), overwrite=True)
     with pytest.raises(TableError, match="could not be"):
         OutputFolder(str(tmp_path / "file" / "out"), overwrite=False).begin()
-    with pytest.raises(TableError, match="OUT has no space left: .*make room"), explain_writes("OUT"):
+    with pytest.raises(TableError, match=r"OUT has no space left: .*make room"), explain_writes("OUT"):
         raise OSError(errno.ENOSPC, "No space left on device")
-    with pytest.raises(TableArgumentError, match="OUT could not be written: .*Name a folder"), explain_writes("OUT"):
+    with pytest.raises(TableArgumentError, match=r"OUT could not be written: .*Name a folder"), explain_writes("OUT"):
         raise PermissionError(errno.EACCES, "Permission denied")
 
 
@@ -119,5 +119,5 @@ def test_a_worker_that_sees_another_folder_says_so(tmp_path: Path):
     other = OutputRef(uri=ref.uri, name="OUT", token="another")
     elsewhere = OutputRef(uri=str(tmp_path / "missing"), name="OUT", token=ref.token)
     for wrong in (other, elsewhere):
-        with pytest.raises(TableError, match="OUT is another folder on the worker .*: expected one that all workers"):
+        with pytest.raises(TableError, match=r"OUT is another folder on the worker .*: expected one that all workers"):
             wrong.check()
