@@ -32,7 +32,7 @@ from feedline.materialize.array_plan import (
     ShardBytes,
     arrays_of,
     batches_of,
-    folder_of,
+    feature_path,
     lists_in,
     shown_facts,
 )
@@ -121,7 +121,7 @@ def array_columns(schema: BatchSchema) -> list[dict[str, Any]]:
     found = []
     for column in schema:
         path = matrices.get(column.group)
-        found.append({**shown_facts(column), "path": folder_of(column) if path is None else path})
+        found.append({**shown_facts(column), "path": feature_path(column) if path is None else path})
     return found
 
 

@@ -70,7 +70,7 @@ class ShardBytes:
     pieces: tuple[PartBytes, ...]
 
 
-def folder_of(column: SlotColumn) -> str:
+def feature_path(column: SlotColumn) -> str:
     """The path of the group or array that holds a feature of its own: characters of paths are escaped."""
     name = column.name.replace("%", "%25").replace("/", "%2F").replace("\\", "%5C")
     if name.startswith((".", "__", "_")):  # "." and ".." are folders, "__" is zarr's, "_" and "." hide files
@@ -94,14 +94,14 @@ def arrays_of(schema: BatchSchema) -> tuple[FeatureArray, ...]:
     ]
     lists = 0
     for column in schema.sparse:
-        path = folder_of(column)
+        path = feature_path(column)
         arrays.append(_array(column, f"{path}/offsets", "int64", "offsets", lists))
         arrays.append(_array(column, f"{path}/values", column.dtype, "values", lists))
         if column.weighted:
             arrays.append(_array(column, f"{path}/weights", "float32", "values", lists))
         lists += 1
     for column in schema.group("extra"):
-        path = folder_of(column)
+        path = feature_path(column)
         if column.dtype:
             arrays.append(_array(column, f"{path}/values", column.dtype, "rows", unit=column.unit))
         elif is_string(column):

@@ -24,7 +24,7 @@ from feedline.warehouse.storage.content_store import put
 _ROW_GROUP_ROWS = 65_536
 
 
-def write_file(files: FilesJob, block: NumberedBlock) -> tuple[int, Quality]:
+def write_block_file(files: FilesJob, block: NumberedBlock) -> tuple[int, Quality]:
     """Compute a block and write its file; returns the file's bytes, and the rows' quality."""
     files.output.check()
     parts, quality = finished_rows(files.job, block)

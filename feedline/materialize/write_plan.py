@@ -18,12 +18,13 @@ import numpy as np
 from feedline.blocks.jobs import compile_job
 from feedline.errors import SpecError
 from feedline.fitting.reduction import Workers
+from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import Quality
 from feedline.materialize.array_files import array_columns, create_arrays, write_part, write_shards
 from feedline.materialize.array_plan import PartSizes, arrays_of, lists_in
 from feedline.materialize.block_rows import FilesJob, NumberedBlock
 from feedline.materialize.output_folder import OutputFolder
-from feedline.materialize.parquet_files import file_columns, write_file
+from feedline.materialize.parquet_files import file_columns, write_block_file
 from feedline.planning.plan import Plan
 from feedline.planning.schedule import Block, Schedule
 from feedline.service.feeder.quality_monitor import QualityMonitor
@@ -88,7 +89,8 @@ def write_plan(
     refuse_overlap([plan.snapshot.uri], folder.ref.uri)
     job = replace(plan.job, by=None, record=None, environment=workers.environment)
     schema = compile_job(job).layout.schema.expanded
-    arrays = arrays_of(schema) if format == "zarr" else ()
+    if format == "zarr":
+        arrays_of(schema)  # raises for features that no array holds, before anything is written
     blocks, rows = _blocks(plan)
     done = 0
 
@@ -98,29 +100,22 @@ def write_plan(
         done += block.rows
         say(MaterializeProgress(what="rows", done=done, total=rows))
 
-    tasks = [
-        NumberedBlock(index, replace(plan.request(block, 0), permutation=None)) for index, block in enumerate(blocks)
-    ]
+    requests = [replace(plan.request(block, 0), permutation=None) for block in blocks]
+    tasks = [NumberedBlock(index, request) for index, request in enumerate(requests)]
     try:
         files = FilesJob(job=job, output=folder.begin())
-        facts = _facts(plan, format, rows)
         if format == "parquet":
-            nbytes = 0
-            for index, (size, quality) in _run(workers, write_file, files, tasks):
+            nbytes, columns = 0, file_columns(schema)
+            for index, (size, quality) in _run(workers, write_block_file, files, tasks):
                 nbytes += size
                 add(blocks[index], quality)
-            facts = {**facts, "columns": file_columns(schema)}
         else:
-            counts = np.zeros((len(tasks), lists_in(arrays)), np.int64)
-            for index, (found, quality) in _run(workers, write_part, files, tasks):
-                counts[index] = found
-                add(blocks[index], quality)
-            sizes = PartSizes(arrays, np.array([block.rows for block in blocks], np.int64), counts)
+            columns = array_columns(schema)
+            sizes = _write_parts(files, schema, tasks, workers, lambda index, quality: add(blocks[index], quality))
             nbytes = _write_arrays(files, sizes, workers, say)
-            facts = {**facts, "columns": array_columns(schema)}
         for complaint in monitor.end():
             warnings.warn(complaint, UserWarning, stacklevel=3)
-        folder.finish(facts, group=format == "zarr")
+        folder.finish({**_facts(plan, format, rows), "columns": columns}, group=format == "zarr")
     except BaseException:
         workers.remove_when_idle(folder.discard)
         raise
@@ -148,6 +143,22 @@ def _blocks(plan: Plan) -> tuple[list[Block], int]:
         epoch=0,
     )
     return list(schedule.blocks(0, everything=True)), schedule.rows
+
+
+def _write_parts(
+    files: FilesJob,
+    schema: BatchSchema,
+    tasks: Sequence[NumberedBlock],
+    workers: Workers,
+    add: Callable[[int, Quality], None],
+) -> PartSizes:
+    """Compute all blocks into parts; returns what these hold. add: called for each, in the order of arrival."""
+    arrays = arrays_of(schema)
+    counts = np.zeros((len(tasks), lists_in(arrays)), np.int64)
+    for index, (found, quality) in _run(workers, write_part, files, tasks):
+        counts[index] = found
+        add(index, quality)
+    return PartSizes(arrays, np.array([task.request.rows for task in tasks], np.int64), counts)
 
 
 def _write_arrays(files: FilesJob, sizes: PartSizes, workers: Workers, say: ProgressOfFiles) -> int:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from feedline.errors import SpecError
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn
 from feedline.materialize import array_plan
-from feedline.materialize.array_plan import FeatureArray, PartSizes, arrays_of, batches_of, folder_of, lists_in
+from feedline.materialize.array_plan import FeatureArray, PartSizes, arrays_of, batches_of, feature_path, lists_in
 
 
 def column(name: str, group: str, dtype: str = "int64", arrow: str = "int64", offset: int = 0, **more) -> SlotColumn:
@@ -55,7 +55,7 @@ def test_extras_that_no_array_holds():
 
 def test_names_are_paths_of_one_segment():
     names = ["a/b", "a%2Fb", "..", ".", "_x", "__x", "ä b", "a.b", "a\\b"]
-    paths = [folder_of(column(name, "extra")) for name in names]
+    paths = [feature_path(column(name, "extra")) for name in names]
     assert len(set(paths)) == len(names)
     assert all(path.count("/") == 1 and path[len("extra/")] not in "._" for path in paths)
 

@@ -14,7 +14,7 @@ from feedline import Pipeline
 from feedline.errors import TableError
 from feedline.materialize.block_rows import FilesJob, NumberedBlock
 from feedline.materialize.output_folder import OutputFolder
-from feedline.materialize.parquet_files import file_columns, write_file
+from feedline.materialize.parquet_files import file_columns, write_block_file
 
 
 def test_a_block_is_a_file(tmp_path: Path):
@@ -27,7 +27,7 @@ def test_a_block_is_a_file(tmp_path: Path):
     plan = Pipeline.from_dict({**spec, "features": features, "shuffle": "off"}).complete_plan()
     [block] = plan.schedule(0).blocks(0, everything=True)
     files = FilesJob(job=plan.job, output=OutputFolder(str(tmp_path / "out"), overwrite=False).begin())
-    size, quality = write_file(files, NumberedBlock(7, plan.request(block, 0)))
+    size, quality = write_block_file(files, NumberedBlock(7, plan.request(block, 0)))
     path = Path(files.output.uri) / "part-00000007.parquet"
     assert (path.stat().st_size, quality.rows) == (size, rows)
     written = pq.ParquetFile(path)
@@ -37,4 +37,4 @@ def test_a_block_is_a_file(tmp_path: Path):
     assert [column["name"] for column in file_columns(plan.layout.schema)] == ["a", "ids"]
     elsewhere = replace(files, output=replace(files.output, token="another"))
     with pytest.raises(TableError, match="is another folder on the worker"):
-        write_file(elsewhere, NumberedBlock(7, plan.request(block, 0)))
+        write_block_file(elsewhere, NumberedBlock(7, plan.request(block, 0)))

@@ -24,7 +24,7 @@ from feedline.loader.encoding.arrow_table import arrow_table
 from feedline.loader.encoding.encoded_rows import expand, take
 from feedline.loader.encoding.slot import encoded_rows
 from feedline.materialize import array_plan, write_plan
-from feedline.materialize.array_plan import folder_of
+from feedline.materialize.array_plan import feature_path
 from feedline.materialize.output_folder import MARKER
 from feedline.service.cluster.fit_workers import DaskWorkers
 from feedline.warehouse.storage.locations import list_tree, locate
@@ -227,7 +227,7 @@ def test_the_root_says_what_was_written(place: Place, tmp_path: Path):
     assert {**expected, **other, "columns": 0, "files": 0} == {**facts, "columns": 0, "files": 0}
     columns = {column["name"]: column for column in facts["columns"]}
     assert list(columns) == [column.name for column in plan.layout.schema]
-    assert columns["a/b"]["path"] == folder_of(plan.layout.schema["a/b"]) == "sparse/a%2Fb"
+    assert columns["a/b"]["path"] == feature_path(plan.layout.schema["a/b"]) == "sparse/a%2Fb"
     assert columns["age"]["offset"] == 4
     assert sorted(path.name for path in tmp_path.iterdir()) == ["files", "out"]
 
