@@ -34,6 +34,10 @@ _ELSEWHERE = {
         "feedline.commands.fit",
         "Fit the ops that learn from the table, such as vocabularies and means, and keep the result under `artifacts`.",
     ),
+    "materialize": (
+        "feedline.commands.materialize",
+        "Write the finished features of all selected rows, in the table's order, as arrays or Parquet.",
+    ),
     "optimize": (
         "feedline.commands.table.table_layout",
         "Rewrite a table so that reading it is cheap: clustered, compacted, each column in its best encoding.",

@@ -188,7 +188,7 @@ def _write_extras(layout: SlotLayout, batch: Draft, buffer: NDArray[np.uint8]) -
         target, row = view(buffer, column.dtype, begin, batch.header.rows), 0
         for piece in batch.slices:
             end = row + piece.stop - piece.start
-            target[row:end] = _fixed_values(piece.encoded.extra[index].slice(piece.start, end - row), column)
+            target[row:end] = fixed_values(piece.encoded.extra[index].slice(piece.start, end - row), column)
             row = end
     if batch.ipc is not None:
         begin = batch.placement.ipc
@@ -382,7 +382,8 @@ def _time(column: SlotColumn) -> pa.DataType:
     return pa.date32() if kind == "date32" else pa.duration(column.unit)
 
 
-def _fixed_values(array: pa.Array, column: SlotColumn) -> NDArray[Any]:
+def fixed_values(array: pa.Array, column: SlotColumn) -> NDArray[Any]:
+    """The values of a fixed-width extra without nulls."""
     if column.dtype == "bool":
         bits: NDArray[Any] = array.to_numpy(zero_copy_only=False)
         return bits

@@ -1,0 +1,67 @@
+"""Run `feedline materialize`: the features of a plan's rows as zarr arrays or Parquet.
+
+Runs in: the process of the command. The work is done by threads of this process, or by the Dask workers of `cluster`.
+Ctrl-C and SIGTERM end it in order: OUT is as it was, or lacks the marker of a complete folder.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from feedline.commands.cluster.connect import pipeline_cluster
+from feedline.commands.display.progress_line import ProgressLine
+from feedline.commands.exit_status import exit_on_signals
+from feedline.materialize.write_plan import MaterializeProgress, MaterializeReport
+from feedline.pipeline import Pipeline
+from feedline.service.cluster.fit_workers import DaskWorkers
+from feedline.spec import PipelineSpec, load_spec
+from feedline.spec.overrides import parse_overrides
+
+
+def materialize(
+    pipeline: Annotated[Path, typer.Argument(metavar="PIPELINE.YAML", help="The pipeline.")],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="A folder or URI, empty or missing.")],
+    format: Annotated[str, typer.Option(help="zarr (version 3) or parquet.")] = "zarr",
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace what an earlier `feedline materialize` wrote to OUT.")
+    ] = False,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a key: --set source.where='…'")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
+) -> None:
+    """Write the finished features of all selected rows, in the table's order, as arrays or Parquet."""
+    spec = load_spec(pipeline, parse_overrides(overrides or []))
+    report = _write(spec, out, format, overwrite=overwrite)
+    if as_json:
+        print(json.dumps(asdict(report)))
+    else:
+        print(
+            f"{report.rows:,} rows in {report.seconds:.1f} s, {report.features} features, {report.bytes:,} bytes: "
+            f"{report.output}"
+        )
+
+
+def _write(spec: PipelineSpec, out: str, format: str, *, overwrite: bool) -> MaterializeReport:
+    with (
+        ProgressLine() as line,
+        exit_on_signals(lambda: line.note("stopped: OUT was not completed")),
+        pipeline_cluster(spec) as cluster,
+        warnings.catch_warnings(),
+    ):
+        warnings.showwarning = lambda message, *_: line.note(f"warning: {message}")
+        write = partial(
+            Pipeline(spec).materialize, out, format=format, overwrite=overwrite, say=partial(_show_progress, line)
+        )
+        return write() if cluster is None else write(workers=DaskWorkers(cluster), map=cluster.map)
+
+
+def _show_progress(line: ProgressLine, progress: MaterializeProgress) -> None:
+    share = progress.done / max(progress.total, 1)
+    done = progress.done == progress.total
+    line.show(f"  {share:.0%} of the {'rows' if progress.what == 'rows' else 'arrays'}", last=done)

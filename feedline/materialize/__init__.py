@@ -1,0 +1,1 @@
+"""The finished features of a plan as files: zarr arrays or Parquet."""

@@ -1,0 +1,202 @@
+"""Write the finished features of a plan's rows into a folder.
+
+Runs in: the process that materializes; tasks run on `Workers`, at most two per thread at once, so that memory is
+bounded by the blocks in flight. Rows are those of the plan in the order of the table: file after file, row group after
+row group, whatever `shuffle` says. Parquet takes one pass, arrays take two: see `array_plan`.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from feedline.blocks.jobs import compile_job
+from feedline.errors import SpecError
+from feedline.fitting.reduction import Workers
+from feedline.loader.encoding.layout import BatchSchema
+from feedline.loader.encoding.quality import Quality
+from feedline.materialize.array_files import array_columns, create_arrays, write_part, write_shards
+from feedline.materialize.array_plan import PartSizes, arrays_of, lists_in
+from feedline.materialize.block_rows import FilesJob, NumberedBlock
+from feedline.materialize.output_folder import OutputFolder
+from feedline.materialize.parquet_files import file_columns, write_block_file
+from feedline.planning.plan import Plan
+from feedline.planning.schedule import Block, Schedule
+from feedline.service.feeder.quality_monitor import QualityMonitor
+from feedline.version import VERSION
+from feedline.warehouse.optimize.landing import refuse_overlap
+
+FORMATS = ("zarr", "parquet")
+_FORMAT = 1  # of the facts in the marker
+_BLOCK_ROWS = 131_072
+_BLOCK_BYTES = 64 << 20  # compressed bytes that a block reads
+_TASKS_PER_THREAD = 2
+
+Format = Literal["zarr", "parquet"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaterializeProgress:
+    """How much of a pass is done: rows computed, then bytes of arrays written."""
+
+    what: Literal["rows", "bytes"]
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaterializeReport:
+    """What was written. bytes: of Parquet files, of arrays before compression."""
+
+    output: str
+    format: str
+    rows: int
+    features: int
+    bytes: int
+    seconds: float
+
+
+ProgressOfFiles = Callable[[MaterializeProgress], None]
+
+
+def open_output(out: str, format: str, *, overwrite: bool) -> OutputFolder:
+    """The folder to write into, checked and unchanged. Raises SpecError for what cannot be written."""
+    if format not in FORMATS:
+        raise SpecError(f"the format is unknown: got {format!r}, expected {' or '.join(FORMATS)}")
+    return OutputFolder(out, overwrite=overwrite)
+
+
+def write_plan(
+    plan: Plan,
+    folder: OutputFolder,
+    format: str,
+    workers: Workers,
+    *,
+    monitor: QualityMonitor,
+    say: ProgressOfFiles = lambda progress: None,
+) -> MaterializeReport:
+    """Write the features of all of a plan's rows. monitor: checks their quality; a warning for what it complains of.
+
+    Raises TableError where the folder cannot be written, what blocks raise, and DataError for broken expectations.
+    Then OUT is as it was, or, in a store, without its marker.
+    """
+    began = time.perf_counter()
+    refuse_overlap([plan.snapshot.uri], folder.ref.uri)
+    job = replace(plan.job, by=None, record=None, environment=workers.environment)
+    schema = compile_job(job).layout.schema.expanded
+    if format == "zarr":
+        arrays_of(schema)  # raises for features that no array holds, before anything is written
+    blocks, rows = _blocks(plan)
+    done = 0
+
+    def add(block: Block, quality: Quality) -> None:
+        nonlocal done
+        monitor.add(done, [(replace(block, last_step=done + block.rows), quality)])  # in the order of arrival
+        done += block.rows
+        say(MaterializeProgress(what="rows", done=done, total=rows))
+
+    requests = [replace(plan.request(block, 0), permutation=None) for block in blocks]
+    tasks = [NumberedBlock(index, request) for index, request in enumerate(requests)]
+    try:
+        files = FilesJob(job=job, output=folder.begin())
+        if format == "parquet":
+            nbytes, columns = 0, file_columns(schema)
+            for index, (size, quality) in _run(workers, write_block_file, files, tasks):
+                nbytes += size
+                add(blocks[index], quality)
+        else:
+            columns = array_columns(schema)
+            sizes = _write_parts(files, schema, tasks, workers, lambda index, quality: add(blocks[index], quality))
+            nbytes = _write_arrays(files, sizes, workers, say)
+        for complaint in monitor.end():
+            warnings.warn(complaint, UserWarning, stacklevel=3)
+        folder.finish({**_facts(plan, format, rows), "columns": columns}, group=format == "zarr")
+    except BaseException:
+        workers.remove_when_idle(folder.discard)
+        raise
+    return MaterializeReport(
+        output=folder.name,
+        format=format,
+        rows=rows,
+        features=len(schema),
+        bytes=nbytes,
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _blocks(plan: Plan) -> tuple[list[Block], int]:
+    """All selected rows in the order of the table, cut where splits end; and how many there are."""
+    rows = max(1, min(_BLOCK_ROWS, int(_BLOCK_BYTES / max(plan.row_bytes.selected, 1))))
+    schedule = Schedule(
+        split_rows=plan.split_rows,
+        lanes=1,
+        batch_size=1,
+        tail="partial",
+        block_rows=rows,
+        shuffle=False,
+        seed=0,
+        epoch=0,
+    )
+    return list(schedule.blocks(0, everything=True)), schedule.rows
+
+
+def _write_parts(
+    files: FilesJob,
+    schema: BatchSchema,
+    tasks: Sequence[NumberedBlock],
+    workers: Workers,
+    add: Callable[[int, Quality], None],
+) -> PartSizes:
+    """Compute all blocks into parts; returns what these hold. add: called for each, in the order of arrival."""
+    arrays = arrays_of(schema)
+    counts = np.zeros((len(tasks), lists_in(arrays)), np.int64)
+    for index, (found, quality) in _run(workers, write_part, files, tasks):
+        counts[index] = found
+        add(index, quality)
+    return PartSizes(arrays, np.array([task.request.rows for task in tasks], np.int64), counts)
+
+
+def _write_arrays(files: FilesJob, sizes: PartSizes, workers: Workers, say: ProgressOfFiles) -> int:
+    """Write all shards; returns their bytes."""
+    total = sum(sizes.total(index) * array.item_bytes for index, array in enumerate(sizes.arrays))
+    nbytes = 0
+    for _, written in _run(workers, write_shards, files, create_arrays(files.output, sizes)):
+        nbytes += written
+        say(MaterializeProgress(what="bytes", done=nbytes, total=total))
+    return nbytes
+
+
+def _run(
+    workers: Workers, function: Callable[[Any, Any], Any], job: FilesJob, tasks: Sequence[Any]
+) -> Iterator[tuple[int, Any]]:
+    """The results of all tasks with their indices, as they come; raises what a task raises, after ending the others."""
+    running: dict[Any, int] = {}
+    queue = iter(enumerate(tasks))
+    try:
+        while True:
+            while len(running) < _TASKS_PER_THREAD * workers.threads and (task := next(queue, None)) is not None:
+                running[workers.start(function, job, task[1], urgent=False)] = task[0]
+            if not running:
+                return
+            for handle in workers.wait_any(list(running)):
+                yield running.pop(handle), workers.result(handle)
+    finally:
+        workers.forget(list(running))
+
+
+def _facts(plan: Plan, format: str, rows: int) -> dict[str, Any]:
+    return {
+        "format": _FORMAT,
+        "files": format,
+        "feedline": VERSION,
+        "pipeline": plan.spec.name,
+        "snapshot": plan.snapshot.id,
+        "plan": plan.fingerprint,
+        "features": plan.features_fingerprint,
+        "rows": rows,
+    }
