@@ -58,7 +58,9 @@ class ReadyBlocks(ThreadCluster):
     """A cluster whose blocks are ready: those of the plan's first epoch."""
 
     def __init__(self, plan: Plan) -> None:
-        super().__init__(ClusterSpec(dashboard=False), threads=2, scratch=None, early=True)
+        super().__init__(
+            ClusterSpec(dashboard=False), threads=2, scratch=None, early=True, elastic=False, report=None, code=()
+        )
         schedule = plan.schedule(0)
         requests = [plan.request(block, 0) for lane in range(plan.lanes) for block in schedule.blocks(lane)]
         self._results = {request: run_block(plan.job, request, "block", False) for request in requests}
