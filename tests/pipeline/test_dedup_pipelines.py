@@ -117,7 +117,7 @@ def test_expanded_batches_are_those_without_deduplication(
     place: Place, changes: dict[str, Any], chunk_rows: int, monkeypatch: pytest.MonkeyPatch
 ):
     """In any order, with filters and samples that drop first rows of runs, cut into chunks, resumed, on two ranks."""
-    for module in ("compute", "block_encoder"):
+    for module in ("piece_chunks", "block_encoder"):
         monkeypatch.setattr(f"feedline.blocks.{module}.CHUNK_ROWS", chunk_rows)
     plain, dedup = (pipeline(place, dedup=each, **changes) for each in (False, True))
     lanes = changes.get("lanes", 1)
@@ -153,7 +153,7 @@ def test_columns_stored_once_per_run_give_the_batches_of_the_plain_table(
     place: Place, stored: Path, shuffle: Any, where: str | None, monkeypatch: pytest.MonkeyPatch
 ):
     """With groups and without; under any shuffle without. A chunk begins in the middle of a run."""
-    for module in ("compute", "block_encoder"):
+    for module in ("piece_chunks", "block_encoder"):
         monkeypatch.setattr(f"feedline.blocks.{module}.CHUNK_ROWS", 77)
     for dedup in [False, True][: 1 if isinstance(shuffle, dict) and shuffle.get("rows") else 2]:
         wanted, found = (

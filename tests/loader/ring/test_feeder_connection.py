@@ -17,7 +17,7 @@ from feedline.loader.wire.facts import Hello
 from feedline.loader.wire.ring_messages import GrowRing
 
 
-@pytest.mark.parametrize("version", ["", '"wire": 10, '])
+@pytest.mark.parametrize("version", ["", '"wire": 99, '])
 def test_a_feeder_of_another_wire_version_is_refused_before_its_facts_are_read(
     version: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -29,7 +29,7 @@ def test_a_feeder_of_another_wire_version_is_refused_before_its_facts_are_read(
     connection.start()
     other = adopt(theirs.detach())
     other.send(f'J{{{version}"type": "facts", "number": 1, "facts": "of another form"}}'.encode())
-    found = "10" if version else "None"
+    found = "99" if version else "None"
     with pytest.raises(FeederError, match=rf"wire version {found}, expected {WIRE_VERSION}\. Install one version"):
         connection.ask(Hello(rank=0, world_size=1), timeout_s=10.0)
     assert not connection.is_torn
