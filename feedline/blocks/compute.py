@@ -92,7 +92,7 @@ def _run_cached(
     hand_over: HandOver | None,
 ) -> BlockResult:
     """The block of a job with a cache: the same rows, part by part."""
-    clock, counts = StageClock(), [CacheCounts()]
+    clock, counts = StageClock(), list[CacheCounts]()
     parts, qualities, starts = list[EncodedRows](), list[Quality](), list[NDArray[np.int64]]()
     in_order, block_rows = request.permutation is None, 0
     for piece in request.pieces:
@@ -118,7 +118,7 @@ def _run_cached(
     else:
         runs = np.concatenate(starts) if job.by is not None else None
         rows = [shuffle(parts, permuted_rows(block_rows, runs, *request.permutation))]
-    cached = sum(counts[1:], counts[0])
+    cached = sum(counts, CacheCounts())
     return _result(compiled, request, key, packed, rows, clock, merge(qualities), cached)
 
 

@@ -1,7 +1,7 @@
 """Decide what a pipeline keeps between epochs: nothing, what the store delivered, or finished features, and which.
 
-Runs in: the feeder, after the first blocks and at the borders of epochs. Pure: measurements come in; a mode, its
-features, predictions and a reason go out. Formulas of an epoch: `cache_costs`; why these:
+Runs in: every process that computes blocks, after the first ones (`auto_choice`). Pure: measurements come in; a mode,
+its features, predictions and a reason go out. Formulas of an epoch: `cache_costs`; why these:
 docs/decisions/0060-what-the-cache-keeps.md.
 
     off        each epoch reads the store and computes everything
@@ -38,7 +38,6 @@ from feedline.blocks.cache.cache_costs import (
 CacheMode = Literal["off", "source", "features"]
 
 TIE = 0.05  # of the least cost: a gain below it is not worth writing for
-HYSTERESIS = 0.1  # a gain up to it does not change a mode at the border of an epoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,20 +119,6 @@ def choose_mode(inputs: PolicyInputs) -> CacheDecision:
     least = min(each.cost_s for each in predictions)
     tied = [each for each in predictions if each.cost_s <= (1 + TIE) * least]
     return _decision(inputs, ranking, predictions, min(tied, key=lambda each: each.bytes_written))
-
-
-def revise_mode(current: CacheMode, inputs: PolicyInputs) -> CacheDecision:
-    """Choose anew at the border of an epoch, but stay with the current mode unless another gains over `HYSTERESIS`.
-
-    Which features are kept, and whether missing ones are written, follows the measurements.
-    """
-    fresh = choose_mode(inputs)
-    by_mode = {each.mode: each for each in fresh.predictions}
-    if current == fresh.mode or current not in by_mode:
-        return fresh
-    if by_mode[fresh.mode].cost_s < (1 - HYSTERESIS) * by_mode[current].cost_s:
-        return fresh
-    return _decision(inputs, _ranking(inputs), fresh.predictions, by_mode[current])
 
 
 def _predictions(inputs: PolicyInputs, ranking: Sequence[_Ranked]) -> tuple[ModePrediction, ...]:

@@ -9,7 +9,7 @@ alone, so that rows that nobody asked for raise nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -42,6 +42,8 @@ from feedline.warehouse.rebase.recorded_rows import Recorder, spans_of
 
 Columns = Mapping[str, CachedColumn]
 
+_MOST_SETS = 8  # of features that are compiled
+
 
 @dataclass(frozen=True, slots=True)
 class CachedPart:
@@ -61,6 +63,7 @@ class CachedRows:
         self._schema = compiled.layout.schema
         self._names = EntryNames(job, compiled)
         self._own = {digest: name for name, digest in self._names.columns.items()}
+        self._sets: set[frozenset[str]] = set()  # of features that were computed together
         self._wanted = [*self._own, *(() if self._names.by is None else (self._names.by,))]
 
     def parts(
@@ -92,31 +95,27 @@ class CachedRows:
     def _segment(
         self, fragment: Fragment, segment: Segment, clock: StageClock, count: Callable[[CacheCounts], None]
     ) -> CachedPart:
-        group = self._names.group(fragment, 0, segment)
+        group = self._names.group(fragment, segment)
         found = self._find(group, segment)
-        counts = CacheCounts(found=len(found), nbytes_read=sum(column.nbytes for column in found.values()))
-        if len(found) < len(self._wanted):
-            before = time.monotonic()
-            if self._auto is not None and not self._auto.keeps:
-                count(replace(counts, computed=len(self._wanted) - len(found)))
-                if found:
-                    return self._part(fragment, segment, found, clock)
-                rows = segment.stop - segment.start
-                return self._computed(
-                    PieceRequest(fragment=fragment, skip=segment.first + segment.start, rows=rows), clock
-                )
+        computed, nbytes_written, waited_s = dict[str, CachedColumn](), 0, 0.0
+        if len(found) < len(self._wanted) and (self._auto is None or self._auto.keeps):
+            before_s = time.monotonic()
             with self._folder.flight(group) as waited:
-                waited_s = time.monotonic() - before if waited else 0.0
                 if waited:
+                    waited_s = time.monotonic() - before_s
                     found = self._find(group, segment)
-                    counts = CacheCounts(
-                        found=len(found), nbytes_read=sum(column.nbytes for column in found.values()), waited_s=waited_s
-                    )
-                computed = self._compute_missing(fragment, segment, group, found, clock)
-            counts += CacheCounts(computed=len(computed), nbytes_written=sum(each.nbytes for each in computed.values()))
-            found |= computed
-        count(replace(counts, damaged=self._folder.take_damaged()))
-        part = self._part(fragment, segment, found, clock)
+                computed, nbytes_written = self._compute_missing(fragment, segment, group, found, clock)
+        count(
+            CacheCounts(
+                found=len(found),
+                computed=len(self._wanted) - len(found),
+                nbytes_read=_nbytes(found),
+                nbytes_written=nbytes_written,
+                damaged=self._folder.take_damaged(),
+                waited_s=waited_s,
+            )
+        )
+        part = self._part(fragment, segment, {**found, **computed}, clock)
         clock.lap("read")
         return part
 
@@ -126,44 +125,44 @@ class CachedRows:
 
     def _compute_missing(
         self, fragment: Fragment, segment: Segment, group: EntryGroup, found: Columns, clock: StageClock
-    ) -> dict[str, CachedColumn]:
-        """Compute and keep what was not found. Nothing, if rows that the block does not need cannot be computed."""
+    ) -> tuple[dict[str, CachedColumn], int]:
+        """Compute and keep what was not found, and the bytes written. Nothing, if rows that the block does not need
+        cannot be computed."""
         names = {name for digest, name in self._own.items() if digest not in found}
+        if not names and self._names.by in (None, *found):
+            return {}, 0
         piece = PieceRequest(fragment=fragment, skip=segment.first, rows=segment.rows)
         before_s, began_s, computed = time.thread_time(), time.monotonic(), dict[str, CachedColumn]()
         try:
             if names:
-                schema, rows, quality = self._encode(piece, names, clock)
-                columns = split_columns(rows, schema, quality)
-                computed |= {self._names.columns[name]: column for name, column in columns.items()}
+                columns = self._columns(piece, names, clock)
+                computed |= {self._names.columns[name]: columns[name] for name in names}
             if self._names.by is not None and self._names.by not in found:
                 by = arrow_bytes(self._read_by(piece).rechunk().to_arrow())
                 computed[self._names.by] = CachedColumn({"arrow": by}, {"rows": piece.rows})
         except FeedlineError:
             if segment.is_whole:
                 raise
-            return {}
+            return {}, 0
+        nbytes, seconds = _nbytes(computed), time.monotonic() - began_s
         if self._auto is not None and not found:
-            nbytes, seconds = sum(column.nbytes for column in computed.values()), time.monotonic() - began_s
             self._auto.measured(rows=segment.rows, nbytes=nbytes, seconds=seconds)
-        self._folder.put(group, computed, cpu_s=time.thread_time() - before_s)
-        return computed
+        is_written = self._folder.put(group, computed, cpu_s=time.thread_time() - before_s)
+        return computed, nbytes if is_written else 0
 
     def _part(self, fragment: Fragment, segment: Segment, found: Columns, clock: StageClock) -> CachedPart:
         """The rows that are needed of a segment: of the features that were found, and of others, which are computed."""
+        start, stop = segment.start, segment.stop
+        needed = PieceRequest(fragment=fragment, skip=segment.first + start, rows=stop - start)
+        if not found:
+            return self._computed(needed, clock)
         columns = {name: found[digest] for digest, name in self._own.items() if digest in found}
         if not segment.is_whole:
             columns = {name: column for name, column in columns.items() if can_count_part(column)}
         rest = {column.name for column in self._schema if column.name not in columns}
-        start, stop = segment.start, segment.stop
-        needed = PieceRequest(fragment=fragment, skip=segment.first + start, rows=stop - start)
         if rest:
-            schema, rows, quality = self._encode(needed, rest, clock)
-            others = split_columns(rows, schema, quality)
-            mine = _only(self._schema, columns)
-            cut = rows_of_columns(columns, mine, start, stop)
-            whole = quality_of(columns, mine, stop - start) if segment.is_whole else quality_of_part(columns, mine, cut)
-            columns = split_columns(cut, mine, whole) | others
+            others = self._columns(needed, rest, clock)
+            columns = {**self._cut(columns, segment), **others}
             start, stop = 0, stop - start
         encoded = rows_of_columns(columns, self._schema, start, stop)
         if rest or segment.is_whole:
@@ -176,13 +175,30 @@ class CachedRows:
             by = self._read_by(needed) if known is None else _series(known, segment)
         return CachedPart(encoded, quality, by)
 
+    def _cut(self, columns: Columns, segment: Segment) -> Columns:
+        """The rows that are needed of columns whose parts can be counted."""
+        if segment.is_whole:
+            return columns
+        schema = _only(self._schema, columns)
+        part = rows_of_columns(columns, schema, segment.start, segment.stop)
+        return split_columns(part, schema, quality_of_part(columns, schema, part))
+
+    def _columns(self, piece: PieceRequest, names: Collection[str], clock: StageClock) -> dict[str, CachedColumn]:
+        """Some features of a piece's rows, or all where pieces lack ever others: each set is compiled once."""
+        wanted = frozenset(names)
+        if wanted not in self._sets and len(self._sets) >= _MOST_SETS:
+            wanted = frozenset(column.name for column in self._schema)
+        self._sets.add(wanted)
+        schema, rows, quality = self._encode(piece, wanted, clock)
+        return split_columns(rows, schema, quality)
+
     def _computed(self, piece: PieceRequest, clock: StageClock) -> CachedPart:
         """Rows as they are computed without a cache."""
-        _, rows, quality = self._encode(piece, {column.name for column in self._schema}, clock)
+        _, rows, quality = self._encode(piece, frozenset(column.name for column in self._schema), clock)
         return CachedPart(rows, quality, None if self._job.by is None else self._read_by(piece))
 
     def _encode(
-        self, piece: PieceRequest, names: set[str], clock: StageClock
+        self, piece: PieceRequest, names: frozenset[str], clock: StageClock
     ) -> tuple[BatchSchema, EncodedRows, Quality]:
         """Some features of a piece's rows, with their columns of a batch."""
         features = tuple(feature for feature in self._job.features if feature.name in names)
@@ -226,6 +242,10 @@ def cached_rows(job: Job, compiled: CompiledJob) -> CachedRows | None:
     ref = job.cache
     assert ref is not None
     return _caches.get(job.digest, lambda: CachedRows(job, compiled, open_folder(ref)))
+
+
+def _nbytes(columns: Columns) -> int:
+    return sum(column.nbytes for column in columns.values())
 
 
 def _series(column: CachedColumn, segment: Segment) -> pl.Series:

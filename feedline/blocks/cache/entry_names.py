@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from feedline.blocks.jobs import CompiledJob
@@ -20,6 +20,7 @@ from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_some
 from feedline.warehouse.cache.cache_folder import EntryGroup
 from feedline.warehouse.reading.fragment import Fragment
+from feedline.warehouse.reading.sample import BoundSample
 from feedline.warehouse.storage.locations import absolute, redact
 
 # Raise it with any change of what is kept of a feature, or of the values that a decoder or an op without a new version
@@ -56,19 +57,16 @@ def segments(kept: int, start: int, stop: int) -> Iterator[Segment]:
 class EntryNames:
     """The names of a job's entries.
 
-    columns: the digest of each feature that is kept. computed: the features that are not, as users' functions decide
-    their values: their source may import what no name covers.
+    columns: the digest of each feature that is kept. Those are not that call users' functions: their source may import
+    what no name covers. by: that of `shuffle.by`, None without one.
     """
 
     def __init__(self, job: Job, compiled: CompiledJob) -> None:
         code = {function.op for function in job.code}
-        features = compiled.features
-        computed = [feature for feature in features.features if code.intersection(_ops(feature))]
-        self.computed = frozenset(feature.name for feature in computed)
         self.columns = {
-            feature.name: _feature_digest(features, feature)
-            for feature in features.features
-            if feature.name not in self.computed
+            feature.name: _feature_digest(compiled.features, feature)
+            for feature in compiled.features.features
+            if not code.intersection(_ops(feature))
         }
         types = _types(compiled.where, compiled) | _types(compiled.sample, compiled)
         self._facts = {
@@ -81,9 +79,9 @@ class EntryNames:
         }
         self.by = None if job.by is None else _digest(["by", job.by, str(compiled.schema.field(job.by).type)])
 
-    def group(self, fragment: Fragment, position: int, segment: Segment) -> EntryGroup:
-        """The group of a segment of the row group at that position of a fragment."""
-        row_group = fragment.row_groups[position]
+    def group(self, fragment: Fragment, segment: Segment) -> EntryGroup:
+        """The group of a segment of a fragment's only row group."""
+        [row_group] = fragment.row_groups
         table = absolute(fragment.table)
         place = {
             "table": table,
@@ -108,9 +106,8 @@ class EntryNames:
 
 def _feature_digest(features: CompiledFeatures, feature: FeatureSpec) -> str:
     """Covers the chain with its versions, the types that it reads, artifacts, the rows that a fit has seen."""
-    plain = replace(feature, dedup=None) if feature.dedup is not None else feature
     alone = compile_some(features, {feature.name})
-    return _digest([alone.fingerprint, feature.name, plain.group, feature.on_nonfinite, sorted(alone.marks)])
+    return _digest([alone.fingerprint, feature.on_nonfinite, sorted(alone.marks)])
 
 
 def _ops(feature: FeatureSpec) -> set[str]:
@@ -119,7 +116,7 @@ def _ops(feature: FeatureSpec) -> set[str]:
     return {call.op for call in (*calls, *(() if feature.op is None else (feature.op,)))}
 
 
-def _types(bound: BoundExpression | Any, compiled: CompiledJob) -> dict[str, str]:
+def _types(bound: BoundExpression | BoundSample | None, compiled: CompiledJob) -> dict[str, str]:
     """The types of the columns that a filter or a sample reads."""
     names = () if bound is None else sorted(bound.columns)
     return {name: str(compiled.schema.field(name).type) for name in names if name in compiled.schema.names}

@@ -36,7 +36,7 @@ def cache_facts(plan: Plan, bytes_per_row: int) -> dict[str, Any] | None:
     exists = check_folder(folder) and wanted > 0
     for fragment, segment in _segments(plan):
         groups += 1
-        held = held_columns(folder, names.group(fragment, 0, segment).digest) if exists else {}
+        held = held_columns(folder, names.group(fragment, segment).digest) if exists else {}
         own = [held[digest] for digest in names.columns.values() if digest in held]
         found, nbytes = found + len(own), nbytes + sum(own)
     share = found / (groups * wanted) if groups and wanted else 0.0

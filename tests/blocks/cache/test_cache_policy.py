@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.blocks.cache.cache_costs import CacheRates, FeatureCost, PolicyInputs, StoreRates
-from feedline.blocks.cache.cache_policy import CacheDecision, CacheMode, choose_mode, revise_mode
+from feedline.blocks.cache.cache_policy import CacheDecision, choose_mode
 
 FEATURES = (
     FeatureCost(name="cheap", read_cpu_s=1e-6, store_bytes=8, bytes=8),
@@ -187,26 +187,6 @@ def test_the_chosen_mode_is_within_the_tie_of_the_best(inputs: PolicyInputs):
     assert chosen.cost_s <= 1.05 * least
     tied = [each for each in decision.predictions if each.cost_s <= 1.05 * least]
     assert chosen.bytes_written == min(each.bytes_written for each in tied)
-
-
-@given(policy_inputs(), st.sampled_from(["off", "source", "features"]))
-def test_a_revision_changes_only_for_a_gain_of_a_tenth(inputs: PolicyInputs, current: CacheMode):
-    decision = revise_mode(current, inputs)
-    costs = {each.mode: each.cost_s for each in decision.predictions}
-    if current in costs and decision.mode != current:
-        assert costs[decision.mode] < 0.9 * costs[current]
-
-
-def test_revision_follows_a_clear_gain_and_stays_for_a_small_one():
-    assert revise_mode("off", INPUTS).mode == "features"
-    off_s = choose_mode(INPUTS).predictions[0].epoch_s
-    slow_s = off_s * INPUTS.threads * 0.9  # a hit that takes 0.9 of computing
-    near = replace(INPUTS.cache, entry_s=slow_s / INPUTS.row_groups)
-    inputs = changed(cache=near, epochs_left=100)
-    best = choose_mode(inputs)
-    assert best.mode != "off"
-    assert revise_mode("off", inputs).mode == "off"
-    assert revise_mode(best.mode, inputs).mode == best.mode
 
 
 def test_costly_features_are_kept_where_space_is_short():

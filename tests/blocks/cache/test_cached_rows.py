@@ -16,7 +16,7 @@ import pytest
 
 from feedline import Pipeline
 from feedline.blocks.block_encoder import HandOver
-from feedline.blocks.cache import auto_choice, entry_names
+from feedline.blocks.cache import auto_choice, cached_rows, entry_names
 from feedline.blocks.cache.cache_costs import CacheRates
 from feedline.blocks.compute import pack_block, run_block
 from feedline.blocks.request import BlockResult
@@ -272,3 +272,18 @@ def test_a_cache_that_decides_for_itself(
     assert_same(plan, again, expected)
     assert (counts_of(again).computed == 0) is keeps
     assert counts_of(again).found > 0  # what was kept before the decision is read
+
+
+def test_pieces_that_lack_ever_other_features_compile_few_sets(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cached_rows, "_MOST_SETS", 2)
+    compiled: list[int] = []
+    compile_job = cached_rows.compile_job
+    monkeypatch.setattr(
+        cached_rows, "compile_job", lambda job: (compiled.append(len(job.features)), compile_job(job))[1]
+    )
+    plan = plan_of(table, tmp_path, CASES["lanes"], tmp_path / "cache")
+    assert_same(plan, blocks_of(plan), blocks_of(plan_of(table, tmp_path, CASES["lanes"])))
+    assert len(compiled) > len(set(compiled))
+    assert len(set(compiled)) <= 3  # two sets, and all features

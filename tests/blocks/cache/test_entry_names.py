@@ -45,7 +45,7 @@ def fragment_of(plan: Plan) -> Fragment:
 
 
 def digest_of(plan: Plan) -> str:
-    return names_of(plan).group(fragment_of(plan), 0, SEGMENT).digest
+    return names_of(plan).group(fragment_of(plan), SEGMENT).digest
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_the_selected_rows_are_named(source: dict[str, Any], tmp_path: Path) -> 
 )
 def test_the_file_and_its_row_group_are_named(change: dict[str, Any], tmp_path: Path) -> None:
     plan = plan_of(tmp_path)
-    other = names_of(plan).group(replace(fragment_of(plan), **change), 0, SEGMENT)
+    other = names_of(plan).group(replace(fragment_of(plan), **change), SEGMENT)
     assert other.digest != digest_of(plan)
 
 
@@ -98,7 +98,7 @@ def test_the_environment_is_named(tmp_path: Path) -> None:
     for index, (name, _) in enumerate(plan.job.environment):
         environment = (*plan.job.environment[:index], (name, "other"), *plan.job.environment[index + 1 :])
         names = EntryNames(replace(plan.job, environment=environment), compile_job(plan.job))
-        assert names.group(fragment_of(plan), 0, SEGMENT).digest != digest_of(plan)
+        assert names.group(fragment_of(plan), SEGMENT).digest != digest_of(plan)
 
 
 @pytest.mark.parametrize(
