@@ -101,7 +101,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def locate(uri: str) -> Location:
         return Location(uri, filesystem, unquote(uri.partition("://")[2].partition("?")[0]))
 
-    for module in ("discovery.hive", "snapshot.footer_tasks", "reading.read", "storage.content_store"):
+    for module in ("discovery.hive", "snapshot.footer_tasks", "reading.fragment", "storage.content_store"):
         monkeypatch.setattr(f"feedline.warehouse.{module}.locate", locate)
     return tmp_path
 
