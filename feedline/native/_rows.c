@@ -191,6 +191,7 @@ static void gather_ragged(char *target, size_t size, const int64_t *ends, const 
 #include "_codes.h"
 #include "_slots.h"
 #include "_extremes.h"
+#include "_matrix.h"
 
 /* ---- slices of lists --------------------------------------------------------------------------------------------- */
 
@@ -435,6 +436,8 @@ static PyMethodDef methods[] = {
     {"has_code", has_code, METH_VARARGS, "has_code(codes, code): whether it occurs."},
     {"gather_codes", gather_codes, METH_VARARGS, "gather_codes(columns, order): the values that codes stand for."},
     {"extremes", extremes, METH_VARARGS, "extremes(arrays): the least and the greatest value of each."},
+    {"lay_columns", lay_columns, METH_VARARGS, "lay_columns(matrix, width, numbers, columns)"},
+    {"take_columns", take_columns, METH_VARARGS, "take_columns(matrix, width, numbers, columns)"},
     {"slice_offsets", slice_offsets, METH_VARARGS, "slice_offsets(offsets, start, stop, out): offsets of slices."},
     {"slice_values", slice_values, METH_VARARGS, "slice_values(offsets, values, size, start, sliced, out, order)."},
     {"equal_neighbours", equal_neighbours, METH_VARARGS, "equal_neighbours(offsets, values, size, out)."},
@@ -445,7 +448,7 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_rows", NULL, 0,
 
 PyMODINIT_FUNC PyInit__rows(void) {
     PyObject *module = PyModule_Create(&definition);
-    if (module != NULL && PyModule_AddIntConstant(module, "VERSION", 13) != 0) {
+    if (module != NULL && PyModule_AddIntConstant(module, "VERSION", 14) != 0) {
         Py_DECREF(module);
         return NULL;
     }

@@ -8,7 +8,7 @@ sizes, parts and offsets are checked, indices are not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,7 +19,7 @@ _compiled: Any = None
 with suppress(ImportError):  # installed without a compiler
     from feedline.native import _rows as _compiled  # type: ignore[attr-defined,no-redef]
 
-VERSION = 13  # of the functions: of an older build, left in a checkout, nothing is called
+VERSION = 14  # of the functions: of an older build, left in a checkout, nothing is called
 COMPILED = _compiled is not None and getattr(_compiled, "VERSION", 1) == VERSION
 
 _FEW = 16  # parts that are found faster by comparing with the start of each than by a search: 14 and 316 us for two
@@ -151,6 +151,26 @@ def extremes(arrays: Sequence[NDArray[Any]]) -> Sequence[tuple[float, float]]:
         return [(each.min().item(), each.max().item()) for each in arrays]
     found: Sequence[tuple[float, float]] = _compiled.extremes(tuple(arrays))
     return found
+
+
+def lay_columns(matrix: NDArray[np.float32], columns: Mapping[int, NDArray[np.float32]]) -> None:
+    """Set columns of a row-major matrix [N, W], by number. columns: each [N]."""
+    if COMPILED and matrix.size:
+        _compiled.lay_columns(matrix, matrix.shape[1], tuple(columns), tuple(columns.values()))
+        return
+    for number, values in columns.items():
+        matrix[:, number] = values
+
+
+def take_columns(matrix: NDArray[np.float32], numbers: Sequence[int]) -> list[NDArray[np.float32]]:
+    """Columns of a row-major matrix [N, W], each [N]."""
+    columns = list(np.empty((len(numbers), len(matrix)), np.float32))
+    if COMPILED and matrix.size:
+        _compiled.take_columns(matrix, matrix.shape[1], tuple(numbers), tuple(columns))
+        return columns
+    for number, values in zip(numbers, columns, strict=True):
+        values[:] = matrix[:, number]
+    return columns
 
 
 def write_slot(target: Any, header: bytes, gaps: tuple[tuple[int, int], ...], parts: list[SlotPart]) -> None:

@@ -203,6 +203,40 @@ def test_codes_that_cannot_be_are_refused():
         gather(table=table.astype(np.int16))
 
 
+@examples(60)
+@given(st.integers(0, 70), st.integers(1, 40), st.data())
+def test_columns_of_a_matrix_are_laid_in_and_taken_out_with_and_without_the_kernel(height, width, data):
+    numbers = sorted(data.draw(st.sets(st.integers(0, width - 1))))
+    matrix = np.random.default_rng(height).random((height, width), np.float32)
+    matrix.reshape(-1)[::7] = np.nan
+    for kernel in {rows.COMPILED, False}:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rows, "COMPILED", kernel)
+            columns = rows.take_columns(matrix, numbers)
+            assert len(columns) == len(numbers)
+            for number, column in zip(numbers, columns, strict=True):
+                np.testing.assert_array_equal(column.view(np.int32), matrix[:, number].copy().view(np.int32))
+            laid = np.full_like(matrix, 5)
+            expected = laid.copy()
+            expected[:, numbers] = matrix[:, numbers]
+            rows.lay_columns(laid, dict(zip(numbers, columns, strict=True)))
+            assert laid.tobytes() == expected.tobytes()
+
+
+@compiled
+def test_columns_that_are_not_of_a_matrix_are_refused():
+    matrix, column = np.zeros((5, 3), np.float32), np.zeros(5, np.float32)
+    with pytest.raises(ValueError, match=r"column 3 is not among the 3 of a matrix"):
+        rows.lay_columns(matrix, {3: column})
+    with pytest.raises(ValueError, match=r"column -1 is not among the 3"):
+        rows.take_columns(matrix, [-1])
+    with pytest.raises(ValueError, match=r"a column has a wrong size: got 16 bytes, expected 20"):
+        rows.lay_columns(matrix, {0: column[:4]})
+    matrix.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        rows.lay_columns(matrix, {0: column})
+
+
 @compiled
 def test_strings_outside_their_buffers_are_refused():
     def digests(view: tuple[int, int, int, int], size: int = 1) -> None:

@@ -20,9 +20,8 @@ from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn
 from feedline.loader.encoding.quality import COUNTS, Observer, Quality
 from feedline.native.coded_values import CodedArray
+from feedline.native.rows import lay_columns, take_columns
 from feedline.warehouse.cache.cache_folder import CachedColumn
-
-_MATRIX_BYTES = 8 * 2**20  # as of `encode`
 
 
 def split_columns(encoded: EncodedRows, schema: BatchSchema, quality: Quality) -> dict[str, CachedColumn]:
@@ -30,9 +29,13 @@ def split_columns(encoded: EncodedRows, schema: BatchSchema, quality: Quality) -
     facts = _facts_of(quality, schema)
     found: dict[str, dict[str, NDArray[Any]]] = {}
     for group, matrix in (("dense", encoded.dense), ("label", encoded.labels)):
+        single = [column for column in schema.group(group) if column.width == 1]
+        taken = take_columns(matrix, [column.offset for column in single])
+        found |= {column.name: {"values": values} for column, values in zip(single, taken, strict=True)}
         for column in schema.group(group):
-            part = matrix[:, column.offset : column.offset + column.width]
-            found[column.name] = {"values": np.ascontiguousarray(part)}
+            if column.width != 1:
+                part = matrix[:, column.offset : column.offset + column.width]
+                found[column.name] = {"values": np.ascontiguousarray(part)}
     for column, ids in zip(schema.group("categorical"), encoded.categorical, strict=True):
         found[column.name] = {"values": _narrowed(ids, facts[column.name])}
     lists = zip(schema.sparse, encoded.values, encoded.weights, encoded.offsets, strict=True)
@@ -87,12 +90,11 @@ def _matrix(
 ) -> NDArray[np.float32]:
     width = sum(column.width for column in columns)
     matrix = np.empty((stop - start, width), np.float32)
-    step = max(_MATRIX_BYTES // (4 * max(width, 1)), 1)
-    for first in range(0, stop - start, step):
-        part = matrix[first : first + step]
-        for column in columns:
-            values = arrays[column.name]["values"][start + first : start + first + len(part)]
-            part[:, column.offset : column.offset + column.width] = values
+    parts = {column: arrays[column.name]["values"][start:stop] for column in columns}
+    lay_columns(matrix, {column.offset: values for column, values in parts.items() if column.width == 1})
+    for column, values in parts.items():
+        if column.width != 1:
+            matrix[:, column.offset : column.offset + column.width] = values
     return matrix
 
 

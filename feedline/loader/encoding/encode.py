@@ -330,6 +330,7 @@ def _row_major(
     flat = matrix.reshape(-1)
     of_rows = None if gathered.repeats is None else Repeats(gathered.repeats)
     sources: list[tuple[int | slice, NDArray[Any]]] = []
+    laid: dict[int, NDArray[np.float32]] = {}
     for column in columns:
         if column.name in coded:
             gathered.add_floats(coded[column.name], column, flat, column.offset, width)
@@ -342,9 +343,13 @@ def _row_major(
             target, values = column.offset, _scalars(series, column.name, filters)
         known = extremes.get(column.name)
         values = apply_on_nonfinite(values, column, gathered.observer, repeats=of_rows, extremes=known)
-        sources.append((target, values))
+        if isinstance(target, int) and gathered.order is None and values.dtype == np.float32 and values.flags.c_contiguous:
+            laid[target] = values
+        else:
+            sources.append((target, values))
+    native.lay_columns(matrix, laid)
     step = max(_MATRIX_BYTES // (4 * max(width, 1)), 1)
-    for start in range(0, rows_of_all, step):
+    for start in range(0, rows_of_all if sources else 0, step):
         rows = slice(start, start + step)
         for target, values in sources:
             matrix[rows, target] = gathered.in_order(values, rows)
