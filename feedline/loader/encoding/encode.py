@@ -343,7 +343,8 @@ def _row_major(
             target, values = column.offset, _scalars(series, column.name, filters)
         known = extremes.get(column.name)
         values = apply_on_nonfinite(values, column, gathered.observer, repeats=of_rows, extremes=known)
-        if isinstance(target, int) and gathered.order is None and values.dtype == np.float32 and values.flags.c_contiguous:
+        is_copied = values.dtype == np.float32 and values.flags.c_contiguous
+        if is_copied and isinstance(target, int) and gathered.order is None:
             laid[target] = values
         else:
             sources.append((target, values))
