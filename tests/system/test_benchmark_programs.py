@@ -39,13 +39,14 @@ def test_the_loop_of_a_feeder_is_measured() -> None:
 @pytest.mark.parametrize("shape", ["flat", "lists"])
 def test_a_cache_is_measured(shape: str) -> None:
     command = [sys.executable, str(BENCHMARKS / "cache.py"), "--shape", shape, "--rows", "3000", "--rounds", "1"]
-    run = subprocess.run([*command, "--added", "2"], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    run = subprocess.run([*command, "--changed", "2"], capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert run.returncode == 0, run.stderr
     kept, found, *stages = run.stdout.splitlines()
     assert kept.startswith(f"{shape}: 3,000 rows; ")
     assert " row groups found " in found
     assert ", 2 computed " in found
-    assert [line.split()[0] for line in stages] == ["off", "filling", "first", "second", "added"]
+    expected = ["off", "copied", "filling", "first", "second", "dropped", "changed"]
+    assert [line.split()[0] for line in stages] == expected
 
 
 def test_the_writing_of_slots_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
