@@ -20,11 +20,14 @@ LIMIT_S = 100  # of a program: less than pytest gives a test
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
+import cache_sharing  # noqa: E402
 import dedup_training  # noqa: E402
 import pipeline as pipeline_benchmark  # noqa: E402
 import slot_writing  # noqa: E402
 import snapshots  # noqa: E402
 import vocabulary as vocabulary_benchmark  # noqa: E402
+from shape_tables import write_table  # noqa: E402
+from shapes import SHAPES  # noqa: E402
 
 
 def test_the_loop_of_a_feeder_is_measured() -> None:
@@ -47,6 +50,29 @@ def test_a_cache_is_measured(shape: str) -> None:
     assert ", 2 computed " in found
     expected = ["off", "copied", "filling", "first", "second", "dropped", "changed"]
     assert [line.split()[0] for line in stages] == expected
+
+
+def test_what_jobs_share_through_a_cache_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, work = tmp_path / "table", tmp_path / "work"
+    write_table(table, SHAPES["flat"], rows=3_000, group_rows=500)
+    work.mkdir()
+    place = cache_sharing.Place(work, json.loads(SHAPES["flat"].pipeline(str(table), batch_size=256, work_dir="")))
+    one = place.cache("one")
+    both = cache_sharing.run_trials([place.trial(0, one), place.trial(1, one, seed=1)], [one])
+    assert both.computed == both.kept == 6 * 12
+    assert (both.consumed, both.steps) == (2 * both.kept, 12)
+    assert both.cpu_s > 0
+    monkeypatch.setattr(cache_sharing, "run_trials", lambda *_: both)
+    monkeypatch.setattr(sys, "argv", ["cache_sharing.py", "--shape", "flat", "--rows", "3000", "--rounds", "2"])
+    cache_sharing.main()
+    heading, _, *lines = capsys.readouterr().out.splitlines()
+    assert heading == "flat: 3,000 rows, 72 features x segments"
+    assert {line[:10].strip() for line in lines} == {
+        "alone", "apart", "identical", "seeds", "fast", "slow", "both apart", "both",
+    }  # fmt: skip
+    assert all(" 0.500   1.00" in line for line in lines)
 
 
 def test_the_writing_of_slots_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

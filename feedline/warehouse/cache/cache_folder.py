@@ -152,6 +152,7 @@ class CacheFolder:
     def __init__(self, ref: CacheRef) -> None:
         self.ref = ref
         self.counters = CacheCounters()
+        self._times = flights.WorkTimes()
         self._lock = threading.Lock()
         self._touched: dict[str, float] = {}
         self._said: set[str] = set()
@@ -218,9 +219,9 @@ class CacheFolder:
         return found
 
     def flight(self, group: EntryGroup) -> AbstractContextManager[bool]:
-        """Held by one thread of all processes of the host; True: the caller has waited for another holder, and may
-        find what that has written. See `flights.flight`."""
-        return flights.flight(self._locks, group.digest, self.counters, mode=self._file_mode)
+        """Held by one thread of all processes of the host while it computes; True: the caller has waited for another
+        holder, and may find what that has written. See `flights.flight`."""
+        return flights.flight(self._locks, group.digest, self.counters, self._times, mode=self._file_mode)
 
     def usage(self) -> int:
         """The bytes of all files, listed now."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
 
 from feedline.warehouse.cache import eviction, flights
 from feedline.warehouse.cache.cache_counters import CacheCounters
@@ -53,14 +52,20 @@ class FolderSpace:
 
     def rescan(self) -> int:
         """List the folder; the bytes of its files."""
-        files = list(eviction.list_entries(self._folder))
-        return self._note_listed(files)
+        return self._list()[1]
 
-    def _note_listed(self, files: Sequence[eviction.StoredFileStat]) -> int:
+    def _list(self) -> tuple[list[eviction.StoredFileStat], int]:
+        """The files of the folder, without those of dead writers, which are removed, and their bytes."""
+        now_s = time.time()
+        files = [
+            file
+            for file in eviction.list_entries(self._folder)
+            if not (file.temporary and eviction.is_abandoned(file, now_s) and eviction.remove_file(file.path))
+        ]
         used = sum(file.nbytes for file in files)
         with self._lock:
             self._used, self._written = used, 0
-        return used
+        return files, used
 
     def make_room(self, nbytes: int, cpu_s: float, counters: CacheCounters) -> bool:
         """Whether a file of so many bytes may be written now; may evict others. Raises OSError."""
@@ -89,18 +94,12 @@ class FolderSpace:
         if lock is None:
             return False
         try:
-            now_s = time.time()
-            files = [
-                file
-                for file in eviction.list_entries(self._folder)
-                if not (file.temporary and eviction.is_abandoned(file, now_s) and eviction.remove_file(file.path))
-            ]
-            used = self._note_listed(files)
+            files, used = self._list()
             over = max(used - self.bound, self._missing_free(0), 0)
             room = max(used + nbytes - self.bound, self._missing_free(nbytes), 0) - over
             if over + room > 0:
                 entries = [file for file in files if not file.temporary]
-                candidates = self._costs.candidates(entries, VERSION_FOLDER, now_s)
+                candidates = self._costs.candidates(entries, VERSION_FOLDER, time.time())
                 spare = int((1 - eviction.LOW_WATER) * self.bound)
                 victims = eviction.choose_victims(candidates, over, room, spare, benefit)
                 freed = sum(each.file.nbytes for each in victims if eviction.remove_file(each.file.path))

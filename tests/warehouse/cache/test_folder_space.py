@@ -114,6 +114,18 @@ def test_what_others_write_is_seen_by_the_next_listing(tmp_path: Path):
     assert not space.make_room(FILE_BYTES, 1.0, counters)
 
 
+def test_a_dead_writers_file_goes_with_the_first_listing(tmp_path: Path):
+    cache = filled(tmp_path, groups=1)
+    [entry] = files_of(tmp_path)
+    left = entry.with_name(".left.tmp")
+    left.write_bytes(bytes(FILE_BYTES))
+    os.utime(left, (time.time() - 60,) * 2)
+    roomy = space_of(tmp_path, 2**30)
+    assert roomy.make_room(FILE_BYTES, 1.0, CacheCounters())
+    assert not left.exists()
+    assert roomy.rescan() == cache.usage() == FILE_BYTES
+
+
 def test_a_killed_writers_file_is_removed_when_room_is_made(tmp_path: Path):
     cache = filled(tmp_path, groups=2)
     entries = files_of(tmp_path)
