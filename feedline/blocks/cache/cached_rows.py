@@ -9,7 +9,7 @@ alone, so that rows that nobody asked for raise nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,22 +20,23 @@ from feedline.blocks.cache.auto_choice import AutoChoice
 from feedline.blocks.cache.cached_columns import (
     arrow_array,
     arrow_bytes,
-    can_count_part,
-    quality_of,
-    quality_of_part,
+    part_of_column,
     rows_of_columns,
     split_columns,
 )
+from feedline.blocks.cache.cached_counts import facts_of, facts_of_part, quality_of, with_row_counts
 from feedline.blocks.cache.entry_names import EntryNames, Segment, segments
 from feedline.blocks.jobs import CompiledJob, compile_job
 from feedline.blocks.piece_chunks import column_values, piece_chunks
 from feedline.blocks.request import Job, PieceRequest, kept_columns
+from feedline.blocks.row_counts import RowCounts
 from feedline.blocks.single_flight import SingleFlight
 from feedline.errors import DataError, FeedlineError
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.encoding.encoded_rows import EncodedRows, take
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import Quality
+from feedline.spec.features import FeatureSpec
 from feedline.warehouse.cache.cache_folder import CachedColumn, CacheFolder, EntryGroup, open_folder
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment
 from feedline.warehouse.rebase.recorded_rows import Recorder, spans_of
@@ -158,30 +159,17 @@ class CachedRows:
             return self._computed(needed, clock)
         columns = {name: found[digest] for digest, name in self._own.items() if digest in found}
         if not segment.is_whole:
-            columns = {name: column for name, column in columns.items() if can_count_part(column)}
+            facts = facts_of_part(columns, _only(self._schema, columns), start, stop)
+            columns = {name: part_of_column(each, start, stop, facts[name]) for name, each in columns.items()}
         rest = {column.name for column in self._schema if column.name not in columns}
         if rest:
-            others = self._columns(needed, rest, clock)
-            columns = {**self._cut(columns, segment), **others}
-            start, stop = 0, stop - start
-        encoded = rows_of_columns(columns, self._schema, start, stop)
-        if rest or segment.is_whole:
-            quality = quality_of(columns, self._schema, stop - start)
-        else:
-            quality = quality_of_part(columns, self._schema, encoded)
+            columns |= self._columns(needed, rest, clock)
         by = None
         if self._names.by is not None:
             known = found.get(self._names.by)
             by = self._read_by(needed) if known is None else _series(known, segment)
-        return CachedPart(encoded, quality, by)
-
-    def _cut(self, columns: Columns, segment: Segment) -> Columns:
-        """The rows that are needed of columns whose parts can be counted."""
-        if segment.is_whole:
-            return columns
-        schema = _only(self._schema, columns)
-        part = rows_of_columns(columns, schema, segment.start, segment.stop)
-        return split_columns(part, schema, quality_of_part(columns, schema, part))
+        rows = rows_of_columns(columns, self._schema, needed.rows)
+        return CachedPart(rows, quality_of(columns, self._schema, needed.rows), by)
 
     def _columns(self, piece: PieceRequest, names: Collection[str], clock: StageClock) -> dict[str, CachedColumn]:
         """Some features of a piece's rows, or all where pieces lack ever others: each set is compiled once."""
@@ -189,21 +177,33 @@ class CachedRows:
         if wanted not in self._sets and len(self._sets) >= _MOST_SETS:
             wanted = frozenset(column.name for column in self._schema)
         self._sets.add(wanted)
-        schema, rows, quality = self._encode(piece, wanted, clock)
-        return split_columns(rows, schema, quality)
+        # Numbers that are not finite are kept, as any part of them is counted.
+        features = [
+            replace(feature, on_nonfinite="keep") if feature.on_nonfinite == "zero" else feature
+            for feature in self._job.features
+            if feature.name in wanted
+        ]
+        row_counts = RowCounts()
+        schema, rows, quality = self._encode(piece, features, clock, row_counts)
+        columns = split_columns(rows, schema, facts_of(quality, schema))
+        return {name: with_row_counts(column, name, row_counts) for name, column in columns.items()}
 
     def _computed(self, piece: PieceRequest, clock: StageClock) -> CachedPart:
         """Rows as they are computed without a cache."""
-        _, rows, quality = self._encode(piece, frozenset(column.name for column in self._schema), clock)
+        _, rows, quality = self._encode(piece, self._job.features, clock)
         return CachedPart(rows, quality, None if self._job.by is None else self._read_by(piece))
 
     def _encode(
-        self, piece: PieceRequest, names: frozenset[str], clock: StageClock
+        self,
+        piece: PieceRequest,
+        features: Sequence[FeatureSpec],
+        clock: StageClock,
+        row_counts: RowCounts | None = None,
     ) -> tuple[BatchSchema, EncodedRows, Quality]:
-        """Some features of a piece's rows, with their columns of a batch."""
-        features = tuple(feature for feature in self._job.features if feature.name in names)
-        compiled = compile_job(replace(self._job, features=features, by=None, record=None, cache=None, auto=None))
-        encoder = BlockEncoder(compiled, clock, whole=True)
+        """Some features of a piece's rows, with their columns of a batch. row_counts: takes what is counted of each."""
+        job = replace(self._job, features=tuple(features), by=None, record=None, cache=None, auto=None)
+        compiled = compile_job(job)
+        encoder = BlockEncoder(compiled, clock, whole=True, row_counts=row_counts)
         encoder.begin_piece()
         clock.lap("read")
         for chunk in piece_chunks(compiled, piece, as_stored=True):
