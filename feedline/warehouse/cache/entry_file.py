@@ -29,7 +29,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +48,7 @@ _FIRST_READ_BYTES = 16 * 1024  # header and index of about 80 arrays
 _GAP_BYTES = 128 * 1024  # unwanted bytes between two arrays that cost less to read than another system call and buffer
 _RANGE_BYTES = 64 * 2**20  # of one buffer, which lives as long as any of its arrays; and few pages stay unused
 _VECTORS = 512  # of one writev; Linux allows 1,024
-_KINDS = "biufc"  # dtypes of arrays: booleans and numbers
+_KINDS = tuple("biufc")  # dtypes of arrays: booleans and numbers
 _ZEROS = bytes(_ALIGNMENT)
 _PARTITION_VALUES: dict[str, Callable[[str], Any]] = {
     "timestamp": datetime.datetime.fromisoformat,
@@ -96,12 +96,11 @@ class EntryGroup:
     partition: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class EntryArray:
+class EntryArray(NamedTuple):
     """One array of a file; `start`: its offset from the first array."""
 
     name: str
-    dtype: np.dtype[Any]
+    dtype: str
     shape: tuple[int, ...]
     start: int
     nbytes: int
@@ -163,12 +162,14 @@ class EntryFile:
             for array in members:
                 part = content[array.start - start : array.start - start + array.nbytes]
                 if part.nbytes == array.nbytes and checksum(part) == array.crc:
-                    read[id(array)] = part.view(array.dtype).reshape(array.shape)
+                    shaped = part.view(array.dtype)
+                    read[id(array)] = shaped if len(array.shape) == 1 else shaped.reshape(array.shape)
         found = {}
         for name in there:
             facts, stored = index.columns[name]
-            if all(id(array) in read for array in stored):
-                found[name] = CachedColumn({array.name: read[id(array)] for array in stored}, facts)
+            own = {array.name: read[id(array)] for array in stored if id(array) in read}
+            if len(own) == len(stored):
+                found[name] = CachedColumn(own, facts)
         return found, len(found) == len(there)
 
 
@@ -314,13 +315,11 @@ def _read_index(number: int) -> EntryIndex:
 def _parse_index(facts: dict[str, Any], cpu_s: float, file_bytes: int, first: int) -> EntryIndex:
     columns = {}
     for digest, (own, arrays) in facts["columns"].items():
-        stored = []
-        for name, dtype, shape, start, nbytes, crc in arrays:
-            array = EntryArray(name, np.dtype(dtype), tuple(shape), start, nbytes, crc)
-            if array.dtype.kind not in _KINDS or first + start + nbytes > file_bytes:
+        stored = tuple(map(EntryArray._make, arrays))
+        for array in stored:
+            if array.dtype[1:2] not in _KINDS or first + array.start + array.nbytes > file_bytes:
                 raise DamagedEntryError
-            stored.append(array)
-        columns[digest] = (own, tuple(stored))
+        columns[digest] = (own, stored)
     group = EntryGroup(
         digest=facts["digest"],
         table=facts["table"],
