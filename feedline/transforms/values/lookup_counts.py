@@ -50,13 +50,13 @@ def lookups_of_rows(series: pl.Series, unknown: range) -> RowLookups:
     values = series
     if isinstance(series.dtype, pl.List):
         values = series.drop_nulls().explode(empty_as_null=False, keep_nulls=False)
-    ids = (values.fill_null(unknown.stop) if values.null_count() else values).to_numpy()
-    within = _within(ids, unknown)
-    asked = values.is_not_null().to_numpy() if values.null_count() else np.ones(len(ids), np.bool_)
+    asked = values.is_not_null().to_numpy() if values.null_count() else None
+    missed = _within((values if asked is None else values.fill_null(unknown.stop)).to_numpy(), unknown)
     if not isinstance(series.dtype, pl.List):
-        return asked.view(np.uint8), within.view(np.uint8)
-    ends = np.cumsum(series.list.len().fill_null(0).to_numpy(), dtype=np.int64)
-    return marks_of_lists(asked, ends), marks_of_lists(within, ends)
+        return np.ones(len(missed), np.uint8) if asked is None else asked.view(np.uint8), missed.view(np.uint8)
+    lengths = series.list.len().fill_null(0).to_numpy().astype(np.int64)
+    ends = np.cumsum(lengths)
+    return lengths if asked is None else marks_of_lists(asked, ends), marks_of_lists(missed, ends)
 
 
 def sum_of_lookups(of_rows: RowLookups, repeats: Repeats | None) -> tuple[int, int]:
