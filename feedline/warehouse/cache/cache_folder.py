@@ -211,6 +211,11 @@ class CacheFolder:
         self.counters.add(bytes_written=nbytes)
         return True
 
+    def drop(self, group: EntryGroup) -> None:
+        """Remove the entries of a row group, which are as they were written, but wrong; they count as damaged."""
+        for name in entry_files(self.ref.folder, group.digest):
+            self._drop_damaged(os.path.join(_group_folder(self.ref.folder, group.digest), name))
+
     def take_damaged(self) -> int:
         """How many damaged files this thread has met since it asked last."""
         found: int = getattr(self._local, "damaged", 0)
