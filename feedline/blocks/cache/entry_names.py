@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,8 @@ from feedline.blocks.request import Job
 from feedline.expressions import BoundExpression
 from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_some
+from feedline.transforms.registry.function_code import FunctionCode
+from feedline.transforms.registry.user_code import function_codes
 from feedline.warehouse.cache.cache_folder import EntryGroup
 from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.reading.sample import BoundSample
@@ -57,17 +59,19 @@ def segments(kept: int, start: int, stop: int) -> Iterator[Segment]:
 class EntryNames:
     """The names of a job's entries.
 
-    columns: the digest of each feature that is kept. Those are not that call users' functions: their source may import
-    what no name covers. by: that of `shuffle.by`, None without one.
+    columns: the digest of each feature that is kept. obstacles: of each that is not, the code of a user's function that
+    no name covers. by: the digest of `shuffle.by`, None without one.
     """
 
     def __init__(self, job: Job, compiled: CompiledJob) -> None:
-        code = {function.op for function in job.code}
-        self.columns = {
-            feature.name: _feature_digest(compiled.features, feature)
-            for feature in compiled.features.features
-            if not code.intersection(_ops(feature))
-        }
+        self.columns: dict[str, str] = {}
+        self.obstacles: dict[str, str] = {}
+        for feature in compiled.features.features:
+            codes = function_codes(feature) if job.code else ()
+            if obstacle := next((code.obstacle for code in codes if code.obstacle), ""):
+                self.obstacles[feature.name] = obstacle
+            else:
+                self.columns[feature.name] = _feature_digest(compiled.features, feature, codes)
         types = _types(compiled.where, compiled) | _types(compiled.sample, compiled)
         self._facts = {
             "format": CACHE_FORMAT,
@@ -104,16 +108,11 @@ class EntryNames:
         )
 
 
-def _feature_digest(features: CompiledFeatures, feature: FeatureSpec) -> str:
-    """Covers the chain with its versions, the types that it reads, artifacts, the rows that a fit has seen."""
+def _feature_digest(features: CompiledFeatures, feature: FeatureSpec, codes: Sequence[FunctionCode]) -> str:
+    """Covers the chain with its versions and sources, the packages that its users' functions import, the types that it
+    reads, artifacts, the rows that a fit has seen."""
     alone = compile_some(features, {feature.name})
-    return _digest([alone.fingerprint, feature.on_nonfinite, sorted(alone.marks)])
-
-
-def _ops(feature: FeatureSpec) -> set[str]:
-    """The names of all ops of a feature."""
-    calls = [*feature.ops, *(call for source in feature.inputs for call in source.ops)]
-    return {call.op for call in (*calls, *(() if feature.op is None else (feature.op,)))}
+    return _digest([alone.fingerprint, feature.on_nonfinite, sorted(alone.marks), [code.packages for code in codes]])
 
 
 def _types(bound: BoundExpression | BoundSample | None, compiled: CompiledJob) -> dict[str, str]:

@@ -30,7 +30,8 @@ def cache_facts(plan: Plan, bytes_per_row: int) -> dict[str, Any] | None:
         return None
     compiled, folder = compile_job(plan.job), plan.job.cache.folder
     if not is_cached(plan.job, compiled):
-        return {"folder": folder, "share": None, "bytes": 0, "bytes_to_add": 0, "row_groups_looked_up": 0}
+        empty: dict[str, Any] = {"share": None, "bytes": 0, "bytes_to_add": 0, "row_groups_looked_up": 0}
+        return {"folder": folder, **empty, "not_kept": {}}
     names = EntryNames(plan.job, compiled)
     wanted, found, nbytes, groups = len(names.columns), 0, 0, 0
     exists = check_folder(folder) and wanted > 0
@@ -49,6 +50,7 @@ def cache_facts(plan: Plan, bytes_per_row: int) -> dict[str, Any] | None:
         "bytes": int(nbytes * scale),
         "bytes_to_add": int((1 - share) * bytes_per_row * rows),
         "row_groups_looked_up": min(len(kept), _MOST_ROW_GROUPS),
+        "not_kept": names.obstacles,
     }
 
 
@@ -58,7 +60,9 @@ def cache_text(facts: dict[str, Any]) -> str:
         return f"{facts['folder']}: deduplicated groups are not kept"
     looked = f" (of {facts['row_groups_looked_up']:,} row groups)"
     there = f"{facts['share']:.1%} of features x row groups are there, {facts['bytes']:,} bytes{looked}"
-    return f"{facts['folder']}: {there}; a run would add {facts['bytes_to_add']:,} bytes at most"
+    not_kept = facts["not_kept"]
+    first = next((f"; {len(not_kept):,} not kept, such as {name} ({why})" for name, why in not_kept.items()), "")
+    return f"{facts['folder']}: {there}; a run would add {facts['bytes_to_add']:,} bytes at most{first}"
 
 
 def _segments(plan: Plan) -> Iterator[tuple[Fragment, Segment]]:

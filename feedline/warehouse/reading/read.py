@@ -254,15 +254,15 @@ def _decode_twice(
     coded: Mapping[str, int],
 ) -> Iterator[_Decoded]:
     """As `_decode`; kept bytes of a store that do not decode are dropped and fetched again, as transfers may damage."""
-    taken = 0
-    while True:
+    taken, ended = 0, False
+    while not ended:
         try:
             for each in islice(_decode(file, columns, fragment, row_group, sizes, coded), taken, None):
                 taken += 1
                 held = [each]
                 del each
                 yield held.pop()
-            return
+            ended = True
         except CorruptFileError:
             if not file.drop_kept(row_group):
                 raise

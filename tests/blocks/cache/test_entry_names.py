@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import platform
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from own_modules import own_modules
 
 from feedline import Pipeline
 from feedline.blocks.cache.entry_names import SEGMENT_ROWS, EntryNames, Segment, segments
@@ -116,6 +119,39 @@ def test_a_feature_is_named_by_its_chain_and_no_other(feature: object, tmp_path:
     other = names_of(plan_of(tmp_path, features=changed)).columns
     assert other["price"] != one["price"]
     assert {name: other[name] for name in ("item", "label")} == {name: one[name] for name in ("item", "label")}
+
+
+def coded(folder: Path) -> EntryNames:
+    """The names of a pipeline of which `price` calls a function beside pipeline.yaml."""
+    plan_of(folder)
+    with own_modules(folder):
+        function = {"function": "named_ops:twice", "gives": "float64"}
+        features = {"dense": {"price": [{"python": function}]}, "label": {"label": []}}
+        spec = {"version": 1, "name": "names", "work_dir": "work", "source": {"table": "table"}, "batch": {"size": 2}}
+        spec |= {"features": features, "allow_code": True}
+        (folder / "pipeline.yaml").write_text(json.dumps(spec))
+        return names_of(Pipeline.from_yaml(folder / "pipeline.yaml").plan())
+
+
+def test_users_functions_are_named_with_what_they_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "named_ops.py").write_text("from helper import BY\ndef twice(x): return x * BY\n")
+    (tmp_path / "helper.py").write_text("BY = 2\n")
+    names = coded(tmp_path)
+    assert names.obstacles == {}
+    assert coded(tmp_path).columns == names.columns
+    (tmp_path / "helper.py").write_text("BY = 3\n")
+    changed = coded(tmp_path)
+    assert changed.columns["price"] != names.columns["price"]
+    assert changed.columns["label"] == names.columns["label"]
+    monkeypatch.setattr(platform, "python_version", lambda: "3.99.0")
+    assert coded(tmp_path).columns["price"] != changed.columns["price"]
+
+
+def test_users_functions_that_no_name_covers_are_not_kept(tmp_path: Path) -> None:
+    (tmp_path / "named_ops.py").write_text("def twice(x): return eval('x * 2')\n")
+    names = coded(tmp_path)
+    assert set(names.columns) == {"label"}
+    assert names.obstacles == {"price": "named_ops: eval in line 1 may load any code"}
 
 
 def test_types_are_named(tmp_path: Path) -> None:
