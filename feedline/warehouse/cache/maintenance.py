@@ -274,8 +274,8 @@ def _select(
     if entries and not by_types:
         keys = sorted({key for _, index in entries for key in index.group.partition})
         raise SpecError(
-            f"--where is a condition on partition keys: got {', '.join(names)}, expected of {', '.join(keys) or 'none'}. "
-            "To remove the entries of all partitions, use --table or --all alone"
+            f"--where is a condition on partition keys: got {', '.join(names)}, expected of "
+            f"{', '.join(keys) or 'none'}. To remove the entries of all partitions, use --table or --all alone"
         )
     selected: list[tuple[StoredFileStat, EntryIndex]] = []
     refused, faults = 0, []
