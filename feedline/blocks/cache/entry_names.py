@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from feedline.blocks.jobs import CompiledJob
 from feedline.blocks.request import Job
 from feedline.expressions import BoundExpression
-from feedline.spec.features import FeatureSpec
-from feedline.transforms.compile.compiled import CompiledFeatures, compile_some
-from feedline.transforms.registry.function_code import FunctionCode
 from feedline.transforms.registry.user_code import function_codes
 from feedline.warehouse.cache.cache_folder import EntryGroup
 from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.reading.sample import BoundSample
+from feedline.warehouse.reading.seen_rows import Mark
 from feedline.warehouse.storage.locations import absolute, redact
 
 # Raise it with any change of what is kept of a feature, or of the values that a decoder or an op without a new version
@@ -66,14 +64,20 @@ class EntryNames:
     def __init__(self, job: Job, compiled: CompiledJob) -> None:
         self.columns: dict[str, str] = {}
         self.obstacles: dict[str, str] = {}
-        for feature in compiled.features.features:
+        marks = {mark.name: _types(mark, compiled) for mark in compiled.marks}
+        for index, feature in enumerate(compiled.features.features):
             codes = function_codes(feature) if job.code else ()
             if obstacle := next((code.obstacle for code in codes if code.obstacle), ""):
                 self.obstacles[feature.name] = obstacle
             else:
-                self.columns[feature.name] = _feature_digest(compiled.features, feature, codes)
+                # covers the chain with its versions and sources, the types that it reads, artifacts, the rows that a
+                # fit has seen and the types that decide which these are, packages that its users' functions import
+                fingerprint, seen = compiled.features.alone(index)
+                packages = [code.packages for code in codes]
+                content = [fingerprint, feature.on_nonfinite, [[name, marks[name]] for name in seen], packages]
+                self.columns[feature.name] = _digest(content)
         types = _types(compiled.where, compiled) | _types(compiled.sample, compiled)
-        self._facts = {
+        facts = {
             "format": CACHE_FORMAT,
             "segment_rows": SEGMENT_ROWS,
             "environment": [list(pair) for pair in job.environment],
@@ -81,42 +85,32 @@ class EntryNames:
             "sample": None if job.sample is None else repr(job.sample),
             "types": types,
         }
+        self._rows = _digest(facts)
+        self._tables: dict[str, tuple[str, str]] = {}  # as fragments name them: in full, and as shown
         self.by = None if job.by is None else _digest(["by", job.by, str(compiled.schema.field(job.by).type)])
 
     def group(self, fragment: Fragment, segment: Segment) -> EntryGroup:
         """The group of a segment of a fragment's only row group."""
         [row_group] = fragment.row_groups
-        table = absolute(fragment.table)
-        place = {
-            "table": table,
-            "path": fragment.path,
-            "bytes": fragment.bytes,
-            "mtime_ns": fragment.mtime_ns,
-            "footer": fragment.footer_digest.hex(),
-            "row_group": row_group,
-            "first": segment.first,
-            "partition": repr(fragment.partition),
-            "stored_names": repr(fragment.stored_names),
-        }
-        digest = _digest([self._facts, place])
+        if fragment.table not in self._tables:
+            table = absolute(fragment.table)
+            self._tables[fragment.table] = table, redact(table)
+        table, shown = self._tables[fragment.table]
+        place = [
+            *(self._rows, table, fragment.path, fragment.bytes, fragment.mtime_ns, fragment.footer_digest.hex()),
+            *(row_group, segment.first, repr(fragment.partition), repr(fragment.stored_names)),
+        ]
         return EntryGroup(
-            digest=digest,
-            table=redact(table),
+            digest=_digest(place),
+            table=shown,
             path=fragment.path,
             row_group=row_group,
             partition=dict(fragment.partition),
         )
 
 
-def _feature_digest(features: CompiledFeatures, feature: FeatureSpec, codes: Sequence[FunctionCode]) -> str:
-    """Covers the chain with its versions and sources, the packages that its users' functions import, the types that it
-    reads, artifacts, the rows that a fit has seen."""
-    alone = compile_some(features, {feature.name})
-    return _digest([alone.fingerprint, feature.on_nonfinite, sorted(alone.marks), [code.packages for code in codes]])
-
-
-def _types(bound: BoundExpression | BoundSample | None, compiled: CompiledJob) -> dict[str, str]:
-    """The types of the columns that a filter or a sample reads."""
+def _types(bound: BoundExpression | BoundSample | Mark | None, compiled: CompiledJob) -> dict[str, str]:
+    """The types of the columns that a filter, a sample or a mark reads."""
     names = () if bound is None else sorted(bound.columns)
     return {name: str(compiled.schema.field(name).type) for name in names if name in compiled.schema.names}
 

@@ -22,7 +22,7 @@ from feedline.warehouse.reading.fragment import Fragment
 SEGMENT = Segment(0, 10, 0, 10)
 
 
-def plan_of(folder: Path, source: dict[str, Any] | None = None, **changes: Any) -> Plan:
+def pipeline_of(folder: Path, source: dict[str, Any] | None = None, **changes: Any) -> Pipeline:
     table = folder / "table"
     if not table.exists():
         table.mkdir()
@@ -36,7 +36,11 @@ def plan_of(folder: Path, source: dict[str, Any] | None = None, **changes: Any) 
         "features": features,
         "batch": {"size": 2},
     }
-    return Pipeline.from_dict(spec | changes).plan()
+    return Pipeline.from_dict(spec | changes)
+
+
+def plan_of(folder: Path, source: dict[str, Any] | None = None, **changes: Any) -> Plan:
+    return pipeline_of(folder, source, **changes).plan()
 
 
 def names_of(plan: Plan) -> EntryNames:
@@ -162,6 +166,32 @@ def test_types_are_named(tmp_path: Path) -> None:
     assert (
         names_of(plan_of(tmp_path / "one")).columns["price"] != names_of(plan_of(tmp_path / "other")).columns["price"]
     )
+
+
+def test_types_of_what_decides_which_rows_a_fit_has_seen_are_named(tmp_path: Path) -> None:
+    """0.1 as float32 is above 0.1 once a file has made the column float64."""
+    (tmp_path / "table").mkdir()
+
+    def add(name: str, dtype: pa.DataType) -> EntryNames:
+        columns = {"item": [1, 2] * 5, "label": [0.0, 1.0] * 5, "user": [*range(10)]}
+        table = pa.table({**columns, "price": pa.array([0.1, 0.5] * 5, dtype)})
+        pq.write_table(table, tmp_path / "table" / name)
+        op = {"target_encoding": {"target": "label", "fold_by": "user", "folds": 2}}
+        features = {"dense": {"rate": {"op": op, "inputs": ["item"]}}, "label": {"label": []}}
+        pipeline = pipeline_of(tmp_path, features=features, fit={"where": "price > 0.1"})
+        if not manifests:
+            pipeline.fit()
+        plan = pipeline.plan()
+        assert plan.job.artifacts.manifest is not None
+        assert compile_job(plan.job).marks
+        manifests.add(plan.job.artifacts.manifest)
+        return names_of(plan)
+
+    manifests: set[str] = set()
+    narrow, wide = add("a.parquet", pa.float32()), add("b.parquet", pa.float64())
+    assert len(manifests) == 1, "the fit is the same"
+    assert narrow.columns["label"] == wide.columns["label"]
+    assert narrow.columns["rate"] != wide.columns["rate"]
 
 
 def test_segments_hold_the_rows_that_are_needed() -> None:
