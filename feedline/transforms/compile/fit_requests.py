@@ -46,7 +46,6 @@ class Provenance:
             artifacts=self.artifacts.union(*(other.artifacts for other in others)),
         )
 
-
     def using(self, artifact: str) -> Provenance:
         """The provenance of a value that an artifact makes of this one."""
         return replace(self, artifacts=self.artifacts | {artifact})

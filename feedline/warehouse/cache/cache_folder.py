@@ -42,7 +42,6 @@ from feedline.warehouse.cache.entry_file import (
 from feedline.warehouse.cache.folder_space import LOCKS, VERSION_FOLDER, FolderSpace
 
 __all__ = [
-    "CacheCounters",
     "CacheFolder",
     "CacheRef",
     "CachedColumn",

@@ -44,6 +44,8 @@ def test_a_cache_that_does_not_exist_is_not_made(tmp_path: Path) -> None:
     facts = cache_facts(plan_of(tmp_path), 16)
     assert facts is not None
     assert (facts["share"], facts["bytes"], facts["bytes_to_add"]) == (0.0, 0, 16_000)
+    assert facts["segment_bytes"] == 16 * 100  # of a row group
+    assert "a thread that adds rows holds 1,600 bytes besides its block, at most" in cache_text(facts)
     assert not (tmp_path / "cache").exists()
 
 
