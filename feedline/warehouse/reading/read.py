@@ -19,7 +19,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.types as pat
 
-from feedline.errors import CorruptFileError, DataError, TableError
+from feedline.errors import CorruptFileError, DataError, StoreError, TableChangedError, TableError
 from feedline.expressions import BoundExpression
 from feedline.native.turns import TURN
 from feedline.native.unique_rows import UniqueRows
@@ -263,8 +263,8 @@ def _decode_twice(
                 del each
                 yield held.pop()
             ended = True
-        except CorruptFileError:
-            if not file.drop_kept(row_group):
+        except TableError as error:  # of damaged headers, pyarrow says that it cannot read them
+            if isinstance(error, TableChangedError | StoreError) or not file.drop_kept(row_group):
                 raise
 
 

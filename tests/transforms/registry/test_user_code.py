@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.compile.describe import chains
 from feedline.transforms.registry import function_code, user_functions
 from feedline.transforms.registry.op import OpError
-from feedline.transforms.registry.user_code import functions_of
+from feedline.transforms.registry.user_code import bind, functions_of
 from feedline.transforms.registry.user_functions import RequiredFunction, check_functions
 
 assert isinstance(FRAME, pl.DataFrame)
@@ -127,6 +128,15 @@ def test_the_fingerprint_covers_everything_that_decides_values(folder: str) -> N
     function_code.forget_code()  # as in a new process
     del sys.modules["my_features"]
     assert fingerprint(base) not in prints
+
+
+def test_numbers_that_are_not_finite_are_parameters_of_their_own(folder: str) -> None:
+    calls = [
+        OpCall(op="python", arguments=f'{{"function":"my_features:plain","gives":"float32","parameters":{{"by":{by}}}}}')
+        for by in ("Infinity", "-Infinity", "NaN", "null", "[NaN]", "[null]")
+    ]
+    identities = {bind(replace(call, code=folder)).identity for call in calls}
+    assert len(identities) == len(calls)
 
 
 def test_fits_and_fingerprints_cover_modules_that_the_function_imports(folder: str) -> None:
