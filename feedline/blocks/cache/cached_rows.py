@@ -9,7 +9,7 @@ alone, so that rows that nobody asked for raise nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,25 +17,29 @@ import polars as pl
 
 from feedline.blocks.block_encoder import BlockEncoder, StageClock
 from feedline.blocks.cache.auto_choice import AutoChoice
-from feedline.blocks.cache.cached_columns import (
-    arrow_array,
-    arrow_bytes,
-    can_count_part,
-    quality_of,
-    quality_of_part,
-    rows_of_columns,
-    split_columns,
+from feedline.blocks.cache.cached_columns import arrow_array, arrow_bytes
+from feedline.blocks.cache.cached_counts import quality_of
+from feedline.blocks.cache.cached_features import (
+    CachedFeatures,
+    part_of_features,
+    rows_of_features,
+    runs_column,
+    runs_of_column,
+    split_features,
 )
 from feedline.blocks.cache.entry_names import EntryNames, Segment, segments
-from feedline.blocks.jobs import CompiledJob, compile_job
+from feedline.blocks.group_runs import stretches
+from feedline.blocks.jobs import CompiledJob, compile_like
 from feedline.blocks.piece_chunks import column_values, piece_chunks
 from feedline.blocks.request import Job, PieceRequest, kept_columns
+from feedline.blocks.row_counts import RowCounts
 from feedline.blocks.single_flight import SingleFlight
 from feedline.errors import DataError, FeedlineError
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.encoding.encoded_rows import EncodedRows, take
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import Quality
+from feedline.spec.features import FeatureSpec
 from feedline.warehouse.cache.cache_folder import CachedColumn, CacheFolder, EntryGroup, open_folder
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment
 from feedline.warehouse.rebase.recorded_rows import Recorder, spans_of
@@ -63,8 +67,12 @@ class CachedRows:
         self._schema = compiled.layout.schema
         self._names = EntryNames(job, compiled)
         self._own = {digest: name for name, digest in self._names.columns.items()}
+        groups = {column.name: column.dedup for column in self._schema if column.dedup is not None}
+        self._group_of = {
+            self._names.columns[name]: group for name, group in groups.items() if name in self._names.columns
+        }
         self._sets: set[frozenset[str]] = set()  # of features that were computed together
-        self._wanted = [*self._own, *(() if self._names.by is None else (self._names.by,))]
+        self._wanted = [*self._own, *self._names.runs.values(), *(() if self._names.by is None else (self._names.by,))]
 
     def parts(
         self, piece: PieceRequest, clock: StageClock, count: Callable[[CacheCounts], None]
@@ -120,8 +128,11 @@ class CachedRows:
         return part
 
     def _find(self, group: EntryGroup, segment: Segment) -> dict[str, CachedColumn]:
+        """The entries of a segment; none of a deduplicated group of which it is not known where runs begin."""
         found = self._folder.find(group, self._wanted)
-        return {digest: column for digest, column in found.items() if column.facts.get("rows") == segment.rows}
+        found = {digest: column for digest, column in found.items() if column.facts.get("rows") == segment.rows}
+        lost = {name for name, digest in self._names.runs.items() if digest not in found}
+        return {digest: each for digest, each in found.items() if self._group_of.get(digest) not in lost}
 
     def _compute_missing(
         self, fragment: Fragment, segment: Segment, group: EntryGroup, found: Columns, clock: StageClock
@@ -135,8 +146,13 @@ class CachedRows:
         before_s, began_s, computed = time.thread_time(), time.monotonic(), dict[str, CachedColumn]()
         try:
             if names:
-                columns = self._columns(piece, names, clock)
-                computed |= {self._names.columns[name]: columns[name] for name in names}
+                features = self._features(piece, names, clock)
+                computed |= {self._names.columns[name]: features.columns[name] for name in names}
+                computed |= {
+                    self._names.runs[name]: runs_column(runs)
+                    for name, runs in features.runs.items()
+                    if self._names.runs[name] not in found
+                }
             if self._names.by is not None and self._names.by not in found:
                 by = arrow_bytes(self._read_by(piece).rechunk().to_arrow())
                 computed[self._names.by] = CachedColumn({"arrow": by}, {"rows": piece.rows})
@@ -156,54 +172,55 @@ class CachedRows:
         needed = PieceRequest(fragment=fragment, skip=segment.first + start, rows=stop - start)
         if not found:
             return self._computed(needed, clock)
-        columns = {name: found[digest] for digest, name in self._own.items() if digest in found}
+        kept = CachedFeatures(
+            {name: found[digest] for digest, name in self._own.items() if digest in found},
+            {name: runs_of_column(found[digest]) for name, digest in self._names.runs.items() if digest in found},
+        )
         if not segment.is_whole:
-            columns = {name: column for name, column in columns.items() if can_count_part(column)}
-        rest = {column.name for column in self._schema if column.name not in columns}
+            kept = part_of_features(kept, self._schema, start, stop)
+        rest = {column.name for column in self._schema if column.name not in kept.columns}
         if rest:
-            others = self._columns(needed, rest, clock)
-            columns = {**self._cut(columns, segment), **others}
-            start, stop = 0, stop - start
-        encoded = rows_of_columns(columns, self._schema, start, stop)
-        if rest or segment.is_whole:
-            quality = quality_of(columns, self._schema, stop - start)
-        else:
-            quality = quality_of_part(columns, self._schema, encoded)
+            kept = kept.merge(self._features(needed, rest, clock))
         by = None
         if self._names.by is not None:
             known = found.get(self._names.by)
             by = self._read_by(needed) if known is None else _series(known, segment)
-        return CachedPart(encoded, quality, by)
+        rows = rows_of_features(kept, self._schema, needed.rows, stretches(needed.skip, needed.rows))
+        return CachedPart(rows, quality_of(kept.columns, self._schema, needed.rows), by)
 
-    def _cut(self, columns: Columns, segment: Segment) -> Columns:
-        """The rows that are needed of columns whose parts can be counted."""
-        if segment.is_whole:
-            return columns
-        schema = _only(self._schema, columns)
-        part = rows_of_columns(columns, schema, segment.start, segment.stop)
-        return split_columns(part, schema, quality_of_part(columns, schema, part))
-
-    def _columns(self, piece: PieceRequest, names: Collection[str], clock: StageClock) -> dict[str, CachedColumn]:
+    def _features(self, piece: PieceRequest, names: Collection[str], clock: StageClock) -> CachedFeatures:
         """Some features of a piece's rows, or all where pieces lack ever others: each set is compiled once."""
         wanted = frozenset(names)
         if wanted not in self._sets and len(self._sets) >= _MOST_SETS:
             wanted = frozenset(column.name for column in self._schema)
         self._sets.add(wanted)
-        schema, rows, quality = self._encode(piece, wanted, clock)
-        return split_columns(rows, schema, quality)
+        # Numbers that are not finite are kept, as any part of them is counted.
+        features = [
+            replace(feature, on_nonfinite="keep") if feature.on_nonfinite == "zero" else feature
+            for feature in self._job.features
+            if feature.name in wanted
+        ]
+        row_counts = RowCounts()
+        schema, rows, quality = self._encode(piece, features, clock, row_counts)
+        return split_features(rows, schema, quality, row_counts)
 
     def _computed(self, piece: PieceRequest, clock: StageClock) -> CachedPart:
         """Rows as they are computed without a cache."""
-        _, rows, quality = self._encode(piece, frozenset(column.name for column in self._schema), clock)
+        _, rows, quality = self._encode(piece, self._job.features, clock)
         return CachedPart(rows, quality, None if self._job.by is None else self._read_by(piece))
 
     def _encode(
-        self, piece: PieceRequest, names: frozenset[str], clock: StageClock
+        self,
+        piece: PieceRequest,
+        features: Sequence[FeatureSpec],
+        clock: StageClock,
+        row_counts: RowCounts | None = None,
     ) -> tuple[BatchSchema, EncodedRows, Quality]:
-        """Some features of a piece's rows, with their columns of a batch."""
-        features = tuple(feature for feature in self._job.features if feature.name in names)
-        compiled = compile_job(replace(self._job, features=features, by=None, record=None, cache=None, auto=None))
-        encoder = BlockEncoder(compiled, clock, whole=True)
+        """Some features of a piece's rows, with their columns of a batch. row_counts: takes what is counted of each."""
+        by = self._job.by if any(feature.dedup is not None for feature in features) else None  # it ends runs
+        job = replace(self._job, features=tuple(features), by=by, record=None, cache=None, auto=None)
+        compiled = compile_like(job, self._compiled)
+        encoder = BlockEncoder(compiled, clock, whole=True, row_counts=row_counts)
         encoder.begin_piece()
         clock.lap("read")
         for chunk in piece_chunks(compiled, piece, as_stored=True):
@@ -230,17 +247,11 @@ class CachedRows:
 _caches: SingleFlight[str, CachedRows] = SingleFlight()
 
 
-def is_cached(job: Job, compiled: CompiledJob) -> bool:
-    """Whether a job has a cache, and no deduplicated groups, which are computed always."""
-    return job.cache is not None and not compiled.layout.schema.dedup
-
-
 def cached_rows(job: Job, compiled: CompiledJob) -> CachedRows | None:
-    """The rows of a job with a cache; None where nothing is kept of it."""
-    if not is_cached(job, compiled):
-        return None
+    """The rows of a job with a cache; None for one without."""
     ref = job.cache
-    assert ref is not None
+    if ref is None:
+        return None
     return _caches.get(job.digest, lambda: CachedRows(job, compiled, open_folder(ref)))
 
 
@@ -262,15 +273,3 @@ def _row_group(fragment: Fragment, position: int) -> Fragment:
         proofs=(fragment.proofs[position],) if fragment.proofs else (),
         excluded=() if excluded is None else (excluded,),
     )
-
-
-def _only(schema: BatchSchema, names: Mapping[str, CachedColumn]) -> BatchSchema:
-    """The columns of a schema that have these names, as of a batch of them alone."""
-    offsets: dict[str, int] = {}
-    chosen = []
-    for column in schema:
-        if column.name in names:
-            offset = offsets.get(column.group, 0)
-            offsets[column.group] = offset + column.width
-            chosen.append(replace(column, offset=offset))
-    return BatchSchema(tuple(chosen))

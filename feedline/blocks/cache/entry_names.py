@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from feedline.blocks.jobs import CompiledJob
+from feedline.blocks.group_runs import RUN_ROWS
+from feedline.blocks.jobs import CompiledJob, CompiledPart
 from feedline.blocks.request import Job
 from feedline.expressions import BoundExpression
 from feedline.transforms.registry.user_code import function_codes
@@ -25,7 +26,7 @@ from feedline.warehouse.storage.locations import absolute, redact
 
 # Raise it with any change of what is kept of a feature, or of the values that a decoder or an op without a new version
 # gives: entries of other formats are not found any more.
-CACHE_FORMAT = 1
+CACHE_FORMAT = 2
 # Selected rows of a larger row group are kept in segments of so many, so that a block computes few that it does not
 # deliver.
 SEGMENT_ROWS = 131_072
@@ -58,24 +59,31 @@ class EntryNames:
     """The names of a job's entries.
 
     columns: the digest of each feature that is kept. obstacles: of each that is not, the code of a user's function that
-    no name covers. by: the digest of `shuffle.by`, None without one.
+    no name covers. runs: the digest of each deduplicated group's runs, which the names of its features cover, too, as
+    they have a row per run. by: that of `shuffle.by`, None without one.
     """
 
     def __init__(self, job: Job, compiled: CompiledJob) -> None:
         self.columns: dict[str, str] = {}
         self.obstacles: dict[str, str] = {}
+        self.by = None if job.by is None else _digest(["by", job.by, str(compiled.schema.field(job.by).type)])
         marks = {mark.name: _types(mark, compiled) for mark in compiled.marks}
+        of_groups = zip(compiled.layout.schema.dedup, compiled.parts[1:], strict=True)
+        runs = {name: _digest(["runs", RUN_ROWS, self.by, _compared(part, marks)]) for name, part in of_groups}
+        groups = set()
         for index, feature in enumerate(compiled.features.features):
             codes = function_codes(feature) if job.code else ()
             if obstacle := next((code.obstacle for code in codes if code.obstacle), ""):
                 self.obstacles[feature.name] = obstacle
-            else:
-                # covers the chain with its versions and sources, the types that it reads, artifacts, the rows that a
-                # fit has seen and the types that decide which these are, packages that its users' functions import
-                fingerprint, seen = compiled.features.alone(index)
-                packages = [code.packages for code in codes]
-                content = [fingerprint, feature.on_nonfinite, [[name, marks[name]] for name in seen], packages]
-                self.columns[feature.name] = _digest(content)
+                continue
+            # covers the chain with its versions and sources, the types that it reads, artifacts, the rows that a fit
+            # has seen and the types that decide which these are, the packages that its users' functions import
+            fingerprint, seen = compiled.features.alone(index)
+            packages = [code.packages for code in codes]
+            content = [fingerprint, feature.on_nonfinite, [[name, marks[name]] for name in seen], packages]
+            self.columns[feature.name] = _digest([*content, runs.get(feature.dedup or "")])
+            groups.add(feature.dedup)
+        self.runs = {name: digest for name, digest in runs.items() if name in groups}
         types = _types(compiled.where, compiled) | _types(compiled.sample, compiled)
         facts = {
             "format": CACHE_FORMAT,
@@ -87,7 +95,6 @@ class EntryNames:
         }
         self._rows = _digest(facts)
         self._tables: dict[str, tuple[str, str]] = {}  # as fragments name them: in full, and as shown
-        self.by = None if job.by is None else _digest(["by", job.by, str(compiled.schema.field(job.by).type)])
 
     def group(self, fragment: Fragment, segment: Segment) -> EntryGroup:
         """The group of a segment of a fragment's only row group."""
@@ -107,6 +114,12 @@ class EntryNames:
             row_group=row_group,
             partition=dict(fragment.partition),
         )
+
+
+def _compared(part: CompiledPart, marks: Mapping[str, dict[str, str]]) -> list[tuple[str, Any]]:
+    """The columns and marks that decide the runs of a group, with their types. marks: what decides each."""
+    types = dict(zip(part.features.parts, part.features.types, strict=True))
+    return sorted((name, marks[name] if name in marks else str(types[name])) for name in part.columns)
 
 
 def _types(bound: BoundExpression | BoundSample | Mark | None, compiled: CompiledJob) -> dict[str, str]:

@@ -18,6 +18,7 @@ from feedline import Pipeline
 from feedline.blocks.block_encoder import HandOver
 from feedline.blocks.cache import auto_choice, cached_rows, entry_names
 from feedline.blocks.cache.cache_costs import CacheRates
+from feedline.blocks.cache.cached_rows import CachedRows
 from feedline.blocks.compute import pack_block, run_block
 from feedline.blocks.request import BlockResult
 from feedline.errors import CorruptFileError, DataError, TableChangedError
@@ -32,10 +33,14 @@ FEATURES: dict[str, Any] = {
         "item": [{"hash_bucket": 1000}],
         "code": [{"modulo": 7}],
         "known": {"column": "item", "ops": [{"vocabulary": {"min_count": 15}}]},
+        "known_code": {"column": "code", "ops": [{"vocabulary": {"max_size": 999}}]},
     },
     "sparse": {
         "history": [{"first_x": 4}, {"fill_null": 3}, {"hash_bucket": 50}],
         "tags": [{"hash_bucket": 20}],
+        "known_history": {"column": "history", "ops": [{"vocabulary": {"max_size": 5}}, {"first_x": 3}]},
+        "known_tags": {"column": "tags", "ops": [{"vocabulary": {"max_size": 4, "oov_buckets": 0}}]},
+        "clean_times": {"column": "wild", "on_nonfinite": "zero"},
         "times": [],
     },
     "label": {"clicked": []},
@@ -58,6 +63,7 @@ def write_table(folder: Path) -> Path:
             "history": pa.array(ids, pa.list_(pa.int64())),
             "tags": [[f"tag {value}"] * (value % 3) for value in rng.integers(0, 9, ROWS)],
             "times": [[float(value)] * (value % 4) for value in rng.integers(0, 99, ROWS)],
+            "wild": [[np.nan] * (row % 3) + [float(row)] for row in range(ROWS)],
             "user": users,
             "note": [f"row {row}" for row in range(ROWS)],
             "clicked": rng.integers(0, 2, ROWS).astype(np.float32),
@@ -124,19 +130,23 @@ CASES: dict[str, dict[str, Any]] = {
     "filter": {"source": {"where": "code % 3 != 1 and price is not None"}},
     "sample": {"source": {"sample": {"fraction": 0.5, "seed": 3}}},
     "recorded": {"source": {"row_key": ["user", "note"]}},
-    "zero": {"features": {"dense": {"raw": {"column": "raw", "on_nonfinite": "zero"}}}},
+    "zero": {"features": {"dense": {"raw": {"column": "raw", "on_nonfinite": "zero"}}}, "lanes": 3},
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_bytes_and_counts_are_those_without_a_cache(case: str, table: Path, tmp_path: Path) -> None:
+def test_bytes_and_counts_are_those_without_a_cache(
+    case: str, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = plan_of(table, tmp_path / "plain", CASES[case])
     cached = plan_of(table, tmp_path / "cached", CASES[case], tmp_path / "cache")
     assert cached.fingerprint == plain.fingerprint
     expected = blocks_of(plain)
     cold = blocks_of(cached)
     assert_same(plain, cold, expected)
-    warm = blocks_of(cached)
+    with monkeypatch.context() as patch:
+        patch.setattr(CachedRows, "_encode", None)  # nothing is computed
+        warm = blocks_of(cached)
     assert_same(plain, warm, expected)
     assert counts_of(cold).computed > 0
     assert counts_of(warm).computed == 0
@@ -168,7 +178,7 @@ def test_changed_features_are_computed_alone(table: Path, tmp_path: Path) -> Non
     changes = CASES["in order"] | {"features": features}
     plan = plan_of(table, tmp_path, changes, cache)
     results = blocks_of(plan)
-    assert counts_of(results).computed * 12 == first.computed
+    assert counts_of(results).computed * 16 == first.computed
     assert_same(plan, results, blocks_of(plan_of(table, tmp_path, changes)))
 
 
@@ -250,14 +260,6 @@ def test_parts_are_handed_over_in_order(table: Path, tmp_path: Path) -> None:
     assert all(one is other for one, other in zip(handed, result.parts[:-1], strict=True))
 
 
-def test_deduplicated_groups_are_computed_always(table: Path, tmp_path: Path) -> None:
-    changes = CASES["in order"] | {"dedup": {"user": {"columns": ["history"]}}}
-    plan = plan_of(table, tmp_path, changes, tmp_path / "cache")
-    results = blocks_of(plan)
-    assert all(result.cached is None for result in results)
-    assert_same(plan, results, blocks_of(plan_of(table, tmp_path, changes)))
-
-
 @pytest.mark.parametrize("keeps", [True, False])
 def test_a_cache_that_decides_for_itself(
     keeps: bool, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -279,9 +281,11 @@ def test_pieces_that_lack_ever_other_features_compile_few_sets(
 ) -> None:
     monkeypatch.setattr(cached_rows, "_MOST_SETS", 2)
     compiled: list[int] = []
-    compile_job = cached_rows.compile_job
+    compile_like = cached_rows.compile_like
     monkeypatch.setattr(
-        cached_rows, "compile_job", lambda job: (compiled.append(len(job.features)), compile_job(job))[1]
+        cached_rows,
+        "compile_like",
+        lambda job, whole: (compiled.append(len(job.features)), compile_like(job, whole))[1],
     )
     plan = plan_of(table, tmp_path, CASES["lanes"], tmp_path / "cache")
     assert_same(plan, blocks_of(plan), blocks_of(plan_of(table, tmp_path, CASES["lanes"])))

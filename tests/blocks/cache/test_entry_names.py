@@ -17,6 +17,7 @@ from feedline import Pipeline
 from feedline.blocks.cache.entry_names import SEGMENT_ROWS, EntryNames, Segment, segments
 from feedline.blocks.jobs import compile_job
 from feedline.planning.plan import Plan
+from feedline.warehouse.parquet.stored_names import StoredField, StoredNames
 from feedline.warehouse.reading.fragment import Fragment
 
 SEGMENT = Segment(0, 10, 0, 10)
@@ -92,6 +93,7 @@ def test_the_selected_rows_are_named(source: dict[str, Any], tmp_path: Path) -> 
         {"row_groups": (3,)},
         {"partition": (("day", 1),)},
         {"partition": (("day", "1"),)},
+        {"stored_names": StoredNames.of([StoredField("price", "x", None)], by_id=False)},
     ],
 )
 def test_the_file_and_its_row_group_are_named(change: dict[str, Any], tmp_path: Path) -> None:
@@ -168,7 +170,8 @@ def test_types_are_named(tmp_path: Path) -> None:
     )
 
 
-def test_types_of_what_decides_which_rows_a_fit_has_seen_are_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dedup", [{}, {"dedup": {"g": {"columns": ["item", "user"]}}, "shuffle": "off"}])
+def test_types_of_what_decides_which_rows_a_fit_has_seen_are_named(tmp_path: Path, dedup: dict[str, Any]) -> None:
     """0.1 as float32 is above 0.1 once a file has made the column float64."""
     (tmp_path / "table").mkdir()
 
@@ -178,7 +181,7 @@ def test_types_of_what_decides_which_rows_a_fit_has_seen_are_named(tmp_path: Pat
         pq.write_table(table, tmp_path / "table" / name)
         op = {"target_encoding": {"target": "label", "fold_by": "user", "folds": 2}}
         features = {"dense": {"rate": {"op": op, "inputs": ["item"]}}, "label": {"label": []}}
-        pipeline = pipeline_of(tmp_path, features=features, fit={"where": "price > 0.1"})
+        pipeline = pipeline_of(tmp_path, features=features, fit={"where": "price > 0.1"}, **dedup)
         if not manifests:
             pipeline.fit()
         plan = pipeline.plan()
@@ -192,6 +195,27 @@ def test_types_of_what_decides_which_rows_a_fit_has_seen_are_named(tmp_path: Pat
     assert len(manifests) == 1, "the fit is the same"
     assert narrow.columns["label"] == wide.columns["label"]
     assert narrow.columns["rate"] != wide.columns["rate"]
+    assert set(narrow.runs) == set(dedup.get("dedup", {}))
+    assert not set(narrow.runs.values()).intersection(wide.runs.values())
+
+
+def test_features_of_groups_are_named_by_their_runs(tmp_path: Path) -> None:
+    """By what is compared, and not by the group's other features."""
+    changes: dict[str, Any] = {"dedup": {"g": {"columns": ["price", "item"]}}, "shuffle": "off"}
+    plain, grouped = names_of(plan_of(tmp_path, shuffle="off")), names_of(plan_of(tmp_path, **changes))
+    assert not plain.runs
+    assert grouped.columns["label"] == plain.columns["label"]
+    assert not {*grouped.columns.values(), *grouped.runs.values()}.intersection(
+        {plain.columns["price"], plain.columns["item"]}
+    )
+    more = {"dense": {"price": ["log1p"]}, "categorical": {"item": [{"modulo": 8}]}, "label": {"label": []}}
+    other = names_of(plan_of(tmp_path, **changes, features=more))
+    assert (other.runs, other.columns["price"]) == (grouped.runs, grouped.columns["price"])
+    by = names_of(plan_of(tmp_path, **{**changes, "shuffle": {"by": "item"}}))
+    fewer = names_of(plan_of(tmp_path, **changes, features={**more, "categorical": {}}))
+    for names in (by, fewer):
+        assert names.runs["g"] != grouped.runs["g"]
+        assert names.columns["price"] != grouped.columns["price"]
 
 
 def test_segments_hold_the_rows_that_are_needed() -> None:

@@ -132,7 +132,9 @@ def test_the_fingerprint_covers_everything_that_decides_values(folder: str) -> N
 
 def test_numbers_that_are_not_finite_are_parameters_of_their_own(folder: str) -> None:
     calls = [
-        OpCall(op="python", arguments=f'{{"function":"my_features:plain","gives":"float32","parameters":{{"by":{by}}}}}')
+        OpCall(
+            op="python", arguments=f'{{"function":"my_features:plain","gives":"float32","parameters":{{"by":{by}}}}}'
+        )
         for by in ("Infinity", "-Infinity", "NaN", "null", "[NaN]", "[null]")
     ]
     identities = {bind(replace(call, code=folder)).identity for call in calls}
