@@ -17,7 +17,9 @@ from feedline.blocks.group_runs import RUN_ROWS
 from feedline.blocks.jobs import CompiledJob, CompiledPart
 from feedline.blocks.request import Job
 from feedline.expressions import BoundExpression
+from feedline.transforms.registry.function_code import FunctionCode
 from feedline.transforms.registry.user_code import function_codes
+from feedline.transforms.registry.user_functions import load_function
 from feedline.warehouse.cache.cache_folder import EntryGroup
 from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.reading.sample import BoundSample
@@ -66,23 +68,25 @@ class EntryNames:
     def __init__(self, job: Job, compiled: CompiledJob) -> None:
         self.columns: dict[str, str] = {}
         self.obstacles: dict[str, str] = {}
+        self._codes: dict[tuple[str, str], FunctionCode] = {}  # of users' functions
         self.by = None if job.by is None else _digest(["by", job.by, str(compiled.schema.field(job.by).type)])
         marks = {mark.name: _types(mark, compiled) for mark in compiled.marks}
         of_groups = zip(compiled.layout.schema.dedup, compiled.parts[1:], strict=True)
         runs = {name: _digest(["runs", RUN_ROWS, self.by, _compared(part, marks)]) for name, part in of_groups}
         groups = set()
         for index, feature in enumerate(compiled.features.features):
-            codes = function_codes(feature) if job.code else ()
-            if obstacle := next((code.obstacle for code in codes if code.obstacle), ""):
+            codes = function_codes(feature) if job.code else {}
+            if obstacle := next((code.obstacle for code in codes.values() if code.obstacle), ""):
                 self.obstacles[feature.name] = obstacle
                 continue
             # covers the chain with its versions and sources, the types that it reads, artifacts, the rows that a fit
             # has seen and the types that decide which these are, the packages that its users' functions import
             fingerprint, seen = compiled.features.alone(index)
-            packages = [code.packages for code in codes]
+            packages = [code.packages for code in codes.values()]
             content = [fingerprint, feature.on_nonfinite, [[name, marks[name]] for name in seen], packages]
             self.columns[feature.name] = _digest([*content, runs.get(feature.dedup or "")])
             groups.add(feature.dedup)
+            self._codes |= codes
         self.runs = {name: digest for name, digest in runs.items() if name in groups}
         types = _types(compiled.where, compiled) | _types(compiled.sample, compiled)
         facts = {
@@ -95,6 +99,11 @@ class EntryNames:
         }
         self._rows = _digest(facts)
         self._tables: dict[str, tuple[str, str]] = {}  # as fragments name them: in full, and as shown
+
+    def is_current(self) -> bool:
+        """Whether users' functions are those that were named: notebooks reload modules, and change their functions in
+        place."""
+        return all(load_function(*function).code == code for function, code in self._codes.items())
 
     def group(self, fragment: Fragment, segment: Segment) -> EntryGroup:
         """The group of a segment of a fragment's only row group."""

@@ -322,10 +322,11 @@ def code_of(call: OpCall) -> str | None:
     return None if call.op in OPS else entry_point(call.op)
 
 
-def function_codes(feature: FeatureSpec) -> tuple[FunctionCode, ...]:
-    """What decides what the user's functions of a feature compute, in the order of its calls."""
+def function_codes(feature: FeatureSpec) -> dict[tuple[str, str], FunctionCode]:
+    """What decides what the user's functions of a feature compute, by `module:function` and the pipeline's folder, in
+    the order of its calls."""
     functions = ((code_of(call), call.code or "") for call in calls_of([feature]))
-    return tuple(load_function(function, folder).code for function, folder in functions if function is not None)
+    return {(name, folder): load_function(name, folder).code for name, folder in functions if name is not None}
 
 
 def op_label(call: OpCall) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import platform
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from own_modules import own_modules
 
 from feedline import Pipeline
 from feedline.blocks.cache.entry_names import SEGMENT_ROWS, EntryNames, Segment, segments
+from feedline.blocks.compute import run_block
 from feedline.blocks.jobs import compile_job
 from feedline.planning.plan import Plan
 from feedline.warehouse.parquet.stored_names import StoredField, StoredNames
@@ -127,16 +130,21 @@ def test_a_feature_is_named_by_its_chain_and_no_other(feature: object, tmp_path:
     assert {name: other[name] for name in ("item", "label")} == {name: one[name] for name in ("item", "label")}
 
 
-def coded(folder: Path) -> EntryNames:
-    """The names of a pipeline of which `price` calls a function beside pipeline.yaml."""
+def coded_plan(folder: Path) -> Plan:
+    """A plan of which `price` calls a function beside pipeline.yaml."""
     plan_of(folder)
+    function = {"function": "named_ops:twice", "gives": "float64"}
+    features = {"dense": {"price": [{"python": function}]}, "label": {"label": []}}
+    spec = {"version": 1, "name": "names", "work_dir": "work", "source": {"table": "table"}, "batch": {"size": 2}}
+    spec |= {"features": features, "allow_code": True, "cache": {"dir": str(folder / "cache"), "mode": "features"}}
+    (folder / "pipeline.yaml").write_text(json.dumps(spec))
+    return Pipeline.from_yaml(folder / "pipeline.yaml").plan()
+
+
+def coded(folder: Path) -> EntryNames:
+    """Its names in a new process."""
     with own_modules(folder):
-        function = {"function": "named_ops:twice", "gives": "float64"}
-        features = {"dense": {"price": [{"python": function}]}, "label": {"label": []}}
-        spec = {"version": 1, "name": "names", "work_dir": "work", "source": {"table": "table"}, "batch": {"size": 2}}
-        spec |= {"features": features, "allow_code": True}
-        (folder / "pipeline.yaml").write_text(json.dumps(spec))
-        return names_of(Pipeline.from_yaml(folder / "pipeline.yaml").plan())
+        return names_of(coded_plan(folder))
 
 
 def test_users_functions_are_named_with_what_they_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,6 +159,29 @@ def test_users_functions_are_named_with_what_they_import(tmp_path: Path, monkeyp
     assert changed.columns["label"] == names.columns["label"]
     monkeypatch.setattr(platform, "python_version", lambda: "3.99.0")
     assert coded(tmp_path).columns["price"] != changed.columns["price"]
+
+
+def test_nothing_is_kept_of_functions_that_were_reloaded(tmp_path: Path) -> None:
+    """As notebooks do, which change functions in place: a job that runs computes something else from then on."""
+    module = tmp_path / "named_ops.py"
+    module.write_text("def twice(x): return x * 2\n")
+    with own_modules(tmp_path):
+        plan = coded_plan(tmp_path)
+        names = names_of(plan)
+        assert names.is_current()
+        [block, *_] = plan.schedule(0).blocks(0)
+        run_block(plan.job, plan.request(block, 0), "block", False)
+        [entry] = (tmp_path / "cache").rglob("*.entry")
+        entry.unlink()
+        module.write_text("def twice(x): return x * 22\n")
+        sys.path.append(str(tmp_path))
+        try:
+            importlib.reload(sys.modules["named_ops"])
+        finally:
+            sys.path.remove(str(tmp_path))
+        assert not names.is_current()
+        run_block(plan.job, plan.request(block, 0), "block", False)
+    assert not [*(tmp_path / "cache").rglob("*.entry")]
 
 
 def test_users_functions_that_no_name_covers_are_not_kept(tmp_path: Path) -> None:
