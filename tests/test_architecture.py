@@ -101,6 +101,7 @@ INSIDE_FUNCTIONS = {
     ("feedline.commands.feeder_sessions", "feedline.pipeline"),
     ("feedline.commands.feeder_sessions", "feedline.service.cluster.fit_workers"),
     ("feedline.resources.cgroups", "psutil"),
+    ("feedline.transforms.registry.function_code", "psutil"),
     ("feedline.warehouse.storage.retry", "tenacity"),
     ("feedline.service.cluster.cluster", "feedline.service.cluster.dask_cluster"),
     ("feedline.service.cluster.cluster", "feedline.service.cluster.provider"),

@@ -19,7 +19,7 @@ from feedline.errors import SpecError, StoreError, TableError
 from feedline.expressions.column_parts import source_columns
 from feedline.planning.binding.read_columns import read_columns_of
 from feedline.planning.nulls import Gaps, absence_line, find_gaps
-from feedline.planning.table_snapshot import listing_of_source, schema_rules, source_cache_of
+from feedline.planning.table_snapshot import listing_of_source, schema_rules
 from feedline.service.cluster.cluster import Cluster
 from feedline.spec import PipelineSpec
 from feedline.warehouse.bad_files import BadFile, load_findings, record_findings
@@ -127,7 +127,6 @@ def run_check(
                 columns,
                 map=map,
                 decoder=spec.source.decoder,
-                source_cache=source_cache_of(spec),
                 progress=progress,
             )
             _remember(spec.work_dir, findings, deep=True)

@@ -17,7 +17,6 @@ import pyarrow as pa
 from feedline.errors import CorruptFileError, DataError, StoreError, TableError
 from feedline.expressions import BoundExpression
 from feedline.warehouse.bad_files import BadFile, reason_of
-from feedline.warehouse.cache.cache_folder import CacheRef
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.discovery.table_log import unite_schemas
 from feedline.warehouse.parquet.schemas import SchemaRules
@@ -165,11 +164,9 @@ def check_pages(
     *,
     map: Map | None,
     decoder: str = "auto",
-    source_cache: CacheRef | None = None,
     progress: ProgressCallback | None = None,
 ) -> None:
-    """Decode these columns of every file without a problem so far, adding to the findings. decoder, source_cache: of
-    the runs."""
+    """Decode these columns of every file without a problem so far, adding to the findings. decoder: of the runs."""
     stored = tuple(name for name in columns if name in findings.schema.names)
     faulty = {problem.file for problem in findings.problems}
     files = [index for index in findings.footers if findings.name(index) not in faulty]
@@ -178,7 +175,7 @@ def check_pages(
     schema = pa.schema([findings.schema.field(name) for name in stored])
     tasks = [
         PageTask(fragments=part, columns=stored, schema=schema)
-        for part in gather(_fragments(findings, files, decoder, source_cache), _TASK_ROWS, _TASK_FILES)
+        for part in gather(_fragments(findings, files, decoder), _TASK_ROWS, _TASK_FILES)
     ]
     indices = {path: index for index, path in enumerate(findings.listing.files["path"].to_pylist())}
     failures: set[int] = set()
@@ -240,9 +237,7 @@ def _fit(findings: Findings, kinds: list[tuple[pa.Schema, list[int]]], rules: Sc
             findings.kinds.append((schema, indices))
 
 
-def _fragments(
-    findings: Findings, indices: Sequence[int], decoder: str, source_cache: CacheRef | None
-) -> Iterator[tuple[Fragment, int]]:
+def _fragments(findings: Findings, indices: Sequence[int], decoder: str) -> Iterator[tuple[Fragment, int]]:
     """Runs of row groups of one file, of about `_TASK_ROWS`, with their rows."""
     files = findings.listing.files
     for index in indices:
@@ -264,7 +259,6 @@ def _fragments(
                 expected=(UNCOUNTED,) * (stop - first),
                 stored_names=findings.listing.stored_names,
                 decoder=decoder,
-                source_cache=source_cache,
             )
             yield fragment, rows
             first = stop

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from feedline.transforms.registry import user_functions
+from feedline.transforms.registry import function_code, user_functions
 
 
 @contextmanager
@@ -19,5 +19,5 @@ def own_modules(folder: Path) -> Iterator[None]:
         for name, module in list(sys.modules.items()):
             if str(getattr(module, "__file__", None)).startswith(str(folder)):
                 del sys.modules[name]
-        user_functions._sources.clear()
+        function_code.forget_code()
         user_functions._homes.clear()

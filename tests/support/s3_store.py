@@ -53,8 +53,9 @@ class Request:
 class Fault:
     """A fault of matching requests, `times` times after the first `after` of them.
 
-    `kind`: an error answer by name (see `_ANSWERS`), or delay, hang, reset, reset_body, truncated, short.
-    `truncated` announces the whole body and sends half; `short` announces and sends half.
+    `kind`: an error answer by name (see `_ANSWERS`), or delay, hang, reset, reset_body, truncated, short,
+    damaged. `truncated` announces the whole body and sends half; `short` announces and sends half; `damaged` sends
+    other bytes at the beginning.
     """
 
     kind: str
@@ -203,6 +204,8 @@ class _Handler(socketserver.BaseRequestHandler):
         if kind in ("reset_body", "truncated"):
             self._send(answer.status, fields, content[: len(content) // 2], promised)
             return self._reset() if kind == "reset_body" else False
+        if kind == "damaged":
+            content = bytes(byte ^ 0xFF for byte in content[:64]) + content[64:]
         return self._send(answer.status, fields, content, promised)
 
     def _note(self, request: Request, size: int) -> None:

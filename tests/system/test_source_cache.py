@@ -23,7 +23,7 @@ from processes import ended_here, running
 from s3_store import ALWAYS, KEYS, Store, put, put_folder, s3_server
 
 from feedline import Pipeline, Table
-from feedline.errors import TableChangedError
+from feedline.errors import CorruptFileError, TableChangedError
 from feedline.warehouse.cache.cache_folder import CacheRef, open_folder
 from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.reading.read import read_arrow, read_fragment
@@ -140,6 +140,29 @@ def test_damaged_entries_are_fetched_again(s3: Store, ref: CacheRef) -> None:
     rows(snapshot, fragments)  # the damaged files are gone, with what was unharmed in them
     s3.forget()
     assert rows(snapshot, fragments).equals(expected)
+    assert "range" not in s3.counts()
+
+
+@pytest.mark.parametrize("times", [1, ALWAYS])
+def test_bytes_damaged_on_the_wire_are_fetched_again_and_not_kept(
+    s3: Store, ref: CacheRef, changing: Path, times: int
+) -> None:
+    snapshot, fragments = frozen(s3.uri("changing/t"), ref)
+    with fragments[0].open():  # its footer is checked
+        pass
+    s3.fault("damaged", r"f\.parquet", times=times, **DATA)
+    if times == 1:
+        assert rows(snapshot, fragments, ["a"])["a"].to_pylist() == list(range(4000))
+    else:
+        with pytest.raises(CorruptFileError, match=r"f\.parquet, row group 0"):
+            rows(snapshot, fragments, ["a"])
+    assert open_folder(ref).counters.damaged == 1
+    s3.forget()
+    for _ in range(2):
+        assert rows(snapshot, fragments, ["a"])["a"].to_pylist() == list(range(4000))
+    assert open_folder(ref).counters.damaged == 1
+    s3.forget()
+    assert rows(snapshot, fragments, ["a"]).num_rows == 4000
     assert "range" not in s3.counts()
 
 
@@ -285,6 +308,16 @@ def test_runs_read_from_the_cache(s3: Store, place: Place, cluster: dict[str, An
     assert summaries[0] == summaries[1]
     assert fetched[1] < fetched[0] / 3, "the second run requests footers alone"
     assert (place.folder / "cache" / "feedline-cache.json").exists()
+
+
+def test_a_deep_check_reads_the_store(s3: Store, place: Place) -> None:
+    path = remote(s3, place, "deep.yaml")
+    sum(1 for _ in Pipeline.from_yaml(path).batches())
+    footers = Table(s3.uri("warehouse/clicks")).snapshot().files.num_rows
+    s3.fault("damaged", r"\.parquet", ranged=True, after=footers, times=ALWAYS)
+    done = ended_here("check", path, "--deep")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "is not valid Parquet" in done.stdout
 
 
 def test_counting_and_fits_read_through_the_cache(s3: Store, place: Place) -> None:

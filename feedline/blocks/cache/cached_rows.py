@@ -163,7 +163,8 @@ class CachedRows:
         nbytes, seconds = _nbytes(computed), time.monotonic() - began_s
         if self._auto is not None and not found:
             self._auto.measured(rows=segment.rows, nbytes=nbytes, seconds=seconds)
-        is_written = self._folder.put(group, computed, cpu_s=time.thread_time() - before_s)
+        cpu_s = time.thread_time() - before_s
+        is_written = self._names.is_current() and self._folder.put(group, computed, cpu_s=cpu_s)
         return computed, nbytes if is_written else 0
 
     def _part(self, fragment: Fragment, segment: Segment, found: Columns, clock: StageClock) -> CachedPart:

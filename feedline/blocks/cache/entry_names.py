@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,13 @@ from feedline.blocks.group_runs import RUN_ROWS
 from feedline.blocks.jobs import CompiledJob, CompiledPart
 from feedline.blocks.request import Job
 from feedline.expressions import BoundExpression
-from feedline.spec.features import FeatureSpec
-from feedline.transforms.compile.compiled import CompiledFeatures, compile_some
+from feedline.transforms.registry.function_code import FunctionCode
+from feedline.transforms.registry.user_code import function_codes
+from feedline.transforms.registry.user_functions import load_function
 from feedline.warehouse.cache.cache_folder import EntryGroup
 from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.reading.sample import BoundSample
+from feedline.warehouse.reading.seen_rows import Mark
 from feedline.warehouse.storage.locations import absolute, redact
 
 # Raise it with any change of what is kept of a feature, or of the values that a decoder or an op without a new version
@@ -58,25 +60,36 @@ def segments(kept: int, start: int, stop: int) -> Iterator[Segment]:
 class EntryNames:
     """The names of a job's entries.
 
-    columns: the digest of each feature that is kept. Those are not that call users' functions: their source may import
-    what no name covers. runs: that of each deduplicated group's runs, which the names of its features cover, too, as
+    columns: the digest of each feature that is kept. obstacles: of each that is not, the code of a user's function that
+    no name covers. runs: the digest of each deduplicated group's runs, which the names of its features cover, too, as
     they have a row per run. by: that of `shuffle.by`, None without one.
     """
 
     def __init__(self, job: Job, compiled: CompiledJob) -> None:
-        code = {function.op for function in job.code}
+        self.columns: dict[str, str] = {}
+        self.obstacles: dict[str, str] = {}
+        self._codes: dict[tuple[str, str], FunctionCode] = {}  # of users' functions
         self.by = None if job.by is None else _digest(["by", job.by, str(compiled.schema.field(job.by).type)])
+        marks = {mark.name: _types(mark, compiled) for mark in compiled.marks}
         of_groups = zip(compiled.layout.schema.dedup, compiled.parts[1:], strict=True)
-        runs = {name: _digest(["runs", RUN_ROWS, self.by, _compared(part)]) for name, part in of_groups}
-        self.columns = {
-            feature.name: _feature_digest(compiled.features, feature, runs.get(feature.dedup or ""))
-            for feature in compiled.features.features
-            if not code.intersection(_ops(feature))
-        }
-        groups = {feature.dedup for feature in compiled.features.features if feature.name in self.columns}
+        runs = {name: _digest(["runs", RUN_ROWS, self.by, _compared(part, marks)]) for name, part in of_groups}
+        groups = set()
+        for index, feature in enumerate(compiled.features.features):
+            codes = function_codes(feature) if job.code else {}
+            if obstacle := next((code.obstacle for code in codes.values() if code.obstacle), ""):
+                self.obstacles[feature.name] = obstacle
+                continue
+            # covers the chain with its versions and sources, the types that it reads, artifacts, the rows that a fit
+            # has seen and the types that decide which these are, the packages that its users' functions import
+            fingerprint, seen = compiled.features.alone(index)
+            packages = [code.packages for code in codes.values()]
+            content = [fingerprint, feature.on_nonfinite, [[name, marks[name]] for name in seen], packages]
+            self.columns[feature.name] = _digest([*content, runs.get(feature.dedup or "")])
+            groups.add(feature.dedup)
+            self._codes |= codes
         self.runs = {name: digest for name, digest in runs.items() if name in groups}
         types = _types(compiled.where, compiled) | _types(compiled.sample, compiled)
-        self._facts = {
+        facts = {
             "format": CACHE_FORMAT,
             "segment_rows": SEGMENT_ROWS,
             "environment": [list(pair) for pair in job.environment],
@@ -84,53 +97,42 @@ class EntryNames:
             "sample": None if job.sample is None else repr(job.sample),
             "types": types,
         }
+        self._rows = _digest(facts)
+        self._tables: dict[str, tuple[str, str]] = {}  # as fragments name them: in full, and as shown
+
+    def is_current(self) -> bool:
+        """Whether users' functions are those that were named: notebooks reload modules, and change their functions in
+        place."""
+        return all(load_function(*function).code == code for function, code in self._codes.items())
 
     def group(self, fragment: Fragment, segment: Segment) -> EntryGroup:
         """The group of a segment of a fragment's only row group."""
         [row_group] = fragment.row_groups
-        table = absolute(fragment.table)
-        place = {
-            "table": table,
-            "path": fragment.path,
-            "bytes": fragment.bytes,
-            "mtime_ns": fragment.mtime_ns,
-            "footer": fragment.footer_digest.hex(),
-            "row_group": row_group,
-            "first": segment.first,
-            "partition": repr(fragment.partition),
-            "stored_names": repr(fragment.stored_names),
-        }
-        digest = _digest([self._facts, place])
+        if fragment.table not in self._tables:
+            table = absolute(fragment.table)
+            self._tables[fragment.table] = table, redact(table)
+        table, shown = self._tables[fragment.table]
+        place = [
+            *(self._rows, table, fragment.path, fragment.bytes, fragment.mtime_ns, fragment.footer_digest.hex()),
+            *(row_group, segment.first, repr(fragment.partition), repr(fragment.stored_names)),
+        ]
         return EntryGroup(
-            digest=digest,
-            table=redact(table),
+            digest=_digest(place),
+            table=shown,
             path=fragment.path,
             row_group=row_group,
             partition=dict(fragment.partition),
         )
 
 
-def _feature_digest(features: CompiledFeatures, feature: FeatureSpec, runs: str | None) -> str:
-    """Covers the chain with its versions, the types that it reads, artifacts, the rows that a fit has seen, and of a
-    feature of a deduplicated group its runs."""
-    alone = compile_some(features, {feature.name})
-    return _digest([alone.fingerprint, feature.on_nonfinite, sorted(alone.marks), *([] if runs is None else [runs])])
-
-
-def _compared(part: CompiledPart) -> list[tuple[str, str]]:
-    """The columns and marks that decide the runs of a group, with their types."""
+def _compared(part: CompiledPart, marks: Mapping[str, dict[str, str]]) -> list[tuple[str, Any]]:
+    """The columns and marks that decide the runs of a group, with their types. marks: what decides each."""
     types = dict(zip(part.features.parts, part.features.types, strict=True))
-    return sorted((name, str(types.get(name, "mark"))) for name in part.columns)
+    return sorted((name, marks[name] if name in marks else str(types[name])) for name in part.columns)
 
 
-def _ops(feature: FeatureSpec) -> set[str]:
-    """The names of all ops of a feature."""
-    calls = [*feature.ops, *(call for source in feature.inputs for call in source.ops)]
-    return {call.op for call in (*calls, *(() if feature.op is None else (feature.op,)))}
-
-
-def _types(bound: BoundExpression | BoundSample | None, compiled: CompiledJob) -> dict[str, str]:
-    """The types of the columns that a filter or a sample reads."""
+def _types(bound: BoundExpression | BoundSample | Mark | None, compiled: CompiledJob) -> dict[str, str]:
+    """The types of the columns that a filter, a sample or a mark reads."""
     names = () if bound is None else sorted(bound.columns)
     return {name: str(compiled.schema.field(name).type) for name in names if name in compiled.schema.names}
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from feedline.blocks.cache.entry_names import EntryNames, Segment, segments
+from feedline.blocks.cache.entry_names import SEGMENT_ROWS, EntryNames, Segment, segments
 from feedline.blocks.jobs import compile_job
 from feedline.planning.plan import Plan
 from feedline.warehouse.cache.cache_folder import check_folder, held_columns
@@ -45,7 +45,9 @@ def cache_facts(plan: Plan, bytes_per_row: int) -> dict[str, Any] | None:
         "share": share,
         "bytes": int(nbytes * scale),
         "bytes_to_add": int((1 - share) * bytes_per_row * rows),
+        "segment_bytes": bytes_per_row * min(SEGMENT_ROWS, int(plan.selection.rows.max(initial=0))),
         "row_groups_looked_up": min(len(kept), _MOST_ROW_GROUPS),
+        "not_kept": names.obstacles,
     }
 
 
@@ -53,7 +55,11 @@ def cache_text(facts: dict[str, Any]) -> str:
     """The facts as a line of the plan's table."""
     looked = f" (of {facts['row_groups_looked_up']:,} row groups)"
     there = f"{facts['share']:.1%} of features x row groups are there, {facts['bytes']:,} bytes{looked}"
-    return f"{facts['folder']}: {there}; a run would add {facts['bytes_to_add']:,} bytes at most"
+    not_kept = facts["not_kept"]
+    first = next((f"; {len(not_kept):,} not kept, such as {name} ({why})" for name, why in not_kept.items()), "")
+    adds = f"a run would add {facts['bytes_to_add']:,} bytes at most"
+    holds = f"a thread that adds rows holds {facts['segment_bytes']:,} bytes besides its block, at most"
+    return f"{facts['folder']}: {there}; {adds}{f'; {holds}' if facts['bytes_to_add'] else ''}{first}"
 
 
 def _segments(plan: Plan) -> Iterator[tuple[Fragment, Segment]]:

@@ -71,13 +71,9 @@ class Compiler:
         self.lookups: dict[Key, tuple[Lookup, ...]] = {}
         self.ids: dict[Key, int | None] = {}
 
-    def source_columns(self, key: Key) -> tuple[str, ...]:
-        """The columns, or parts of columns, that a value derives from."""
-        return tuple(self._provenance[key].types)
-
-    def row_columns(self, key: Key) -> tuple[str, ...]:
-        """The columns that the ops before a value need of each row besides."""
-        return tuple(sorted(self._provenance[key].row_columns))
+    def provenance(self, key: Key) -> Provenance:
+        """What a value derives from."""
+        return self._provenance[key]
 
     def feature(self, feature: FeatureSpec) -> tuple[Value, str, Key]:
         """The value in its group's type, the kind before that conversion, and the key of the value."""

@@ -23,6 +23,7 @@ from feedline.errors import DataError
 from feedline.expressions.extraction import project
 from feedline.spec.features import AnyGroup, FeatureSpec
 from feedline.transforms.compile.chains import Compiler, chain_text
+from feedline.transforms.compile.fit_requests import Provenance
 from feedline.transforms.compile.fused_pass import FusedPass
 from feedline.transforms.compile.shared import Levels, shared_keys
 from feedline.transforms.learning.learner import NO_ARTIFACTS, ArtifactSet, FitRequest
@@ -81,6 +82,9 @@ class CompiledFeatures:
     fingerprint: str
     missing_fits: tuple[FitRequest, ...]
     artifacts: ArtifactSet
+    _provenances: tuple[Provenance, ...]
+    _digests: Mapping[str, str]
+    _seen_rows: Mapping[str, bool | str]
     _stages: Levels
     _values: tuple[Value, ...]
     _expressions: tuple[pl.Expr, ...]
@@ -170,6 +174,15 @@ class CompiledFeatures:
             lazy = lazy.with_columns_seq(stage)
         return lazy.select_seq(expressions)
 
+    def alone(self, index: int) -> tuple[str, tuple[str, ...]]:
+        """The fingerprint and the marks of one feature, without compiling it alone as `compile_some` does."""
+        own = self._provenances[index]
+        types = {name: str(self.schema.field(name).type) for name in own.row_columns} | dict(own.types)
+        digests = {name: self._digests[name] for name in own.artifacts}
+        seen = {name: self._seen_rows[name] for name in own.artifacts if name in self._seen_rows}
+        marks = sorted({mark for mark in seen.values() if isinstance(mark, str)})
+        return _fingerprint(self.features[index : index + 1], types, digests, seen), tuple(marks)
+
     def __repr__(self) -> str:
         return f"CompiledFeatures({len(self.outputs)} features of {len(self.columns)} columns, {self.fingerprint[:12]})"
 
@@ -237,8 +250,8 @@ def compile_features(
             group=feature.group,
             dtype=finished.dtype,
             kind=kind,
-            reads=compiler.source_columns(key),
-            row_columns=compiler.row_columns(key),
+            reads=tuple(compiler.provenance(key).types),
+            row_columns=tuple(sorted(compiler.provenance(key).row_columns)),
             lookups=compiler.lookups[key],
             num_embeddings=compiler.ids[key],
         )
@@ -255,6 +268,9 @@ def compile_features(
         fingerprint=_fingerprint(features, input_types, compiler.requests.digests, compiler.seen_rows),
         missing_fits=compiler.requests.missing,
         artifacts=artifacts,
+        _provenances=tuple(compiler.provenance(key) for *_, key in values),
+        _digests=compiler.requests.digests,
+        _seen_rows=compiler.seen_rows,
         _stages=compiler.stages.levels,
         _values=tuple(finished for finished, *_ in values),
         _expressions=tuple(
@@ -288,6 +304,7 @@ def compile_some(whole: CompiledFeatures, names: Collection[str]) -> CompiledFea
         types=tuple(types.values()),
         outputs=outputs,
         fingerprint=_fingerprint(features, input_types, {}, {}),
+        _provenances=tuple(whole._provenances[index] for index in chosen),
         _values=values,
         _expressions=tuple(whole._expressions[index] for index in chosen),
         _pass=FusedPass([feature.name for feature in features], values, list(types)),
@@ -310,9 +327,9 @@ def _inputs_identity(feature: FeatureSpec) -> list[Any]:
 
 def _fingerprint(
     features: Sequence[FeatureSpec],
-    types: dict[str, str],
-    artifact_digests: dict[str, str],
-    seen_rows: dict[str, bool | str],
+    types: Mapping[str, str],
+    artifact_digests: Mapping[str, str],
+    seen_rows: Mapping[str, bool | str],
 ) -> str:
     """`seen_rows`: for each fit that leaves rows out, the rows it has seen: mostly all of them, or none."""
     content: dict[str, Any] = {

@@ -25,12 +25,14 @@ Key = tuple[Any, ...]
 class Provenance:
     """What a value derives from: the table's columns with their types, and the missing fits.
 
-    row_columns: the columns that ops need of each row besides its value, see `Learning.row_roles`.
+    row_columns: the columns that ops need of each row besides its value, see `Learning.row_roles`. artifacts: those
+    that ops use, by their names in `FitRequests.digests`.
     """
 
     types: Mapping[str, str]
     depends: frozenset[str] = frozenset()
     row_columns: frozenset[str] = frozenset()
+    artifacts: frozenset[str] = frozenset()
 
     def merge(self, others: Sequence[Provenance]) -> Provenance:
         """The provenance of several values together."""
@@ -41,7 +43,12 @@ class Provenance:
             types=types,
             depends=self.depends.union(*(other.depends for other in others)),
             row_columns=self.row_columns.union(*(other.row_columns for other in others)),
+            artifacts=self.artifacts.union(*(other.artifacts for other in others)),
         )
+
+    def using(self, artifact: str) -> Provenance:
+        """The provenance of a value that an artifact makes of this one."""
+        return replace(self, artifacts=self.artifacts | {artifact})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +109,7 @@ class FitRequests:
                 reading = bound.op.reads(bound.parameters)
                 artifact = self._artifacts.read(reading)
                 self.digests[reading.name] = artifact.digest
-                return artifact, position.provenance
+                return artifact, position.provenance.using(reading.name)
             learner = bound.learner(values)
             return (None, position.provenance) if learner is None else self._fit(bound, learner, position)
         except OpError:
@@ -142,7 +149,7 @@ class FitRequests:
         found = None if position.provenance.depends else self._artifacts.find_artifact(request)
         if found is not None:
             self.digests[key] = found.digest
-            return found, position.provenance
+            return found, position.provenance.using(key)
         self._add(bound, request, position.key)
         return learner.blank(), replace(position.provenance, depends=position.provenance.depends | {key})
 

@@ -58,7 +58,9 @@ def same_ids(parameters: Any, artifact: Artifact | None, inputs: Sequence[int | 
 class Parameters(BaseModel):
     """The parameters of an op: strict types, finite numbers, no other keys. The first field takes a bare value."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants"
+    )
 
     @functools.cached_property
     def canonical_json(self) -> str:

@@ -23,6 +23,7 @@ from feedline.expressions.types import BOOLEAN, DECIMAL, NUMBERS, STRING, column
 from feedline.spec.arrow_types import parse_type
 from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.registry.calls import checked_parameters, resolve
+from feedline.transforms.registry.function_code import FunctionCode
 from feedline.transforms.registry.op import OPS, BoundOp, Input, Op, OpError, Parameters
 from feedline.transforms.registry.user_functions import PYTHON, RequiredFunction, calls_of, entry_point, load_function
 from feedline.transforms.registry.user_op import Form, OpDeclaration, declaration_of
@@ -246,7 +247,7 @@ def _bind(call: OpCall, python_call: PythonCall, folder: str) -> BoundOp:
         function=lambda values, _: function.apply(values),
     )
     content = python_call.model_dump() | asdict(declaration)
-    return BoundOp(op=op, parameters=BoundPythonCall(**content, source=loaded.source), path=call.path)
+    return BoundOp(op=op, parameters=BoundPythonCall(**content, source=loaded.code.source), path=call.path)
 
 
 def _op(name: str, declaration: OpDeclaration, parameters: type[Parameters]) -> Op:
@@ -319,6 +320,13 @@ def code_of(call: OpCall) -> str | None:
         value = call.value
         return str(value.get("function", value.get("", "")))
     return None if call.op in OPS else entry_point(call.op)
+
+
+def function_codes(feature: FeatureSpec) -> dict[tuple[str, str], FunctionCode]:
+    """What decides what the user's functions of a feature compute, by `module:function` and the pipeline's folder, in
+    the order of its calls."""
+    functions = ((code_of(call), call.code or "") for call in calls_of([feature]))
+    return {(name, folder): load_function(name, folder).code for name, folder in functions if name is not None}
 
 
 def op_label(call: OpCall) -> str:

@@ -2,13 +2,12 @@
 
 Runs in: every process that compiles features, where pipeline.yaml sets `allow_code: true`. A function is named
 `module:function`. Its module is imported as usual, with the folder of pipeline.yaml last on the path during the import
-only. The digest of the source file is part of the job, so no worker computes with another version of it.
+only. The digest of its sources is part of the job, so no worker computes with another version of them.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib
 import importlib.metadata
 import inspect
@@ -27,6 +26,7 @@ import pyarrow as pa
 
 from feedline.errors import ClusterError, SpecError
 from feedline.spec.features import FeatureSpec, OpCall
+from feedline.transforms.registry.function_code import FunctionCode, code_of_function, noting_imports
 
 ENTRY_POINTS = "feedline.ops"
 PYTHON = "python"  # the op whose parameter is a function
@@ -36,7 +36,7 @@ _importing = threading.RLock()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequiredFunction:
-    """A function that a job calls: its op, `module:function`, the folder of pipeline.yaml, the digest of its source."""
+    """A function that a job calls: its op, `module:function`, the folder of pipeline.yaml, its sources' digest."""
 
     op: str
     function: str
@@ -46,10 +46,10 @@ class RequiredFunction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedFunction:
-    """A function, and the SHA-256 of the file that defines it, as hex; empty without such a file."""
+    """A function, and what decides what it computes."""
 
     function: Callable[..., Any]
-    source: str
+    code: FunctionCode
 
 
 def entry_point(name: str) -> str | None:
@@ -97,38 +97,40 @@ def load_function(name: str, folder: str) -> LoadedFunction:
     names = [*module_name.split("."), *function_name.split(".")]
     if not colon or not all(part.isidentifier() for part in names):
         raise SpecError(f"a function is named module:function: got {name!r}, expected such as my_features:scaled")
-    module = _import(module_name, folder)
-    found: Any = module
-    for part in function_name.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
-        file = getattr(module, "__file__", None) or "that module"
-        got = "nothing of that name" if found is None else f"a {type(found).__name__}"
-        raise SpecError(f"{name} is not a function: got {got} in {file}. Define it there, or correct the name")
-    return LoadedFunction(function=found, source=_source(found, module))
+    with _importing, _last_on_path(folder) as only_now:
+        module = _import(module_name, folder, only_now)
+        found: Any = module
+        for part in function_name.split("."):
+            found = getattr(found, part, None)
+        if callable(found):
+            defining = getattr(inspect.unwrap(found), "__module__", None)
+            return LoadedFunction(function=found, code=code_of_function(module_name, str(defining or module_name)))
+    file = getattr(module, "__file__", None) or "that module"
+    got = "nothing of that name" if found is None else f"a {type(found).__name__}"
+    raise SpecError(f"{name} is not a function: got {got} in {file}. Define it there, or correct the name")
 
 
 _homes: dict[str, str] = {}  # by module imported from a pipeline's folder
 
 
-def _import(name: str, folder: str) -> ModuleType:
-    with _importing, _last_on_path(folder) as only_now:
-        first = name.partition(".")[0]
-        if (home := _homes.get(first, folder)) != folder:
-            raise SpecError(
-                f"the module {first!r} was imported from {home}: got another pipeline's folder, {folder}, but a "
-                f"process imports one module per name. Rename one of the two, or install it"
-            )
-        try:
+def _import(name: str, folder: str, only_now: bool) -> ModuleType:
+    first = name.partition(".")[0]
+    if (home := _homes.get(first, folder)) != folder:
+        raise SpecError(
+            f"the module {first!r} was imported from {home}: got another pipeline's folder, {folder}, but a "
+            f"process imports one module per name. Rename one of the two, or install it"
+        )
+    try:
+        with noting_imports(name):
             module = importlib.import_module(name)
-        except Exception as error:  # whatever the module's own code raises
-            raise SpecError(
-                f"the module {name!r} cannot be imported: got {type(error).__name__}: {error}. Install it where "
-                f"Feedline runs, on every worker too, or put it beside pipeline.yaml ({folder})"
-            ) from error
-        if only_now and Path(getattr(module, "__file__", None) or "/").is_relative_to(folder):
-            _homes[first] = folder
-        return module
+    except Exception as error:  # whatever the module's own code raises
+        raise SpecError(
+            f"the module {name!r} cannot be imported: got {type(error).__name__}: {error}. Install it where "
+            f"Feedline runs, on every worker too, or put it beside pipeline.yaml ({folder})"
+        ) from error
+    if only_now and Path(getattr(module, "__file__", None) or "/").is_relative_to(folder):
+        _homes[first] = folder
+    return module
 
 
 @contextmanager
@@ -145,22 +147,6 @@ def _last_on_path(folder: str) -> Iterator[bool]:
         yield True
     finally:
         sys.path.remove(folder)
-
-
-_sources: dict[str, str] = {}  # by file, as it was when its functions were first loaded
-
-
-def _source(function: Callable[..., Any], module: ModuleType) -> str:
-    defining = sys.modules.get(getattr(inspect.unwrap(function), "__module__", None) or "", module)
-    file = getattr(defining, "__file__", None)
-    if not file or not file.endswith(".py"):
-        return ""
-    if file not in _sources:
-        try:
-            _sources[file] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
-        except OSError:
-            return ""
-    return _sources[file]
 
 
 def calls_of(features: Iterable[FeatureSpec]) -> Iterator[OpCall]:
@@ -186,9 +172,10 @@ def check_functions(functions: Sequence[RequiredFunction]) -> None:
             found = load_function(required.function, required.folder)
         except SpecError as error:
             raise ClusterError(f"{worker} cannot call {required.function}: {error}") from error
-        if found.source != required.source:
+        source = found.code.source
+        if source != required.source:
             raise ClusterError(
-                f"{worker} has another source of {required.function}: got {found.source[:12] or 'none'}, expected "
-                f"{required.source[:12] or 'none'} as in the feeder. Install the same version on every worker, and "
-                f"restart workers that imported an older one"
+                f"{worker} has another source of {required.function}: got {source[:12] or 'none'}, expected "
+                f"{required.source[:12] or 'none'} as in the feeder. Install the same version on every worker, with "
+                f"the modules that it imports, and restart workers that imported an older one"
             )

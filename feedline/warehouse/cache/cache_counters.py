@@ -39,11 +39,3 @@ class CacheCounters:
         with self._lock:
             for name, change in changes.items():
                 setattr(self, name, getattr(self, name) + change)
-
-    def facts(self) -> dict[str, float]:
-        """All counters by name, as of one moment."""
-        with self._lock:
-            return {name: getattr(self, name) for name in _NAMES}
-
-
-_NAMES = tuple(name for name in CacheCounters.__slots__ if not name.startswith("_"))

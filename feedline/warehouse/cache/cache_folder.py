@@ -42,7 +42,6 @@ from feedline.warehouse.cache.entry_file import (
 from feedline.warehouse.cache.folder_space import LOCKS, VERSION_FOLDER, FolderSpace
 
 __all__ = [
-    "CacheCounters",
     "CacheFolder",
     "CacheRef",
     "CachedColumn",
@@ -57,10 +56,12 @@ logger = logging.getLogger(__name__)
 
 MARKER = "feedline-cache.json"
 FORMAT = 1
+_CONTENT = json.dumps({"format": FORMAT})
 
 _PRIVATE, _SHARED = 0o700, 0o770
 _TOUCH_S = 60.0
 _TOUCHED_KEPT = 200_000  # paths of a process, with when it touched them last
+_VERSIONS = re.compile(r"v\d+\Z")  # folders of entries
 _HEX = re.compile(r"[0-9a-f]{8,}\Z")
 _ATTEMPTS = 3  # to write to a folder that others remove when they evict its last file
 _ABSENT = (errno.ENOENT, errno.ENOTDIR)
@@ -103,6 +104,8 @@ def open_folder(ref: CacheRef) -> CacheFolder:
 def check_folder(folder: str) -> bool:
     """Whether a folder is a cache's, by its marker; False: it is missing or empty.
 
+    A marker that is empty or cut off, as a crash leaves it, counts where nothing but a cache's folders lies beside it.
+
     Raises SpecError for a folder that is not a cache's, or of a newer format.
     """
     if _read_marker(folder):
@@ -115,9 +118,10 @@ def check_folder(folder: str) -> bool:
         raise SpecError(f"the cache {folder} must be a folder: got a file. Name another") from None
     except OSError as error:
         raise SpecError(f"the cache {folder} cannot be read: {error.strerror}. Name another, or its owner") from None
-    own = (MARKER, f".{MARKER}", "lost+found")  # a marker that is being written; the root of a file system
-    if not any(name not in own and not name.startswith(f".{MARKER}") for name in names):
-        return False
+    cached = [name for name in names if name == LOCKS or _VERSIONS.match(name)] if MARKER in names else []
+    own = (MARKER, "lost+found", *cached)  # of these the second is in the root of a file system
+    if all(name in own or name.startswith(f".{MARKER}") for name in names):  # or a marker that is being written
+        return bool(cached)
     if _read_marker(folder):  # another process has created it since
         return True
     raise SpecError(
@@ -159,7 +163,7 @@ class CacheFolder:
         self._local = threading.local()
         self._mode = _SHARED if ref.shared else _PRIVATE
         self._locks = os.path.join(ref.folder, LOCKS)
-        if not check_folder(ref.folder):
+        if not check_folder(ref.folder) or not _read_marker(ref.folder):
             self._create()
         with contextlib.suppress(OSError):
             self._mode = stat.S_IMODE(Path(ref.folder).stat().st_mode)
@@ -211,6 +215,11 @@ class CacheFolder:
         self._space.note_written(eviction.disk_bytes(nbytes))
         self.counters.add(bytes_written=nbytes)
         return True
+
+    def drop(self, group: EntryGroup) -> None:
+        """Remove the entries of a row group, which are as they were written, but wrong; they count as damaged."""
+        for name in entry_files(self.ref.folder, group.digest):
+            self._drop_damaged(os.path.join(_group_folder(self.ref.folder, group.digest), name))
 
     def take_damaged(self) -> int:
         """How many damaged files this thread has met since it asked last."""
@@ -317,7 +326,9 @@ class CacheFolder:
             mode = stat.S_IMODE(folder.stat().st_mode) & 0o666
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
                 os.fchmod(file.fileno(), mode)
-                json.dump({"format": FORMAT}, file)
+                file.write(_CONTENT)
+                file.flush()
+                os.fsync(file.fileno())
             temporary.rename(folder / MARKER)
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -342,12 +353,13 @@ def _group_folder(folder: str, group: str) -> str:
 
 
 def _read_marker(folder: str) -> bool:
-    """Whether there is a marker. Raises SpecError for one of a newer format, and for one that is not ours."""
+    """Whether there is a whole marker. Raises SpecError for one of a newer format, and for one that is not ours."""
     path = os.path.join(folder, MARKER)
     try:
-        with open(path, encoding="utf-8") as file:
-            marker = json.load(file)
-        known = marker["format"]
+        content = Path(path).read_text(encoding="utf-8")
+        if _CONTENT.startswith(content.rstrip("\0")) and content != _CONTENT:
+            return False
+        known = json.loads(content)["format"]
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:

@@ -6,8 +6,9 @@ by the row group, so that a replaced file has other groups. An entry is one colu
 that other columns of the same row group are fetched alone.
 
 The caller has asked the store, when it opened the file, whether it still is that version. Kept chunks are verified by
-the cache's checksums; a damaged one counts as missing and is fetched again. One thread of all processes of a host
-fetches what a row group lacks, the others wait for it and read what it has kept.
+the cache's checksums; a damaged one counts as missing and is fetched again, and so are those that were damaged before
+they were kept, as decoding tells. One thread of all processes of a host fetches what a row group lacks, the others wait
+for it and read what it has kept.
 """
 
 from __future__ import annotations
@@ -64,6 +65,10 @@ class FileChunks:
                 fetch(list(missing.values()))
                 columns = {name: _column(file, span) for name, span in missing.items()}
                 folder.put(group, columns, cpu_s=time.perf_counter() - began_s)  # what a hit saves, if not of CPU
+
+    def drop(self, version: Sequence[str], row_group: int) -> None:
+        """Remove what is kept of a row group."""
+        open_folder(self.cache).drop(self._group(version, row_group))
 
     def _group(self, version: Sequence[str], row_group: int) -> EntryGroup:
         parts = "\0".join([_FORMAT, *version, str(row_group)])

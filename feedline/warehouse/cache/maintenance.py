@@ -271,6 +271,12 @@ def _select(
             undecided[f"without the partition key {missing[0]}"] += 1
         else:
             by_types[tuple(_type_of(partition[name]) for name in names)].append(each)
+    if entries and not by_types:
+        keys = sorted({key for _, index in entries for key in index.group.partition})
+        raise SpecError(
+            f"--where is a condition on partition keys: got {', '.join(names)}, expected of "
+            f"{', '.join(keys) or 'none'}. To remove the entries of all partitions, use --table or --all alone"
+        )
     selected: list[tuple[StoredFileStat, EntryIndex]] = []
     refused, faults = 0, []
     usual = {

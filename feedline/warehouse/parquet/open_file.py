@@ -74,6 +74,10 @@ class OpenFile:
         """Read `size` bytes at an offset of the file."""
         raise NotImplementedError
 
+    def drop_kept(self, row_group: int) -> bool:
+        """Drop what a cache keeps of a row group, which does not decode. False: it came from the store."""
+        return False
+
     def batches(self, request: DecodeRequest) -> Iterator[DecodedRows]:
         """Decode columns of one row group on the calling thread."""
         return self.decoder.batches(self.parquet, request, self._read_range)
@@ -179,6 +183,7 @@ class _RemoteFile(OpenFile):
         self._filesystem, self._path, self._version, self._chunks = filesystem, path, version, chunks
         self._source, self._stamp, metadata = with_retries(self._open, filesystem, version.uri, listed=True)
         self._dictionaries: Sequence[str] = ()
+        self._dropped: set[int] = set()  # row groups that are read from the store alone
         super().__init__(open_parquet(pa.BufferReader(b""), metadata), self._source, version)
 
     def read_dictionaries(self, paths: Sequence[str]) -> None:
@@ -199,13 +204,22 @@ class _RemoteFile(OpenFile):
         sparse = SparseFile(size)
         ranges = chunk_ranges(self.metadata, request.row_group, request.all_leaves, size)
         identity = self._identity()
-        if self._chunks is None or identity is None:
+        if self._chunks is None or identity is None or request.row_group in self._dropped:
             self._fetch(sparse, request.row_group, ranges)
         else:
             fetch = partial(self._fetch, sparse, request.row_group)
             self._chunks.fill(sparse, identity, request.row_group, ranges, fetch)
         with open_parquet(sparse.reader(), self.metadata, pre_buffer=False, dictionaries=self._dictionaries) as parquet:
             yield from self.decoder.batches(parquet, request, sparse.read_range)
+
+    def drop_kept(self, row_group: int) -> bool:
+        """As `OpenFile.drop_kept`."""
+        identity = self._identity()
+        if self._chunks is None or identity is None or row_group in self._dropped:
+            return False
+        self._dropped.add(row_group)
+        self._chunks.drop(identity, row_group)
+        return True
 
     def _fetch(self, sparse: SparseFile, row_group: int, ranges: Sequence[Range]) -> None:
         """Fetch ranges of a row group from the store, and verify that they are of this file."""

@@ -10,6 +10,8 @@ checksum, a string that is not UTF-8, and a filter that keeps another number of 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +19,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.types as pat
 
-from feedline.errors import CorruptFileError, DataError, TableError
+from feedline.errors import CorruptFileError, DataError, StoreError, TableChangedError, TableError
 from feedline.expressions import BoundExpression
 from feedline.native.turns import TURN
 from feedline.native.unique_rows import UniqueRows
@@ -36,6 +38,7 @@ from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.faults import explain_errors, label
 
 _MARGIN = 1.06  # of rows that are decoded beyond those of which enough stay on average
+_Decoded: TypeAlias = tuple[int, pa.RecordBatch, tuple[UniqueRows[pa.RecordBatch], ...]]  # rows, columns, groups
 _FOREIGN = {pa.lib.Type_DECIMAL256, pa.lib.Type_INTERVAL_MONTH_DAY_NANO}  # types that frames cannot hold
 
 
@@ -182,7 +185,7 @@ def batches(
             names_of_codes = filtered.difference(columns).union(coded.keys() - values)
             codes = {name: 0 if name in here.parts else coded.get(name, 0) for name in names_of_codes}
             sizes = chunk_rows, 0 if position else _first_rows(first_rows, rows, expected)
-            for rows_here, data, groups in _decode(file, needed[need], fragment, row_group, sizes, codes):
+            for rows_here, data, groups in _decode_twice(file, needed[need], fragment, row_group, sizes, codes):
                 held = [FrameBatch(position, data, first_row, here, groups)]
                 first_row += rows_here
                 del data, groups
@@ -242,6 +245,29 @@ def stored_columns(fragment: Fragment) -> frozenset[str]:
         return frozenset(name for group in groups for name in group.columns)
 
 
+def _decode_twice(
+    file: OpenFile,
+    columns: StoredColumns,
+    fragment: Fragment,
+    row_group: int,
+    sizes: tuple[int, int],
+    coded: Mapping[str, int],
+) -> Iterator[_Decoded]:
+    """As `_decode`; kept bytes of a store that do not decode are dropped and fetched again, as transfers may damage."""
+    taken, ended = 0, False
+    while not ended:
+        try:
+            for each in islice(_decode(file, columns, fragment, row_group, sizes, coded), taken, None):
+                taken += 1
+                held = [each]
+                del each
+                yield held.pop()
+            ended = True
+        except TableError as error:  # of damaged headers, pyarrow says that it cannot read them
+            if isinstance(error, TableChangedError | StoreError) or not file.drop_kept(row_group):
+                raise
+
+
 def _decode(
     file: OpenFile,
     columns: StoredColumns,
@@ -249,7 +275,7 @@ def _decode(
     row_group: int,
     sizes: tuple[int, int],
     coded: Mapping[str, int],
-) -> Iterator[tuple[int, pa.RecordBatch, tuple[UniqueRows[pa.RecordBatch], ...]]]:
+) -> Iterator[_Decoded]:
     """Yield one row group in chunks: rows, and exactly the fields of `columns`, of every row and of unique rows. sizes:
     rows of a chunk, and of the first one, from which they grow (0: all alike)."""
     group = file.metadata.row_group(row_group)

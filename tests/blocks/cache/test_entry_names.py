@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import json
+import platform
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,17 +13,20 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from own_modules import own_modules
 
 from feedline import Pipeline
 from feedline.blocks.cache.entry_names import SEGMENT_ROWS, EntryNames, Segment, segments
+from feedline.blocks.compute import run_block
 from feedline.blocks.jobs import compile_job
 from feedline.planning.plan import Plan
+from feedline.warehouse.parquet.stored_names import StoredField, StoredNames
 from feedline.warehouse.reading.fragment import Fragment
 
 SEGMENT = Segment(0, 10, 0, 10)
 
 
-def plan_of(folder: Path, source: dict[str, Any] | None = None, **changes: Any) -> Plan:
+def pipeline_of(folder: Path, source: dict[str, Any] | None = None, **changes: Any) -> Pipeline:
     table = folder / "table"
     if not table.exists():
         table.mkdir()
@@ -33,7 +40,11 @@ def plan_of(folder: Path, source: dict[str, Any] | None = None, **changes: Any) 
         "features": features,
         "batch": {"size": 2},
     }
-    return Pipeline.from_dict(spec | changes).plan()
+    return Pipeline.from_dict(spec | changes)
+
+
+def plan_of(folder: Path, source: dict[str, Any] | None = None, **changes: Any) -> Plan:
+    return pipeline_of(folder, source, **changes).plan()
 
 
 def names_of(plan: Plan) -> EntryNames:
@@ -85,6 +96,7 @@ def test_the_selected_rows_are_named(source: dict[str, Any], tmp_path: Path) -> 
         {"row_groups": (3,)},
         {"partition": (("day", 1),)},
         {"partition": (("day", "1"),)},
+        {"stored_names": StoredNames.of([StoredField("price", "x", None)], by_id=False)},
     ],
 )
 def test_the_file_and_its_row_group_are_named(change: dict[str, Any], tmp_path: Path) -> None:
@@ -118,6 +130,67 @@ def test_a_feature_is_named_by_its_chain_and_no_other(feature: object, tmp_path:
     assert {name: other[name] for name in ("item", "label")} == {name: one[name] for name in ("item", "label")}
 
 
+def coded_plan(folder: Path) -> Plan:
+    """A plan of which `price` calls a function beside pipeline.yaml."""
+    plan_of(folder)
+    function = {"function": "named_ops:twice", "gives": "float64"}
+    features = {"dense": {"price": [{"python": function}]}, "label": {"label": []}}
+    spec = {"version": 1, "name": "names", "work_dir": "work", "source": {"table": "table"}, "batch": {"size": 2}}
+    spec |= {"features": features, "allow_code": True, "cache": {"dir": str(folder / "cache"), "mode": "features"}}
+    (folder / "pipeline.yaml").write_text(json.dumps(spec))
+    return Pipeline.from_yaml(folder / "pipeline.yaml").plan()
+
+
+def coded(folder: Path) -> EntryNames:
+    """Its names in a new process."""
+    with own_modules(folder):
+        return names_of(coded_plan(folder))
+
+
+def test_users_functions_are_named_with_what_they_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "named_ops.py").write_text("from helper import BY\ndef twice(x): return x * BY\n")
+    (tmp_path / "helper.py").write_text("BY = 2\n")
+    names = coded(tmp_path)
+    assert names.obstacles == {}
+    assert coded(tmp_path).columns == names.columns
+    (tmp_path / "helper.py").write_text("BY = 3\n")
+    changed = coded(tmp_path)
+    assert changed.columns["price"] != names.columns["price"]
+    assert changed.columns["label"] == names.columns["label"]
+    monkeypatch.setattr(platform, "python_version", lambda: "3.99.0")
+    assert coded(tmp_path).columns["price"] != changed.columns["price"]
+
+
+def test_nothing_is_kept_of_functions_that_were_reloaded(tmp_path: Path) -> None:
+    """As notebooks do, which change functions in place: a job that runs computes something else from then on."""
+    module = tmp_path / "named_ops.py"
+    module.write_text("def twice(x): return x * 2\n")
+    with own_modules(tmp_path):
+        plan = coded_plan(tmp_path)
+        names = names_of(plan)
+        assert names.is_current()
+        [block, *_] = plan.schedule(0).blocks(0)
+        run_block(plan.job, plan.request(block, 0), "block", False)
+        [entry] = (tmp_path / "cache").rglob("*.entry")
+        entry.unlink()
+        module.write_text("def twice(x): return x * 22\n")
+        sys.path.append(str(tmp_path))
+        try:
+            importlib.reload(sys.modules["named_ops"])
+        finally:
+            sys.path.remove(str(tmp_path))
+        assert not names.is_current()
+        run_block(plan.job, plan.request(block, 0), "block", False)
+    assert not [*(tmp_path / "cache").rglob("*.entry")]
+
+
+def test_users_functions_that_no_name_covers_are_not_kept(tmp_path: Path) -> None:
+    (tmp_path / "named_ops.py").write_text("def twice(x): return eval('x * 2')\n")
+    names = coded(tmp_path)
+    assert set(names.columns) == {"label"}
+    assert names.obstacles == {"price": "named_ops: eval in line 1 may load any code"}
+
+
 def test_types_are_named(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "other" / "table").mkdir(parents=True)
@@ -126,6 +199,35 @@ def test_types_are_named(tmp_path: Path) -> None:
     assert (
         names_of(plan_of(tmp_path / "one")).columns["price"] != names_of(plan_of(tmp_path / "other")).columns["price"]
     )
+
+
+@pytest.mark.parametrize("dedup", [{}, {"dedup": {"g": {"columns": ["item", "user"]}}, "shuffle": "off"}])
+def test_types_of_what_decides_which_rows_a_fit_has_seen_are_named(tmp_path: Path, dedup: dict[str, Any]) -> None:
+    """0.1 as float32 is above 0.1 once a file has made the column float64."""
+    (tmp_path / "table").mkdir()
+
+    def add(name: str, dtype: pa.DataType) -> EntryNames:
+        columns = {"item": [1, 2] * 5, "label": [0.0, 1.0] * 5, "user": [*range(10)]}
+        table = pa.table({**columns, "price": pa.array([0.1, 0.5] * 5, dtype)})
+        pq.write_table(table, tmp_path / "table" / name)
+        op = {"target_encoding": {"target": "label", "fold_by": "user", "folds": 2}}
+        features = {"dense": {"rate": {"op": op, "inputs": ["item"]}}, "label": {"label": []}}
+        pipeline = pipeline_of(tmp_path, features=features, fit={"where": "price > 0.1"}, **dedup)
+        if not manifests:
+            pipeline.fit()
+        plan = pipeline.plan()
+        assert plan.job.artifacts.manifest is not None
+        assert compile_job(plan.job).marks
+        manifests.add(plan.job.artifacts.manifest)
+        return names_of(plan)
+
+    manifests: set[str] = set()
+    narrow, wide = add("a.parquet", pa.float32()), add("b.parquet", pa.float64())
+    assert len(manifests) == 1, "the fit is the same"
+    assert narrow.columns["label"] == wide.columns["label"]
+    assert narrow.columns["rate"] != wide.columns["rate"]
+    assert set(narrow.runs) == set(dedup.get("dedup", {}))
+    assert not set(narrow.runs.values()).intersection(wide.runs.values())
 
 
 def test_features_of_groups_are_named_by_their_runs(tmp_path: Path) -> None:

@@ -145,6 +145,15 @@ def test_some_features_are_what_they_are_by_themselves(features: tuple[FeatureSp
             assert found.apply(frame()).equals(expected.apply(frame()), null_equal=True)
 
 
+@pytest.mark.parametrize("more", [(), (feature("dense", "part", expr='user["id"] + count'),)])
+def test_a_feature_has_the_fingerprint_that_it_has_alone(more: tuple[FeatureSpec, ...]):
+    features = (*ALL, feature("dense", "shared", {"fill_null": 0}, "log1p", column="price"), *more)
+    whole = compile_features(features, SCHEMA)
+    for found in (whole, compile_some(whole, {each.name for each in features} - {"price"})):
+        for index, each in enumerate(found.features):
+            assert found.alone(index) == (compile_features([each], SCHEMA).fingerprint, ())
+
+
 def test_threads_may_share_it():
     compiled = compile_features(ALL, SCHEMA)
     given = frame(pa.concat_tables([TABLE] * 500))

@@ -40,6 +40,24 @@ def test_seen_rows_and_unseen_rows_differ() -> None:
     assert whole.fingerprint != left_out.fingerprint
 
 
+@pytest.mark.parametrize("seen", [True, False, "seen by [null,null,null]"])
+def test_a_feature_has_the_fingerprint_and_marks_that_it_has_alone(seen: bool | str) -> None:
+    features = [
+        feature("f", ("plus_sum", {"target": "y"})),
+        feature("g", ("plus_sum", {})),
+        feature("h", ("plus_sum", {}), ("plus_sum", {"target": "y"})),
+        feature("i", ("modulo", {"divisor": 5})),
+    ]
+    known = fit_frames(features, SCHEMA, [FRAME])
+    artifacts = InMemoryArtifacts(artifacts=known.artifacts, out_of_fold=seen)
+    whole = compile_features(features, SCHEMA, artifacts)
+    assert not whole.missing_fits
+    for index, each in enumerate(features):
+        alone = compile_features([each], SCHEMA, artifacts)
+        assert whole.alone(index) == (alone.fingerprint, alone.marks)
+    assert any(whole.alone(index)[1] for index in range(4)) == isinstance(seen, str)
+
+
 def test_artifacts_from_outside() -> None:
     class Outside(InMemoryArtifacts):
         def read(self, reading: Reading) -> Artifact:
@@ -48,6 +66,7 @@ def test_artifacts_from_outside() -> None:
 
     compiled = compile_features([feature("f", ("plus_read", {}))], SCHEMA, Outside())
     assert compiled.apply(FRAME).to_series().to_list() == [101, 102, None, 104]
+    assert compiled.alone(0) == (compiled.fingerprint, ())
     with pytest.raises(OpError, match=r"f: \[plus_read\]: plus_read: artifacts in memory read no files"):
         compile_features([feature("f", ("plus_read", {}))], SCHEMA)
 

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from json_validator import Validator
+from own_modules import own_modules
 from user_module import FRAME, SOURCE, TABLE, folder_of_functions, made, python, values
 
 from feedline import Pipeline
@@ -25,13 +27,13 @@ from feedline.errors import ClusterError, DataError, SpecError
 from feedline.service.cluster.open_cluster import open_cluster
 from feedline.serving.golden_check import check
 from feedline.spec import load_spec, parse_spec
-from feedline.spec.features import OpCall
+from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.catalogue import op_schema
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.compile.describe import chains
-from feedline.transforms.registry import user_functions
+from feedline.transforms.registry import function_code, user_functions
 from feedline.transforms.registry.op import OpError
-from feedline.transforms.registry.user_code import functions_of
+from feedline.transforms.registry.user_code import bind, functions_of
 from feedline.transforms.registry.user_functions import RequiredFunction, check_functions
 
 assert isinstance(FRAME, pl.DataFrame)
@@ -123,9 +125,36 @@ def test_the_fingerprint_covers_everything_that_decides_values(folder: str) -> N
     assert fingerprint(base) == fingerprint(python(folder, "plain", gives="float32", parameters={"by": 2}, version=1))
     source = Path(folder) / "my_features.py"
     source.write_text(SOURCE.replace("return x * by", "return by * x"))
-    user_functions._sources.clear()  # as in a new process
+    function_code.forget_code()  # as in a new process
     del sys.modules["my_features"]
     assert fingerprint(base) not in prints
+
+
+def test_numbers_that_are_not_finite_are_parameters_of_their_own(folder: str) -> None:
+    calls = [
+        OpCall(
+            op="python", arguments=f'{{"function":"my_features:plain","gives":"float32","parameters":{{"by":{by}}}}}'
+        )
+        for by in ("Infinity", "-Infinity", "NaN", "null", "[NaN]", "[null]")
+    ]
+    identities = {bind(replace(call, code=folder)).identity for call in calls}
+    assert len(identities) == len(calls)
+
+
+def test_fits_and_fingerprints_cover_modules_that_the_function_imports(folder: str) -> None:
+    def names(helper: str) -> tuple[str, str]:
+        (Path(folder) / "my_helper.py").write_text(helper)
+        (Path(folder) / "my_features.py").write_text("from my_helper import BY\ndef f(x): return x * BY\n")
+        with own_modules(Path(folder)):
+            call = python(folder, "f", gives="float32")
+            feature = FeatureSpec(name="x", group="dense", column="price", ops=(call, OpCall(op="standardize")))
+            compiled = compile_features([feature], TABLE.schema)
+            return compiled.fingerprint, compiled.missing_fits[0].key
+
+    one, again, other = names("BY = 2.0"), names("BY = 2.0"), names("BY = 3.0")
+    assert one == again
+    assert one[0] != other[0]
+    assert one[1] != other[1]
 
 
 def test_unpickling_compiles_again(folder: str) -> None:

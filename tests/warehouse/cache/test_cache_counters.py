@@ -1,4 +1,4 @@
-"""Counts are added by any thread, and read as of one moment."""
+"""Counts are added by any thread."""
 
 from __future__ import annotations
 
@@ -24,22 +24,6 @@ def test_counts_of_threads_are_all_there():
     for thread in threads:
         thread.join(30)
     assert (counters.hits, counters.bytes_read, counters.waited_s) == (20_000, 60_000, 10_000.0)
-
-
-def test_facts_are_all_counts_and_no_lock():
-    counters = CacheCounters(hits=1, evicted=2)
-    assert counters.facts() == {
-        "hits": 1,
-        "misses": 0,
-        "bytes_read": 0,
-        "bytes_written": 0,
-        "damaged": 0,
-        "evicted": 2,
-        "skipped": 0,
-        "duplicates": 0,
-        "waited_s": 0.0,
-    }
-    assert counters == CacheCounters(hits=1, evicted=2)
 
 
 def test_an_unknown_count_is_refused():

@@ -292,7 +292,6 @@ def test_a_row_groups_folder_that_was_evicted_is_made_again(cache: CacheFolder):
         ("{}", "is damaged: got other content, expected a JSON object with a format. Delete the folder"),
         ("[1]", "is damaged: got other content"),
         ("nonsense", "is damaged: got other content"),
-        ("", "is damaged: got other content"),
         ("\udcff", "is damaged: got other content"),
     ],
 )
@@ -303,6 +302,28 @@ def test_a_marker_that_is_not_ours_is_refused(tmp_path: Path, marker: str, expec
     with pytest.raises(SpecError, match=expected) as raised:
         open_folder(ref_of(folder))
     assert str(folder) in str(raised.value)
+
+
+@pytest.mark.parametrize("marker", [b"", b'{"for', bytes(13), b'{"format"' + bytes(4)])
+def test_a_marker_that_a_crash_has_cut_off_is_written_again(tmp_path: Path, marker: bytes):
+    empty, kept = tmp_path / "empty", tmp_path / "kept"
+    assert CacheFolder(ref_of(kept)).put(GROUP, TRUTH, cpu_s=1.0)
+    empty.mkdir()
+    for folder in (empty, kept):
+        (folder / cache_folder.MARKER).write_bytes(marker)
+        assert check_folder(str(folder)) == (folder is kept)
+        found = CacheFolder(ref_of(folder)).find(GROUP, list(TRUTH))
+        assert len(found) == (3 if folder is kept else 0)
+        assert json.loads((folder / cache_folder.MARKER).read_text()) == {"format": 1}
+        assert {path.name for path in folder.iterdir()} <= {cache_folder.MARKER, "locks", "v1"}
+
+
+def test_a_foreign_folder_with_an_empty_marker_is_refused(tmp_path: Path):
+    (tmp_path / cache_folder.MARKER).touch()
+    (tmp_path / "v1").mkdir()
+    (tmp_path / "a.parquet").touch()
+    with pytest.raises(SpecError, match="is not a cache: got 3 files or folders"):
+        CacheFolder(ref_of(tmp_path))
 
 
 def test_a_foreign_folder_is_refused(tmp_path: Path):

@@ -102,7 +102,15 @@ def test_what_meets_all_conditions_is_removed(folder: str, choice: PruneChoice, 
 def test_a_condition_does_not_decide_for_row_groups_without_its_key(folder: str):
     report = prune_entries(folder, PruneChoice(where="hour == 0"), NOW_S)
     assert report.undecided == {"without the partition key hour": 1}
-    assert prune_entries(folder, PruneChoice(where="city == 'x'"), NOW_S).files == 0
+
+
+@pytest.mark.parametrize("where", ["true", "city == 'x'", "day == city"])
+def test_a_condition_on_keys_that_no_entry_has_is_refused(folder: str, where: str):
+    """A deletion that decides for no entry must not look done."""
+    before = left(folder)
+    with pytest.raises(SpecError, match=r"partition keys: got (city|true|city, day), expected of day, hour"):
+        prune_entries(folder, PruneChoice(where=where), NOW_S)
+    assert left(folder) == before
 
 
 def test_age_is_of_the_last_use(folder: str):

@@ -1,0 +1,262 @@
+"""Digest what decides what a user's function computes: sources of the own modules that it imports, and packages.
+
+Runs in: every process that loads users' functions. From the module that pipeline.yaml names, and the one that defines
+the function, import statements are followed through *own* modules: those that no distribution has installed under a
+version, such as files beside pipeline.yaml. Python's modules and installed ones are named by versions. Feedline, numpy,
+polars and pyarrow are left out, as the environment of a job names them.
+
+Sources are digested as they were when the process imported them. What no digest tells is an *obstacle*, with which a
+cache keeps nothing of the function: code that is loaded by name, a compiled own module, a file that has changed since.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import platform
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from feedline.transforms.registry.installed_packages import distribution_of, package_version, required_versions
+from feedline.transforms.registry.source_imports import SourceImports, imports_of
+
+_ENVIRONMENT = frozenset({"feedline", "numpy", "polars", "pyarrow"})
+_MOST_SOURCES = 300  # of one function: each takes some milliseconds to parse
+_NO_IMPORTS = SourceImports((), (), (), "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionCode:
+    """What decides what a function computes, besides its parameters and the environment of a job.
+
+    sources: SHA-256 by own module, and the version of an installed distribution that the function comes from. packages:
+    versions of Python and of the distributions that are imported, with what these require. obstacle: what else may
+    decide it; "" if nothing does.
+    """
+
+    sources: tuple[tuple[str, str], ...]
+    packages: tuple[tuple[str, str], ...]
+    obstacle: str
+
+    @property
+    def source(self) -> str:
+        """The digest of the sources: of one, its SHA-256; empty without any."""
+        if len(self.sources) < 2:
+            return self.sources[0][1] if self.sources else ""
+        return hashlib.sha256(json.dumps(self.sources).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Located:
+    """A module's file, none for a namespace package, and whether it is a package."""
+
+    file: str
+    is_package: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _OwnSource:
+    """An own module as it was when it was digested first. spec: another one after a reload."""
+
+    spec: object
+    sha256: str
+    imports: SourceImports
+    obstacle: str
+
+
+_sources: dict[str, _OwnSource] = {}  # by module
+_imported_ns: dict[str, tuple[object, int]] = {}  # by module, with its spec: a time before its import
+_codes: dict[tuple[str, str], tuple[dict[str, object], FunctionCode]] = {}  # with the specs of all modules
+
+
+@contextmanager
+def noting_imports(name: str) -> Iterator[None]:
+    """Note when an import of that name brings which modules, so that a later change of their files is noticed."""
+    if name in sys.modules:
+        yield
+        return
+    before, began_ns = frozenset(sys.modules), time.time_ns()
+    yield
+    for each in frozenset(sys.modules).difference(before):
+        _imported_ns[each] = (_spec_of(each), began_ns)
+
+
+def forget_code() -> None:
+    """Forget all digests, as in a new process."""
+    for kept in (_sources, _imported_ns, _codes):
+        kept.clear()
+
+
+def code_of_function(module: str, defining: str) -> FunctionCode:
+    """The code that a function runs: of the imported module that names it, of the one that defines it, and of those
+    that they import."""
+    key = (module, defining)
+    kept = _codes.get(key)
+    if kept is None or any(_spec_of(name) is not spec for name, spec in kept[0].items()):
+        search = _Search()
+        search.begin(module)
+        search.add(defining)
+        search.follow()
+        kept = _codes[key] = ({name: _spec_of(name) for name in (module, *search.modules)}, search.code())
+    return kept[1]
+
+
+@dataclass(slots=True)
+class _Search:
+    """Own modules with their digests, and what else they import, found from some modules on."""
+
+    modules: dict[str, str] = field(default_factory=dict)
+    _waiting: list[str] = field(default_factory=list)  # own modules whose imports are not followed yet
+    _versions: dict[str, str] = field(default_factory=dict)  # of what the function itself comes from
+    _distributions: set[str] = field(default_factory=set)
+    _seen: set[str] = field(default_factory=set)
+    _obstacles: list[str] = field(default_factory=list)
+
+    def begin(self, root: str) -> None:
+        """Add a module whose source is digested wherever it comes from."""
+        located = _locate(root)
+        covered, distribution = True, None
+        if located is not None:
+            covered = _is_covered(root, located.file)
+            distribution = None if covered else distribution_of(located.file)
+        if not covered and distribution is None:
+            self.add(root)
+            return
+        if located is not None and located.file.endswith(".py"):
+            self.modules[root] = _source_of(root, located).sha256
+        if distribution is not None:
+            self._distributions.add(distribution)
+            name, version = package_version(distribution)
+            self._versions[f"package {name}"] = version
+
+    def follow(self) -> None:
+        """Add whatever own modules import."""
+        while self._waiting:
+            if len(self.modules) > _MOST_SOURCES:
+                self._obstacles.append(f"more than {_MOST_SOURCES} own modules are imported")
+                return
+            imports = _sources[self._waiting.pop()].imports
+            for name in (*imports.modules, *imports.perhaps):
+                self.add(name)
+            for name in imports.stars:
+                if name in self.modules and (located := _locate(name)) is not None and located.is_package:
+                    self._obstacles.append(f"all names of the package {name} are imported")
+
+    def code(self) -> FunctionCode:
+        """What was found."""
+        packages = {"python": f"{platform.python_implementation()} {platform.python_version()}"}
+        packages |= required_versions(self._distributions)
+        return FunctionCode(
+            sources=tuple(sorted((self.modules | self._versions).items())),
+            packages=tuple(sorted(packages.items())),
+            obstacle=self._obstacles[0] if self._obstacles else "",
+        )
+
+    def add(self, name: str) -> None:
+        """Add a module, and the packages that it is in; nothing for a name that is no module."""
+        if not name or name in self._seen:
+            return
+        self._seen.add(name)
+        parent = name.rpartition(".")[0]
+        self.add(parent)
+        if parent and not (parent in self.modules or _is_namespace(parent)):
+            return  # in an installed package, which its version covers, or an attribute
+        located = _locate(name)
+        if located is None or _is_covered(name, located.file) or (located.is_package and not located.file):
+            return
+        distribution = distribution_of(located.file)
+        if distribution is not None:
+            self._distributions.add(distribution)
+        elif not located.file.endswith(".py"):
+            self._obstacles.append(f"{name} is no Python source")
+        else:
+            source = _source_of(name, located)
+            self.modules[name] = source.sha256
+            self._waiting.append(name)
+            self._obstacles += [f"{name}: {source.obstacle}"] if source.obstacle else []
+
+
+def _locate(name: str) -> _Located | None:
+    """A module that is loaded, or that an import would find now, without importing it; None without one."""
+    if name in sys.modules:
+        module = sys.modules[name]
+        if module is None:  # whose import somebody has forbidden
+            return None
+        return _Located(getattr(module, "__file__", None) or "", hasattr(module, "__path__"))
+    parent, _, _ = name.rpartition(".")
+    folders = getattr(sys.modules.get(parent), "__path__", ()) if parent else None
+    for finder in sys.meta_path if parent not in sys.modules or folders else ():
+        with contextlib.suppress(ImportError, AttributeError):
+            spec = finder.find_spec(name, folders)
+            if spec is not None:
+                is_package = spec.submodule_search_locations is not None
+                return _Located((spec.origin or "") if spec.has_location else "", is_package)
+    return None
+
+
+def _is_namespace(name: str) -> bool:
+    located = _locate(name)
+    return located is not None and located.is_package and not located.file
+
+
+def _is_covered(name: str, file: str) -> bool:
+    """Whether the environment of a job, or Python's version, names a module."""
+    first = name.partition(".")[0]
+    if first in _ENVIRONMENT:
+        return True
+    inside = not file or (file.startswith(_standard_folders()) and "-packages/" not in file)
+    return first in sys.stdlib_module_names and inside
+
+
+@cache
+def _standard_folders() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    return tuple({f"{paths[kind]}/" for kind in ("stdlib", "platstdlib")})
+
+
+def _source_of(name: str, located: _Located) -> _OwnSource:
+    """A module's source, as it was when it was asked for first."""
+    spec = _spec_of(name)
+    kept = _sources.get(name)
+    if kept is None or kept.spec is not spec:
+        kept = _sources[name] = _read_source(name, located, spec)
+    return kept
+
+
+def _read_source(name: str, located: _Located, spec: object) -> _OwnSource:
+    try:
+        content = Path(located.file).read_bytes()
+        status = Path(located.file).stat()
+    except OSError:
+        return _OwnSource(spec, "", _NO_IMPORTS, "its source cannot be read")
+    noted_spec, noted_ns = _imported_ns.get(name, (None, 0))
+    imported_ns = noted_ns if noted_spec is spec and spec is not None else _process_start_ns()
+    sha256 = hashlib.sha256(content).hexdigest()
+    try:
+        imports = imports_of(content, name if located.is_package else name.rpartition(".")[0])
+    except (SyntaxError, ValueError):
+        return _OwnSource(spec, sha256, _NO_IMPORTS, "its source cannot be parsed")
+    obstacle = f"{imports.obstacle} may load any code" if imports.obstacle else ""
+    if name not in sys.modules:
+        obstacle = "it is imported when a function runs"
+    elif max(status.st_mtime_ns, status.st_ctime_ns) > imported_ns:
+        obstacle = "it may have changed since it was imported"
+    return _OwnSource(spec, sha256, imports, obstacle)
+
+
+def _spec_of(name: str) -> object:
+    return getattr(sys.modules.get(name), "__spec__", None)
+
+
+@cache
+def _process_start_ns() -> int:
+    import psutil  # noqa: PLC0415 -- 20 ms that most processes do not need
+
+    return int(psutil.Process().create_time() * 1e9)
