@@ -104,12 +104,14 @@ def test_a_worker_process_is_killed_while_it_fills(full: FullCache):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(5))
-def test_runs_are_killed_at_random(full: FullCache, seed: int):
+def test_runs_are_killed_at_random(full: FullCache, seed: int, tmp_path: Path):
     """Again and again, beside a trainer of another seed; then one that starts anew reads what is there."""
+    own = tmp_path / "killed"  # for what a run and its feeder leave that are killed together
+    own.mkdir()
     chance, paths = random.Random(seed), [full.job("run", 3, epochs=100), full.job("trainer", 4)]
     with FeedlineDataset(paths[1]) as dataset:
         for epoch in range(3):
-            with feedline("run", paths[0], "--sink", "null") as run:
+            with feedline("run", paths[0], "--sink", "null", env={**os.environ, "TMPDIR": str(own)}) as run:
                 family = eventually(run.descendants)
                 seen = []
                 victim = chance.randrange(70)
@@ -121,7 +123,7 @@ def test_runs_are_killed_at_random(full: FullCache, seed: int):
                         psutil.Process(dataset._feed._connection._feeder.pid).kill()
                 run.close()
             assert seen == oracle(paths[1], set=OFF, epoch=epoch)
-            full.check(writers=4)
+    full.check(writers=4)
     with FeedlineDataset(paths[0]) as dataset:
         assert [image(batch) for batch in dataset] == oracle(paths[0], set=OFF)
-    full.check()
+    full.check(writers=4)

@@ -3,6 +3,7 @@
     export PYTHONPATH=tests/support
     python tests/system/chaos/chaos.py FOLDER [--faults 1000] [--per-run 50] [--seed 0] [--kind KIND ...]
     python tests/system/chaos/chaos.py FOLDER --faults 200 --only kill    random kills of workers, feeders, trainers ...
+    python tests/system/chaos/chaos.py FOLDER --cache                     with a cache that is smaller than the table
 
 Faults hit a random victim; meanwhile the number of workers follows the demand, up to a limit that varies. At the end
 of each run both trainers finish an epoch, and `feedline verify` compares the receipts of all starts with the plan.
@@ -36,6 +37,7 @@ from pipelines import Place, furnished
 from processes import ended_here
 from proxy import Proxy
 
+from feedline.warehouse.cache.maintenance import verify_entries
 from feedline.warehouse.synthetic.clicks import ClickRecipe
 from feedline.warehouse.synthetic.generate import generate_clicks
 
@@ -50,6 +52,7 @@ STEPS = 79  # of an epoch: 20,000 rows, four lanes, batches of 64 rows, the last
 UNFINISHED = (".tmp", ".unfinished", ".draft", ".partial")
 LONG_S = 25.0  # without a batch: the processes' last words are recorded
 DISK_S = 1.0
+CACHE_BYTES = 300_000
 WORKERS = (1, 3)
 OTHER_FAULT_SHARE = 0.15  # of the faults that another one follows at once
 
@@ -289,6 +292,7 @@ def main() -> None:
     parser.add_argument("--per-run", type=int, default=50)
     parser.add_argument("--kind", action="append", help="only these, one after the other, in each run")
     parser.add_argument("--only", default="", help="random faults whose kinds begin so: kill, for one")
+    parser.add_argument("--cache", action="store_true", help="use a cache that holds a part of the features")
     parser.add_argument("--seed", type=int, default=0, help="of the first run")
     arguments = parser.parse_args()
     folder, table = arguments.folder, arguments.folder / "clicks"
@@ -299,15 +303,17 @@ def main() -> None:
     passed = {run["seed"] for run in _lines(folder / "runs.jsonl") if not run["problems"]}
     for seed in range(arguments.seed, arguments.seed + -(-arguments.faults // arguments.per_run)):
         if seed not in passed:
-            _run(folder, table, arguments.kind or arguments.per_run, seed, arguments.only)
+            _run(folder, table, arguments.kind or arguments.per_run, seed, arguments.only, arguments.cache)
     runs = {run["seed"]: run["problems"] for run in _lines(folder / "runs.jsonl")}
     print(json.dumps({"runs": runs, "recovery": recovery_table(_lines(folder / "faults.jsonl"))}, indent=1))
     sys.exit(1 if any(runs.values()) else 0)
 
 
-def _run(folder: Path, table: Path, faults: Sequence[str] | int, seed: int, only: str) -> None:
+def _run(folder: Path, table: Path, faults: Sequence[str] | int, seed: int, only: str, has_cache: bool) -> None:
     """A run in a folder of its own, which goes if it passes."""
     own = folder / str(seed)
+    cache = {"dir": str(own / "cache"), "size": CACHE_BYTES, "free": 1, "mode": "features"}
+    options = {"cache": cache} if has_cache else {}
     shutil.rmtree(own, ignore_errors=True)
     own.mkdir()
 
@@ -316,7 +322,9 @@ def _run(folder: Path, table: Path, faults: Sequence[str] | int, seed: int, only
 
     try:
         with furnished(own, table) as place, SmallDisk(place.work) as disk:
-            findings = chaos(place, faults, seed=seed, disk=disk, record=record, only=only)
+            findings = chaos(place, faults, seed=seed, disk=disk, record=record, only=only, **options)
+        if has_cache:
+            findings["problems"] += [f"damaged: {file}" for file in verify_entries(str(own / "cache")).damaged]
     except AssertionError as error:
         findings = {"problems": [str(error)]}
     kept = ("problems", "again", "faults", "starts", "pardoned", "last_epoch", "seconds")
