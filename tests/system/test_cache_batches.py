@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import dask
 import pytest
 from drawn_examples import examples
 from hypothesis import given
@@ -40,10 +41,11 @@ def cache_at(folder: Path, mode: str = "features", size: int = 2**30) -> dict[st
 
 
 @pytest.mark.parametrize("kind", ["threads", "processes", "scheduler"])
-def test_any_cluster_reads_what_it_has_kept(place: Place, kind: str) -> None:
+def test_any_cluster_reads_what_it_has_kept(place: Place, tmp_path: Path, kind: str) -> None:
     with contextlib.ExitStack() as stack:
         cluster: dict[str, Any] = {"threads": 2} if kind == "threads" else {"workers": 2, "threads": 1}
         if kind == "scheduler":
+            stack.enter_context(dask.config.set(temporary_directory=str(tmp_path)))
             cluster = {"scheduler": stack.enter_context(local_cluster()).scheduler_address}
         path = place.write(f"{kind}.yaml", cluster=cluster, cache=cache_at(place.folder / kind))
         dataset = stack.enter_context(FeedlineDataset(path))
