@@ -56,9 +56,9 @@ def with_more(spec: dict[str, Any], count: int) -> dict[str, Any]:
     return {**spec, "features": {**spec["features"], "dense": dense | dict(list(copies.items())[:count])}}
 
 
-def measure(spec: dict[str, Any], cache: Path, count: int) -> tuple[dict[str, float], CacheCounts, CacheCounts]:
-    """One round: costs by stage, what filling wrote and what the larger pipeline found."""
-    cached = {**spec, "cache": {"dir": str(cache), "mode": "features", "free": 1, "size": "100 GB"}}
+def measure(spec: dict[str, Any], cache: Path, count: int, keys: dict[str, Any]) -> tuple[dict[str, float], CacheCounts, CacheCounts]:
+    """One round: costs by stage, what filling wrote and what the larger pipeline found. keys: of the cache."""
+    cached = {**spec, "cache": {"dir": str(cache), "free": 1, "size": "100 GB", **keys}}
     costs = {"off": epoch_cost(spec)[0]}
     costs["filling"], filled = epoch_cost(cached)
     costs["first"], _ = epoch_cost(cached)
@@ -75,7 +75,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--added", type=int, default=3, help="dense features that are added")
     parser.add_argument("--shuffle", action="store_true", help="the default shuffle instead of the table's order")
+    parser.add_argument("--mode", choices=("features", "auto"), default="features")
+    parser.add_argument("--write-budget", type=float, help="of the time of computing (default: none)")
     options = parser.parse_args()
+    keys = {"mode": options.mode, "write_budget": options.write_budget}
     shape = SHAPES[options.shape]
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -88,10 +91,11 @@ def main() -> None:
         rounds = []
         for number in range(options.rounds):
             cache = folder / f"cache{number}"
-            costs, filled, found = measure(spec, cache, options.added)
+            costs, filled, found = measure(spec, cache, options.added, keys)
             rounds.append(costs)
             shutil.rmtree(cache)
     print(f"{options.shape}: {options.rows:,} rows; {filled.nbytes_written / options.rows:,.0f} bytes per row are kept")
+    print(f"filling: {filled.describe()}")
     print(f"with more features: {found.describe()}")
     for stage in STAGES:
         ratio = statistics.median(each[stage] / each["off"] for each in rounds)

@@ -30,6 +30,7 @@ from feedline.planning.binding.table_features import (
 )
 from feedline.planning.plan import Plan
 from feedline.planning.plan_version import newest_version
+from feedline.planning.table_snapshot import cache_ref
 from feedline.spec import PipelineSpec
 from feedline.spec.cache_section import CacheSpec
 from feedline.warehouse.bad_files import load_skipped
@@ -169,7 +170,7 @@ def _features_cache(cache: CacheSpec | None) -> CacheRef | None:
     """The cache that blocks take finished features from, and add them to."""
     if cache is None or cache.mode not in ("auto", "features"):
         return None
-    return CacheRef(folder=cache.folder, size=cache.size, free=cache.free, shared=cache.shared)
+    return cache_ref(cache)
 
 
 def _read_epochs(spec: PipelineSpec, selection: Selection) -> ReadEpochs | None:

@@ -34,6 +34,7 @@ class AutoChoice:
         self._seconds = 0.0
         self.reason = ""
         self.keeps = True
+        self.budget = folder.budget
 
     def measured(self, *, rows: int, nbytes: int, seconds: float) -> None:
         """Take what one segment's features took to compute, and their bytes."""

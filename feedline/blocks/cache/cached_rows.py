@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import polars as pl
@@ -54,6 +54,16 @@ class CachedPart:
     by: pl.Series | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filled:
+    """What was computed of a segment, the bytes written of it, seconds of writing, and columns not written."""
+
+    columns: Columns = field(default_factory=dict)
+    nbytes: int = 0
+    written_s: float = 0.0
+    skipped: int = 0
+
+
 class CachedRows:
     """The rows of a job's blocks, of which features are found in its cache, or put there."""
 
@@ -95,42 +105,57 @@ class CachedRows:
     def _segment(
         self, fragment: Fragment, segment: Segment, clock: StageClock, count: Callable[[CacheCounts], None]
     ) -> CachedPart:
+        began_s, waited_s, filled = time.monotonic(), 0.0, Filled()
         group = self._names.group(fragment, segment)
         found = self._find(group, segment)
-        computed, nbytes_written, waited_s = dict[str, CachedColumn](), 0, 0.0
-        if len(found) < len(self._wanted) and (self._auto is None or self._auto.keeps):
+        budget = self._folder.budget if self._auto is None else self._auto.budget
+        lacks = self._lacking(found)
+        if lacks and budget.allows():
             before_s = time.monotonic()
             with self._folder.flight(group) as waited:
                 if waited:
                     waited_s = time.monotonic() - before_s
                     found = self._find(group, segment)
-                computed, nbytes_written = self._compute_missing(fragment, segment, group, found, clock)
+                filled = self._fill(fragment, segment, group, found, clock)
+        elif lacks:
+            filled = Filled(skipped=len(lacks))
         count(
             CacheCounts(
                 found=len(found),
                 computed=len(self._wanted) - len(found),
+                skipped=filled.skipped,
                 nbytes_read=_nbytes(found),
-                nbytes_written=nbytes_written,
+                nbytes_written=filled.nbytes,
                 damaged=self._folder.take_damaged(),
                 waited_s=waited_s,
             )
         )
-        part = self._part(fragment, segment, {**found, **computed}, clock)
+        part = self._part(fragment, segment, {**found, **filled.columns}, clock)
+        if lacks:
+            made_s = time.monotonic() - began_s - waited_s - filled.written_s
+            budget.spend(made_s=made_s, written_s=filled.written_s)
         clock.lap("read")
         return part
+
+    def _lacking(self, found: Columns) -> list[str]:
+        """The columns that are to be kept and were not found."""
+        if self._auto is not None and not self._auto.keeps:
+            return []
+        return [digest for digest in self._wanted if digest not in found]
 
     def _find(self, group: EntryGroup, segment: Segment) -> dict[str, CachedColumn]:
         found = self._folder.find(group, self._wanted)
         return {digest: column for digest, column in found.items() if column.facts.get("rows") == segment.rows}
 
-    def _compute_missing(
+    def _fill(
         self, fragment: Fragment, segment: Segment, group: EntryGroup, found: Columns, clock: StageClock
-    ) -> tuple[dict[str, CachedColumn], int]:
-        """Compute and keep what was not found, and the bytes written. Nothing, if rows that the block does not need
-        cannot be computed."""
+    ) -> Filled:
+        """Compute what was not found, and write what is to be kept. Nothing, if rows that the block does not need cannot
+        be computed."""
+        lacks = self._lacking(found)
+        if not lacks:
+            return Filled()
         names = {name for digest, name in self._own.items() if digest not in found}
-        if not names and self._names.by in (None, *found):
-            return {}, 0
         piece = PieceRequest(fragment=fragment, skip=segment.first, rows=segment.rows)
         before_s, began_s, computed = time.thread_time(), time.monotonic(), dict[str, CachedColumn]()
         try:
@@ -143,12 +168,18 @@ class CachedRows:
         except FeedlineError:
             if segment.is_whole:
                 raise
-            return {}, 0
-        nbytes, seconds = _nbytes(computed), time.monotonic() - began_s
+            return Filled()
+        cpu_s, made_s = time.thread_time() - before_s, time.monotonic()
         if self._auto is not None and not found:
-            self._auto.measured(rows=segment.rows, nbytes=nbytes, seconds=seconds)
-        is_written = self._folder.put(group, computed, cpu_s=time.thread_time() - before_s)
-        return computed, nbytes if is_written else 0
+            self._auto.measured(rows=segment.rows, nbytes=_nbytes(computed), seconds=made_s - began_s)
+        kept = {digest: computed[digest] for digest in lacks}
+        is_written = self._folder.put(group, kept, cpu_s=cpu_s)
+        return Filled(
+            columns=computed,
+            nbytes=_nbytes(kept) if is_written else 0,
+            written_s=time.monotonic() - made_s,
+            skipped=0 if is_written else len(kept),
+        )
 
     def _part(self, fragment: Fragment, segment: Segment, found: Columns, clock: StageClock) -> CachedPart:
         """The rows that are needed of a segment: of the features that were found, and of others, which are computed."""

@@ -51,6 +51,7 @@ def feature_costs(draw: st.DrawFn, name: str, warm: st.SearchStrategy[float] = S
         store_bytes=draw(st.floats(0, 1e4)),
         store_requests=draw(st.floats(0, 1e-2)),
         bytes=draw(st.floats(0, 1e4)),
+        hit_cpu_s=draw(COST),
         warm=draw(warm),
     )
 
@@ -72,6 +73,7 @@ def policy_inputs(draw: st.DrawFn, warm: st.SearchStrategy[float] = SHARE) -> Po
             memory_bytes_per_s=draw(RATE),
             page_cache_bytes=draw(st.floats(0, 1e12)),
             write_buffer_bytes=draw(st.floats(0, 1e12)),
+            buffer_bytes_per_s=draw(st.one_of(st.none(), RATE)),
             entry_s=draw(st.floats(0, 1e-2)),
             feature_s=draw(st.floats(0, 1e-3)),
         ),

@@ -78,7 +78,7 @@ def _small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plan_of(
-    table: Path, folder: Path, changes: dict[str, Any], cache: Path | None = None, mode: str = "features"
+    table: Path, folder: Path, changes: dict[str, Any], cache: Path | None = None, mode: str = "features", **keys: Any
 ) -> Plan:
     spec = {
         "version": 1,
@@ -88,7 +88,7 @@ def plan_of(
         "features": FEATURES | changes.get("features", {}),
         "batch": {"size": 500, "tail": "partial"},
         **{key: changes[key] for key in ("shuffle", "lanes", "dedup") if key in changes},
-        **({} if cache is None else {"cache": {"dir": str(cache), "mode": mode, "free": 1}}),
+        **({} if cache is None else {"cache": {"dir": str(cache), "mode": mode, "free": 1, **keys}}),
     }
     pipeline = Pipeline.from_dict(spec)
     pipeline.fit()
@@ -287,3 +287,20 @@ def test_pieces_that_lack_ever_other_features_compile_few_sets(
     assert_same(plan, blocks_of(plan), blocks_of(plan_of(table, tmp_path, CASES["lanes"])))
     assert len(compiled) > len(set(compiled))
     assert len(set(compiled)) <= 3  # two sets, and all features
+
+
+@pytest.mark.parametrize("mode", ["features", "auto"])
+def test_a_spent_budget_skips_entries_which_later_epochs_write(mode: str, table: Path, tmp_path: Path) -> None:
+    plain = plan_of(table, tmp_path / "plain", CASES["shuffled"])
+    plan = plan_of(table, tmp_path, CASES["shuffled"], tmp_path / "cache", mode, write_budget=1e-9)
+    cold = blocks_of(plan)
+    assert_same(plain, cold, blocks_of(plain))
+    counts = counts_of(cold)
+    assert counts.nbytes_written > 0
+    assert 0 < counts.skipped < counts.computed
+    warm = blocks_of(plan, 1)
+    assert_same(plain, warm, blocks_of(plain, 1))
+    assert counts_of(warm).found > 0
+    generous = plan_of(table, tmp_path, CASES["shuffled"], tmp_path / "cache", "features")
+    assert counts_of(blocks_of(generous)).skipped == 0
+    assert counts_of(blocks_of(generous)).computed == 0
