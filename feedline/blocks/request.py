@@ -29,11 +29,13 @@ _PACKED_PIECES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadEpochs:
-    """How often a job reads how many rows: what decides whether a cache pays. epochs: as pipeline.yaml says."""
+    """How often a job reads how many rows: what decides whether a cache pays. epochs: as pipeline.yaml says.
+    store_bytes: compressed ones that an epoch reads of a remote table; 0 for a local one."""
 
     epochs: int
     rows: int
     row_groups: int
+    store_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from feedline.blocks.block_encoder import BlockEncoder, StageClock
-from feedline.blocks.cache.auto_choice import AutoChoice
+from feedline.blocks.cache.auto_choice import AutoChoice, AutoFilling
 from feedline.blocks.cache.cached_columns import (
     arrow_array,
     arrow_bytes,
@@ -27,6 +27,7 @@ from feedline.blocks.cache.cached_columns import (
     split_columns,
 )
 from feedline.blocks.cache.entry_names import EntryNames, Segment, segments
+from feedline.blocks.cache.feature_costs import FeatureMeasurements, feature_classes
 from feedline.blocks.jobs import CompiledJob, compile_job
 from feedline.blocks.piece_chunks import column_values, piece_chunks
 from feedline.blocks.request import Job, PieceRequest, kept_columns
@@ -42,7 +43,7 @@ from feedline.warehouse.rebase.recorded_rows import Recorder, spans_of
 
 Columns = Mapping[str, CachedColumn]
 
-_MOST_SETS = 8  # of features that are compiled
+_MOST_SETS = 16  # of features that are compiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +57,12 @@ class CachedPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filled:
-    """What was computed of a segment, the bytes written of it, seconds of writing, and columns not written."""
+    """What was computed of a segment, the bytes written of it, seconds of writing, columns written and not written."""
 
     columns: Columns = field(default_factory=dict)
     nbytes: int = 0
     written_s: float = 0.0
+    written: int = 0
     skipped: int = 0
 
 
@@ -69,12 +71,23 @@ class CachedRows:
 
     def __init__(self, job: Job, compiled: CompiledJob, folder: CacheFolder) -> None:
         self._job, self._compiled, self._folder = job, compiled, folder
-        self._auto = None if job.auto is None else AutoChoice(job.auto, folder)
         self._schema = compiled.layout.schema
         self._names = EntryNames(job, compiled)
+        measurements = FeatureMeasurements(feature_classes(compiled.features, self._names.columns))
+        self._auto = None if job.auto is None else AutoChoice(job.auto, folder, measurements)
+        self._keep_all = AutoFilling(names=None, reads=True, source=False, budget=folder.budget)
         self._own = {digest: name for name, digest in self._names.columns.items()}
         self._sets: set[frozenset[str]] = set()  # of features that were computed together
         self._wanted = [*self._own, *(() if self._names.by is None else (self._names.by,))]
+
+    def begin(self, epoch: int) -> None:
+        """A block of an epoch begins."""
+        if self._auto is not None:
+            self._auto.begin(epoch)
+
+    @property
+    def _filling(self) -> AutoFilling:
+        return self._keep_all if self._auto is None else self._auto.filling
 
     def parts(
         self, piece: PieceRequest, clock: StageClock, count: Callable[[CacheCounts], None]
@@ -84,6 +97,8 @@ class CachedRows:
         Raises TableChangedError if the file is not the snapshot's, and as the reading and computing of rows does.
         """
         fragment = piece.fragment
+        if self._filling.source:
+            fragment = replace(fragment, source_cache=self._folder.ref)
         fragment.check()
         for position, (start, stop) in enumerate(spans_of(fragment, piece.skip, piece.rows)):
             if stop == start:
@@ -105,12 +120,12 @@ class CachedRows:
     def _segment(
         self, fragment: Fragment, segment: Segment, clock: StageClock, count: Callable[[CacheCounts], None]
     ) -> CachedPart:
-        began_s, waited_s, filled = time.monotonic(), 0.0, Filled()
+        began_s, waited_s, filled, filling = time.monotonic(), 0.0, Filled(), self._filling
         group = self._names.group(fragment, segment)
-        found = self._find(group, segment)
-        budget = self._folder.budget if self._auto is None else self._auto.budget
-        lacks = self._lacking(found)
-        if lacks and budget.allows():
+        found = self._find(group, segment) if filling.reads else {}
+        found_s = time.monotonic() - began_s
+        lacks = self._lacking(found, filling)
+        if lacks and filling.budget.allows():
             before_s = time.monotonic()
             with self._folder.flight(group) as waited:
                 if waited:
@@ -133,15 +148,23 @@ class CachedRows:
         part = self._part(fragment, segment, {**found, **filled.columns}, clock)
         if lacks:
             made_s = time.monotonic() - began_s - waited_s - filled.written_s
-            budget.spend(made_s=made_s, written_s=filled.written_s)
+            filling.budget.spend(made_s=made_s, written_s=filled.written_s)
+        if self._auto is not None and filling.reads:
+            names = [name for digest, name in self._own.items() if digest in found]
+            self._auto.count(names, len(self._kept(filling)), filled.written, segment.rows, found_s)
         clock.lap("read")
         return part
 
-    def _lacking(self, found: Columns) -> list[str]:
+    def _kept(self, filling: AutoFilling) -> list[str]:
+        """The columns that are to be kept; with features, what `shuffle.by` is."""
+        if filling.names is None:
+            return self._wanted
+        kept = [digest for digest, name in self._own.items() if name in filling.names]
+        return kept if not kept or self._names.by is None else [*kept, self._names.by]
+
+    def _lacking(self, found: Columns, filling: AutoFilling) -> list[str]:
         """The columns that are to be kept and were not found."""
-        if self._auto is not None and not self._auto.keeps:
-            return []
-        return [digest for digest in self._wanted if digest not in found]
+        return [digest for digest in self._kept(filling) if digest not in found]
 
     def _find(self, group: EntryGroup, segment: Segment) -> dict[str, CachedColumn]:
         found = self._folder.find(group, self._wanted)
@@ -152,15 +175,15 @@ class CachedRows:
     ) -> Filled:
         """Compute what was not found, and write what is to be kept. Nothing, if rows that the block does not need cannot
         be computed."""
-        lacks = self._lacking(found)
+        lacks = self._lacking(found, self._filling)
         if not lacks:
             return Filled()
         names = {name for digest, name in self._own.items() if digest not in found}
         piece = PieceRequest(fragment=fragment, skip=segment.first, rows=segment.rows)
-        before_s, began_s, computed = time.thread_time(), time.monotonic(), dict[str, CachedColumn]()
+        before_s, computed = time.thread_time(), dict[str, CachedColumn]()
         try:
             if names:
-                columns = self._columns(piece, names, clock)
+                columns = self._measured_columns(piece, names, clock)
                 computed |= {self._names.columns[name]: columns[name] for name in names}
             if self._names.by is not None and self._names.by not in found:
                 by = arrow_bytes(self._read_by(piece).rechunk().to_arrow())
@@ -170,16 +193,50 @@ class CachedRows:
                 raise
             return Filled()
         cpu_s, made_s = time.thread_time() - before_s, time.monotonic()
-        if self._auto is not None and not found:
-            self._auto.measured(rows=segment.rows, nbytes=_nbytes(computed), seconds=made_s - began_s)
         kept = {digest: computed[digest] for digest in lacks}
         is_written = self._folder.put(group, kept, cpu_s=cpu_s)
-        return Filled(
+        filled = Filled(
             columns=computed,
             nbytes=_nbytes(kept) if is_written else 0,
             written_s=time.monotonic() - made_s,
+            written=len(kept) if is_written else 0,
             skipped=0 if is_written else len(kept),
         )
+        self._measure_hits(piece, group, names, filled)
+        return filled
+
+    def _measured_columns(
+        self, piece: PieceRequest, names: Collection[str], clock: StageClock
+    ) -> Mapping[str, CachedColumn]:
+        """`_columns`; if the cache decides for itself, measured."""
+        if self._auto is None:
+            return self._columns(piece, names, clock)
+        columns = self._auto.measurements.compute(
+            names,
+            piece.rows,
+            lambda some: self._columns(piece, some, clock),
+            lambda some: compile_job(self._job_of(some)),
+        )
+        self._auto.measured()
+        return columns
+
+    def _measure_hits(self, piece: PieceRequest, group: EntryGroup, names: Collection[str], filled: Filled) -> None:
+        """Read what was written first, or note that nothing can be."""
+        if self._auto is None:
+            return
+        if not filled.written:
+            self._auto.refuse()
+        elif self._auto.measurements.needs_hits(names):
+            by_digest = self._names.columns
+
+            def find(some: Collection[str]) -> dict[str, CachedColumn]:
+                found = self._folder.find(group, [by_digest[name] for name in some])
+                return {name: found[by_digest[name]] for name in some if by_digest[name] in found}
+
+            def lay(columns: Columns) -> None:
+                rows_of_columns(columns, _only(self._schema, columns), 0, piece.rows)
+
+            self._auto.measurements.read_back(piece.rows, filled.nbytes, filled.written_s, find, lay)
 
     def _part(self, fragment: Fragment, segment: Segment, found: Columns, clock: StageClock) -> CachedPart:
         """The rows that are needed of a segment: of the features that were found, and of others, which are computed."""
@@ -232,8 +289,7 @@ class CachedRows:
         self, piece: PieceRequest, names: frozenset[str], clock: StageClock
     ) -> tuple[BatchSchema, EncodedRows, Quality]:
         """Some features of a piece's rows, with their columns of a batch."""
-        features = tuple(feature for feature in self._job.features if feature.name in names)
-        compiled = compile_job(replace(self._job, features=features, by=None, record=None, cache=None, auto=None))
+        compiled = compile_job(self._job_of(names))
         encoder = BlockEncoder(compiled, clock, whole=True)
         encoder.begin_piece()
         clock.lap("read")
@@ -251,6 +307,11 @@ class CachedRows:
             )
         whole = parts[0] if len(parts) == 1 else take(parts, np.arange(rows))
         return compiled.layout.schema, whole, encoder.observer.quality()
+
+    def _job_of(self, names: Collection[str]) -> Job:
+        """The job of some features alone."""
+        features = tuple(feature for feature in self._job.features if feature.name in names)
+        return replace(self._job, features=features, by=None, record=None, cache=None, auto=None)
 
     def _read_by(self, piece: PieceRequest) -> pl.Series:
         by = self._job.by

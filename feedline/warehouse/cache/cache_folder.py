@@ -230,6 +230,10 @@ class CacheFolder:
         """The bytes of all files, listed now."""
         return self._space.rescan()
 
+    def mean_uses(self) -> float:
+        """How often the folder's files were used since they were written, on average, at the last listing."""
+        return self._space.mean_uses
+
     def bound(self) -> int:
         """The bytes of all files, at most."""
         return self._space.bound
