@@ -56,7 +56,9 @@ def with_more(spec: dict[str, Any], count: int) -> dict[str, Any]:
     return {**spec, "features": {**spec["features"], "dense": dense | dict(list(copies.items())[:count])}}
 
 
-def measure(spec: dict[str, Any], cache: Path, count: int, keys: dict[str, Any]) -> tuple[dict[str, float], CacheCounts, CacheCounts]:
+def measure(
+    spec: dict[str, Any], cache: Path, count: int, keys: dict[str, Any]
+) -> tuple[dict[str, float], CacheCounts, CacheCounts]:
     """One round: costs by stage, what filling wrote and what the larger pipeline found. keys: of the cache."""
     cached = {**spec, "cache": {"dir": str(cache), "free": 1, "size": "100 GB", **keys}}
     costs = {"off": epoch_cost(spec)[0]}

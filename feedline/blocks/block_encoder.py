@@ -6,7 +6,7 @@ Runs in: Dask workers: threads of the feeder, processes on this machine, or anyw
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from feedline.blocks.coded_chunks import DictionaryFrame, first_coded_rows, join_coded
 from feedline.blocks.jobs import CompiledJob, CompiledPart
+from feedline.blocks.row_counts import RowCounts
 from feedline.errors import DataError
 from feedline.loader.encoding.encode import encode
 from feedline.loader.encoding.encoded_rows import EncodedRows
@@ -25,6 +26,7 @@ from feedline.native.coded_values import CodedValues
 from feedline.native.turns import TURN
 from feedline.native.unique_rows import UniqueRows, first_uses, join_inverses
 from feedline.transforms.compile.coded_features import Evaluated
+from feedline.transforms.values.lookup_counts import RowLookups
 from feedline.warehouse.reading.columns import CHUNK_ROWS
 from feedline.warehouse.reading.fragment import Chunk
 from feedline.warehouse.reading.row_position import with_row_position
@@ -60,9 +62,12 @@ class StageClock:
 
 class BlockEncoder:
     """Transforms and encodes chunks, small ones together: each call costs milliseconds, even for few rows. whole: all
-    of them at the end, in their final order, unless they are large."""
+    of them at the end, in their final order, unless they are large. row_counts: keeps what is counted of each row."""
 
-    def __init__(self, compiled: CompiledJob, clock: StageClock, *, whole: bool) -> None:
+    def __init__(
+        self, compiled: CompiledJob, clock: StageClock, *, whole: bool, row_counts: RowCounts | None = None
+    ) -> None:
+        self._row_counts = row_counts
         self._whole = whole
         self._nbytes = 0
         self._order: NDArray[np.int32] | None = None
@@ -182,27 +187,29 @@ class BlockEncoder:
         """Transform and encode rows of which some columns are codes: what reads these, once per distinct value.
         repeats: as of `_encode_part`."""
         coded = coded.only(part.coded_columns.columns)
+        if self._row_counts is not None:
+            self._row_counts.add_nulls(part.features.outputs, coded.frame)
         split = part.coded_columns.split(coded.dictionaries) if coded.dictionaries else None
         if split is None:
             return self._encode_part(part, coded.expand(), repeats)
         features, columns = split
         values: dict[str, CodedValues] = {}
         lookups: dict[str, list[tuple[int, int]]] = {}
+        of_rows: dict[str, list[RowLookups]] | None = None if self._row_counts is None else {}
         try:
             with TURN:
                 for column in columns:
                     codes, dictionary = coded.frame.get_column(column.name), coded.dictionaries[column.name]
-                    found, counts = column.apply(codes, dictionary, self._evaluated, repeats)
+                    found, counts = column.apply(codes, dictionary, self._evaluated, repeats, of_rows)
                     values |= found
                     lookups |= counts
-            plain, more = features.apply_counting(coded.only(features.columns).expand(), repeats)
+            plain, more = features.apply_counting(coded.only(features.columns).expand(), repeats, of_rows)
             self._clock.lap("transform")
             filters, rows, order = self._compiled.filters, coded.frame.height, self._order_of(part, values)
             encoded = encode(plain, part.schema, self.observer, filters, repeats, coded=values, rows=rows, order=order)
         except DataError:  # of which row, its own evaluation tells
             return self._encode_part(part, coded.expand(), repeats)
-        for name, counts_of_feature in (lookups | more).items():
-            self.observer.count_lookups(name, counts_of_feature)
+        self._count_lookups(lookups | more, of_rows)
         self._clock.lap("encode")
         return encoded
 
@@ -216,9 +223,9 @@ class BlockEncoder:
         self, part: CompiledPart, frame: pl.DataFrame, repeats: NDArray[np.int64] | None = None
     ) -> EncodedRows:
         """Transform and encode rows. repeats: how many rows of the table each stands for (None: one)."""
-        features, lookup_counts = part.features.apply_counting(frame, repeats)
-        for name, counts in lookup_counts.items():
-            self.observer.count_lookups(name, counts)
+        of_rows: dict[str, list[RowLookups]] | None = None if self._row_counts is None else {}
+        features, lookups = part.features.apply_counting(frame, repeats, of_rows)
+        self._count_lookups(lookups, of_rows)
         self._clock.lap("transform")
         order = self._order_of(part, ())
         encoded = encode(features, part.schema, self.observer, self._compiled.filters, repeats, order=order)
@@ -227,6 +234,14 @@ class BlockEncoder:
             encoded = replace(encoded, rows=frame.height, dense=none, labels=none)
         self._clock.lap("encode")
         return encoded
+
+    def _count_lookups(
+        self, lookups: Mapping[str, list[tuple[int, int]]], of_rows: Mapping[str, list[RowLookups]] | None
+    ) -> None:
+        for name, counts in lookups.items():
+            self.observer.count_lookups(name, counts)
+        if self._row_counts is not None and of_rows is not None:
+            self._row_counts.add_lookups(of_rows)
 
 
 def _columns_in(rows: DictionaryFrame, group: CompiledPart) -> list[str]:

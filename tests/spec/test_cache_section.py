@@ -38,7 +38,9 @@ def test_a_path_is_the_folder_with_all_defaults():
 
 
 def test_a_mapping_has_all_keys():
-    cache = parse("cache: {dir: ../x, size: 200 GB, free: 10 GiB, mode: features, write_budget: 0.1, shared: true}").cache
+    cache = parse(
+        "cache: {dir: ../x, size: 200 GB, free: 10 GiB, mode: features, write_budget: 0.1, shared: true}"
+    ).cache
     assert cache == CacheSpec(
         dir="/x", size=200 * 10**9, free=10 * 2**30, mode="features", write_budget=0.1, shared=True
     )
@@ -77,7 +79,7 @@ LOCAL = "must be the path of a local or mounted folder"
         ("cache: ''", "p.yaml:7:8: cache.dir: must be a non-empty string: got ''"),
         (
             "cache: 3",
-            "p.yaml:7:8: cache: must be off, a path, or a mapping with the keys dir, size, free, mode, write_budget, shared: got 3",
+            "a mapping with the keys dir, size, free, mode, write_budget, shared: got 3",
         ),
         ("cache: false", "free, mode, write_budget, shared: got false. Write off"),
         ("cache: [a]", "free, mode, write_budget, shared: got a list"),
@@ -135,7 +137,9 @@ def test_the_canonical_text_does_not_name_a_cache_that_is_off(entry: str):
     assert '"cache"' not in parse(entry).canonical()
 
 
-@pytest.mark.parametrize("entry", ["cache: x", "cache: {dir: x, size: 5, free: 6, mode: source, write_budget: 0.5, shared: true}"])
+@pytest.mark.parametrize(
+    "entry", ["cache: x", "cache: {dir: x, size: 5, free: 6, mode: source, write_budget: 0.5, shared: true}"]
+)
 def test_the_canonical_text_gives_an_equal_cache(entry: str):
     spec = parse(entry)
     back = PipelineSpec.from_canonical(spec.canonical())

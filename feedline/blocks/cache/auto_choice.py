@@ -1,6 +1,6 @@
 """What a job keeps of its features: decided from the first segments that a process computes (`mode: auto`).
 
-Runs in: every process that computes blocks. Each decides for itself, after three segments and again when an epoch
+Runs in: every process that computes blocks. Each decides for itself, after five segments and again when an epoch
 begins: `feature_costs` measures what each feature costs where that happens, `measured_rates` the folder's disk, and the
 choice itself what the last epoch found and how long that took; `cache_policy` decides.
 
@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from feedline.blocks.cache.cache_costs import CacheRates, FeatureCost, PolicyInputs, StoreRates
 from feedline.blocks.cache.cache_policy import CacheDecision, choose_mode
@@ -49,14 +50,17 @@ class AutoFilling:
 
 @dataclass(slots=True)
 class _EpochCounts:
-    """What an epoch found: features x segments that were wanted, found and written; seconds that finding took, and
-    would have in memory."""
+    """What an epoch found: in how many segments it looked, in how many each feature was found, or written; seconds that
+    finding took, and would have in memory."""
 
-    wanted: int = 0
-    found: int = 0
-    written: int = 0
+    segments: int = 0
+    there: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
     expected_s: float = 0.0
+
+    def shares(self) -> dict[str, float]:
+        """Of which share of the row groups each feature is there."""
+        return {name: min(1.0, count / self.segments) for name, count in self.there.items()}
 
 
 class AutoChoice:
@@ -71,7 +75,7 @@ class AutoChoice:
         self._rates: CacheRates | None = None
         self._counts = _EpochCounts()
         self._slower: float | None = None  # what finding took in an epoch, to what it takes in memory
-        self._warm = 0.0  # the share of what is kept that is there
+        self._warm: dict[str, float] = {}  # the share of each feature that is there
         self._store_bytes = epochs.store_bytes / max(1, epochs.rows)
         self._undecided = AutoFilling(names=None, reads=True, source=False, budget=folder.budget)
         self.filling = self._undecided
@@ -89,7 +93,8 @@ class AutoChoice:
                 return
             if counts.expected_s:
                 self._slower = counts.seconds / counts.expected_s
-            self._warm = min(1.0, (counts.found + counts.written) / counts.wanted) if counts.wanted else self._warm
+            if counts.segments:
+                self._warm = counts.shares()
             self.filling = self._decide(self._costs)
 
     def measured(self) -> None:
@@ -100,7 +105,6 @@ class AutoChoice:
             self._costs = self.measurements.costs(self._store_bytes)
             if self._costs is not None:
                 self._rates = cache_rates(self._folder.ref.folder)
-                self._warm = self._counts.found / max(1, self._counts.wanted)
                 self.filling = self._decide(self._costs)
 
     def refuse(self) -> None:
@@ -109,15 +113,13 @@ class AutoChoice:
             if self._costs is None:
                 self.filling = self._nothing("off: nothing can be written there")
 
-    def count(self, found: Collection[str], wanted: int, written: int, rows: int, seconds: float) -> None:
-        """Count a segment: features that were found, which took some seconds; how many were to be kept, and written."""
+    def count(self, found: Collection[str], written: Collection[str], rows: int, seconds: float) -> None:
+        """Count a segment: the features that were found, which took some seconds, and those that were written."""
         with self._lock:
             counts = self._counts
-            counts.wanted, counts.found, counts.written = (
-                counts.wanted + wanted,
-                counts.found + min(len(found), wanted),
-                counts.written + written,
-            )
+            counts.segments += 1
+            counts.there.update(found)
+            counts.there.update(written)
             if self._costs is not None and found:
                 counts.seconds += seconds
                 counts.expected_s += rows * sum(self._costs.found_s.get(name, 0.0) for name in found)
@@ -168,7 +170,6 @@ class AutoChoice:
         if self._slower is not None:
             features = tuple(_found_slower(each, costs.found_s[each.name], self._slower) for each in features)
             rates = replace(rates, page_cache_bytes=_ALL_MEMORY)
-        keeps = self.filling.names
         left = epochs.epochs - self._epoch if self._epoch < epochs.epochs else self._epoch + 1  # as many again
         threads = max(1.0, float(available_cores()))
         readings = min(_MOST_READINGS, self._folder.mean_uses())
@@ -177,9 +178,7 @@ class AutoChoice:
             stream = max(self._store_bytes / costs.wait_s, 1.0)
             store = StoreRates(bytes_per_s=stream * threads, stream_bytes_per_s=stream)
         return PolicyInputs(
-            features=tuple(
-                replace(each, warm=self._warm if keeps is None or each.name in keeps else 0.0) for each in features
-            ),
+            features=tuple(replace(each, warm=self._warm.get(each.name, 0.0)) for each in features),
             shared=costs.shared,
             store=store,
             cache=rates,

@@ -75,8 +75,8 @@ class StoreRates:
 class CacheRates:
     """Measured rates of the cache's folder. memory_bytes_per_s: of a copy in memory, also of what the page cache holds.
 
-    page_cache_bytes: memory for what was read or written. write_buffer_bytes: what the kernel writes later, and takes at
-    buffer_bytes_per_s (default: as memory). entry_s, feature_s: the fixed parts of a hit.
+    page_cache_bytes: memory for what was read or written. write_buffer_bytes: what the kernel writes later, and takes
+    at buffer_bytes_per_s (default: as memory). entry_s, feature_s: the fixed parts of a hit.
     """
 
     read_bytes_per_s: float
@@ -89,7 +89,9 @@ class CacheRates:
     feature_s: float = FEATURE_S
 
     def __post_init__(self) -> None:
-        _check_numbers(self, rates=("read_bytes_per_s", "write_bytes_per_s", "memory_bytes_per_s", "buffer_bytes_per_s"))
+        _check_numbers(
+            self, rates=("read_bytes_per_s", "write_bytes_per_s", "memory_bytes_per_s", "buffer_bytes_per_s")
+        )
 
     def read_s(self, kept_bytes: float) -> tuple[float, float]:
         """Seconds to read all that is kept: of a thread, and of the disk beneath the page cache."""

@@ -232,11 +232,12 @@ def _filled_or_read(
 
 
 def _ranking(inputs: PolicyInputs) -> list[_Ranked]:
-    """Features that are worth reading, as many as fit: those that are there, then by seconds saved per byte."""
-    worth = [(each, saved_s) for each in inputs.features if (saved_s := _saved_s(inputs, each)) > 0]
-    worth.sort(key=lambda pair: (pair[0].warm < 0.5, -pair[1] / max(pair[0].bytes, 1e-3)))
+    """As many features as fit: those that are worth reading, of these those that are there, then by seconds saved per
+    byte. The last ones save something only in that nothing is left to be computed."""
+    ranked = [(each, _saved_s(inputs, each)) for each in inputs.features]
+    ranked.sort(key=lambda pair: (pair[1] <= 0, pair[0].warm < 0.5, -pair[1] / max(pair[0].bytes, 1e-3)))
     ranking, left_bytes = [], inputs.capacity_bytes
-    for feature, saved_s in worth:
+    for feature, saved_s in ranked:
         total = inputs.rows * feature.bytes
         share = min(1.0, left_bytes / total) if total else 1.0
         if not share or not inputs.capacity_bytes:

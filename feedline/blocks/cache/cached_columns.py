@@ -1,16 +1,14 @@
-"""Encoded rows as columns of a cache, a column per feature, and back; with what quality counts of them.
+"""Encoded rows as columns of a cache, a column per feature, and back.
 
 Pure; runs in every process that computes blocks. A matrix is kept column by column, a list as offsets and its values,
-which stay codes where blocks hold codes, and integers in as few bytes as hold them. Counts are kept for all rows of a
-column. Those of a part follow from its values where no null, no unknown value and no number that is not finite is among
-them; else the part is computed.
+which stay codes where blocks hold codes, and integers in as few bytes as hold them. Numbers that are not finite are
+kept as they are, as they are counted of any part: `on_nonfinite: zero` is applied to what is delivered.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -18,16 +16,16 @@ from numpy.typing import NDArray
 
 from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn
-from feedline.loader.encoding.quality import COUNTS, Observer, Quality
 from feedline.native.coded_values import CodedArray
 from feedline.warehouse.cache.cache_folder import CachedColumn
+
+Facts: TypeAlias = Mapping[str, Mapping[str, Any]]  # by feature
 
 _MATRIX_BYTES = 8 * 2**20  # as of `encode`
 
 
-def split_columns(encoded: EncodedRows, schema: BatchSchema, quality: Quality) -> dict[str, CachedColumn]:
-    """Each feature of some rows, by name. quality: of these rows."""
-    facts = _facts_of(quality, schema)
+def split_columns(encoded: EncodedRows, schema: BatchSchema, facts: Facts) -> dict[str, CachedColumn]:
+    """Each feature of some rows, by name. facts: what quality counts of them."""
     found: dict[str, dict[str, NDArray[Any]]] = {}
     for group, matrix in (("dense", encoded.dense), ("label", encoded.labels)):
         for column in schema.group(group):
@@ -50,50 +48,72 @@ def split_columns(encoded: EncodedRows, schema: BatchSchema, quality: Quality) -
     return {name: CachedColumn(arrays, facts[name]) for name, arrays in found.items()}
 
 
-def rows_of_columns(columns: Mapping[str, CachedColumn], schema: BatchSchema, start: int, stop: int) -> EncodedRows:
-    """Rows [start, stop) of the features of a schema, which are views where they can be."""
-    arrays = {name: column.arrays for name, column in columns.items()}
+def part_of_column(column: CachedColumn, start: int, stop: int, facts: Mapping[str, Any]) -> CachedColumn:
+    """Rows [start, stop) of a column, as views. facts: of these rows."""
+    arrays = dict(column.arrays)
+    if "offsets" in arrays:
+        arrays["offsets"] = arrays["offsets"][start : stop + 1]
+    elif "values" in arrays:
+        arrays["values"] = arrays["values"][start:stop]
+    return CachedColumn(arrays, {**facts, "first": start})
+
+
+def rows_of_columns(columns: Mapping[str, CachedColumn], schema: BatchSchema, rows: int) -> EncodedRows:
+    """The rows of the features of a schema, which are views where they can be."""
     values: list[NDArray[Any] | CodedArray] = []
     weights: list[NDArray[np.float32] | None] = []
     offsets = []
     for column in schema.sparse:
-        own = arrays[column.name]
-        borders = own["offsets"][start : stop + 1]
+        own = columns[column.name].arrays
+        borders, zero = own["offsets"], _becomes_zero(columns[column.name], column)
         first, last = int(borders[0]), int(borders[-1])
         offsets.append(np.subtract(borders, first, dtype=np.int64))
-        coded = "codes" in own
-        values.append(
-            CodedArray(own["codes"][first:last], own["table"]) if coded else _widened(own["values"][first:last])
-        )
-        weights.append(own["weights"][first:last] if "weights" in own else None)
+        if "codes" in own:
+            table = _finite(own["table"]) if zero else own["table"]
+            values.append(CodedArray(own["codes"][first:last], table))
+        else:
+            values.append(_finite(own["values"][first:last]) if zero else _widened(own["values"][first:last]))
+        flat = own["weights"][first:last] if "weights" in own else None
+        weights.append(_finite(flat) if zero and flat is not None else flat)
     return EncodedRows(
-        rows=stop - start,
-        dense=_matrix(arrays, schema.group("dense"), start, stop),
-        categorical=tuple(
-            _widened(arrays[column.name]["values"][start:stop]) for column in schema.group("categorical")
-        ),
-        labels=_matrix(arrays, schema.group("label"), start, stop),
+        rows=rows,
+        dense=_matrix(columns, schema.group("dense"), rows),
+        categorical=tuple(_widened(columns[column.name].arrays["values"]) for column in schema.group("categorical")),
+        labels=_matrix(columns, schema.group("label"), rows),
         values=tuple(values),
         weights=tuple(weights),
         offsets=tuple(offsets),
-        extra=tuple(
-            arrow_array(arrays[column.name]["arrow"]).slice(start, stop - start) for column in schema.group("extra")
-        ),
+        extra=tuple(_extra(columns[column.name], rows) for column in schema.group("extra")),
     )
 
 
-def _matrix(
-    arrays: Mapping[str, Mapping[str, NDArray[Any]]], columns: Sequence[SlotColumn], start: int, stop: int
-) -> NDArray[np.float32]:
-    width = sum(column.width for column in columns)
-    matrix = np.empty((stop - start, width), np.float32)
+def _matrix(columns: Mapping[str, CachedColumn], chosen: Sequence[SlotColumn], rows: int) -> NDArray[np.float32]:
+    width = sum(column.width for column in chosen)
+    matrix = np.empty((rows, width), np.float32)
+    sources = [(column, columns[column.name].arrays["values"]) for column in chosen]
+    sources = [
+        (column, _finite(values) if _becomes_zero(columns[column.name], column) else values)
+        for column, values in sources
+    ]
     step = max(_MATRIX_BYTES // (4 * max(width, 1)), 1)
-    for first in range(0, stop - start, step):
+    for first in range(0, rows, step):
         part = matrix[first : first + step]
-        for column in columns:
-            values = arrays[column.name]["values"][start + first : start + first + len(part)]
-            part[:, column.offset : column.offset + column.width] = values
+        for column, values in sources:
+            part[:, column.offset : column.offset + column.width] = values[first : first + len(part)]
     return matrix
+
+
+def _extra(column: CachedColumn, rows: int) -> pa.Array:
+    return arrow_array(column.arrays["arrow"]).slice(column.facts.get("first", 0), rows)
+
+
+def _becomes_zero(kept: CachedColumn, column: SlotColumn) -> bool:
+    """Whether some of a column's numbers are not finite, and `on_nonfinite` makes them 0."""
+    return column.on_nonfinite == "zero" and bool(kept.facts["nonfinite"])
+
+
+def _finite(values: NDArray[Any]) -> NDArray[Any]:
+    return _widened(values) if values.dtype.kind == "i" else np.where(np.isfinite(values), values, np.float32(0))
 
 
 def arrow_bytes(array: pa.Array) -> NDArray[np.uint8]:
@@ -123,78 +143,3 @@ def _narrowed(values: NDArray[Any], facts: Mapping[str, Any]) -> NDArray[Any]:
 
 def _widened(values: NDArray[Any]) -> NDArray[Any]:
     return values.astype(np.int64) if values.dtype.kind == "i" else values
-
-
-def _facts_of(quality: Quality, schema: BatchSchema) -> dict[str, dict[str, Any]]:
-    """What quality counts of each feature, as plain values."""
-    facts: dict[str, dict[str, Any]] = {}
-    sparse = {column.name: index for index, column in enumerate(schema.group("sparse"))}
-    histograms, lookup = quality.histograms(), 0
-    for index, column in enumerate(schema):
-        own = dict(zip(COUNTS, quality.counts[:, index].tolist(), strict=True))
-        facts[column.name] = {
-            "rows": quality.rows,
-            **own,
-            "integers": quality.integers[:, index].tolist(),
-            "floats": quality.floats[:, index].tolist(),
-            "lengths": histograms[sparse[column.name]].tolist() if column.name in sparse else [],
-            "lookups": quality.lookups[:, lookup : lookup + column.lookups].tolist(),
-        }
-        lookup += column.lookups
-    return facts
-
-
-def quality_of(columns: Mapping[str, CachedColumn], schema: BatchSchema, rows: int) -> Quality:
-    """The counts of all rows of some columns."""
-    facts = [columns[column.name].facts for column in schema]
-    lengths = [np.array(columns[column.name].facts["lengths"], np.int64) for column in schema.group("sparse")]
-    lookups = [np.array(own["lookups"], np.int64).reshape(2, -1) for own in facts]
-    return Quality(
-        rows=rows,
-        counts=np.array([[own[name] for own in facts] for name in COUNTS], np.int64).reshape(len(COUNTS), -1),
-        integers=np.array([own["integers"] for own in facts], np.int64).reshape(-1, 2).T.copy(),
-        floats=np.array([own["floats"] for own in facts], np.float64).reshape(-1, 2).T.copy(),
-        histogram=np.concatenate(lengths) if lengths else np.empty(0, np.int64),
-        widths=np.array([len(buckets) for buckets in lengths], np.int64),
-        lookups=np.concatenate(lookups, axis=1) if lookups else np.zeros((2, 0), np.int64),
-    )
-
-
-def can_count_part(column: CachedColumn) -> bool:
-    """Whether the counts of any rows of a column follow from their values."""
-    facts = column.facts
-    asked = any(any(counts) for counts in facts["lookups"])
-    return facts["nulls"] in (0, facts["rows"]) and not facts["nonfinite"] and not asked
-
-
-def quality_of_part(columns: Mapping[str, CachedColumn], schema: BatchSchema, encoded: EncodedRows) -> Quality:
-    """The counts of a part of some columns, of each of which `can_count_part` holds. encoded: the part."""
-    observer = Observer(schema, [()] * len(schema))
-    for column, ids in zip(schema.group("categorical"), encoded.categorical, strict=True):
-        observer.count_integers(column, ids)
-    for column, values, offsets in zip(schema.sparse, encoded.values, encoded.offsets, strict=True):
-        observer.count_lists(column, offsets)
-        if column.dtype == "float32":
-            _count_floats(observer, column, np.asarray(values))
-        else:
-            observer.count_integers(column, np.asarray(values))
-    for group, matrix in (("dense", encoded.dense), ("label", encoded.labels)):
-        for column in schema.group(group):
-            _count_floats(observer, column, matrix[:, column.offset : column.offset + column.width])
-    counted = observer.quality()
-    nulls = [encoded.rows if columns[column.name].facts["nulls"] else 0 for column in schema]
-    counted.counts[COUNTS.index("nulls")] = nulls
-    return Quality(
-        rows=encoded.rows,
-        counts=counted.counts,
-        integers=counted.integers,
-        floats=counted.floats,
-        histogram=counted.histogram,
-        widths=counted.widths,
-        lookups=counted.lookups,
-    )
-
-
-def _count_floats(observer: Observer, column: SlotColumn, values: NDArray[Any]) -> None:
-    extremes = (values.min(), values.max()) if values.size else (math.inf, -math.inf)
-    observer.count_floats(column, values.size, extremes)

@@ -9,7 +9,7 @@ alone, so that rows that nobody asked for raise nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,23 +20,24 @@ from feedline.blocks.cache.auto_choice import AutoChoice, AutoFilling
 from feedline.blocks.cache.cached_columns import (
     arrow_array,
     arrow_bytes,
-    can_count_part,
-    quality_of,
-    quality_of_part,
+    part_of_column,
     rows_of_columns,
     split_columns,
 )
+from feedline.blocks.cache.cached_counts import facts_of, facts_of_part, quality_of, with_row_counts
 from feedline.blocks.cache.entry_names import EntryNames, Segment, segments
-from feedline.blocks.cache.feature_costs import FeatureMeasurements, feature_classes
+from feedline.blocks.cache.feature_costs import FeatureMeasurements, feature_classes, thread_clock
 from feedline.blocks.jobs import CompiledJob, compile_job
 from feedline.blocks.piece_chunks import column_values, piece_chunks
 from feedline.blocks.request import Job, PieceRequest, kept_columns
+from feedline.blocks.row_counts import RowCounts
 from feedline.blocks.single_flight import SingleFlight
 from feedline.errors import DataError, FeedlineError
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.encoding.encoded_rows import EncodedRows, take
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import Quality
+from feedline.spec.features import FeatureSpec
 from feedline.warehouse.cache.cache_folder import CachedColumn, CacheFolder, EntryGroup, open_folder
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment
 from feedline.warehouse.rebase.recorded_rows import Recorder, spans_of
@@ -57,12 +58,13 @@ class CachedPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filled:
-    """What was computed of a segment, the bytes written of it, seconds of writing, columns written and not written."""
+    """What was computed of a segment, the bytes written of it, seconds of writing, the columns written, and how many
+    were not."""
 
     columns: Columns = field(default_factory=dict)
     nbytes: int = 0
     written_s: float = 0.0
-    written: int = 0
+    written: Collection[str] = ()
     skipped: int = 0
 
 
@@ -120,10 +122,10 @@ class CachedRows:
     def _segment(
         self, fragment: Fragment, segment: Segment, clock: StageClock, count: Callable[[CacheCounts], None]
     ) -> CachedPart:
-        began_s, waited_s, filled, filling = time.monotonic(), 0.0, Filled(), self._filling
+        began_s, waited_s, filled, filling = thread_clock()[1], 0.0, Filled(), self._filling
         group = self._names.group(fragment, segment)
         found = self._find(group, segment) if filling.reads else {}
-        found_s = time.monotonic() - began_s
+        found_s = thread_clock()[1] - began_s
         lacks = self._lacking(found, filling)
         if lacks and filling.budget.allows():
             before_s = time.monotonic()
@@ -147,11 +149,13 @@ class CachedRows:
         )
         part = self._part(fragment, segment, {**found, **filled.columns}, clock)
         if lacks:
-            made_s = time.monotonic() - began_s - waited_s - filled.written_s
+            made_s = thread_clock()[1] - began_s - waited_s - filled.written_s
             filling.budget.spend(made_s=made_s, written_s=filled.written_s)
         if self._auto is not None and filling.reads:
-            names = [name for digest, name in self._own.items() if digest in found]
-            self._auto.count(names, len(self._kept(filling)), filled.written, segment.rows, found_s)
+            found_names, written = (
+                [self._own[each] for each in some if each in self._own] for some in (found, filled.written)
+            )
+            self._auto.count(found_names, written, segment.rows, found_s)
         clock.lap("read")
         return part
 
@@ -173,8 +177,8 @@ class CachedRows:
     def _fill(
         self, fragment: Fragment, segment: Segment, group: EntryGroup, found: Columns, clock: StageClock
     ) -> Filled:
-        """Compute what was not found, and write what is to be kept. Nothing, if rows that the block does not need cannot
-        be computed."""
+        """Compute what was not found, and write what is to be kept. Nothing, if rows that the block does not need
+        cannot be computed."""
         lacks = self._lacking(found, self._filling)
         if not lacks:
             return Filled()
@@ -192,14 +196,14 @@ class CachedRows:
             if segment.is_whole:
                 raise
             return Filled()
-        cpu_s, made_s = time.thread_time() - before_s, time.monotonic()
+        cpu_s, made_s = time.thread_time() - before_s, thread_clock()[1]
         kept = {digest: computed[digest] for digest in lacks}
         is_written = self._folder.put(group, kept, cpu_s=cpu_s)
         filled = Filled(
             columns=computed,
             nbytes=_nbytes(kept) if is_written else 0,
-            written_s=time.monotonic() - made_s,
-            written=len(kept) if is_written else 0,
+            written_s=thread_clock()[1] - made_s,
+            written=kept if is_written else (),
             skipped=0 if is_written else len(kept),
         )
         self._measure_hits(piece, group, names, filled)
@@ -215,7 +219,7 @@ class CachedRows:
             names,
             piece.rows,
             lambda some: self._columns(piece, some, clock),
-            lambda some: compile_job(self._job_of(some)),
+            lambda some: compile_job(self._job_of(self._kept_features(some))),
         )
         self._auto.measured()
         return columns
@@ -234,7 +238,7 @@ class CachedRows:
                 return {name: found[by_digest[name]] for name in some if by_digest[name] in found}
 
             def lay(columns: Columns) -> None:
-                rows_of_columns(columns, _only(self._schema, columns), 0, piece.rows)
+                rows_of_columns(columns, _only(self._schema, columns), piece.rows)
 
             self._auto.measurements.read_back(piece.rows, filled.nbytes, filled.written_s, find, lay)
 
@@ -246,30 +250,17 @@ class CachedRows:
             return self._computed(needed, clock)
         columns = {name: found[digest] for digest, name in self._own.items() if digest in found}
         if not segment.is_whole:
-            columns = {name: column for name, column in columns.items() if can_count_part(column)}
+            facts = facts_of_part(columns, _only(self._schema, columns), start, stop)
+            columns = {name: part_of_column(each, start, stop, facts[name]) for name, each in columns.items()}
         rest = {column.name for column in self._schema if column.name not in columns}
         if rest:
-            others = self._columns(needed, rest, clock)
-            columns = {**self._cut(columns, segment), **others}
-            start, stop = 0, stop - start
-        encoded = rows_of_columns(columns, self._schema, start, stop)
-        if rest or segment.is_whole:
-            quality = quality_of(columns, self._schema, stop - start)
-        else:
-            quality = quality_of_part(columns, self._schema, encoded)
+            columns |= self._columns(needed, rest, clock)
         by = None
         if self._names.by is not None:
             known = found.get(self._names.by)
             by = self._read_by(needed) if known is None else _series(known, segment)
-        return CachedPart(encoded, quality, by)
-
-    def _cut(self, columns: Columns, segment: Segment) -> Columns:
-        """The rows that are needed of columns whose parts can be counted."""
-        if segment.is_whole:
-            return columns
-        schema = _only(self._schema, columns)
-        part = rows_of_columns(columns, schema, segment.start, segment.stop)
-        return split_columns(part, schema, quality_of_part(columns, schema, part))
+        rows = rows_of_columns(columns, self._schema, needed.rows)
+        return CachedPart(rows, quality_of(columns, self._schema, needed.rows), by)
 
     def _columns(self, piece: PieceRequest, names: Collection[str], clock: StageClock) -> dict[str, CachedColumn]:
         """Some features of a piece's rows, or all where pieces lack ever others: each set is compiled once."""
@@ -277,20 +268,27 @@ class CachedRows:
         if wanted not in self._sets and len(self._sets) >= _MOST_SETS:
             wanted = frozenset(column.name for column in self._schema)
         self._sets.add(wanted)
-        schema, rows, quality = self._encode(piece, wanted, clock)
-        return split_columns(rows, schema, quality)
+        features = self._kept_features(wanted)
+        row_counts = RowCounts()
+        schema, rows, quality = self._encode(piece, features, clock, row_counts)
+        columns = split_columns(rows, schema, facts_of(quality, schema))
+        return {name: with_row_counts(column, name, row_counts) for name, column in columns.items()}
 
     def _computed(self, piece: PieceRequest, clock: StageClock) -> CachedPart:
         """Rows as they are computed without a cache."""
-        _, rows, quality = self._encode(piece, frozenset(column.name for column in self._schema), clock)
+        _, rows, quality = self._encode(piece, self._job.features, clock)
         return CachedPart(rows, quality, None if self._job.by is None else self._read_by(piece))
 
     def _encode(
-        self, piece: PieceRequest, names: frozenset[str], clock: StageClock
+        self,
+        piece: PieceRequest,
+        features: Sequence[FeatureSpec],
+        clock: StageClock,
+        row_counts: RowCounts | None = None,
     ) -> tuple[BatchSchema, EncodedRows, Quality]:
-        """Some features of a piece's rows, with their columns of a batch."""
-        compiled = compile_job(self._job_of(names))
-        encoder = BlockEncoder(compiled, clock, whole=True)
+        """Some features of a piece's rows, with their columns of a batch. row_counts: takes what is counted of each."""
+        compiled = compile_job(self._job_of(features))
+        encoder = BlockEncoder(compiled, clock, whole=True, row_counts=row_counts)
         encoder.begin_piece()
         clock.lap("read")
         for chunk in piece_chunks(compiled, piece, as_stored=True):
@@ -308,10 +306,17 @@ class CachedRows:
         whole = parts[0] if len(parts) == 1 else take(parts, np.arange(rows))
         return compiled.layout.schema, whole, encoder.observer.quality()
 
-    def _job_of(self, names: Collection[str]) -> Job:
+    def _kept_features(self, names: Collection[str]) -> list[FeatureSpec]:
+        """Features as they are kept: with numbers that are not finite, as any part of them is counted."""
+        return [
+            replace(feature, on_nonfinite="keep") if feature.on_nonfinite == "zero" else feature
+            for feature in self._job.features
+            if feature.name in names
+        ]
+
+    def _job_of(self, features: Sequence[FeatureSpec]) -> Job:
         """The job of some features alone."""
-        features = tuple(feature for feature in self._job.features if feature.name in names)
-        return replace(self._job, features=features, by=None, record=None, cache=None, auto=None)
+        return replace(self._job, features=tuple(features), by=None, record=None, cache=None, auto=None)
 
     def _read_by(self, piece: PieceRequest) -> pl.Series:
         by = self._job.by

@@ -25,7 +25,7 @@ from feedline.warehouse.storage.locations import absolute, redact
 
 # Raise it with any change of what is kept of a feature, or of the values that a decoder or an op without a new version
 # gives: entries of other formats are not found any more.
-CACHE_FORMAT = 1
+CACHE_FORMAT = 2
 # Selected rows of a larger row group are kept in segments of so many, so that a block computes few that it does not
 # deliver.
 SEGMENT_ROWS = 131_072

@@ -29,6 +29,7 @@ from feedline.transforms.learning.learner import ArtifactSet
 from feedline.transforms.ops import bind
 from feedline.transforms.registry.user_functions import PYTHON
 from feedline.transforms.values.arrays import as_arrays
+from feedline.transforms.values.lookup_counts import RowLookups, sum_of_lists
 from feedline.transforms.values.ragged import slice_bounds, slice_numbers
 
 # Ops on numbers that cost more than a value's code does: 5 ns per row, with the call for each chunk of a column. So do
@@ -65,17 +66,18 @@ class CodedColumn:
         dictionary: pl.Series,
         evaluated: Evaluated,
         repeats: NDArray[np.int64] | None = None,
+        of_rows: dict[str, list[RowLookups]] | None = None,
     ) -> tuple[dict[str, CodedValues], dict[str, list[tuple[int, int]]]]:
         """The values of each feature, and the counts of its lookups, as `CompiledFeatures.apply_counting` gives them.
 
         codes: Int32, UInt16 or lists of these. evaluated: kept from chunk to chunk. repeats: int64 [rows], how often
-        each row counts (None: once). Raises DataError for values that cannot be computed, and for nulls among those
-        that rows use.
+        each row counts (None: once). of_rows: takes the lookups of each row. Raises DataError for values that cannot be
+        computed, and for nulls among those that rows use.
         """
         found: dict[str, CodedValues] = {}
         lookups: dict[str, list[tuple[int, int]]] = {}
         for group in self._groups:
-            values, counts = group.apply(codes, dictionary, evaluated, repeats)
+            values, counts = group.apply(codes, dictionary, evaluated, repeats, of_rows)
             found |= values
             lookups |= counts
         return found, lookups
@@ -93,7 +95,12 @@ class _SlicedFeatures:
         self._has_lookups = any(output.lookups for output in features.outputs)
 
     def apply(
-        self, codes: pl.Series, dictionary: pl.Series, evaluated: Evaluated, repeats: NDArray[np.int64] | None
+        self,
+        codes: pl.Series,
+        dictionary: pl.Series,
+        evaluated: Evaluated,
+        repeats: NDArray[np.int64] | None,
+        of_rows: dict[str, list[RowLookups]] | None,
     ) -> tuple[dict[str, CodedValues], dict[str, list[tuple[int, int]]]]:
         """As `CodedColumn.apply`."""
         count = dictionary.len()
@@ -114,7 +121,13 @@ class _SlicedFeatures:
             index = (rows.mark_codes(flat, count + has_nulls) if uses is None else uses).nonzero()[0]
             uses = None if uses is None else uses[index]
             entries = _entries(dictionary, index).alias(self._name).to_frame()
-            features, lookups = self._features.apply_counting(entries, uses)
+            of_entries: dict[str, list[RowLookups]] | None = None if of_rows is None else {}
+            features, lookups = self._features.apply_counting(entries, uses, of_entries)
+            if of_rows is not None and of_entries:
+                of_rows |= {
+                    name: [_lookups_of_codes(each, index, count + has_nulls, flat, offsets) for each in found]
+                    for name, found in of_entries.items()
+                }
             values = as_arrays(features)
             if values is None:
                 raise DataError(f"a feature of column {self._name!r} holds a null")  # its rows say where
@@ -178,6 +191,27 @@ def _uses(
     """int64 [entries]: how often each code occurs in rows that count `repeats` times."""
     weights = repeats if offsets is None else np.repeat(repeats, np.diff(offsets))
     return np.bincount(codes, weights, minlength=entries).astype(np.int64)  # exact: counts of a block's values
+
+
+def _lookups_of_codes(
+    found: RowLookups, index: NDArray[np.int64], entries: int, codes: Codes, offsets: NDArray[np.int64] | None
+) -> RowLookups:
+    """What rows look up, of which codes stand for entries. found: by the entries at `index`, all that rows use."""
+    asked, missed = (_sums_of_codes(each, index, entries, codes, offsets) for each in found)
+    return asked, missed
+
+
+def _sums_of_codes(
+    marks: NDArray[np.int64], index: NDArray[np.int64], entries: int, codes: Codes, offsets: NDArray[np.int64] | None
+) -> NDArray[np.int64]:
+    """int64 [rows]: of how many of its codes the entries are marked with 1; mostly of all, or of none."""
+    lengths = np.ones(len(codes), np.int64) if offsets is None else np.diff(offsets)
+    if not len(marks) or marks.min() == marks.max():
+        return lengths * int(marks[:1].sum())
+    table = np.zeros(entries, np.int8)
+    table[index] = marks
+    of_codes = table[codes]
+    return of_codes.astype(np.int64) if offsets is None else sum_of_lists(of_codes, offsets[1:])
 
 
 def coded_slices(feature: FeatureSpec, kind: pa.DataType) -> Slices | None:

@@ -29,7 +29,7 @@ from feedline.transforms.learning.learner import NO_ARTIFACTS, ArtifactSet, FitR
 from feedline.transforms.ops import bind
 from feedline.transforms.values.arrays import Column, Columns, Values, as_arrays, as_series
 from feedline.transforms.values.kinds import Lookup, Value
-from feedline.transforms.values.lookup_counts import count_lookups
+from feedline.transforms.values.lookup_counts import RowLookups, count_lookups, lookups_of_rows
 
 FINGERPRINT_VERSION = 1
 _ALL = slice(None)
@@ -84,16 +84,22 @@ class CompiledFeatures:
     _separable: bool = False  # no feature shares a held column with another, uses an artifact or a part of a column
 
     def apply_counting(
-        self, frame: pl.DataFrame, repeats: NDArray[np.int64] | None = None
+        self,
+        frame: pl.DataFrame,
+        repeats: NDArray[np.int64] | None = None,
+        of_rows: dict[str, list[RowLookups]] | None = None,
     ) -> tuple[Columns, dict[str, list[tuple[int, int]]]]:
         """Like `apply`, but perhaps as columns without a frame, some of them arrays. And for each feature with lookups,
         per lookup of its chain: the values looked up, and how many were unknown.
 
-        repeats: int64 [rows], how often each row counts (None: once).
+        repeats: int64 [rows], how often each row counts (None: once). of_rows: takes the same of each row, once.
         """
         lookups = {lookup.name: lookup for output in self.outputs for lookup in output.lookups}
         finished, ids = self._apply(frame, list(lookups))
         counts = {name: count_lookups(ids[name], lookup.unknown, repeats) for name, lookup in lookups.items()}
+        if of_rows is not None:
+            found = {name: lookups_of_rows(ids[name], lookup.unknown) for name, lookup in lookups.items()}
+            of_rows |= {each.name: [found[one.name] for one in each.lookups] for each in self.outputs if each.lookups}
         return finished, {
             output.name: [counts[lookup.name] for lookup in output.lookups] for output in self.outputs if output.lookups
         }

@@ -8,6 +8,7 @@ Runs wherever features are compiled and applied. An op declares with its result 
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -15,6 +16,8 @@ import polars as pl
 from feedline.transforms.values.kinds import Lookup
 
 Repeats = np.ndarray[tuple[int], np.dtype[np.int64]]
+# int64 [rows]: the ids, or elements of lists, that each row looks up, and how many of them were unknown.
+RowLookups = tuple[np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray[tuple[int], np.dtype[np.int64]]]
 
 _numbers = itertools.count()
 
@@ -40,6 +43,27 @@ def count_lookups(series: pl.Series, unknown: range, repeats: Repeats | None = N
         return len(values), int(np.count_nonzero(within))
     of_values = _repeats_of_values(series, repeats)
     return int(of_values.sum()), int(of_values[within].sum())
+
+
+def lookups_of_rows(series: pl.Series, unknown: range) -> RowLookups:
+    """What `count_lookups` sums, row by row."""
+    values = series
+    if isinstance(series.dtype, pl.List):
+        values = series.drop_nulls().explode(empty_as_null=False, keep_nulls=False)
+    asked = values.is_not_null().to_numpy()
+    within = (values.fill_null(unknown.stop).to_numpy() - unknown.start).view(np.uint64) < np.uint64(len(unknown))
+    if not isinstance(series.dtype, pl.List):
+        return asked.astype(np.int64), within.astype(np.int64)
+    ends = np.cumsum(series.list.len().fill_null(0).to_numpy(), dtype=np.int64)
+    return sum_of_lists(asked, ends), sum_of_lists(within, ends)
+
+
+def sum_of_lists(values: np.ndarray[tuple[int], np.dtype[Any]], ends: Repeats) -> Repeats:
+    """int64 [lists]: the sums of lists of numbers or marks, laid end to end. ends: int64 [lists], where each ends."""
+    sums = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(values, out=sums[1:])
+    totals: Repeats = np.diff(sums[ends], prepend=0)
+    return totals
 
 
 def _values(series: pl.Series) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

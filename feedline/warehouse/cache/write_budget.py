@@ -19,7 +19,7 @@ class WriteBudget:
         self._writes = 0
 
     def allows(self) -> bool:
-        """Whether another entry may be written: if it takes as long as those before, the share is kept. The first may."""
+        """Whether another entry may be written: the first, or one that, taking as long as others, keeps the share."""
         if self.share is None:
             return True
         with self._lock:

@@ -17,7 +17,9 @@ import pytest
 from feedline import Pipeline
 from feedline.blocks.block_encoder import HandOver
 from feedline.blocks.cache import auto_choice, cached_rows, entry_names
-from feedline.blocks.cache.cache_costs import CacheRates
+from feedline.blocks.cache.cache_costs import PolicyInputs
+from feedline.blocks.cache.cache_policy import CacheDecision, FeatureChoice
+from feedline.blocks.cache.cached_rows import CachedRows
 from feedline.blocks.compute import pack_block, run_block
 from feedline.blocks.request import BlockResult
 from feedline.errors import CorruptFileError, DataError, TableChangedError
@@ -32,10 +34,14 @@ FEATURES: dict[str, Any] = {
         "item": [{"hash_bucket": 1000}],
         "code": [{"modulo": 7}],
         "known": {"column": "item", "ops": [{"vocabulary": {"min_count": 15}}]},
+        "known_code": {"column": "code", "ops": [{"vocabulary": {"max_size": 999}}]},
     },
     "sparse": {
         "history": [{"first_x": 4}, {"fill_null": 3}, {"hash_bucket": 50}],
         "tags": [{"hash_bucket": 20}],
+        "known_history": {"column": "history", "ops": [{"vocabulary": {"max_size": 5}}, {"first_x": 3}]},
+        "known_tags": {"column": "tags", "ops": [{"vocabulary": {"max_size": 4, "oov_buckets": 0}}]},
+        "clean_times": {"column": "wild", "on_nonfinite": "zero"},
         "times": [],
     },
     "label": {"clicked": []},
@@ -58,6 +64,7 @@ def write_table(folder: Path) -> Path:
             "history": pa.array(ids, pa.list_(pa.int64())),
             "tags": [[f"tag {value}"] * (value % 3) for value in rng.integers(0, 9, ROWS)],
             "times": [[float(value)] * (value % 4) for value in rng.integers(0, 99, ROWS)],
+            "wild": [[np.nan] * (row % 3) + [float(row)] for row in range(ROWS)],
             "user": users,
             "note": [f"row {row}" for row in range(ROWS)],
             "clicked": rng.integers(0, 2, ROWS).astype(np.float32),
@@ -124,19 +131,23 @@ CASES: dict[str, dict[str, Any]] = {
     "filter": {"source": {"where": "code % 3 != 1 and price is not None"}},
     "sample": {"source": {"sample": {"fraction": 0.5, "seed": 3}}},
     "recorded": {"source": {"row_key": ["user", "note"]}},
-    "zero": {"features": {"dense": {"raw": {"column": "raw", "on_nonfinite": "zero"}}}},
+    "zero": {"features": {"dense": {"raw": {"column": "raw", "on_nonfinite": "zero"}}}, "lanes": 3},
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_bytes_and_counts_are_those_without_a_cache(case: str, table: Path, tmp_path: Path) -> None:
+def test_bytes_and_counts_are_those_without_a_cache(
+    case: str, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = plan_of(table, tmp_path / "plain", CASES[case])
     cached = plan_of(table, tmp_path / "cached", CASES[case], tmp_path / "cache")
     assert cached.fingerprint == plain.fingerprint
     expected = blocks_of(plain)
     cold = blocks_of(cached)
     assert_same(plain, cold, expected)
-    warm = blocks_of(cached)
+    with monkeypatch.context() as patch:
+        patch.setattr(CachedRows, "_encode", None)  # nothing is computed
+        warm = blocks_of(cached)
     assert_same(plain, warm, expected)
     assert counts_of(cold).computed > 0
     assert counts_of(warm).computed == 0
@@ -168,7 +179,7 @@ def test_changed_features_are_computed_alone(table: Path, tmp_path: Path) -> Non
     changes = CASES["in order"] | {"features": features}
     plan = plan_of(table, tmp_path, changes, cache)
     results = blocks_of(plan)
-    assert counts_of(results).computed * 12 == first.computed
+    assert counts_of(results).computed * 16 == first.computed
     assert_same(plan, results, blocks_of(plan_of(table, tmp_path, changes)))
 
 
@@ -258,20 +269,63 @@ def test_deduplicated_groups_are_computed_always(table: Path, tmp_path: Path) ->
     assert_same(plan, results, blocks_of(plan_of(table, tmp_path, changes)))
 
 
-@pytest.mark.parametrize("keeps", [True, False])
+def decides(monkeypatch: pytest.MonkeyPatch, kept: set[str] | None, mode: str = "features") -> None:
+    """Let `auto` keep some features, or all."""
+
+    def choose(inputs: PolicyInputs) -> CacheDecision:
+        choices = tuple(
+            FeatureChoice(name=each.name, keep=kept is None or each.name in kept, share=1, bytes=1, benefit_per_byte=1)
+            for each in inputs.features
+        )
+        return CacheDecision(mode=mode, writes=mode != "off", features=choices, predictions=(), reason=f"{mode}: test")
+
+    monkeypatch.setattr(auto_choice, "choose_mode", choose)
+
+
+SOME = {"price", "known", "history", "user"}
+
+
+@pytest.mark.parametrize("case", ["runs", "lanes", "zero"])
+@pytest.mark.parametrize("kept", [None, SOME, set()], ids=["all", "some", "none"])
 def test_a_cache_that_decides_for_itself(
-    keeps: bool, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kept: set[str] | None, case: str, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rate = 1e10 if keeps else 1e3
-    rates = CacheRates(read_bytes_per_s=rate, write_bytes_per_s=rate, memory_bytes_per_s=1e10)
-    monkeypatch.setattr(auto_choice, "cache_rates", lambda folder: rates)
-    plan = plan_of(table, tmp_path, CASES["shuffled"], tmp_path / "cache", mode="auto")
-    expected = blocks_of(plan_of(table, tmp_path, CASES["shuffled"]))
+    decides(monkeypatch, kept, "off" if kept == set() else "features")
+    plan = plan_of(table, tmp_path, CASES[case], tmp_path / "cache", mode="auto")
+    plain = plan_of(table, tmp_path / "plain", CASES[case])
+    counts = []
+    for epoch in range(3):  # measuring, then with what was kept before the decision, then after another decision
+        results = blocks_of(plan, epoch)
+        assert_same(plan, results, blocks_of(plain, epoch))
+        counts.append(counts_of(results))
+    assert not any(each.skipped for each in counts)
+    assert counts[1].found > 0
+    if kept is None:
+        assert (counts[2].computed, counts[2].nbytes_written) == (0, 0)
+    elif kept:  # the first segments have all of them
+        assert counts[2].nbytes_written == 0
+        assert counts[2].computed > counts[2].found
+    else:  # and the last decision reads nothing
+        assert (counts[1].nbytes_written, counts[2].found) == (0, 0)
+
+
+def test_chunks_of_the_table_are_kept_if_auto_says_so(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decides(monkeypatch, set(), "source")
+    plan = plan_of(table, tmp_path, CASES["in order"], tmp_path / "cache", mode="auto")
+    cached: list[bool] = []
+    encode = cached_rows.CachedRows._encode
+
+    def spy(self: Any, piece: Any, *args: Any) -> Any:
+        cached.append(piece.fragment.source_cache == plan.job.cache)
+        return encode(self, piece, *args)
+
+    monkeypatch.setattr(cached_rows.CachedRows, "_encode", spy)
+    expected = blocks_of(plan_of(table, tmp_path / "plain", CASES["in order"]))
     assert_same(plan, blocks_of(plan), expected)
-    again = blocks_of(plan)
-    assert_same(plan, again, expected)
-    assert (counts_of(again).computed == 0) is keeps
-    assert counts_of(again).found > 0  # what was kept before the decision is read
+    assert not cached[0]
+    assert cached[-1]
 
 
 def test_pieces_that_lack_ever_other_features_compile_few_sets(

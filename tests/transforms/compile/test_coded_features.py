@@ -144,10 +144,14 @@ def test_lookups_on_a_dictionary_are_those_on_rows(column: str, data: st.DataObj
         return [value(each) for each in one] if isinstance(one, list) else None if one is None else entries[one]
 
     frame = pl.DataFrame([pl.Series(column, [value(row) for row in rows], compiled.types[0])])
-    expected, counts = compiled.apply_counting(frame, weights)
+    of_rows: dict[str, Any] = {}
+    expected, counts = compiled.apply_counting(frame, weights, of_rows)
     codes = pl.Series(column, rows, pl.List(kind) if listed else kind)
     dictionary = pl.Series(entries, dtype=pl.Int64 if name == "key" else pl.String)
-    found, lookups = coded.apply(codes, dictionary, {}, weights)
+    of_codes: dict[str, Any] = {}
+    found, lookups = coded.apply(codes, dictionary, {}, weights, of_codes)
+    assert of_codes.keys() == of_rows.keys()
+    assert all(np.array_equal(of_codes[name], of_rows[name]) for name in of_rows)
     assert lookups == counts
     for output in compiled.outputs:
         series = gathered(found[output.name], codes if listed else None)

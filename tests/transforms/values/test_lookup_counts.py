@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.transforms.values.lookup_counts import count_lookups, hold_lookup
+from feedline.transforms.values.lookup_counts import count_lookups, hold_lookup, lookups_of_rows
 
 IDS = st.none() | st.integers(-2, 6)
 UNKNOWN = range(2, 4)
@@ -34,6 +34,16 @@ def test_elements_of_lists(rows: list[tuple[list[int | None] | None, int]], repe
     flat = [(value, often) for values, often in zip(lists, times, strict=True) for value in values or []]
     found = count_lookups(pl.Series(lists, dtype=pl.List(pl.Int64)), UNKNOWN, repeats)
     assert found == counted([value for value, _ in flat], [often for _, often in flat])
+
+
+@given(st.lists(st.none() | st.lists(IDS, max_size=4), max_size=8))
+def test_each_row_has_counts_of_its_own(lists: list[list[int | None] | None]):
+    expected = [counted(values or [], [1] * len(values or [])) for values in lists]
+    found = lookups_of_rows(pl.Series(lists, dtype=pl.List(pl.Int64)), UNKNOWN)
+    assert [*zip(*(each.tolist() for each in found), strict=True)] == expected
+    ids = [values[0] if values else None for values in lists]
+    found = lookups_of_rows(pl.Series(ids, dtype=pl.Int64), UNKNOWN)
+    assert [*zip(*(each.tolist() for each in found), strict=True)] == [counted([value], [1]) for value in ids]
 
 
 @pytest.mark.parametrize("unknown", [range(0), range(5, 5)])
