@@ -15,6 +15,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from feedline.blocks.coded_chunks import DictionaryFrame, first_coded_rows, join_coded
+from feedline.blocks.group_runs import at_last_stretch, ends_stretch, stretches, unique_starts
 from feedline.blocks.jobs import CompiledJob, CompiledPart
 from feedline.blocks.row_counts import RowCounts
 from feedline.errors import DataError
@@ -35,7 +36,6 @@ from feedline.warehouse.reading.stored_groups import expand_group
 _Stored: TypeAlias = UniqueRows[DictionaryFrame]
 
 _WHOLE_BYTES = 96 * 2**20  # of a block that is encoded in its final order: columns as they are decoded, or codes
-_WORTH_GATHERING = 0.9  # the share of unique rows from which on all rows are taken for such: a gather costs more
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,8 @@ class StageClock:
 
 class BlockEncoder:
     """Transforms and encodes chunks, small ones together: each call costs milliseconds, even for few rows. whole: all
-    of them at the end, in their final order, unless they are large. row_counts: keeps what is counted of each row."""
+    of them at the end, in their final order, unless they are large. row_counts: keeps what is counted of each row; then
+    each run of a deduplicated group has one unique row."""
 
     def __init__(
         self, compiled: CompiledJob, clock: StageClock, *, whole: bool, row_counts: RowCounts | None = None
@@ -104,15 +105,22 @@ class BlockEncoder:
         if self._whole:
             self._nbytes += int(chunk.frame.estimated_size())
             self._whole = self._nbytes <= _WHOLE_BYTES
-        if self._whole:
-            self._waiting.append(chunk)
-            self._rows += chunk.frame.height
-            return
-        if self._rows and self._rows + chunk.frame.height > CHUNK_ROWS:
+        has_groups = len(self._compiled.parts) > 1
+        for part in at_last_stretch(chunk) if has_groups else (chunk,):
+            self._add(part, has_groups)
+
+    def _add(self, chunk: Chunk, has_groups: bool) -> None:
+        """The next rows. Of deduplicated groups, a stretch is encoded as one."""
+        height = chunk.frame.height
+        borders = [self._rows + border for border in stretches(chunk.start, height)] if has_groups else []
+        may_end = not has_groups or self._rows in (*self._borders[-1:], *borders[:1])
+        if not self._whole and self._rows and may_end and self._rows + height > CHUNK_ROWS:
+            borders = [border - self._rows for border in borders]
             self._flush()
+        self._borders += borders
         self._waiting.append(chunk)
-        self._rows += chunk.frame.height
-        if self._rows >= self._enough:
+        self._rows += height
+        if not self._whole and self._rows >= self._enough and (not has_groups or ends_stretch(chunk)):
             self._flush()
             self._enough = min(2 * self._enough, CHUNK_ROWS)
 
@@ -158,14 +166,15 @@ class BlockEncoder:
         the rows, without the columns that are stored once per run, and those columns."""
         by, height = () if self._compiled.by is None else (self._compiled.by,), coded.frame.height
         columns = _columns_in(coded, group)
-        starts = first_coded_rows(coded, (*by, *columns), [border for border in borders if border < height])
+        borders = [border for border in borders if border < height]
+        starts = first_coded_rows(coded, (*by, *columns), borders)
         parts = [(each, _columns_in(each.rows, group)) for each in stored]
         for each, names in parts:
             firsts = first_uses(each.inverse)
             changes = first_coded_rows(each.rows, names, np.flatnonzero(starts[firsts]).tolist())
             starts[firsts[changes]] = True
-        if np.count_nonzero(starts) > _WORTH_GATHERING * height:
-            starts[:] = True
+        if self._row_counts is None:
+            starts = unique_starts(starts, borders)
         index = np.flatnonzero(starts)
         repeats = np.diff(index, append=height) if len(index) < height else None
         series, dictionaries = _rows_at(coded.frame, columns, index), {**coded.dictionaries}

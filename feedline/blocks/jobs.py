@@ -11,6 +11,7 @@ import platform
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import pyarrow as pa
 
@@ -98,7 +99,23 @@ def compile_job(job: Job, planned: CompiledFeatures | None = None) -> CompiledJo
     return _compiled.get(job.digest, lambda: _compile(job, planned))
 
 
-def _compile(job: Job, planned: CompiledFeatures | None) -> CompiledJob:
+def compile_like(job: Job, whole: CompiledJob) -> CompiledJob:
+    """A job with some of another one's features, whose deduplicated groups have the runs that they have in that one,
+    compiled once per process."""
+    names = {feature.dedup for feature in job.features}
+    of_groups = zip(whole.layout.schema.dedup, whole.parts[1:], strict=True)
+    runs = {name: part.columns for name, part in of_groups if name in names}
+    key = f"{job.digest} {sorted(runs.items())}" if runs else job.digest
+    return _compiled.get(key, lambda: _compile(job, None, runs, frozenset(whole.features.marks)))
+
+
+def _compile(
+    job: Job,
+    planned: CompiledFeatures | None,
+    runs: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    marks_of_runs: frozenset[str] = frozenset(),
+) -> CompiledJob:
+    """runs: of deduplicated groups, columns and marks that decide their runs, if others than their features read."""
     check_functions(job.code)
     schema = pa.ipc.read_schema(pa.py_buffer(job.schema))
     artifacts = StoredArtifactSet(job.artifacts)
@@ -106,13 +123,16 @@ def _compile(job: Job, planned: CompiledFeatures | None) -> CompiledJob:
         features = compile_features(job.features, schema, artifacts)
     else:
         features = replace(planned, schema=schema, artifacts=artifacts)
-    columns = dict.fromkeys([*features.parts, *kept_columns(job)])
+    compared = dict.fromkeys(name for names in runs.values() for name in names)
+    columns = dict.fromkeys(
+        [*features.parts, *kept_columns(job), *(each for each in compared if each not in marks_of_runs)]
+    )
     where = bind_where(job.where, schema) if job.where is not None else None
     sample = bind_sample(job.sample, schema) if job.sample is not None else None
-    marks = bind_marks(features.marks, schema)
+    marks = bind_marks(dict.fromkeys([*features.marks, *(each for each in compared if each in marks_of_runs)]), schema)
     filters = {output.name: not_null(output.reads) for output in features.outputs if output.reads}
     columns_of_batch = batch_schema(features)
-    parts = _compile_parts(job, features, columns_of_batch, schema)
+    parts = _compile_parts(job, features, columns_of_batch, schema, runs)
     layout = SlotLayout(columns_of_batch)
     plain = {*parts[0].features.parts, *kept_columns(job)} or set(list(columns)[:1])  # a frame has at least one column
     compact = frozenset(columns).difference(plain)
@@ -134,27 +154,34 @@ def _compile(job: Job, planned: CompiledFeatures | None) -> CompiledJob:
 
 
 def _compile_parts(
-    job: Job, features: CompiledFeatures, batch: BatchSchema, schema: pa.Schema
+    job: Job,
+    features: CompiledFeatures,
+    batch: BatchSchema,
+    schema: pa.Schema,
+    runs: Mapping[str, tuple[str, ...]],
 ) -> tuple[CompiledPart, ...]:
-    """The features of plain rows, then those of each group. features: all of them."""
+    """The features of plain rows, then those of each group. features: all of them. runs: as of `_compile`."""
     names = (None, *batch.dedup)
     of_parts = [features]
     if batch.dedup:
         chosen = [{feature.name for feature in job.features if feature.dedup == name} for name in names]
         of_parts = [compile_some(features, each) for each in chosen]
-    readers = Counter(column for own in of_parts for column in (*own.parts, *own.marks))
+    compared = [() if name is None else runs.get(name, ()) for name in names]
+    readers = Counter(
+        column for own, more in zip(of_parts, compared, strict=True) for column in {*own.parts, *own.marks, *more}
+    )
     identity = None if job.record is None else job.record.identity
     recorded = () if identity is None else (*identity.key, *(name for name, _ in identity.columns))
     whole = {*recorded, *(column for column, count in readers.items() if count > 1)}
     by = frozenset[str]() if job.by is None else frozenset({job.by})
     whole |= {name for name in by if not has_strings(schema.field(name).type)}
     parts = []
-    for name, own, part in zip(names, of_parts, batch.parts, strict=True):
+    for name, own, part, more in zip(names, of_parts, batch.parts, compared, strict=True):
         found, expanded = coded_columns(own)
         coded = {column: 0 if column in by else most for column, most in found.items() if column not in whole}
         if name is not None:  # whole lists decide whether rows repeat; of unique rows, flat numbers are mostly distinct
             coded = {column: 0 for column in coded if not pa.types.is_primitive(schema.field(column).type)}
-        columns = () if name is None else (*own.parts, *own.marks)
+        columns = () if name is None else more or (*own.parts, *own.marks)
         parts.append(CompiledPart(own, part, columns, CodedColumns(coded, expanded | by, own)))
     return tuple(parts)
 

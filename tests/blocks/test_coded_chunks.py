@@ -264,10 +264,10 @@ def test_a_dictionary_is_computed_once_per_row_group(
     computed: list[int] = []
     whole = CompiledFeatures.apply_counting
 
-    def count(features: Any, frame: pl.DataFrame, repeats: Any = None) -> Any:
+    def count(features: Any, frame: pl.DataFrame, *more: Any) -> Any:
         if features._elements:
             computed.append(frame.height)
-        return whole(features, frame, repeats)
+        return whole(features, frame, *more)
 
     monkeypatch.setattr(CompiledFeatures, "apply_counting", count)
     numbers = CompiledFeatures.numbers

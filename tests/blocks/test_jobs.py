@@ -21,7 +21,7 @@ from pipelines import PATIENCE_S, eventually
 
 from feedline import Pipeline
 from feedline.blocks import jobs
-from feedline.blocks.jobs import UnknownJobError, check_job, compile_job, find_job
+from feedline.blocks.jobs import UnknownJobError, check_job, compile_job, compile_like, find_job
 from feedline.blocks.single_flight import IDLE_KEPT, IDLE_S, SingleFlight
 from feedline.fitting import observe
 from feedline.planning.plan import Plan
@@ -77,6 +77,35 @@ def test_a_feeder_compiles_its_features_once(tmp_path: Path, monkeypatch: pytest
     assert plain is not None
     assert plain[0].outputs == plan.features.outputs
     assert sorted(built) == sorted(feature.name for feature in plan.features.features)
+
+
+def test_some_features_of_groups_have_the_runs_of_all(tmp_path: Path):
+    """What all of a group's features read is read, compared, and not cut to what some need."""
+    table = pa.table({"ids": [[1, 2], [1, 2]], "words": [["a"], ["b"]], "age": [0.5, 1.5], "clicked": [0.0, 1.0]})
+    pq.write_table(table, tmp_path / "t.parquet")
+    document = {
+        "version": 1,
+        "name": "n",
+        "work_dir": str(tmp_path / "w"),
+        "source": {"table": str(tmp_path / "t.parquet")},
+        "features": {
+            "dense": {"age": []},
+            "sparse": {"ids": [{"first_x": 1}], "words": [{"first_x": 1}, {"hash_bucket": 9}]},
+            "label": {"clicked": []},
+        },
+        "dedup": {"user": {"columns": ["ids", "words", "age"]}},
+        "batch": {"size": 2},
+        "shuffle": "off",
+    }
+    job = Pipeline.from_dict(document).plan().job
+    whole = compile_job(job)
+    some = replace(job, features=tuple(each for each in job.features if each.name == "words"))
+    like = compile_like(some, whole)
+    assert like.parts[1].columns == whole.parts[1].columns
+    assert set(like.columns) == {"ids", "words", "age"}
+    assert dict(like.coded) == {"words": 0}
+    assert compile_like(some, whole) is like
+    assert compile_job(some).parts[1].columns == ("words",)
 
 
 def delivery_of(plan: Plan, cluster: Any) -> Delivery:

@@ -17,17 +17,20 @@ import polars as pl
 
 from feedline.blocks.block_encoder import BlockEncoder, StageClock
 from feedline.blocks.cache.auto_choice import AutoChoice, AutoFilling
-from feedline.blocks.cache.cached_columns import (
-    arrow_array,
-    arrow_bytes,
-    part_of_column,
-    rows_of_columns,
-    split_columns,
+from feedline.blocks.cache.cached_columns import arrow_array, arrow_bytes
+from feedline.blocks.cache.cached_counts import quality_of
+from feedline.blocks.cache.cached_features import (
+    CachedFeatures,
+    part_of_features,
+    rows_of_features,
+    runs_column,
+    runs_of_column,
+    split_features,
 )
-from feedline.blocks.cache.cached_counts import facts_of, facts_of_part, quality_of, with_row_counts
 from feedline.blocks.cache.entry_names import EntryNames, Segment, segments
 from feedline.blocks.cache.feature_costs import FeatureMeasurements, feature_classes, thread_clock
-from feedline.blocks.jobs import CompiledJob, compile_job
+from feedline.blocks.group_runs import stretches
+from feedline.blocks.jobs import CompiledJob, compile_like
 from feedline.blocks.piece_chunks import column_values, piece_chunks
 from feedline.blocks.request import Job, PieceRequest, kept_columns
 from feedline.blocks.row_counts import RowCounts
@@ -79,8 +82,12 @@ class CachedRows:
         self._auto = None if job.auto is None else AutoChoice(job.auto, folder, measurements)
         self._keep_all = AutoFilling(names=None, reads=True, source=False, budget=folder.budget)
         self._own = {digest: name for name, digest in self._names.columns.items()}
+        groups = {column.name: column.dedup for column in self._schema if column.dedup is not None}
+        self._group_of = {
+            self._names.columns[name]: group for name, group in groups.items() if name in self._names.columns
+        }
         self._sets: set[frozenset[str]] = set()  # of features that were computed together
-        self._wanted = [*self._own, *(() if self._names.by is None else (self._names.by,))]
+        self._wanted = [*self._own, *self._names.runs.values(), *(() if self._names.by is None else (self._names.by,))]
 
     def begin(self, epoch: int) -> None:
         """A block of an epoch begins."""
@@ -163,7 +170,7 @@ class CachedRows:
         """The columns that are to be kept; with features, what `shuffle.by` is."""
         if filling.names is None:
             return self._wanted
-        kept = [digest for digest, name in self._own.items() if name in filling.names]
+        kept = self._digests_of(filling.names)
         return kept if not kept or self._names.by is None else [*kept, self._names.by]
 
     def _lacking(self, found: Columns, filling: AutoFilling) -> list[str]:
@@ -171,8 +178,11 @@ class CachedRows:
         return [digest for digest in self._kept(filling) if digest not in found]
 
     def _find(self, group: EntryGroup, segment: Segment) -> dict[str, CachedColumn]:
+        """The entries of a segment; none of a deduplicated group of which it is not known where runs begin."""
         found = self._folder.find(group, self._wanted)
-        return {digest: column for digest, column in found.items() if column.facts.get("rows") == segment.rows}
+        found = {digest: column for digest, column in found.items() if column.facts.get("rows") == segment.rows}
+        lost = {name for name, digest in self._names.runs.items() if digest not in found}
+        return {digest: each for digest, each in found.items() if self._group_of.get(digest) not in lost}
 
     def _fill(
         self, fragment: Fragment, segment: Segment, group: EntryGroup, found: Columns, clock: StageClock
@@ -187,8 +197,13 @@ class CachedRows:
         before_s, computed = time.thread_time(), dict[str, CachedColumn]()
         try:
             if names:
-                columns = self._measured_columns(piece, names, clock)
-                computed |= {self._names.columns[name]: columns[name] for name in names}
+                features = self._measured_features(piece, names, clock)
+                computed |= {self._names.columns[name]: features.columns[name] for name in names}
+                computed |= {
+                    self._names.runs[name]: runs_column(runs)
+                    for name, runs in features.runs.items()
+                    if self._names.runs[name] not in found
+                }
             if self._names.by is not None and self._names.by not in found:
                 by = arrow_bytes(self._read_by(piece).rechunk().to_arrow())
                 computed[self._names.by] = CachedColumn({"arrow": by}, {"rows": piece.rows})
@@ -209,20 +224,18 @@ class CachedRows:
         self._measure_hits(piece, group, names, filled)
         return filled
 
-    def _measured_columns(
-        self, piece: PieceRequest, names: Collection[str], clock: StageClock
-    ) -> Mapping[str, CachedColumn]:
-        """`_columns`; if the cache decides for itself, measured."""
+    def _measured_features(self, piece: PieceRequest, names: Collection[str], clock: StageClock) -> CachedFeatures:
+        """`_features`; if the cache decides for itself, measured."""
         if self._auto is None:
-            return self._columns(piece, names, clock)
-        columns = self._auto.measurements.compute(
+            return self._features(piece, names, clock)
+        features = self._auto.measurements.compute(
             names,
             piece.rows,
-            lambda some: self._columns(piece, some, clock),
-            lambda some: compile_job(self._job_of(self._kept_features(some))),
+            lambda some: self._features(piece, some, clock),
+            lambda some: self._compiled_of(self._kept_features(some)),
         )
         self._auto.measured()
-        return columns
+        return features
 
     def _measure_hits(self, piece: PieceRequest, group: EntryGroup, names: Collection[str], filled: Filled) -> None:
         """Read what was written first, or note that nothing can be."""
@@ -231,16 +244,28 @@ class CachedRows:
         if not filled.written:
             self._auto.refuse()
         elif self._auto.measurements.needs_hits(names):
-            by_digest = self._names.columns
+            borders = stretches(piece.skip, piece.rows)
 
-            def find(some: Collection[str]) -> dict[str, CachedColumn]:
-                found = self._folder.find(group, [by_digest[name] for name in some])
-                return {name: found[by_digest[name]] for name in some if by_digest[name] in found}
+            def find(some: Collection[str]) -> CachedFeatures:
+                return self._found_features(self._folder.find(group, self._digests_of(some)))
 
-            def lay(columns: Columns) -> None:
-                rows_of_columns(columns, _only(self._schema, columns), piece.rows)
+            def lay(found: CachedFeatures) -> None:
+                schema = self._compiled_of(self._kept_features(found.columns)).layout.schema
+                rows_of_features(found, schema, piece.rows, borders)
 
             self._auto.measurements.read_back(piece.rows, filled.nbytes, filled.written_s, find, lay)
+
+    def _digests_of(self, names: Collection[str]) -> list[str]:
+        """The entries of some features, with those of where runs begin."""
+        own = [digest for digest, name in self._own.items() if name in names]
+        groups = dict.fromkeys(self._group_of[digest] for digest in own if digest in self._group_of)
+        return [*own, *(self._names.runs[name] for name in groups)]
+
+    def _found_features(self, found: Columns) -> CachedFeatures:
+        return CachedFeatures(
+            {name: found[digest] for digest, name in self._own.items() if digest in found},
+            {name: runs_of_column(found[digest]) for name, digest in self._names.runs.items() if digest in found},
+        )
 
     def _part(self, fragment: Fragment, segment: Segment, found: Columns, clock: StageClock) -> CachedPart:
         """The rows that are needed of a segment: of the features that were found, and of others, which are computed."""
@@ -248,21 +273,20 @@ class CachedRows:
         needed = PieceRequest(fragment=fragment, skip=segment.first + start, rows=stop - start)
         if not found:
             return self._computed(needed, clock)
-        columns = {name: found[digest] for digest, name in self._own.items() if digest in found}
+        kept = self._found_features(found)
         if not segment.is_whole:
-            facts = facts_of_part(columns, _only(self._schema, columns), start, stop)
-            columns = {name: part_of_column(each, start, stop, facts[name]) for name, each in columns.items()}
-        rest = {column.name for column in self._schema if column.name not in columns}
+            kept = part_of_features(kept, self._schema, start, stop)
+        rest = {column.name for column in self._schema if column.name not in kept.columns}
         if rest:
-            columns |= self._columns(needed, rest, clock)
+            kept = kept.merge(self._features(needed, rest, clock))
         by = None
         if self._names.by is not None:
             known = found.get(self._names.by)
             by = self._read_by(needed) if known is None else _series(known, segment)
-        rows = rows_of_columns(columns, self._schema, needed.rows)
-        return CachedPart(rows, quality_of(columns, self._schema, needed.rows), by)
+        rows = rows_of_features(kept, self._schema, needed.rows, stretches(needed.skip, needed.rows))
+        return CachedPart(rows, quality_of(kept.columns, self._schema, needed.rows), by)
 
-    def _columns(self, piece: PieceRequest, names: Collection[str], clock: StageClock) -> dict[str, CachedColumn]:
+    def _features(self, piece: PieceRequest, names: Collection[str], clock: StageClock) -> CachedFeatures:
         """Some features of a piece's rows, or all where pieces lack ever others: each set is compiled once."""
         wanted = frozenset(names)
         if wanted not in self._sets and len(self._sets) >= _MOST_SETS:
@@ -271,8 +295,7 @@ class CachedRows:
         features = self._kept_features(wanted)
         row_counts = RowCounts()
         schema, rows, quality = self._encode(piece, features, clock, row_counts)
-        columns = split_columns(rows, schema, facts_of(quality, schema))
-        return {name: with_row_counts(column, name, row_counts) for name, column in columns.items()}
+        return split_features(rows, schema, quality, row_counts)
 
     def _computed(self, piece: PieceRequest, clock: StageClock) -> CachedPart:
         """Rows as they are computed without a cache."""
@@ -287,7 +310,7 @@ class CachedRows:
         row_counts: RowCounts | None = None,
     ) -> tuple[BatchSchema, EncodedRows, Quality]:
         """Some features of a piece's rows, with their columns of a batch. row_counts: takes what is counted of each."""
-        compiled = compile_job(self._job_of(features))
+        compiled = self._compiled_of(features)
         encoder = BlockEncoder(compiled, clock, whole=True, row_counts=row_counts)
         encoder.begin_piece()
         clock.lap("read")
@@ -314,9 +337,11 @@ class CachedRows:
             if feature.name in names
         ]
 
-    def _job_of(self, features: Sequence[FeatureSpec]) -> Job:
+    def _compiled_of(self, features: Sequence[FeatureSpec]) -> CompiledJob:
         """The job of some features alone."""
-        return replace(self._job, features=tuple(features), by=None, record=None, cache=None, auto=None)
+        by = self._job.by if any(feature.dedup is not None for feature in features) else None  # it ends runs
+        job = replace(self._job, features=tuple(features), by=by, record=None, cache=None, auto=None)
+        return compile_like(job, self._compiled)
 
     def _read_by(self, piece: PieceRequest) -> pl.Series:
         by = self._job.by
@@ -327,17 +352,11 @@ class CachedRows:
 _caches: SingleFlight[str, CachedRows] = SingleFlight()
 
 
-def is_cached(job: Job, compiled: CompiledJob) -> bool:
-    """Whether a job has a cache, and no deduplicated groups, which are computed always."""
-    return job.cache is not None and not compiled.layout.schema.dedup
-
-
 def cached_rows(job: Job, compiled: CompiledJob) -> CachedRows | None:
-    """The rows of a job with a cache; None where nothing is kept of it."""
-    if not is_cached(job, compiled):
-        return None
+    """The rows of a job with a cache; None for one without."""
     ref = job.cache
-    assert ref is not None
+    if ref is None:
+        return None
     return _caches.get(job.digest, lambda: CachedRows(job, compiled, open_folder(ref)))
 
 
@@ -359,15 +378,3 @@ def _row_group(fragment: Fragment, position: int) -> Fragment:
         proofs=(fragment.proofs[position],) if fragment.proofs else (),
         excluded=() if excluded is None else (excluded,),
     )
-
-
-def _only(schema: BatchSchema, names: Mapping[str, CachedColumn]) -> BatchSchema:
-    """The columns of a schema that have these names, as of a batch of them alone."""
-    offsets: dict[str, int] = {}
-    chosen = []
-    for column in schema:
-        if column.name in names:
-            offset = offsets.get(column.group, 0)
-            offsets[column.group] = offset + column.width
-            chosen.append(replace(column, offset=offset))
-    return BatchSchema(tuple(chosen))

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from feedline.blocks.jobs import CompiledJob
+from feedline.blocks.group_runs import RUN_ROWS
+from feedline.blocks.jobs import CompiledJob, CompiledPart
 from feedline.blocks.request import Job
 from feedline.expressions import BoundExpression
 from feedline.spec.features import FeatureSpec
@@ -58,16 +59,22 @@ class EntryNames:
     """The names of a job's entries.
 
     columns: the digest of each feature that is kept. Those are not that call users' functions: their source may import
-    what no name covers. by: that of `shuffle.by`, None without one.
+    what no name covers. runs: that of each deduplicated group's runs, which the names of its features cover, too, as
+    they have a row per run. by: that of `shuffle.by`, None without one.
     """
 
     def __init__(self, job: Job, compiled: CompiledJob) -> None:
         code = {function.op for function in job.code}
+        self.by = None if job.by is None else _digest(["by", job.by, str(compiled.schema.field(job.by).type)])
+        of_groups = zip(compiled.layout.schema.dedup, compiled.parts[1:], strict=True)
+        runs = {name: _digest(["runs", RUN_ROWS, self.by, _compared(part)]) for name, part in of_groups}
         self.columns = {
-            feature.name: _feature_digest(compiled.features, feature)
+            feature.name: _feature_digest(compiled.features, feature, runs.get(feature.dedup or ""))
             for feature in compiled.features.features
             if not code.intersection(_ops(feature))
         }
+        groups = {feature.dedup for feature in compiled.features.features if feature.name in self.columns}
+        self.runs = {name: digest for name, digest in runs.items() if name in groups}
         types = _types(compiled.where, compiled) | _types(compiled.sample, compiled)
         self._facts = {
             "format": CACHE_FORMAT,
@@ -77,7 +84,6 @@ class EntryNames:
             "sample": None if job.sample is None else repr(job.sample),
             "types": types,
         }
-        self.by = None if job.by is None else _digest(["by", job.by, str(compiled.schema.field(job.by).type)])
 
     def group(self, fragment: Fragment, segment: Segment) -> EntryGroup:
         """The group of a segment of a fragment's only row group."""
@@ -104,10 +110,17 @@ class EntryNames:
         )
 
 
-def _feature_digest(features: CompiledFeatures, feature: FeatureSpec) -> str:
-    """Covers the chain with its versions, the types that it reads, artifacts, the rows that a fit has seen."""
+def _feature_digest(features: CompiledFeatures, feature: FeatureSpec, runs: str | None) -> str:
+    """Covers the chain with its versions, the types that it reads, artifacts, the rows that a fit has seen, and of a
+    feature of a deduplicated group its runs."""
     alone = compile_some(features, {feature.name})
-    return _digest([alone.fingerprint, feature.on_nonfinite, sorted(alone.marks)])
+    return _digest([alone.fingerprint, feature.on_nonfinite, sorted(alone.marks), *([] if runs is None else [runs])])
+
+
+def _compared(part: CompiledPart) -> list[tuple[str, str]]:
+    """The columns and marks that decide the runs of a group, with their types."""
+    types = dict(zip(part.features.parts, part.features.types, strict=True))
+    return sorted((name, str(types.get(name, "mark"))) for name in part.columns)
 
 
 def _ops(feature: FeatureSpec) -> set[str]:

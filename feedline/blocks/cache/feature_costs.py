@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from feedline.blocks.cache.cache_costs import FeatureCost
+from feedline.blocks.cache.cached_features import CachedFeatures
 from feedline.transforms.compile.compiled import CompiledFeatures
-from feedline.warehouse.cache.cache_folder import CachedColumn
 
 _MOST_CLASSES = 6  # each is compiled, and one segment computed, alone; the smallest ones are one class
 _LEAST_SHARE = 0.1  # of what a class takes alone that is its own: noise makes no class free
@@ -33,7 +33,7 @@ _SMALL = 1e-12
 Clock = Callable[[], tuple[float, float]]  # seconds, of the thread's CPU and of waiting and computing
 A = TypeVar("A")
 R = TypeVar("R")
-Compute = Callable[[Collection[str]], Mapping[str, CachedColumn]]
+Compute = Callable[[Collection[str]], CachedFeatures]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +60,14 @@ class MeasuredFeatures:
 
 
 def feature_classes(features: CompiledFeatures, names: Collection[str]) -> list[frozenset[str]]:
-    """Some features by their ops, group and the type of their column; the smallest classes together."""
+    """Some features by their ops, groups and the type of their column; the smallest classes together."""
     classes: dict[tuple[object, ...], set[str]] = {}
     types = {field.name: str(field.type) for field in features.schema}
     for feature in features.features:
         if feature.name in names:
             ops = tuple(call.op for call in feature.ops)
             source = types.get(feature.column or "", feature.op.op if feature.op is not None else "expression")
-            classes.setdefault((feature.group, source, ops), set()).add(feature.name)
+            classes.setdefault((feature.group, feature.dedup, source, ops), set()).add(feature.name)
     ordered = sorted(map(frozenset, classes.values()), key=lambda each: (-len(each), min(each)))
     first, rest = ordered[: _MOST_CLASSES - 1], ordered[_MOST_CLASSES - 1 :]
     return [*first, *([frozenset().union(*rest)] if rest else [])]
@@ -96,26 +96,26 @@ class FeatureMeasurements:
 
     def compute(
         self, names: Collection[str], rows: int, compute: Compute, prepare: Callable[[Collection[str]], object]
-    ) -> dict[str, CachedColumn]:
+    ) -> CachedFeatures:
         """These features of a segment. compute: some of them. prepare: compiles what computes them."""
         if frozenset(names) != self._names or not self._hits or len(self._together) == _REPEATED:
-            return dict(compute(names))
+            return compute(names)
         prepare(names)
         if self._alone:
-            columns, took = self._took(rows, compute, names)
+            features, took = self._took(rows, compute, names)
             with self._lock:
                 self._together = [*self._together, took][:_REPEATED]
-            return dict(columns)
-        found: dict[str, CachedColumn] = {}
+            return features
+        features = CachedFeatures({}, {})
         alone: dict[frozenset[str], Took] = {}
         for each in self._classes:
             prepare(each)
-            columns, alone[each] = self._took(rows, compute, each)
-            found |= columns
+            some, alone[each] = self._took(rows, compute, each)
+            features = features.merge(some)
         with self._lock:
             self._alone = alone
-            self._bytes = {name: found[name].nbytes / rows for name in names}
-        return found
+            self._bytes = {name: features.columns[name].nbytes / rows for name in names}
+        return features
 
     def needs_hits(self, names: Collection[str]) -> bool:
         """Whether what was just written of a segment is to be read back."""
@@ -127,17 +127,17 @@ class FeatureMeasurements:
         nbytes: int,
         written_s: float,
         find: Compute,
-        lay: Callable[[Mapping[str, CachedColumn]], object],
+        lay: Callable[[CachedFeatures], object],
     ) -> None:
         """Read what was written. find: some features, in the folder. lay: puts them side by side."""
         hits = {}
         for each in self._classes:
             found_s, laid_s = list[float](), list[float]()
             for _ in range(_REPEATED):
-                columns, found = self._took(rows, find, each)
-                if len(columns) < len(each):  # evicted, or damaged
+                features, found = self._took(rows, find, each)
+                if len(features.columns) < len(each):  # evicted, or damaged
                     return
-                _, laid = self._took(rows, lay, columns)
+                _, laid = self._took(rows, lay, features)
                 found_s.append(found.cpu_s + found.wait_s)
                 laid_s.append(laid.cpu_s + laid.wait_s)
             hits[each] = min(found_s), min(laid_s)

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from feedline.blocks.cache.cached_rows import is_cached
 from feedline.blocks.cache.entry_names import EntryNames, Segment, segments
 from feedline.blocks.jobs import compile_job
 from feedline.planning.plan import Plan
@@ -22,15 +21,13 @@ _MOST_ROW_GROUPS = 256  # that are looked up
 
 
 def cache_facts(plan: Plan, bytes_per_row: int) -> dict[str, Any] | None:
-    """What the cache holds, as plain values; None for a pipeline without one, or of which it keeps nothing.
+    """What the cache holds, as plain values; None for a pipeline without one.
 
     bytes_per_row: of an encoded row, an estimate.
     """
     if plan.job.cache is None:
         return None
     compiled, folder = compile_job(plan.job), plan.job.cache.folder
-    if not is_cached(plan.job, compiled):
-        return {"folder": folder, "share": None, "bytes": 0, "bytes_to_add": 0, "row_groups_looked_up": 0}
     names = EntryNames(plan.job, compiled)
     wanted, found, nbytes, groups = len(names.columns), 0, 0, 0
     exists = check_folder(folder) and wanted > 0
@@ -54,8 +51,6 @@ def cache_facts(plan: Plan, bytes_per_row: int) -> dict[str, Any] | None:
 
 def cache_text(facts: dict[str, Any]) -> str:
     """The facts as a line of the plan's table."""
-    if facts["share"] is None:
-        return f"{facts['folder']}: deduplicated groups are not kept"
     looked = f" (of {facts['row_groups_looked_up']:,} row groups)"
     there = f"{facts['share']:.1%} of features x row groups are there, {facts['bytes']:,} bytes{looked}"
     return f"{facts['folder']}: {there}; a run would add {facts['bytes_to_add']:,} bytes at most"

@@ -261,14 +261,6 @@ def test_parts_are_handed_over_in_order(table: Path, tmp_path: Path) -> None:
     assert all(one is other for one, other in zip(handed, result.parts[:-1], strict=True))
 
 
-def test_deduplicated_groups_are_computed_always(table: Path, tmp_path: Path) -> None:
-    changes = CASES["in order"] | {"dedup": {"user": {"columns": ["history"]}}}
-    plan = plan_of(table, tmp_path, changes, tmp_path / "cache")
-    results = blocks_of(plan)
-    assert all(result.cached is None for result in results)
-    assert_same(plan, results, blocks_of(plan_of(table, tmp_path, changes)))
-
-
 def decides(monkeypatch: pytest.MonkeyPatch, kept: set[str] | None, mode: str = "features") -> None:
     """Let `auto` keep some features, or all."""
 
@@ -285,7 +277,7 @@ def decides(monkeypatch: pytest.MonkeyPatch, kept: set[str] | None, mode: str = 
 SOME = {"price", "known", "history", "user"}
 
 
-@pytest.mark.parametrize("case", ["runs", "lanes", "zero"])
+@pytest.mark.parametrize("case", ["runs", "lanes", "dedup"])
 @pytest.mark.parametrize("kept", [None, SOME, set()], ids=["all", "some", "none"])
 def test_a_cache_that_decides_for_itself(
     kept: set[str] | None, case: str, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -333,9 +325,11 @@ def test_pieces_that_lack_ever_other_features_compile_few_sets(
 ) -> None:
     monkeypatch.setattr(cached_rows, "_MOST_SETS", 2)
     compiled: list[int] = []
-    compile_job = cached_rows.compile_job
+    compile_like = cached_rows.compile_like
     monkeypatch.setattr(
-        cached_rows, "compile_job", lambda job: (compiled.append(len(job.features)), compile_job(job))[1]
+        cached_rows,
+        "compile_like",
+        lambda job, whole: (compiled.append(len(job.features)), compile_like(job, whole))[1],
     )
     plan = plan_of(table, tmp_path, CASES["lanes"], tmp_path / "cache")
     assert_same(plan, blocks_of(plan), blocks_of(plan_of(table, tmp_path, CASES["lanes"])))

@@ -128,6 +128,25 @@ def test_types_are_named(tmp_path: Path) -> None:
     )
 
 
+def test_features_of_groups_are_named_by_their_runs(tmp_path: Path) -> None:
+    """By what is compared, and not by the group's other features."""
+    changes: dict[str, Any] = {"dedup": {"g": {"columns": ["price", "item"]}}, "shuffle": "off"}
+    plain, grouped = names_of(plan_of(tmp_path, shuffle="off")), names_of(plan_of(tmp_path, **changes))
+    assert not plain.runs
+    assert grouped.columns["label"] == plain.columns["label"]
+    assert not {*grouped.columns.values(), *grouped.runs.values()}.intersection(
+        {plain.columns["price"], plain.columns["item"]}
+    )
+    more = {"dense": {"price": ["log1p"]}, "categorical": {"item": [{"modulo": 8}]}, "label": {"label": []}}
+    other = names_of(plan_of(tmp_path, **changes, features=more))
+    assert (other.runs, other.columns["price"]) == (grouped.runs, grouped.columns["price"])
+    by = names_of(plan_of(tmp_path, **{**changes, "shuffle": {"by": "item"}}))
+    fewer = names_of(plan_of(tmp_path, **changes, features={**more, "categorical": {}}))
+    for names in (by, fewer):
+        assert names.runs["g"] != grouped.runs["g"]
+        assert names.columns["price"] != grouped.columns["price"]
+
+
 def test_segments_hold_the_rows_that_are_needed() -> None:
     kept = 2 * SEGMENT_ROWS + 10
     found = [*segments(kept, SEGMENT_ROWS - 3, kept)]

@@ -10,12 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feedline.blocks.cache.cached_features import CachedFeatures
 from feedline.blocks.cache.feature_costs import FeatureMeasurements, MeasuredFeatures, feature_classes
 from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
 from feedline.warehouse.cache.cache_folder import CachedColumn
 
 ROWS = 100
+
+
+def features_of(names: Collection[str]) -> CachedFeatures:
+    return CachedFeatures({name: CachedColumn({"values": np.zeros(ROWS, np.int32)}, {}) for name in names}, {})
 
 
 class Machine:
@@ -38,16 +43,16 @@ class Machine:
         self.prepared.append(frozenset(names))
         self.spend(100.0)  # of compiling, which counts as nothing
 
-    def compute(self, names: Collection[str]) -> dict[str, CachedColumn]:
+    def compute(self, names: Collection[str]) -> CachedFeatures:
         self.spend(self.shared_s + sum(self.cpu_s[name] for name in names) + self.disturbed_s, self.wait_s * len(names))
-        return {name: CachedColumn({"values": np.zeros(ROWS, np.int32)}, {}) for name in names}
+        return features_of(names)
 
-    def find(self, names: Collection[str]) -> dict[str, CachedColumn]:
+    def find(self, names: Collection[str]) -> CachedFeatures:
         self.spend(0.25 * len(names))
-        return {name: CachedColumn({}, {}) for name in names}
+        return features_of(names)
 
-    def lay(self, columns: Mapping[str, CachedColumn]) -> None:
-        self.spend(0.5 * len(columns))
+    def lay(self, found: CachedFeatures) -> None:
+        self.spend(0.5 * len(found.columns))
 
 
 def measured(
@@ -58,7 +63,7 @@ def measured(
     for segment in range(6):
         assert measurements.costs(store_bytes) is None or segment == 5
         machine.disturbed_s = 50.0 if segment in (2, 4) else 0.0
-        assert set(measurements.compute(names, ROWS, machine.compute, machine.prepare)) == names
+        assert set(measurements.compute(names, ROWS, machine.compute, machine.prepare).columns) == names
         if segment == 0:
             assert measurements.needs_hits(names)
             measurements.read_back(ROWS, 1000, 2.0, machine.find, machine.lay)
@@ -98,7 +103,7 @@ def test_segments_of_which_something_was_found_are_not_measured():
     machine = Machine({"a": 1.0, "b": 2.0}, shared_s=0.0)
     measurements = FeatureMeasurements([frozenset({"a"}), frozenset({"b"})], machine.clock)
     for _ in range(9):
-        assert set(measurements.compute({"a"}, ROWS, machine.compute, machine.prepare)) == {"a"}
+        assert set(measurements.compute({"a"}, ROWS, machine.compute, machine.prepare).columns) == {"a"}
         assert not measurements.needs_hits({"a"})
     assert not machine.prepared
     assert measurements.costs() is None
@@ -107,7 +112,7 @@ def test_segments_of_which_something_was_found_are_not_measured():
 def test_entries_that_are_gone_at_once_are_measured_later():
     machine = Machine({"a": 1.0}, shared_s=0.0)
     measurements = FeatureMeasurements([frozenset({"a"})], machine.clock)
-    measurements.read_back(ROWS, 1, 1.0, lambda names: {}, machine.lay)
+    measurements.read_back(ROWS, 1, 1.0, lambda names: features_of(()), machine.lay)
     assert measurements.needs_hits({"a"})
 
 
