@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from feedline.blocks.cache.cache_costs import CacheRates, FeatureCost, PolicyInputs, StoreRates
@@ -30,6 +30,7 @@ from feedline.warehouse.cache.write_budget import WriteBudget
 logger = logging.getLogger("feedline.cache")
 
 BUDGET = 0.06  # of the time of computing; laying out what is written takes about another 2 %
+FREE_S = 0.2  # of writing, before the budget holds
 PATIENCE = 4  # further readings that an entry is written for within the budget
 _MOST_READINGS = 10.0  # that the folder's record promises
 _NO_STORE = StoreRates(bytes_per_s=1e15, remote=False)  # waiting for it is part of what computing takes
@@ -64,11 +65,12 @@ class _EpochCounts:
 
 
 class AutoChoice:
-    """The choice of one process for a job; any thread may use it."""
+    """The choice of one process for a job, or that all is kept; any thread may use it."""
 
-    def __init__(self, epochs: ReadEpochs, folder: CacheFolder, measurements: FeatureMeasurements) -> None:
+    def __init__(self, epochs: ReadEpochs | None, folder: CacheFolder, classes: Sequence[frozenset[str]]) -> None:
+        """epochs: None for a job that keeps all. classes: of features alike."""
         self._epochs, self._folder = epochs, folder
-        self.measurements = measurements
+        self.measurements = FeatureMeasurements([] if epochs is None else classes)
         self._lock = threading.Lock()
         self._epoch = 0
         self._costs: MeasuredFeatures | None = None
@@ -76,13 +78,22 @@ class AutoChoice:
         self._counts = _EpochCounts()
         self._slower: float | None = None  # what finding took in an epoch, to what it takes in memory
         self._warm: dict[str, float] = {}  # the share of each feature that is there
-        self._store_bytes = epochs.store_bytes / max(1, epochs.rows)
-        self._undecided = AutoFilling(names=None, reads=True, source=False, budget=folder.budget)
+        self._store_bytes = 0.0 if epochs is None else epochs.store_bytes / max(1, epochs.rows)
+        limit = folder.ref.write_budget
+        self._own_budget = folder.budget if limit is not None and limit <= BUDGET else WriteBudget(BUDGET, FREE_S)
+        once = epochs is not None and epochs.epochs == 1
+        budget = self._own_budget if once else folder.budget
+        self._undecided = AutoFilling(names=None, reads=True, source=False, budget=budget)
         self.filling = self._undecided
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether segments are measured."""
+        return self.filling is self._undecided and self._epochs is not None
 
     def begin(self, epoch: int) -> None:
         """Decide again if a new epoch begins; blocks of two may be computed at the same time."""
-        if epoch <= self._epoch:
+        if epoch <= self._epoch or self._epochs is None:
             return
         with self._lock:
             if epoch <= self._epoch:
@@ -110,7 +121,7 @@ class AutoChoice:
     def refuse(self) -> None:
         """Keep nothing until the next epoch: the folder takes nothing."""
         with self._lock:
-            if self._costs is None:
+            if self._costs is None and self._epochs is not None:
                 self.filling = self._nothing("off: nothing can be written there")
 
     def count(self, found: Collection[str], written: Collection[str], rows: int, seconds: float) -> None:
@@ -145,14 +156,13 @@ class AutoChoice:
         )
 
     def _budgeted(self, decision: CacheDecision) -> AutoFilling:
-        share = min(BUDGET, self._folder.ref.write_budget or 1.0)
         return self._say(
             AutoFilling(
                 names=frozenset(each.name for each in decision.features if each.keep),
                 reads=True,
                 source=False,
-                budget=WriteBudget(share),
-                reason=f"{decision.reason}; written in {share:.0%} of the time, for later readings",
+                budget=self._own_budget,
+                reason=f"{decision.reason}; written in {self._own_budget.share:.0%} of the time, for later readings",
             )
         )
 
@@ -166,6 +176,7 @@ class AutoChoice:
     def _inputs(self, costs: MeasuredFeatures, rates: CacheRates) -> PolicyInputs:
         """What is known now. What finding took in the last epoch counts instead of the disk's rate."""
         epochs, features = self._epochs, costs.features
+        assert epochs is not None
         rates = replace(rates, buffer_bytes_per_s=max(costs.write_bytes_per_s, 1.0))
         if self._slower is not None:
             features = tuple(_found_slower(each, costs.found_s[each.name], self._slower) for each in features)

@@ -28,7 +28,7 @@ from feedline.blocks.cache.cached_features import (
     split_features,
 )
 from feedline.blocks.cache.entry_names import EntryNames, Segment, segments
-from feedline.blocks.cache.feature_costs import FeatureMeasurements, feature_classes, thread_clock
+from feedline.blocks.cache.feature_costs import feature_classes, thread_clock
 from feedline.blocks.group_runs import stretches
 from feedline.blocks.jobs import CompiledJob, compile_like
 from feedline.blocks.piece_chunks import column_values, piece_chunks
@@ -78,9 +78,7 @@ class CachedRows:
         self._job, self._compiled, self._folder = job, compiled, folder
         self._schema = compiled.layout.schema
         self._names = EntryNames(job, compiled)
-        measurements = FeatureMeasurements(feature_classes(compiled.features, self._names.columns))
-        self._auto = None if job.auto is None else AutoChoice(job.auto, folder, measurements)
-        self._keep_all = AutoFilling(names=None, reads=True, source=False, budget=folder.budget)
+        self._choice = AutoChoice(job.auto, folder, feature_classes(compiled.features, self._names.columns))
         self._own = {digest: name for name, digest in self._names.columns.items()}
         groups = {column.name: column.dedup for column in self._schema if column.dedup is not None}
         self._group_of = {
@@ -91,12 +89,7 @@ class CachedRows:
 
     def begin(self, epoch: int) -> None:
         """A block of an epoch begins."""
-        if self._auto is not None:
-            self._auto.begin(epoch)
-
-    @property
-    def _filling(self) -> AutoFilling:
-        return self._keep_all if self._auto is None else self._auto.filling
+        self._choice.begin(epoch)
 
     def parts(
         self, piece: PieceRequest, clock: StageClock, count: Callable[[CacheCounts], None]
@@ -106,7 +99,7 @@ class CachedRows:
         Raises TableChangedError if the file is not the snapshot's, and as the reading and computing of rows does.
         """
         fragment = piece.fragment
-        if self._filling.source:
+        if self._choice.filling.source:
             fragment = replace(fragment, source_cache=self._folder.ref)
         fragment.check()
         for position, (start, stop) in enumerate(spans_of(fragment, piece.skip, piece.rows)):
@@ -129,18 +122,19 @@ class CachedRows:
     def _segment(
         self, fragment: Fragment, segment: Segment, clock: StageClock, count: Callable[[CacheCounts], None]
     ) -> CachedPart:
-        began_s, waited_s, filled, filling = thread_clock()[1], 0.0, Filled(), self._filling
+        began_s, waited_s, filled, filling = thread_clock()[1], 0.0, Filled(), self._choice.filling
         group = self._names.group(fragment, segment)
         found = self._find(group, segment) if filling.reads else {}
         found_s = thread_clock()[1] - began_s
         lacks = self._lacking(found, filling)
-        if lacks and filling.budget.allows():
+        writes = filling.budget.allows()
+        if lacks and (writes or self._choice.is_undecided):
             before_s = time.monotonic()
             with self._folder.flight(group) as waited:
                 if waited:
                     waited_s = time.monotonic() - before_s
                     found = self._find(group, segment)
-                filled = self._fill(fragment, segment, group, found, clock)
+                filled = self._fill(fragment, segment, group, found, writes, clock)
         elif lacks:
             filled = Filled(skipped=len(lacks))
         count(
@@ -158,11 +152,8 @@ class CachedRows:
         if lacks:
             made_s = thread_clock()[1] - began_s - waited_s - filled.written_s
             filling.budget.spend(made_s=made_s, written_s=filled.written_s)
-        if self._auto is not None and filling.reads:
-            found_names, written = (
-                [self._own[each] for each in some if each in self._own] for some in (found, filled.written)
-            )
-            self._auto.count(found_names, written, segment.rows, found_s)
+        if filling.reads:
+            self._choice.count(self._names_of(found), self._names_of(filled.written), segment.rows, found_s)
         clock.lap("read")
         return part
 
@@ -185,11 +176,11 @@ class CachedRows:
         return {digest: each for digest, each in found.items() if self._group_of.get(digest) not in lost}
 
     def _fill(
-        self, fragment: Fragment, segment: Segment, group: EntryGroup, found: Columns, clock: StageClock
+        self, fragment: Fragment, segment: Segment, group: EntryGroup, found: Columns, writes: bool, clock: StageClock
     ) -> Filled:
-        """Compute what was not found, and write what is to be kept. Nothing, if rows that the block does not need
-        cannot be computed."""
-        lacks = self._lacking(found, self._filling)
+        """Compute what was not found, and write what is to be kept, if at all. Nothing, if rows that the block does not
+        need cannot be computed."""
+        lacks = self._lacking(found, self._choice.filling)
         if not lacks:
             return Filled()
         names = {name for digest, name in self._own.items() if digest not in found}
@@ -205,7 +196,7 @@ class CachedRows:
                     if self._names.runs[name] not in found
                 }
             if self._names.by is not None and self._names.by not in found:
-                by = arrow_bytes(self._read_by(piece).rechunk().to_arrow())
+                by = arrow_bytes(_read_by(self._compiled, piece).rechunk().to_arrow())
                 computed[self._names.by] = CachedColumn({"arrow": by}, {"rows": piece.rows})
         except FeedlineError:
             if segment.is_whole:
@@ -213,6 +204,8 @@ class CachedRows:
             return Filled()
         cpu_s, made_s = time.thread_time() - before_s, thread_clock()[1]
         kept = {digest: computed[digest] for digest in lacks}
+        if not writes:
+            return Filled(columns=computed, skipped=len(kept))
         is_written = self._folder.put(group, kept, cpu_s=cpu_s)
         filled = Filled(
             columns=computed,
@@ -226,34 +219,34 @@ class CachedRows:
 
     def _measured_features(self, piece: PieceRequest, names: Collection[str], clock: StageClock) -> CachedFeatures:
         """`_features`; if the cache decides for itself, measured."""
-        if self._auto is None:
-            return self._features(piece, names, clock)
-        features = self._auto.measurements.compute(
+        features = self._choice.measurements.compute(
             names,
             piece.rows,
             lambda some: self._features(piece, some, clock),
-            lambda some: self._compiled_of(self._kept_features(some)),
+            lambda some: _compiled_of(self._job, self._compiled, _kept_features(self._job, some)),
         )
-        self._auto.measured()
+        self._choice.measured()
         return features
 
     def _measure_hits(self, piece: PieceRequest, group: EntryGroup, names: Collection[str], filled: Filled) -> None:
         """Read what was written first, or note that nothing can be."""
-        if self._auto is None:
-            return
         if not filled.written:
-            self._auto.refuse()
-        elif self._auto.measurements.needs_hits(names):
+            self._choice.refuse()
+        elif self._choice.measurements.needs_hits(names):
             borders = stretches(piece.skip, piece.rows)
 
             def find(some: Collection[str]) -> CachedFeatures:
                 return self._found_features(self._folder.find(group, self._digests_of(some)))
 
             def lay(found: CachedFeatures) -> None:
-                schema = self._compiled_of(self._kept_features(found.columns)).layout.schema
+                features = _kept_features(self._job, found.columns)
+                schema = _compiled_of(self._job, self._compiled, features).layout.schema
                 rows_of_features(found, schema, piece.rows, borders)
 
-            self._auto.measurements.read_back(piece.rows, filled.nbytes, filled.written_s, find, lay)
+            self._choice.measurements.read_back(piece.rows, filled.nbytes, filled.written_s, find, lay)
+
+    def _names_of(self, digests: Collection[str]) -> list[str]:
+        return [self._own[digest] for digest in digests if digest in self._own]
 
     def _digests_of(self, names: Collection[str]) -> list[str]:
         """The entries of some features, with those of where runs begin."""
@@ -282,7 +275,7 @@ class CachedRows:
         by = None
         if self._names.by is not None:
             known = found.get(self._names.by)
-            by = self._read_by(needed) if known is None else _series(known, segment)
+            by = _read_by(self._compiled, needed) if known is None else _series(known, segment)
         rows = rows_of_features(kept, self._schema, needed.rows, stretches(needed.skip, needed.rows))
         return CachedPart(rows, quality_of(kept.columns, self._schema, needed.rows), by)
 
@@ -292,7 +285,7 @@ class CachedRows:
         if wanted not in self._sets and len(self._sets) >= _MOST_SETS:
             wanted = frozenset(column.name for column in self._schema)
         self._sets.add(wanted)
-        features = self._kept_features(wanted)
+        features = _kept_features(self._job, wanted)
         row_counts = RowCounts()
         schema, rows, quality = self._encode(piece, features, clock, row_counts)
         return split_features(rows, schema, quality, row_counts)
@@ -300,7 +293,7 @@ class CachedRows:
     def _computed(self, piece: PieceRequest, clock: StageClock) -> CachedPart:
         """Rows as they are computed without a cache."""
         _, rows, quality = self._encode(piece, self._job.features, clock)
-        return CachedPart(rows, quality, None if self._job.by is None else self._read_by(piece))
+        return CachedPart(rows, quality, None if self._job.by is None else _read_by(self._compiled, piece))
 
     def _encode(
         self,
@@ -310,7 +303,7 @@ class CachedRows:
         row_counts: RowCounts | None = None,
     ) -> tuple[BatchSchema, EncodedRows, Quality]:
         """Some features of a piece's rows, with their columns of a batch. row_counts: takes what is counted of each."""
-        compiled = self._compiled_of(features)
+        compiled = _compiled_of(self._job, self._compiled, features)
         encoder = BlockEncoder(compiled, clock, whole=True, row_counts=row_counts)
         encoder.begin_piece()
         clock.lap("read")
@@ -329,25 +322,6 @@ class CachedRows:
         whole = parts[0] if len(parts) == 1 else take(parts, np.arange(rows))
         return compiled.layout.schema, whole, encoder.observer.quality()
 
-    def _kept_features(self, names: Collection[str]) -> list[FeatureSpec]:
-        """Features as they are kept: with numbers that are not finite, as any part of them is counted."""
-        return [
-            replace(feature, on_nonfinite="keep") if feature.on_nonfinite == "zero" else feature
-            for feature in self._job.features
-            if feature.name in names
-        ]
-
-    def _compiled_of(self, features: Sequence[FeatureSpec]) -> CompiledJob:
-        """The job of some features alone."""
-        by = self._job.by if any(feature.dedup is not None for feature in features) else None  # it ends runs
-        job = replace(self._job, features=tuple(features), by=by, record=None, cache=None, auto=None)
-        return compile_like(job, self._compiled)
-
-    def _read_by(self, piece: PieceRequest) -> pl.Series:
-        by = self._job.by
-        assert by is not None
-        return pl.concat([column_values(chunk, by) for chunk in piece_chunks(self._compiled, piece, [by])])
-
 
 _caches: SingleFlight[str, CachedRows] = SingleFlight()
 
@@ -358,6 +332,27 @@ def cached_rows(job: Job, compiled: CompiledJob) -> CachedRows | None:
     if ref is None:
         return None
     return _caches.get(job.digest, lambda: CachedRows(job, compiled, open_folder(ref)))
+
+
+def _kept_features(job: Job, names: Collection[str]) -> list[FeatureSpec]:
+    """Features as they are kept: with numbers that are not finite, as any part of them is counted."""
+    return [
+        replace(feature, on_nonfinite="keep") if feature.on_nonfinite == "zero" else feature
+        for feature in job.features
+        if feature.name in names
+    ]
+
+
+def _compiled_of(job: Job, whole: CompiledJob, features: Sequence[FeatureSpec]) -> CompiledJob:
+    """The job of some features alone."""
+    by = job.by if any(feature.dedup is not None for feature in features) else None  # it ends runs
+    return compile_like(replace(job, features=tuple(features), by=by, record=None, cache=None, auto=None), whole)
+
+
+def _read_by(compiled: CompiledJob, piece: PieceRequest) -> pl.Series:
+    by = compiled.by
+    assert by is not None
+    return pl.concat([column_values(chunk, by) for chunk in piece_chunks(compiled, piece, [by])])
 
 
 def _nbytes(columns: Columns) -> int:

@@ -10,10 +10,11 @@ import threading
 
 
 class WriteBudget:
-    """Seconds of threads, waits included: a slow disk counts as a slow processor does. share: None for no bound."""
+    """Seconds of threads, waits included: a slow disk counts as a slow processor does. share: None for no bound.
+    free_s: of writing, whatever the share is, so that small tables are written at once."""
 
-    def __init__(self, share: float | None) -> None:
-        self.share = share
+    def __init__(self, share: float | None, free_s: float = 0.0) -> None:
+        self.share, self._free_s = share, free_s
         self._lock = threading.Lock()
         self._made_s = self._written_s = 0.0
         self._writes = 0
@@ -25,7 +26,7 @@ class WriteBudget:
         with self._lock:
             if not self._writes:
                 return True
-            return self._written_s * (1 + 1 / self._writes) <= self.share * self._made_s
+            return self._written_s * (1 + 1 / self._writes) <= max(self._free_s, self.share * self._made_s)
 
     def spend(self, *, made_s: float, written_s: float = 0.0) -> None:
         """Count what making entries took, and writing them if they were written."""

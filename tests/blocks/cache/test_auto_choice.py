@@ -61,7 +61,8 @@ def choose(
 ) -> AutoChoice:
     store_bytes = 100 * GROUPS * ROWS if wait_us else 0
     job = ReadEpochs(epochs=epochs, rows=GROUPS * ROWS, row_groups=GROUPS, store_bytes=store_bytes)
-    choice = AutoChoice(job, folder, Injected(features, wait_us))
+    choice = AutoChoice(job, folder, [])
+    choice.measurements = Injected(features, wait_us)
     assert choice.filling.names is None
     choice.measured()
     return choice
@@ -98,8 +99,19 @@ def test_what_pays_only_with_many_readings_is_written_within_a_budget(
 
 def test_a_smaller_budget_of_the_pipeline_holds(tmp_path: Path) -> None:
     folder = CacheFolder(ref_of(tmp_path / "cache", 10**12, write_budget=0.01))
-    assert choose(folder, {"feature": (15, 1_000)}, epochs=1).filling.budget.share == 0.01
-    assert choose(folder, {"feature": (25, 1_000)}, epochs=1).filling.budget is folder.budget
+    for us in (15, 25):
+        assert choose(folder, {"feature": (us, 1_000)}, epochs=1).filling.budget is folder.budget
+    assert folder.budget.share == 0.01
+
+
+@pytest.mark.parametrize(("epochs", "share"), [(1, BUDGET), (2, None)])
+def test_before_the_decision_a_single_epoch_is_not_slowed_by_writing(
+    folder: CacheFolder, epochs: int, share: float | None
+) -> None:
+    choice = AutoChoice(ReadEpochs(epochs=epochs, rows=ROWS, row_groups=1), folder, [frozenset({"feature"})])
+    assert choice.is_undecided
+    assert choice.filling.budget.share == share
+    assert not choose(folder, {"feature": (25, 1_000)}, epochs=epochs).is_undecided
 
 
 def test_uses_that_the_folder_has_seen_are_expected_again(tmp_path: Path) -> None:
@@ -159,8 +171,19 @@ def test_a_folder_that_cannot_be_written_keeps_nothing(folder: CacheFolder, monk
 
 def test_a_folder_that_takes_nothing_is_asked_again_in_the_next_epoch(folder: CacheFolder) -> None:
     job = ReadEpochs(epochs=3, rows=ROWS, row_groups=1)
-    choice = AutoChoice(job, folder, FeatureMeasurements([]))
+    choice = AutoChoice(job, folder, [frozenset({"feature"})])
     choice.refuse()
     assert choice.filling.names == frozenset()
     choice.begin(1)
     assert choice.filling.names is None
+
+
+def test_a_job_that_does_not_choose_keeps_all(folder: CacheFolder) -> None:
+    choice = AutoChoice(None, folder, [frozenset({"feature"})])
+    first = choice.filling
+    assert (first.names, first.budget) == (None, folder.budget)
+    choice.refuse()
+    choice.begin(3)
+    choice.measured()
+    assert choice.filling is first
+    assert not choice.measurements.needs_hits({"feature"})

@@ -277,14 +277,16 @@ def decides(monkeypatch: pytest.MonkeyPatch, kept: set[str] | None, mode: str = 
 SOME = {"price", "known", "history", "user"}
 
 
-@pytest.mark.parametrize("case", ["runs", "lanes", "dedup"])
+@pytest.mark.parametrize("case", ["runs", "lanes", "groups"])
 @pytest.mark.parametrize("kept", [None, SOME, set()], ids=["all", "some", "none"])
 def test_a_cache_that_decides_for_itself(
     kept: set[str] | None, case: str, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decides(monkeypatch, kept, "off" if kept == set() else "features")
-    plan = plan_of(table, tmp_path, CASES[case], tmp_path / "cache", mode="auto")
-    plain = plan_of(table, tmp_path / "plain", CASES[case])
+    groups = CASES["runs"] | {"dedup": {"user": {"columns": ["history", "tags"]}}}
+    changes = groups if case == "groups" else CASES[case]
+    plan = plan_of(table, tmp_path, changes, tmp_path / "cache", mode="auto")
+    plain = plan_of(table, tmp_path / "plain", changes)
     counts = []
     for epoch in range(3):  # measuring, then with what was kept before the decision, then after another decision
         results = blocks_of(plan, epoch)

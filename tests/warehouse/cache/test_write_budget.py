@@ -30,3 +30,11 @@ def test_no_share_is_no_bound():
     budget = WriteBudget(None)
     budget.spend(made_s=1.0, written_s=100.0)
     assert budget.allows()
+
+
+def test_some_seconds_are_free():
+    budget, written = WriteBudget(0.01, free_s=1.0), 0
+    while budget.allows():
+        budget.spend(made_s=1.0, written_s=0.125)
+        written += 1
+    assert written == 8
