@@ -65,7 +65,7 @@ def quality_of(columns: Mapping[str, CachedColumn], schema: BatchSchema, rows: i
 def with_row_counts(column: CachedColumn, name: str, row_counts: RowCounts) -> CachedColumn:
     """A column with what is kept of each of its rows."""
     nulls, kept = row_counts.nulls(name), Arrays()
-    counts = {} if nulls is None else {"nulls": nulls.astype(np.int64)}
+    counts: dict[str, NDArray[Any]] = {} if nulls is None else {"nulls": nulls.view(np.uint8)}
     for number, (asked, missed) in enumerate(row_counts.lookups(name)):
         counts |= {f"asked{number}": asked, f"missed{number}": missed}
     offsets = column.arrays.get("offsets")
@@ -74,7 +74,7 @@ def with_row_counts(column: CachedColumn, name: str, row_counts: RowCounts) -> C
     return CachedColumn({**column.arrays, **kept}, {**column.facts, "of_rows": forms})
 
 
-def _keep(key: str, counts: Counts, lengths: NDArray[Any] | None, arrays: Arrays) -> int | str:
+def _keep(key: str, counts: NDArray[Any], lengths: NDArray[Any] | None, arrays: Arrays) -> int | str:
     """How the counts of rows are kept: the one that all have, or how they lie in an array, or follow from lengths."""
     low, high = int(counts.min()), int(counts.max())
     if low == high:
@@ -82,7 +82,7 @@ def _keep(key: str, counts: Counts, lengths: NDArray[Any] | None, arrays: Arrays
     if lengths is not None and np.array_equal(counts, lengths):
         return _LENGTHS
     if high <= 1:
-        arrays[key] = np.packbits(counts.astype(np.bool_), bitorder="little")
+        arrays[key] = np.packbits(counts.astype(np.bool_, copy=False), bitorder="little")
         return _BITS
     arrays[key] = counts.astype(np.min_scalar_type(high))
     return _NUMBERS

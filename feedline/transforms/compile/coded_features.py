@@ -29,7 +29,7 @@ from feedline.transforms.learning.learner import ArtifactSet
 from feedline.transforms.ops import bind
 from feedline.transforms.registry.user_functions import PYTHON
 from feedline.transforms.values.arrays import as_arrays
-from feedline.transforms.values.lookup_counts import RowLookups, sum_of_lists
+from feedline.transforms.values.lookup_counts import RowLookups, marks_of_lists
 from feedline.transforms.values.ragged import slice_bounds, slice_numbers
 
 # Ops on numbers that cost more than a value's code does: 5 ns per row, with the call for each chunk of a column. So do
@@ -202,16 +202,16 @@ def _lookups_of_codes(
 
 
 def _sums_of_codes(
-    marks: NDArray[np.int64], index: NDArray[np.int64], entries: int, codes: Codes, offsets: NDArray[np.int64] | None
-) -> NDArray[np.int64]:
-    """int64 [rows]: of how many of its codes the entries are marked with 1; mostly of all, or of none."""
-    lengths = np.ones(len(codes), np.int64) if offsets is None else np.diff(offsets)
+    marks: NDArray[Any], index: NDArray[np.int64], entries: int, codes: Codes, offsets: NDArray[np.int64] | None
+) -> NDArray[Any]:
+    """Integers [rows]: how many of its codes stand for entries that are marked with 1; mostly all, or none."""
     if not len(marks) or marks.min() == marks.max():
-        return lengths * int(marks[:1].sum())
-    table = np.zeros(entries, np.int8)
+        mark = int(marks[:1].sum())
+        return np.full(len(codes), mark, np.uint8) if offsets is None else np.diff(offsets) * mark
+    table = np.zeros(entries, np.bool_)
     table[index] = marks
     of_codes = table[codes]
-    return of_codes.astype(np.int64) if offsets is None else sum_of_lists(of_codes, offsets[1:])
+    return of_codes.view(np.uint8) if offsets is None else marks_of_lists(of_codes, offsets[1:])
 
 
 def coded_slices(feature: FeatureSpec, kind: pa.DataType) -> Slices | None:

@@ -29,7 +29,12 @@ from feedline.transforms.learning.learner import NO_ARTIFACTS, ArtifactSet, FitR
 from feedline.transforms.ops import bind
 from feedline.transforms.values.arrays import Column, Columns, Values, as_arrays, as_series
 from feedline.transforms.values.kinds import Lookup, Value
-from feedline.transforms.values.lookup_counts import RowLookups, count_lookups, lookups_of_rows
+from feedline.transforms.values.lookup_counts import (
+    RowLookups,
+    count_lookups,
+    lookups_of_rows,
+    sum_of_lookups,
+)
 
 FINGERPRINT_VERSION = 1
 _ALL = slice(None)
@@ -96,10 +101,12 @@ class CompiledFeatures:
         """
         lookups = {lookup.name: lookup for output in self.outputs for lookup in output.lookups}
         finished, ids = self._apply(frame, list(lookups))
-        counts = {name: count_lookups(ids[name], lookup.unknown, repeats) for name, lookup in lookups.items()}
-        if of_rows is not None:
+        if of_rows is None:
+            counts = {name: count_lookups(ids[name], lookup.unknown, repeats) for name, lookup in lookups.items()}
+        else:
             found = {name: lookups_of_rows(ids[name], lookup.unknown) for name, lookup in lookups.items()}
             of_rows |= {each.name: [found[one.name] for one in each.lookups] for each in self.outputs if each.lookups}
+            counts = {name: sum_of_lookups(each, repeats) for name, each in found.items()}
         return finished, {
             output.name: [counts[lookup.name] for lookup in output.lookups] for output in self.outputs if output.lookups
         }

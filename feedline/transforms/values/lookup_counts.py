@@ -16,8 +16,8 @@ import polars as pl
 from feedline.transforms.values.kinds import Lookup
 
 Repeats = np.ndarray[tuple[int], np.dtype[np.int64]]
-# int64 [rows]: the ids, or elements of lists, that each row looks up, and how many of them were unknown.
-RowLookups = tuple[np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray[tuple[int], np.dtype[np.int64]]]
+# Integers [rows]: the ids, or elements of lists, that each row looks up, and how many of them were unknown.
+RowLookups = tuple[np.ndarray[tuple[int], np.dtype[Any]], np.ndarray[tuple[int], np.dtype[Any]]]
 
 _numbers = itertools.count()
 
@@ -38,7 +38,7 @@ def count_lookups(series: pl.Series, unknown: range, repeats: Repeats | None = N
     repeats: int64 [rows], how often each row counts (None: once).
     """
     values = _values(series)
-    within = (values - unknown.start).view(np.uint64) < np.uint64(len(unknown))
+    within = _within(values, unknown)
     if repeats is None:
         return len(values), int(np.count_nonzero(within))
     of_values = _repeats_of_values(series, repeats)
@@ -50,20 +50,40 @@ def lookups_of_rows(series: pl.Series, unknown: range) -> RowLookups:
     values = series
     if isinstance(series.dtype, pl.List):
         values = series.drop_nulls().explode(empty_as_null=False, keep_nulls=False)
-    asked = values.is_not_null().to_numpy()
-    within = (values.fill_null(unknown.stop).to_numpy() - unknown.start).view(np.uint64) < np.uint64(len(unknown))
+    asked = values.is_not_null().to_numpy() if values.null_count() else None
+    missed = _within((values if asked is None else values.fill_null(unknown.stop)).to_numpy(), unknown)
     if not isinstance(series.dtype, pl.List):
-        return asked.astype(np.int64), within.astype(np.int64)
-    ends = np.cumsum(series.list.len().fill_null(0).to_numpy(), dtype=np.int64)
-    return sum_of_lists(asked, ends), sum_of_lists(within, ends)
+        return np.ones(len(missed), np.uint8) if asked is None else asked.view(np.uint8), missed.view(np.uint8)
+    lengths = series.list.len().fill_null(0).to_numpy().astype(np.int64)
+    ends = np.cumsum(lengths)
+    return lengths if asked is None else marks_of_lists(asked, ends), marks_of_lists(missed, ends)
 
 
-def sum_of_lists(values: np.ndarray[tuple[int], np.dtype[Any]], ends: Repeats) -> Repeats:
-    """int64 [lists]: the sums of lists of numbers or marks, laid end to end. ends: int64 [lists], where each ends."""
-    sums = np.zeros(len(values) + 1, np.int64)
-    np.cumsum(values, out=sums[1:])
-    totals: Repeats = np.diff(sums[ends], prepend=0)
-    return totals
+def sum_of_lookups(of_rows: RowLookups, repeats: Repeats | None) -> tuple[int, int]:
+    """What `count_lookups` gives."""
+    weights = 1 if repeats is None else repeats
+    asked, missed = (int((counts * weights).sum(dtype=np.int64)) for counts in of_rows)
+    return asked, missed
+
+
+def marks_of_lists(marks: np.ndarray[tuple[int], np.dtype[np.bool_]], ends: Repeats) -> Repeats:
+    """int64 [lists]: how many elements of each list are marked. marks: of lists laid end to end. ends: int64 [lists],
+    where each ends."""
+    places = ends if marks.all() else np.searchsorted(np.flatnonzero(marks), ends)
+    counts: Repeats = np.diff(places, prepend=0)
+    return counts
+
+
+def _within(
+    ids: np.ndarray[tuple[int], np.dtype[np.int64]], unknown: range
+) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """bool: which ids are unknown; mostly one stands for all unknown values."""
+    found: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    if len(unknown) == 1:
+        found = np.equal(ids, unknown.start)
+    else:
+        found = (ids - unknown.start).view(np.uint64) < np.uint64(len(unknown))
+    return found
 
 
 def _values(series: pl.Series) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

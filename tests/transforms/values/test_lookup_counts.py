@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.transforms.values.lookup_counts import count_lookups, hold_lookup, lookups_of_rows
+from feedline.transforms.values.lookup_counts import count_lookups, hold_lookup, lookups_of_rows, sum_of_lookups
 
 IDS = st.none() | st.integers(-2, 6)
 UNKNOWN = range(2, 4)
@@ -41,6 +41,9 @@ def test_each_row_has_counts_of_its_own(lists: list[list[int | None] | None]):
     expected = [counted(values or [], [1] * len(values or [])) for values in lists]
     found = lookups_of_rows(pl.Series(lists, dtype=pl.List(pl.Int64)), UNKNOWN)
     assert [*zip(*(each.tolist() for each in found), strict=True)] == expected
+    for repeats in (None, np.arange(len(lists))):
+        series = pl.Series(lists, dtype=pl.List(pl.Int64))
+        assert sum_of_lookups(found, repeats) == count_lookups(series, UNKNOWN, repeats)
     ids = [values[0] if values else None for values in lists]
     found = lookups_of_rows(pl.Series(ids, dtype=pl.Int64), UNKNOWN)
     assert [*zip(*(each.tolist() for each in found), strict=True)] == [counted([value], [1]) for value in ids]
