@@ -30,7 +30,7 @@ from feedline.warehouse.cache.write_budget import WriteBudget
 logger = logging.getLogger("feedline.cache")
 
 BUDGET = 0.06  # of the time of computing; laying out what is written takes about another 2 %
-FREE_S = 0.2  # of writing, before the budget holds
+FREE_S = 0.05  # of writing, before the budget holds
 PATIENCE = 4  # further readings that an entry is written for within the budget
 _MOST_READINGS = 10.0  # that the folder's record promises
 _NO_STORE = StoreRates(bytes_per_s=1e15, remote=False)  # waiting for it is part of what computing takes

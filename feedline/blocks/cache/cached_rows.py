@@ -203,7 +203,7 @@ class CachedRows:
                 raise
             return Filled()
         cpu_s, made_s = time.thread_time() - before_s, thread_clock()[1]
-        kept = {digest: computed[digest] for digest in lacks}
+        kept = {digest: computed[digest] for digest in lacks if digest in computed}
         if not writes:
             return Filled(columns=computed, skipped=len(kept))
         is_written = self._folder.put(group, kept, cpu_s=cpu_s)
