@@ -19,7 +19,8 @@ from stored_runs import write_in_place
 from feedline import Pipeline
 from feedline.blocks import group_runs
 from feedline.blocks.block_encoder import HandOver
-from feedline.blocks.cache import entry_names
+from feedline.blocks.cache import auto_choice, entry_names
+from feedline.blocks.cache.cache_costs import CacheRates
 from feedline.blocks.cache.cached_features import CachedFeatures, part_of_features, runs_column, runs_of_column
 from feedline.blocks.cache.cached_rows import CachedRows
 from feedline.blocks.compute import pack_block, run_block
@@ -144,7 +145,7 @@ def pipeline_of(table: Path, folder: Path, changes: dict[str, Any], cache: Path 
         "dedup": changes.get("dedup", GROUPS),
         "batch": {"size": 120, "tail": "partial"},
         **{key: changes[key] for key in ("shuffle", "lanes", "fit", "allow_code") if key in changes},
-        **({} if cache is None else {"cache": {"dir": str(cache), "mode": "features", "free": 1}}),
+        **({} if cache is None else {"cache": {"dir": str(cache), "mode": changes.get("mode", "features"), "free": 1}}),
     }
     if not spec["dedup"]:
         del spec["dedup"]
@@ -291,6 +292,20 @@ def test_rows_that_a_fit_has_seen_end_runs(fold_by: str, table: Path, tmp_path: 
     other = {**changes, "features": {"dense": {**changes["features"]["dense"], "age": [{"fill_null": -2}]}}}
     plan = plan_of(table, tmp_path, other, tmp_path / "cache")
     assert_same(plan, blocks_of(plan), blocks_of(plan_of(table, tmp_path, other)))
+
+
+@pytest.mark.parametrize("case", ["lanes", "by session"])
+def test_groups_that_are_not_worth_keeping_are_computed(
+    case: str, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = CacheRates(read_bytes_per_s=1e3, write_bytes_per_s=1e3, memory_bytes_per_s=1e10)
+    monkeypatch.setattr(auto_choice, "cache_rates", lambda folder: rates)
+    plan = plan_of(table, tmp_path, CASES[case] | {"mode": "auto"}, tmp_path / "cache")
+    expected = blocks_of(plan_of(table, tmp_path, CASES[case]))
+    assert_same(plan, blocks_of(plan), expected)
+    again = blocks_of(plan)
+    assert_same(plan, again, expected)
+    assert counts_of(again).computed > counts_of(again).found > 0
 
 
 def test_parts_are_handed_over_in_order(table: Path, tmp_path: Path) -> None:
