@@ -38,7 +38,7 @@ from feedline.blocks.cache.cache_costs import (
 
 CacheMode = Literal["off", "source", "features"]
 
-TIE = 0.05  # of the least cost: a gain below it is not worth writing for
+TIE = 0.03  # of the least cost: a gain below it is not worth writing for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
