@@ -132,9 +132,9 @@ def remove_entries(cache: Path) -> None:
         path.unlink()
 
 
-def measure(spec: dict[str, Any], cache: Path, count: int) -> dict[str, Cost]:
-    """One round: costs by stage."""
-    cached = {**spec, "cache": {"dir": str(cache), "mode": "features", "free": 1, "size": "100 GB"}}
+def measure(spec: dict[str, Any], cache: Path, count: int, keys: dict[str, Any]) -> dict[str, Cost]:
+    """One round: costs by stage. keys: of the cache."""
+    cached = {**spec, "cache": {"dir": str(cache), "free": 1, "size": "100 GB", **keys}}
     off = epoch_cost(spec, copied=True)
     costs = {"off": off, "copied": replace(off, cpu=off.copy, wall=off.copy)}
     for stage in ("filling", "first", "second"):
@@ -154,7 +154,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--changed", type=int, default=3, help="dense features that are changed")
     parser.add_argument("--shuffle", action="store_true", help="the default shuffle instead of the table's order")
+    parser.add_argument("--mode", choices=("features", "auto"), default="features")
+    parser.add_argument("--write-budget", type=float, help="of the time of computing (default: none)")
     options = parser.parse_args()
+    keys = {"mode": options.mode, "write_budget": options.write_budget}
     shape = TABLES[options.shape]
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -167,7 +170,7 @@ def main() -> None:
             spec["shuffle"] = "off"
         rounds = []
         for _ in range(options.rounds + 1):
-            rounds.append(measure(spec, folder / "cache", options.changed))
+            rounds.append(measure(spec, folder / "cache", options.changed, keys))
             remove_entries(folder / "cache")
     rounds.pop(0)  # in which features are compiled, once per process
     report(options, rounds)
@@ -178,6 +181,7 @@ def report(options: argparse.Namespace, rounds: list[dict[str, Cost]]) -> None:
     filled = rounds[-1]["filling"].found
     kept = filled.nbytes_written / options.rows
     print(f"{options.shape}: {options.rows:,} rows; {kept:,.0f} bytes per row are kept")
+    print(f"filling: {filled.describe()}")
     print(f"with features changed: {rounds[-1]['changed'].found.describe()}")
     for stage in STAGES:
         cpu = statistics.median(each[stage].cpu for each in rounds)

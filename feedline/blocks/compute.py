@@ -95,6 +95,7 @@ def _run_cached(
     clock, counts = StageClock(), list[CacheCounts]()
     parts, qualities, starts = list[EncodedRows](), list[Quality](), list[NDArray[np.int64]]()
     in_order, block_rows = request.permutation is None, 0
+    cache.begin(request.epoch)
     for piece in request.pieces:
         groups = list[pl.Series]()
         recorder = recorder_of(job.record, piece.fragment, piece.skip, piece.rows)

@@ -29,11 +29,13 @@ _PACKED_PIECES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadEpochs:
-    """How often a job reads how many rows: what decides whether a cache pays. epochs: as pipeline.yaml says."""
+    """How often a job reads how many rows: what decides whether a cache pays. epochs: as pipeline.yaml says.
+    store_bytes: compressed ones that an epoch reads of a remote table; 0 for a local one."""
 
     epochs: int
     rows: int
     row_groups: int
+    store_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +84,14 @@ class PieceRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockRequest:
-    """One block: its pieces, their total rows, and the key of its permutation (None: in plan order)."""
+    """One block: its pieces, their total rows, and the key of its permutation (None: in plan order). epoch: for a cache
+    that decides for itself."""
 
     pieces: tuple[PieceRequest, ...]
     rows: int
     permutation: tuple[int | str, ...] | None
     nbytes: int  # compressed bytes of the column chunks it reads
+    epoch: int = field(default=0, repr=False)  # no key names it: bytes do not depend on it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,12 +102,15 @@ class PackedRequest:
     rows: int
     permutation: tuple[int | str, ...] | None
     nbytes: int
+    epoch: int = 0
 
     def unpack(self) -> BlockRequest:
         pieces = tuple(
             PieceRequest(fragment=fragment, skip=skip, rows=rows) for fragment, skip, rows in unpack_pieces(self.pieces)
         )
-        return BlockRequest(pieces=pieces, rows=self.rows, permutation=self.permutation, nbytes=self.nbytes)
+        return BlockRequest(
+            pieces=pieces, rows=self.rows, permutation=self.permutation, nbytes=self.nbytes, epoch=self.epoch
+        )
 
 
 def pack_request(request: BlockRequest, travels: bool = True) -> BlockRequest | PackedRequest:
@@ -111,7 +118,13 @@ def pack_request(request: BlockRequest, travels: bool = True) -> BlockRequest | 
     if not travels or len(request.pieces) < _PACKED_PIECES:
         return request
     packed = pack_pieces([(piece.fragment, piece.skip, piece.rows) for piece in request.pieces])
-    return PackedRequest(pieces=packed, rows=request.rows, permutation=request.permutation, nbytes=request.nbytes)
+    return PackedRequest(
+        pieces=packed,
+        rows=request.rows,
+        permutation=request.permutation,
+        nbytes=request.nbytes,
+        epoch=request.epoch,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

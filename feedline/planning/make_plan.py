@@ -30,6 +30,7 @@ from feedline.planning.binding.table_features import (
 )
 from feedline.planning.plan import Plan
 from feedline.planning.plan_version import newest_version
+from feedline.planning.table_snapshot import cache_ref
 from feedline.spec import PipelineSpec
 from feedline.spec.cache_section import CacheSpec
 from feedline.warehouse.bad_files import load_skipped
@@ -39,9 +40,12 @@ from feedline.warehouse.reading.sample import SAMPLE_WEIGHT
 from feedline.warehouse.rebase.recorded_rows import Recording
 from feedline.warehouse.rebase.remaining_rows import Rebase
 from feedline.warehouse.selection.column_bounds import value_ranges
+from feedline.warehouse.selection.pruning_report import needed_bytes
 from feedline.warehouse.selection.select import Selection, select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.storage.locations import locate
 from feedline.warehouse.storage.parallel import Map
+from feedline.warehouse.storage.retry import is_local
 
 _LITERAL = 40  # characters of a value in a message
 
@@ -85,7 +89,9 @@ def make_plan(
         selection=selection,
         features=features,
         layout=SlotLayout(batch_schema(features)),
-        job=_job(spec, schema, columns, by, record, stored.pinned_ref, selection),
+        job=_job(
+            spec, schema, columns, by, record, stored.pinned_ref, _read_epochs(spec, columns, snapshot, selection)
+        ),
         lanes=lanes,
         skipped=load_skipped(spec.work_dir, snapshot.id),
         rebase=rebase,
@@ -146,7 +152,7 @@ def _job(
     by: str | None,
     record: Recording | None,
     artifacts: ArtifactSetRef,
-    selection: Selection,
+    auto: ReadEpochs | None,
 ) -> Job:
     names = set(columns.columns(schema))
     used = pa.schema([field for field in schema if field.name in names])
@@ -161,7 +167,7 @@ def _job(
         artifacts=artifacts,
         code=required_functions(spec),
         cache=_features_cache(spec.cache),
-        auto=_read_epochs(spec, selection),
+        auto=auto,
     )
 
 
@@ -169,12 +175,20 @@ def _features_cache(cache: CacheSpec | None) -> CacheRef | None:
     """The cache that blocks take finished features from, and add them to."""
     if cache is None or cache.mode not in ("auto", "features"):
         return None
-    return CacheRef(folder=cache.folder, size=cache.size, free=cache.free, shared=cache.shared)
+    return cache_ref(cache)
 
 
-def _read_epochs(spec: PipelineSpec, selection: Selection) -> ReadEpochs | None:
+def _read_epochs(
+    spec: PipelineSpec, columns: ReadColumns, snapshot: Snapshot, selection: Selection
+) -> ReadEpochs | None:
     """What a cache that decides for itself needs to know."""
     if spec.cache is None or spec.cache.mode != "auto":
         return None
     kept = selection.rows > 0
-    return ReadEpochs(epochs=spec.epochs, rows=int(selection.rows.sum()), row_groups=int(kept.sum()))
+    store_bytes = 0
+    if not is_local(locate(snapshot.uri).filesystem):
+        parts = frozenset(columns.parts(snapshot.schema))
+        store_bytes = int(needed_bytes(snapshot, [(parts, kept)]).sum())
+    return ReadEpochs(
+        epochs=spec.epochs, rows=int(selection.rows.sum()), row_groups=int(kept.sum()), store_bytes=store_bytes
+    )

@@ -249,7 +249,7 @@ class Plan:
             nbytes += piece_bytes
         salt = () if rest is None else (rest.id,)
         key = ("rows", self.seed, epoch, block.lane, block.index, *salt) if shuffle and shuffle.rows else None
-        return BlockRequest(pieces=tuple(pieces), rows=block.rows, permutation=key, nbytes=nbytes)
+        return BlockRequest(pieces=tuple(pieces), rows=block.rows, permutation=key, nbytes=nbytes, epoch=epoch)
 
     @property
     def snapshot_name(self) -> str:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from feedline.errors import FeedlineError, TableError
 from feedline.spec import PipelineSpec
 from feedline.spec.arrow_types import parse_type
+from feedline.spec.cache_section import CacheSpec
 from feedline.spec.source_section import SourceSpec
 from feedline.warehouse.cache.cache_folder import CacheRef
 from feedline.warehouse.discovery.formats import list_table
@@ -66,7 +67,14 @@ def source_cache_of(spec: PipelineSpec) -> CacheRef | None:
     cache = spec.cache
     if cache is None or cache.mode != "source":
         return None
-    return CacheRef(folder=cache.folder, size=cache.size, free=cache.free, shared=cache.shared)
+    return cache_ref(cache)
+
+
+def cache_ref(cache: CacheSpec) -> CacheRef:
+    """The folder of a cache and its limits, as processes open it."""
+    return CacheRef(
+        folder=cache.folder, size=cache.size, free=cache.free, shared=cache.shared, write_budget=cache.write_budget
+    )
 
 
 def listing_of_source(source: SourceSpec) -> Listing:

@@ -14,7 +14,7 @@ from feedline.spec.sections import URI, Bytes, PathString, Section, value_error
 
 CacheMode = Literal["auto", "off", "features", "source"]
 LOCAL_PATH = {"type": "string", "minLength": 1, "pattern": rf"^(?!{URI.pattern})"}
-_FORM = "off, a path, or a mapping with the keys dir, size, free, mode, shared"
+_FORM = "off, a path, or a mapping with the keys dir, size, free, mode, write_budget, shared"
 
 
 def _folder(value: str) -> str:
@@ -37,6 +37,9 @@ class CacheSpec(Section):
     mode: CacheMode = Field(
         default="auto",
         description="features: finished features; source: bytes read from a remote store; auto: Feedline decides; off.",
+    )
+    write_budget: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None, description="Most time of writing, as a share of that of computing or fetching (default: any)."
     )
     shared: bool = Field(default=False, description="A new folder may be written by its group, too (0770, not 0700).")
 

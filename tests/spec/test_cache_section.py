@@ -38,8 +38,12 @@ def test_a_path_is_the_folder_with_all_defaults():
 
 
 def test_a_mapping_has_all_keys():
-    cache = parse("cache: {dir: ../x, size: 200 GB, free: 10 GiB, mode: features, shared: true}").cache
-    assert cache == CacheSpec(dir="/x", size=200 * 10**9, free=10 * 2**30, mode="features", shared=True)
+    cache = parse(
+        "cache: {dir: ../x, size: 200 GB, free: 10 GiB, mode: features, write_budget: 0.1, shared: true}"
+    ).cache
+    assert cache == CacheSpec(
+        dir="/x", size=200 * 10**9, free=10 * 2**30, mode="features", write_budget=0.1, shared=True
+    )
 
 
 @pytest.mark.parametrize("entry", ["", "cache: off", "cache:", "cache: null", "cache: 'off'"])
@@ -75,10 +79,10 @@ LOCAL = "must be the path of a local or mounted folder"
         ("cache: ''", "p.yaml:7:8: cache.dir: must be a non-empty string: got ''"),
         (
             "cache: 3",
-            "p.yaml:7:8: cache: must be off, a path, or a mapping with the keys dir, size, free, mode, shared: got 3",
+            "a mapping with the keys dir, size, free, mode, write_budget, shared: got 3",
         ),
-        ("cache: false", "free, mode, shared: got false. Write off"),
-        ("cache: [a]", "free, mode, shared: got a list"),
+        ("cache: false", "free, mode, write_budget, shared: got false. Write off"),
+        ("cache: [a]", "free, mode, write_budget, shared: got a list"),
         ("cache: {}", "p.yaml:7:1: cache.dir: missing key: expected a value. Folder of the cache"),
         ("cache: {mode: off}", "p.yaml:7:1: cache.dir: missing key"),
         ("cache: {dir: x, mode: feature}", "cache.mode: must be one of auto, off, features, source: got 'feature'"),
@@ -86,6 +90,8 @@ LOCAL = "must be the path of a local or mounted folder"
         ("cache: {dir: x, mode: null}", "cache.mode: must be one of auto, off, features, source: got nothing"),
         ("cache: {dir: x, size: 10 G}", "p.yaml:7:23: cache.size: must be a size in bytes such as 4GiB"),
         ("cache: {dir: x, free: null}", "cache.free: must be a size in bytes"),
+        ("cache: {dir: x, write_budget: 8}", "cache.write_budget: must be at most 1.0: got 8"),
+        ("cache: {dir: x, write_budget: 0}", "cache.write_budget: must be greater than 0: got 0"),
         ("cache: {dir: x, shared: yes}", "cache.shared: must be true or false: got 'yes'"),
         (
             "cache: {dir: x, sizes: 3}",
@@ -131,7 +137,9 @@ def test_the_canonical_text_does_not_name_a_cache_that_is_off(entry: str):
     assert '"cache"' not in parse(entry).canonical()
 
 
-@pytest.mark.parametrize("entry", ["cache: x", "cache: {dir: x, size: 5, free: 6, mode: source, shared: true}"])
+@pytest.mark.parametrize(
+    "entry", ["cache: x", "cache: {dir: x, size: 5, free: 6, mode: source, write_budget: 0.5, shared: true}"]
+)
 def test_the_canonical_text_gives_an_equal_cache(entry: str):
     spec = parse(entry)
     back = PipelineSpec.from_canonical(spec.canonical())

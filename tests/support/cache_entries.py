@@ -56,8 +56,15 @@ def right_or_missing(found: Mapping[str, CachedColumn], truth: Mapping[str, Cach
     return all(same(column, truth[name]) for name, column in found.items())
 
 
-def ref_of(folder: Path, size: int | None = 2**30, *, shared: bool = False, free: int = 0) -> CacheRef:
-    return CacheRef(folder=str(folder), size=size, free=free, shared=shared)
+def ref_of(
+    folder: Path,
+    size: int | None = 2**30,
+    *,
+    shared: bool = False,
+    free: int = 0,
+    write_budget: float | None = None,
+) -> CacheRef:
+    return CacheRef(folder=str(folder), size=size, free=free, shared=shared, write_budget=write_budget)
 
 
 def files_of(folder: Path | str, suffix: str = ".entry") -> list[Path]:

@@ -44,8 +44,9 @@ def test_a_cache_is_measured(shape: str) -> None:
     command = [sys.executable, str(BENCHMARKS / "cache.py"), "--shape", shape, "--rows", "3000", "--rounds", "1"]
     run = subprocess.run([*command, "--changed", "2"], capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert run.returncode == 0, run.stderr
-    kept, found, *stages = run.stdout.splitlines()
+    kept, filled, found, *stages = run.stdout.splitlines()
     assert kept.startswith(f"{shape}: 3,000 rows; ")
+    assert ": 0 of " in filled
     assert " row groups found " in found
     assert ", 2 computed " in found
     expected = ["off", "copied", "filling", "first", "second", "dropped", "changed"]

@@ -23,7 +23,12 @@ from processes import ended_here, running
 from s3_store import ALWAYS, KEYS, Store, put, put_folder, s3_server
 
 from feedline import Pipeline, Table
+from feedline.blocks.cache import auto_choice
+from feedline.blocks.cache.cache_costs import PolicyInputs
+from feedline.blocks.cache.cache_policy import CacheDecision, FeatureChoice
+from feedline.blocks.compute import pack_block, run_block
 from feedline.errors import CorruptFileError, TableChangedError
+from feedline.planning.plan import Plan
 from feedline.warehouse.cache.cache_folder import CacheRef, open_folder
 from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.reading.read import read_arrow, read_fragment
@@ -175,6 +180,48 @@ def test_a_cache_smaller_than_the_table_evicts(s3: Store, ref: CacheRef) -> None
     for _ in range(3):
         assert rows(snapshot, fragments).equals(expected)
         assert open_folder(small).usage() <= whole // 2 + whole // len(entries(ref)) * 2
+
+
+def test_auto_keeps_what_the_store_delivered_where_features_do_not_pay(
+    s3: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = list[PolicyInputs]()
+
+    def choose(inputs: PolicyInputs) -> CacheDecision:
+        found.append(inputs)
+        choices = tuple(
+            FeatureChoice(name=each.name, keep=False, share=0, bytes=1, benefit_per_byte=0) for each in inputs.features
+        )
+        return CacheDecision(mode="source", writes=True, features=choices, predictions=(), reason="source: test")
+
+    monkeypatch.setattr(auto_choice, "choose_mode", choose)
+    spec = {
+        "version": 1,
+        "name": "remote",
+        "work_dir": str(tmp_path / "work"),
+        "source": {"table": s3.uri("warehouse/clicks")},
+        "features": {"dense": {"dense_1": [{"fill_null": 0}]}, "sparse": {"hist_0": []}},
+        "shuffle": "off",
+        "batch": {"size": 50},
+    }
+    plain = Pipeline.from_dict(spec).plan()
+    plan = Pipeline.from_dict(spec | {"cache": str(tmp_path / "cache")}).plan()
+    assert plan.job.auto is not None
+    assert plan.job.auto.store_bytes == plan.row_group_bytes.sum() > 0
+
+    def blocks(plan: Plan, epoch: int) -> list[bytes]:
+        requests = [plan.request(block, epoch) for block in plan.schedule(epoch).blocks(0, everything=True)]
+        results = [run_block(plan.job, request, "b", False) for request in requests]
+        return [pack_block(plan.layout, each.parts or ()).to_pybytes() for each in results]
+
+    expected = blocks(plain, 0)
+    for epoch in range(2):
+        assert blocks(plan, epoch) == expected
+    assert found[0].store.remote
+    assert sum(each.store_bytes for each in found[0].features) > 0
+    s3.forget()
+    assert blocks(plan, 2) == expected
+    assert "range" not in s3.counts()
 
 
 # -- files that change ------------------------------------------------------------------------------------------------

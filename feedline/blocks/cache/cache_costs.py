@@ -7,9 +7,10 @@ are exact):
 
     epoch      = max(thread seconds / threads, store's bytes / rate, disk's bytes / rate, rows / trainer's pace)
     thread     = CPU + requests * latency / parallel + store's bytes / rate of a stream + hits + writes
-    hit        = files * entry_s + features * feature_s + bytes * (h / memory + (1 - h) / disk)
+    hit        = files * entry_s + features * feature_s + bytes * (h / memory + (1 - h) / disk) + decoding
     h          = m + (1 - m) * ln(1 - m), m = page cache / bytes kept: hits of an LRU if each epoch is permuted anew
-    write      = bytes within the kernel's buffer / memory + the others / disk
+    decoding   = what a hit in memory was measured to take beyond a copy: checksums, widening, laying out
+    write      = bytes within the kernel's buffer / its rate + the others / disk, and what is written is laid out
 
 No disk is faster than a copy in memory, so a hit costs at least that and a fixed part.
 """
@@ -31,7 +32,8 @@ _LEAST_RATE = 1e-3
 class FeatureCost:
     """What one feature costs per row of an epoch. store_bytes, store_requests: its part of what is read of the store.
 
-    bytes: of the finished feature. warm: the share of its entries that are there already.
+    bytes: of the finished feature. hit_cpu_s: of reading it from memory. warm: the share of its entries that are there
+    already.
     """
 
     name: str
@@ -41,6 +43,7 @@ class FeatureCost:
     store_bytes: float = 0.0
     store_requests: float = 0.0
     bytes: float = 0.0
+    hit_cpu_s: float = 0.0
     warm: float = 0.0
 
     def __post_init__(self) -> None:
@@ -72,8 +75,8 @@ class StoreRates:
 class CacheRates:
     """Measured rates of the cache's folder. memory_bytes_per_s: of a copy in memory, also of what the page cache holds.
 
-    page_cache_bytes: memory for what was read or written. write_buffer_bytes: what the kernel writes later.
-    entry_s, feature_s: the fixed parts of a hit.
+    page_cache_bytes: memory for what was read or written. write_buffer_bytes: what the kernel writes later, and takes
+    at buffer_bytes_per_s (default: as memory). entry_s, feature_s: the fixed parts of a hit.
     """
 
     read_bytes_per_s: float
@@ -81,11 +84,14 @@ class CacheRates:
     memory_bytes_per_s: float
     page_cache_bytes: float = 0.0
     write_buffer_bytes: float = 0.0
+    buffer_bytes_per_s: float | None = None
     entry_s: float = ENTRY_S
     feature_s: float = FEATURE_S
 
     def __post_init__(self) -> None:
-        _check_numbers(self, rates=("read_bytes_per_s", "write_bytes_per_s", "memory_bytes_per_s"))
+        _check_numbers(
+            self, rates=("read_bytes_per_s", "write_bytes_per_s", "memory_bytes_per_s", "buffer_bytes_per_s")
+        )
 
     def read_s(self, kept_bytes: float) -> tuple[float, float]:
         """Seconds to read all that is kept: of a thread, and of the disk beneath the page cache."""
@@ -95,9 +101,10 @@ class CacheRates:
 
     def write_s(self, written_bytes: float) -> tuple[float, float]:
         """Seconds to write: of a thread, and of the disk beyond what the kernel writes later."""
+        buffer_rate = min(self.buffer_bytes_per_s or self.memory_bytes_per_s, self.memory_bytes_per_s)
         later = min(written_bytes, self.write_buffer_bytes)
-        to_disk = (written_bytes - later) / min(self.write_bytes_per_s, self.memory_bytes_per_s)
-        return later / self.memory_bytes_per_s + to_disk, to_disk
+        to_disk = (written_bytes - later) / min(self.write_bytes_per_s, buffer_rate)
+        return later / buffer_rate + to_disk, to_disk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,21 +183,26 @@ def computing(inputs: PolicyInputs, costs: Sequence[FeatureCost]) -> EpochLoad:
     return fetching(inputs, costs).plus(cpu)
 
 
-def hitting(inputs: PolicyInputs, read_bytes: float, features: float) -> EpochLoad:
-    """The load of reading what is kept: files of row groups, with a number of features in each."""
+def hitting(inputs: PolicyInputs, read_bytes: float, features: float, hit_cpu_s: float = 0.0) -> EpochLoad:
+    """The load of reading what is kept: files of row groups, with a number of features in each. hit_cpu_s: of them."""
     if not read_bytes and not features:
         return EpochLoad()
     thread_s, disk_s = inputs.cache.read_s(read_bytes)
     fixed_s = inputs.row_groups * (inputs.cache.entry_s + features * inputs.cache.feature_s)
-    return EpochLoad(thread_s=thread_s + fixed_s, disk_s=disk_s)
+    return EpochLoad(thread_s=thread_s + fixed_s + decoding_s(inputs, read_bytes, hit_cpu_s), disk_s=disk_s)
 
 
-def writing(inputs: PolicyInputs, written_bytes: float) -> EpochLoad:
-    """The load of writing what is missing, once."""
+def decoding_s(inputs: PolicyInputs, read_bytes: float, hit_cpu_s: float) -> float:
+    """What hits take beyond a copy in memory."""
+    return max(0.0, hit_cpu_s - read_bytes / inputs.cache.memory_bytes_per_s)
+
+
+def writing(inputs: PolicyInputs, written_bytes: float, laid_s: float = 0.0) -> EpochLoad:
+    """The load of writing what is missing, once. laid_s: of what goes the way of a hit, after it was written."""
     if not written_bytes:
         return EpochLoad()
     thread_s, disk_s = inputs.cache.write_s(written_bytes)
-    return EpochLoad(thread_s=thread_s + inputs.row_groups * inputs.cache.entry_s, disk_s=disk_s)
+    return EpochLoad(thread_s=thread_s + laid_s + inputs.row_groups * inputs.cache.entry_s, disk_s=disk_s)
 
 
 def _check_numbers(value: FeatureCost | StoreRates | CacheRates | PolicyInputs, rates: tuple[str, ...] = ()) -> None:

@@ -29,6 +29,7 @@ from feedline.blocks.cache.cache_costs import (
     FeatureCost,
     PolicyInputs,
     computing,
+    decoding_s,
     epoch_seconds,
     fetching,
     hitting,
@@ -37,7 +38,7 @@ from feedline.blocks.cache.cache_costs import (
 
 CacheMode = Literal["off", "source", "features"]
 
-TIE = 0.05  # of the least cost: a gain below it is not worth writing for
+TIE = 0.03  # of the least cost: a gain below it is not worth writing for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +113,27 @@ class _Candidate:
     kept: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Hits:
+    """What hits of some features read in an epoch. most: the largest share of row groups of which one is there."""
+
+    bytes: float = 0.0
+    features: float = 0.0
+    cpu_s: float = 0.0
+    most: float = 0.0
+
+    def plus(self, share: float, nbytes: float, hit_s: float) -> _Hits:
+        """With a feature, of a share of its row groups. nbytes, hit_s: of all of them."""
+        return _Hits(
+            self.bytes + share * nbytes, self.features + share, self.cpu_s + share * hit_s, max(self.most, share)
+        )
+
+    def load(self, inputs: PolicyInputs, rest_hit_s: float) -> EpochLoad:
+        """Their load; other features are laid out beside them, which takes as long as if they were read."""
+        beside = EpochLoad(thread_s=max(0.0, rest_hit_s) * self.most)
+        return hitting(inputs, self.bytes, self.features, self.cpu_s).plus(beside)
+
+
 def choose_mode(inputs: PolicyInputs) -> CacheDecision:
     """Choose the mode of the least cost; of those within `TIE` of it the one that writes least."""
     ranking = _ranking(inputs)
@@ -173,20 +195,20 @@ def _feature_candidates(inputs: PolicyInputs, ranking: Sequence[_Ranked], off_s:
     """The first features of the ranking, one more in each, missing entries written or not."""
     shared = computing(inputs, (inputs.shared,))
     kept = there = computing(inputs, inputs.features)  # what is computed, of the entries kept and of those there
-    kept_bytes = there_bytes = features_kept = features_there = 0.0
+    hits, hits_there = _Hits(), _Hits()
+    all_hit_s = rest_hit_s = inputs.rows * sum(each.hit_cpu_s for each in inputs.features)
     for count, each in enumerate(ranking, 1):
-        load = computing(inputs, (each.feature,))
-        kept, there = kept.plus(load, -each.share), there.plus(load, -each.there)
-        kept_bytes, there_bytes = kept_bytes + each.share * each.bytes, there_bytes + each.there * each.bytes
-        features_kept, features_there = features_kept + each.share, features_there + each.there
+        load, hit_s = computing(inputs, (each.feature,)), inputs.rows * each.feature.hit_cpu_s
+        kept, there, rest_hit_s = kept.plus(load, -each.share), there.plus(load, -each.there), rest_hit_s - hit_s
+        hits, hits_there = hits.plus(each.share, each.bytes, hit_s), hits_there.plus(each.there, each.bytes, hit_s)
         whole = ranking if count == len(inputs.features) else ()  # a row group without missing features skips the rest
         later = kept.plus(shared, 1 - min((other.share for other in whole), default=0.0))
         read = there.plus(shared, 1 - min((other.there for other in whole), default=0.0))
-        later = later.plus(hitting(inputs, kept_bytes, features_kept))
-        read = read.plus(hitting(inputs, there_bytes, features_there))
-        written_bytes = kept_bytes - there_bytes
-        times = epoch_seconds(inputs, later), epoch_seconds(inputs, read.plus(writing(inputs, written_bytes)))
-        read_s = epoch_seconds(inputs, read) if features_there else None
+        later, read = later.plus(hits.load(inputs, rest_hit_s)), read.plus(hits_there.load(inputs, rest_hit_s))
+        written_bytes, laid_s = hits.bytes - hits_there.bytes, all_hit_s * (1 - hits_there.most)
+        filling = read.plus(writing(inputs, written_bytes, laid_s))
+        read_s = epoch_seconds(inputs, read) if hits_there.features else None
+        times = epoch_seconds(inputs, later), epoch_seconds(inputs, filling)
         yield from _filled_or_read("features", off_s, *times, read_s, written_bytes, count)
 
 
@@ -210,11 +232,12 @@ def _filled_or_read(
 
 
 def _ranking(inputs: PolicyInputs) -> list[_Ranked]:
-    """Features that are worth reading, as many as fit: those that are there, then by seconds saved per byte."""
-    worth = [(each, saved_s) for each in inputs.features if (saved_s := _saved_s(inputs, each)) > 0]
-    worth.sort(key=lambda pair: (pair[0].warm < 0.5, -pair[1] / max(pair[0].bytes, 1e-3)))
+    """As many features as fit: those that are worth reading, of these those that are there, then by seconds saved per
+    byte. The last ones save something only in that nothing is left to be computed."""
+    ranked = [(each, _saved_s(inputs, each)) for each in inputs.features]
+    ranked.sort(key=lambda pair: (pair[1] <= 0, pair[0].warm < 0.5, -pair[1] / max(pair[0].bytes, 1e-3)))
     ranking, left_bytes = [], inputs.capacity_bytes
-    for feature, saved_s in worth:
+    for feature, saved_s in ranked:
         total = inputs.rows * feature.bytes
         share = min(1.0, left_bytes / total) if total else 1.0
         if not share or not inputs.capacity_bytes:
@@ -228,7 +251,8 @@ def _ranking(inputs: PolicyInputs) -> list[_Ranked]:
 def _saved_s(inputs: PolicyInputs, feature: FeatureCost) -> float:
     """Thread seconds that reading a feature saves in an epoch, where memory holds it: the same for every disk."""
     copied_s = inputs.rows * feature.bytes / inputs.cache.memory_bytes_per_s
-    return computing(inputs, (feature,)).thread_s - copied_s - inputs.row_groups * inputs.cache.feature_s
+    hit_s = copied_s + decoding_s(inputs, inputs.rows * feature.bytes, inputs.rows * feature.hit_cpu_s)
+    return computing(inputs, (feature,)).thread_s - hit_s - inputs.row_groups * inputs.cache.feature_s
 
 
 def _decision(

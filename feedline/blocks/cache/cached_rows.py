@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import polars as pl
 
 from feedline.blocks.block_encoder import BlockEncoder, StageClock
-from feedline.blocks.cache.auto_choice import AutoChoice
+from feedline.blocks.cache.auto_choice import AutoChoice, AutoFilling
 from feedline.blocks.cache.cached_columns import arrow_array, arrow_bytes
 from feedline.blocks.cache.cached_counts import quality_of
 from feedline.blocks.cache.cached_features import (
@@ -28,6 +28,7 @@ from feedline.blocks.cache.cached_features import (
     split_features,
 )
 from feedline.blocks.cache.entry_names import EntryNames, Segment, segments
+from feedline.blocks.cache.feature_costs import feature_classes, thread_clock
 from feedline.blocks.group_runs import stretches
 from feedline.blocks.jobs import CompiledJob, compile_like
 from feedline.blocks.piece_chunks import column_values, piece_chunks
@@ -46,7 +47,7 @@ from feedline.warehouse.rebase.recorded_rows import Recorder, spans_of
 
 Columns = Mapping[str, CachedColumn]
 
-_MOST_SETS = 8  # of features that are compiled
+_MOST_SETS = 16  # of features that are compiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +59,26 @@ class CachedPart:
     by: pl.Series | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filled:
+    """What was computed of a segment, the bytes written of it, seconds of writing, the columns written, and how many
+    were not."""
+
+    columns: Columns = field(default_factory=dict)
+    nbytes: int = 0
+    written_s: float = 0.0
+    written: Collection[str] = ()
+    skipped: int = 0
+
+
 class CachedRows:
     """The rows of a job's blocks, of which features are found in its cache, or put there."""
 
     def __init__(self, job: Job, compiled: CompiledJob, folder: CacheFolder) -> None:
         self._job, self._compiled, self._folder = job, compiled, folder
-        self._auto = None if job.auto is None else AutoChoice(job.auto, folder)
         self._schema = compiled.layout.schema
         self._names = EntryNames(job, compiled)
+        self._choice = AutoChoice(job.auto, folder, feature_classes(compiled.features, self._names.columns))
         self._own = {digest: name for name, digest in self._names.columns.items()}
         groups = {column.name: column.dedup for column in self._schema if column.dedup is not None}
         self._group_of = {
@@ -73,6 +86,10 @@ class CachedRows:
         }
         self._sets: set[frozenset[str]] = set()  # of features that were computed together
         self._wanted = [*self._own, *self._names.runs.values(), *(() if self._names.by is None else (self._names.by,))]
+
+    def begin(self, epoch: int) -> None:
+        """A block of an epoch begins."""
+        self._choice.begin(epoch)
 
     def parts(
         self, piece: PieceRequest, clock: StageClock, count: Callable[[CacheCounts], None]
@@ -82,6 +99,8 @@ class CachedRows:
         Raises TableChangedError if the file is not the snapshot's, and as the reading and computing of rows does.
         """
         fragment = piece.fragment
+        if self._choice.filling.source:
+            fragment = replace(fragment, source_cache=self._folder.ref)
         fragment.check()
         for position, (start, stop) in enumerate(spans_of(fragment, piece.skip, piece.rows)):
             if stop == start:
@@ -103,29 +122,51 @@ class CachedRows:
     def _segment(
         self, fragment: Fragment, segment: Segment, clock: StageClock, count: Callable[[CacheCounts], None]
     ) -> CachedPart:
+        began_s, waited_s, filled, filling = thread_clock()[1], 0.0, Filled(), self._choice.filling
         group = self._names.group(fragment, segment)
-        found = self._find(group, segment)
-        computed, nbytes_written, waited_s = dict[str, CachedColumn](), 0, 0.0
-        if len(found) < len(self._wanted) and (self._auto is None or self._auto.keeps):
+        found = self._find(group, segment) if filling.reads else {}
+        found_s = thread_clock()[1] - began_s
+        lacks = self._lacking(found, filling)
+        writes = filling.budget.allows()
+        if lacks and (writes or self._choice.is_undecided):
             before_s = time.monotonic()
             with self._folder.flight(group) as waited:
                 if waited:
                     waited_s = time.monotonic() - before_s
                     found = self._find(group, segment)
-                computed, nbytes_written = self._compute_missing(fragment, segment, group, found, clock)
+                filled = self._fill(fragment, segment, group, found, writes, clock)
+        elif lacks:
+            filled = Filled(skipped=len(lacks))
         count(
             CacheCounts(
                 found=len(found),
                 computed=len(self._wanted) - len(found),
+                skipped=filled.skipped,
                 nbytes_read=_nbytes(found),
-                nbytes_written=nbytes_written,
+                nbytes_written=filled.nbytes,
                 damaged=self._folder.take_damaged(),
                 waited_s=waited_s,
             )
         )
-        part = self._part(fragment, segment, {**found, **computed}, clock)
+        part = self._part(fragment, segment, {**found, **filled.columns}, clock)
+        if lacks:
+            made_s = thread_clock()[1] - began_s - waited_s - filled.written_s
+            filling.budget.spend(made_s=made_s, written_s=filled.written_s)
+        if filling.reads:
+            self._choice.count(self._names_of(found), self._names_of(filled.written), segment.rows, found_s)
         clock.lap("read")
         return part
+
+    def _kept(self, filling: AutoFilling) -> list[str]:
+        """The columns that are to be kept; with features, what `shuffle.by` is."""
+        if filling.names is None:
+            return self._wanted
+        kept = self._digests_of(filling.names)
+        return kept if not kept or self._names.by is None else [*kept, self._names.by]
+
+    def _lacking(self, found: Columns, filling: AutoFilling) -> list[str]:
+        """The columns that are to be kept and were not found."""
+        return [digest for digest in self._kept(filling) if digest not in found]
 
     def _find(self, group: EntryGroup, segment: Segment) -> dict[str, CachedColumn]:
         """The entries of a segment; none of a deduplicated group of which it is not known where runs begin."""
@@ -134,19 +175,20 @@ class CachedRows:
         lost = {name for name, digest in self._names.runs.items() if digest not in found}
         return {digest: each for digest, each in found.items() if self._group_of.get(digest) not in lost}
 
-    def _compute_missing(
-        self, fragment: Fragment, segment: Segment, group: EntryGroup, found: Columns, clock: StageClock
-    ) -> tuple[dict[str, CachedColumn], int]:
-        """Compute and keep what was not found, and the bytes written. Nothing, if rows that the block does not need
-        cannot be computed."""
+    def _fill(
+        self, fragment: Fragment, segment: Segment, group: EntryGroup, found: Columns, writes: bool, clock: StageClock
+    ) -> Filled:
+        """Compute what was not found, and write what is to be kept, if at all. Nothing, if rows that the block does not
+        need cannot be computed."""
+        lacks = self._lacking(found, self._choice.filling)
+        if not lacks:
+            return Filled()
         names = {name for digest, name in self._own.items() if digest not in found}
-        if not names and self._names.by in (None, *found):
-            return {}, 0
         piece = PieceRequest(fragment=fragment, skip=segment.first, rows=segment.rows)
-        before_s, began_s, computed = time.thread_time(), time.monotonic(), dict[str, CachedColumn]()
+        before_s, computed = time.thread_time(), dict[str, CachedColumn]()
         try:
             if names:
-                features = self._features(piece, names, clock)
+                features = self._measured_features(piece, names, clock)
                 computed |= {self._names.columns[name]: features.columns[name] for name in names}
                 computed |= {
                     self._names.runs[name]: runs_column(runs)
@@ -154,18 +196,69 @@ class CachedRows:
                     if self._names.runs[name] not in found
                 }
             if self._names.by is not None and self._names.by not in found:
-                by = arrow_bytes(self._read_by(piece).rechunk().to_arrow())
+                by = arrow_bytes(_read_by(self._compiled, piece).rechunk().to_arrow())
                 computed[self._names.by] = CachedColumn({"arrow": by}, {"rows": piece.rows})
         except FeedlineError:
             if segment.is_whole:
                 raise
-            return {}, 0
-        nbytes, seconds = _nbytes(computed), time.monotonic() - began_s
-        if self._auto is not None and not found:
-            self._auto.measured(rows=segment.rows, nbytes=nbytes, seconds=seconds)
-        cpu_s = time.thread_time() - before_s
-        is_written = self._names.is_current() and self._folder.put(group, computed, cpu_s=cpu_s)
-        return computed, nbytes if is_written else 0
+            return Filled()
+        cpu_s, made_s = time.thread_time() - before_s, thread_clock()[1]
+        kept = {digest: computed[digest] for digest in lacks if digest in computed}
+        if not (writes and self._names.is_current()):
+            return Filled(columns=computed, skipped=len(kept))
+        is_written = self._folder.put(group, kept, cpu_s=cpu_s)
+        filled = Filled(
+            columns=computed,
+            nbytes=_nbytes(kept) if is_written else 0,
+            written_s=thread_clock()[1] - made_s,
+            written=kept if is_written else (),
+            skipped=0 if is_written else len(kept),
+        )
+        self._measure_hits(piece, group, names, filled)
+        return filled
+
+    def _measured_features(self, piece: PieceRequest, names: Collection[str], clock: StageClock) -> CachedFeatures:
+        """`_features`; if the cache decides for itself, measured."""
+        features = self._choice.measurements.compute(
+            names,
+            piece.rows,
+            lambda some: self._features(piece, some, clock),
+            lambda some: _compiled_of(self._job, self._compiled, _kept_features(self._job, some)),
+        )
+        self._choice.measured()
+        return features
+
+    def _measure_hits(self, piece: PieceRequest, group: EntryGroup, names: Collection[str], filled: Filled) -> None:
+        """Read what was written first, or note that nothing can be."""
+        if not filled.written:
+            self._choice.refuse()
+        elif self._choice.measurements.needs_hits(names):
+            borders = stretches(piece.skip, piece.rows)
+
+            def find(some: Collection[str]) -> CachedFeatures:
+                return self._found_features(self._folder.find(group, self._digests_of(some)))
+
+            def lay(found: CachedFeatures) -> None:
+                features = _kept_features(self._job, found.columns)
+                schema = _compiled_of(self._job, self._compiled, features).layout.schema
+                rows_of_features(found, schema, piece.rows, borders)
+
+            self._choice.measurements.read_back(piece.rows, filled.nbytes, filled.written_s, find, lay)
+
+    def _names_of(self, digests: Collection[str]) -> list[str]:
+        return [self._own[digest] for digest in digests if digest in self._own]
+
+    def _digests_of(self, names: Collection[str]) -> list[str]:
+        """The entries of some features, with those of where runs begin."""
+        own = [digest for digest, name in self._own.items() if name in names]
+        groups = dict.fromkeys(self._group_of[digest] for digest in own if digest in self._group_of)
+        return [*own, *(self._names.runs[name] for name in groups)]
+
+    def _found_features(self, found: Columns) -> CachedFeatures:
+        return CachedFeatures(
+            {name: found[digest] for digest, name in self._own.items() if digest in found},
+            {name: runs_of_column(found[digest]) for name, digest in self._names.runs.items() if digest in found},
+        )
 
     def _part(self, fragment: Fragment, segment: Segment, found: Columns, clock: StageClock) -> CachedPart:
         """The rows that are needed of a segment: of the features that were found, and of others, which are computed."""
@@ -173,10 +266,7 @@ class CachedRows:
         needed = PieceRequest(fragment=fragment, skip=segment.first + start, rows=stop - start)
         if not found:
             return self._computed(needed, clock)
-        kept = CachedFeatures(
-            {name: found[digest] for digest, name in self._own.items() if digest in found},
-            {name: runs_of_column(found[digest]) for name, digest in self._names.runs.items() if digest in found},
-        )
+        kept = self._found_features(found)
         if not segment.is_whole:
             kept = part_of_features(kept, self._schema, start, stop)
         rest = {column.name for column in self._schema if column.name not in kept.columns}
@@ -185,7 +275,7 @@ class CachedRows:
         by = None
         if self._names.by is not None:
             known = found.get(self._names.by)
-            by = self._read_by(needed) if known is None else _series(known, segment)
+            by = _read_by(self._compiled, needed) if known is None else _series(known, segment)
         rows = rows_of_features(kept, self._schema, needed.rows, stretches(needed.skip, needed.rows))
         return CachedPart(rows, quality_of(kept.columns, self._schema, needed.rows), by)
 
@@ -195,12 +285,7 @@ class CachedRows:
         if wanted not in self._sets and len(self._sets) >= _MOST_SETS:
             wanted = frozenset(column.name for column in self._schema)
         self._sets.add(wanted)
-        # Numbers that are not finite are kept, as any part of them is counted.
-        features = [
-            replace(feature, on_nonfinite="keep") if feature.on_nonfinite == "zero" else feature
-            for feature in self._job.features
-            if feature.name in wanted
-        ]
+        features = _kept_features(self._job, wanted)
         row_counts = RowCounts()
         schema, rows, quality = self._encode(piece, features, clock, row_counts)
         return split_features(rows, schema, quality, row_counts)
@@ -208,7 +293,7 @@ class CachedRows:
     def _computed(self, piece: PieceRequest, clock: StageClock) -> CachedPart:
         """Rows as they are computed without a cache."""
         _, rows, quality = self._encode(piece, self._job.features, clock)
-        return CachedPart(rows, quality, None if self._job.by is None else self._read_by(piece))
+        return CachedPart(rows, quality, None if self._job.by is None else _read_by(self._compiled, piece))
 
     def _encode(
         self,
@@ -218,9 +303,7 @@ class CachedRows:
         row_counts: RowCounts | None = None,
     ) -> tuple[BatchSchema, EncodedRows, Quality]:
         """Some features of a piece's rows, with their columns of a batch. row_counts: takes what is counted of each."""
-        by = self._job.by if any(feature.dedup is not None for feature in features) else None  # it ends runs
-        job = replace(self._job, features=tuple(features), by=by, record=None, cache=None, auto=None)
-        compiled = compile_like(job, self._compiled)
+        compiled = _compiled_of(self._job, self._compiled, features)
         encoder = BlockEncoder(compiled, clock, whole=True, row_counts=row_counts)
         encoder.begin_piece()
         clock.lap("read")
@@ -239,11 +322,6 @@ class CachedRows:
         whole = parts[0] if len(parts) == 1 else take(parts, np.arange(rows))
         return compiled.layout.schema, whole, encoder.observer.quality()
 
-    def _read_by(self, piece: PieceRequest) -> pl.Series:
-        by = self._job.by
-        assert by is not None
-        return pl.concat([column_values(chunk, by) for chunk in piece_chunks(self._compiled, piece, [by])])
-
 
 _caches: SingleFlight[str, CachedRows] = SingleFlight()
 
@@ -254,6 +332,27 @@ def cached_rows(job: Job, compiled: CompiledJob) -> CachedRows | None:
     if ref is None:
         return None
     return _caches.get(job.digest, lambda: CachedRows(job, compiled, open_folder(ref)))
+
+
+def _kept_features(job: Job, names: Collection[str]) -> list[FeatureSpec]:
+    """Features as they are kept: with numbers that are not finite, as any part of them is counted."""
+    return [
+        replace(feature, on_nonfinite="keep") if feature.on_nonfinite == "zero" else feature
+        for feature in job.features
+        if feature.name in names
+    ]
+
+
+def _compiled_of(job: Job, whole: CompiledJob, features: Sequence[FeatureSpec]) -> CompiledJob:
+    """The job of some features alone."""
+    by = job.by if any(feature.dedup is not None for feature in features) else None  # it ends runs
+    return compile_like(replace(job, features=tuple(features), by=by, record=None, cache=None, auto=None), whole)
+
+
+def _read_by(compiled: CompiledJob, piece: PieceRequest) -> pl.Series:
+    by = compiled.by
+    assert by is not None
+    return pl.concat([column_values(chunk, by) for chunk in piece_chunks(compiled, piece, [by])])
 
 
 def _nbytes(columns: Columns) -> int:

@@ -11,11 +11,13 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheCounts:
-    """Columns found and computed, bytes read from and written to the cache's folder, damaged entries (their columns
-    were computed again), and seconds waited for another job that computed the same columns."""
+    """Columns found and computed, and those of them that were to be kept but not written: the write budget was spent,
+    or the folder took no more. Bytes read from and written to the cache's folder, damaged entries (their columns were
+    computed again), and seconds waited for another job that computed the same columns."""
 
     found: int = 0
     computed: int = 0
+    skipped: int = 0
     nbytes_read: int = 0
     nbytes_written: int = 0
     damaged: int = 0
@@ -34,7 +36,8 @@ class CacheCounts:
         """One line: "cache: 1,234 of 1,300 features x row groups found (2.1 GB read), 66 computed (0.3 GB written)"."""
         columns = self.found + self.computed
         found = f"{self.found:,} of {columns:,} features x row groups found ({_size(self.nbytes_read)} read)"
-        computed = f"{self.computed:,} computed ({_size(self.nbytes_written)} written)"
+        skipped = f", {self.skipped:,} skipped" if self.skipped else ""
+        computed = f"{self.computed:,} computed ({_size(self.nbytes_written)} written{skipped})"
         damaged = f", {self.damaged:,} damaged" if self.damaged else ""
         waited = f", {self.waited_s:.1f} s waited" if self.waited_s >= 0.05 else ""
         return f"cache: {found}, {computed}{damaged}{waited}"

@@ -40,6 +40,7 @@ from feedline.warehouse.cache.entry_file import (
     write_entry,
 )
 from feedline.warehouse.cache.folder_space import LOCKS, VERSION_FOLDER, FolderSpace
+from feedline.warehouse.cache.write_budget import WriteBudget
 
 __all__ = [
     "CacheFolder",
@@ -76,12 +77,14 @@ class CacheRef:
         size: bytes of all files, at most; None: a tenth of the file system.
         free: bytes of the file system that stay free.
         shared: a new folder is for the group, too (0770, else 0700); an existing one keeps its mode.
+        write_budget: the time of writing to the time of making what is written, at most; None: any.
     """
 
     folder: str
     size: int | None
     free: int
     shared: bool
+    write_budget: float | None = None
 
 
 _opened: dict[tuple[int, CacheRef], CacheFolder] = {}
@@ -157,6 +160,7 @@ class CacheFolder:
         self.ref = ref
         self.counters = CacheCounters()
         self._times = flights.WorkTimes()
+        self.budget = WriteBudget(ref.write_budget)
         self._lock = threading.Lock()
         self._touched: dict[str, float] = {}
         self._said: set[str] = set()
@@ -235,6 +239,10 @@ class CacheFolder:
     def usage(self) -> int:
         """The bytes of all files, listed now."""
         return self._space.rescan()
+
+    def mean_uses(self) -> float:
+        """How often the folder's files were used since they were written, on average, at the last listing."""
+        return self._space.mean_uses
 
     def bound(self) -> int:
         """The bytes of all files, at most."""

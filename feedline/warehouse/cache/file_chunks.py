@@ -63,8 +63,12 @@ class FileChunks:
             if missing:
                 began_s = time.perf_counter()
                 fetch(list(missing.values()))
-                columns = {name: _column(file, span) for name, span in missing.items()}
-                folder.put(group, columns, cpu_s=time.perf_counter() - began_s)  # what a hit saves, if not of CPU
+                fetched_s = time.perf_counter()  # what a hit saves, if not of CPU
+                if writes := folder.budget.allows():
+                    columns = {name: _column(file, span) for name, span in missing.items()}
+                    folder.put(group, columns, cpu_s=fetched_s - began_s)
+                written_s = time.perf_counter() - fetched_s if writes else 0.0
+                folder.budget.spend(made_s=fetched_s - began_s, written_s=written_s)
 
     def drop(self, version: Sequence[str], row_group: int) -> None:
         """Remove what is kept of a row group."""

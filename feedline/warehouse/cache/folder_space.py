@@ -35,6 +35,7 @@ class FolderSpace:
         self._used: int | None = None
         self._written = 0
         self._refused = (float("-inf"), 0.0)
+        self.mean_uses = 0.0  # of a file, at the last listing
         self.bound = size if size is not None else self._tenth()
 
     def _tenth(self) -> int:
@@ -63,6 +64,7 @@ class FolderSpace:
             if not (file.temporary and eviction.is_abandoned(file, now_s) and eviction.remove_file(file.path))
         ]
         used = sum(file.nbytes for file in files)
+        self.mean_uses = sum(file.touches for file in files) / max(1, len(files))
         with self._lock:
             self._used, self._written = used, 0
         return files, used

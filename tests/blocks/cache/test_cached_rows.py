@@ -17,7 +17,8 @@ import pytest
 from feedline import Pipeline
 from feedline.blocks.block_encoder import HandOver
 from feedline.blocks.cache import auto_choice, cached_rows, entry_names
-from feedline.blocks.cache.cache_costs import CacheRates
+from feedline.blocks.cache.cache_costs import PolicyInputs
+from feedline.blocks.cache.cache_policy import CacheDecision, FeatureChoice
 from feedline.blocks.cache.cached_rows import CachedRows
 from feedline.blocks.compute import pack_block, run_block
 from feedline.blocks.request import BlockResult
@@ -84,7 +85,7 @@ def _small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plan_of(
-    table: Path, folder: Path, changes: dict[str, Any], cache: Path | None = None, mode: str = "features"
+    table: Path, folder: Path, changes: dict[str, Any], cache: Path | None = None, mode: str = "features", **keys: Any
 ) -> Plan:
     spec = {
         "version": 1,
@@ -94,7 +95,7 @@ def plan_of(
         "features": FEATURES | changes.get("features", {}),
         "batch": {"size": 500, "tail": "partial"},
         **{key: changes[key] for key in ("shuffle", "lanes", "dedup") if key in changes},
-        **({} if cache is None else {"cache": {"dir": str(cache), "mode": mode, "free": 1}}),
+        **({} if cache is None else {"cache": {"dir": str(cache), "mode": mode, "free": 1, **keys}}),
     }
     pipeline = Pipeline.from_dict(spec)
     pipeline.fit()
@@ -260,20 +261,65 @@ def test_parts_are_handed_over_in_order(table: Path, tmp_path: Path) -> None:
     assert all(one is other for one, other in zip(handed, result.parts[:-1], strict=True))
 
 
-@pytest.mark.parametrize("keeps", [True, False])
+def decides(monkeypatch: pytest.MonkeyPatch, kept: set[str] | None, mode: str = "features") -> None:
+    """Let `auto` keep some features, or all."""
+
+    def choose(inputs: PolicyInputs) -> CacheDecision:
+        choices = tuple(
+            FeatureChoice(name=each.name, keep=kept is None or each.name in kept, share=1, bytes=1, benefit_per_byte=1)
+            for each in inputs.features
+        )
+        return CacheDecision(mode=mode, writes=mode != "off", features=choices, predictions=(), reason=f"{mode}: test")
+
+    monkeypatch.setattr(auto_choice, "choose_mode", choose)
+
+
+SOME = {"price", "known", "history", "user"}
+
+
+@pytest.mark.parametrize("case", ["runs", "lanes", "groups"])
+@pytest.mark.parametrize("kept", [None, SOME, set()], ids=["all", "some", "none"])
 def test_a_cache_that_decides_for_itself(
-    keeps: bool, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kept: set[str] | None, case: str, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rate = 1e10 if keeps else 1e3
-    rates = CacheRates(read_bytes_per_s=rate, write_bytes_per_s=rate, memory_bytes_per_s=1e10)
-    monkeypatch.setattr(auto_choice, "cache_rates", lambda folder: rates)
-    plan = plan_of(table, tmp_path, CASES["shuffled"], tmp_path / "cache", mode="auto")
-    expected = blocks_of(plan_of(table, tmp_path, CASES["shuffled"]))
+    decides(monkeypatch, kept, "off" if kept == set() else "features")
+    groups = CASES["runs"] | {"dedup": {"user": {"columns": ["history", "tags"]}}}
+    changes = groups if case == "groups" else CASES[case]
+    plan = plan_of(table, tmp_path, changes, tmp_path / "cache", mode="auto")
+    plain = plan_of(table, tmp_path / "plain", changes)
+    counts = []
+    for epoch in range(3):  # measuring, then with what was kept before the decision, then after another decision
+        results = blocks_of(plan, epoch)
+        assert_same(plan, results, blocks_of(plain, epoch))
+        counts.append(counts_of(results))
+    assert not any(each.skipped for each in counts)
+    assert counts[1].found > 0
+    if kept is None:
+        assert (counts[2].computed, counts[2].nbytes_written) == (0, 0)
+    elif kept:  # the first segments have all of them
+        assert counts[2].nbytes_written == 0
+        assert counts[2].computed > counts[2].found
+    else:  # and the last decision reads nothing
+        assert (counts[1].nbytes_written, counts[2].found) == (0, 0)
+
+
+def test_chunks_of_the_table_are_kept_if_auto_says_so(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decides(monkeypatch, set(), "source")
+    plan = plan_of(table, tmp_path, CASES["in order"], tmp_path / "cache", mode="auto")
+    cached: list[bool] = []
+    encode = cached_rows.CachedRows._encode
+
+    def spy(self: Any, piece: Any, *args: Any) -> Any:
+        cached.append(piece.fragment.source_cache == plan.job.cache)
+        return encode(self, piece, *args)
+
+    monkeypatch.setattr(cached_rows.CachedRows, "_encode", spy)
+    expected = blocks_of(plan_of(table, tmp_path / "plain", CASES["in order"]))
     assert_same(plan, blocks_of(plan), expected)
-    again = blocks_of(plan)
-    assert_same(plan, again, expected)
-    assert (counts_of(again).computed == 0) is keeps
-    assert counts_of(again).found > 0  # what was kept before the decision is read
+    assert not cached[0]
+    assert cached[-1]
 
 
 def test_pieces_that_lack_ever_other_features_compile_few_sets(
@@ -291,3 +337,20 @@ def test_pieces_that_lack_ever_other_features_compile_few_sets(
     assert_same(plan, blocks_of(plan), blocks_of(plan_of(table, tmp_path, CASES["lanes"])))
     assert len(compiled) > len(set(compiled))
     assert len(set(compiled)) <= 3  # two sets, and all features
+
+
+@pytest.mark.parametrize("mode", ["features", "auto"])
+def test_a_spent_budget_skips_entries_which_later_epochs_write(mode: str, table: Path, tmp_path: Path) -> None:
+    plain = plan_of(table, tmp_path / "plain", CASES["shuffled"])
+    plan = plan_of(table, tmp_path, CASES["shuffled"], tmp_path / "cache", mode, write_budget=1e-9)
+    cold = blocks_of(plan)
+    assert_same(plain, cold, blocks_of(plain))
+    counts = counts_of(cold)
+    assert counts.nbytes_written > 0
+    assert 0 < counts.skipped < counts.computed
+    warm = blocks_of(plan, 1)
+    assert_same(plain, warm, blocks_of(plain, 1))
+    assert counts_of(warm).found > 0
+    generous = plan_of(table, tmp_path, CASES["shuffled"], tmp_path / "cache", "features")
+    assert counts_of(blocks_of(generous)).skipped == 0
+    assert counts_of(blocks_of(generous)).computed == 0

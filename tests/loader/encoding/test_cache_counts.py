@@ -32,8 +32,10 @@ def test_waiting_adds_up():
         ),
         (CacheCounts(), "cache: 0 of 0 features x row groups found (0 B read), 0 computed (0 B written)"),
         (
-            CacheCounts(found=1, computed=2, nbytes_read=99, nbytes_written=1_500_000, damaged=1, waited_s=2.04),
-            f"cache: 1 of 3 {UNIT} found (99 B read), 2 computed (1.5 MB written), 1 damaged, 2.0 s waited",
+            CacheCounts(
+                found=1, computed=2, skipped=1, nbytes_read=99, nbytes_written=1_500_000, damaged=1, waited_s=2.04
+            ),
+            f"cache: 1 of 3 {UNIT} found (99 B read), 2 computed (1.5 MB written, 1 skipped), 1 damaged, 2.0 s waited",
         ),
     ],
 )
