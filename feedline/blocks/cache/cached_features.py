@@ -25,10 +25,12 @@ from feedline.warehouse.cache.cache_folder import CachedColumn
 
 @dataclass(frozen=True, slots=True)
 class CachedFeatures:
-    """Some features of some rows. columns: by feature. runs: bool [rows], where runs begin, by deduplicated group."""
+    """Some features of some rows. columns: by feature. runs: bool [rows], where runs begin, by deduplicated group.
+    rows: the rows as they were encoded, None where they were found, or where groups end runs of their own."""
 
     columns: Mapping[str, CachedColumn]
     runs: Mapping[str, Bools]
+    rows: EncodedRows | None = None
 
     def merge(self, other: CachedFeatures) -> CachedFeatures:
         """These features and others of the same rows."""
@@ -45,7 +47,8 @@ def split_features(rows: EncodedRows, schema: BatchSchema, quality: Quality, row
     for name, group in zip(schema.dedup, rows.groups, strict=True):
         runs[name] = np.zeros(rows.rows, np.bool_)
         runs[name][first_uses(group.inverse)] = True
-    return CachedFeatures({name: with_row_counts(each, name, row_counts) for name, each in found.items()}, runs)
+    columns = {name: with_row_counts(each, name, row_counts) for name, each in found.items()}
+    return CachedFeatures(columns, runs, None if runs else rows)
 
 
 def part_of_features(kept: CachedFeatures, schema: BatchSchema, start: int, stop: int) -> CachedFeatures:

@@ -38,7 +38,6 @@ from feedline.blocks.single_flight import SingleFlight
 from feedline.errors import DataError, FeedlineError
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.encoding.encoded_rows import EncodedRows, take
-from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import Quality
 from feedline.spec.features import FeatureSpec
 from feedline.warehouse.cache.cache_folder import CachedColumn, CacheFolder, EntryGroup, open_folder
@@ -61,10 +60,11 @@ class CachedPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filled:
-    """What was computed of a segment, the bytes written of it, seconds of writing, the columns written, and how many
-    were not."""
+    """What was computed of a segment, all of its rows if a batch has them so, the bytes written of it, seconds of
+    writing, the columns written, and how many were not."""
 
     columns: Columns = field(default_factory=dict)
+    rows: EncodedRows | None = None
     nbytes: int = 0
     written_s: float = 0.0
     written: Collection[str] = ()
@@ -84,6 +84,8 @@ class CachedRows:
         self._group_of = {
             self._names.columns[name]: group for name, group in groups.items() if name in self._names.columns
         }
+        is_changed = any(feature.on_nonfinite == "zero" for feature in job.features)  # on delivery
+        self._delivered = set[str]() if is_changed else {column.name for column in self._schema}
         self._sets: set[frozenset[str]] = set()  # of features that were computed together
         self._wanted = [*self._own, *self._names.runs.values(), *(() if self._names.by is None else (self._names.by,))]
 
@@ -148,7 +150,7 @@ class CachedRows:
                 waited_s=waited_s,
             )
         )
-        part = self._part(fragment, segment, {**found, **filled.columns}, clock)
+        part = self._part(fragment, segment, {**found, **filled.columns}, filled.rows, clock)
         if lacks:
             made_s = thread_clock()[1] - began_s - waited_s - filled.written_s
             filling.budget.spend(made_s=made_s, written_s=filled.written_s)
@@ -185,10 +187,11 @@ class CachedRows:
             return Filled()
         names = {name for digest, name in self._own.items() if digest not in found}
         piece = PieceRequest(fragment=fragment, skip=segment.first, rows=segment.rows)
-        before_s, computed = time.thread_time(), dict[str, CachedColumn]()
+        before_s, computed, rows = time.thread_time(), dict[str, CachedColumn](), None
         try:
             if names:
                 features = self._measured_features(piece, names, clock)
+                rows = features.rows if segment.is_whole and names == self._delivered else None
                 computed |= {self._names.columns[name]: features.columns[name] for name in names}
                 computed |= {
                     self._names.runs[name]: runs_column(runs)
@@ -205,10 +208,11 @@ class CachedRows:
         cpu_s, made_s = time.thread_time() - before_s, thread_clock()[1]
         kept = {digest: computed[digest] for digest in lacks if digest in computed}
         if not (writes and self._names.is_current()):
-            return Filled(columns=computed, skipped=len(kept))
+            return Filled(columns=computed, rows=rows, skipped=len(kept))
         is_written = self._folder.put(group, kept, cpu_s=cpu_s)
         filled = Filled(
             columns=computed,
+            rows=rows,
             nbytes=_nbytes(kept) if is_written else 0,
             written_s=thread_clock()[1] - made_s,
             written=kept if is_written else (),
@@ -260,8 +264,11 @@ class CachedRows:
             {name: runs_of_column(found[digest]) for name, digest in self._names.runs.items() if digest in found},
         )
 
-    def _part(self, fragment: Fragment, segment: Segment, found: Columns, clock: StageClock) -> CachedPart:
-        """The rows that are needed of a segment: of the features that were found, and of others, which are computed."""
+    def _part(
+        self, fragment: Fragment, segment: Segment, found: Columns, rows: EncodedRows | None, clock: StageClock
+    ) -> CachedPart:
+        """The rows that are needed of a segment: of the features that were found, and of others, which are computed.
+        rows: if all were computed."""
         start, stop = segment.start, segment.stop
         needed = PieceRequest(fragment=fragment, skip=segment.first + start, rows=stop - start)
         if not found:
@@ -276,7 +283,8 @@ class CachedRows:
         if self._names.by is not None:
             known = found.get(self._names.by)
             by = _read_by(self._compiled, needed) if known is None else _series(known, segment)
-        rows = rows_of_features(kept, self._schema, needed.rows, stretches(needed.skip, needed.rows))
+        if rows is None:
+            rows = rows_of_features(kept, self._schema, needed.rows, stretches(needed.skip, needed.rows))
         return CachedPart(rows, quality_of(kept.columns, self._schema, needed.rows), by)
 
     def _features(self, piece: PieceRequest, names: Collection[str], clock: StageClock) -> CachedFeatures:
@@ -285,42 +293,15 @@ class CachedRows:
         if wanted not in self._sets and len(self._sets) >= _MOST_SETS:
             wanted = frozenset(column.name for column in self._schema)
         self._sets.add(wanted)
-        features = _kept_features(self._job, wanted)
+        compiled = _compiled_of(self._job, self._compiled, _kept_features(self._job, wanted))
         row_counts = RowCounts()
-        schema, rows, quality = self._encode(piece, features, clock, row_counts)
-        return split_features(rows, schema, quality, row_counts)
+        rows, quality = _encode(compiled, piece, clock, row_counts)
+        return split_features(rows, compiled.layout.schema, quality, row_counts)
 
     def _computed(self, piece: PieceRequest, clock: StageClock) -> CachedPart:
         """Rows as they are computed without a cache."""
-        _, rows, quality = self._encode(piece, self._job.features, clock)
+        rows, quality = _encode(_compiled_of(self._job, self._compiled, self._job.features), piece, clock)
         return CachedPart(rows, quality, None if self._job.by is None else _read_by(self._compiled, piece))
-
-    def _encode(
-        self,
-        piece: PieceRequest,
-        features: Sequence[FeatureSpec],
-        clock: StageClock,
-        row_counts: RowCounts | None = None,
-    ) -> tuple[BatchSchema, EncodedRows, Quality]:
-        """Some features of a piece's rows, with their columns of a batch. row_counts: takes what is counted of each."""
-        compiled = _compiled_of(self._job, self._compiled, features)
-        encoder = BlockEncoder(compiled, clock, whole=True, row_counts=row_counts)
-        encoder.begin_piece()
-        clock.lap("read")
-        for chunk in piece_chunks(compiled, piece, as_stored=True):
-            clock.lap("read")
-            encoder.add(chunk)
-            del chunk
-        clock.lap("read")
-        parts = encoder.finish()
-        rows = sum(part.rows for part in parts)
-        if rows != piece.rows:
-            raise DataError(
-                f"a row group of {piece.fragment.uri} has another number of rows than planned: got {rows}, expected "
-                f"{piece.rows}"
-            )
-        whole = parts[0] if len(parts) == 1 else take(parts, np.arange(rows))
-        return compiled.layout.schema, whole, encoder.observer.quality()
 
 
 _caches: SingleFlight[str, CachedRows] = SingleFlight()
@@ -332,6 +313,29 @@ def cached_rows(job: Job, compiled: CompiledJob) -> CachedRows | None:
     if ref is None:
         return None
     return _caches.get(job.digest, lambda: CachedRows(job, compiled, open_folder(ref)))
+
+
+def _encode(
+    compiled: CompiledJob, piece: PieceRequest, clock: StageClock, row_counts: RowCounts | None = None
+) -> tuple[EncodedRows, Quality]:
+    """The features of a piece's rows. row_counts: takes what is counted of each row."""
+    encoder = BlockEncoder(compiled, clock, whole=True, row_counts=row_counts)
+    encoder.begin_piece()
+    clock.lap("read")
+    for chunk in piece_chunks(compiled, piece, as_stored=True):
+        clock.lap("read")
+        encoder.add(chunk)
+        del chunk
+    clock.lap("read")
+    parts = encoder.finish()
+    rows = sum(part.rows for part in parts)
+    if rows != piece.rows:
+        raise DataError(
+            f"a row group of {piece.fragment.uri} has another number of rows than planned: got {rows}, expected "
+            f"{piece.rows}"
+        )
+    whole = parts[0] if len(parts) == 1 else take(parts, np.arange(rows))
+    return whole, encoder.observer.quality()
 
 
 def _kept_features(job: Job, names: Collection[str]) -> list[FeatureSpec]:
