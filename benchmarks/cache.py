@@ -6,6 +6,7 @@
 
 Each round computes an epoch without a cache, fills an empty one, reads it twice, reads it after the kernel has dropped
 its pages (where it does), and reads it with some features changed. `copied`: every array of the blocks is copied once.
+Allocators are set as in a feeder.
 Ratios are to the epoch without a cache of the same round, of CPU and of rows per second; medians are of rounds.
 """
 
@@ -27,6 +28,7 @@ import yaml
 from pipeline import LONGEST, MOST, TABLE_ROWS, make_borders
 from shape_tables import write_table
 from shapes import LABEL, SHAPES
+from transforms import reborn
 
 from feedline import Pipeline
 from feedline.blocks.compute import run_block
@@ -191,4 +193,5 @@ def report(options: argparse.Namespace, rounds: list[dict[str, Cost]]) -> None:
 
 
 if __name__ == "__main__":
+    reborn()
     main()
