@@ -252,7 +252,7 @@ ALTERNATIVES = {
     ("cluster", "tls"): "ca cert key",
     ("cluster", "workers"): "min max",
     ("cluster", "autoscale"): "wait grow_after_s shrink_after_s",
-    ("cache",): "dir size free mode shared",
+    ("cache",): "dir size free mode write_budget shared",
     ("artifacts",): "folder from",
     ("fit",): "where auto out_of_fold memory golden",
 }

@@ -19,10 +19,9 @@ from stored_runs import write_in_place
 from feedline import Pipeline
 from feedline.blocks import group_runs
 from feedline.blocks.block_encoder import HandOver
-from feedline.blocks.cache import auto_choice, entry_names
+from feedline.blocks.cache import auto_choice, cached_rows, entry_names
 from feedline.blocks.cache.cache_costs import CacheRates
 from feedline.blocks.cache.cached_features import CachedFeatures, part_of_features, runs_column, runs_of_column
-from feedline.blocks.cache.cached_rows import CachedRows
 from feedline.blocks.compute import pack_block, run_block
 from feedline.blocks.request import BlockResult
 from feedline.loader.encoding.cache_counts import CacheCounts
@@ -191,7 +190,7 @@ def test_groups_are_those_without_a_cache(
     assert_same(plain, cold, expected)
     assert counts_of(cold).computed > 0
     with monkeypatch.context() as patch:
-        patch.setattr(CachedRows, "_encode", None)  # nothing is computed
+        patch.setattr(cached_rows, "_encode", None)  # nothing is computed
         assert_same(plain, blocks_of(cached), expected)
         assert_same(plain, blocks_of(cached, 1), blocks_of(plain, 1))
     for path in sorted((tmp_path / "cache" / "v1").rglob("*.entry"))[::2]:

@@ -19,7 +19,6 @@ from feedline.blocks.block_encoder import HandOver
 from feedline.blocks.cache import auto_choice, cached_rows, entry_names
 from feedline.blocks.cache.cache_costs import PolicyInputs
 from feedline.blocks.cache.cache_policy import CacheDecision, FeatureChoice
-from feedline.blocks.cache.cached_rows import CachedRows
 from feedline.blocks.compute import pack_block, run_block
 from feedline.blocks.request import BlockResult
 from feedline.errors import CorruptFileError, DataError, TableChangedError
@@ -146,7 +145,7 @@ def test_bytes_and_counts_are_those_without_a_cache(
     cold = blocks_of(cached)
     assert_same(plain, cold, expected)
     with monkeypatch.context() as patch:
-        patch.setattr(CachedRows, "_encode", None)  # nothing is computed
+        patch.setattr(cached_rows, "_encode", None)  # nothing is computed
         warm = blocks_of(cached)
     assert_same(plain, warm, expected)
     assert counts_of(cold).computed > 0
@@ -309,13 +308,13 @@ def test_chunks_of_the_table_are_kept_if_auto_says_so(
     decides(monkeypatch, set(), "source")
     plan = plan_of(table, tmp_path, CASES["in order"], tmp_path / "cache", mode="auto")
     cached: list[bool] = []
-    encode = cached_rows.CachedRows._encode
+    encode = cached_rows._encode
 
-    def spy(self: Any, piece: Any, *args: Any) -> Any:
+    def spy(compiled: Any, piece: Any, *args: Any) -> Any:
         cached.append(piece.fragment.source_cache == plan.job.cache)
-        return encode(self, piece, *args)
+        return encode(compiled, piece, *args)
 
-    monkeypatch.setattr(cached_rows.CachedRows, "_encode", spy)
+    monkeypatch.setattr(cached_rows, "_encode", spy)
     expected = blocks_of(plan_of(table, tmp_path / "plain", CASES["in order"]))
     assert_same(plan, blocks_of(plan), expected)
     assert not cached[0]
