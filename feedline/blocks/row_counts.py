@@ -29,7 +29,8 @@ class RowCounts:
 
     def add_nulls(self, outputs: Sequence[Output], frame: pl.DataFrame) -> None:
         """The next rows of some features: a feature's row is null if one of its columns is."""
-        masks = {series.name: series.is_null().to_numpy() for series in frame if series.null_count()}
+        holed = [series.name for series in frame if series.null_count()]
+        masks = {series.name: series.to_numpy() for series in frame[holed].select(pl.all().is_null())} if holed else {}
         of_reads: dict[tuple[str, ...], NDArray[np.bool_] | None] = {}
         for output in outputs:
             if output.reads not in of_reads:
