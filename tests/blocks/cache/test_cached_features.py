@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from cached_blocks import assert_same, blocks_of, counts_of
 from drawn_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,9 +23,7 @@ from feedline.blocks.block_encoder import HandOver
 from feedline.blocks.cache import auto_choice, cached_rows, entry_names
 from feedline.blocks.cache.cache_costs import CacheRates
 from feedline.blocks.cache.cached_features import CachedFeatures, part_of_features, runs_column, runs_of_column
-from feedline.blocks.compute import pack_block, run_block
-from feedline.blocks.request import BlockResult
-from feedline.loader.encoding.cache_counts import CacheCounts
+from feedline.blocks.compute import run_block
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn
 from feedline.loader.encoding.shuffled_rows import Rows
 from feedline.planning.plan import Plan
@@ -157,26 +156,6 @@ def pipeline_of(table: Path, folder: Path, changes: dict[str, Any], cache: Path 
 
 def plan_of(table: Path, folder: Path, changes: dict[str, Any], cache: Path | None = None) -> Plan:
     return pipeline_of(table, folder, changes, cache).plan()
-
-
-def blocks_of(plan: Plan, epoch: int = 0) -> list[BlockResult]:
-    schedule = plan.schedule(epoch)
-    return [
-        run_block(plan.job, plan.request(block, epoch), f"b{lane}", False)
-        for lane in range(plan.lanes)
-        for block in schedule.blocks(lane, everything=True)
-    ]
-
-
-def assert_same(plan: Plan, ours: list[BlockResult], theirs: list[BlockResult]) -> None:
-    assert len(ours) == len(theirs)
-    for one, other in zip(ours, theirs, strict=True):
-        assert pack_block(plan.layout, one.parts or ()) == pack_block(plan.layout, other.parts or ())
-        assert one.quality.to_bytes() == other.quality.to_bytes()
-
-
-def counts_of(results: list[BlockResult]) -> CacheCounts:
-    return sum((result.cached for result in results if result.cached is not None), CacheCounts())
 
 
 @pytest.mark.parametrize("case", CASES)
