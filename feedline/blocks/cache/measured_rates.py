@@ -1,7 +1,7 @@
-"""Measure what the cache policy needs of a machine: rates of a folder's disk, of memory, and of the table's store.
+"""Measure what the cache policy needs of a machine: rates of a folder's disk, and of memory.
 
-Runs in: the feeder, once per process and folder, before the first decision; takes about 50 ms. The rates of a store
-come from the requests of the first blocks, without I/O of its own.
+Runs in: every process that computes blocks with a cache that decides for itself, once per folder, before the first
+decision; takes about 50 ms.
 
 A disk is written in synchronous pieces, each twice as large as the one before, so that the last one shows bandwidth
 and not the latency of a flush; then dropped from the page cache and read. The file has no name in the folder.
@@ -12,14 +12,13 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
-from feedline.blocks.cache.cache_costs import CacheRates, StoreRates
+from feedline.blocks.cache.cache_costs import CacheRates
 from feedline.resources.cgroups import available_memory_bytes
 
 _FIRST_BYTES = 256 << 10
@@ -29,9 +28,6 @@ _READING_S = 0.010
 _READ_BYTES = 1 << 20
 _COPIED_BYTES = 8 << 20  # more than a core's caches hold
 _COPIES = 3
-_UNKNOWN_BYTES_PER_S = 1e12  # of a store whose requests took no time beyond their latency
-_ALIKE = 100.0  # condition number of samples that cannot tell latency from bandwidth
-_SMALL_BYTES = 256 << 10  # of a request: below it a store's answer is mostly latency
 _DIRTY_RATIO = 10  # Linux's default of vm.dirty_background_ratio, in percent of the available memory
 
 
@@ -41,16 +37,6 @@ class DiskRates:
 
     write_bytes_per_s: float
     read_bytes_per_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchSample:
-    """What one thread fetched of the store for a block: requests one after another, and when, on a monotonic clock."""
-
-    requests: int
-    bytes: int
-    begin_s: float
-    end_s: float
 
 
 @cache
@@ -95,28 +81,6 @@ def cache_rates(folder: str) -> CacheRates | None:
     )
 
 
-def store_rates(samples: Sequence[FetchSample], *, parallel: float = 1.0, remote: bool = True) -> StoreRates | None:
-    """Fit seconds = requests * latency + bytes / rate to the first blocks' fetches; None without any.
-
-    Least squares, neither part negative. Where samples cannot tell the parts apart, small requests are taken for
-    latency and large ones for bandwidth. The store's bandwidth is at least what all threads received in the time in
-    which any of them waited.
-    """
-    used = [each for each in samples if each.requests > 0 and each.end_s > each.begin_s]
-    if not used:
-        return None
-    latency_s, byte_s = _fit(used)
-    stream = 1 / byte_s if byte_s > 1 / _UNKNOWN_BYTES_PER_S else _UNKNOWN_BYTES_PER_S
-    together = sum(each.bytes for each in used) / _busy_s(used)
-    return StoreRates(
-        latency_s=latency_s * parallel,
-        bytes_per_s=max(stream, together, 1.0),
-        stream_bytes_per_s=max(stream, 1.0),
-        parallel=parallel,
-        remote=remote,
-    )
-
-
 def _write_rate(descriptor: int) -> tuple[int, float]:
     """Write pieces until time is up; bytes in sum, and the rate of the last piece."""
     piece = np.random.default_rng(0).integers(0, 256, _MOST_BYTES, np.uint8).data  # no file system compresses it
@@ -153,31 +117,3 @@ def _write_buffer_bytes(available: int) -> int:
     except (OSError, ValueError):
         ratio = _DIRTY_RATIO
     return available * ratio // 100
-
-
-def _fit(samples: Sequence[FetchSample]) -> tuple[float, float]:
-    """Seconds per request and per byte."""
-    requests = np.array([each.requests for each in samples], np.float64)
-    amounts = np.array([each.bytes for each in samples], np.float64)
-    seconds = np.array([each.end_s - each.begin_s for each in samples])
-    alone = (float(requests @ seconds / (requests @ requests)), 0.0)
-    if not amounts.any():
-        return alone
-    by_bytes = (0.0, float(amounts @ seconds / (amounts @ amounts)))
-    scales = np.array([np.linalg.norm(requests), np.linalg.norm(amounts)])
-    matrix = np.stack([requests, amounts], axis=1) / scales
-    if np.linalg.cond(matrix) > _ALIKE:
-        return alone if amounts.sum() < _SMALL_BYTES * requests.sum() else by_bytes
-    latency_s, byte_s = np.linalg.lstsq(matrix, seconds, rcond=None)[0] / scales
-    if latency_s < 0:
-        return by_bytes
-    return (float(latency_s), float(byte_s)) if byte_s >= 0 else alone
-
-
-def _busy_s(samples: Sequence[FetchSample]) -> float:
-    """Seconds in which at least one fetch was under way."""
-    busy_s, until = 0.0, float("-inf")
-    for each in sorted(samples, key=lambda sample: sample.begin_s):
-        busy_s += max(0.0, each.end_s - max(each.begin_s, until))
-        until = max(until, each.end_s)
-    return busy_s
