@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from typing import Literal
 
 import pyarrow as pa
 
@@ -39,6 +40,19 @@ class ReadEpochs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RowOrder:
+    """How blocks order their rows by a column. kind: `runs`, whole runs of equal values are permuted."""
+
+    column: str
+    kind: Literal["runs"]
+
+    @property
+    def permutes(self) -> bool:
+        """Whether a block holds each row that it reads once."""
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """What all tasks of a plan share: features, the table's schema (Arrow IPC), filter, and the required environment.
 
@@ -46,7 +60,8 @@ class Job:
 
     With a sample, the schema may contain the virtual column `sample_weight`. record: where row identities are recorded,
     or None. code: the user's functions that features call. cache: of finished features, which changes no row.
-    auto: of a cache that decides for itself whether they are kept.
+    auto: of a cache that decides for itself whether they are kept. by: `shuffle.by`. order: how blocks order their rows
+    by another column's values.
     """
 
     features: tuple[FeatureSpec, ...]
@@ -60,17 +75,24 @@ class Job:
     code: tuple[RequiredFunction, ...] = ()
     cache: CacheRef | None = field(default=None, repr=False)  # named by the digest where there is one
     auto: ReadEpochs | None = field(default=None, repr=False)
+    order: RowOrder | None = field(default=None, repr=False)
     digest: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         content = repr(self) if self.cache is None else f"{self!r}{self.cache!r}{self.auto!r}"
+        content += "" if self.order is None else repr(self.order)
         object.__setattr__(self, "digest", hashlib.blake2b(content.encode(), digest_size=16).hexdigest())
+
+    @property
+    def ordering(self) -> RowOrder | None:
+        """How blocks order their rows; None where no column decides."""
+        return self.order if self.by is None else RowOrder(column=self.by, kind="runs")
 
 
 def kept_columns(job: Job) -> tuple[str, ...]:
-    """The columns that blocks read besides their features: `shuffle.by` and the row key."""
-    by = (job.by,) if job.by is not None else ()
-    return (*by, *(job.record.identity.key if job.record is not None else ()))
+    """The columns that blocks read besides their features: that which orders rows, and the row key."""
+    order = job.ordering
+    return (*(() if order is None else (order.column,)), *(job.record.identity.key if job.record is not None else ()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,14 +106,19 @@ class PieceRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockRequest:
-    """One block: its pieces, their total rows, and the key of its permutation (None: in plan order). epoch: for a cache
-    that decides for itself."""
+    """One block: its pieces, the rows that it has of them, and the key of its permutation (None: in plan order). epoch:
+    for a cache that decides for itself."""
 
     pieces: tuple[PieceRequest, ...]
     rows: int
     permutation: tuple[int | str, ...] | None
     nbytes: int  # compressed bytes of the column chunks it reads
     epoch: int = field(default=0, repr=False)  # no key names it: bytes do not depend on it
+
+    @property
+    def read_rows(self) -> int:
+        """Rows of the pieces: the block's own, unless its order leaves some out or repeats others."""
+        return sum(piece.rows for piece in self.pieces)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,38 @@
+"""Order the rows of a block, as its job says: permuted, or by what a column holds.
+
+Runs in: the processes that compute blocks, and where plans, rebases and `verify` find the rows of a step. Pure: the
+same values and request give the same order on every machine. An index may name some of the rows that are read, or one
+of them more than once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from feedline.blocks.permutation import permuted_rows, run_starts
+from feedline.blocks.request import BlockRequest, RowOrder
+
+
+def row_order(
+    order: RowOrder | None, request: BlockRequest, values: Callable[[int], pl.Series]
+) -> NDArray[np.int64] | None:
+    """int64 [rows of the block]: which of the rows of its pieces, laid end to end, each row is; None in plan order.
+    values: `order_values` of the rows of a piece (an index)."""
+    if request.permutation is None:
+        return None
+    if order is None:
+        return permuted_rows(request.rows, None, *request.permutation)
+    starts, rows = list[NDArray[np.int64]](), 0
+    for index, piece in enumerate(request.pieces):  # a run ends with its piece
+        starts.append(run_starts(values(index)) + rows)
+        rows += piece.rows
+    return permuted_rows(rows, np.concatenate(starts), *request.permutation)
+
+
+def order_values(order: RowOrder, column: pl.Series) -> pl.Series:
+    """What decides the order of rows, of their values in the order's column."""
+    return column
