@@ -19,7 +19,7 @@ from feedline.blocks.environment import check_environment
 from feedline.blocks.jobs import CompiledJob, compile_job, find_job
 from feedline.blocks.piece_chunks import column_values, piece_chunks
 from feedline.blocks.request import BlockRequest, BlockResult, Job
-from feedline.blocks.row_order import order_values, row_order
+from feedline.blocks.row_order import order_values, ordered_rows
 from feedline.errors import DataError
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.encoding.encode import can_order
@@ -72,7 +72,7 @@ def run_block(
             recorder.write()
     clock.lap("read")
     _check_rows(key, block_rows, request)
-    index = row_order(order, request, values.__getitem__)
+    index = ordered_rows(order, request, values.__getitem__)
     if index is None:
         rows: list[Rows] = [*encoder.finish()]
     else:
@@ -112,7 +112,7 @@ def _run_cached(
             values.append(pl.concat(of_piece))
     clock.lap("read")
     _check_rows(key, block_rows, request)
-    index = row_order(job.ordering, request, values.__getitem__)
+    index = ordered_rows(job.ordering, request, values.__getitem__)
     rows: list[Rows] = [*parts] if index is None else [shuffle(parts, index)]
     cached = sum(counts, CacheCounts())
     return _result(compiled, request, key, packed, rows, clock, merge(qualities), cached)

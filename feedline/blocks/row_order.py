@@ -17,7 +17,7 @@ from feedline.blocks.permutation import permuted_rows, run_starts
 from feedline.blocks.request import BlockRequest, RowOrder
 
 
-def row_order(
+def ordered_rows(
     order: RowOrder | None, request: BlockRequest, values: Callable[[int], pl.Series]
 ) -> NDArray[np.int64] | None:
     """int64 [rows of the block]: which of the rows of its pieces, laid end to end, each row is; None in plan order.

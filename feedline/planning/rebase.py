@@ -23,7 +23,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from feedline.blocks.request import PieceRequest
-from feedline.blocks.row_order import order_values, row_order
+from feedline.blocks.row_order import order_values, ordered_rows
 from feedline.errors import DataError, StateError, TableError
 from feedline.hashing import Words
 from feedline.planning.binding.recording import unkeyed_recording
@@ -141,7 +141,7 @@ class _RebasePlanner:
 
     def _order(self, block: Block) -> NDArray[np.int64] | None:
         request = self._old.request(block, self._epoch)
-        return row_order(self._old.job.ordering, request, lambda index: self._order_values(request.pieces[index]))
+        return ordered_rows(self._old.job.ordering, request, lambda index: self._order_values(request.pieces[index]))
 
     def _order_values(self, piece: PieceRequest) -> pl.Series:
         """What orders the rows of a piece: the values of `shuffle.by`, or hashes of them. Raises StateError where there

@@ -15,7 +15,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from feedline.blocks.request import RowOrder
-from feedline.blocks.row_order import order_values, row_order
+from feedline.blocks.row_order import order_values, ordered_rows
 from feedline.planning.plan import Plan
 from feedline.planning.rows.kept_rows import read_kept_rows
 from feedline.planning.schedule import Block, Piece, rank_lanes
@@ -68,7 +68,7 @@ class StepRows:
         """The order of a block's rows; None in plan order."""
         order = self.plan.job.ordering
         request = self.plan.request(block, self.epoch)
-        return row_order(order, request, lambda index: self._order_values(block.pieces[index], order))
+        return ordered_rows(order, request, lambda index: self._order_values(block.pieces[index], order))
 
     def locate(self, split: Int64s, row: Int64s) -> tuple[Int64s, Int64s]:
         """Row group (its index in the snapshot) and kept index of rows of splits. The kept index counts the rows of the
