@@ -17,9 +17,9 @@ from feedline.blocks.block_encoder import BlockEncoder, HandOver, StageClock
 from feedline.blocks.cache.cached_rows import CachedRows, cached_rows
 from feedline.blocks.environment import check_environment
 from feedline.blocks.jobs import CompiledJob, compile_job, find_job
-from feedline.blocks.piece_chunks import column_values, piece_chunks
+from feedline.blocks.piece_chunks import piece_chunks
 from feedline.blocks.request import BlockRequest, BlockResult, Job
-from feedline.blocks.row_order import order_values, ordered_rows
+from feedline.blocks.row_order import chunk_order, ordered_rows
 from feedline.errors import DataError
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.encoding.encode import can_order
@@ -59,7 +59,7 @@ def run_block(
         encoder.begin_piece()
         for chunk in piece_chunks(compiled, piece, as_stored=True, first_rows=0 if block_rows else encoder.first_rows):
             if order is not None:
-                of_piece.append(order_values(order, column_values(chunk, order.column)))
+                of_piece.append(chunk_order(order, chunk))
             block_rows += chunk.frame.height
             if recorder is not None:
                 recorder.add(chunk.frame)

@@ -9,7 +9,9 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from feedline.artifacts.store import ArtifactSetRef
 from feedline.blocks.environment import Environment
@@ -41,10 +43,17 @@ class ReadEpochs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowOrder:
-    """How blocks order their rows by a column. kind: `runs`, whole runs of equal values are permuted."""
+    """How blocks order their rows by a column. kind: `runs`, whole runs of equal values are permuted; `balance`, each
+    step gets nearly its share of the elements of a list column. most: the length that longer lists count as."""
 
     column: str
-    kind: Literal["runs"]
+    kind: Literal["runs", "balance"]
+    most: int | None = None
+
+    @property
+    def by_length(self) -> bool:
+        """Whether the lengths of lists decide."""
+        return self.kind != "runs"
 
     @property
     def permutes(self) -> bool:
@@ -105,15 +114,31 @@ class PieceRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepShares:
+    """How many of a block's rows each step gets. first_step: the first that gets any. rows: of it and the next ones, as
+    little-endian uint32. phase: of 2^64, where the block is among those from which a step draws at once."""
+
+    first_step: int
+    rows: bytes = field(repr=False)
+    phase: int = 0
+
+    @property
+    def rows_of_steps(self) -> NDArray[np.int64]:
+        """int64 [steps]: the rows that each step gets."""
+        return np.frombuffer(self.rows, "<u4").astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BlockRequest:
     """One block: its pieces, the rows that it has of them, and the key of its permutation (None: in plan order). epoch:
-    for a cache that decides for itself."""
+    for a cache that decides for itself. shares: where lengths are balanced."""
 
     pieces: tuple[PieceRequest, ...]
     rows: int
     permutation: tuple[int | str, ...] | None
     nbytes: int  # compressed bytes of the column chunks it reads
     epoch: int = field(default=0, repr=False)  # no key names it: bytes do not depend on it
+    shares: StepShares | None = None
 
     @property
     def read_rows(self) -> int:
@@ -130,13 +155,19 @@ class PackedRequest:
     permutation: tuple[int | str, ...] | None
     nbytes: int
     epoch: int = 0
+    shares: StepShares | None = None
 
     def unpack(self) -> BlockRequest:
         pieces = tuple(
             PieceRequest(fragment=fragment, skip=skip, rows=rows) for fragment, skip, rows in unpack_pieces(self.pieces)
         )
         return BlockRequest(
-            pieces=pieces, rows=self.rows, permutation=self.permutation, nbytes=self.nbytes, epoch=self.epoch
+            pieces=pieces,
+            rows=self.rows,
+            permutation=self.permutation,
+            nbytes=self.nbytes,
+            epoch=self.epoch,
+            shares=self.shares,
         )
 
 
@@ -151,6 +182,7 @@ def pack_request(request: BlockRequest, travels: bool = True) -> BlockRequest | 
         permutation=request.permutation,
         nbytes=request.nbytes,
         epoch=request.epoch,
+        shares=request.shares,
     )
 
 

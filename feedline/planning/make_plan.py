@@ -14,11 +14,12 @@ import pyarrow as pa
 from feedline.artifacts.store import ArtifactSetRef, StoredArtifactSet
 from feedline.blocks.batch_schema import batch_schema
 from feedline.blocks.environment import local_environment
-from feedline.blocks.request import Job, ReadEpochs
+from feedline.blocks.request import Job, ReadEpochs, RowOrder
 from feedline.errors import FeedlineError, PlanError
 from feedline.expressions import BoundExpression
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.planning.binding.fitted_artifacts import artifact_set_ref
+from feedline.planning.binding.lengths import length_order
 from feedline.planning.binding.read_columns import ReadColumns, require_columns
 from feedline.planning.binding.recording import recording_of
 from feedline.planning.binding.selected_rows import bound_sample, bound_where, rows_of
@@ -73,7 +74,7 @@ def make_plan(
     where = bound_where(spec, snapshot.schema)
     sample = bound_sample(spec, snapshot.schema)
     columns = ReadColumns.of(spec, features, where, sample)
-    by = _shuffle_column(spec, snapshot)
+    ordering = _shuffle_column(spec, snapshot), length_order(spec, snapshot)
     if spec.source.schema_rules.missing == "error":
         require_columns(spec, snapshot, columns.parts(snapshot.schema), where)
     if selection is None:
@@ -90,7 +91,13 @@ def make_plan(
         features=features,
         layout=SlotLayout(batch_schema(features)),
         job=_job(
-            spec, schema, columns, by, record, stored.pinned_ref, _read_epochs(spec, columns, snapshot, selection)
+            spec,
+            schema,
+            columns,
+            ordering,
+            record,
+            stored.pinned_ref,
+            _read_epochs(spec, columns, snapshot, selection),
         ),
         lanes=lanes,
         skipped=load_skipped(spec.work_dir, snapshot.id),
@@ -149,7 +156,7 @@ def _job(
     spec: PipelineSpec,
     schema: pa.Schema,
     columns: ReadColumns,
-    by: str | None,
+    ordering: tuple[str | None, RowOrder | None],
     record: Recording | None,
     artifacts: ArtifactSetRef,
     auto: ReadEpochs | None,
@@ -160,7 +167,8 @@ def _job(
         features=columns.features.features,
         schema=used.serialize().to_pybytes(),
         where=spec.source.where,
-        by=by,
+        by=ordering[0],
+        order=ordering[1],
         environment=local_environment(),
         sample=None if columns.sample is None else columns.sample.sample,
         record=record,

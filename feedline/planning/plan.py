@@ -24,6 +24,7 @@ from feedline.loader.state import rebased_state
 from feedline.loader.wire.codec import from_values
 from feedline.loader.wire.facts import BadFileFacts, PlanFacts, RebaseChanges, RestFacts
 from feedline.planning.binding.fitted_artifacts import require_fitted
+from feedline.planning.binding.lengths import length_facts
 from feedline.planning.bound_table import BoundTable
 from feedline.planning.mixing import (
     BlockSizes,
@@ -135,6 +136,7 @@ class Plan(BoundTable):
             "batch_size": self.spec.batch.size,
             "tail": self.spec.batch.tail,
             **({} if self.rebase is None else {"rebase": self.rebase.id}),
+            **length_facts(self.spec.batch),
         }
         if self.sample is not None:
             facts["sample"] = asdict(self.sample.sample)
@@ -176,6 +178,7 @@ class Plan(BoundTable):
             epoch=epoch,
             first_step=0 if rest is None else rest.first_step,
             salt=() if rest is None else (rest.id,),
+            shares=self.spec.batch.balance is not None,
         )
 
     @property
@@ -197,7 +200,9 @@ class Plan(BoundTable):
             nbytes += piece_bytes
         salt = () if rest is None else (rest.id,)
         key = ("rows", self.seed, epoch, block.lane, block.index, *salt) if shuffle and shuffle.rows else None
-        return BlockRequest(pieces=tuple(pieces), rows=block.rows, permutation=key, nbytes=nbytes, epoch=epoch)
+        return BlockRequest(
+            pieces=tuple(pieces), rows=block.rows, permutation=key, nbytes=nbytes, epoch=epoch, shares=block.shares
+        )
 
     @property
     def snapshot_name(self) -> str:

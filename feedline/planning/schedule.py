@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.blocks.permutation import permutation
+from feedline.blocks.request import StepShares
 from feedline.errors import PlanError
 from feedline.planning.strands import Int64s, Strands, deal_blocks
 
@@ -40,7 +41,8 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """The unit of work: the rows at order positions [start, start + rows), all of one lane."""
+    """The unit of work: the rows at order positions [start, start + rows), all of one lane. shares: of a schedule with
+    `shares`, the rows that each step gets."""
 
     lane: int
     index: int
@@ -49,6 +51,7 @@ class Block:
     pieces: tuple[Piece, ...]
     first_step: int
     last_step: int
+    shares: StepShares | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +104,7 @@ class Schedule:
 
     split_rows: int64 [splits], the selected rows per split (a split without any is never read). block_rows: the number
     of rows at which a block ends. window_rows: the rows of the blocks from which a lane draws in turn (default: 0, one
-    block after another). shuffle: whether the splits are permuted.
+    block after another). shuffle: whether the splits are permuted. shares: whether blocks have their `shares`.
 
     The rest of an epoch (`feedline rebase`) is a schedule, too: of the remaining rows, with steps counted from
     `first_step`, and permutations of its own, keyed by `salt`. It may be empty.
@@ -118,6 +121,7 @@ class Schedule:
     first_step: int = 0
     salt: tuple[str, ...] = ()
     window_rows: int = 0
+    shares: bool = False
 
     def __post_init__(self) -> None:
         if self.first_step:
@@ -257,7 +261,19 @@ class Schedule:
             pieces=self.pieces(first, end),
             first_step=begins,
             last_step=min(ends, self.steps - 1),
+            shares=self._shares(lane, index) if self.shares else None,
         )
+
+    def _shares(self, lane: int, index: int) -> StepShares:
+        """The rows of a block that each step gets, those that no step gets as the last ones."""
+        place = self.lane(lane)
+        first, last = int(place.first_rows[index]) // self.batch_size, int(place.last_rows[index]) // self.batch_size
+        strands, total = place.strands, int(place.borders[-1] - place.borders[0])
+        strand, start = strands.place_of(index)
+        rows = np.minimum(np.arange(first, last + 2) * self.batch_size, total)
+        found = np.clip(strands.strand_rows(strand, rows) - start, 0, place.block_rows(index))
+        phase = strand * 2**64 // len(strands)
+        return StepShares(first_step=self.first_step + first, rows=np.diff(found).astype("<u4").tobytes(), phase=phase)
 
     def _steps_of(self, lane: int, index: int) -> tuple[int, int]:
         """The first and the last step that draw from a block; with `tail: drop` there may be none of that number."""

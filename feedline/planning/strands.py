@@ -56,6 +56,24 @@ class Strands:
         found[np.flatnonzero(is_open)[:rest]] += 1
         return found
 
+    def strand_rows(self, strand: int, rows: Int64s) -> Int64s:
+        """int64 [n]: how many rows of a strand are among the lane's first `rows` rows, for each of n of these."""
+        event = np.searchsorted(self._before, rows, side="right") - 1
+        is_open = self._open[event]
+        ticks, rest = np.divmod(rows - self._before[event], np.maximum(np.count_nonzero(is_open, axis=1), 1))
+        age = self._events[event] + ticks - self.opens[strand]
+        turn = np.count_nonzero(is_open[:, :strand], axis=1)
+        found: Int64s = np.clip(age, 0, self.rows[strand]) + (is_open[:, strand] & (turn < rest))
+        return np.where(event == len(self._events) - 1, self.rows[strand], found)
+
+    def place_of(self, block: int) -> tuple[int, int]:
+        """The strand of a block, and the rows of the strand before it."""
+        for strand, (blocks, starts) in enumerate(zip(self.blocks, self.starts, strict=True)):
+            index = int(np.searchsorted(blocks, block))
+            if index < len(blocks) and blocks[index] == block:
+                return strand, int(starts[index])
+        raise IndexError(f"no strand has block {block}")
+
     def drawn(self, row: int, size: int, steps: int) -> Int64s:
         """int64 [n + 1, open strands]: the rows that each strand which is open at a row hands out from there on, before
         each of n steps of `size` rows and after the last one. n: as many of the steps as no strand opens or ends in."""

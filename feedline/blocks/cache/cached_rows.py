@@ -31,10 +31,10 @@ from feedline.blocks.cache.entry_names import EntryNames, Segment, segments
 from feedline.blocks.cache.feature_costs import feature_classes, thread_clock
 from feedline.blocks.group_runs import stretches
 from feedline.blocks.jobs import CompiledJob, compile_like
-from feedline.blocks.piece_chunks import column_values, piece_chunks
+from feedline.blocks.piece_chunks import piece_chunks
 from feedline.blocks.request import Job, PieceRequest, kept_columns
 from feedline.blocks.row_counts import RowCounts
-from feedline.blocks.row_order import order_values
+from feedline.blocks.row_order import chunk_order
 from feedline.blocks.single_flight import SingleFlight
 from feedline.errors import DataError, FeedlineError
 from feedline.loader.encoding.cache_counts import CacheCounts
@@ -311,7 +311,7 @@ class CachedRows:
         order = self._job.ordering
         assert order is not None
         chunks = piece_chunks(self._compiled, piece, [order.column])
-        return pl.concat([order_values(order, column_values(chunk, order.column)) for chunk in chunks])
+        return pl.concat([chunk_order(order, chunk) for chunk in chunks])
 
 
 _caches: SingleFlight[str, CachedRows] = SingleFlight()

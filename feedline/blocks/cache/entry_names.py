@@ -127,8 +127,10 @@ class EntryNames:
 
 
 def _order_digest(order: RowOrder, compiled: CompiledJob) -> str:
-    """What is kept of a column that orders rows: its values."""
-    return _digest(["by", order.column, str(compiled.schema.field(order.column).type)])
+    """What is kept of a column that orders rows: its values, or the lengths of its lists."""
+    return _digest(
+        ["lengths" if order.by_length else "by", order.column, str(compiled.schema.field(order.column).type)]
+    )
 
 
 def _compared(part: CompiledPart, marks: Mapping[str, dict[str, str]]) -> list[tuple[str, Any]]:
