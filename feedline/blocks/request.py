@@ -44,11 +44,13 @@ class ReadEpochs:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowOrder:
     """How blocks order their rows by a column. kind: `runs`, whole runs of equal values are permuted; `balance`, each
-    step gets nearly its share of the elements of a list column. most: the length that longer lists count as."""
+    step gets nearly its share of the elements of a list column; `buckets`, those of one bucket of such lengths come
+    after those of another. most: the length that longer lists count as. bounds: of buckets."""
 
     column: str
-    kind: Literal["runs", "balance"]
+    kind: Literal["runs", "balance", "buckets"]
     most: int | None = None
+    bounds: tuple[int, ...] = ()
 
     @property
     def by_length(self) -> bool:
@@ -58,7 +60,7 @@ class RowOrder:
     @property
     def permutes(self) -> bool:
         """Whether a block holds each row that it reads once."""
-        return True
+        return self.kind != "buckets"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +121,7 @@ class StepShares:
     little-endian uint32. phase: of 2^64, where the block is among those from which a step draws at once."""
 
     first_step: int
-    rows: bytes = field(repr=False)
+    rows: bytes
     phase: int = 0
 
     @property
@@ -129,9 +131,20 @@ class StepShares:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BucketRows:
+    """A block's rows of each bucket. parts: of pieces that it shares with a neighbouring lane (indices), the ordinals
+    [start, stop) of its rows among those of each bucket. shares: of each bucket, where lengths are balanced."""
+
+    rows: tuple[int, ...]
+    parts: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
+    shares: tuple[StepShares, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BlockRequest:
     """One block: its pieces, the rows that it has of them, and the key of its permutation (None: in plan order). epoch:
-    for a cache that decides for itself. shares: where lengths are balanced."""
+    for a cache that decides for itself. shares: where lengths are balanced. buckets: where rows
+    are of buckets."""
 
     pieces: tuple[PieceRequest, ...]
     rows: int
@@ -139,6 +152,7 @@ class BlockRequest:
     nbytes: int  # compressed bytes of the column chunks it reads
     epoch: int = field(default=0, repr=False)  # no key names it: bytes do not depend on it
     shares: StepShares | None = None
+    buckets: BucketRows | None = None
 
     @property
     def read_rows(self) -> int:
@@ -156,6 +170,7 @@ class PackedRequest:
     nbytes: int
     epoch: int = 0
     shares: StepShares | None = None
+    buckets: BucketRows | None = None
 
     def unpack(self) -> BlockRequest:
         pieces = tuple(
@@ -168,6 +183,7 @@ class PackedRequest:
             nbytes=self.nbytes,
             epoch=self.epoch,
             shares=self.shares,
+            buckets=self.buckets,
         )
 
 
@@ -183,6 +199,7 @@ def pack_request(request: BlockRequest, travels: bool = True) -> BlockRequest | 
         nbytes=request.nbytes,
         epoch=request.epoch,
         shares=request.shares,
+        buckets=request.buckets,
     )
 
 

@@ -14,6 +14,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from feedline.blocks.balanced_rows import balanced_rows
+from feedline.blocks.bucketed_rows import bucketed_rows
 from feedline.blocks.permutation import permuted_rows, run_starts
 from feedline.blocks.piece_chunks import column_values
 from feedline.blocks.request import BlockRequest, RowOrder
@@ -33,6 +34,10 @@ def ordered_rows(
         assert request.shares is not None
         lengths = np.concatenate([_lengths(order, values(index)) for index in range(len(request.pieces))])
         return balanced_rows(lengths, request.shares, *request.permutation)
+    if order.kind == "buckets":
+        assert request.buckets is not None
+        of_pieces = [_lengths(order, values(index)) for index in range(len(request.pieces))]
+        return bucketed_rows(of_pieces, order.bounds, request.buckets, *request.permutation)
     starts, rows = list[NDArray[np.int64]](), 0
     for index, piece in enumerate(request.pieces):  # a run ends with its piece
         starts.append(run_starts(values(index)) + rows)

@@ -19,7 +19,7 @@ from feedline.errors import FeedlineError, PlanError
 from feedline.expressions import BoundExpression
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.planning.binding.fitted_artifacts import artifact_set_ref
-from feedline.planning.binding.lengths import length_order
+from feedline.planning.binding.lengths import bucket_counts, length_order
 from feedline.planning.binding.read_columns import ReadColumns, require_columns
 from feedline.planning.binding.recording import recording_of
 from feedline.planning.binding.selected_rows import bound_sample, bound_where, rows_of
@@ -102,6 +102,7 @@ def make_plan(
         lanes=lanes,
         skipped=load_skipped(spec.work_dir, snapshot.id),
         rebase=rebase,
+        lengths=bucket_counts(spec, snapshot, where, sample, selection, map),
         version=newest_version(spec.shuffle),
     )
 

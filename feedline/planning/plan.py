@@ -26,6 +26,7 @@ from feedline.loader.wire.facts import BadFileFacts, PlanFacts, RebaseChanges, R
 from feedline.planning.binding.fitted_artifacts import require_fitted
 from feedline.planning.binding.lengths import length_facts
 from feedline.planning.bound_table import BoundTable
+from feedline.planning.bucket_schedule import BucketSchedule
 from feedline.planning.mixing import (
     BlockSizes,
     MixingWindow,
@@ -40,6 +41,7 @@ from feedline.spec.expectations import OnExpect
 from feedline.warehouse.bad_files import BadFile
 from feedline.warehouse.reading.fragment import Fragment, fragment_at
 from feedline.warehouse.rebase.remaining_rows import Rebase
+from feedline.warehouse.selection.length_counts import LengthCounts
 from feedline.warehouse.snapshot.splits import Splits, plan_splits
 
 
@@ -48,6 +50,7 @@ class Plan(BoundTable):
     """A resolved pipeline, independent of epoch and rank.
 
     With a `rebase`, one epoch is only its remaining rows; all others are whole. version: see `plan_version`.
+    lengths: with `batch.buckets`.
     resumed_window: that of the run that is continued (None: a new run's, which bytes choose).
     """
 
@@ -55,6 +58,7 @@ class Plan(BoundTable):
     lanes: int
     skipped: tuple[BadFile, ...] = ()
     rebase: Rebase | None = None
+    lengths: LengthCounts | None = None
     version: int = PLAN_VERSION
     resumed_window: MixingWindow | None = None
 
@@ -120,7 +124,7 @@ class Plan(BoundTable):
         return self.rebase if self.rebase is not None and self.rebase.epoch == epoch else None
 
     def _per_split(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        ends = np.concatenate(([0], np.cumsum(rows, dtype=np.int64)))
+        ends = np.concatenate((np.zeros_like(rows[:1]), np.cumsum(rows, axis=0, dtype=np.int64)))
         return ends[self.splits.stop_row_group] - ends[self.splits.first_row_group]
 
     @cached_property
@@ -166,7 +170,11 @@ class Plan(BoundTable):
         return self._schedule(epoch, self.split_rows if rest is None else self._per_split(self._remaining_rows), rest)
 
     def _schedule(self, epoch: int, split_rows: NDArray[np.int64], rest: Rebase | None) -> Schedule:
-        return Schedule(
+        options: dict[str, Any] = {}
+        if self.lengths is not None:
+            buckets = self.spec.batch.bucket_rows
+            options = {"bucket_rows": self._per_split(self.lengths.rows), "sizes": buckets}
+        return (BucketSchedule if options else Schedule)(
             split_rows=split_rows,
             lanes=self.lanes,
             batch_size=self.spec.batch.size,
@@ -179,6 +187,7 @@ class Plan(BoundTable):
             first_step=0 if rest is None else rest.first_step,
             salt=() if rest is None else (rest.id,),
             shares=self.spec.batch.balance is not None,
+            **options,
         )
 
     @property
@@ -201,7 +210,13 @@ class Plan(BoundTable):
         salt = () if rest is None else (rest.id,)
         key = ("rows", self.seed, epoch, block.lane, block.index, *salt) if shuffle and shuffle.rows else None
         return BlockRequest(
-            pieces=tuple(pieces), rows=block.rows, permutation=key, nbytes=nbytes, epoch=epoch, shares=block.shares
+            pieces=tuple(pieces),
+            rows=block.rows,
+            permutation=key,
+            nbytes=nbytes,
+            epoch=epoch,
+            shares=block.shares,
+            buckets=block.buckets,
         )
 
     @property

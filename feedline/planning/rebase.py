@@ -57,6 +57,11 @@ def rebase(old: Plan, new: Plan, *, epoch: int, step: int, map: Map | None = Non
 def require_comparable(old: Plan, snapshot: Snapshot) -> None:
     """Raise StateError for a snapshot with other partition keys, or on which the old plan's filter may keep other rows
     of the same files."""
+    if old.lengths is not None:
+        raise StateError(
+            "a run with batch.buckets cannot be rebased: got a state in mid-epoch of one, expected one without. Finish "
+            "the epoch on the old table, or restart it"
+        )
     if set(old.snapshot.partition_columns) != set(snapshot.partition_columns):
         raise StateError(
             f"the table's partition keys changed: got {', '.join(snapshot.partition_columns) or 'none'}, expected "
