@@ -13,8 +13,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from feedline.blocks.balanced_rows import balanced_rows
-from feedline.blocks.bucketed_rows import bucketed_rows
+from feedline.blocks.lengths.balanced_rows import balanced_rows
+from feedline.blocks.lengths.bucketed_rows import bucketed_rows
 from feedline.blocks.permutation import permuted_rows, run_starts
 from feedline.blocks.piece_chunks import column_values
 from feedline.blocks.request import BlockRequest, RowOrder

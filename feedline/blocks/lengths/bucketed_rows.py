@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.blocks.balanced_rows import balanced_rows
+from feedline.blocks.lengths.balanced_rows import balanced_rows
 from feedline.blocks.permutation import permutation
 from feedline.blocks.request import BucketRows
 from feedline.errors import DataError
