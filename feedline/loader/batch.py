@@ -137,7 +137,7 @@ class Batch(KeyedTensors):
             return self
         here = self.to("cpu")
         rows = expand(encoded_rows(self._layout, pa.py_buffer(here._root)), self._layout.schema)
-        layout = SlotLayout(self._layout.schema.expanded)
+        layout = SlotLayout(self._layout.schema.expanded, self._layout.bounds)
         valid = SlotArrays(self._layout, here._read_header(), here._root).valid
         return Batch.over(layout, write_rows(layout, [rows], valid, epoch=self.epoch, step=self.step)).to(self.device)
 
@@ -195,7 +195,7 @@ class Batch(KeyedTensors):
         here = self.to("cpu")
         assert here._root is not None
         root = np.frombuffer(here._root, np.uint8, self.nbytes).copy()
-        return _unpickled, (self._layout.schema.to_json(), root, str(self.device))
+        return _unpickled, (self._layout.schema.to_json(), root, str(self.device), dict(self._layout.bounds))
 
     def pin_memory(self) -> Batch:
         """This batch if the ring is pinned or there is no CUDA, else a copy in pinned memory."""
@@ -236,8 +236,8 @@ class Batch(KeyedTensors):
         return self._arrow_extras
 
 
-def _unpickled(schema: str, root: NDArray[np.uint8], device: str) -> Batch:
-    return Batch.over(SlotLayout(BatchSchema.from_json(schema)), root).to(device)
+def _unpickled(schema: str, root: NDArray[np.uint8], device: str, bounds: Mapping[int, int]) -> Batch:
+    return Batch.over(SlotLayout(BatchSchema.from_json(schema), bounds), root).to(device)
 
 
 def _copy_array(array: pa.Array) -> pa.Array:

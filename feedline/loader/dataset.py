@@ -327,7 +327,7 @@ class FeedlineDataset(IterableDataset[Batch]):
             hello = replace(hello, **names, features=None if accept_features else resume["features"])
         answer = open_plan(self._feed, self._ranks, hello, resume)
         _warn(answer.facts, self._progress.answer.facts if self._progress.answer is not None else None)
-        return answer, SlotLayout(answer.facts.schema)
+        return answer, SlotLayout(answer.facts.schema, answer.facts.bounds(self._ranks.world_size))
 
 
 class _Epoch(Iterator[Batch]):

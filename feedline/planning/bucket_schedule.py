@@ -50,10 +50,12 @@ class _BucketLane:
 
 @dataclass(frozen=True, kw_only=True)
 class BucketSchedule(Schedule):
-    """One epoch's schedule of buckets. bucket_rows: int64 [splits, buckets], the selected rows of each. sizes: of each
+    """One epoch's schedule of buckets. group_rows: int64 [row groups, buckets], the selected rows of each.
+    split_groups: int64 [splits, 2], the first row group of each split, and that after its last one. sizes: of each
     bucket, the rows of a lane and step; `batch_size` is the largest."""
 
-    bucket_rows: NDArray[np.int64]
+    group_rows: NDArray[np.int64]
+    split_groups: NDArray[np.int64]
     sizes: tuple[int, ...]
 
     def __post_init__(self) -> None:
@@ -68,6 +70,13 @@ class BucketSchedule(Schedule):
                 f"no bucket has the rows of one global step: got {counts} in the buckets, with {self.lanes} lanes. "
                 f"Lower batch.max_tokens, or name fewer buckets"
             )
+
+    @cached_property
+    def bucket_rows(self) -> Int64s:
+        """int64 [splits, buckets]: the selected rows of each."""
+        ends = np.concatenate((np.zeros((1, len(self.sizes)), np.int64), np.cumsum(self.group_rows, axis=0)))
+        rows: Int64s = ends[self.split_groups[:, 1]] - ends[self.split_groups[:, 0]]
+        return rows
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
@@ -194,6 +203,31 @@ class BucketSchedule(Schedule):
             lasts[blocks] = np.maximum(lasts[blocks], steps[ends])
         return np.where(firsts == never, -1, firsts), lasts
 
+    def readers(self) -> Int64s:
+        """int64 [row groups]: how many lanes read each row group."""
+        readers = np.zeros(len(self.group_rows), np.int64)
+        for lane in range(self.lanes):
+            place = self._bucket_lane(lane)
+            splits = self.order[place.positions]
+            partial = (place.rows < self.bucket_rows[splits]).any(axis=1)
+            for first, stop in self.split_groups[splits[~partial]].tolist():
+                readers[first:stop] += 1
+            for index in np.flatnonzero(partial).tolist():
+                first, stop, _ = self._needed_groups(int(splits[index]), place.first[index], place.rows[index])
+                readers[first:stop] += 1
+        return readers
+
+    def _needed_groups(self, split: int, first: Int64s, rows: Int64s) -> tuple[int, int, Int64s]:
+        """The row groups [start, stop) of a split that hold some rows of each bucket, and int64 [buckets], the rows of
+        the split before them. first, rows: int64 [buckets], ordinals in the split and numbers."""
+        begin, end = self.split_groups[split].tolist()
+        counts = self.group_rows[begin:end]
+        after = np.cumsum(counts, axis=0)
+        before = after - counts
+        needed = np.flatnonzero((np.minimum(after, first + rows) > np.maximum(before, first)).any(axis=1))
+        low, high = int(needed[0]), int(needed[-1]) + 1
+        return begin + low, begin + high, before[low]
+
     # -- blocks ---------------------------------------------------------------------------------------------------
 
     def open_blocks(self, lanes: range) -> int:
@@ -221,24 +255,31 @@ class BucketSchedule(Schedule):
         place = self._bucket_lane(lane)
         splits = slice(int(place.borders[index]), int(place.borders[index + 1]))
         split = self.order[place.positions[splits]]
-        pieces = tuple(Piece(split=each, start=0, stop=int(self.split_rows[each])) for each in split.tolist())
-        partial = np.flatnonzero((place.rows[splits] < self.bucket_rows[split]).any(axis=1))
-        first, rows = place.first[splits], place.rows[splits]
-        parts = tuple(
-            (piece, tuple(zip(first[piece].tolist(), (first + rows)[piece].tolist(), strict=True)))
-            for piece in partial.tolist()
-        )
+        pieces = [Piece(split=each, start=0, stop=int(self.split_rows[each])) for each in split.tolist()]
+        first, rows, parts = place.first[splits], place.rows[splits], []
+        for piece in np.flatnonzero((rows < self.bucket_rows[split]).any(axis=1)).tolist():
+            pieces[piece], ranges = self._part(int(split[piece]), first[piece], rows[piece])
+            parts.append((piece, ranges))
         shares = self._bucket_shares(place, index) if self.shares else ()
         return Block(
             lane=lane,
             index=index,
             start=int(place.lane.borders[index]),
             rows=place.lane.block_rows(index),
-            pieces=pieces,
+            pieces=tuple(pieces),
             first_step=int(place.first_step[index]),
             last_step=int(place.last_step[index]),
-            buckets=BucketRows(rows=tuple(place.block_rows[index].tolist()), parts=parts, shares=shares),
+            buckets=BucketRows(rows=tuple(place.block_rows[index].tolist()), parts=tuple(parts), shares=shares),
         )
+
+    def _part(self, split: int, first: Int64s, rows: Int64s) -> tuple[Piece, tuple[tuple[int, int], ...]]:
+        """The row groups of a split that hold some rows of each bucket, as a piece; and which rows of it these are:
+        ordinals [start, stop) in each bucket."""
+        start, stop, before = self._needed_groups(split, first, rows)
+        whole = self.group_rows[start:stop].sum()
+        own = np.maximum(first - before, 0)
+        piece = Piece(split=split, start=int(before.sum()), stop=int(before.sum() + whole))
+        return piece, tuple(zip(own.tolist(), (own + rows).tolist(), strict=True))
 
     def _bucket_shares(self, place: _BucketLane, index: int) -> tuple[StepShares, ...]:
         """The rows of each bucket of a block that each of the bucket's steps gets."""

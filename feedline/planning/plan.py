@@ -22,7 +22,7 @@ from feedline.blocks.request import BlockRequest, Job, PieceRequest
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.state import rebased_state
 from feedline.loader.wire.codec import from_values
-from feedline.loader.wire.facts import BadFileFacts, PlanFacts, RebaseChanges, RestFacts
+from feedline.loader.wire.facts import BadFileFacts, BucketFacts, PlanFacts, RebaseChanges, RestFacts
 from feedline.planning.binding.fitted_artifacts import require_fitted
 from feedline.planning.binding.lengths import length_facts
 from feedline.planning.bound_table import BoundTable
@@ -37,6 +37,7 @@ from feedline.planning.mixing import (
 )
 from feedline.planning.plan_version import PLAN_VERSION, newest_version
 from feedline.planning.schedule import Block, Piece, Schedule
+from feedline.spec.batch_section import BatchSpec
 from feedline.spec.expectations import OnExpect
 from feedline.warehouse.bad_files import BadFile
 from feedline.warehouse.reading.fragment import Fragment, fragment_at
@@ -124,7 +125,7 @@ class Plan(BoundTable):
         return self.rebase if self.rebase is not None and self.rebase.epoch == epoch else None
 
     def _per_split(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        ends = np.concatenate((np.zeros_like(rows[:1]), np.cumsum(rows, axis=0, dtype=np.int64)))
+        ends = np.concatenate(([0], np.cumsum(rows, dtype=np.int64)))
         return ends[self.splits.stop_row_group] - ends[self.splits.first_row_group]
 
     @cached_property
@@ -172,8 +173,9 @@ class Plan(BoundTable):
     def _schedule(self, epoch: int, split_rows: NDArray[np.int64], rest: Rebase | None) -> Schedule:
         options: dict[str, Any] = {}
         if self.lengths is not None:
-            buckets = self.spec.batch.bucket_rows
-            options = {"bucket_rows": self._per_split(self.lengths.rows), "sizes": buckets}
+            groups = np.stack([self.splits.first_row_group, self.splits.stop_row_group], axis=1)
+            sizes = self.spec.batch.bucket_rows
+            options = {"group_rows": self.lengths.rows, "split_groups": groups, "sizes": sizes}
         return (BucketSchedule if options else Schedule)(
             split_rows=split_rows,
             lanes=self.lanes,
@@ -243,6 +245,7 @@ class Plan(BoundTable):
             absent=tuple(self.gaps.notes()),
             schema=self.layout.schema,
             rest=_rest_facts(self),
+            buckets=_bucket_facts(self.spec.batch, schedule),
         )
 
     def bad_files(self) -> tuple[BadFileFacts, ...]:
@@ -267,6 +270,13 @@ class Plan(BoundTable):
         skip = piece.start - (int(ends[low - 1]) if low else 0)
         request = PieceRequest(fragment=fragment, skip=skip, rows=piece.stop - piece.start)
         return request, int(self.row_group_bytes[groups].sum())
+
+
+def _bucket_facts(batch: BatchSpec, schedule: Schedule) -> tuple[BucketFacts, ...]:
+    if not isinstance(schedule, BucketSchedule):
+        return ()
+    buckets = zip(batch.buckets or (), schedule.sizes, schedule.bucket_steps.tolist(), strict=True)
+    return tuple(BucketFacts(bound=bound, batch_size=size, steps=steps) for bound, size, steps in buckets)
 
 
 def _rest_facts(plan: Plan) -> RestFacts | None:

@@ -99,11 +99,19 @@ class BatchSpec(Section):
                 f"is smaller than a bucket's bound: got {self.max_tokens}, expected at least {self.buckets[-1]}, "
                 f"which one row may have. Raise it, or remove the bound",
             )
+        self._check_rows(self.bucket_rows, self.buckets)
         if self.tail != "drop":
             message = f"cannot be {self.tail} with max_tokens: the last rows of a bucket make no whole step"
             raise rule_error("tail", f"{message}. Write drop, and evaluate with batch.size")
         self._check_columns()
         return self
+
+    def _check_rows(self, rows: tuple[int, ...], bounds: tuple[int, ...]) -> None:
+        for (own, bound), (next_own, next_bound) in pairwise(zip(rows, bounds, strict=True)):
+            if own == next_own:
+                message = f"give two buckets the same rows of a lane and step: got {own} of up to {bound} elements and"
+                remedy = "Remove the smaller bound, or raise max_tokens"
+                raise rule_error("buckets", f"{message} {next_own} of up to {next_bound}. {remedy}")
 
     def _check_columns(self) -> None:
         if self.balance is None and self.length is None:

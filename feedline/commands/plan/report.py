@@ -18,12 +18,14 @@ from rich.table import Table
 
 from feedline.commands.display.dedup_table import group_lines
 from feedline.commands.plan.cached import cache_facts, cache_text
+from feedline.commands.plan.lengths import describe_lengths, length_rows
 from feedline.expressions.column_parts import flattened_column, has_column, part_of
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.plan_descriptions import lines_of, summary_of
 from feedline.loader.ring.launch import feeder_threads, memory_share
 from feedline.loader.wire.codec import from_values, to_values
 from feedline.loader.wire.facts import BadFileFacts
+from feedline.planning.bucket_schedule import BucketSchedule
 from feedline.planning.dedup.group_measure import describe_groups
 from feedline.planning.mixing import DEFAULT_WINDOW_ROWS
 from feedline.planning.nulls import first_lines
@@ -105,6 +107,7 @@ def describe(plan: Plan, *, world_size: int, rows_per_s: float = 0.0) -> dict[st
         "identities": _identity_facts(plan),
         "scheduler": _scheduler_facts(plan, schedule, world_size, rows_per_s),
         "cache": cache_facts(plan, row_bytes(plan)),
+        **({} if (lengths := describe_lengths(plan)) is None else {"lengths": lengths}),
         **({} if (groups := describe_groups(plan)) is None else {"dedup": groups}),
     }
 
@@ -269,7 +272,7 @@ def _run_rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield from part_rows(facts)
     yield "rows", f"{facts['rows']:,}, of which {facts['rows_dropped']:,} dropped (tail: {facts['tail']})"
     yield "steps", f"{facts['steps']:,} on each of {facts['world_size']} ranks"
-    yield "batch", batch
+    yield from length_rows(facts["lengths"], batch) if "lengths" in facts else [("batch", batch)]
     yield "work", _work_text(facts)
     yield "memory per rank", f"{in_flight} of {memory['budget_bytes']:,}{fewer}"
     yield "row identities", _identities_text(facts["identities"])
@@ -314,7 +317,11 @@ def _decoders_text(facts: dict[str, Any]) -> str:
 
 
 def row_groups_read_twice(plan: Plan, schedule: Schedule) -> Iterator[int]:
-    """The row groups cut by a border between lanes, which both neighbours decode, one per border."""
+    """The row groups cut by a border between lanes, which both neighbours decode, one per border; with buckets all
+    that have a border of some bucket."""
+    if isinstance(schedule, BucketSchedule):
+        yield from np.repeat(np.arange(len(plan.selection.rows)), np.maximum(schedule.readers() - 1, 0)).tolist()
+        return
     ends = np.cumsum(plan.selection.rows, dtype=np.int64)  # of row groups, in the table's order
     split_starts = np.cumsum(plan.split_rows) - plan.split_rows
     for lane in range(1, schedule.lanes):

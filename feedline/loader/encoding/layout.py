@@ -194,14 +194,19 @@ class Placement(NamedTuple):
     groups: tuple[GroupPlacement, ...] = ()
 
 
+_NO_BOUNDS: Mapping[int, int] = {}
+
+
 class SlotLayout:
     """The offsets of one schema's slots.
 
     parts: the rows of a batch, and the unique rows of each deduplicated group. width: of the matrices of plain rows.
+    bounds: of buckets, by the rows of their batches; empty without buckets.
     """
 
-    def __init__(self, schema: BatchSchema) -> None:
+    def __init__(self, schema: BatchSchema, bounds: Mapping[int, int] = _NO_BOUNDS) -> None:
         self.schema = schema
+        self.bounds = bounds
         self.sparse = schema.sparse
         places = {column.name: index for index, column in enumerate(self.sparse)}
         self.parts = tuple(SlotPart(part, places) for part in schema.parts)

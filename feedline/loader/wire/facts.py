@@ -93,11 +93,22 @@ class RestFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BucketFacts:
+    """A bucket of `batch.buckets`: the greatest length of its rows, the rows of a lane and step, and its steps in an
+    epoch."""
+
+    bound: int
+    batch_size: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFacts:
     """The facts of a plan that a trainer needs: `steps` and rows count a whole epoch.
 
     `snapshot`, `plan` and `features` are the fingerprints in a state; `environment` lists the versions that compute
-    features. `nulls` are warnings, `absent` notes about the table. `rest` is the epoch that a rebase shortened.
+    features. `nulls` are warnings, `absent` notes about the table. `rest` is the epoch that a rebase shortened. With
+    `buckets`, `batch_size` is that of the largest.
     """
 
     snapshot: str
@@ -115,6 +126,11 @@ class PlanFacts:
     absent: tuple[str, ...]
     schema: BatchSchema
     rest: RestFacts | None = None
+    buckets: tuple[BucketFacts, ...] = ()
+
+    def bounds(self, world_size: int) -> dict[int, int]:
+        """The bound of each bucket by the rows of its batches on a rank; empty without buckets."""
+        return {bucket.batch_size * (self.lanes // world_size): bucket.bound for bucket in self.buckets}
 
     def steps_of(self, epoch: int) -> int:
         """Steps of an epoch, equal on all ranks; for a rebased epoch, including those before the rebase."""
