@@ -76,7 +76,7 @@ class BatchSpec(Section):
         """Fill in the size: with max_tokens the rows of the bucket with the most."""
         if not isinstance(value, dict) or value.get("max_tokens") is None:
             return value
-        if "size" in value:
+        if value.get("size") is not None:
             message = "contradicts max_tokens, which gives each bucket its own number of rows. Remove one of the two"
             raise rule_error("size", message)
         bounds, tokens = value.get("buckets"), value["max_tokens"]
