@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from json_validator import Validator
 from minimal_pipeline import completed
 
 from feedline.errors import SpecError
-from feedline.spec.pipeline_spec import PipelineSpec, parse_spec
+from feedline.spec.pipeline_spec import PipelineSpec, json_schema, parse_spec
+from feedline.spec.yaml_document import read_document
 
 
 def spec_of(batch: str, more: str = "") -> PipelineSpec:
@@ -44,6 +46,23 @@ def test_each_bucket_has_its_own_rows(column: str):
     again = PipelineSpec.from_canonical(spec.canonical())
     assert again == spec
     assert again.batch == spec.batch.model_copy()
+
+
+@pytest.mark.parametrize(
+    ("batch", "valid"),
+    [
+        ("{size: 8, balance: h}", True),
+        ("{size: 8, balance: {column: h, max: 4}}", True),
+        ("{max_tokens: 9, buckets: [2, 4], length: h, longer: cap}", True),
+        ("{}", False),
+        ("{size: 8, max_tokens: 9, buckets: [4], length: h}", False),
+        ("{size: 8, balance: {max: 4}}", False),
+        ("{max_tokens: 9, buckets: [0], length: h}", False),
+        ("{max_tokens: 9, buckets: [4], length: h, longer: cut}", False),
+    ],
+)
+def test_the_json_schema_knows_the_keys(batch: str, valid: bool):
+    assert Validator(json_schema()).valid(read_document(completed(f"batch: {batch}\n"), "p.yaml").value) == valid
 
 
 @pytest.mark.parametrize(

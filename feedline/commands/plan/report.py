@@ -18,7 +18,7 @@ from rich.table import Table
 
 from feedline.commands.display.dedup_table import group_lines
 from feedline.commands.plan.cached import cache_facts, cache_text
-from feedline.commands.plan.lengths import describe_lengths, length_rows
+from feedline.commands.plan.step_lengths import describe_lengths, length_rows
 from feedline.expressions.column_parts import flattened_column, has_column, part_of
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.plan_descriptions import lines_of, summary_of
