@@ -28,6 +28,7 @@ from feedline.planning.binding.table_features import (
     refuse_constant_groups,
     required_functions,
 )
+from feedline.planning.exclusions import exclude_rows
 from feedline.planning.plan import Plan
 from feedline.planning.plan_version import newest_version
 from feedline.planning.table_snapshot import cache_ref
@@ -59,12 +60,13 @@ def make_plan(
     rebase: Rebase | None = None,
     artifacts: ArtifactSetRef | None = None,
     selection: Selection | None = None,
+    exclude: bool = True,
 ) -> Plan:
     """Resolve a spec against a snapshot; `map` runs the counting pass (default: threads of this process).
 
     `artifacts`: the artifact set to use (default: the current one); some may be missing, see `Plan.require_fitted`.
-    `selection`: that of another plan of the spec on this snapshot, which is not counted again. Raises
-    SpecError, with file, line and path, where pipeline.yaml does not match the table.
+    `selection`: that of another plan of the spec on this snapshot, which is not counted again. `exclude`: leave out the
+    rows of `source.exclude`. Raises SpecError, with file, line and path, where pipeline.yaml does not match the table.
     """
     stored = _artifact_set(spec, snapshot, artifacts)
     schema = planned_schema(spec, snapshot.schema)
@@ -78,6 +80,7 @@ def make_plan(
         require_columns(spec, snapshot, columns.parts(snapshot.schema), where)
     if selection is None:
         selection = select_rows(snapshot, where, sample=sample, work_dir=spec.work_dir, map=map)
+        selection = exclude_rows(spec, snapshot, selection) if exclude else selection
     if not int(selection.rows.sum()):
         raise _empty_error(spec, snapshot, where, selection)
     record = recording_of(spec, snapshot)
@@ -117,6 +120,9 @@ def _empty_error(
     if snapshot.rows == 0:
         return PlanError(f"the table has no rows: got {len(snapshot.files)} files without rows at {spec.source.table}")
     matched = selection.report.matched.rows
+    if selection.report.kept.rows:
+        message = f"every selected row is excluded: got {selection.report.kept.rows:,} bad rows, expected others"
+        return spec.error(("source", "exclude"), f"{message}. See what is wrong with `feedline check --rows`")
     if matched and spec.source.sample is not None:
         fraction = spec.source.sample.fraction
         message = f"the sample keeps no row: got 0 of {matched:,} rows with the fraction {fraction}"

@@ -44,9 +44,10 @@ from feedline.spec.expectations import OnExpect
 from feedline.transforms.compile.compiled import CompiledFeatures
 from feedline.warehouse.bad_files import BadFile
 from feedline.warehouse.reading.columns import column_bytes
-from feedline.warehouse.reading.fragment import Fragment, fragment_at
-from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample
+from feedline.warehouse.reading.fragment import Fragment
+from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, Bools, BoundSample
 from feedline.warehouse.rebase.remaining_rows import Rebase
+from feedline.warehouse.selection.exclusion import Exclusion
 from feedline.warehouse.selection.pruning_report import deciding_parts, needed_bytes
 from feedline.warehouse.selection.select import Selection
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -121,11 +122,17 @@ class Plan:
     @cached_property
     def _remaining_rows(self) -> NDArray[np.int64]:
         """Rows per row group that the rebased epoch still delivers."""
-        return self.selection.rows if self.rebase is None else self.rebase.remaining(self.selection.rows)
+        return self.selection.rows if self.rebase is None else self.rebase.remaining(self.selection)
 
     def remaining_rows(self, epoch: int) -> NDArray[np.int64]:
         """int64 [row groups]: the rows that an epoch delivers, or drops at its end."""
         return self.selection.rows if self.rest(epoch) is None else self._remaining_rows
+
+    @property
+    def exclusion(self) -> Exclusion | None:
+        """The bad rows that are left out; None where there are none."""
+        exclusion = self.selection.exclusion
+        return exclusion if exclusion is not None and exclusion.rows else None
 
     def require_fitted(self) -> None:
         """Raise SpecError, with the command that helps, where a feature has no artifact."""
@@ -178,7 +185,7 @@ class Plan:
         struct counts as a whole, whichever of its fields are read."""
         marking = [part for mark in self._read_columns.marks for part in mark.parts]
         read = frozenset([*self.features.parts, *kept_columns(self.job), *marking])
-        whole = self.selection.rows == self.snapshot.rows_per_row_group
+        whole = self.selection.kept_rows == self.snapshot.rows_per_row_group
         weigh = self.sample is not None and SAMPLE_WEIGHT in read
         needs = deciding_parts(self.selection.proofs, self.where, self.sample, whole=whole, weigh=weigh)
         return needed_bytes(self.snapshot, [(read, np.ones(len(whole), np.bool_)), *needs])
@@ -199,6 +206,8 @@ class Plan:
         }
         if self.sample is not None:
             facts["sample"] = asdict(self.sample.sample)
+        if self.exclusion is not None:
+            facts["exclude"] = self.exclusion.id
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
     @property
@@ -292,13 +301,17 @@ class Plan:
         low = int(np.searchsorted(ends, piece.start, side="right"))
         high = int(np.searchsorted(ends, piece.stop, side="left")) + 1
         groups = first + low + np.flatnonzero(remaining[low:high])
-        file, proofs = int(self.splits.file[piece.split]), self.selection.proofs
-        fragment = fragment_at(self.snapshot, file, groups, self.selection.rows[groups], proofs)
-        if rest is not None and any(rest.bits(group) for group in groups.tolist()):
-            fragment = replace(fragment, excluded=tuple(rest.bits(group) for group in groups.tolist()))
+        fragment = self.selection.fragment(self.snapshot, groups, more_excluded=None if rest is None else rest.bits)
         skip = piece.start - (int(ends[low - 1]) if low else 0)
         request = PieceRequest(fragment=fragment, skip=skip, rows=piece.stop - piece.start)
         return request, int(self.row_group_bytes[groups].sum())
+
+
+def left_out(plan: Plan, row_group: int, epoch: int) -> Bools:
+    """bool [rows that filter and sample keep of a row group]: those that an epoch leaves out, as they are bad or, of a
+    rebased one, were delivered before."""
+    mask, rest = plan.selection.excluded_mask(row_group), plan.rest(epoch)
+    return mask if rest is None else mask | rest.mask(row_group, len(mask))
 
 
 def _row_bytes(plan: Plan) -> RowBytes:
@@ -325,6 +338,4 @@ def _rest_facts(plan: Plan) -> RestFacts | None:
 
 def first_fragment(plan: Plan) -> Fragment:
     """The first row group that keeps rows."""
-    group = int(np.flatnonzero(plan.selection.rows > 0)[0])
-    file, groups = int(plan.snapshot.file_of_row_group[group]), np.array([group])
-    return fragment_at(plan.snapshot, file, groups, plan.selection.rows[groups], plan.selection.proofs)
+    return plan.selection.fragment(plan.snapshot, np.flatnonzero(plan.selection.rows > 0)[:1])

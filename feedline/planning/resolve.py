@@ -16,7 +16,7 @@ from typing import Any
 
 from feedline.artifacts.store import ArtifactSetRef
 from feedline.artifacts.type_records import save_types
-from feedline.errors import FeedlineError, StateError
+from feedline.errors import FeedlineError, StateError, TableError
 from feedline.loader.state import checked_state
 from feedline.loader.wire.codec import to_values
 from feedline.loader.wire.facts import Hello, RebaseRequest
@@ -25,6 +25,7 @@ from feedline.planning.artifact_choice import resolve_artifacts
 from feedline.planning.binding.fitted_artifacts import artifact_set_key, artifacts_dir
 from feedline.planning.binding.selected_rows import bound_sample, bound_where
 from feedline.planning.binding.table_features import planned_schema
+from feedline.planning.exclusions import explain_exclusion, load_exclusion, with_exclusion_of
 from feedline.planning.make_plan import make_plan
 from feedline.planning.plan import Plan
 from feedline.planning.rebase import rebase, require_comparable
@@ -34,6 +35,7 @@ from feedline.planning.table_snapshot import as_read, fresh_snapshot, snapshot_o
 from feedline.spec import PipelineSpec
 from feedline.warehouse.bad_files import save_skipped
 from feedline.warehouse.rebase.remaining_rows import Rebase, split_name
+from feedline.warehouse.selection.exclusion import Exclusion
 from feedline.warehouse.selection.select import Selection, select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.parallel import Map
@@ -124,13 +126,18 @@ def resolve_rebase(spec: PipelineSpec, state: Mapping[str, Any], *, map: Map | N
     fields = checked_state(state)
     _refuse_other_settings(spec, fields)
     before, rest = _load_named(spec, fields["snapshot"])
-    old = make_plan(spec, before, lanes=fields["lanes"], map=map, rebase=rest).matching(fields["plan"])
+    old = make_plan(spec, before, lanes=fields["lanes"], map=map, rebase=rest, exclude=False)
+    old = with_exclusion_of(old, fields["plan"])
     _refuse_other_plan(old, {"plan": fields["plan"]})
     epoch, step = fields["epoch"], fields["step"]
     if step >= old.schedule(epoch).steps:
         epoch, step = epoch + 1, 0
-    snapshot = current_snapshot(spec, take=fresh_snapshot, map=map)
-    if snapshot.id == old.snapshot.id:
+    excluded = load_exclusion(spec)
+    if excluded is None:
+        snapshot = current_snapshot(spec, take=fresh_snapshot, map=map)
+    else:
+        snapshot = _snapshot_of(spec, excluded)
+    if snapshot.id == old.snapshot.id and _id(excluded) == _id(old.exclusion):
         return old
     require_comparable(old, snapshot)
     new = make_plan(spec, snapshot, lanes=old.lanes, map=map).at(old.version, old.window)
@@ -199,6 +206,21 @@ def _agreed_rebase(spec: PipelineSpec, request: RebaseRequest, start: RunStart, 
     return name, fingerprint
 
 
+def _snapshot_of(spec: PipelineSpec, exclusion: Exclusion) -> Snapshot:
+    """The snapshot that an exclusion belongs to."""
+    id = exclusion.origin.snapshot
+    try:
+        return as_read(spec, Snapshot.load(spec.work_dir, id))
+    except TableError as error:
+        remedy = "Write an exclusion of the table as it is, with `feedline check --rows` and this work_dir"
+        raise spec.error(("source", "exclude"), f"its snapshot cannot be read: {error}. {remedy}") from error
+
+
+def _id(exclusion: Exclusion | None) -> str | None:
+    """What names the rows that a plan leaves out; None where it leaves out none."""
+    return exclusion.id if exclusion is not None and exclusion.rows else None
+
+
 def _load_named(spec: PipelineSpec, name: str) -> tuple[Snapshot, Rebase | None]:
     id, rest = split_name(name)
     snapshot = as_read(spec, Snapshot.load(spec.work_dir, id))
@@ -237,4 +259,5 @@ def _refuse_other_plan(plan: Plan, state: Mapping[str, Any]) -> None:
     ):
         theirs = state.get(key)
         if theirs is not None and theirs != mine:
+            remedy = (explain_exclusion(plan, theirs) if key == "plan" else None) or remedy
             raise StateError(f"the state belongs to another {key}: got {theirs}, expected {mine}. {remedy}")

@@ -123,6 +123,9 @@ class SourceSpec(Section):
         default=None, description="Expression that keeps a row where it is true; null drops it."
     )
     sample: SampleSpec | None = Field(default=None, description="A sample of the rows that `where` keeps.")
+    exclude: PathString | None = Field(
+        default=None, description="A file that `feedline check --rows` wrote: bad rows of the snapshot, left out."
+    )
     row_key: Names | None = Field(
         default=None, description="Columns that identify a row; runs record them, as `feedline rebase` needs."
     )

@@ -13,9 +13,9 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -23,7 +23,7 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
-from feedline.errors import DataError
+from feedline.errors import DataError, StateError
 from feedline.expressions import BoundExpression, bind_where
 from feedline.warehouse.bad_files import BadFilesFoundError
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at, gather
@@ -31,6 +31,7 @@ from feedline.warehouse.reading.row_filter import SAMPLED, UNSAMPLED, WHERE_TRUE
 from feedline.warehouse.reading.sample import BoundSample, Sample, bind_sample, sampled_rows
 from feedline.warehouse.selection.column_bounds import statistics_of
 from feedline.warehouse.selection.counting import Count, count_fragment
+from feedline.warehouse.selection.exclusion import Exclusion, join_bits
 from feedline.warehouse.selection.pruning import ALL, NONE, Pruning, prune
 from feedline.warehouse.selection.pruning_report import (
     BLOOM,
@@ -69,18 +70,72 @@ Int64s = npt.NDArray[np.int64]
 class Selection:
     """The rows to read of every row group, and what decided them.
 
-    `rows`: int64, kept by filter and sample; `matched`: int64, kept by the filter alone (both may be UNCOUNTED).
+    `rows`: int64, kept by filter and sample, without those that the exclusion leaves out; `matched`: int64, kept by the
+    filter alone (both may be UNCOUNTED). `report`: of filter and sample.
     """
 
     rows: Int64s
     matched: Int64s
     verdicts: Verdicts
     report: SelectionReport
+    exclusion: Exclusion | None = None
 
     @property
     def proofs(self) -> npt.NDArray[np.uint8]:
         """What statistics prove per row group, as bits of `row_filter`."""
         return self.verdicts.proofs
+
+    @property
+    def kept_rows(self) -> Int64s:
+        """int64 [row groups]: the rows that filter and sample keep, excluded ones included (or UNCOUNTED)."""
+        if self.exclusion is None:
+            return self.rows
+        kept = self.rows.copy()
+        for row_group, count in self.exclusion.counts.items():
+            kept[row_group] += count
+        return kept
+
+    def excluded_mask(self, row_group: int) -> npt.NDArray[np.bool_]:
+        """bool [the row group's kept rows]: which of them are excluded."""
+        if self.exclusion is None or row_group not in self.exclusion.excluded:
+            return np.zeros(int(self.rows[row_group]), np.bool_)
+        return self.exclusion.mask(row_group, self.exclusion.excluded[row_group][0])
+
+    def excluded_bits(self, row_group: int) -> bytes | None:
+        """The same as bits; None if none are."""
+        return None if self.exclusion is None else self.exclusion.bits(row_group)
+
+    def without(self, exclusion: Exclusion | None) -> Selection:
+        """The selection without the rows of this exclusion, whichever it had (None: with all of them). Raises
+        StateError where they were found among other rows."""
+        rows = self.kept_rows.copy()
+        if exclusion is None:
+            return replace(self, rows=rows, exclusion=None)
+        for row_group, (kept, _) in exclusion.excluded.items():
+            if row_group >= len(rows) or int(rows[row_group]) not in (kept, UNCOUNTED):
+                raise StateError(
+                    f"the exclusion {exclusion.id} belongs to another filter or snapshot: got {kept} kept rows of row "
+                    f"group {row_group}, expected {rows[row_group] if row_group < len(rows) else 'no such row group'}"
+                )
+            rows[row_group] = kept - exclusion.counts[row_group]
+        return replace(self, rows=rows, exclusion=exclusion)
+
+    def fragment(
+        self, snapshot: Snapshot, row_groups: Int64s, *, more_excluded: Callable[[int], bytes | None] | None = None
+    ) -> Fragment:
+        """The fragment that reads the selected rows of some row groups (indices in the table) of one file, without
+        those of which no row is selected. more_excluded: the bits of further rows of a row group to leave out."""
+        row_groups = row_groups[self.rows[row_groups] != 0]
+        groups, expected = row_groups.tolist(), self.rows[row_groups]
+        if self.exclusion is not None:
+            expected = expected + np.array([self.exclusion.counts.get(group, 0) for group in groups], np.int64)
+        file = int(snapshot.file_of_row_group[groups[0]])
+        fragment = fragment_at(snapshot, file, row_groups, expected, self.proofs)
+        if self.exclusion is None and more_excluded is None:
+            return fragment
+        more = more_excluded or (lambda group: None)
+        bits = [join_bits((self.excluded_bits(group), more(group))) for group in groups]
+        return replace(fragment, excluded=tuple(bits)) if any(each is not None for each in bits) else fragment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
