@@ -30,6 +30,10 @@ _HELP = """Feed PyTorch trainers from a Parquet warehouse, and look after the ta
 Exit status: 0 done, 1 a job failed, 2 wrong input, 130 Ctrl-C, 143 SIGTERM."""
 # Commands that are declared in modules of their own: module and first sentence of the help.
 _ELSEWHERE = {
+    "check": (
+        "feedline.commands.check",
+        "Find bad files, nulls that features cannot hold and, with --rows, bad rows, before a run does.",
+    ),
     "fit": (
         "feedline.commands.fit",
         "Fit the ops that learn from the table, such as vocabularies and means, and keep the result under `artifacts`.",
@@ -276,30 +280,6 @@ def rebase(
         print(json.dumps({"state": after, "rest": None if rest is None else to_values(rest)}))
     elif output is None:
         print(json.dumps(after))
-
-
-@app.command()
-def check(
-    pipeline: PipelinePath,
-    deep: Annotated[bool, typer.Option("--deep", help="Decode every page of the columns that the pipeline reads.")] = (
-        False
-    ),
-    all_columns: Annotated[bool, typer.Option("--all-columns", help="With --deep: decode all columns.")] = False,
-    overrides: Overrides = None,
-    as_json: AsJson = False,
-) -> None:
-    """Find all bad files, and nulls that features cannot hold, before a run does. Exit status 1 if there are any."""
-    from feedline.commands.check import check_progress, run_check
-    from feedline.commands.display.progress_line import ProgressLine
-
-    if all_columns and not deep:
-        raise SpecError("--all-columns needs --deep: got it alone. Add --deep")
-    spec = _load(pipeline, overrides)
-    with ProgressLine() as line:
-        report = run_check(spec, deep=deep, all_columns=all_columns, progress=check_progress(line))
-    print(json.dumps(report.facts()) if as_json else report.text())
-    if not report.clean:
-        raise typer.Exit(1)
 
 
 @app.command()

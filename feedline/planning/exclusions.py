@@ -47,7 +47,7 @@ def named_exclusion(spec: PipelineSpec, snapshot: Snapshot) -> Exclusion | None:
     for name, theirs, mine in (
         ("snapshot", exclusion.origin.snapshot, snapshot.id),
         ("source.where", exclusion.origin.where, spec.source.where),
-        ("source.sample", _sample_text(exclusion.origin.sample), _sample_text(sample_facts(spec))),
+        ("source.sample", _sample_text(exclusion.origin.sample), _sample_text(recorded_sample(spec))),
     ):
         if theirs != mine:
             message = f"the exclusion belongs to another {name}: got {theirs}, expected {mine}. {_REMEDY}"
@@ -67,7 +67,7 @@ def exclude_rows(spec: PipelineSpec, snapshot: Snapshot, selection: Selection) -
     return selection.without(named_exclusion(spec, snapshot))
 
 
-def sample_facts(spec: PipelineSpec) -> dict[str, object] | None:
+def recorded_sample(spec: PipelineSpec) -> dict[str, object] | None:
     """`source.sample` as an exclusion records it."""
     sample = Sample.of(spec.source.sample)
     return None if sample is None else asdict(sample)
@@ -104,7 +104,7 @@ def _exclusions_of(plan: Plan) -> Iterator[Exclusion | None]:
     """None, and the exclusions that runs of the plan's pipeline on its snapshot may have had."""
     yield None
     spec = plan.spec
-    own = (spec.source.where, _sample_text(sample_facts(spec)))
+    own = (spec.source.where, _sample_text(recorded_sample(spec)))
     for exclusion in kept_exclusions(spec.work_dir, plan.snapshot.id):
         if (exclusion.origin.where, _sample_text(exclusion.origin.sample)) == own:
             yield exclusion

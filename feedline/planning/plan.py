@@ -141,7 +141,8 @@ class Plan:
     @cached_property
     def gaps(self) -> Gaps:
         """Nulls of selected rows that features cannot hold, and columns that files lack, according to footers."""
-        return find_gaps(self._read_columns, self.snapshot, self.selection.rows, self.where)
+        gaps = find_gaps(self._read_columns, self.snapshot, self.selection.rows, self.where)
+        return replace(gaps, nulls=()) if _is_checked(self) else gaps
 
     def without_gaps(self) -> Plan:
         """This plan. Raises DataError where a whole epoch is certain to meet a null that a feature cannot hold."""
@@ -305,6 +306,13 @@ class Plan:
         skip = piece.start - (int(ends[low - 1]) if low else 0)
         request = PieceRequest(fragment=fragment, skip=skip, rows=piece.stop - piece.start)
         return request, int(self.row_group_bytes[groups].sum())
+
+
+def _is_checked(plan: Plan) -> bool:
+    """Whether all rows that the plan's features refuse are excluded."""
+    exclusion = plan.selection.exclusion
+    found_by = None if exclusion is None or exclusion.origin.unfitted else exclusion.origin.features
+    return found_by == plan.features_fingerprint
 
 
 def left_out(plan: Plan, row_group: int, epoch: int) -> Bools:

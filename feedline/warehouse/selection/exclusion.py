@@ -58,7 +58,7 @@ class ExclusionOrigin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class RowFault:
     """Why rows of one row group are bad. rows: how many, of which `first` is the first, as an index among the row
     group's kept rows. A row with several faults counts for each."""
 
@@ -76,7 +76,7 @@ class Exclusion:
 
     origin: ExclusionOrigin
     excluded: Mapping[int, tuple[int, bytes]]
-    faults: tuple[Fault, ...]
+    faults: tuple[RowFault, ...]
 
     @cached_property
     def id(self) -> str:
@@ -166,7 +166,7 @@ class Exclusion:
         return cls(
             origin=ExclusionOrigin(**{**origin, "unfitted": tuple(origin["unfitted"])}),
             excluded={row_group: (kept, bits) for row_group, kept, bits in groups},
-            faults=tuple(Fault(**fault) for fault in faults.to_pylist()),
+            faults=tuple(RowFault(**fault) for fault in faults.to_pylist()),
         )
 
 
