@@ -39,7 +39,7 @@ from feedline.warehouse.rebase.file_changes import file_changes
 from feedline.warehouse.selection.exclusion import Exclusion, ExclusionOrigin, RowFault
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.kept_waves import on_wave_progress
-from feedline.warehouse.storage.locations import redact
+from feedline.warehouse.storage.locations import absolute, redact
 from feedline.warehouse.storage.parallel import Map
 
 MAX_SHARE = 0.01
@@ -77,10 +77,8 @@ class Finding:
     row: int
 
     def line(self) -> str:
-        return (
-            f"{self.rows:,} rows in {self.row_groups:,} row groups: feature {self.feature!r} {self.reason} (first: "
-            f"{self.file}, row {self.row})"
-        )
+        rows, groups = _quantity(self.rows, "row"), _quantity(self.row_groups, "row group")
+        return f"{rows} in {groups}: feature {self.feature!r} {self.reason} (first: {self.file}, row {self.row})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +111,10 @@ class RowReport:
         if self.bad:
             lines.append(f"To leave these rows out, write `exclude: {self.file}` in source, with this snapshot")
         return "\n".join(lines)
+
+
+def _quantity(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def finding_lines(findings: Sequence[Finding]) -> list[str]:
@@ -344,4 +346,4 @@ def _write(spec: PipelineSpec, exclusion: Exclusion, out: str | None) -> str:
         raise
     except OSError as error:
         raise SpecError(f"{path} cannot be written: {error}. Name a writable one") from error
-    return redact(kept if out is None else out)
+    return redact(kept if out is None else absolute(out))
