@@ -162,6 +162,8 @@ class _Judge:
                 found |= self._finished(self._features(rest), frame)
             for name, rows in failing.items():
                 found[name, f"cannot be computed ({self._schema[name].chain})"] = rows
+                if np.count_nonzero(rows) > self._most:  # perhaps not all were found
+                    continue
                 others = self._finished(self._features(frozenset({name})), frame.filter(pl.Series(~rows)))
                 for key, marked in others.items():
                     found[key] = np.zeros(frame.height, np.bool_)
