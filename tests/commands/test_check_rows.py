@@ -205,3 +205,26 @@ def test_a_dask_cluster_finds_the_same(table: BadTable, tmp_path: Path):
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["exclusion"] == Exclusion.read(str(table.exclusion)).id
+
+
+def test_bad_rows_are_not_learnt_from_unless_the_fit_has_rows_of_its_own(tmp_path: Path):
+    table = BadTable(tmp_path)
+    features = {**FEATURES, "categorical": {"word": {"column": "word", "ops": ["vocabulary"]}}}
+    features = {**features, "dense": {"price": FEATURES["dense"]["price"], "place": FEATURES["dense"]["place"]}}
+    table.check(table.pipeline(features=features))
+    exclusion = Exclusion.read(str(table.exclusion))
+    excluding = table.excluding(features=features)
+    assert excluding.fit().rows == len(table.ids("true")) - exclusion.rows
+    manifest = next((tmp_path / "work" / "artifacts").glob("fits-*.json")).read_text()
+    assert f'"exclude": "{exclusion.id}"' in manifest
+    own = {"where": "id % 7 != 3 and ds == 0"}
+    whole = table.excluding(features=features, fit=own)
+    assert whole.fit().rows == len(table.ids("ds = 0"))
+
+
+def test_files_of_features_hold_good_rows_in_the_tables_order(table: BadTable, tmp_path: Path):
+    report = table.excluding().materialize(tmp_path / "out", format="parquet")
+    assert report.rows == len(table.good_ids())
+    files = f"read_parquet('{tmp_path}/out/*.parquet', filename = true, file_row_number = true)"
+    rows = duckdb.sql(f"select id from {files} order by filename, file_row_number").fetchall()
+    assert [row for (row,) in rows] == table.good_ids()

@@ -52,22 +52,22 @@ def _halve(features: CompiledFeatures, frame: pl.DataFrame, index: int, most: in
 def find_failing(count: int, fails: Callable[[int, int], bool], most: int) -> Bools:
     """bool [count]: the indices that fail alone, the first ones of them if they are more than `most`.
 
-    fails: whether any index in [start, stop) does. It is not called for ranges of which that is known.
+    fails: whether any index in [start, stop) does; some do. It is called once at most for each range.
     """
     failing = np.zeros(count, np.bool_)
-    found, waiting = 0, [(0, count)] if count else []
+    found, waiting = 0, [(0, count, False)] if count else []  # ranges that fail, and whether they were tried
     while waiting and found <= most:
-        start, stop = waiting.pop()
+        start, stop, is_tried = waiting.pop()
         if stop - start == 1:
-            failing[start] = fails(start, stop)
+            failing[start] = is_tried or fails(start, stop)
             found += int(failing[start])
             continue
         middle = (start + stop) // 2
         left = fails(start, middle)
-        if not left or fails(middle, stop):  # if the left half does not, the right half does
-            waiting.append((middle, stop))
+        if not left or fails(middle, stop):  # if the left half does not fail, the right half does
+            waiting.append((middle, stop, left))
         if left:
-            waiting.append((start, middle))
+            waiting.append((start, middle, True))
     return failing
 
 
