@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +23,7 @@ from feedline.commands.display.progress_line import ProgressLine
 from feedline.errors import SpecError, StoreError, TableError
 from feedline.expressions.column_parts import source_columns
 from feedline.planning.binding.read_columns import read_columns_of
+from feedline.planning.exclusions import matching_exclusion
 from feedline.planning.nulls import Gaps, absence_line, find_gaps
 from feedline.planning.table_snapshot import listing_of_source, schema_rules
 from feedline.service.cluster.cluster import Cluster
@@ -31,6 +32,7 @@ from feedline.spec.overrides import parse_overrides
 from feedline.warehouse.bad_files import BadFile, load_findings, record_findings
 from feedline.warehouse.parquet.schemas import SchemaRules
 from feedline.warehouse.scan import Findings, Problem, ProgressCallback, check_footers, check_pages, check_presence
+from feedline.warehouse.selection.exclusion import covers
 from feedline.warehouse.selection.select import screen_rows
 from feedline.warehouse.snapshot.take import snapshot_of
 from feedline.warehouse.storage.locations import redact
@@ -226,8 +228,10 @@ def _gaps(spec: PipelineSpec, findings: Findings, rules: SchemaRules) -> Gaps | 
         if not faulty:
             raise
         return None
-    selection = screen_rows(snapshot, columns.where, sample=columns.sample)
-    return find_gaps(columns, snapshot, selection.rows, columns.where)
+    exclusion = matching_exclusion(spec, snapshot)
+    selection = screen_rows(snapshot, columns.where, sample=columns.sample).without(exclusion)
+    gaps = find_gaps(columns, snapshot, selection.rows, columns.where)
+    return replace(gaps, nulls=()) if covers(exclusion, columns.features.fingerprint[:32]) else gaps
 
 
 def _columns(spec: PipelineSpec, findings: Findings, *, all_columns: bool) -> tuple[str, ...]:

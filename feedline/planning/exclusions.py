@@ -44,15 +44,10 @@ def named_exclusion(spec: PipelineSpec, snapshot: Snapshot) -> Exclusion | None:
     exclusion = load_exclusion(spec)
     if exclusion is None:
         return None
-    for name, theirs, mine in (
-        ("snapshot", exclusion.origin.snapshot, snapshot.id),
-        ("source.where", exclusion.origin.where, spec.source.where),
-        ("source.sample", _sample_text(exclusion.origin.sample), _sample_text(recorded_sample(spec))),
-    ):
-        if theirs != mine:
-            message = f"the exclusion belongs to another {name}: got {theirs}, expected {mine}. {_REMEDY}"
-            instead = ", or name the snapshot that it belongs to in source.snapshot" if name == "snapshot" else ""
-            raise spec.error(_PATH, f"{message}{instead}")
+    for name, theirs, mine in _mismatches(spec, snapshot, exclusion):
+        message = f"the exclusion belongs to another {name}: got {theirs}, expected {mine}. {_REMEDY}"
+        instead = ", or name the snapshot that it belongs to in source.snapshot" if name == "snapshot" else ""
+        raise spec.error(_PATH, f"{message}{instead}")
     try:
         exclusion.save(spec.work_dir)
     except FeedlineError:
@@ -60,6 +55,24 @@ def named_exclusion(spec: PipelineSpec, snapshot: Snapshot) -> Exclusion | None:
     except OSError as error:
         raise spec.error(("work_dir",), f"cannot be written: {error}. Name a writable folder") from error
     return exclusion
+
+
+def matching_exclusion(spec: PipelineSpec, snapshot: Snapshot) -> Exclusion | None:
+    """As `load_exclusion`; None also for one of another snapshot, filter or sample."""
+    exclusion = load_exclusion(spec)
+    return None if exclusion is None or any(_mismatches(spec, snapshot, exclusion)) else exclusion
+
+
+def _mismatches(spec: PipelineSpec, snapshot: Snapshot, exclusion: Exclusion) -> Iterator[tuple[str, object, object]]:
+    """What an exclusion belongs to and the pipeline has otherwise: its name, the exclusion's and the pipeline's."""
+    origin = exclusion.origin
+    for name, theirs, mine in (
+        ("snapshot", origin.snapshot, snapshot.id),
+        ("source.where", origin.where, spec.source.where),
+        ("source.sample", _sample_text(origin.sample), _sample_text(recorded_sample(spec))),
+    ):
+        if theirs != mine:
+            yield name, theirs, mine
 
 
 def exclude_rows(spec: PipelineSpec, snapshot: Snapshot, selection: Selection) -> Selection:
@@ -85,7 +98,7 @@ def explain_exclusion(plan: Plan, fingerprint: str) -> str | None:
     found = with_exclusion_of(plan, fingerprint)
     if found.fingerprint != fingerprint:
         return None
-    theirs, mine = (_name(each.exclusion) for each in (found, plan))
+    theirs, mine = (_name(each.selection.excludes) for each in (found, plan))
     return (
         f"Its run had {theirs} and pipeline.yaml has {mine} in source.exclude. Load the state with "
         'snapshot="rebase" (or `feedline rebase`) to continue its epoch without the rows that are excluded now'

@@ -47,7 +47,7 @@ from feedline.warehouse.reading.columns import column_bytes
 from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, Bools, BoundSample
 from feedline.warehouse.rebase.remaining_rows import Rebase
-from feedline.warehouse.selection.exclusion import Exclusion
+from feedline.warehouse.selection.exclusion import covers
 from feedline.warehouse.selection.pruning_report import deciding_parts, needed_bytes
 from feedline.warehouse.selection.select import Selection
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -128,12 +128,6 @@ class Plan:
         """int64 [row groups]: the rows that an epoch delivers, or drops at its end."""
         return self.selection.rows if self.rest(epoch) is None else self._remaining_rows
 
-    @property
-    def exclusion(self) -> Exclusion | None:
-        """The bad rows that are left out; None where there are none."""
-        exclusion = self.selection.exclusion
-        return exclusion if exclusion is not None and exclusion.rows else None
-
     def require_fitted(self) -> None:
         """Raise SpecError, with the command that helps, where a feature has no artifact."""
         require_fitted(self.spec, self.features)
@@ -142,7 +136,7 @@ class Plan:
     def gaps(self) -> Gaps:
         """Nulls of selected rows that features cannot hold, and columns that files lack, according to footers."""
         gaps = find_gaps(self._read_columns, self.snapshot, self.selection.rows, self.where)
-        return replace(gaps, nulls=()) if _is_checked(self) else gaps
+        return replace(gaps, nulls=()) if covers(self.selection.exclusion, self.features_fingerprint) else gaps
 
     def without_gaps(self) -> Plan:
         """This plan. Raises DataError where a whole epoch is certain to meet a null that a feature cannot hold."""
@@ -207,8 +201,8 @@ class Plan:
         }
         if self.sample is not None:
             facts["sample"] = asdict(self.sample.sample)
-        if self.exclusion is not None:
-            facts["exclude"] = self.exclusion.id
+        if (excludes := self.selection.excludes) is not None:
+            facts["exclude"] = excludes.id
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
     @property
@@ -306,13 +300,6 @@ class Plan:
         skip = piece.start - (int(ends[low - 1]) if low else 0)
         request = PieceRequest(fragment=fragment, skip=skip, rows=piece.stop - piece.start)
         return request, int(self.row_group_bytes[groups].sum())
-
-
-def _is_checked(plan: Plan) -> bool:
-    """Whether all rows that the plan's features refuse are excluded."""
-    exclusion = plan.selection.exclusion
-    found_by = None if exclusion is None or exclusion.origin.unfitted else exclusion.origin.features
-    return found_by == plan.features_fingerprint
 
 
 def left_out(plan: Plan, row_group: int, epoch: int) -> Bools:

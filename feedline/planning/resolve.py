@@ -137,7 +137,7 @@ def resolve_rebase(spec: PipelineSpec, state: Mapping[str, Any], *, map: Map | N
         snapshot = current_snapshot(spec, take=fresh_snapshot, map=map)
     else:
         snapshot = _snapshot_of(spec, excluded)
-    if snapshot.id == old.snapshot.id and _id(excluded) == _id(old.exclusion):
+    if snapshot.id == old.snapshot.id and _id(excluded) == _id(old.selection.exclusion):
         return old
     require_comparable(old, snapshot)
     new = make_plan(spec, snapshot, lanes=old.lanes, map=map).at(old.version, old.window)

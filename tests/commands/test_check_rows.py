@@ -17,6 +17,7 @@ from processes import ended_here
 
 from feedline import Pipeline
 from feedline.commands.check_rows import Budget
+from feedline.commands.table.head import preview
 from feedline.errors import DataError, SpecError
 from feedline.warehouse.selection.exclusion import Exclusion
 
@@ -228,3 +229,48 @@ def test_files_of_features_hold_good_rows_in_the_tables_order(table: BadTable, t
     files = f"read_parquet('{tmp_path}/out/*.parquet', filename = true, file_row_number = true)"
     rows = duckdb.sql(f"select id from {files} order by filename, file_row_number").fetchall()
     assert [row for (row,) in rows] == table.good_ids()
+
+
+# The command, with a signal to itself at the first progress.
+SIGNALLED = """
+import os, signal, sys
+number = getattr(signal, sys.argv.pop())
+import feedline.commands.check_rows as command
+whole = command._search
+def search(plan, workers, check, known, found, say):
+    whole(plan, workers, check, known, found, lambda done, total: os.kill(os.getpid(), number))
+command._search = search
+from feedline.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize(("number", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_an_interrupted_check_writes_nothing(table: BadTable, tmp_path: Path, number: str, status: int):
+    path, out = tmp_path / "p.yaml", tmp_path / "out.exclusion"
+    path.write_text(json.dumps(table.spec(work_dir=str(tmp_path / "work"))))
+    arguments = ["check", str(path), "--rows", "--max-share", "1", "--out", str(out), number]
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED, *arguments], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == status, done.stderr
+    assert ("stopped: no exclusion was written" in done.stderr) == (number == "SIGINT")
+    assert not out.exists()
+    assert not list((tmp_path / "work").glob("exclusions/*"))
+
+
+def test_skipped_files_have_no_rows_to_check(tmp_path: Path):
+    table = BadTable(tmp_path, days=2)
+    broken = table.table / "ds=1" / "0.parquet"
+    broken.write_bytes(broken.read_bytes()[:-7])
+    source = {"on_bad_file": "skip"}
+    report = table.check(table.pipeline(source=dict(source)))
+    broken.unlink()
+    assert (report.rows, report.bad) == (len(table.ids("true")), len(table.bad_ids()))
+    assert table.excluding(source=dict(source)).plan().schedule(0).rows == report.rows - report.bad
+
+
+def test_head_shows_rows_that_are_not_excluded(table: BadTable):
+    facts = preview(table.excluding().spec, 40)
+    [ids] = [feature["value"] for feature in facts["features"] if feature["name"] == "id"]
+    assert ids == table.good_ids()[:40] != table.ids("true")[:40]

@@ -170,6 +170,11 @@ class Exclusion:
         )
 
 
+def covers(exclusion: Exclusion | None, features: str) -> bool:
+    """Whether an exclusion leaves out every row that some features refuse, given their fingerprint."""
+    return exclusion is not None and exclusion.origin.features == features and not exclusion.origin.unfitted
+
+
 def kept_exclusions(work_dir: str, snapshot: str) -> Iterator[Exclusion]:
     """The exclusions of a snapshot below `work_dir`; those that cannot be read are passed over."""
     location = locate(absolute(work_dir))

@@ -86,6 +86,11 @@ class Selection:
         return self.verdicts.proofs
 
     @property
+    def excludes(self) -> Exclusion | None:
+        """The exclusion, if it leaves out any row."""
+        return self.exclusion if self.exclusion is not None and self.exclusion.rows else None
+
+    @property
     def kept_rows(self) -> Int64s:
         """int64 [row groups]: the rows that filter and sample keep, excluded ones included (or UNCOUNTED)."""
         if self.exclusion is None:
