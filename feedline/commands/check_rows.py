@@ -55,6 +55,10 @@ class Budget:
     rows: int | None = None
     share: float = MAX_SHARE
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise SpecError(f"--max-share must be a share of the rows: got {self.share}, expected 0 to 1")
+
     def most(self, selected: int) -> int:
         """The most bad rows among so many."""
         within = int(self.share * selected)
@@ -310,17 +314,19 @@ def _unfitted(plan: Plan) -> tuple[str, ...]:
 
 
 def _findings(plan: Plan, faults: Sequence[RowFault]) -> tuple[Finding, ...]:
-    """The faults by feature and reason, most frequent first; the places of those that are shown are read."""
+    """The faults by feature and reason, most frequent first, each with its first row, for which row groups are read."""
     of_key: dict[tuple[str, str], list[RowFault]] = {}
     for fault in faults:
         of_key.setdefault((fault.feature, fault.reason), []).append(fault)
     snapshot, stored = plan.snapshot, plan.snapshot.rows_per_row_group
+    kept_rows: dict[int, NDArray[np.int64]] = {}
     found = []
     for (feature, reason), each in of_key.items():
         first = min(each, key=lambda fault: fault.row_group)
         file = int(snapshot.file_of_row_group[first.row_group])
         before = int(stored[int(snapshot.row_groups_of(file)[0]) : first.row_group].sum())
-        row = int(read_kept_rows(plan, first.row_group, plan.columns[:1]).rows[first.first])
+        if first.row_group not in kept_rows:
+            kept_rows[first.row_group] = read_kept_rows(plan, first.row_group, plan.columns[:1]).rows
         found.append(
             Finding(
                 feature=feature,
@@ -328,7 +334,7 @@ def _findings(plan: Plan, faults: Sequence[RowFault]) -> tuple[Finding, ...]:
                 rows=sum(fault.rows for fault in each),
                 row_groups=len(each),
                 file=snapshot.files["path"][file].as_py(),
-                row=before + row,
+                row=before + int(kept_rows[first.row_group][first.first]),
             )
         )
     return tuple(sorted(found, key=lambda finding: (-finding.rows, finding.feature, finding.reason)))

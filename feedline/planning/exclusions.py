@@ -7,11 +7,12 @@ says by its fingerprint which it was.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 
-from feedline.errors import CorruptFileError, FeedlineError
+from feedline.errors import CorruptFileError, FeedlineError, StateError
 from feedline.planning.plan import Plan
 from feedline.spec import PipelineSpec
 from feedline.warehouse.reading.sample import Sample
@@ -46,8 +47,8 @@ def named_exclusion(spec: PipelineSpec, snapshot: Snapshot) -> Exclusion | None:
         return None
     for name, theirs, mine in _mismatches(spec, snapshot, exclusion):
         message = f"the exclusion belongs to another {name}: got {theirs}, expected {mine}. {_REMEDY}"
-        instead = ", or name the snapshot that it belongs to in source.snapshot" if name == "snapshot" else ""
-        raise spec.error(_PATH, f"{message}{instead}")
+        instead = "name the snapshot that it belongs to in source.snapshot" if name == "snapshot" else "leave it out"
+        raise spec.error(_PATH, f"{message}, or {instead}")
     try:
         exclusion.save(spec.work_dir)
     except FeedlineError:
@@ -88,9 +89,12 @@ def recorded_sample(spec: PipelineSpec) -> dict[str, object] | None:
 
 def with_exclusion_of(plan: Plan, fingerprint: str) -> Plan:
     """The plan with the exclusion, version and window that have this fingerprint; if none has, without an exclusion."""
-    plans = (_excluding(plan, exclusion).matching(fingerprint) for exclusion in _exclusions_of(plan))
-    found = next((each for each in plans if each.fingerprint == fingerprint), None)
-    return found or _excluding(plan, None).matching(fingerprint)
+    for exclusion in _exclusions_of(plan):
+        with contextlib.suppress(StateError):  # it was found among other rows
+            found = _excluding(plan, exclusion).matching(fingerprint)
+            if found.fingerprint == fingerprint:
+                return found
+    return _excluding(plan, None).matching(fingerprint)
 
 
 def explain_exclusion(plan: Plan, fingerprint: str) -> str | None:

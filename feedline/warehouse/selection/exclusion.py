@@ -7,6 +7,7 @@ its content, and stored under that name in `work_dir/exclusions`; its file holds
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -176,18 +177,17 @@ def covers(exclusion: Exclusion | None, features: str) -> bool:
 
 
 def kept_exclusions(work_dir: str, snapshot: str) -> Iterator[Exclusion]:
-    """The exclusions of a snapshot below `work_dir`; those that cannot be read are passed over."""
+    """The exclusions of a snapshot below `work_dir`; those that cannot be listed or read are passed over."""
     location = locate(absolute(work_dir))
-    selector = pafs.FileSelector(join(location.path, _FOLDER), allow_not_found=True)
-    for info in sorted(location.filesystem.get_file_info(selector), key=lambda info: str(info.base_name)):
-        if not info.base_name.endswith(".arrow"):
-            continue
-        try:
-            exclusion = Exclusion._load(work_dir, f"{_FOLDER}/{info.base_name}")
-        except (FeedlineError, OSError):
-            continue
-        if exclusion.origin.snapshot == snapshot:
-            yield exclusion
+    names: list[str] = []
+    with contextlib.suppress(FeedlineError, OSError):
+        found = location.filesystem.get_file_info(pafs.FileSelector(join(location.path, _FOLDER), allow_not_found=True))
+        names = sorted(str(info.base_name) for info in found if info.base_name.endswith(".arrow"))
+    for name in names:
+        with contextlib.suppress(FeedlineError, OSError):
+            exclusion = Exclusion._load(work_dir, f"{_FOLDER}/{name}")
+            if exclusion.origin.snapshot == snapshot:
+                yield exclusion
 
 
 def join_bits(parts: Iterable[bytes | None]) -> bytes | None:
