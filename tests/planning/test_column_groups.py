@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from cached_blocks import assert_same, blocks_of, counts_of
 
 from feedline import Pipeline
 from feedline.errors import DataError, SpecError, StateError
@@ -255,6 +256,27 @@ def test_a_group_meets_only_the_errors_of_its_own_features(folder: Path):
     assert list(pipeline.quality()) == ["price"]
     with pytest.raises(DataError, match="age"):
         list(pipeline.batches(features=["dense"]))
+
+
+@pytest.mark.parametrize("dedup", [None, {"user": {"columns": ["age", "city", "hist"]}}], ids=["plain", "dedup"])
+@pytest.mark.parametrize("shuffle", ["off", {"rows": False, "seed": 2}], ids=["off", "blocks"])
+def test_groups_and_readers_of_all_find_what_either_kept(folder: Path, tmp_path: Path, dedup: Any, shuffle: Any):
+    """A feature's entry is named by the feature; one of a deduplicated group also by the columns that make its runs."""
+    user, other = ["age", "city", "hist", "first"], ["price", "double", "item", "tags", "label", "row"]
+    for number, order in enumerate([((), user, other), (user, other, ())]):
+        cache = {"dir": str(tmp_path / str(number)), "mode": "features", "free": 1}
+        whole, plain = (
+            pipeline_of(folder, dedup=dedup or {}, shuffle=shuffle, cache=each).complete_plan()
+            for each in (cache, "off")
+        )
+        results = [blocks_of(plan_column_group(whole, names)) for names in order]
+        counts = [counts_of(each) for each in results]
+        kept = sum(each.computed for each in counts[: 1 if number == 0 else 2])
+        assert kept > 0
+        assert [each.computed for each in counts[1 if number == 0 else 2 :]] == [0] * (2 if number == 0 else 1)
+        for names, result in zip(order, results, strict=True):
+            plan = plan_column_group(plain, names)
+            assert_same(plan, result, blocks_of(plan))
 
 
 def test_other_names_are_refused_before_anything_is_read(folder: Path, tmp_path: Path):
