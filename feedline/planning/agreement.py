@@ -47,17 +47,15 @@ class RunStart:
     @property
     def member(self) -> int | str:
         """The rank among those that agree: of column groups, each has a rank 0."""
-        if self.connected or not self.column_group:
-            return self.rank
-        return f"{self.rank} of {self.column_group}"
+        return f"{self.rank} of {self.column_group}" if self.column_group else self.rank
 
     def place(self, environment: Mapping[str, str]) -> tuple[str, float]:
         """The name of the file in which this start agrees, and for how many seconds ranks may join.
 
-        Column groups that nothing connects may have launchers of their own, which name them differently, and other
-        world sizes: one plan has one number of lanes.
+        Column groups may have launchers of their own, which name them differently, and other world sizes: one plan has
+        one number of lanes.
         """
-        if self.column_group and not self.connected:
+        if self.column_group:
             return f"runs/{self.job[:16]}-groups-{self.lanes}.json", _JOIN_S
         launch = launch_name(environment)
         suffix = f"-{launch}" if launch else ""
@@ -106,7 +104,7 @@ def choose_once(
         else:
             value = choose()
             file.write({"snapshot": value, "ranks": [start.member], "created_s": now_s()})
-    if not start.connected:
+    if start.column_group or not start.connected:
         start.agreed.append(Agreed(file.name, value, now_s() + join_s))
     return value
 

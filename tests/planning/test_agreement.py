@@ -102,11 +102,15 @@ def test_column_groups_agree_whatever_their_launchers_and_world_sizes(tmp_path: 
     assert starts.start(0, 1, group="new (4)") == "s6", "after ten minutes nobody joins"
 
 
-def test_connected_ranks_of_several_column_groups_agree_by_their_numbers(tmp_path: Path):
+def test_a_group_that_torch_connects_agrees_with_those_that_it_does_not(tmp_path: Path):
+    """Two launchers, each with a process group of its own: the rank 0 of each takes part, and looks again."""
     starts = Starts(tmp_path / "work")
-    groups = ["dense (1)", "dense (1)", "", "sparse (2)"]
-    assert {starts.start(rank, 4, connected=True, group=name) for rank, name in enumerate(groups)} == {"s1"}
-    assert starts.start(3, 4, connected=True, group="sparse (2)") == "s2"
+    assert starts.start(0, 2, connected=True, group="dense (1)", TORCHELASTIC_RUN_ID="a") == "s1"
+    dense = starts.last[0]
+    assert starts.start(0, 4, connected=True, group="sparse (2)", TORCHELASTIC_RUN_ID="b") == "s1"
+    assert starts.start(0, 4, connected=True, group="sparse (2)", TORCHELASTIC_RUN_ID="b") == "s2"
+    with pytest.raises(PlanError, match=r"got s1 on rank 0 of dense .* expected s2 as on rank 0 of sparse \(2\)"):
+        verify_agreement(dense, starts.work_dir, now_s=lambda: starts.now_s)
 
 
 def test_column_groups_without_locks_are_refused():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -287,3 +288,22 @@ def test_other_names_are_refused_before_anything_is_read(folder: Path, tmp_path:
     with pytest.raises(SpecError, match=r"features must not be empty"):
         next(pipeline_of(folder).batches(plan=plan, features=[]))
     assert pipeline.spec.features
+
+
+def test_a_rebase_is_one_of_all_groups(folder: Path, tmp_path: Path):
+    """Rows of a file that was rewritten while two groups read it: each group continues with the same ones."""
+    shutil.copytree(folder / "table", tmp_path / "table")
+    rows = {"shuffle": {"seed": 1}, "source": {"row_key": ["row"]}}
+    pipeline = pipeline_of(tmp_path, **rows)
+    before = pipeline.complete_plan()
+    seen = list(islice(pipeline.batches(plan=before, features=TOWER), 8))
+    state = state_of(before.facts(), 0, 8)
+    path = tmp_path / "table" / "ds=1" / "part.parquet"
+    pq.write_table(pq.read_table(path, partitioning=None).slice(0, 600), path, row_group_size=100)
+    plan = pipeline.rebase(state)
+    assert plan.rest(0) is not None
+    tower, server = (pipeline.batches(0, step=8, plan=plan, features=names) for names in (TOWER, SERVER))
+    rest = [(values(left)["row"], values(right)["row"]) for left, right in zip(tower, server, strict=True)]
+    assert all(left == right for left, right in rest)
+    ids = {row for batch in seen for [row] in values(batch)["row"]} | {row for left, _ in rest for [row] in left}
+    assert ids >= set(range(700)) | set(range(1_400, ROWS)) | set(range(700, 1_300))
