@@ -16,7 +16,7 @@ import pytest
 from cached_blocks import assert_same, blocks_of, counts_of
 
 from feedline import Pipeline
-from feedline.errors import DataError, SpecError, StateError
+from feedline.errors import DataError, PlanError, SpecError, StateError
 from feedline.loader.batch import Batch, digest_of
 from feedline.loader.state import state_of
 from feedline.loader.wire.facts import Hello
@@ -206,6 +206,18 @@ def test_a_state_belongs_to_all_groups(folder: Path):
         pipeline.resolve(replace(hello, features="f" * 32), job="j")
     earlier = tower.at(2)
     assert plan_column_group(pipeline.plan_for(state_of(earlier.facts(), 0, 0)), TOWER).version == 2
+
+
+def test_groups_of_other_world_sizes_have_one_plan_if_the_lanes_allow_them(folder: Path):
+    pipeline = pipeline_of(folder, lanes=4)
+    worlds = [(0, 1, "age"), (1, 2, "item"), (3, 4, "clicked")]
+    plans = [
+        pipeline.resolve(Hello(rank=rank, world_size=size, column_group=(name,)), job="w")
+        for rank, size, name in worlds
+    ]
+    assert len({(plan.fingerprint, plan.snapshot_name, plan.lanes) for plan in plans}) == 1
+    with pytest.raises(PlanError, match="4 lanes"):
+        pipeline.resolve(Hello(rank=0, world_size=3, column_group=("age",)), job="w")
 
 
 def receipts_of(pipeline: Pipeline, plan: Plan, names: list[str]) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from pipelines import PATIENCE_S, Place, furnished, image
 from processes import ended_here, feedline, free_port, running
 
 from feedline import FeedlineDataset, Pipeline
-from feedline.errors import PlanError, SpecError
+from feedline.errors import SpecError
 from feedline.loader.batch import Batch
 from feedline.planning.column_groups import plan_column_group
 from feedline.service.verify.receipts import Receipt, verify_receipts
@@ -155,17 +155,6 @@ def test_bad_names_are_refused_before_a_feeder_starts(place: Place, names: Any, 
         FeedlineDataset(place.write(), features=names)
 
 
-def test_world_sizes_that_the_lanes_do_not_allow_are_refused(place: Place):
-    """Lanes of one plan: groups of one and of two ranks need `lanes`, or their plans differ."""
-    path = place.write()
-    with FeedlineDataset(path, features=["dense"], set={"lanes": 2}) as alone:
-        with FeedlineDataset(path, features=["label"], set={"lanes": 2}, rank=1, world_size=2) as one:
-            assert one.facts["plan"] == alone.facts["plan"]
-        three = FeedlineDataset(path, features=["label"], set={"lanes": 2}, rank=0, world_size=3)
-        with three, pytest.raises(PlanError, match="lanes"):
-            len(three)
-
-
 # -- the example --------------------------------------------------------------------------------------------------
 
 
@@ -196,8 +185,9 @@ def losses_of_one_process(example: ModuleType, path: Path) -> list[float]:
     return [loss_of(batch) for batch in pipeline.batches()]
 
 
-def test_the_example_learns_what_one_process_learns(place: Place, example: ModuleType):
+def test_the_example_learns_what_one_process_learns(place: Place, example: ModuleType, monkeypatch: pytest.MonkeyPatch):
     """Ranks of one gloo job that read different groups; a step that is not aligned would give other losses."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(place.folder / "i"))  # torch's own, made by an optimizer's step
     text = (EXAMPLE / "pipeline.yaml").read_text().replace("../../warehouse/clicks", str(place.table))
     path = place.folder / "example.yaml"
     path.write_text(re.sub(r"hash_bucket: \d+", "hash_bucket: 300", text).replace("size: 4096", "size: 1024"))
