@@ -19,6 +19,7 @@ from feedline.loader.encoding.quality import measures, merge
 from feedline.loader.plan_descriptions import describe_bad_files
 from feedline.loader.row_arrays import Encoded
 from feedline.loader.wire.facts import Hello
+from feedline.planning.column_groups import plan_column_group
 from feedline.planning.plan import Plan
 from feedline.planning.resolve import (
     Fit,
@@ -37,6 +38,7 @@ from feedline.service.feeder.quality_monitor import QualityMonitor
 from feedline.serving.encoder import Serving
 from feedline.serving.row_forms import Rows
 from feedline.spec import PipelineSpec, load_spec
+from feedline.spec.chosen_features import choose_features
 from feedline.spec.pipeline_spec import json_schema
 from feedline.transforms.catalogue import op_schema
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -198,13 +200,17 @@ class Pipeline:
         step: int = 0,
         snapshot: Snapshot | None = None,
         plan: Plan | None = None,
+        features: Sequence[str] | None = None,
     ) -> Iterator[Batch]:
         """The batches of one rank and epoch from a step on, computed in this process and thread: no ring, no Dask.
 
         For tests, for debugging with pdb, and for machines without Linux. `plan`: the plan of a state (`plan_for`) or
-        of a rebase (default: a new one).
+        of a rebase (default: a new one). `features`: of a column group, as `FeedlineDataset` takes them (default: those
+        of the plan).
         """
         plan = plan or self.complete_plan(world_size, snapshot)
+        if features is not None:
+            plan = plan_column_group(plan, choose_features(self.spec, features))
         plan.require_fitted()
         _warn(plan)
         monitor = QualityMonitor(plan.layout.schema, plan.job.features, plan.on_expect)

@@ -71,7 +71,7 @@ INSIDE = {
         {"dedup_tensors"},
         {"torchrec_tensors"},
         {"batch"},
-        {"device_copies", "row_arrays", "data_loaders"},
+        {"device_copies", "row_arrays", "data_loaders", "batch_receipts"},
         {"dataset"},
     ],
     "service": [

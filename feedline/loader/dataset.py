@@ -12,7 +12,7 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Self
 
@@ -21,7 +21,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import IterableDataset
 
 from feedline.errors import FeedlineError, PlanError, SpecError, StateError
-from feedline.loader.batch import Batch, digest_of
+from feedline.loader.batch import Batch
+from feedline.loader.batch_receipts import receipt_of
 from feedline.loader.data_loaders import NO_WORKERS, refuse_batching, refuse_workers
 from feedline.loader.dataset_stats import DatasetStats
 from feedline.loader.device_copies import Copies, Prefetcher, copies_to
@@ -39,6 +40,7 @@ from feedline.loader.wire.codec import to_values
 from feedline.loader.wire.facts import PlanFacts, RebaseRequest
 from feedline.resources.cgroups import available_cores
 from feedline.spec import PipelineSpec, load_spec
+from feedline.spec.chosen_features import choose_features
 
 _printed_ranks: set[RankInfo] = set()
 _new_positions = tuple.__new__  # without the Python function that a named tuple calls
@@ -111,6 +113,7 @@ class FeedlineDataset(IterableDataset[Batch]):
         mesh: DeviceMesh | None = None,
         timeout: float | None = None,
         device: torch.device | str | None = None,
+        features: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
         if timeout is not None and not timeout > 0:
@@ -120,13 +123,14 @@ class FeedlineDataset(IterableDataset[Batch]):
         self._copies = None if device is None else copies_to(device)
         overrides = dict(set or {})
         self._spec: PipelineSpec = load_spec(pipeline, overrides)
+        self._group = () if features is None else choose_features(self._spec, features)
         self._ranks = with_data_rank(
             detect_rank(rank=rank, world_size=world_size, distributed=connected_rank(), environment=os.environ),
             *data_rank_of(data_rank, data_world_size, mesh),
         )
         _print_ranks(self._ranks)
         self._pid = _process_id
-        access = feeder_access(*feeder_input(pipeline, overrides), self._spec, self._ranks)
+        access = feeder_access(*feeder_input(pipeline, overrides), self._spec, self._ranks, self._group)
         self._pinning = Pinning(self._ranks.local_rank)
         self._feed = FeederClient(access, pin=self._pinning.register, unpin=self._pinning.unregister)
         self._feed.timeout_s = timeout
@@ -251,9 +255,7 @@ class FeedlineDataset(IterableDataset[Batch]):
 
         Write one per batch, as a line of JSON: `feedline verify --receipts` compares them with the plan.
         """
-        ranks, state = self._ranks, state_of(self._open().facts, batch.epoch, batch.step)
-        numbers = {"rank": ranks.rank, "world_size": ranks.world_size, "trainer": ranks.global_rank, "rows": batch.rows}
-        return {**state, **numbers, "digest": digest_of(batch)}
+        return receipt_of(batch, self._open().facts, self._ranks, self._group)
 
     # -- facts ----------------------------------------------------------------------------------------------------
 
@@ -321,7 +323,7 @@ class FeedlineDataset(IterableDataset[Batch]):
         """Request a plan, or a state's, and its facts. Changes nothing here."""
         refuse_workers()
         self._refuse_other_processes()
-        hello = replace(hello_of(self._ranks), rebase=rebase)
+        hello = replace(hello_of(self._ranks, self._group), rebase=rebase)
         if resume is not None:
             names = {key: resume[key] for key in ("snapshot", "lanes", "plan", "seed", "batch_size")}
             hello = replace(hello, **names, features=None if accept_features else resume["features"])

@@ -92,9 +92,7 @@ def make_plan(
         selection=selection,
         features=features,
         layout=SlotLayout(batch_schema(features)),
-        job=_job(
-            spec, schema, columns, by, record, stored.pinned_ref, _read_epochs(spec, columns, snapshot, selection)
-        ),
+        job=_job(spec, schema, columns, by, record, stored.pinned_ref, read_epochs(spec, columns, snapshot, selection)),
         lanes=lanes,
         skipped=load_skipped(spec.work_dir, snapshot.id),
         rebase=rebase,
@@ -160,11 +158,9 @@ def _job(
     artifacts: ArtifactSetRef,
     auto: ReadEpochs | None,
 ) -> Job:
-    names = set(columns.columns(schema))
-    used = pa.schema([field for field in schema if field.name in names])
     return Job(
         features=columns.features.features,
-        schema=used.serialize().to_pybytes(),
+        schema=column_schema(schema, columns),
         where=spec.source.where,
         by=by,
         environment=local_environment(),
@@ -177,6 +173,12 @@ def _job(
     )
 
 
+def column_schema(schema: pa.Schema, columns: ReadColumns) -> bytes:
+    """The columns of a schema that blocks read, as a job names them: in Arrow's IPC format."""
+    names = set(columns.columns(schema))
+    return pa.schema([field for field in schema if field.name in names]).serialize().to_pybytes()  # type: ignore[no-any-return]
+
+
 def _features_cache(cache: CacheSpec | None) -> CacheRef | None:
     """The cache that blocks take finished features from, and add them to."""
     if cache is None or cache.mode not in ("auto", "features"):
@@ -184,7 +186,7 @@ def _features_cache(cache: CacheSpec | None) -> CacheRef | None:
     return cache_ref(cache)
 
 
-def _read_epochs(
+def read_epochs(
     spec: PipelineSpec, columns: ReadColumns, snapshot: Snapshot, selection: Selection
 ) -> ReadEpochs | None:
     """What a cache that decides for itself needs to know."""

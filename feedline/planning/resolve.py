@@ -25,14 +25,16 @@ from feedline.planning.artifact_choice import resolve_artifacts
 from feedline.planning.binding.fitted_artifacts import artifact_set_key, artifacts_dir
 from feedline.planning.binding.selected_rows import bound_sample, bound_where
 from feedline.planning.binding.table_features import planned_schema
+from feedline.planning.column_groups import plan_column_group
 from feedline.planning.exclusions import explain_exclusion, load_exclusion, with_exclusion_of
 from feedline.planning.make_plan import make_plan
-from feedline.planning.plan import Plan
+from feedline.planning.plan import Plan, group_name
 from feedline.planning.rebase import rebase, require_comparable
 from feedline.planning.schedule import rank_lanes
 from feedline.planning.skip_bad_files import Take, good_snapshot
 from feedline.planning.table_snapshot import as_read, fresh_snapshot, snapshot_of_source
 from feedline.spec import PipelineSpec
+from feedline.spec.chosen_features import column_group_name
 from feedline.warehouse.bad_files import save_skipped
 from feedline.warehouse.rebase.remaining_rows import Rebase, split_name
 from feedline.warehouse.selection.exclusion import Exclusion
@@ -68,7 +70,13 @@ def _count_rows(spec: PipelineSpec, snapshot: Snapshot, map: Map | None) -> Sele
 
 def start_of(hello: Hello, *, job: str) -> RunStart:
     """The start that a trainer's hello belongs to."""
-    return RunStart(job=job, rank=hello.global_rank, world_size=hello.global_size, connected=hello.connected)
+    return RunStart(
+        job=job,
+        rank=hello.global_rank,
+        world_size=hello.global_size,
+        connected=hello.connected,
+        column_group=column_group_name(hello.column_group),
+    )
 
 
 def resolve_hello(
@@ -84,6 +92,7 @@ def resolve_hello(
     _refuse_other_settings(spec, to_values(hello))
     lanes = spec.lanes or hello.lanes or hello.world_size
     rank_lanes(lanes, hello.rank, hello.world_size)
+    start = replace(start, lanes=lanes)
     plan_id, features = hello.plan, hello.features
     taken: Snapshot | None = None
     if hello.rebase is not None:
@@ -93,9 +102,10 @@ def resolve_hello(
     else:
         name, taken = _agreed_snapshot(spec, start, map)
     plans = [each for each in plans if (each.snapshot_name, each.lanes) == (name, lanes)]
+    alike = next(iter(plans), None)
+    plans = [each for each in plans if group_name(each) == start.column_group]
     plan = next((each for each in plans if features == each.features_fingerprint or not each.needs_artifacts), None)
     if plan is None:
-        alike = next(iter(plans), None)
         if alike is not None:
             snapshot, rest = alike.snapshot, alike.rebase
         else:
@@ -103,6 +113,7 @@ def resolve_hello(
         plan = resolve_snapshot(
             spec, snapshot, lanes=lanes, rebase=rest, fit=fit, map=map, start=start, features=features, alike=alike
         )
+        plan = plan_column_group(plan, hello.column_group)
         plan = next((each for each in plans if each.job.artifacts == plan.job.artifacts), plan)
     plan = plan.matching(plan_id)
     _refuse_other_plan(plan, {"plan": plan_id, "features": features})

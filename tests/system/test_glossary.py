@@ -33,6 +33,7 @@ TERMS = {
     "artifact": r"\b(?P<term>artifacts?)\b",
     # Not every other cache: of pages, of footers, of a processor.
     "cache": r"\b(?:the|with a|without a)\s+\[?(?P<term>cache)\b",
+    "column group": r"(?<!over )\b(?P<term>column\s+groups?)\b",  # not NVTabular's
 }
 CODE = re.compile(r"`[^`\n]*`")
 HEADING = re.compile(r"^#.*$", re.MULTILINE)
