@@ -60,7 +60,7 @@ class Dlrm(nn.Module):
 
 
 def sharded(columns: object, device: torch.device) -> tuple[DistributedModelParallel, CombinedOptimizer]:
-    """The model with its tables divided among the ranks, and its optimizers; tables are updated in the backward pass."""
+    """The model with its tables divided among the ranks, and its optimizers: tables learn in the backward pass."""
     torch.manual_seed(0)
     module = Dlrm(columns, torch.device("meta") if device.type == "cuda" else device)
     apply_optimizer_in_backward(torch.optim.SGD, module.embeddings.parameters(), {"lr": RATE})
@@ -76,17 +76,22 @@ def epochs(dataset: FeedlineDataset, last: int) -> Iterator[Batch]:
         yield from dataset
 
 
+def load(model: DistributedModelParallel, checkpoint: Path, **values: object) -> dict[str, object]:
+    """Load a checkpoint into the model; return the values that it has beside it."""
+    state = {"model": model.state_dict(), **values}
+    # Without this, torch 2.13 drops tables of other ranks, and takes the checkpoint for one of torch 2.3.
+    planner = DefaultLoadPlanner(flatten_sharded_tensors=False)
+    dcp.load(state, checkpoint_id=checkpoint, planner=planner)
+    model.load_state_dict(state["model"])
+    return state
+
+
 def train(options: argparse.Namespace, device: torch.device) -> list[tuple[int, int, float]]:
     """Train until the last epoch, or for `--steps`; return epoch, step and loss of each step."""
     with FeedlineDataset(options.pipeline, set=options.set) as dataset:
         model, optimizer = sharded(dataset.schema, device)
         if options.checkpoint.exists():
-            checkpoint = {"model": model.state_dict(), "data": dataset.state_dict()}
-            # Without this, torch 2.13 drops tables of other ranks and takes the checkpoint for one of torch 2.3.
-            planner = DefaultLoadPlanner(flatten_sharded_tensors=False)
-            dcp.load(checkpoint, checkpoint_id=options.checkpoint, planner=planner)
-            model.load_state_dict(checkpoint["model"])
-            dataset.load_state_dict(checkpoint["data"])
+            dataset.load_state_dict(load(model, options.checkpoint, data=dataset.state_dict())["data"])
         pipeline = TrainPipelineSparseDist(model, optimizer, device)
         batches, steps, batch = epochs(dataset, options.epochs), [], None
         while len(steps) != options.steps:
@@ -98,8 +103,8 @@ def train(options: argparse.Namespace, device: torch.device) -> list[tuple[int, 
             if batch.step % 10 == 0 and distributed.get_rank() == 0:
                 print(f"epoch {batch.epoch} step {batch.step}: loss {steps[-1][2]:.4f}", flush=True)
         if batch is not None:  # `after`: the pipeline has taken more batches than the model
-            checkpoint = {"model": model.state_dict(), "data": dataset.state_dict(after=batch)}
-            dcp.save(checkpoint, checkpoint_id=options.checkpoint)
+            state = {"model": model.state_dict(), "data": dataset.state_dict(after=batch)}
+            dcp.save(state, checkpoint_id=options.checkpoint)
     return steps
 
 

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.loader.dedup_tensors import DedupGroup, InverseColumn, InverseSparse, whole_matrix
-from feedline.loader.device_bytes import DeviceBytes, copy_pieces, cut
+from feedline.loader.device_bytes import DeviceBytes, copy_pieces, cut_pieces
 from feedline.loader.encoding.encoded_rows import expand
 from feedline.loader.encoding.layout import BatchSchema, SlotLayout
 from feedline.loader.encoding.slot import Buffer, SlotArrays, encoded_rows, read_extras, read_header, write_rows
@@ -191,7 +191,11 @@ class Batch(KeyedTensors):
             return self
         if target.type == "cpu":
             return self._over(self._bytes())
-        pieces = cut(self._bytes(), self._ends_of_pieces()) if self._device_bytes is None else self._device_bytes.pieces
+        pieces = (
+            cut_pieces(self._bytes(), self._ends_of_pieces())
+            if self._device_bytes is None
+            else self._device_bytes.pieces
+        )
         moved = copy_pieces(pieces, target, non_blocking=non_blocking, stream=data_copy_stream)
         if target.type == "cuda" and self._lease is not None and self._lease.generation.pinned:
             copied = event_on(moved.device) if data_copy_stream is None else data_copy_stream.record_event()

@@ -27,6 +27,7 @@ from feedline.loader.dataset_stats import DatasetStats
 from feedline.loader.device_copies import Copies, Prefetcher, copies_to
 from feedline.loader.encoding.layout import BatchSchema, SlotLayout
 from feedline.loader.encoding.sparse_features import SparseFeatures
+from feedline.loader.keyed_columns import check_chosen
 from feedline.loader.launcher import RankInfo, data_rank_of, describe_ranks, detect_rank, with_data_rank
 from feedline.loader.plan_descriptions import describe_bad_files, describe_rebase
 from feedline.loader.rank_agreement import connected_rank, hello_of, open_plan
@@ -125,8 +126,7 @@ class FeedlineDataset(IterableDataset[Batch]):
             *data_rank_of(data_rank, data_world_size, mesh),
         )
         _print_ranks(self._ranks)
-        self._sparse_features = sparse_features or SparseFeatures()
-        self._pid = _process_id
+        self._sparse_features, self._pid = sparse_features or SparseFeatures(), _process_id
         access = feeder_access(*feeder_input(pipeline, overrides), self._spec, self._ranks)
         self._pinning = Pinning(self._ranks.local_rank)
         self._feed = FeederClient(access, pin=self._pinning.register, unpin=self._pinning.unregister)
@@ -328,7 +328,7 @@ class FeedlineDataset(IterableDataset[Batch]):
             hello = replace(hello, **names, features=None if accept_features else resume["features"])
         answer = open_plan(self._feed, self._ranks, hello, resume)
         _warn(answer.facts, self._progress.answer.facts if self._progress.answer is not None else None)
-        self._sparse_features.check(answer.facts.schema)
+        check_chosen(self._sparse_features, answer.facts.schema)
         return answer, SlotLayout(answer.facts.schema, self._sparse_features)
 
 

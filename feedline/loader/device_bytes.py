@@ -54,7 +54,7 @@ class DeviceBytes:
         return copies[0] if len(copies) == 1 else torch.cat(copies)
 
 
-def cut(whole: torch.Tensor, ends: Sequence[int]) -> list[torch.Tensor]:
+def cut_pieces(whole: torch.Tensor, ends: Sequence[int]) -> list[torch.Tensor]:
     """Pieces of a slot's bytes, as views, up to each of these ends and to the slot's; empty ones are left out."""
     starts, stops = (0, *ends), (*ends, len(whole))
     return [whole[start:stop] for start, stop in zip(starts, stops, strict=True) if start < stop]

@@ -18,7 +18,7 @@ import torch
 from feedline.errors import FeedlineError
 from feedline.loader.dedup_tensors import DedupGroup, InverseColumn, InverseSparse
 from feedline.loader.encoding.layout import SlotColumn
-from feedline.loader.encoding.sparse_features import ids_of
+from feedline.loader.keyed_columns import chosen_ids, chosen_weighted, ids_of
 from feedline.loader.slot_tensors import FLOAT32, INT32, SlotTensors, Sparse
 
 
@@ -57,18 +57,18 @@ class KeyedTensors(SlotTensors):
     def sparse_features(self) -> Any:
         """A `torchrec.KeyedJaggedTensor` of all ids: sparse features of int64, then categorical ones as lists of one.
 
-        Views of the slot where all keys are of one of the two kinds, else a copy. Of deduplicated features it holds the
-        unique rows and inverse indices. `FeedlineDataset(sparse_features=SparseFeatures(...))` chooses features, their
-        order, the type of values, and all rows instead of unique ones.
+        Views of the slot where all keys are of one of the two kinds, else a copy. Of deduplicated features it holds all
+        rows in host memory, and on a GPU the unique rows with inverse indices. `SparseFeatures`, the dataset's argument
+        `sparse_features`, chooses features, their order, the type of values, and which rows.
 
         ValueError: there are no such features. ModuleNotFoundError: without the extra `torchrec`.
         """
         if self._sparse_kjt is None:
             choice = self._layout.sparse_features
-            names = choice.keys(self.schema)
+            names = chosen_ids(choice, self.schema)
             if not names:
                 raise missing_lists(self._layout.sparse, "int64", False, None)
-            self._sparse_kjt = self._keyed(names, choice.dtype, expand=choice.expand)
+            self._sparse_kjt = self._keyed(names, choice.dtype, expand=self._expands())
         return self._sparse_kjt
 
     @property
@@ -76,11 +76,15 @@ class KeyedTensors(SlotTensors):
         """A `torchrec.KeyedJaggedTensor` of the weighted features with their weights; else as `sparse_features`."""
         if self._weighted_kjt is None:
             choice = self._layout.sparse_features
-            names = choice.weighted_keys(self.schema)
+            names = chosen_weighted(choice, self.schema)
             if not names:
                 raise missing_lists(self._layout.sparse, "int64", True, None)
-            self._weighted_kjt = self._keyed(names, choice.dtype, weighted=True, expand=choice.expand)
+            self._weighted_kjt = self._keyed(names, choice.dtype, weighted=True, expand=self._expands())
         return self._weighted_kjt
+
+    def _expands(self) -> bool:
+        expand = self._layout.sparse_features.expand
+        return self.device.type == "cpu" if expand is None else expand
 
     @property
     def dense_features(self) -> torch.Tensor:
