@@ -359,6 +359,22 @@ def test_memory_that_torchrec_frees_is_of_lists_only(torchrec, schema: BatchSche
             batch._bytes()
 
 
+def test_a_stream_holds_what_was_made_for_torchrec(torchrec, monkeypatch: pytest.MonkeyPatch):
+    """Pieces, copies of ids and inverse indices, each of which has memory of its own."""
+    batch = on_device(batch_of(WITH_IDS, SparseFeatures(expand=False)))
+    features, weighted = batch.sparse_features, batch.weighted_sparse_features
+    inverse = [each.inverse_indices()[1] for each in (features, weighted)]
+    used = [*batch._device_bytes.pieces, features.values(), features.lengths(), weighted.weights(), *inverse]
+    held = []
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: held.append((storage(self), stream)))
+    batch.record_stream("other")
+    assert {(storage(tensor), "other") for tensor in used} == set(held)
+
+
+def storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
 def test_freeing_host_memory_is_refused_by_name(torchrec):
     batch = batch_of(LISTS)
     with pytest.raises(FeedlineError, match="free_features_storage_early needs batches on a GPU"):

@@ -1,9 +1,10 @@
-"""Trainings of a sharded model in torchrec's pipelines, for torchrun: each is stopped in mid-epoch and goes on anew.
+"""Trainings of a sharded model in torchrec's pipelines, for torchrun: stopped in mid-epoch and resumed.
 
     torchrun torchrec_training.py FOLDER KIND=PIPELINE.YAML...
 
-KIND is `base`, `sparse`, `deduplicated` or `expanded`. Writes FOLDER/KIND-RANK.json (epoch, step and loss of each step,
-the types of the modules that were pipelined, warnings of the tracing) and the checkpoint FOLDER/KIND-initial.
+KIND is `base`, `sparse` or `deduplicated`, which is not resumed. Writes FOLDER/KIND-RANK.json (epoch, step and loss of
+each step, the types of the modules that were pipelined, warnings of the tracing) and the checkpoint
+FOLDER/KIND-initial.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from feedline import Batch, FeedlineDataset, SparseFeatures
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "torchrec"))
 
-import train 
+import train
 
 EPOCHS, STOP = 3, 14
 CPU = torch.device("cpu")
@@ -106,7 +107,9 @@ def main() -> None:
     for argument in sys.argv[2:]:
         kind, _, path = argument.partition("=")
         first = part(kind, path, folder / f"{kind}-initial", None, STOP)
-        second = part(kind, path, folder / f"{kind}-last", first["state"], None)
+        second = {**first, "steps": []}
+        if kind != "deduplicated":
+            second = part(kind, path, folder / f"{kind}-last", first["state"], None)
         outcome = {"steps": first["steps"] + second["steps"], "modules": second["modules"]}
         outcome["warnings"], warnings.messages = warnings.messages, []
         (folder / f"{kind}-{distributed.get_rank()}.json").write_text(json.dumps(outcome))
