@@ -195,6 +195,29 @@ def test_a_torchrec_pipeline_reads_what_the_host_holds(pipeline, inplace: bool):
         torch.testing.assert_close(torch.stack(found).cpu(), torch.tensor(expected, dtype=torch.float64))
 
 
+def test_a_pipeline_that_frees_ids_early_learns_the_same(pipeline, tmp_path):
+    """TrainPipelineSparseDist on one rank; dense features and labels are read after the ids are gone."""
+    kernel = "fbgemm::permute_2D_sparse_data"
+    if importlib.util.find_spec("torchrec") is None or importlib.util.find_spec("fbgemm_gpu") is None:
+        pytest.skip("torchrec is not installed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torchrec's own
+        importlib.import_module("torchrec")
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(kernel, "CUDA"):
+        pytest.skip("fbgemm-gpu has no kernels for CUDA here")
+    text = pipeline.read_text().replace("{first_x: 20}", "{first_x: 20}, {hash_bucket: 1000}")  # tables need a size
+    pipeline.write_text(text)
+    program = Path(__file__).with_name("torchrec_training.py")
+    line = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
+    line += [str(program), str(tmp_path), *(f"{kind}={pipeline}" for kind in ("sparse", "freed"))]
+    run = subprocess.run(line, capture_output=True, text=True, timeout=400, check=False)
+    assert run.returncode == 0, run.stderr[-5000:]
+    steps = [json.loads((tmp_path / f"{kind}-0.json").read_text())["steps"] for kind in ("sparse", "freed")]
+    assert [step[:2] for step in steps[0]] == [step[:2] for step in steps[1]]
+    losses = [torch.tensor([loss for *_, loss in each]) for each in steps]
+    torch.testing.assert_close(*losses, rtol=1e-3, atol=1e-4)
+
+
 def test_a_registration_that_fails_leaves_no_error_to_the_next_kernel():
     pinning = Pinning(None)
     assert not pinning.register(3 * 4096, 4096)  # nothing is mapped there

@@ -24,7 +24,8 @@ from fences import FENCE
 from pipelines import Place, furnished
 from processes import ended_here
 
-from feedline import Pipeline
+from feedline import FeedlineDataset, Pipeline, SparseFeatures
+from feedline.errors import SpecError
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "torchrec"
@@ -96,7 +97,12 @@ def folder(place: Place, pipelines: dict[str, Path], tmp_path_factory: pytest.Te
 def torchrun(folder: Path, *words: object) -> None:
     """Run a program on two ranks, with a folder for temporary files in this one: torchrun leaves logs there."""
     (folder / "temporary").mkdir(exist_ok=True)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder / "temporary")}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "TMPDIR": str(folder / "temporary"),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += map(str, words)
     run = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environment)
@@ -163,6 +169,9 @@ def test_the_program_of_the_docs_trains(place: Place, train: ModuleType, monkeyp
     with names["dataset"] as dataset:
         features = next(iter(dataset)).sparse_features
         assert (features.keys(), features.values().dtype) == (["history", "item"], torch.int32)
+    dataset = FeedlineDataset("pipeline.yaml", sparse_features=SparseFeatures(features=["price"]))
+    with dataset, pytest.raises(SpecError, match=r"must hold ids: got 'price', expected some of history, tags, item"):
+        iter(dataset)
 
 
 @pytest.mark.nightly  # the script, as its README says; the test above trains with its functions

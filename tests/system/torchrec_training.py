@@ -2,9 +2,9 @@
 
     torchrun torchrec_training.py FOLDER KIND=PIPELINE.YAML...
 
-KIND is `base`, `sparse` or `deduplicated`, which is not resumed. Writes FOLDER/KIND-RANK.json (epoch, step and loss of
-each step, the types of the modules that were pipelined, warnings of the tracing) and the checkpoint
-FOLDER/KIND-initial.
+KIND is `base`, `sparse`, `freed`, whose ids are freed early (on a GPU), or `deduplicated`, which is not resumed. Writes
+FOLDER/KIND-RANK.json (epoch, step and loss of each step, the types of the modules that were pipelined, warnings of the
+tracing) and the checkpoint FOLDER/KIND-initial.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "torch
 import train
 
 EPOCHS, STOP = 3, 14
-CPU = torch.device("cpu")
+DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+FREED = {"free_features_storage_early": True, "clear_data_dist_inputs": True, "enable_inplace_copy_batch": True}
 
 
 class Warnings(logging.Handler):
@@ -81,14 +82,14 @@ def part(kind: str, path: str, checkpoint: Path, state: dict[str, Any] | None, m
     with FeedlineDataset(path, sparse_features=choice) as dataset:
         if kind == "deduplicated":  # torchrec 1.8 misreads unique rows on a CPU in tables that are not table-wise
             table_wise()
-        model, optimizer = train.sharded(dataset.schema, CPU)
+        model, optimizer = train.sharded(dataset.schema, DEVICE)
         if state is None:
             dcp.save({"model": model.state_dict()}, checkpoint_id=checkpoint)
         else:
             train.load(model, checkpoint)
             dataset.load_state_dict(state)
         pipeline_type = TrainPipelineBase if kind == "base" else TrainPipelineSparseDist
-        pipeline: Any = pipeline_type(model, optimizer, CPU)
+        pipeline: Any = pipeline_type(model, optimizer, DEVICE, **(FREED if kind == "freed" else {}))
         for loss, batch in steps(kind, dataset, pipeline):
             taken.append((batch.epoch, batch.step, loss.item()))
             state = dataset.state_dict(after=batch)
@@ -102,7 +103,7 @@ def part(kind: str, path: str, checkpoint: Path, state: dict[str, Any] | None, m
 
 def main() -> None:
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", timeout=timedelta(seconds=100))
+    distributed.init_process_group("gloo" if DEVICE.type == "cpu" else "nccl", timeout=timedelta(seconds=100))
     folder, warnings = Path(sys.argv[1]), Warnings()
     for argument in sys.argv[2:]:
         kind, _, path = argument.partition("=")
