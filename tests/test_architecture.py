@@ -66,7 +66,7 @@ INSIDE = {
     "loader": [
         {"encoding", "launcher"},
         {"wire"},
-        {"plan_descriptions", "state", "ring"},
+        {"plan_descriptions", "state", "ring", "device_bytes", "keyed_columns"},
         {"slot_tensors", "rank_agreement", "dataset_stats"},
         {"dedup_tensors"},
         {"torchrec_tensors"},
@@ -131,6 +131,7 @@ FENCES = {
         "loader.device_copies",
         "loader.rank_agreement",
         "loader.ring.pinning",
+        "loader.device_bytes",
         "loader.slot_tensors",
         "loader.torchrec_tensors",
         "modules",

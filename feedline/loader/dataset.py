@@ -27,6 +27,8 @@ from feedline.loader.data_loaders import NO_WORKERS, refuse_batching, refuse_wor
 from feedline.loader.dataset_stats import DatasetStats
 from feedline.loader.device_copies import Copies, Prefetcher, copies_to
 from feedline.loader.encoding.layout import BatchSchema, SlotLayout
+from feedline.loader.encoding.sparse_features import SparseFeatures
+from feedline.loader.keyed_columns import check_chosen
 from feedline.loader.launcher import RankInfo, data_rank_of, describe_ranks, detect_rank, with_data_rank
 from feedline.loader.plan_descriptions import describe_bad_files, describe_rebase
 from feedline.loader.rank_agreement import connected_rank, hello_of, open_plan
@@ -96,6 +98,7 @@ class FeedlineDataset(IterableDataset[Batch]):
     the `DeviceMesh` (`mesh["dp"]`); `data_rank` and `data_world_size` are the same as numbers.
 
     `timeout`: seconds that a batch, or the plan, may take (default: any number, with a warning every half minute).
+    `sparse_features`: what `batch.sparse_features` holds for torchrec (default: all ids).
 
     Raises SpecError for an invalid pipeline.yaml, PlanError if planning fails, and on iteration DataError,
     TableChangedError, CorruptFileError, RingError, FeederError, or BatchTimeoutError, which says what is late and why.
@@ -114,12 +117,10 @@ class FeedlineDataset(IterableDataset[Batch]):
         timeout: float | None = None,
         device: torch.device | str | None = None,
         features: Sequence[str] | None = None,
+        sparse_features: SparseFeatures | None = None,
     ) -> None:
         super().__init__()
-        if timeout is not None and not timeout > 0:
-            raise SpecError(f"timeout must be a positive number of seconds, or None: got {timeout!r}")
-        if not sys.platform.startswith("linux"):
-            raise FeedlineError("FeedlineDataset needs Linux (memfd, SOCK_SEQPACKET). Use Pipeline.batches elsewhere")
+        _refuse(timeout)
         self._copies = None if device is None else copies_to(device)
         overrides = dict(set or {})
         self._spec: PipelineSpec = load_spec(pipeline, overrides)
@@ -129,7 +130,7 @@ class FeedlineDataset(IterableDataset[Batch]):
             *data_rank_of(data_rank, data_world_size, mesh),
         )
         _print_ranks(self._ranks)
-        self._pid = _process_id
+        self._sparse_features, self._pid = sparse_features or SparseFeatures(), _process_id
         access = feeder_access(*feeder_input(pipeline, overrides), self._spec, self._ranks, self._group)
         self._pinning = Pinning(self._ranks.local_rank)
         self._feed = FeederClient(access, pin=self._pinning.register, unpin=self._pinning.unregister)
@@ -329,7 +330,8 @@ class FeedlineDataset(IterableDataset[Batch]):
             hello = replace(hello, **names, features=None if accept_features else resume["features"])
         answer = open_plan(self._feed, self._ranks, hello, resume)
         _warn(answer.facts, self._progress.answer.facts if self._progress.answer is not None else None)
-        return answer, SlotLayout(answer.facts.schema)
+        check_chosen(self._sparse_features, answer.facts.schema)
+        return answer, SlotLayout(answer.facts.schema, self._sparse_features)
 
 
 class _Epoch(Iterator[Batch]):
@@ -387,6 +389,14 @@ _REPLACED = (
     "this iterator was replaced: got next() on an older iter(dataset), expected the newest. A dataset has one stream; "
     "make a second dataset to read twice at once"
 )
+
+
+def _refuse(timeout: float | None) -> None:
+    """Refuse a system without the ring, and a timeout that is no time."""
+    if timeout is not None and not timeout > 0:
+        raise SpecError(f"timeout must be a positive number of seconds, or None: got {timeout!r}")
+    if not sys.platform.startswith("linux"):
+        raise FeedlineError("FeedlineDataset needs Linux (memfd, SOCK_SEQPACKET). Use Pipeline.batches elsewhere")
 
 
 def _warn(facts: PlanFacts, last: PlanFacts | None) -> None:

@@ -40,6 +40,16 @@ def test_the_loop_of_a_feeder_is_measured() -> None:
     assert min(found["batches_per_s"], found["loop_us"], found["calls"]) > 0
 
 
+def test_copies_of_many_features_are_measured() -> None:
+    command = [sys.executable, str(BENCHMARKS / "torchrec_copies.py"), "--features", "45", "--steps", "5"]
+    command += ["--batch-size", "16", "--device", "meta"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert found["copies"] == 13 + 26 + 2 * 6 + 1
+    assert min(found["slot_us"], found["tensors_us"], found["batch_bytes"]) > 0
+
+
 @pytest.mark.parametrize("shape", ["flat", "lists"])
 def test_a_cache_is_measured(shape: str) -> None:
     command = [sys.executable, str(BENCHMARKS / "cache.py"), "--shape", shape, "--rows", "3000", "--rounds", "1"]
