@@ -1,6 +1,6 @@
 """Save with torch.distributed.checkpoint while training goes on; the dataset is one of its `Stateful` objects.
 
-    torchrun --nproc-per-node 2 examples/frameworks/train_dcp.py
+torchrun --nproc-per-node 2 examples/frameworks/train_dcp.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Train with DistributedDataParallel: one program on each rank, one state for all.
 
-    torchrun --nproc-per-node 2 examples/frameworks/train_ddp.py
+torchrun --nproc-per-node 2 examples/frameworks/train_ddp.py
 """
 
 from __future__ import annotations

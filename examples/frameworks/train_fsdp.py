@@ -22,12 +22,12 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from feedline import FeedlineDataset
 
 CHECKPOINTS = Path("checkpoints/fsdp")
-TENSOR_PARALLEL = 2
 
 
 def main() -> None:
     device, ranks = device_of_rank(), int(os.environ["WORLD_SIZE"])
-    mesh = init_device_mesh(device.type, (ranks // TENSOR_PARALLEL, TENSOR_PARALLEL), mesh_dim_names=("dp", "tp"))
+    shape = (ranks // 2, 2) if ranks >= 4 else (ranks, 1)
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("dp", "tp"))
     with FeedlineDataset(PIPELINE, mesh=mesh["dp"]) as dataset:
         model = Clicks(dataset.schema).to(device)
         parallelize_module(model.top, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})

@@ -1,21 +1,23 @@
 """Train with the Trainer of Hugging Face's transformers; the dataset's state is in its trainer_state.json.
 
-    python examples/frameworks/train_hf_trainer.py        # or torchrun, or accelerate launch
+python examples/frameworks/train_hf_trainer.py        # or torchrun, or accelerate launch
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from clicks import EPOCHS, PIPELINE, SAVE_EVERY, Clicks, loss_of
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import get_last_checkpoint
 
 from feedline import Batch, FeedlineDataset
+
+CHECKPOINTS = Path("checkpoints/hf")
 
 
 class DatasetState(TrainerCallback, ExportableState):
@@ -24,8 +26,8 @@ class DatasetState(TrainerCallback, ExportableState):
     dataset: FeedlineDataset | None = None
     saved: dict[str, Any] | None = None
 
-    def on_train_begin(self, *_: Any, train_dataloader: DataLoader, **__: Any) -> None:
-        self.dataset = train_dataloader.dataset
+    def on_train_begin(self, *_: Any, train_dataloader: FeedlineDataset, **__: Any) -> None:
+        self.dataset = train_dataloader
         if self.saved is not None:
             self.dataset.load_state_dict(self.saved)
 
@@ -34,8 +36,8 @@ class DatasetState(TrainerCallback, ExportableState):
 
 
 class ClicksTrainer(Trainer):
-    def get_train_dataloader(self) -> DataLoader:
-        return DataLoader(self.train_dataset, batch_size=None)  # the ranks' rows are the dataset's matter
+    def get_train_dataloader(self) -> FeedlineDataset:
+        return self.train_dataset  # as it is: it delivers the batches of this rank
 
     def compute_loss(self, model: nn.Module, batch: Batch, *_: Any, **__: Any) -> Tensor:
         batch = batch.to(self.args.device, non_blocking=True)
@@ -43,8 +45,9 @@ class ClicksTrainer(Trainer):
 
 
 def main() -> None:
+    CHECKPOINTS.mkdir(parents=True, exist_ok=True)  # on every rank: get_last_checkpoint lists it
     arguments = TrainingArguments(
-        "checkpoints/hf",
+        str(CHECKPOINTS),
         use_cpu=not torch.cuda.is_available(),
         num_train_epochs=EPOCHS,
         save_steps=SAVE_EVERY,
@@ -55,7 +58,7 @@ def main() -> None:
     )
     with FeedlineDataset(PIPELINE) as dataset:  # after TrainingArguments, which makes the process group
         trainer = ClicksTrainer(Clicks(dataset.schema), arguments, train_dataset=dataset, callbacks=[DatasetState()])
-        trainer.train(resume_from_checkpoint=get_last_checkpoint(arguments.output_dir))
+        trainer.train(resume_from_checkpoint=get_last_checkpoint(CHECKPOINTS))
 
 
 if __name__ == "__main__":

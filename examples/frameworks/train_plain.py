@@ -1,6 +1,6 @@
 """Train in a plain PyTorch loop, with a progress bar and TensorBoard.
 
-    python examples/frameworks/train_plain.py
+python examples/frameworks/train_plain.py
 """
 
 from __future__ import annotations

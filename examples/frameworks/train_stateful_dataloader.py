@@ -1,6 +1,6 @@
 """Train with torchdata's StatefulDataLoader, for code that saves its loader: it saves and loads the dataset's state.
 
-    python examples/frameworks/train_stateful_dataloader.py
+python examples/frameworks/train_stateful_dataloader.py
 """
 
 from __future__ import annotations

@@ -165,16 +165,12 @@ class FeedlineDataset(IterableDataset[Batch]):
         return facts.steps_of(epoch if step < facts.steps_of(epoch) else epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iter() starts at this epoch's step 0, or goes on at the step of a state of this epoch, just loaded.
-
-        So a loop, or a framework, that calls set_epoch before each epoch does not undo a resume in mid-epoch.
-        """
+        """The next iter() starts at this epoch's step 0, or at the step of a state of this epoch, if just loaded."""
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise PlanError(f"epoch must be a non-negative integer: got {epoch!r}")
         progress = self._progress
-        start = progress.start if progress.start[0] == epoch else (epoch, 0)  # only a state starts at another step
-        positions = _Positions(start, progress.positions.reading)
-        self._progress = _Progress(progress.answer, progress.layout, start, positions)
+        start = progress.start if progress.start[0] == epoch else (epoch, 0)  # a resume is not undone
+        self._progress = replace(progress, start=start, positions=progress.positions._replace(at=start))
         self._untouched = 0
 
     def _refuse_replaced(self, iterator: int) -> None:
