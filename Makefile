@@ -20,8 +20,8 @@ BENCH_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# torchrec on a CPU, 45 MB: its own requirements name the CUDA build of fbgemm-gpu, and torchmetrics, which it imports
-# for metrics alone.
+# torchrec on a CPU, 45 MB: its own requirements name the CUDA build of fbgemm-gpu, and an old torchmetrics, which it
+# imports for metrics alone: pip says that they are missing, or another version.
 TORCHREC := torchrec fbgemm-gpu-cpu tensordict pyvers pyre-extensions typing_inspect mypy_extensions tqdm cloudpickle
 # A file's tests run in one process, the files in the order of tests/conftest.py: the long ones first. On two cores a
 # third process saved 3 % of the time when it was measured; a fourth took longer, on a machine that was busier.
@@ -45,7 +45,7 @@ $(INSTALLED): pyproject.toml constraints.txt $(wildcard feedline/native/*.[ch])
 	  echo "$(PYTHON) cannot make a virtual environment. Install its venv module (on Debian and Ubuntu:" >&2; \
 	  echo "apt install python3-venv) or name another interpreter with PYTHON=." >&2; exit 1; }
 	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) --constraint constraints.txt \
-	  --editable '.[delta,iceberg,tls,kubernetes,jobqueue,test,examples,bench]'
+	  --editable '.[delta,iceberg,tls,kubernetes,jobqueue,test,examples,frameworks,bench]'
 	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) --constraint constraints.txt --no-deps $(TORCHREC)
 	$(BIN)/python -m compileall -q feedline  # as pip does for a wheel: else each feeder compiles it again, 0.3 s
 	@touch $@

@@ -73,6 +73,7 @@ INSIDE = {
         {"batch"},
         {"device_copies", "row_arrays", "data_loaders", "batch_receipts"},
         {"dataset"},
+        {"lightning_data"},
     ],
     "service": [
         {"dask_patches", "tls", "verify", "log_lines", "plan_frame", "drain"},
@@ -137,6 +138,7 @@ FENCES = {
         "modules",
     ),
     "torchrec": ("loader.torchrec_tensors",),
+    "lightning": ("loader.lightning_data",),
     "dask": ("service", "warehouse.dask_frame", "warehouse.synthetic"),
     "distributed": ("service", "warehouse.dask_frame", "warehouse.synthetic"),
     "typer": ("cli", "commands"),

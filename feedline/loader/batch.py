@@ -157,6 +157,10 @@ class Batch(KeyedTensors):
             return column.of(self.labels)
         return self.sparse[name] if column.group == "sparse" else self.extra[name]
 
+    def __contains__(self, name: object) -> bool:
+        """Whether there is such a feature; without it, Python would look for batch[0], batch[1], …"""
+        return name in self.schema
+
     def items(self) -> Iterator[tuple[str, Any]]:
         """Every feature with its name."""
         return ((name, self[name]) for name in self.keys())

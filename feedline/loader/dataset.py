@@ -170,12 +170,12 @@ class FeedlineDataset(IterableDataset[Batch]):
         return facts.steps_of(epoch if step < facts.steps_of(epoch) else epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iter() starts at step 0 of this epoch."""
+        """The next iter() starts at this epoch's step 0, or at the step of a state of this epoch, if just loaded."""
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise PlanError(f"epoch must be a non-negative integer: got {epoch!r}")
         progress = self._progress
-        positions = _Positions((epoch, 0), progress.positions.reading)
-        self._progress = _Progress(progress.answer, progress.layout, (epoch, 0), positions)
+        start = progress.start if progress.start[0] == epoch else (epoch, 0)  # a resume is not undone
+        self._progress = replace(progress, start=start, positions=progress.positions._replace(at=start))
         self._untouched = 0
 
     def _refuse_replaced(self, iterator: int) -> None:
