@@ -4,8 +4,8 @@ Runs in: a serving process, without the table, Dask or a feeder. It needs pipeli
 `feedline fit` wrote, and the model that train.py saved.
 
 A line is one row, an object of columns, or a list of rows; its answer is `{"scores": [...]}`, one probability per row.
-A column that is absent is null, and other columns are ignored. A line that cannot be scored is answered by `{"error": "..."}`, and the next one is
-read. Rows of one line are scored together, which costs less than one line each.
+A column that is absent is null, and other columns are ignored. A line that cannot be scored is answered by
+`{"error": "..."}`, and the next one is read. Rows of one line are scored together, which costs less than one line each.
 """
 
 from __future__ import annotations

@@ -155,18 +155,18 @@ def test_batches_have_the_form_of_fuxictr(folder: Path, truth: dict[str, int], m
     save("fuxictr", folder)
     names: dict[str, Any] = {}
     exec(files("fuxictr")["feed.py"][1], names)
-    loader = names["FeedlineLoader"]("pipeline.yaml")
+    loader = names["FeedlineLoader"]("pipeline.yaml", **{"features.extra": ["session_id"]})
     try:
         described = loader.describe(FeatureMap())
         epochs = [list(map(dict, loader)) for _ in range(2)]
         assert [len(batches) for batches in epochs] == [len(loader)] * 2
         assert [sum(len(batch["clicked"]) for batch in batches) for batches in epochs] == [truth["rows"]] * 2
         batch = epochs[0][0]
-        assert (described.labels, described.num_fields, described.indexed) == (["clicked"], 4, True)
+        assert (described.labels, described.num_fields, described.indexed) == (["clicked"], 5, True)
         assert sorted(batch) == sorted([*described.features, *described.labels])
         kinds = {name: each["type"] for name, each in described.features.items()}
         numbers = {"dense_0": "numeric", "dense_1": "numeric"}
-        assert kinds == {**numbers, "id_0": "categorical", "history": "sequence"}
+        assert kinds == {**numbers, "id_0": "categorical", "history": "sequence", "session_id": "meta"}
         expected = next(Pipeline.from_yaml("pipeline.yaml").batches())
         history = np.zeros((expected.rows, 20), np.int64)
         for row in range(expected.rows):
