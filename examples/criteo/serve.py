@@ -49,7 +49,7 @@ class Scorer:
             if not rows or not all(isinstance(row, dict) for row in rows):
                 return {"error": f"a request is a row or a list of rows: got {line.strip()[:80]}"}
             return {"scores": self.scores(rows)}
-        except (FeedlineError, ValueError) as error:
+        except (FeedlineError, ValueError, RecursionError) as error:  # of JSON that nests too deeply
             return {"error": str(error)}
 
 

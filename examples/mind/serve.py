@@ -74,7 +74,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         try:
             self._answer(200, self._ranker.rank(json.loads(self.rfile.read(length))))
-        except (FeedlineError, ValueError) as error:
+        except (FeedlineError, ValueError, RecursionError) as error:  # of JSON that nests too deeply
             self._answer(400, {"error": str(error)})
 
     def _answer(self, status: int, answer: Mapping[str, Any]) -> None:

@@ -107,7 +107,7 @@ def test_served_scores_are_those_of_the_evaluation(programs: dict[str, ModuleTyp
     sparse = [{name: value for name, value in row.items() if value is not None} for row in rows[:3]]
     refused = [{**rows[0], "I1": "many"}]
     lines = [rows[:BATCH], rows[BATCH : 2 * BATCH], *rows[:3], sparse, [], 7, refused, rows[0]]
-    answers = served(folder, [*map(json.dumps, lines), "{not json"])
+    answers = served(folder, [*map(json.dumps, lines), "{not json", "[" * 5000])
 
     assert [answer["scores"] for answer in answers[:2]] == [
         expected[:BATCH].tolist(),
@@ -115,7 +115,7 @@ def test_served_scores_are_those_of_the_evaluation(programs: dict[str, ModuleTyp
     ]
     alone = [score for answer in answers[2:6] for score in answer["scores"]]
     np.testing.assert_allclose(alone, [*expected[:3], *expected[:3]], rtol=1e-5)
-    assert ["error" in answer for answer in answers[6:]] == [True, True, True, False, True]
+    assert ["error" in answer for answer in answers[6:]] == [True, True, True, False, True, True]
     assert "I1" in answers[8]["error"]
     assert len(np.unique(expected)) > len(expected) // 2, "the scores do not differ"
 

@@ -146,6 +146,7 @@ def test_served_scores_are_those_of_the_evaluation(programs: dict[str, ModuleTyp
         assert (status, sorted(answer["ranked"])) == (200, ["N0", "unheard of"])
         assert post(address, {**request, "candidates": []})[0] == 400
         assert post(address, {**request, "candidates": [7]})[0] == 400
+        assert post(address, {**request, "history": "N1"})[0] == 400
         assert post(address, {**request, "candidates": ["N0"]}, "/other")[0] == 404
     assert len(np.unique(expected)) > len(expected) // 2, "the scores do not differ"
 
