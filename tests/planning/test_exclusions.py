@@ -16,7 +16,6 @@ import pytest
 from bad_table import FEATURES, BadTable
 
 from feedline import Pipeline
-from feedline.commands.check_rows import Budget
 from feedline.commands.plan.report import describe
 from feedline.commands.plan.step import describe_step
 from feedline.errors import DataError, SpecError, StateError
@@ -192,7 +191,7 @@ def test_a_table_of_bad_rows_only_is_refused(tmp_path: Path):
     pq.write_table(pa.table({"id": [1, 2], "x": pa.array([None, None], pa.float32())}), folder / "a.parquet")
     table = BadTable(tmp_path, days=0)
     changes: dict[str, Any] = {"features": {"dense": {"x": []}}, "source": {"where": None}}
-    table.check(table.pipeline(**json.loads(json.dumps(changes))), budget=Budget(share=1))
+    table.check(table.pipeline(**json.loads(json.dumps(changes))), max_share=1)
     with pytest.raises(SpecError, match=r"source\.exclude: every selected row is excluded: got 2 bad rows"):
         table.excluding(**json.loads(json.dumps(changes))).plan()
 
