@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from feedline.fitting.fit_report import FitReport
 from feedline.fitting.passes import FitCallback, fit_pipeline
 from feedline.fitting.reduction import Workers, threads_here
-from feedline.fitting.row_check import MAX_SHARE, Budget, RowReport, RowsChecked, find_exclusion
+from feedline.fitting.row_check import MAX_SHARE, RowBudget, RowReport, RowsChecked, find_exclusion
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import measures, merge
 from feedline.loader.plan_descriptions import describe_bad_files
@@ -191,7 +191,7 @@ class Pipeline:
         workers: where to compute (default: threads of this process). `say` is called after every task. Raises
         DataError for too many bad rows, SpecError, and what planning and reading raise; then nothing is written.
         """
-        budget, file = Budget(rows=max_rows, share=max_share), None if out is None else os.fspath(out)
+        budget, file = RowBudget(rows=max_rows, share=max_share), None if out is None else os.fspath(out)
         with nullcontext(workers) if workers is not None else self._threads() as own:
             return find_exclusion(self.spec, own, budget=budget, out=file, earlier=earlier, map=map, say=say)
 

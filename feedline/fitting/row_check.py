@@ -43,7 +43,7 @@ RowsChecked = Callable[[int, int], None]  # rows that are done, and all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
+class RowBudget:
     """The most rows that may be bad. rows: None for any number within the share of the selected rows."""
 
     rows: int | None = None
@@ -126,7 +126,7 @@ def find_exclusion(
     spec: PipelineSpec,
     workers: Workers,
     *,
-    budget: Budget,
+    budget: RowBudget,
     out: str | None = None,
     earlier: str | None = None,
     map: Map | None = None,

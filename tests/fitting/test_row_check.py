@@ -18,7 +18,7 @@ from processes import ended_here
 from feedline import Pipeline
 from feedline.commands.table.head import preview
 from feedline.errors import DataError, SpecError
-from feedline.fitting.row_check import Budget
+from feedline.fitting.row_check import RowBudget
 from feedline.warehouse.selection.exclusion import Exclusion
 
 
@@ -96,11 +96,11 @@ def test_exactly_the_budget_is_allowed(table: BadTable):
 
 
 def test_a_budget_bounds_both_the_number_and_the_share():
-    assert [Budget(share=0.01).most(rows) for rows in (99, 100, 1000)] == [0, 1, 10]
-    assert [Budget(rows=5, share=0.01).most(rows) for rows in (100, 10_000)] == [1, 5]
+    assert [RowBudget(share=0.01).most(rows) for rows in (99, 100, 1000)] == [0, 1, 10]
+    assert [RowBudget(rows=5, share=0.01).most(rows) for rows in (100, 10_000)] == [1, 5]
     for share in (-0.1, 1.5, float("nan")):
         with pytest.raises(SpecError, match="max_share must be a share of the rows: got"):
-            Budget(share=share)
+            RowBudget(share=share)
 
 
 def test_only_changed_and_new_files_are_computed_again(tmp_path: Path):
