@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from feedline.fitting.fit_report import FitReport
 from feedline.fitting.passes import FitCallback, fit_pipeline
 from feedline.fitting.reduction import Workers, threads_here
+from feedline.fitting.row_check import MAX_SHARE, RowBudget, RowReport, RowsChecked, find_exclusion
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import measures, merge
 from feedline.loader.plan_descriptions import describe_bad_files
@@ -171,6 +172,30 @@ class Pipeline:
     def _fit_with(self, workers: Workers | None, say: FitCallback = lambda progress: None) -> Fit:
         """Fits missing artifacts, for `fit: auto`."""
         return lambda snapshot: self.fit(missing=True, snapshot=snapshot, workers=workers, say=say).manifest
+
+    # -- checking -------------------------------------------------------------------------------------------------
+
+    def check_rows(
+        self,
+        out: str | os.PathLike[str] | None = None,
+        *,
+        max_rows: int | None = None,
+        max_share: float = MAX_SHARE,
+        earlier: str | None = None,
+        workers: Workers | None = None,
+        map: Map | None = None,
+        say: RowsChecked = lambda done, total: None,
+    ) -> RowReport:
+        """Find all rows that features refuse or that break an expectation alone, and write them as an exclusion, for
+        `source.exclude`: to a file or URI `out`, and below work_dir.
+
+        max_rows, max_share: more bad rows are an error. earlier: an exclusion whose unchanged files are not read again.
+        workers: where to compute (default: threads of this process). `say` is called after every task. Raises
+        DataError for too many bad rows, SpecError, and what planning and reading raise; then nothing is written.
+        """
+        budget, file = RowBudget(rows=max_rows, share=max_share), None if out is None else os.fspath(out)
+        with nullcontext(workers) if workers is not None else self._threads() as own:
+            return find_exclusion(self.spec, own, budget=budget, out=file, earlier=earlier, map=map, say=say)
 
     # -- using ----------------------------------------------------------------------------------------------------
 

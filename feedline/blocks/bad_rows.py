@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from feedline.blocks.block_encoder import BlockEncoder, StageClock, expanded_frame
+from feedline.blocks.block_encoder import BlockEncoder, StageClock, expanded_chunk
 from feedline.blocks.environment import check_environment
 from feedline.blocks.jobs import CompiledJob, compile_job, find_job
 from feedline.blocks.request import Job
@@ -141,7 +141,7 @@ class _Judge:
 
     def _reasons(self, chunk: Chunk) -> Reasons:
         """The bad rows of a chunk that has some."""
-        frame = expanded_frame(chunk)
+        frame = expanded_chunk(chunk)
         found = self._judge(frame)
         bad = np.logical_or.reduce(list(found.values())) if found else np.zeros(frame.height, np.bool_)
         if np.count_nonzero(bad) <= self._most:  # else perhaps not all were found

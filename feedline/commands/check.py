@@ -17,16 +17,19 @@ from typing import Annotated, Any
 
 import typer
 
-from feedline.commands.check_rows import MAX_SHARE, Budget, check_rows
 from feedline.commands.cluster.connect import pipeline_cluster
 from feedline.commands.display.progress_line import ProgressLine
+from feedline.commands.exit_status import exit_on_signals
 from feedline.errors import SpecError, StoreError, TableError
 from feedline.expressions.column_parts import source_columns
+from feedline.fitting.row_check import MAX_SHARE, RowReport
+from feedline.pipeline import Pipeline
 from feedline.planning.binding.read_columns import read_columns_of
 from feedline.planning.exclusions import matching_exclusion
 from feedline.planning.nulls import Gaps, absence_line, find_gaps
 from feedline.planning.table_snapshot import listing_of_source, schema_rules
 from feedline.service.cluster.cluster import Cluster
+from feedline.service.cluster.fit_workers import DaskWorkers
 from feedline.spec import PipelineSpec, load_spec
 from feedline.spec.overrides import parse_overrides
 from feedline.warehouse.bad_files import BadFile, load_findings, record_findings
@@ -35,6 +38,7 @@ from feedline.warehouse.scan import Findings, Problem, ProgressCallback, check_f
 from feedline.warehouse.selection.exclusion import covers
 from feedline.warehouse.selection.select import screen_rows
 from feedline.warehouse.snapshot.take import snapshot_of
+from feedline.warehouse.storage.kept_waves import on_wave_progress
 from feedline.warehouse.storage.locations import redact
 
 _TASKS_AHEAD = 8  # tasks per thread submitted to a cluster at once: the rest waits, so that progress can be shown
@@ -142,8 +146,8 @@ def check(
         raise SpecError("--rows and --deep are two checks: got both. Run one after the other")
     spec = load_spec(pipeline, parse_overrides(overrides or []))
     if rows:
-        budget = Budget(rows=max_rows, share=MAX_SHARE if max_share is None else max_share)
-        found = check_rows(spec, budget=budget, out=out, earlier=earlier)
+        share = MAX_SHARE if max_share is None else max_share
+        found = _check_rows(spec, out=out, max_rows=max_rows, max_share=share, earlier=earlier)
         print(json.dumps(asdict(found)) if as_json else found.text())
         return
     with ProgressLine() as line:
@@ -151,6 +155,22 @@ def check(
     print(json.dumps(report.facts()) if as_json else report.text())
     if not report.clean:
         raise typer.Exit(1)
+
+
+def _check_rows(spec: PipelineSpec, **options: Any) -> RowReport:
+    """Check the rows in threads, or on the cluster. Ctrl-C and SIGTERM end it in order."""
+    with (
+        ProgressLine() as line,
+        exit_on_signals(lambda: line.note("stopped: no exclusion was written")),
+        on_wave_progress(lambda progress: line.show(progress.text())),
+        pipeline_cluster(spec) as cluster,
+    ):
+        check_rows = partial(Pipeline(spec).check_rows, say=partial(_show_rows, line), **options)
+        return check_rows() if cluster is None else check_rows(workers=DaskWorkers(cluster), map=cluster.map)
+
+
+def _show_rows(line: ProgressLine, done: int, total: int) -> None:
+    line.show(f"checked {done:,} of {total:,} rows", last=done == total)
 
 
 def run_check(

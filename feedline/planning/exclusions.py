@@ -102,10 +102,12 @@ def explain_exclusion(plan: Plan, fingerprint: str) -> str | None:
     found = with_exclusion_of(plan, fingerprint)
     if found.fingerprint != fingerprint:
         return None
-    theirs, mine = (_name(each.selection.excludes) for each in (found, plan))
+    theirs, mine = found.selection.excludes, plan.selection.excludes
+    same = "leave source.exclude out" if theirs is None else f"name {theirs.save(plan.spec.work_dir)} in source.exclude"
     return (
-        f"Its run had {theirs} and pipeline.yaml has {mine} in source.exclude. Load the state with "
-        'snapshot="rebase" (or `feedline rebase`) to continue its epoch without the rows that are excluded now'
+        f"Its run had {_name(theirs)} and pipeline.yaml has {_name(mine)} in source.exclude. Load the state with "
+        'snapshot="rebase" (or `feedline rebase`) to continue its epoch without the rows that are excluded now, or '
+        f"{same} to go on as before"
     )
 
 

@@ -16,7 +16,6 @@ import pytest
 from bad_table import FEATURES, BadTable
 
 from feedline import Pipeline
-from feedline.commands.check_rows import Budget
 from feedline.commands.plan.report import describe
 from feedline.commands.plan.step import describe_step
 from feedline.errors import DataError, SpecError, StateError
@@ -192,7 +191,7 @@ def test_a_table_of_bad_rows_only_is_refused(tmp_path: Path):
     pq.write_table(pa.table({"id": [1, 2], "x": pa.array([None, None], pa.float32())}), folder / "a.parquet")
     table = BadTable(tmp_path, days=0)
     changes: dict[str, Any] = {"features": {"dense": {"x": []}}, "source": {"where": None}}
-    table.check(table.pipeline(**json.loads(json.dumps(changes))), budget=Budget(share=1))
+    table.check(table.pipeline(**json.loads(json.dumps(changes))), max_share=1)
     with pytest.raises(SpecError, match=r"source\.exclude: every selected row is excluded: got 2 bad rows"):
         table.excluding(**json.loads(json.dumps(changes))).plan()
 
@@ -253,6 +252,7 @@ def test_an_epoch_goes_on_without_rows_that_are_excluded_in_its_middle(tmp_path:
     exclusion = Exclusion.read(str(table.exclusion))
     assert f"Its run had nothing and pipeline.yaml has {exclusion.id} in source.exclude" in str(caught.value)
     assert 'snapshot="rebase"' in str(caught.value)
+    assert "or leave source.exclude out to go on as before" in str(caught.value)
     rest = pipeline.rebase(state)
     after = quiet(pipeline, rest, 0, 11)
     bad = {row for row in table.all_ids() if table.x(row) >= 90}
@@ -278,6 +278,8 @@ def test_a_rewritten_table_is_rebased_from_one_exclusion_to_another(tmp_path: Pa
     table.put("ds=1/9.parquet", list(range(2000, 2090)))
     table.check(table.pipeline(source=dict(source)), earlier=str(table.exclusion), out=str(tmp_path / "new"))
     new = table.pipeline(source={**source, "exclude": str(tmp_path / "new")})
+    with pytest.raises(SpecError, match="another snapshot"):  # the state names its own
+        new.plan_for(state)
     rest = new.rebase(state)
     after = quiet(new, rest, 0, 15)
     bad = {row for row in table.all_ids() if table.x(row) >= 90}
@@ -286,6 +288,24 @@ def test_a_rewritten_table_is_rebased_from_one_exclusion_to_another(tmp_path: Pa
     assert not set(after) & set(before)
     assert set(after) == set(table.all_ids()) - bad - set(before)
     assert set(before) & gone
+
+
+def test_a_state_of_another_exclusion_names_both(tmp_path: Path):
+    """The file has been written anew, by other bounds: work_dir still has the one of the run."""
+    table = Tolerant(tmp_path)
+    table.check(table.pipeline())
+    plan = table.excluding().plan()
+    state, first = state_of(plan.facts(), 0, 3), Exclusion.read(str(table.exclusion))
+    stricter = {**TOLERANT, "dense": {"x": {"column": "x", "expect": {"max": "< 50"}}}}
+    table.check(table.pipeline(features=stricter))
+    with pytest.raises(StateError, match=f"Its run had {first.id} and pipeline.yaml has ") as caught:
+        table.excluding().plan_for(state)
+    kept = f"{tmp_path}/work/exclusions/{first.id}.arrow"
+    assert f"or name {kept} in source.exclude to go on as before" in str(caught.value)
+    assert table.pipeline(source={"exclude": kept}).plan_for(state).fingerprint == plan.fingerprint
+    rest = table.excluding().rebase(state)
+    bad = {row for row in table.all_ids() if table.x(row) >= 50}
+    assert not bad & set(quiet(table.excluding(), rest, 0, 3))
 
 
 def test_a_rebase_to_an_exclusion_stays_on_its_snapshot(tmp_path: Path):

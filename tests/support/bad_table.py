@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from feedline import Pipeline
-from feedline.commands.check_rows import Budget, RowReport, find_exclusion
-from feedline.fitting.reduction import threads_here
+from feedline.fitting.row_check import RowReport
 
 FEATURES: dict[str, Any] = {
     "dense": {
@@ -103,9 +102,7 @@ class BadTable:
 
     def check(self, pipeline: Pipeline | None = None, **options: Any) -> RowReport:
         """Check the rows in threads of this process."""
-        options = {"budget": Budget(share=0.5), "out": str(self.exclusion), **options}
-        with threads_here(2) as workers:
-            return find_exclusion((pipeline or self.pipeline()).spec, workers, **options)
+        return (pipeline or self.pipeline()).check_rows(**{"max_share": 0.5, "out": self.exclusion, **options})
 
     @property
     def exclusion(self) -> Path:

@@ -38,7 +38,7 @@ def write(place: Place, file: str, /, **changes: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize("cluster", [{"threads": 2}, {"workers": 2, "dashboard": False}], ids=["threads", "processes"])
+@pytest.mark.parametrize("cluster", [{"threads": 2}, {"workers": 1, "dashboard": False}], ids=["threads", "processes"])
 def test_batches_are_those_of_the_plan_and_resume(place: Place, cluster: dict[str, Any]):
     path = write(place, "p.yaml", cluster=cluster)
     expected = [oracle(path, epoch=epoch) for epoch in range(2)]

@@ -95,9 +95,8 @@ class Selection:
         """int64 [row groups]: the rows that filter and sample keep, excluded ones included (or UNCOUNTED)."""
         if self.exclusion is None:
             return self.rows
-        kept = self.rows.copy()
-        for row_group, count in self.exclusion.counts.items():
-            kept[row_group] += count
+        kept, counts = self.rows.copy(), self.exclusion.counts
+        kept[np.fromiter(counts, np.int64, len(counts))] += np.fromiter(counts.values(), np.int64, len(counts))
         return kept
 
     def excluded_mask(self, row_group: int) -> npt.NDArray[np.bool_]:
@@ -130,11 +129,11 @@ class Selection:
     ) -> Fragment:
         """The fragment that reads the selected rows of some row groups (indices in the table) of one file, without
         those of which no row is selected. more_excluded: the bits of further rows of a row group to leave out."""
+        file = int(snapshot.file_of_row_group[row_groups[0]])
         row_groups = row_groups[self.rows[row_groups] != 0]
         groups, expected = row_groups.tolist(), self.rows[row_groups]
         if self.exclusion is not None:
             expected = expected + np.array([self.exclusion.counts.get(group, 0) for group in groups], np.int64)
-        file = int(snapshot.file_of_row_group[groups[0]])
         fragment = fragment_at(snapshot, file, row_groups, expected, self.proofs)
         if self.exclusion is None and more_excluded is None:
             return fragment

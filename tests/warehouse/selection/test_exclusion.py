@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from feedline.warehouse.selection.exclusion import (
     join_bits,
     kept_exclusions,
 )
+from feedline.warehouse.selection.fragments import plan_fragments
 from feedline.warehouse.selection.select import screen_rows, select_rows
 from feedline.warehouse.storage import content_store
 
@@ -136,8 +138,6 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_selected_rows_are_those_that_no_bit_leaves_out(snapshot: Any, data: st.DataObject):
     """Whatever the bits, and those of a rebase: counts, fragments and what is read agree with a list of ids."""
     where = bind_where("x != 2", snapshot.schema)
-    import tempfile
-
     with tempfile.TemporaryDirectory() as folder:
         whole = select_rows(snapshot, where, work_dir=folder)
     ids = _read(whole, snapshot, where)
@@ -184,3 +184,18 @@ def test_an_exclusion_of_other_counts_is_refused(snapshot: Any, tmp_path: Path):
     for group, mask in ((0, [True] * 8), (99, [True])):
         with pytest.raises(StateError, match=f"belongs to another filter or snapshot: got {len(mask)} kept rows"):
             selection.without(excluding({group: mask}))
+
+
+def test_fragments_of_splits_leave_excluded_rows_out(snapshot: Any, tmp_path: Path):
+    selection = select_rows(snapshot, None, work_dir=str(tmp_path))
+    whole = {0: [True] * 9, 1: [False, True] * 4 + [False], 7: [True] * 9}
+    excluding_rows = selection.without(excluding(whole))
+    ids = [
+        row
+        for fragment in plan_fragments(snapshot, excluding_rows, 18)
+        if fragment.row_groups
+        for chunk in read_fragment(fragment, ["id"], None, snapshot.schema)
+        for row in chunk.frame["id"].to_list()
+    ]
+    gone = {*range(9), 10, 12, 14, 16, *range(118, 127)}
+    assert ids == [row for row in [*range(40), *range(100, 140)] if row not in gone]

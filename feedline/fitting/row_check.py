@@ -1,8 +1,8 @@
-"""Run `feedline check --rows`: compute the features of a plan's rows, and write those that are bad as an exclusion.
+"""Compute the features of a plan's rows, and write those that are bad as an exclusion.
 
-Runs in: the process of the command. The work is done by threads of this process, or by the Dask workers of `cluster`.
-Ctrl-C and SIGTERM end it in order, and nothing is written. Files that have not changed since an earlier check by the
-same features need not be read again.
+Runs in: the process that checks: `Pipeline.check_rows`, `feedline check --rows`. Tasks run on workers (`reduction`), a
+few row groups each. Row groups of files that have not changed since an earlier check by the same features are taken
+over. Nothing is written unless all rows were checked and the budget holds.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,37 +19,31 @@ from numpy.typing import NDArray
 
 from feedline.blocks.bad_rows import BadRows, RowCheck, find_bad_rows
 from feedline.blocks.environment import environment_text
-from feedline.commands.cluster.connect import pipeline_cluster
-from feedline.commands.display.progress_line import ProgressLine
-from feedline.commands.exit_status import exit_on_signals
 from feedline.errors import DataError, FeedlineError, SpecError, TableError
 from feedline.fitting.fit_tasks import fit_tasks
-from feedline.fitting.reduction import Workers, run_tasks, threads_here
+from feedline.fitting.reduction import Workers, run_tasks
 from feedline.planning.binding.table_features import compile_spec, planned_schema
 from feedline.planning.exclusions import recorded_sample
 from feedline.planning.make_plan import make_plan
 from feedline.planning.plan import Plan
 from feedline.planning.resolve import current_snapshot
 from feedline.planning.rows.kept_rows import read_kept_rows
-from feedline.resources.cgroups import available_cores
-from feedline.service.cluster.fit_workers import DaskWorkers
 from feedline.spec import PipelineSpec
 from feedline.warehouse.reading.fragment import count_excluded
 from feedline.warehouse.rebase.file_changes import file_changes
 from feedline.warehouse.selection.exclusion import Exclusion, ExclusionOrigin, RowFault
 from feedline.warehouse.snapshot.snapshot import Snapshot
-from feedline.warehouse.storage.kept_waves import on_wave_progress
 from feedline.warehouse.storage.locations import absolute, redact
 from feedline.warehouse.storage.parallel import Map
 
 MAX_SHARE = 0.01
 _SHOWN_REASONS = 20
 
-Say = Callable[[int, int], None]  # rows that are done, and all
+RowsChecked = Callable[[int, int], None]  # rows that are done, and all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
+class RowBudget:
     """The most rows that may be bad. rows: None for any number within the share of the selected rows."""
 
     rows: int | None = None
@@ -57,7 +51,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         if not 0 <= self.share <= 1:
-            raise SpecError(f"--max-share must be a share of the rows: got {self.share}, expected 0 to 1")
+            raise SpecError(f"max_share must be a share of the rows: got {self.share}, expected a number from 0 to 1")
 
     def most(self, selected: int) -> int:
         """The most bad rows among so many."""
@@ -65,8 +59,8 @@ class Budget:
         return within if self.rows is None else min(within, self.rows)
 
     def __str__(self) -> str:
-        share = f"--max-share {self.share:g}"
-        return share if self.rows is None else f"--max-rows {self.rows}, {share}"
+        share = f"max_share {self.share:g}"
+        return share if self.rows is None else f"max_rows {self.rows}, {share}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,43 +122,17 @@ def finding_lines(findings: Sequence[Finding]) -> list[str]:
     return [*lines, f"and {more:,} more faults"] if more > 0 else lines
 
 
-def check_rows(spec: PipelineSpec, *, budget: Budget, out: str | None = None, earlier: str | None = None) -> RowReport:
-    """Check a pipeline's rows on its cluster, or in threads; see `find_exclusion`. Interrupted, it ends in order."""
-    with (
-        ProgressLine() as line,
-        exit_on_signals(lambda: line.note("stopped: no exclusion was written")),
-        on_wave_progress(lambda progress: line.show(progress.text())),
-        _workers(spec) as (workers, map),
-    ):
-
-        def show(done: int, total: int) -> None:
-            line.show(f"checked {done:,} of {total:,} rows", last=done == total)
-
-        return find_exclusion(spec, workers, budget=budget, out=out, earlier=earlier, map=map, say=show)
-
-
-@contextmanager
-def _workers(spec: PipelineSpec) -> Iterator[tuple[Workers, Map | None]]:
-    with pipeline_cluster(spec) as cluster:
-        if cluster is not None:
-            yield DaskWorkers(cluster), cluster.map
-            return
-        threads = spec.cluster.threads
-        with threads_here(available_cores() if threads == "auto" else threads) as workers:
-            yield workers, None
-
-
 def find_exclusion(
     spec: PipelineSpec,
     workers: Workers,
     *,
-    budget: Budget,
+    budget: RowBudget,
     out: str | None = None,
     earlier: str | None = None,
     map: Map | None = None,
-    say: Say = lambda done, total: None,
+    say: RowsChecked = lambda done, total: None,
 ) -> RowReport:
-    """Find all bad rows of a pipeline's plan, and write them to `out` and below `work_dir`.
+    """Find all bad rows of a pipeline's plan, and write them to `out`, if given, and below `work_dir`.
 
     The snapshot is that of `source.snapshot`, or a new one; `source.exclude` is ignored. earlier: the file of an
     earlier exclusion, whose row groups of unchanged files are taken over.
@@ -222,7 +190,9 @@ class _Found:
         return Exclusion(origin=origin, excluded=dict(sorted(self.excluded.items())), faults=tuple(faults))
 
 
-def _search(plan: Plan, workers: Workers, check: RowCheck, known: NDArray[np.bool_], found: _Found, say: Say) -> None:
+def _search(
+    plan: Plan, workers: Workers, check: RowCheck, known: NDArray[np.bool_], found: _Found, say: RowsChecked
+) -> None:
     """Add the bad rows of all row groups but known ones, or until there are too many."""
     selection = replace(plan.selection, rows=np.where(known, 0, plan.selection.rows))
     tasks = fit_tasks(plan.snapshot, selection, workers.threads)
@@ -254,8 +224,8 @@ def _take_over(plan: Plan, origin: ExclusionOrigin, file: str, found: _Found) ->
     for name in mine:
         if json.dumps(mine[name], sort_keys=True) != json.dumps(theirs[name], sort_keys=True):
             raise SpecError(
-                f"--from {redact(file)} was found with another {name}: got {theirs[name]}, expected {mine[name]}. "
-                "Leave out --from, to check all rows"
+                f"the earlier exclusion {redact(file)} was found with another {name}: got {theirs[name]}, expected "
+                f"{mine[name]}. Leave it out, to check all rows"
             )
     faults: dict[int, list[RowFault]] = {}
     for fault in earlier.faults:
@@ -276,7 +246,8 @@ def _read_earlier(spec: PipelineSpec, file: str) -> tuple[Exclusion, Snapshot]:
         earlier = Exclusion.read(file)
         return earlier, Snapshot.load(spec.work_dir, earlier.origin.snapshot)
     except (TableError, OSError) as error:
-        raise SpecError(f"--from {redact(file)} cannot be used: {error}. Leave it out, to check all rows") from error
+        message = f"the earlier exclusion {redact(file)} cannot be used: {error}"
+        raise SpecError(f"{message}. Leave it out, to check all rows") from error
 
 
 def _origin(plan: Plan, workers: Workers) -> ExclusionOrigin:
@@ -342,14 +313,13 @@ def _findings(plan: Plan, faults: Sequence[RowFault]) -> tuple[Finding, ...]:
 
 def _write(spec: PipelineSpec, exclusion: Exclusion, out: str | None) -> str:
     """Write the exclusion; returns its path."""
-    path = "work_dir"
+    path = spec.work_dir if out is None else out
     try:
-        kept = exclusion.save(spec.work_dir)
-        path = "--out"
         if out is not None:
             exclusion.write(out)
+        kept = exclusion.save(spec.work_dir)
     except FeedlineError:
         raise
     except OSError as error:
-        raise SpecError(f"{path} cannot be written: {error}. Name a writable one") from error
+        raise SpecError(f"{redact(path)} cannot be written: {error}. Name a writable one") from error
     return redact(kept if out is None else absolute(out))

@@ -1,4 +1,4 @@
-"""`feedline check --rows` finds every bad row with its reasons, as DuckDB does, within its budget."""
+"""A check of rows finds every bad row with its reasons, as DuckDB does, within its budget."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from bad_table import FEATURES, REASONS, BadTable
 from processes import ended_here
 
 from feedline import Pipeline
-from feedline.commands.check_rows import Budget
 from feedline.commands.table.head import preview
 from feedline.errors import DataError, SpecError
+from feedline.fitting.row_check import RowBudget
 from feedline.warehouse.selection.exclusion import Exclusion
 
 
@@ -75,11 +75,13 @@ def test_a_clean_table_has_an_exclusion_of_no_rows(tmp_path: Path):
     assert plan.fingerprint == plain.fingerprint  # the same rows come
 
 
-@pytest.mark.parametrize("budget", [Budget(rows=3), Budget(share=0.001), Budget(rows=10**6, share=0)])
-def test_more_than_the_budget_is_an_error_that_says_what_is_wrong(tmp_path: Path, budget: Budget):
+@pytest.mark.parametrize(
+    "budget", [{"max_rows": 3}, {"max_share": 0.001}, {"max_rows": 10**6, "max_share": 0}, {}], ids=str
+)
+def test_more_than_the_budget_is_an_error_that_says_what_is_wrong(tmp_path: Path, budget: dict[str, Any]):
     table = BadTable(tmp_path, days=1)
     with pytest.raises(DataError, match=r"too many rows are bad: got \d+ or more of 686, expected at most") as caught:
-        table.check(budget=budget)
+        table.pipeline().check_rows(table.exclusion, **budget)
     assert "rows in" in str(caught.value) or "row in" in str(caught.value)
     assert "feature 'price' holds a value that is not finite (first: ds=0/0.parquet, row " in str(caught.value)
     assert not table.exclusion.exists()
@@ -88,17 +90,17 @@ def test_more_than_the_budget_is_an_error_that_says_what_is_wrong(tmp_path: Path
 
 def test_exactly_the_budget_is_allowed(table: BadTable):
     bad = len(table.bad_ids())
-    assert table.check(budget=Budget(rows=bad, share=1), out=None).bad == bad
+    assert table.check(max_rows=bad, max_share=1, out=None).bad == bad
     with pytest.raises(DataError, match=f"got {bad} or more"):
-        table.check(budget=Budget(rows=bad - 1, share=1), out=None)
+        table.check(max_rows=bad - 1, max_share=1, out=None)
 
 
 def test_a_budget_bounds_both_the_number_and_the_share():
-    assert [Budget(share=0.01).most(rows) for rows in (99, 100, 1000)] == [0, 1, 10]
-    assert [Budget(rows=5, share=0.01).most(rows) for rows in (100, 10_000)] == [1, 5]
+    assert [RowBudget(share=0.01).most(rows) for rows in (99, 100, 1000)] == [0, 1, 10]
+    assert [RowBudget(rows=5, share=0.01).most(rows) for rows in (100, 10_000)] == [1, 5]
     for share in (-0.1, 1.5, float("nan")):
-        with pytest.raises(SpecError, match="--max-share must be a share of the rows: got"):
-            Budget(share=share)
+        with pytest.raises(SpecError, match="max_share must be a share of the rows: got"):
+            RowBudget(share=share)
 
 
 def test_only_changed_and_new_files_are_computed_again(tmp_path: Path):
@@ -126,12 +128,14 @@ def test_only_changed_and_new_files_are_computed_again(tmp_path: Path):
     ],
 )
 def test_an_earlier_check_by_other_rules_is_refused(table: BadTable, change: dict[str, Any], name: str):
-    with pytest.raises(SpecError, match=f"was found with another {name}: got .* expected .*Leave out --from"):
+    with pytest.raises(SpecError, match=f"was found with another {name}: got .* expected .*Leave it out"):
         table.check(table.pipeline(**change), earlier=str(table.exclusion), out=None)
 
 
 def test_an_earlier_file_that_is_none_is_refused(table: BadTable, tmp_path: Path):
     (tmp_path / "x").write_bytes(b"nothing")
+    with pytest.raises(SpecError, match=r"cannot be written: .* Name a writable one"):
+        table.check(out=tmp_path / "x" / "below a file")
     for file in ("x", "missing"):
         with pytest.raises(SpecError, match=r"cannot be used: .* Leave it out"):
             table.check(earlier=str(tmp_path / file), out=None)
@@ -198,7 +202,7 @@ def test_the_command_reports_what_it_wrote(table: BadTable, tmp_path: Path):
 
 def test_a_dask_cluster_finds_the_same(table: BadTable, tmp_path: Path):
     path = tmp_path / "p.yaml"
-    path.write_text(json.dumps(table.spec(work_dir=str(tmp_path / "work"), cluster={"workers": 2, "dashboard": False})))
+    path.write_text(json.dumps(table.spec(work_dir=str(tmp_path / "work"), cluster={"workers": 1, "dashboard": False})))
     done = subprocess.run(
         [sys.executable, "-m", "feedline", "check", str(path), "--rows", "--max-share", "0.5", "--json"],
         capture_output=True,
@@ -238,11 +242,8 @@ def test_files_of_features_hold_good_rows_in_the_tables_order(table: BadTable, t
 SIGNALLED = """
 import os, signal, sys
 number = getattr(signal, sys.argv.pop())
-import feedline.commands.check_rows as command
-whole = command._search
-def search(plan, workers, check, known, found, say):
-    whole(plan, workers, check, known, found, lambda done, total: os.kill(os.getpid(), number))
-command._search = search
+import feedline.commands.check as command
+command._show_rows = lambda line, done, total: os.kill(os.getpid(), number)
 from feedline.__main__ import main
 main()
 """
