@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from feedline.errors import FeedlineError
-from feedline.loader.dedup_tensors import DedupGroup, InverseColumn, InverseSparse
+from feedline.loader.dedup_tensors import DedupGroup
 from feedline.loader.encoding.layout import SlotColumn
 from feedline.loader.keyed_columns import chosen_ids, chosen_weighted, ids_of
-from feedline.loader.slot_tensors import FLOAT32, INT32, SlotTensors, Sparse
+from feedline.loader.slot_tensors import FLOAT32, INT32, SlotTensors
 
 
 class Jagged(NamedTuple):
@@ -150,47 +150,41 @@ class KeyedTensors(SlotTensors):
         """A KeyedJaggedTensor of these features. group: all are of this one, and inverse indices are left out."""
         columns = [self.schema[name] for name in names]
         grouped = any(column.dedup for column in columns)
-        if grouped and expand:
-            lists = [self._list_of(column) for column in columns]
-            plain = [each.expand() if isinstance(each, InverseSparse) else each for each in lists]
-            counts = [len(each.values) for each in plain]
-            joined = join_lists(plain, dtype, weighted)
-            return keyed_jagged_tensor(list(names), joined, rows=[self.rows] * len(columns), counts=counts)
+        expand = expand and grouped
+        runs = [self._run(run, weighted, expand) for run in _neighbours(columns, self._layout.sparse_index, expand)]
+        jagged = joined([run for run, _ in runs], dtype, copy=self._shares_memory(columns))
         rows_of = dict(zip((None, *self.schema.dedup), (self.rows, *self._read_header().unique), strict=True))
-        rows = [rows_of[column.dedup] for column in columns]
-        jagged = self._side_by_side(columns, dtype, weighted)
-        if jagged is None:
-            jagged = join_lists([self._list_of(column) for column in columns], dtype, weighted)
-        index, sizes = self._layout.sparse_index, self._read_header().values
-        counts = [
-            sizes[index[column.name]] if column.group == "sparse" else count
-            for column, count in zip(columns, rows, strict=True)
-        ]
-        inverse = self._inverse_of(columns) if grouped and group is None else None
+        rows = [self.rows if expand else rows_of[column.dedup] for column in columns]
+        inverse = self._inverse_of(columns) if grouped and not expand and group is None else None
+        counts = [count for _, counts in runs for count in counts]
         return keyed_jagged_tensor(list(names), jagged, rows=rows, counts=counts, inverse_indices=inverse)
 
-    def _side_by_side(self, columns: Sequence[SlotColumn], dtype: str, weighted: bool) -> Jagged | None:
-        """Views of the slot; None where the features do not lie side by side, or a view would share memory with other
-        features on a device."""
-        layout, count = self._layout, len(columns)
-        if all(column.group == "categorical" for column in columns):
-            if self._root is None or dtype != "int64" or tuple(columns) != self.schema.group("categorical"):
-                return None
-            if self.schema.dedup:  # its matrices lie apart
-                return None
-            return Jagged(self.categorical.t().reshape(-1), torch.ones(count * self.rows, dtype=torch.int32), None)
-        first = layout.sparse_index.get(columns[0].name, count)
-        if layout.sparse[first : first + count] != tuple(columns) or any(each.dtype != dtype for each in columns):
-            return None
-        if self._device_bytes is not None and not self._device_bytes.lists_apart:
-            return None
-        indices = list(range(first, first + count))
-        _, values, lengths = self._key_by(indices, dtype)
-        return Jagged(values, lengths, self._weights(indices, len(values)) if weighted else None)
+    def _shares_memory(self, columns: Sequence[SlotColumn]) -> bool:
+        """Whether these features are on a device in one piece of memory with others than lists."""
+        if self._device_bytes is None:
+            return False
+        return not self._device_bytes.lists_apart or any(column.group != "sparse" for column in columns)
 
-    def _list_of(self, column: SlotColumn) -> Sparse:
-        """A feature as lists; a categorical one as lists of one id."""
-        return self.sparse[column.name] if column.group == "sparse" else _lists_of_one(self[column.name])
+    def _run(self, columns: Sequence[SlotColumn], weighted: bool, expand: bool) -> tuple[Jagged, list[int]]:
+        """Neighbours in memory, as views of the slot, and the values of each; expand: copies of all rows."""
+        first, count = columns[0], len(columns)
+        group = None if first.dedup is None else self.groups[first.dedup]
+        if first.group == "categorical":
+            matrix = (self if group is None else group).categorical[:, first.offset : first.offset + count]
+            if group is not None and expand:
+                matrix = group.expand(matrix)
+            ones = torch.ones(count * len(matrix), dtype=torch.int32, device=self.device)
+            return Jagged(matrix.t().reshape(-1), ones, None), [len(matrix)] * count
+        if group is not None and expand:
+            lists = [group.sparse[column.name].expand() for column in columns]
+            runs = [Jagged(each.values, each.lengths, each.weights if weighted else None) for each in lists]
+            return joined(runs, first.dtype, copy=False), [len(each.values) for each in lists]
+        start = self._layout.sparse_index[first.name]
+        indices = list(range(start, start + count))
+        _, values, lengths = self._key_by(indices, first.dtype)
+        sizes = self._read_header().values
+        own = self._weights(indices, len(values)) if weighted else None
+        return Jagged(values, lengths, own), list(sizes[start : start + count])
 
     def _inverse_of(self, columns: Sequence[SlotColumn]) -> torch.Tensor:
         """int64 [F, B]: for each feature, the unique row of each row of the batch."""
@@ -275,14 +269,31 @@ def _refuse_to_free() -> NoReturn:
     )
 
 
-def join_lists(features: Sequence[Sparse], dtype: str, weighted: bool) -> Jagged:
-    """Copies of the features' values, lengths and weights, one after the other."""
-    weights = [feature.weights for feature in features if feature.weights is not None] if weighted else []
-    return Jagged(
-        torch.cat([feature.values for feature in features]).to(getattr(torch, dtype)),
-        torch.cat([feature.lengths for feature in features]),
-        torch.cat(weights) if weights else None,
-    )
+def joined(runs: Sequence[Jagged], dtype: str, *, copy: bool) -> Jagged:
+    """One after the other, with values of a dtype: a copy of several, else if it must be one."""
+    values, lengths = [run.values for run in runs], [run.lengths for run in runs]
+    weights = [run.weights for run in runs if run.weights is not None]
+    if len(runs) > 1 or copy:
+        values, lengths = [torch.cat(values)], [torch.cat(lengths)]
+        weights = [torch.cat(weights)] if weights else []
+    return Jagged(values[0].to(getattr(torch, dtype)), lengths[0], weights[0] if weights else None)
+
+
+def _neighbours(columns: Sequence[SlotColumn], sparse_index: Mapping[str, int], expand: bool) -> list[list[SlotColumn]]:
+    """The features in runs that lie side by side in a slot. expand: none is of several deduplicated groups."""
+    runs: list[list[SlotColumn]] = []
+    last: tuple[object, ...] = ()
+    for column in columns:
+        if column.group == "categorical":
+            kind, place = ("categorical", column.dedup), column.offset
+        else:
+            kind, place = (column.dtype, column.dedup if expand else None), sparse_index[column.name]
+        if last == (*kind, place - 1):
+            runs[-1].append(column)
+        else:
+            runs.append([column])
+        last = (*kind, place)
+    return runs
 
 
 def inverse_indices_of(
@@ -298,15 +309,6 @@ def inverse_indices_of(
     for row, name in zip(indices, of_columns, strict=True):
         row.copy_(inverses[name])
     return indices
-
-
-def _lists_of_one(column: torch.Tensor | InverseColumn) -> Sparse:
-    values = column.values if isinstance(column, InverseColumn) else column
-    lengths = torch.ones(len(values), dtype=torch.int32, device=values.device)
-    offsets = torch.arange(len(values) + 1, device=values.device)
-    if isinstance(column, InverseColumn):
-        return InverseSparse(values, lengths, offsets, None, column.inverse)
-    return Sparse(values, lengths, offsets)
 
 
 def missing_lists(columns: Sequence[SlotColumn], dtype: str, weighted: bool, group: str | None) -> ValueError:
