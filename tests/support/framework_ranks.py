@@ -1,20 +1,23 @@
-"""One rank of a test of `examples/frameworks`: runs its programs, stopped twice, and records the rows they train on.
+"""The ranks of a test of `examples/frameworks`: run its programs, stopped, and record the rows that they train on.
 
-    framework_rank.py FOLDER RANK WORLD_SIZE PORTS STOPS PROGRAM...
+    framework_ranks.py FOLDER RANKS PORTS STOPS PROGRAM...
 
 FOLDER holds the example; checkpoints are written to the current folder. Each program is run once per stop, and then to
 its end. A stop is the number of steps after which the model raises, on all ranks at the same step. A run has a port of
 PORTS (joined by commas, as STOPS) for its process group. Writes PROGRAM.RANK.json to the current folder: per run
 [epoch, step, row ids] of each step.
+
+The ranks are forked from a process that has imported the frameworks, which takes longer than the runs, and no more.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import multiprocessing
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,25 +64,40 @@ def leave_group() -> None:
         state.AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def set_environment(rank: int, world_size: int, ports: Iterator[str]) -> None:
+def set_environment(rank: int, ranks: int, ports: Iterator[str]) -> None:
     """As torchrun, on one host; nothing for a single process."""
-    if world_size > 1:
-        numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+    if ranks > 1:
+        numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
         os.environ.update({name: str(number) for name, number in numbers.items()})
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=next(ports))
 
 
-def main(folder: str, rank: str, world_size: str, ports: str, stops: str, *programs: str) -> None:
-    sys.path.insert(0, folder)
+def train(rank: int, ranks: int, ports: Iterator[str], stops: Sequence[int | None], programs: Sequence[Any]) -> None:
+    """Run all programs as one rank."""
     recorder = Recorder(importlib.import_module("clicks").Clicks)
-    free = iter(ports.split(","))
-    for name in programs:
-        program, runs = importlib.import_module(name), []
-        for stop in (*map(int, stops.split(",")), None):
-            set_environment(int(rank), int(world_size), free)
+    for program in programs:
+        runs = []
+        for stop in stops:
+            set_environment(rank, ranks, ports)
             runs.append(recorder.run(program, stop))
             leave_group()
-        Path(f"{name}.{rank}.json").write_text(json.dumps(runs))
+        Path(f"{program.__name__}.{rank}.json").write_text(json.dumps(runs))
+
+
+def main(folder: str, ranks: str, ports: str, stops: str, *names: str) -> None:
+    sys.path.insert(0, folder)
+    programs = [importlib.import_module(name) for name in names]
+    importlib.import_module("torch._dynamo")  # which an optimizer's first step loads
+    work = int(ranks), iter(ports.split(",")), (*map(int, stops.split(",")), None), programs
+    if int(ranks) == 1:
+        train(0, *work)
+        return
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=train, args=(rank, *work)) for rank in range(int(ranks))]
+    for process in processes:
+        process.start()
+    ended = [process.join() or process.exitcode for process in processes]
+    sys.exit(any(ended))
 
 
 if __name__ == "__main__":
