@@ -233,9 +233,9 @@ class Pipeline:
         of a rebase (default: a new one). `features`: of a column group, as `FeedlineDataset` takes them (default: those
         of the plan).
         """
+        names = None if features is None else choose_features(self.spec, features)
         plan = plan or self.complete_plan(world_size, snapshot)
-        if features is not None:
-            plan = plan_column_group(plan, choose_features(self.spec, features))
+        plan = plan if names is None else plan_column_group(plan, names)
         plan.require_fitted()
         _warn(plan)
         monitor = QualityMonitor(plan.layout.schema, plan.job.features, plan.on_expect)

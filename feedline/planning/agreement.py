@@ -116,12 +116,17 @@ def verify_agreement(start: RunStart, work_dir: str, *, now_s: Callable[[], floa
         agreement = _AgreementFile(work_dir, agreed.name).read()
         if agreement is None or agreement["snapshot"] == agreed.value or start.member in agreement["ranks"]:
             continue
-        others = ", ".join(map(str, agreement["ranks"]))
+        others = ("; " if start.column_group else ", ").join(map(str, agreement["ranks"]))
+        remedy = (
+            "Restart all column groups of the job, or load one state in all of them"
+            if start.column_group
+            else "Restart all ranks. Ranks that torch.distributed connects, or that a launcher names anew at each "
+            "start (torchrun --rdzv-id, Slurm), do not meet those of another start"
+        )
         raise PlanError(
             f"the ranks of this start do not agree: got {agreed.value} on rank {start.member}, which joined what an "
             f"earlier start had agreed on, expected {agreement['snapshot']} as on rank {others} ({agreed.name} in "
-            "work_dir). Restart all ranks. Ranks that torch.distributed connects, or that a launcher names anew at "
-            "each start (torchrun --rdzv-id, Slurm), do not meet those of another start"
+            f"work_dir). {remedy}"
         )
     return bool(open_agreements)
 

@@ -294,12 +294,12 @@ def test_groups_and_readers_of_all_find_what_either_kept(folder: Path, tmp_path:
 
 def test_other_names_are_refused_before_anything_is_read(folder: Path, tmp_path: Path):
     pipeline = pipeline_of(folder, source={"table": str(tmp_path / "none")})
-    plan = pipeline_of(folder).plan()
-    with pytest.raises(SpecError, match="unknown feature or group: got 'prize'"):
-        plan_column_group(plan, ["prize"])
+    with pytest.raises(SpecError, match="unknown feature or group: got 'prize', expected one of 'price'"):
+        pipeline.batches(features=["prize"])
     with pytest.raises(SpecError, match=r"features must not be empty"):
-        next(pipeline_of(folder).batches(plan=plan, features=[]))
-    assert pipeline.spec.features
+        pipeline.batches(features=[])
+    with pytest.raises(SpecError, match="unknown feature or group: got 'prize'"):
+        plan_column_group(pipeline_of(folder).plan(), ["prize"])
 
 
 def test_a_rebase_is_one_of_all_groups(folder: Path, tmp_path: Path):

@@ -188,7 +188,7 @@ def losses_of_one_process(example: ModuleType, path: Path) -> list[float]:
 def test_the_example_learns_what_one_process_learns(place: Place, example: ModuleType, monkeypatch: pytest.MonkeyPatch):
     """Ranks of one gloo job that read different groups; a step that is not aligned would give other losses."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(place.folder / "i"))  # torch's own, made by an optimizer's step
-    text = (EXAMPLE / "pipeline.yaml").read_text().replace("../../warehouse/clicks", str(place.table))
+    text = (EXAMPLE / "pipeline.yaml").read_text().replace("../../warehouse/split", str(place.table))
     path = place.folder / "example.yaml"
     path.write_text(re.sub(r"hash_bucket: \d+", "hash_bucket: 300", text).replace("size: 4096", "size: 1024"))
     world = {
