@@ -42,11 +42,20 @@ from feedline.warehouse.storage.parallel import Map
 Fit = Callable[[Snapshot], str | None]
 
 
-def current_snapshot(spec: PipelineSpec, *, take: Take = snapshot_of_source, map: Map | None = None) -> Snapshot:
-    """The snapshot that `take` takes, saved in `work_dir`; with `on_bad_file: skip`, without bad files."""
+def current_snapshot(
+    spec: PipelineSpec,
+    *,
+    take: Take = snapshot_of_source,
+    map: Map | None = None,
+    earlier: Callable[[], Snapshot | None] = lambda: None,
+) -> Snapshot:
+    """The snapshot that `take` takes, saved in `work_dir`; with `on_bad_file: skip`, without bad files. earlier: see
+    `select_rows`."""
     try:
         if spec.source.on_bad_file == "skip":
-            snapshot = good_snapshot(spec, count=lambda table, map: _count_rows(spec, table, map), take=take, map=map)
+            snapshot = good_snapshot(
+                spec, count=lambda table, map: _count_rows(spec, table, map, earlier), take=take, map=map
+            )
         else:
             snapshot = take(spec, map=map)
             save_skipped(spec.work_dir, snapshot.id, ())
@@ -58,10 +67,15 @@ def current_snapshot(spec: PipelineSpec, *, take: Take = snapshot_of_source, map
     return snapshot
 
 
-def _count_rows(spec: PipelineSpec, snapshot: Snapshot, map: Map | None) -> Selection:
+def _count_rows(
+    spec: PipelineSpec,
+    snapshot: Snapshot,
+    map: Map | None,
+    earlier: Callable[[], Snapshot | None] = lambda: None,
+) -> Selection:
     """The counting pass; its counts are kept in work_dir."""
     where, sample = bound_where(spec, snapshot.schema), bound_sample(spec, snapshot.schema)
-    return select_rows(snapshot, where, sample=sample, work_dir=spec.work_dir, map=map)
+    return select_rows(snapshot, where, sample=sample, work_dir=spec.work_dir, map=map, earlier=earlier)
 
 
 def start_of(hello: Hello, *, job: str) -> RunStart:

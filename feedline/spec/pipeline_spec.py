@@ -119,6 +119,8 @@ class PipelineSpec(Section):
         content["shuffle"] = content["shuffle"] or "off"
         if self.cache is None or self.cache.is_off:
             del content["cache"]
+        if self.source.follow is None:
+            del content["source"]["follow"]
         if self.artifacts.shared is None:
             content["artifacts"] = self.artifacts.folder
         if self.cluster.workers is not None and self.cluster.workers.is_fixed:

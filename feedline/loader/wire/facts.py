@@ -29,7 +29,8 @@ class Hello:
 
     A `snapshot` of None lets the feeder take one; `features` of None accepts any. `trainer`, `trainers`: its rank among
     all trainers and their number, if several of them read the same rank's rows. `connected`: torch.distributed connects
-    the ranks, and rank 0 plans first.
+    the ranks, and rank 0 plans first. `epoch`: of a followed table, the epoch whose plan it requests; `snapshot` and
+    `plan` may then be those of an earlier one.
     """
 
     rank: int
@@ -44,6 +45,7 @@ class Hello:
     batch_size: int | None = None
     rebase: RebaseRequest | None = None
     connected: bool = False
+    epoch: int | None = None
 
     @property
     def global_rank(self) -> int:
@@ -97,7 +99,8 @@ class PlanFacts:
     """The facts of a plan that a trainer needs: `steps` and rows count a whole epoch.
 
     `snapshot`, `plan` and `features` are the fingerprints in a state; `environment` lists the versions that compute
-    features. `nulls` are warnings, `absent` notes about the table. `rest` is the epoch that a rebase shortened.
+    features. `nulls` are warnings, `absent` notes about the table. `rest` is the epoch that a rebase shortened. `epoch`:
+    the one that the plan is of, where the table is followed (None: it is of all).
     """
 
     snapshot: str
@@ -115,6 +118,7 @@ class PlanFacts:
     absent: tuple[str, ...]
     schema: BatchSchema
     rest: RestFacts | None = None
+    epoch: int | None = None
 
     def steps_of(self, epoch: int) -> int:
         """Steps of an epoch, equal on all ranks; for a rebased epoch, including those before the rebase."""
