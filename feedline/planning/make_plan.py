@@ -68,7 +68,9 @@ def make_plan(
 
     `artifacts`: the artifact set to use (default: the current one); some may be missing, see `Plan.require_fitted`.
     `selection`: that of another plan of the spec on this snapshot, which is not counted again. `border`: of the epoch
-    of a followed table that the plan is of. `earlier`: a snapshot whose counts hold for unchanged files. Raises SpecError, with file, line and path, where pipeline.yaml does not match the table.
+    of a followed table that the plan is of. `earlier`: a snapshot whose counts hold for unchanged files.
+
+    Raises SpecError, with file, line and path, where pipeline.yaml does not match the table.
     """
     stored = _artifact_set(spec, snapshot, artifacts)
     schema = planned_schema(spec, snapshot.schema)
@@ -81,9 +83,7 @@ def make_plan(
     if spec.source.schema_rules.missing == "error":
         require_columns(spec, snapshot, columns.parts(snapshot.schema), where)
     if selection is None:
-        selection = select_rows(
-            snapshot, where, sample=sample, work_dir=spec.work_dir, map=map, earlier=earlier
-        )
+        selection = select_rows(snapshot, where, sample=sample, work_dir=spec.work_dir, map=map, earlier=earlier)
     if not int(selection.rows.sum()):
         raise _empty_error(spec, snapshot, where, selection)
     record = recording_of(spec, snapshot)

@@ -22,7 +22,7 @@ from feedline.warehouse.discovery.formats import list_table
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.discovery.table_log import moment_of
 from feedline.warehouse.parquet.schemas import SchemaRules, extra_column_message
-from feedline.warehouse.snapshot.landing import Landing, LandingRule, landed
+from feedline.warehouse.snapshot.landed_files import Landing, LandingRule, landed
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import OnBad, snapshot_of
 from feedline.warehouse.storage import content_store

@@ -99,8 +99,8 @@ class PlanFacts:
     """The facts of a plan that a trainer needs: `steps` and rows count a whole epoch.
 
     `snapshot`, `plan` and `features` are the fingerprints in a state; `environment` lists the versions that compute
-    features. `nulls` are warnings, `absent` notes about the table. `rest` is the epoch that a rebase shortened. `epoch`:
-    the one that the plan is of, where the table is followed (None: it is of all).
+    features. `nulls` are warnings, `absent` notes about the table. `rest` is the epoch that a rebase shortened.
+    `epoch`: the only one that the plan is of, where the table is followed.
     """
 
     snapshot: str

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from feedline.errors import CorruptFileError, StateError, TableError
-from feedline.warehouse.snapshot.landing import folder_names, seen_files, value_names
+from feedline.warehouse.snapshot.landed_files import folder_names, seen_files, value_names
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import Location, absolute, locate, redact

@@ -42,7 +42,7 @@ from feedline.warehouse.bad_files import leave_out, load_findings
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.discovery.table_log import moment_of
 from feedline.warehouse.snapshot.column_facts import contiguous
-from feedline.warehouse.snapshot.landing import arrivals
+from feedline.warehouse.snapshot.landed_files import arrivals
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import snapshot_of
 from feedline.warehouse.storage import content_store
@@ -61,12 +61,13 @@ class NothingLandedError(Exception):
 class FollowRequest:
     """What decides borders.
 
-    take: takes a snapshot with a `Take`, saved in work_dir. count: the rows of a snapshot that the pipeline keeps.
+    take: takes a snapshot with a `Take`, saved in work_dir; the second argument is one whose counts hold for unchanged
+    files. count: the rows of a snapshot that the pipeline keeps.
     fewest_rows: that make a step. start: who asks.
     """
 
     spec: PipelineSpec
-    take: Callable[[Take], Snapshot]
+    take: Callable[[Take, Snapshot | None], Snapshot]
     count: Callable[[Snapshot], int]
     fewest_rows: int
     start: RunStart | None = None
@@ -125,8 +126,8 @@ def _next(request: FollowRequest, border: Border, *, decides: bool) -> Border | 
     decision = _known(request, location, border)
     if decision is None and not decides:
         raise PlanError(
-            f"epochs of a followed table come one after the other: got a later one, expected at most {border.epoch + 1}. "
-            f"Iterate over epoch {border.epoch + 1} first"
+            f"epochs of a followed table come one after the other: got a later one, expected {border.epoch + 1}. "
+            "Iterate over that one first"
         )
     if decision is None:
         _refuse_unshared(request.start, location)
@@ -168,7 +169,7 @@ def _decide(request: FollowRequest, border: Border) -> Next:
         after = save_border(spec.work_dir, snapshot.id, epoch=epoch, previous=border)
         return Next(border=after.id, until=request.until)
     over = request.until is not None and request.now_ns() > moment_of(request.until).timestamp() * 1e9
-    unread = _Unread(spec, load_seen(spec.work_dir, border))
+    unread = _ReadOnce(spec, load_seen(spec.work_dir, border))
     try:
         snapshot = _take_new(request, before, unread)
     except NothingLandedError:
@@ -180,7 +181,7 @@ def _decide(request: FollowRequest, border: Border) -> Next:
     return Next(border=after.id, until=request.until)
 
 
-def _take_new(request: FollowRequest, before: Snapshot, unread: _Unread) -> Snapshot:
+def _take_new(request: FollowRequest, before: Snapshot, unread: _ReadOnce) -> Snapshot:
     """A snapshot of the files that no epoch has read. Raises NothingLandedError while they do not fill a step."""
     try:
         snapshot = _take(request, before, unread)
@@ -191,24 +192,24 @@ def _take_new(request: FollowRequest, before: Snapshot, unread: _Unread) -> Snap
     rows = request.count(snapshot)
     if rows < request.fewest_rows:
         raise NothingLandedError(
-            f"{len(snapshot.files):,} new files with {rows:,} selected rows have landed, of {request.fewest_rows:,} that "
-            "a step needs"
+            f"{len(snapshot.files):,} new files with {rows:,} selected rows have landed, and a step needs "
+            f"{request.fewest_rows:,}"
         )
     return snapshot
 
 
-def _take(request: FollowRequest, before: Snapshot, unread: _Unread | None) -> Snapshot:
+def _take(request: FollowRequest, before: Snapshot, unread: _ReadOnce | None) -> Snapshot:
     """A snapshot of what has landed, with the types of the epoch before."""
-    take = partial(fresh_snapshot, unread=unread)
-    snapshot = request.take(take)
+    take, counted = partial(fresh_snapshot, unread=unread), before if unread is None else None
+    snapshot = request.take(take, counted)
     types = types_to_declare(before, snapshot)
     if not types:
         return snapshot
     rules = schema_rules(request.spec.source)
-    return request.take(partial(take, rules=replace(rules, columns={**types, **rules.columns})))
+    return request.take(partial(take, rules=replace(rules, columns={**types, **rules.columns})), counted)
 
 
-class _Unread:
+class _ReadOnce:
     """Leaves out the files that epochs have read. moved: those of them with another time, but the same content."""
 
     def __init__(self, spec: PipelineSpec, seen: pa.Table) -> None:
@@ -220,9 +221,9 @@ class _Unread:
         found = arrivals(listing, self.seen)
         for partition, went, came in found.rewritten:
             raise TableChangedError(
-                f"partition {partition or '(the whole table)'} of {redact(listing.uri)} was rewritten after an epoch had "
-                f"read it: {went} has gone and {came} has come, which may hold the same rows. With `epoch: new` rows are "
-                "read once: restore the partition, or start a new run"
+                f"partition {partition or '(the whole table)'} of {redact(listing.uri)} was rewritten after an epoch "
+                f"had read it: {went} has gone and {came} has come, which may hold the same rows. With `epoch: new` "
+                "rows are read once: restore the partition, or start a new run"
             )
         if len(found.altered):
             self.moved = self._same_content(listing, found.altered, found.of)
@@ -251,9 +252,9 @@ def _refuse_rewritten(here: Listing, was: pa.Table, values: pa.Array, name: str)
     index = int(np.flatnonzero(~same)[0])
     version, now = ({key: table[key][index].as_py() for key in _VERSION} for table in (was, here.files))
     raise TableChangedError(
-        f"{join(redact(here.uri), now['path'])} was rewritten after epoch {was['epoch'][index].as_py()} had read it: got "
-        f"{_describe(now)}, expected {_describe(version)}. With `epoch: new` rows are read once: restore the file, write "
-        "new rows into files of new names, or start a new run"
+        f"{join(redact(here.uri), now['path'])} was rewritten after epoch {was['epoch'][index].as_py()} had read it: "
+        f"got {_describe(now)}, expected {_describe(version)}. With `epoch: new` rows are read once: restore the file, "
+        "write new rows into files of new names, or start a new run"
     )
 
 

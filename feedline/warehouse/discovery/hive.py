@@ -78,7 +78,7 @@ class Listing:
     files skipped because of their suffix. `inferred_keys`: those whose type was inferred from the paths.
     `source_names`: the names that the user gave, as one string. `schema`: the table's columns, if a log declares
     them (see `table_log`). `histories`: of these columns, by field id. `stored_names`: of the columns in files,
-    if the log maps them. `markers`: folders (relative to `uri`, "" for itself) with a file `_SUCCESS`, and its mtime_ns.
+    if the log maps them. `markers`: folders (relative to `uri`) with a file `_SUCCESS`, and its mtime_ns.
     """
 
     uri: str

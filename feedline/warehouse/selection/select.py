@@ -105,9 +105,8 @@ def select_rows(
 ) -> Selection:
     """Count the rows that filter and sample keep of each row group, reading as little as possible.
 
-    Progress goes to `kept_waves.on_wave_progress`. earlier: loads a snapshot of the table whose kept counts hold for the
-    files that have not changed since, and for which filter and sample mean the same. Raises what reading raises: TableChangedError, CorruptFileError,
-    TableError.
+    Progress goes to `kept_waves.on_wave_progress`. earlier: loads an older snapshot, whose kept counts hold for files
+    that have not changed. Raises what reading raises: TableChangedError, CorruptFileError, TableError.
     """
     verdicts = _verdicts(snapshot, where, sample)
     rows, matched = _rows_by_verdict(snapshot, verdicts)

@@ -183,7 +183,7 @@ class Arrivals:
 def arrivals(listing: Listing, seen: pa.Table) -> Arrivals:
     """Compare landed files with the record of files that epochs have read (`seen_files`)."""
     path, names = contiguous(listing.files["path"]), partition_names(listing)
-    index = contiguous(pc.index_in(path, value_set=contiguous(seen["path"])).fill_null(-1)).to_numpy().astype(np.int64)
+    index = pc.index_in(path, value_set=contiguous(seen["path"])).fill_null(-1).to_numpy().astype(np.int64)
     known = index >= 0
     same = known.copy()
     for name in ("bytes", "mtime_ns"):
@@ -201,4 +201,3 @@ def arrivals(listing: Listing, seen: pa.Table) -> Arrivals:
         rewritten.append((folder, went, arrived))
     altered = np.flatnonzero(known & ~same)
     return Arrivals(new=new, altered=altered, of=index[altered], rewritten=tuple(rewritten))
-
