@@ -144,7 +144,8 @@ def discover(table: str | Sequence[str], *, partitions: Mapping[str, str] | None
     listing = listing_of(uri_on(first, root), root, infos, partitions)
     if whole_folder:  # in fsspec's cache now; other names would be listed again
         listing = _tag(listing, first)
-    markers = {_relative(folder, root): time for entry in entries for folder, time in entry.markers.items()}
+    found = [marker for entry in entries for marker in entry.markers.items()]
+    markers = {_relative(folder, root): mtime_ns for folder, mtime_ns in found if folder.startswith(join(root, ""))}
     return replace(listing, ignored=len(ignored), source_names="\n".join(sorted(set(uris))), markers=markers)
 
 
