@@ -9,6 +9,7 @@ from typing import Any
 
 from feedline.planning.table_snapshot import landing_of
 from feedline.spec import PipelineSpec
+from feedline.warehouse.snapshot.landed_files import plural
 
 
 def followed_facts(spec: PipelineSpec) -> dict[str, Any]:
@@ -25,5 +26,6 @@ def followed_text(facts: dict[str, Any]) -> str:
     """The same as lines."""
     reads = {"all": "all that has landed", "new": "what no epoch has read"}[facts["epoch"]]
     until = "" if facts["until"] is None else f", until {facts['until']}"
-    lines = [f"by {facts['landed']}{until}; an epoch reads {reads}", f"{facts['partitions']:,} partitions have landed"]
+    count = facts["partitions"]
+    lines = [f"by {facts['landed']}{until}; an epoch reads {reads}", f"{count:,} {plural('partition', count)} landed"]
     return "\n".join([*lines, *(f"not landed: {name} {reason}" for name, reason in facts["not_landed"].items())])

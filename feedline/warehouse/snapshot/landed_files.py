@@ -48,7 +48,7 @@ class Landing:
 
     def describe(self) -> str:
         """One line: `3 partitions have landed, 1 not: ds=2026-01-04 holds no _SUCCESS`."""
-        head = f"{self.partitions:,} {_plural('partition', self.partitions)} landed"
+        head = f"{self.partitions:,} {plural('partition', self.partitions)} landed"
         if not self.left_out:
             return head
         some = [f"{name} {reason}" for name, reason in list(self.left_out.items())[:_SHOWN]]
@@ -56,7 +56,8 @@ class Landing:
         return f"{head}, {len(self.left_out):,} not: {', '.join(some)}{more}"
 
 
-def _plural(word: str, count: int) -> str:
+def plural(word: str, count: int) -> str:
+    """The word and the verb for a count: partition has, partitions have."""
     return f"{word} has" if count == 1 else f"{word}s have"
 
 
