@@ -27,7 +27,9 @@ from feedline.planning.resolve import (
     current_snapshot,
     lanes_for,
     preview_plan,
+    resolve_followed,
     resolve_hello,
+    resolve_next,
     resolve_rebase,
     resolve_snapshot,
     resolve_state,
@@ -107,7 +109,8 @@ class Pipeline:
         """
         lanes, fit = lanes_for(self.spec.lanes, world_size), self._fit_with(workers, say)
         snapshot = snapshot or self.snapshot(map=map)
-        return resolve_snapshot(self.spec, snapshot, lanes=lanes, fit=fit, map=map).without_gaps()
+        resolve = resolve_snapshot if self.spec.source.follow is None else resolve_followed
+        return resolve(self.spec, snapshot, lanes=lanes, fit=fit, map=map).without_gaps()
 
     def resolve(
         self,
@@ -132,6 +135,15 @@ class Pipeline:
     def plan_for(self, state: Mapping[str, Any], *, map: Map | None = None) -> Plan:
         """The plan that a state belongs to. Raises StateError where it is of another plan or other features."""
         return resolve_state(self.spec, state, fit=self._fit_with(None), map=map)
+
+    def next_plan(self, plan: Plan, *, map: Map | None = None) -> Plan | None:
+        """The plan of the epoch after a plan's (from `complete_plan` or `plan_for`), on a followed table
+        (`source.follow`); None where the run has ended.
+
+        What has landed is decided once and kept in work_dir: a second call gives the same plan. Raises PlanError while
+        nothing new has landed for `epoch: new`.
+        """
+        return resolve_next(self.spec, plan, fit=self._fit_with(None), map=map)
 
     def rebase(self, state: Mapping[str, Any], *, map: Map | None = None) -> Plan:
         """The plan of a state's run on the current table, without the rows that the state's epoch has delivered.

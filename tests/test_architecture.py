@@ -67,7 +67,7 @@ INSIDE = {
         {"encoding", "launcher"},
         {"wire"},
         {"plan_descriptions", "state", "ring", "device_bytes", "keyed_columns"},
-        {"slot_tensors", "rank_agreement", "dataset_stats"},
+        {"slot_tensors", "rank_agreement", "dataset_stats", "dataset_messages", "followed_epochs"},
         {"dedup_tensors"},
         {"torchrec_tensors"},
         {"batch"},

@@ -122,7 +122,9 @@ def run_null(request: RunRequest, console: Console, stop: Stop) -> RunSummary:
         for feed in feeds.values():
             feed.start()
         for rank, feed in feeds.items():
-            hello = Hello(rank=rank, world_size=request.world_size, column_group=request.column_group)
+            first = None if request.spec.source.follow is None else 0
+            group = request.column_group
+            hello = Hello(rank=rank, world_size=request.world_size, column_group=group, epoch=first)
             views.append(start_draining(feed, hello, rank=rank, epochs=request.spec.epochs, stop=stop))
         rates = [RecentRates() for _ in views]
         with LiveTable(console, title=request.spec.name) as progress:

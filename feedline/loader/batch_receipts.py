@@ -5,18 +5,16 @@ Runs in: the trainer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from feedline.loader.batch import Batch, digest_of
 from feedline.loader.launcher import RankInfo
-from feedline.loader.state import state_of
-from feedline.loader.wire.facts import PlanFacts
 
 
-def receipt_of(batch: Batch, facts: PlanFacts, ranks: RankInfo, column_group: Sequence[str]) -> dict[str, Any]:
+def receipt_of(batch: Batch, state: Mapping[str, Any], ranks: RankInfo, column_group: Sequence[str]) -> dict[str, Any]:
     """The state before a batch, who received it, and the digest of its features; their names, if they are those of a
     column group."""
     numbers = {"rank": ranks.rank, "world_size": ranks.world_size, "trainer": ranks.global_rank, "rows": batch.rows}
     group = {"column_group": list(column_group)} if column_group else {}
-    return {**state_of(facts, batch.epoch, batch.step), **numbers, **group, "digest": digest_of(batch)}
+    return {**state, **numbers, **group, "digest": digest_of(batch)}

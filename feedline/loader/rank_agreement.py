@@ -103,7 +103,8 @@ def agree_on_plan(
     if rank != 0:
         leader = messages.one(f"{prefix}/leader", "rank 0 to plan")
         _raise_error(leader)
-        plan = hello.plan if hello.rebase is None else leader.plan  # rank 0 planned the rebase for all
+        # Rank 0 planned the rebase, or the next epoch of a followed table, for all.
+        plan = leader.plan if hello.rebase is not None or (hello.plan and hello.epoch is not None) else hello.plan
         hello = replace(hello, snapshot=leader.snapshot, lanes=leader.lanes, plan=plan, rebase=None)
     try:
         answer = open_plan(hello)

@@ -25,6 +25,7 @@ from feedline.loader.wire.codec import from_values
 from feedline.loader.wire.facts import BadFileFacts, ColumnGroup, PlanFacts, RebaseChanges, RestFacts
 from feedline.planning.binding.fitted_artifacts import require_fitted
 from feedline.planning.bound_table import BoundTable
+from feedline.planning.follow.border import Border
 from feedline.planning.mixing import (
     BlockSizes,
     MixingWindow,
@@ -48,14 +49,16 @@ from feedline.warehouse.snapshot.splits import Splits, plan_splits
 class Plan(BoundTable):
     """A resolved pipeline, independent of epoch and rank.
 
-    With a `rebase`, one epoch is only its remaining rows; all others are whole. version: see `plan_version`.
-    resumed_window: that of the run that is continued (None: a new run's, which bytes choose). whole: the plan of all
-    features, if this one computes only those of a column group, for the same rows and steps.
+    With a `rebase`, one epoch is only its remaining rows; all others are whole. border: that before the one epoch that
+    reads this snapshot of a followed table. version: see `plan_version`. resumed_window: that of the run that is
+    continued (None: a new run's, which bytes choose). whole: the plan of all features, if this one computes only those
+    of a column group, for the same rows and steps.
     """
 
     layout: SlotLayout
     lanes: int
     skipped: tuple[BadFile, ...] = ()
+    border: Border | None = None
     rebase: Rebase | None = None
     version: int = PLAN_VERSION
     resumed_window: MixingWindow | None = None
@@ -140,6 +143,7 @@ class Plan(BoundTable):
             "batch_size": self.spec.batch.size,
             "tail": self.spec.batch.tail,
             **({} if self.rebase is None else {"rebase": self.rebase.id}),
+            **({} if self.spec.source.follow is None else {"follow": self.spec.source.follow.epoch}),
         }
         if self.sample is not None:
             facts["sample"] = asdict(self.sample.sample)
@@ -208,8 +212,10 @@ class Plan(BoundTable):
 
     @property
     def snapshot_name(self) -> str:
-        """The snapshot's name in a state: its id and, after a plus sign, that of the rebase."""
-        return self.snapshot.id if self.rebase is None else f"{self.snapshot.id}+{self.rebase.id}"
+        """The snapshot's name in a state: its id and, after an at sign, that of its epoch's border, and after a plus
+        sign that of the rebase."""
+        name = self.snapshot.id if self.border is None else self.border.name
+        return name if self.rebase is None else f"{name}+{self.rebase.id}"
 
     def facts(self) -> PlanFacts:
         """The facts that a trainer needs; `steps` and rows are those of a whole epoch."""
@@ -231,6 +237,7 @@ class Plan(BoundTable):
             schema=self.layout.schema,
             rest=_rest_facts(self),
             column_group=_column_group(self),
+            epoch=None if self.border is None else self.border.epoch,
         )
 
     def bad_files(self) -> tuple[BadFileFacts, ...]:

@@ -59,6 +59,10 @@ def test_others_plan_on_the_snapshot_of_rank_0():
     asked.clear()
     assert outcomes([plan] * 2, hello=rebase) == [ANSWER] * 2
     assert asked == [rebase, replace(rebase, snapshot="s1", lanes=3, plan="p1", rebase=None)]
+    border = replace(HELLO, snapshot="s0", plan="p0", epoch=1)  # of a followed table
+    asked.clear()
+    assert outcomes([plan] * 2, hello=border) == [ANSWER] * 2
+    assert asked == [border, replace(border, snapshot="s1", lanes=3, plan="p1")]
 
 
 def test_only_fingerprints_travel():

@@ -35,6 +35,7 @@ WITH_FENCES = (
     "docs/tables.md",
     "docs/snapshots.md",
     "docs/rebase.md",
+    "docs/following.md",
     "docs/optimize.md",
     "docs/serving.md",
     "docs/clusters.md",

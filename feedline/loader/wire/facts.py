@@ -30,7 +30,8 @@ class Hello:
     A `snapshot` of None lets the feeder take one; `features` of None accepts any. `trainer`, `trainers`: its rank among
     all trainers and their number, if several of them read the same rank's rows. `connected`: torch.distributed connects
     the ranks, and rank 0 plans first. `column_group`: the names of the features to read, in the pipeline's order; empty
-    for all.
+    for all. `epoch`: of a followed table, the epoch whose plan it requests; `snapshot` and `plan` may then be those of
+    an earlier one.
     """
 
     rank: int
@@ -46,6 +47,7 @@ class Hello:
     rebase: RebaseRequest | None = None
     connected: bool = False
     column_group: tuple[str, ...] = ()
+    epoch: int | None = None
 
     @property
     def global_rank(self) -> int:
@@ -109,7 +111,8 @@ class PlanFacts:
 
     `snapshot`, `plan` and `features` are the fingerprints in a state; `environment` lists the versions that compute
     features. `nulls` are warnings, `absent` notes about the table. `rest` is the epoch that a rebase shortened.
-    `column_group` has the features of the schema, if these are not all.
+    `column_group` has the features of the schema, if these are not all. `epoch`: the only one that the plan is of,
+    where the table is followed.
     """
 
     snapshot: str
@@ -128,6 +131,7 @@ class PlanFacts:
     schema: BatchSchema
     rest: RestFacts | None = None
     column_group: ColumnGroup | None = None
+    epoch: int | None = None
 
     def steps_of(self, epoch: int) -> int:
         """Steps of an epoch, equal on all ranks; for a rebased epoch, including those before the rebase."""
