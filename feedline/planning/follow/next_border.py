@@ -176,7 +176,7 @@ def _decide(request: FollowRequest, border: Border) -> Next:
         if over:
             return Next(border=None, until=request.until)
         raise
-    seen = files_seen(joined(unread.seen, unread.moved), seen_of(snapshot, epoch))
+    seen = files_seen(files_seen(unread.seen, unread.moved), seen_of(snapshot, epoch))
     after = save_border(spec.work_dir, snapshot.id, epoch=epoch, previous=border, seen=seen)
     return Next(border=after.id, until=request.until)
 
