@@ -12,7 +12,7 @@ from drawn_schedules import deliver, schedules
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedline.blocks.lengths.balanced_rows import balanced_rows
+from feedline.blocks.ordering.balanced_rows import balanced_rows
 from feedline.blocks.permutation import permutation, permuted_rows
 from feedline.errors import PlanError
 from feedline.planning.schedule import Schedule, rank_lanes

@@ -31,10 +31,10 @@ from feedline.blocks.cache.entry_names import EntryNames, Segment, segments
 from feedline.blocks.cache.feature_costs import feature_classes, thread_clock
 from feedline.blocks.group_runs import stretches
 from feedline.blocks.jobs import CompiledJob, compile_like
+from feedline.blocks.ordering.row_order import chunk_order
 from feedline.blocks.piece_chunks import piece_chunks
 from feedline.blocks.request import Job, PieceRequest, kept_columns
 from feedline.blocks.row_counts import RowCounts
-from feedline.blocks.row_order import chunk_order
 from feedline.blocks.single_flight import SingleFlight
 from feedline.errors import DataError, FeedlineError
 from feedline.loader.encoding.cache_counts import CacheCounts
@@ -43,7 +43,7 @@ from feedline.loader.encoding.quality import Quality
 from feedline.spec.features import FeatureSpec
 from feedline.warehouse.cache.cache_folder import CachedColumn, CacheFolder, EntryGroup, open_folder
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment
-from feedline.warehouse.rebase.recorded_rows import Recorder, spans_of
+from feedline.warehouse.rebase.recorded_rows import Recorder, remaining_rows, spans_of
 
 Columns = Mapping[str, CachedColumn]
 
@@ -110,12 +110,11 @@ class CachedRows:
         for position, (start, stop) in enumerate(spans_of(fragment, piece.skip, piece.rows)):
             if stop == start:
                 continue
-            alone = _row_group(fragment, position)
-            kept = alone.expected[0]
-            if kept == UNCOUNTED or alone.excluded:
+            alone = fragment.alone(position)
+            if alone.expected[0] == UNCOUNTED:
                 yield self._computed(PieceRequest(fragment=alone, skip=start, rows=stop - start), clock)
                 continue
-            for segment in segments(kept, start, stop):
+            for segment in segments(remaining_rows(alone), start, stop):
                 yield self._segment(alone, segment, clock, count)
 
     def record(self, piece: PieceRequest, recorder: Recorder) -> None:
@@ -370,15 +369,3 @@ def _nbytes(columns: Columns) -> int:
 
 def _series(column: CachedColumn, segment: Segment) -> pl.Series:
     return pl.Series(arrow_array(column.arrays["arrow"]))[segment.start : segment.stop]
-
-
-def _row_group(fragment: Fragment, position: int) -> Fragment:
-    """One row group of a fragment."""
-    excluded = fragment.excluded[position] if fragment.excluded else None
-    return replace(
-        fragment,
-        row_groups=(fragment.row_groups[position],),
-        expected=(fragment.expected[position],),
-        proofs=(fragment.proofs[position],) if fragment.proofs else (),
-        excluded=() if excluded is None else (excluded,),
-    )

@@ -18,6 +18,9 @@ from rich.table import Table
 
 from feedline.commands.display.dedup_table import group_lines
 from feedline.commands.plan.cached import cache_facts, cache_text
+from feedline.commands.plan.excluded import excluded_facts, excluded_stage, excluded_text
+from feedline.commands.plan.followed import followed_facts, followed_text
+from feedline.commands.plan.lane_borders import row_groups_read_twice
 from feedline.commands.plan.step_lengths import describe_lengths, length_rows
 from feedline.expressions.column_parts import flattened_column, has_column, part_of
 from feedline.loader.encoding.layout import SlotLayout
@@ -25,7 +28,6 @@ from feedline.loader.plan_descriptions import lines_of, summary_of
 from feedline.loader.ring.launch import feeder_threads, memory_share
 from feedline.loader.wire.codec import from_values, to_values
 from feedline.loader.wire.facts import BadFileFacts
-from feedline.planning.bucket_schedule import BucketSchedule
 from feedline.planning.dedup.group_measure import describe_groups
 from feedline.planning.mixing import DEFAULT_WINDOW_ROWS
 from feedline.planning.nulls import first_lines
@@ -72,10 +74,12 @@ def describe(plan: Plan, *, world_size: int, rows_per_s: float = 0.0) -> dict[st
         "files": len(snapshot.files),
         "files_ignored": snapshot.ignored,
         "bad_files": [to_values(bad) for bad in plan.bad_files()],
+        **followed_facts(plan.spec),
         **plan.gaps.facts(),
         "stages": stages(plan, table_bytes),
         **_pruning_facts(selection.report),
         "sample": asdict(plan.sample.sample) if plan.sample is not None else None,
+        "excluded": excluded_facts(plan),
         **_column_facts(plan, schedule),
         "bytes": {
             "read_per_epoch": read_bytes,
@@ -184,7 +188,9 @@ def stages(plan: Plan, table_bytes: int) -> list[dict[str, Any]]:
     snapshot, selection = plan.snapshot, plan.selection
     projection = part_bytes(snapshot, plan.parts)
     facts: list[dict[str, Any]] = []
-    for stage in stages_of(snapshot, selection.verdicts, rows=selection.rows, matched=selection.matched):
+    kept = selection.kept_rows
+    decided = stages_of(snapshot, selection.verdicts, rows=kept, matched=selection.matched)
+    for stage in (*decided, *excluded_stage(plan)):
         remaining = {
             "files": _file_count(snapshot, stage.row_groups) if facts else len(snapshot.files),
             "row_groups": int(stage.row_groups.sum()),
@@ -233,6 +239,8 @@ def _table_rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "table", f"{facts['files']:,} files, {in_all['row_groups']:,} row groups, {in_all['rows']:,} rows"
     yield "snapshot", facts["snapshot"]
     yield "plan, features", f"{facts['plan']}, {facts['features']}"
+    if "follow" in facts:
+        yield "followed", escape(followed_text(facts["follow"]))
     if bad_files := [from_values(BadFileFacts, bad) for bad in facts["bad_files"]]:
         yield "bad files", "\n".join([summary_of(bad_files), *map(escape, lines_of(bad_files))])
     for name, lines in (("nulls left", facts["nulls"]), ("columns missing", facts["absent"])):
@@ -250,6 +258,8 @@ def _pruning_rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield key.replace("_", " "), f"{share['row_groups']:,} row groups, {share['rows']:,} rows{note}"
     if facts["sample"] is not None:
         yield "sampled", _sample_text(facts)
+    if facts["excluded"] is not None:
+        yield "excluded", escape(excluded_text(facts["excluded"]))
 
 
 def _run_rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -314,25 +324,6 @@ def _decoders_text(facts: dict[str, Any]) -> str:
         for reason, names in reasons.items()
     ]
     return escape(f"pyarrow: {'; '.join(lines)}" + ("" if len(columns) == read else ". Others: the kernel"))
-
-
-def row_groups_read_twice(plan: Plan, schedule: Schedule) -> Iterator[int]:
-    """The row groups cut by a border between lanes, which both neighbours decode, one per border; with buckets all
-    that have a border of some bucket."""
-    if isinstance(schedule, BucketSchedule):
-        yield from np.repeat(np.arange(len(plan.selection.rows)), np.maximum(schedule.readers() - 1, 0)).tolist()
-        return
-    ends = np.cumsum(plan.selection.rows, dtype=np.int64)  # of row groups, in the table's order
-    split_starts = np.cumsum(plan.split_rows) - plan.split_rows
-    for lane in range(1, schedule.lanes):
-        border = schedule.lane_bounds(lane)[0]
-        if border in (0, schedule.rows):
-            continue
-        index = int(np.searchsorted(schedule.starts, border, side="right")) - 1
-        row = int(split_starts[schedule.order[index]]) + border - int(schedule.starts[index])
-        group = int(np.searchsorted(ends, row, side="right"))
-        if row != (int(ends[group - 1]) if group else 0):
-            yield group
 
 
 def _work_text(facts: dict[str, Any]) -> str:

@@ -18,7 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from feedline.blocks.permutation import permutation
-from feedline.commands.plan.report import row_bytes, row_groups_read_twice
+from feedline.commands.plan.lane_borders import row_groups_read_twice
+from feedline.commands.plan.report import row_bytes
 from feedline.errors import PlanError
 from feedline.planning.plan import Plan
 from feedline.planning.plan_version import newest_version

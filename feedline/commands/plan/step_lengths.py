@@ -20,12 +20,11 @@ from rich.markup import escape
 
 from feedline.blocks.request import RowOrder
 from feedline.loader.wire.codec import to_values
-from feedline.planning.bucket_schedule import BucketSchedule
+from feedline.planning.lengths.bucket_schedule import BucketSchedule
 from feedline.planning.plan import Plan
 from feedline.planning.rows.step_rows import StepRows
 from feedline.planning.schedule import Piece
 from feedline.spec.batch_section import BatchSpec
-from feedline.warehouse.reading.fragment import fragment_at
 from feedline.warehouse.reading.read import read_fragment
 from feedline.warehouse.selection.length_counts import list_lengths
 
@@ -142,14 +141,8 @@ def _measure(plan: Plan, lanes: int, lengths: Callable[[int], Int64s]) -> Fill:
 
 def _group_lengths(plan: Plan, column: str, group: int) -> Int64s:
     """The lengths of a row group's kept rows."""
-    snapshot, groups = plan.snapshot, np.array([group])
-    fragment = fragment_at(
-        snapshot,
-        int(snapshot.file_of_row_group[group]),
-        groups,
-        plan.selection.rows[groups],
-        plan.selection.proofs,
-    )
+    snapshot = plan.snapshot
+    fragment = plan.selection.fragment(snapshot, np.array([group]))
     chunks = read_fragment(fragment, [column], plan.where, snapshot.schema, sample=plan.sample)
     return np.concatenate([list_lengths(chunk.frame.get_column(column)) for chunk in chunks])
 

@@ -31,7 +31,7 @@ def iterate_plan(
     """The batches of one rank and epoch from a step on, computed one block at a time."""
     from feedline.loader.batch import Batch  # noqa: PLC0415 -- loads torch, which feeders and the CLI do without
 
-    schedule, layout = plan.schedule(epoch), SlotLayout(plan.layout.schema, plan.facts().bounds(world_size))
+    schedule, layout = plan.schedule(epoch), SlotLayout(plan.layout.schema, bounds=plan.facts().bounds(world_size))
     lanes = rank_lanes(plan.lanes, rank, world_size)
     blocks = {(block.lane, block.index): block for block in schedule.blocks_of(lanes, first_step=step)}
     results: dict[tuple[int, int], BlockResult] = {}

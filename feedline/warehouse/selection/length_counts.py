@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from feedline.errors import DataError
 from feedline.expressions import BoundExpression
-from feedline.warehouse.reading.fragment import Fragment, field_of, fragment_at, gather
+from feedline.warehouse.reading.fragment import Fragment, count_excluded, field_of, gather
 from feedline.warehouse.reading.read import read_fragment
 from feedline.warehouse.reading.sample import BoundSample, Sample
 from feedline.warehouse.selection.select import Selection, bind_once
@@ -112,7 +112,8 @@ def length_task(task: LengthTask) -> Int64s:
     for fragment in task.fragments:
         chunks = read_fragment(fragment, [task.column], where, task.schema, sample=sample)
         lengths = [list_lengths(chunk.frame.get_column(task.column)) for chunk in chunks]
-        ends = np.cumsum(fragment.expected)
+        excluded = [count_excluded(bits) for bits in fragment.excluded] or [0] * len(fragment.expected)
+        ends = np.cumsum(np.array(fragment.expected) - excluded)
         found += [_count_one(own, task.bounds) for own in np.split(np.concatenate(lengths), ends[:-1])]
     return np.array(found, np.int64)
 
@@ -175,11 +176,7 @@ def _tasks(
     part = np.cumsum(selection.rows[groups]) // _TASK_ROWS
     borders = np.flatnonzero((file[1:] != file[:-1]) | (part[1:] != part[:-1])) + 1
     fragments = (
-        (
-            fragment_at(snapshot, int(snapshot.file_of_row_group[own[0]]), own, selection.rows[own], selection.proofs),
-            int(selection.rows[own].sum()),
-        )
-        for own in np.split(groups, borders)
+        (selection.fragment(snapshot, own), int(selection.rows[own].sum())) for own in np.split(groups, borders)
     )
     for gathered in gather(fragments, _TASK_ROWS, _TASK_FILES):
         yield LengthTask(
@@ -204,7 +201,9 @@ def _name(
     that are selected."""
     request = None if sample is None else asdict(sample.sample)
     rows = hashlib.sha256(np.ascontiguousarray(selection.rows).tobytes()).hexdigest()
-    parts = [_VERSION, snapshot.id, where.text if where else None, request, rows, column, bounds, pl.__version__]
+    without = None if selection.excludes is None else selection.excludes.id
+    condition = where.text if where else None
+    parts = [_VERSION, snapshot.id, condition, request, without, rows, column, bounds, pl.__version__]
     return f"lengths/{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}.arrow"
 
 
