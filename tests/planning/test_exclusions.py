@@ -59,9 +59,17 @@ def test_ranks_stay_even_and_every_good_row_comes_once(table: BadTable, tail: st
             assert len(ids) == len(good) - (len(good) % (16 * 4) if tail == "drop" else 0)
 
 
-def test_plan_and_verify_name_the_rows_that_come(table: BadTable):
+@pytest.mark.parametrize(
+    "batch",
+    [
+        {"size": 16},
+        {"size": 16, "balance": "history"},
+        {"max_tokens": 48, "buckets": [2, 6], "length": "history"},  # excluded rows alone are longer
+    ],
+)
+def test_plan_and_verify_name_the_rows_that_come(table: BadTable, batch: dict[str, Any]):
     """`plan --step` places rows in files, and what `verify` expects of a row group has its good rows alone."""
-    pipeline = table.excluding()
+    pipeline = table.excluding(batch=batch)
     plan = pipeline.plan()
     for step in (0, 7, plan.schedule(0).steps - 1):
         facts = describe_step(plan, epoch=0, step=step, rank=0, world_size=1)
