@@ -22,7 +22,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.blocks.permutation import permutation
+from feedline.blocks.permutation import permutation, random_words
 from feedline.blocks.request import BucketRows, StepShares
 from feedline.errors import PlanError
 from feedline.planning.strands import Int64s, Strands, deal_blocks, step_shares
@@ -263,10 +263,15 @@ class Schedule:
             shares=self._shares(lane, index) if self.shares else None,
         )
 
+    @cached_property
+    def phase(self) -> int:
+        """The phase of balanced blocks' shares, the same in all lanes: which steps get the longest rows of a block."""
+        return int(random_words(1, "phase", self.seed, self.epoch, *self.salt)[0])
+
     def _shares(self, lane: int, index: int) -> StepShares:
         """The rows of a block that each step gets."""
         place = self.lane(lane)
-        shares = step_shares(place.strands, index, place.block_rows(index), self.batch_size)
+        shares = step_shares(place.strands, index, place.block_rows(index), self.batch_size, phase=self.phase)
         return replace(shares, first_step=self.first_step + shares.first_step)
 
     def _steps_of(self, lane: int, index: int) -> tuple[int, int]:

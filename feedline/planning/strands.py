@@ -138,12 +138,12 @@ def _strands(members: tuple[Int64s, ...], block_rows: Int64s, opens: Int64s) -> 
     )
 
 
-def step_shares(strands: Strands, block: int, rows: int, size: int) -> StepShares:
+def step_shares(strands: Strands, block: int, rows: int, size: int, *, phase: int) -> StepShares:
     """How many rows of a block, which has `rows`, each step of `size` rows of its lane gets; those that no step gets
-    come as the last ones."""
+    come as the last ones. phase: of the first strand, from 0 to 2^64 - 1."""
     every, before = strands.places
     strand, start = int(every[block]), int(before[block])
-    phase = strand * 2**64 // len(strands)
+    phase = (phase + strand * 2**64 // len(strands)) % 2**64
     if not rows:
         return StepShares(first_step=0, rows=b"", phase=phase)
     first, last = (strands.lane_rows(every[[block]], np.array([start + row])) // size for row in (0, rows - 1))

@@ -39,7 +39,7 @@ def test_steps_get_shares_of_every_block(block_rows: list[int], window_rows: int
     strands = deal_blocks(np.array(block_rows), window_rows)
     drawn = simulated(block_rows, window_rows)
     for block, rows in enumerate(block_rows):
-        shares = step_shares(strands, block, rows, size)
+        shares = step_shares(strands, block, rows, size, phase=0)
         steps = [row // size for row, (own, _) in enumerate(drawn) if own == block]
         found = dict(enumerate(shares.rows_of_steps.tolist(), shares.first_step))
         assert {step: count for step, count in found.items() if count} == dict(Counter(steps))

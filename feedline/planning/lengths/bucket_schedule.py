@@ -276,7 +276,7 @@ class BucketSchedule(Schedule):
         """The rows of each bucket of a block that each of the bucket's steps gets."""
         rows = place.block_rows[index].tolist()
         return tuple(
-            step_shares(strands, index, own, size)
+            step_shares(strands, index, own, size, phase=self.phase)
             for strands, own, size in zip(place.strands, rows, self.sizes, strict=True)
         )
 
