@@ -207,3 +207,34 @@ def test_no_row_group_is_read_once_per_bucket(place: Place):
     read = sum(plan.request(block, 0).nbytes for lane in range(LANES) for block in schedule.blocks(lane))
     once = int(plan.row_group_bytes[plan.selection.rows > 0].sum())
     assert once < read < 1.6 * once  # 7 borders of lanes among 48 row groups
+
+
+@pytest.mark.parametrize(
+    "batch", [{"size": 50, "balance": "tags"}, {"max_tokens": 600, "buckets": [4, 16], "length": "tags"}]
+)
+def test_lists_of_codes_count_whole(tmp_path: Path, batch: dict[str, Any]):
+    """The feature reads two elements of lists that come as codes: their stored lengths decide, whatever decodes them."""
+    rng = np.random.default_rng(1)
+    tags = [[f"t{tag}" for tag in rng.integers(0, 50, size)] for size in rng.integers(0, 17, 4000)]
+    (tmp_path / "table").mkdir()
+    pq.write_table(pa.table({"id": range(4000), "tags": tags}), tmp_path / "table" / "a.parquet", row_group_size=500)
+    features = {"sparse": {"tags": [{"first_x": 2}, {"hash_bucket": 100}]}, "extra": {"id": []}}
+    found = []
+    for decoder in ("auto", "arrow"):
+        document = {
+            "version": 1,
+            "name": "codes",
+            "work_dir": "work",
+            "source": {"table": str(tmp_path / "table"), "decoder": decoder},
+            "features": features,
+            "batch": batch,
+            "shuffle": {"window_rows": 1000},
+            "lanes": 2,
+        }
+        (tmp_path / "p.yaml").write_text(json.dumps(document))
+        found.append(np.concatenate(ids(epoch_of(tmp_path / "p.yaml"))))
+    assert np.array_equal(*found)
+    lanes = np.array([len(tags[row]) for row in found[0]])
+    if "size" in batch:
+        sums = lanes.reshape(-1, 2, 50).sum(axis=2)
+        assert (sums.max(axis=1) / sums.mean(axis=1)).max() < 1.05
