@@ -166,7 +166,7 @@ class RankFeeder:
         self.stats = DeliveryStats()
         self.delivery = Delivery(
             cluster,
-            _Job(f"{job}-digest"),  # type: ignore[arg-type]
+            lambda block: _Job(f"{job}-digest"),  # type: ignore[arg-type,return-value]
             None,  # type: ignore[arg-type]
             name=f"{job}-e0",
             blocks=schedule.blocks(lane),

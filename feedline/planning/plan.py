@@ -18,57 +18,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.blocks.environment import environment_text
-from feedline.blocks.request import BlockRequest, Job, PieceRequest, kept_columns
-from feedline.expressions import BoundExpression
-from feedline.expressions.column_parts import has_column
+from feedline.blocks.request import BlockRequest, Job, PieceRequest
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.state import rebased_state
 from feedline.loader.wire.codec import from_values
 from feedline.loader.wire.facts import BadFileFacts, PlanFacts, RebaseChanges, RestFacts
 from feedline.planning.binding.fitted_artifacts import require_fitted
-from feedline.planning.binding.read_columns import ReadColumns
+from feedline.planning.bound_table import BoundTable
 from feedline.planning.mixing import (
     BlockSizes,
     MixingWindow,
-    RowBytes,
     block_sizes,
     choose_window,
     possible_windows,
     shuffle_facts,
 )
-from feedline.planning.nulls import Gaps, find_gaps
 from feedline.planning.plan_version import PLAN_VERSION, newest_version
 from feedline.planning.schedule import Block, Piece, Schedule
-from feedline.spec import PipelineSpec
 from feedline.spec.expectations import OnExpect
-from feedline.transforms.compile.compiled import CompiledFeatures
 from feedline.warehouse.bad_files import BadFile
-from feedline.warehouse.reading.columns import column_bytes
 from feedline.warehouse.reading.fragment import Fragment, fragment_at
-from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample
 from feedline.warehouse.rebase.remaining_rows import Rebase
-from feedline.warehouse.selection.pruning_report import deciding_parts, needed_bytes
-from feedline.warehouse.selection.select import Selection
-from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.splits import Splits, plan_splits
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(BoundTable):
     """A resolved pipeline, independent of epoch and rank.
 
     With a `rebase`, one epoch is only its remaining rows; all others are whole. version: see `plan_version`.
     resumed_window: that of the run that is continued (None: a new run's, which bytes choose).
     """
 
-    spec: PipelineSpec
-    snapshot: Snapshot
-    where: BoundExpression | None
-    sample: BoundSample | None
-    selection: Selection
-    features: CompiledFeatures
     layout: SlotLayout
-    job: Job
     lanes: int
     skipped: tuple[BadFile, ...] = ()
     rebase: Rebase | None = None
@@ -91,11 +73,6 @@ class Plan:
         versions = range(new.version, 0, -1)
         others = (self.at(each, window) for each in versions for window in possible_windows(self.spec.shuffle, each))
         return next((plan for plan in chain((new,), others) if fingerprint in (None, plan.fingerprint)), new)
-
-    @cached_property
-    def row_bytes(self) -> RowBytes:
-        """The compressed bytes that blocks read per row."""
-        return _row_bytes(self)
 
     @cached_property
     def window(self) -> MixingWindow:
@@ -131,11 +108,6 @@ class Plan:
         """Raise SpecError, with the command that helps, where a feature has no artifact."""
         require_fitted(self.spec, self.features)
 
-    @cached_property
-    def gaps(self) -> Gaps:
-        """Nulls of selected rows that features cannot hold, and columns that files lack, according to footers."""
-        return find_gaps(self._read_columns, self.snapshot, self.selection.rows, self.where)
-
     def without_gaps(self) -> Plan:
         """This plan. Raises DataError where a whole epoch is certain to meet a null that a feature cannot hold."""
         if self.gaps.nulls and self.rebase is None:
@@ -149,39 +121,6 @@ class Plan:
     def _per_split(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         ends = np.concatenate(([0], np.cumsum(rows, dtype=np.int64)))
         return ends[self.splits.stop_row_group] - ends[self.splits.first_row_group]
-
-    @cached_property
-    def columns(self) -> tuple[str, ...]:
-        """The table's columns that blocks read, including those of filter and sample.
-
-        A column of which blocks read parts is included if a row group that keeps rows stores it: a map is not, if all
-        its keys are stored as columns of their own.
-        """
-        parts = [name for name in self.parts if not has_column(self.snapshot.schema, name)]
-        kept = self.selection.rows > 0
-        unread = {name for name, sizes in column_bytes(self.snapshot, parts) if not sizes[kept].any()}
-        names = self._read_columns.columns(self.snapshot.schema)
-        return tuple(name for name in names if name not in unread or name in self.parts)
-
-    @cached_property
-    def parts(self) -> tuple[str, ...]:
-        """The same, as column parts where only parts of them are read."""
-        return self._read_columns.parts(self.snapshot.schema)
-
-    @cached_property
-    def _read_columns(self) -> ReadColumns:
-        return ReadColumns.of(self.spec, self.features, self.where, self.sample)
-
-    @cached_property
-    def row_group_bytes(self) -> NDArray[np.int64]:
-        """Compressed bytes that blocks read, per row group; the filter's columns count only where rows are filtered. A
-        struct counts as a whole, whichever of its fields are read."""
-        marking = [part for mark in self._read_columns.marks for part in mark.parts]
-        read = frozenset([*self.features.parts, *kept_columns(self.job), *marking])
-        whole = self.selection.rows == self.snapshot.rows_per_row_group
-        weigh = self.sample is not None and SAMPLE_WEIGHT in read
-        needs = deciding_parts(self.selection.proofs, self.where, self.sample, whole=whole, weigh=weigh)
-        return needed_bytes(self.snapshot, [(read, np.ones(len(whole), np.bool_)), *needs])
 
     @cached_property
     def fingerprint(self) -> str:
@@ -238,6 +177,15 @@ class Plan:
             first_step=0 if rest is None else rest.first_step,
             salt=() if rest is None else (rest.id,),
         )
+
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        """What the tasks of blocks share: of several, each block is of one."""
+        return (self.job,)
+
+    def job_of(self, block: Block) -> Job:
+        """The job of a block."""
+        return self.job
 
     def request(self, block: Block, epoch: int) -> BlockRequest:
         """What the block's task reads and how it permutes."""
@@ -299,13 +247,6 @@ class Plan:
         skip = piece.start - (int(ends[low - 1]) if low else 0)
         request = PieceRequest(fragment=fragment, skip=skip, rows=piece.stop - piece.start)
         return request, int(self.row_group_bytes[groups].sum())
-
-
-def _row_bytes(plan: Plan) -> RowBytes:
-    kept = plan.selection.rows > 0
-    nbytes, rows = int(plan.row_group_bytes[kept].sum()), int(plan.selection.rows.sum())
-    stored = int(plan.snapshot.rows_per_row_group[kept].sum())
-    return RowBytes(selected=nbytes / max(rows, 1), stored=nbytes / max(stored, 1), rows=rows)
 
 
 def _rest_facts(plan: Plan) -> RestFacts | None:

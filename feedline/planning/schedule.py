@@ -215,6 +215,16 @@ class Schedule:
         """The most blocks from which a step of these lanes draws, but for those that it begins."""
         return sum(len(self.lane(lane).strands) for lane in lanes)
 
+    def blocks_per_step(self, lanes: range) -> float:
+        """The blocks that a step of these lanes uses up, on average."""
+        return sum(len(self.lane(lane).borders) - 1 for lane in lanes) / max(1, self.steps)
+
+    def drawn(self, lane: int, step: int, most: int) -> Int64s:
+        """int64 [n + 1, open strands]: the rows that the strands open at a step hand out from there on, before each
+        of n steps and after the last one. n: as many of `most` steps as no strand opens or ends in."""
+        first = (step - self.first_step) * self.batch_size
+        return self.lane(lane).strands.drawn(first, self.batch_size, min(most, self.steps - step))
+
     def blocks(self, lane: int, *, first_step: int = 0, everything: bool = False) -> Iterator[Block]:
         """The blocks that hold the lane's rows of steps >= first_step, in order; with `everything`, all its blocks."""
         if not self.rows:

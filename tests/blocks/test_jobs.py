@@ -112,7 +112,7 @@ def delivery_of(plan: Plan, cluster: Any) -> Delivery:
     schedule = plan.schedule(0)
     return Delivery(
         cluster,
-        plan.job,
+        plan.job_of,
         plan.layout,
         name="n",
         blocks=schedule.blocks_of(range(schedule.lanes), first_step=0),

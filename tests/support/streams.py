@@ -34,7 +34,7 @@ class Stream:
         defaults = {"window": window(fixed_blocks=4)}
         return Delivery(
             self.cluster,
-            SimpleNamespace(digest=name),  # what every task is given
+            lambda block: SimpleNamespace(digest=name),  # what every task is given
             None,
             name=name,
             blocks=made,

@@ -40,6 +40,7 @@ class BlockWork:
     """A block that was submitted, until it is dropped."""
 
     block: Block
+    job: Job
     request: BlockRequest
     attempts: list[BlockAttempt] = field(default_factory=list)
     submissions: int = 0
@@ -100,9 +101,9 @@ def block_name(name: str, work: BlockWork) -> str:
     return f"{name}-l{work.block.lane}-b{work.block.index}"
 
 
-def block_key(name: str, job: Job, work: BlockWork, *, packed: bool) -> str:
+def block_key(name: str, work: BlockWork, *, packed: bool) -> str:
     """The key of the next attempt, which names all that its bytes depend on."""
-    digest = hashlib.blake2b(f"{job.digest} {work.request!r}".encode(), digest_size=8).hexdigest()
+    digest = hashlib.blake2b(f"{work.job.digest} {work.request!r}".encode(), digest_size=8).hexdigest()
     return f"feedline-block-{block_name(name, work)}-{digest}-a{work.submissions}-{'p' if packed else 'r'}"
 
 

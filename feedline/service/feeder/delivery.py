@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from feedline.blocks.compute import unpack_block
-from feedline.blocks.jobs import keep_job
 from feedline.blocks.request import BlockRequest, BlockResult, Job, pack_request
 from feedline.errors import ClusterError
 from feedline.loader.encoding.cache_counts import CacheCounts
@@ -65,7 +64,7 @@ class Delivery:
     def __init__(
         self,
         cluster: Cluster,
-        job: Job,
+        job_of: Callable[[Block], Job],
         layout: SlotLayout,
         *,
         name: str,
@@ -78,8 +77,7 @@ class Delivery:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
-        self._job = job
-        keep_job(job)  # for threads of this process
+        self._job_of = job_of
         self._layout = layout
         self._name = name
         self._blocks = blocks
@@ -117,7 +115,7 @@ class Delivery:
             self._window.has_room(self._window.in_flight, threads=threads) or self.lacks(step)
         ):
             block, self.next_block = self.next_block, next(self._blocks, None)
-            self._work[block.lane, block.index] = work = BlockWork(block, self._request(block))
+            self._work[block.lane, block.index] = work = BlockWork(block, self._job_of(block), self._request(block))
             self._window.in_flight += 1
             urgency = self._priorities.next(block.first_step, *self._times_s())
             self._submit(work, urgency, self._cluster.eligible_workers())
@@ -167,9 +165,9 @@ class Delivery:
     # -- submitting -----------------------------------------------------------------------------------------------
 
     def _submit(self, work: BlockWork, priority: int, workers: frozenset[str] | None, slow: str = "") -> None:
-        key = block_key(self._name, self._job, work, packed=self._cluster.packed)
+        key = block_key(self._name, work, packed=self._cluster.packed)
         # Workers hold the job since `check_job`. One that joined later or has evicted it gets it with the next attempt.
-        job = self._job if work.submissions else self._job.digest
+        job = work.job if work.submissions else work.job.digest
         work.submissions += 1
         workers = None if workers is None else self._cluster.share.take_turn(workers)
         waits = work.block.first_step <= self._priorities.step and self._window.limits.open_blocks == 1

@@ -39,7 +39,8 @@ def iterate_plan(
     def get(lane: int, index: int) -> tuple[Rows, ...]:
         key = lane, index
         if key not in results:
-            results[key] = run_block(plan.job, plan.request(blocks[key], epoch), f"block-{lane}-{index}", False)
+            block = blocks[key]
+            results[key] = run_block(plan.job_of(block), plan.request(block, epoch), f"block-{lane}-{index}", False)
         parts = results[key].parts
         assert parts is not None
         return parts

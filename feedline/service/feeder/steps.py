@@ -55,8 +55,7 @@ def rows_ahead(
 
     segments: of the step.
     """
-    size, first = schedule.batch_size, (step - schedule.first_step) * schedule.batch_size
-    drawn = [schedule.lane(lane).strands.drawn(first, size, min(most, schedule.steps - step)) for lane in lanes]
+    drawn = [schedule.drawn(lane, step, most) for lane in lanes]
     steps = min(len(each) for each in drawn) - 1
     rows = np.concatenate([each[: steps + 1] for each in drawn], axis=1)
     own = [piece.stop - piece.start for piece in segments]

@@ -42,7 +42,7 @@ class TrainerStream:
     @property
     def blocks_per_step(self) -> float:
         """The blocks that a step uses up, on average."""
-        return sum(len(self.schedule.lane(lane).borders) - 1 for lane in self.lanes) / max(1, self.schedule.steps)
+        return self.schedule.blocks_per_step(self.lanes)
 
     def measure(self) -> bool:
         """Measure the batch of the step, with others from the same blocks; False while a block is missing."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
+from feedline.blocks.jobs import keep_job
 from feedline.loader.wire.ring_messages import BeginStream
 from feedline.planning.plan import Plan
 from feedline.planning.schedule import Schedule
@@ -166,9 +167,11 @@ class TrainerStreams:
         assert self._source is not None
         plan, lanes, window = self._source
         step = max(step, schedule.first_step)
+        for job in plan.jobs:
+            keep_job(job)  # for threads of this process
         delivery = Delivery(
             self._cluster,
-            plan.job,
+            plan.job_of,
             plan.layout,
             name=f"{plan.name}-e{epoch}",
             blocks=schedule.blocks_of(lanes, first_step=step),

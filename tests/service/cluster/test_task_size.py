@@ -140,7 +140,7 @@ def message_bytes(cluster: Cluster, plan: Plan, monkeypatch: pytest.MonkeyPatch)
 
     delivery = Delivery(
         cluster,
-        plan.job,
+        plan.job_of,
         plan.layout,
         name=f"{plan.name}-{plan.fingerprint[:8]}-e{epoch}",
         blocks=schedule.blocks_of(range(plan.lanes)),

@@ -15,6 +15,7 @@ from pipelines import eventually
 from feedline import Pipeline
 from feedline.blocks.block_encoder import HandOver
 from feedline.blocks.compute import pack_block, run_block
+from feedline.blocks.jobs import keep_job
 from feedline.errors import ClusterError, DataError
 from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.encoding.slot import RowSlice
@@ -56,9 +57,10 @@ class Blocks:
             return run_block(job, request, key, packed)
 
         monkeypatch.setattr(attempts, "run_block", run)
+        keep_job(plan.job)
         self.delivery = Delivery(
             cluster,
-            plan.job,
+            plan.job_of,
             plan.layout,
             name="early",
             blocks=iter(self.blocks),
@@ -140,13 +142,14 @@ def test_a_step_is_ready_before_its_block(plan: Plan, cluster: Cluster, monkeypa
         return result
 
     monkeypatch.setattr(attempts, "run_block", run)
+    keep_job(plan.job)
     schedule = plan.schedule(0)
     blocks = list(schedule.blocks_of([0], first_step=0))
 
     def deliver() -> Delivery:
         return Delivery(
             cluster,
-            plan.job,
+            plan.job_of,
             plan.layout,
             name="early",
             blocks=iter(blocks),
