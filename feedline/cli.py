@@ -148,11 +148,16 @@ def run(
     world_size: Annotated[
         int | None, typer.Option(min=1, help="Ranks of the whole job (default: those of this host).")
     ] = None,
+    features: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Deliver a column group: this feature, or those of this group; repeatable."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Feed trainers on this host, or measure how fast that would be (--sink null)."""
     from feedline.commands.run import RunRequest, Stop, parse_ranks, print_summary, run_null, run_trainers
     from feedline.spec import load_spec
+    from feedline.spec.chosen_features import choose_features
     from feedline.spec.overrides import parse_overrides
 
     if sink not in ("trainer", "null"):
@@ -160,7 +165,12 @@ def run(
     spec = load_spec(pipeline, values := parse_overrides(overrides or []))
     here = parse_ranks(ranks, world_size)
     request = RunRequest(
-        path=pipeline.absolute(), overrides=values, spec=spec, ranks=here, world_size=world_size or len(here)
+        path=pipeline.absolute(),
+        overrides=values,
+        spec=spec,
+        ranks=here,
+        world_size=world_size or len(here),
+        column_group=() if features is None else choose_features(spec, features),
     )
     console = console_on(stderr=as_json)
     stop = Stop()

@@ -121,6 +121,8 @@ class PipelineSpec(Section):
             del content["source"]["exclude"]
         if self.cache is None or self.cache.is_off:
             del content["cache"]
+        if self.source.follow is None:
+            del content["source"]["follow"]
         if self.artifacts.shared is None:
             content["artifacts"] = self.artifacts.folder
         if self.cluster.workers is not None and self.cluster.workers.is_fixed:

@@ -19,6 +19,7 @@ from rich.table import Table
 from feedline.commands.display.dedup_table import group_lines
 from feedline.commands.plan.cached import cache_facts, cache_text
 from feedline.commands.plan.excluded import excluded_facts, excluded_stage, excluded_text
+from feedline.commands.plan.followed import followed_facts, followed_text
 from feedline.expressions.column_parts import flattened_column, has_column, part_of
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.plan_descriptions import lines_of, summary_of
@@ -71,6 +72,7 @@ def describe(plan: Plan, *, world_size: int, rows_per_s: float = 0.0) -> dict[st
         "files": len(snapshot.files),
         "files_ignored": snapshot.ignored,
         "bad_files": [to_values(bad) for bad in plan.bad_files()],
+        **followed_facts(plan.spec),
         **plan.gaps.facts(),
         "stages": stages(plan, table_bytes),
         **_pruning_facts(selection.report),
@@ -234,6 +236,8 @@ def _table_rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "table", f"{facts['files']:,} files, {in_all['row_groups']:,} row groups, {in_all['rows']:,} rows"
     yield "snapshot", facts["snapshot"]
     yield "plan, features", f"{facts['plan']}, {facts['features']}"
+    if "follow" in facts:
+        yield "followed", escape(followed_text(facts["follow"]))
     if bad_files := [from_values(BadFileFacts, bad) for bad in facts["bad_files"]]:
         yield "bad files", "\n".join([summary_of(bad_files), *map(escape, lines_of(bad_files))])
     for name, lines in (("nulls left", facts["nulls"]), ("columns missing", facts["absent"])):

@@ -31,6 +31,7 @@ from feedline.warehouse.reading.row_filter import SAMPLED, UNSAMPLED, WHERE_TRUE
 from feedline.warehouse.reading.sample import BoundSample, Sample, bind_sample, sampled_rows
 from feedline.warehouse.selection.column_bounds import statistics_of
 from feedline.warehouse.selection.counting import Count, count_fragment
+from feedline.warehouse.selection.earlier_counts import carried_counts, row_groups_before, same_types
 from feedline.warehouse.selection.exclusion import Exclusion, join_bits
 from feedline.warehouse.selection.pruning import ALL, NONE, Pruning, prune
 from feedline.warehouse.selection.pruning_report import (
@@ -159,11 +160,12 @@ def select_rows(
     sample: BoundSample | None = None,
     work_dir: str,
     map: Map | None = None,
+    earlier: Callable[[], Snapshot | None] = lambda: None,
 ) -> Selection:
     """Count the rows that filter and sample keep of each row group, reading as little as possible.
 
-    Progress goes to `kept_waves.on_wave_progress`. Raises what reading raises: TableChangedError, CorruptFileError,
-    TableError.
+    Progress goes to `kept_waves.on_wave_progress`. earlier: loads an older snapshot, whose kept counts hold for files
+    that have not changed. Raises what reading raises: TableChangedError, CorruptFileError, TableError.
     """
     verdicts = _verdicts(snapshot, where, sample)
     rows, matched = _rows_by_verdict(snapshot, verdicts)
@@ -188,7 +190,9 @@ def select_rows(
                         kept=KeptWaves(work_dir),
                         name=name.replace(".arrow", ".begun.arrow"),
                     )
-                    table = _count(request, open_groups)
+                    before = earlier()
+                    known = None if before is None else _earlier_counts(request, before, open_groups)
+                    table = _count(request, open_groups, known)
                     content_store.create(work_dir, name, [table])
                     request.kept.forget()
         rows[open_groups] = table["rows"].to_numpy()
@@ -296,7 +300,24 @@ class _CountRequest:
     name: str
 
 
-def _count(request: _CountRequest, row_groups: Int64s) -> pa.Table:
+def _earlier_counts(request: _CountRequest, before: Snapshot, row_groups: Int64s) -> pa.Table | None:
+    """The kept counts of an earlier snapshot, for the row groups of files that have not changed since; None if there
+    are none."""
+    where, sample = request.where, request.sample
+    if not same_types(before, request.snapshot, _deciding_columns(where, sample)):
+        return None
+    name = _counts_name(before, where, sample)
+    table = checked_counts(request.kept.load(name), before.rows_per_row_group)
+    if table is None:
+        return None
+    return carried_counts(table, row_groups_before(before, request.snapshot), row_groups)
+
+
+def _count(request: _CountRequest, row_groups: Int64s, known: pa.Table | None = None) -> pa.Table:
+    if known is not None and len(known):
+        row_groups = np.setdiff1d(row_groups, known["row_group"].to_numpy())
+        rest = [_count(request, row_groups)] if len(row_groups) else []
+        return pa.concat_tables([known, *rest]).sort_by("row_group").combine_chunks()
     by_position = request.verdicts.fate[row_groups] == SAMPLED_BY_POSITION
     found = []
     if request.sample is not None and by_position.any():
@@ -348,8 +369,7 @@ def _read(request: _CountRequest, row_groups: Int64s) -> pa.Table:
 def _tasks(request: _CountRequest, row_groups: Int64s) -> Iterator[CountTask]:
     """Yield tasks of about `_TASK_ROWS` rows: fragments in the table's order, file by file."""
     snapshot, where, sample, verdicts = request.snapshot, request.where, request.sample, request.verdicts
-    needed = (where.columns if where else frozenset()) | (sample.columns if sample else frozenset())
-    schema = pa.schema([snapshot.schema.field(name) for name in sorted(needed)])
+    schema = pa.schema([snapshot.schema.field(name) for name in sorted(_deciding_columns(where, sample))])
     where_text, unbound_sample = where.text if where else None, sample.sample if sample else None
 
     def fragment(part: Int64s) -> Fragment:
@@ -360,6 +380,11 @@ def _tasks(request: _CountRequest, row_groups: Int64s) -> Iterator[CountTask]:
     fragments = ((fragment(part), int(stored[part].sum())) for part in _runs(snapshot, row_groups))
     for group in gather(fragments, _TASK_ROWS, _TASK_FILES):
         yield CountTask(fragments=group, where=where_text, sample=unbound_sample, schema=schema)
+
+
+def _deciding_columns(where: BoundExpression | None, sample: BoundSample | None) -> frozenset[str]:
+    """The columns of filter and sample."""
+    return (where.columns if where else frozenset()) | (sample.columns if sample else frozenset())
 
 
 def _runs(snapshot: Snapshot, row_groups: Int64s) -> Iterator[Int64s]:
