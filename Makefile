@@ -2,6 +2,7 @@
 #
 #   make demo     build a warehouse of real flights, run the main job, train and evaluate a model
 #   make demo-clicks  generate clicks, cluster them, train a model with deduplication and without: the same losses
+#   make demo-criteo, make demo-mind  generate a table of ads or news, fit, train, evaluate and serve
 #   make test     run the tests, in two processes (PYTEST_ARGS="-n 0 -x" one test after the other, to the first failure)
 #   make test-unit      all but tests/system and what else starts processes: the quick ones
 #   make test-nightly   only the tests that repeat for long what `make test` does a few times, property tests among them
@@ -28,7 +29,7 @@ TORCHREC := torchrec fbgemm-gpu-cpu tensordict pyvers pyre-extensions typing_ins
 PROCESSES := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-clicks test test-unit test-nightly lint lint-style lint-format lint-types bench targets clean distclean
+.PHONY: help install demo demo-clicks demo-criteo demo-mind test test-unit test-nightly lint lint-style lint-format lint-types bench targets clean distclean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -64,6 +65,18 @@ demo-clicks: $(INSTALLED)
 	$(BIN)/python examples/clicks/train.py --steps 40
 	$(BIN)/python examples/clicks/train.py --steps 10 --compare
 
+demo-criteo: $(INSTALLED)
+	$(BIN)/python examples/criteo/generate.py warehouse/criteo --rows 700000
+	$(BIN)/feedline fit examples/criteo/pipeline.yaml
+	$(BIN)/python examples/criteo/train.py --model warehouse/criteo.pt
+	echo '{"I1": 5, "C9": "0000abcd"}' | $(BIN)/python examples/criteo/serve.py --model warehouse/criteo.pt
+
+demo-mind: $(INSTALLED)
+	$(BIN)/python examples/mind/generate.py warehouse/mind --impressions 60000
+	$(BIN)/feedline fit examples/mind/pipeline.yaml
+	$(BIN)/feedline plan examples/mind/pipeline.yaml
+	$(BIN)/python examples/mind/train.py --model warehouse/mind.pt
+
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(PROCESSES) -m "not nightly" $(PYTEST_ARGS)
 
@@ -92,7 +105,9 @@ targets: $(INSTALLED)
 	$(BIN)/python benchmarks/targets.py $(BENCH_ARGS)
 
 clean:
-	rm -rf build dist warehouse/flights warehouse/flights.unfinished warehouse/log warehouse/clicks .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist warehouse/flights warehouse/flights.unfinished warehouse/log warehouse/clicks \
+	  warehouse/criteo warehouse/criteo.unfinished warehouse/criteo.pt warehouse/mind warehouse/mind.unfinished warehouse/mind.pt \
+	  .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -path ./$(VENV) -prune -o -name .feedline -type d -exec rm -rf {} +
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 

@@ -14,18 +14,22 @@ from typing import TYPE_CHECKING, Any
 from feedline.fitting.fit_report import FitReport
 from feedline.fitting.passes import FitCallback, fit_pipeline
 from feedline.fitting.reduction import Workers, threads_here
+from feedline.fitting.row_check import MAX_SHARE, RowBudget, RowReport, RowsChecked, find_exclusion
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import measures, merge
 from feedline.loader.plan_descriptions import describe_bad_files
 from feedline.loader.row_arrays import Encoded
 from feedline.loader.wire.facts import Hello
+from feedline.planning.column_groups import plan_column_group
 from feedline.planning.plan import Plan
 from feedline.planning.resolve import (
     Fit,
     current_snapshot,
     lanes_for,
     preview_plan,
+    resolve_followed,
     resolve_hello,
+    resolve_next,
     resolve_rebase,
     resolve_snapshot,
     resolve_state,
@@ -37,6 +41,7 @@ from feedline.service.feeder.quality_monitor import QualityMonitor
 from feedline.serving.encoder import Serving
 from feedline.serving.row_forms import Rows
 from feedline.spec import PipelineSpec, load_spec
+from feedline.spec.chosen_features import choose_features
 from feedline.spec.pipeline_spec import json_schema
 from feedline.transforms.catalogue import op_schema
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -104,7 +109,8 @@ class Pipeline:
         """
         lanes, fit = lanes_for(self.spec.lanes, world_size), self._fit_with(workers, say)
         snapshot = snapshot or self.snapshot(map=map)
-        return resolve_snapshot(self.spec, snapshot, lanes=lanes, fit=fit, map=map).without_gaps()
+        resolve = resolve_snapshot if self.spec.source.follow is None else resolve_followed
+        return resolve(self.spec, snapshot, lanes=lanes, fit=fit, map=map).without_gaps()
 
     def resolve(
         self,
@@ -129,6 +135,15 @@ class Pipeline:
     def plan_for(self, state: Mapping[str, Any], *, map: Map | None = None) -> Plan:
         """The plan that a state belongs to. Raises StateError where it is of another plan or other features."""
         return resolve_state(self.spec, state, fit=self._fit_with(None), map=map)
+
+    def next_plan(self, plan: Plan, *, map: Map | None = None) -> Plan | None:
+        """The plan of the epoch after a plan's (from `complete_plan` or `plan_for`), on a followed table
+        (`source.follow`); None where the run has ended.
+
+        What has landed is decided once and kept in work_dir: a second call gives the same plan. Raises PlanError while
+        nothing new has landed for `epoch: new`.
+        """
+        return resolve_next(self.spec, plan, fit=self._fit_with(None), map=map)
 
     def rebase(self, state: Mapping[str, Any], *, map: Map | None = None) -> Plan:
         """The plan of a state's run on the current table, without the rows that the state's epoch has delivered.
@@ -170,6 +185,30 @@ class Pipeline:
         """Fits missing artifacts, for `fit: auto`."""
         return lambda snapshot: self.fit(missing=True, snapshot=snapshot, workers=workers, say=say).manifest
 
+    # -- checking -------------------------------------------------------------------------------------------------
+
+    def check_rows(
+        self,
+        out: str | os.PathLike[str] | None = None,
+        *,
+        max_rows: int | None = None,
+        max_share: float = MAX_SHARE,
+        earlier: str | None = None,
+        workers: Workers | None = None,
+        map: Map | None = None,
+        say: RowsChecked = lambda done, total: None,
+    ) -> RowReport:
+        """Find all rows that features refuse or that break an expectation alone, and write them as an exclusion, for
+        `source.exclude`: to a file or URI `out`, and below work_dir.
+
+        max_rows, max_share: more bad rows are an error. earlier: an exclusion whose unchanged files are not read again.
+        workers: where to compute (default: threads of this process). `say` is called after every task. Raises
+        DataError for too many bad rows, SpecError, and what planning and reading raise; then nothing is written.
+        """
+        budget, file = RowBudget(rows=max_rows, share=max_share), None if out is None else os.fspath(out)
+        with nullcontext(workers) if workers is not None else self._threads() as own:
+            return find_exclusion(self.spec, own, budget=budget, out=file, earlier=earlier, map=map, say=say)
+
     # -- using ----------------------------------------------------------------------------------------------------
 
     def transform(self, data: Rows) -> Encoded:
@@ -198,13 +237,17 @@ class Pipeline:
         step: int = 0,
         snapshot: Snapshot | None = None,
         plan: Plan | None = None,
+        features: Sequence[str] | None = None,
     ) -> Iterator[Batch]:
         """The batches of one rank and epoch from a step on, computed in this process and thread: no ring, no Dask.
 
         For tests, for debugging with pdb, and for machines without Linux. `plan`: the plan of a state (`plan_for`) or
-        of a rebase (default: a new one).
+        of a rebase (default: a new one). `features`: of a column group, as `FeedlineDataset` takes them (default: those
+        of the plan).
         """
+        names = None if features is None else choose_features(self.spec, features)
         plan = plan or self.complete_plan(world_size, snapshot)
+        plan = plan if names is None else plan_column_group(plan, names)
         plan.require_fitted()
         _warn(plan)
         monitor = QualityMonitor(plan.layout.schema, plan.job.features, plan.on_expect)

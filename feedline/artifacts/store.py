@@ -69,7 +69,7 @@ class FitOrigin:
 
     where, sample: the selection applied. pipeline: the one that fitted; None in manifests of earlier versions.
     fit_where: its `fit.where`. named: the files, folders and globs of the table; empty if it is everything below
-    `table`.
+    `table`. exclude: the id of the exclusion that left out bad rows; None without one.
     """
 
     table: str
@@ -80,6 +80,12 @@ class FitOrigin:
     pipeline: str | None = None
     fit_where: str | None = None
     named: tuple[str, ...] = ()
+    exclude: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields, without `exclude` where there is none."""
+        facts = asdict(self)
+        return facts if self.exclude is not None else {name: facts[name] for name in facts if name != "exclude"}
 
     @property
     def table_rows(self) -> TableRows:
@@ -325,7 +331,9 @@ def save_manifest(folder: str, fitted_artifacts: Iterable[FittedArtifact]) -> Ma
         with _artifacts_lock:  # this process need not read it again
             _artifacts.setdefault(one.fit.digest, one.artifact)
     # as pairs, whose order `sort_keys` does not change
-    entries = [{**asdict(fit), "shown": list(fit.shown.items())} for fit in fits.values()]
+    entries = [
+        {**asdict(fit), "fitted_on": fit.fitted_on.to_json(), "shown": list(fit.shown.items())} for fit in fits.values()
+    ]
     body = {"format": FORMAT, "fits": entries}
     content = json.dumps(body, sort_keys=True, indent=1).encode()
     digest = artifact_files.content_digest(content)

@@ -48,6 +48,7 @@ from feedline.planning.binding.fitted_artifacts import artifact_set_key, artifac
 from feedline.planning.binding.read_columns import require_columns
 from feedline.planning.binding.selected_rows import bound_sample, bound_where, rows_of
 from feedline.planning.binding.table_features import compile_spec, planned_schema, required_functions
+from feedline.planning.exclusions import named_exclusion
 from feedline.resources.cgroups import available_memory_bytes
 from feedline.serving.golden_check import record
 from feedline.spec import PipelineSpec
@@ -159,14 +160,14 @@ class _Run:
         self._schema = planned_schema(spec, snapshot.schema)
         self._request = replace(artifact_set_key(spec), root=redact(snapshot.uri))
         stored = StoredArtifactSet(replace(artifact_set_ref(spec), request=self._request), newest=keep)
-        self._artifacts = _FitsSoFar(stored, keep)
-        blank = _FitsSoFar(stored, False)
+        self._artifacts, blank = _FitsSoFar(stored, keep), _FitsSoFar(stored, False)
         self.requests = {request.key: request for request in self._compile(blank).missing_fits}
         self._features = self._features_of(blank)
         self.scratch = Scratch(folder=below(absolute(spec.work_dir), f"fitting-{secrets.token_hex(8)}"), limit_bytes=0)
         self._where_path = ("fit", "where") if spec.fit.where is not None else ("source", "where")
         self._where = bound_where(spec, snapshot.schema, text=spec.fit.where, path=self._where_path)
         self._sample = bound_sample(spec, snapshot.schema)
+        self._exclusion = named_exclusion(spec, snapshot) if spec.fit.where is None else None
         self._step = self._rows = self._nbytes_read = 0
 
     def work(self) -> None:
@@ -177,7 +178,7 @@ class _Run:
         if self._request.shared_from is not None:
             require_fitted(self._spec, self._compile(self._artifacts), self._artifacts.stored)
         missing, passes = {request.key for request in requests}, _depth(requests)
-        selection = screen_rows(self._snapshot, self._where, sample=self._sample)
+        selection = screen_rows(self._snapshot, self._where, sample=self._sample).without(self._exclusion)
         tasks = fit_tasks(self._snapshot, selection, self._workers.threads)
         while ready := [request for request in requests if not request.depends]:
             self._step += 1
@@ -301,8 +302,7 @@ class _Run:
                 artifact = request.learner.finish(state_parts(request.learner, state, job.scratch, parts))
             except FeedlineError as error:
                 raise self._learner_error(request, error) from error
-            fit = self._fit(request, artifact)
-            self._artifacts.new_fits[request.key] = FittedArtifact(fit=fit, artifact=artifact)
+            self._artifacts.new_fits[request.key] = FittedArtifact(fit=self._fit(request, artifact), artifact=artifact)
 
     def _fit(self, request: FitRequest, artifact: Artifact) -> Fit:
         op, version, parameters = request.op
@@ -326,6 +326,7 @@ class _Run:
                 pipeline=self._spec.name,
                 fit_where=self._spec.fit.where,
                 named=source_names(self._spec.source.table, self._spec.source.format),
+                exclude=None if self._exclusion is None else self._exclusion.id,
             ),
             facts=artifact.facts,
             shown=request.learner.show(artifact),
@@ -366,7 +367,7 @@ class _Run:
             selection.proofs,
             self._where,
             self._sample,
-            whole=selection.rows == self._snapshot.rows_per_row_group,
+            whole=selection.kept_rows == self._snapshot.rows_per_row_group,
             weigh=self._sample is not None and SAMPLE_WEIGHT in read,
         )
         return int(needed_bytes(self._snapshot, [(read, every), *deciding])[selection.rows != 0].sum())

@@ -22,9 +22,10 @@ from feedline.blocks.request import BlockRequest, Job, PieceRequest
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.state import rebased_state
 from feedline.loader.wire.codec import from_values
-from feedline.loader.wire.facts import BadFileFacts, PlanFacts, RebaseChanges, RestFacts
+from feedline.loader.wire.facts import BadFileFacts, ColumnGroup, PlanFacts, RebaseChanges, RestFacts
 from feedline.planning.binding.fitted_artifacts import require_fitted
 from feedline.planning.bound_table import BoundTable
+from feedline.planning.follow.border import Border
 from feedline.planning.mixing import (
     BlockSizes,
     MixingWindow,
@@ -35,9 +36,11 @@ from feedline.planning.mixing import (
 )
 from feedline.planning.plan_version import PLAN_VERSION, newest_version
 from feedline.planning.schedule import Block, Piece, Schedule
+from feedline.spec.chosen_features import column_group_name
 from feedline.spec.expectations import OnExpect
 from feedline.warehouse.bad_files import BadFile
-from feedline.warehouse.reading.fragment import Fragment, fragment_at
+from feedline.warehouse.reading.fragment import Fragment
+from feedline.warehouse.reading.sample import Bools
 from feedline.warehouse.rebase.remaining_rows import Rebase
 from feedline.warehouse.snapshot.splits import Splits, plan_splits
 
@@ -46,16 +49,20 @@ from feedline.warehouse.snapshot.splits import Splits, plan_splits
 class Plan(BoundTable):
     """A resolved pipeline, independent of epoch and rank.
 
-    With a `rebase`, one epoch is only its remaining rows; all others are whole. version: see `plan_version`.
-    resumed_window: that of the run that is continued (None: a new run's, which bytes choose).
+    With a `rebase`, one epoch is only its remaining rows; all others are whole. border: that before the one epoch that
+    reads this snapshot of a followed table. version: see `plan_version`. resumed_window: that of the run that is
+    continued (None: a new run's, which bytes choose). whole: the plan of all features, if this one computes only those
+    of a column group, for the same rows and steps.
     """
 
     layout: SlotLayout
     lanes: int
     skipped: tuple[BadFile, ...] = ()
+    border: Border | None = None
     rebase: Rebase | None = None
     version: int = PLAN_VERSION
     resumed_window: MixingWindow | None = None
+    whole: Plan | None = None
 
     @property
     def name(self) -> str:
@@ -77,12 +84,13 @@ class Plan(BoundTable):
     @cached_property
     def window(self) -> MixingWindow:
         """The rows that a lane mixes."""
-        return self.resumed_window or choose_window(self.spec.shuffle, self.version, self.row_bytes)
+        return self.resumed_window or choose_window(self.spec.shuffle, self.version, (self.whole or self).row_bytes)
 
     @cached_property
     def sizes(self) -> BlockSizes:
         """The rows of splits, blocks and windows."""
-        return block_sizes(self.spec.source, self.spec.shuffle, self.lanes, self.version, self.window, self.row_bytes)
+        row_bytes = (self.whole or self).row_bytes
+        return block_sizes(self.spec.source, self.spec.shuffle, self.lanes, self.version, self.window, row_bytes)
 
     @cached_property
     def splits(self) -> Splits:
@@ -98,7 +106,7 @@ class Plan(BoundTable):
     @cached_property
     def _remaining_rows(self) -> NDArray[np.int64]:
         """Rows per row group that the rebased epoch still delivers."""
-        return self.selection.rows if self.rebase is None else self.rebase.remaining(self.selection.rows)
+        return self.selection.rows if self.rebase is None else self.rebase.remaining(self.selection)
 
     def remaining_rows(self, epoch: int) -> NDArray[np.int64]:
         """int64 [row groups]: the rows that an epoch delivers, or drops at its end."""
@@ -135,15 +143,18 @@ class Plan(BoundTable):
             "batch_size": self.spec.batch.size,
             "tail": self.spec.batch.tail,
             **({} if self.rebase is None else {"rebase": self.rebase.id}),
+            **({} if self.spec.source.follow is None else {"follow": self.spec.source.follow.epoch}),
         }
         if self.sample is not None:
             facts["sample"] = asdict(self.sample.sample)
+        if (excludes := self.selection.excludes) is not None:
+            facts["exclude"] = excludes.id
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
     @property
     def features_fingerprint(self) -> str:
-        """A digest of everything that decides what a row becomes."""
-        return self.features.fingerprint[:32]
+        """A digest of everything that decides what a row becomes, in all features of the pipeline."""
+        return (self.whole or self).features.fingerprint[:32]
 
     @property
     def needs_artifacts(self) -> bool:
@@ -201,8 +212,10 @@ class Plan(BoundTable):
 
     @property
     def snapshot_name(self) -> str:
-        """The snapshot's name in a state: its id and, after a plus sign, that of the rebase."""
-        return self.snapshot.id if self.rebase is None else f"{self.snapshot.id}+{self.rebase.id}"
+        """The snapshot's name in a state: its id and, after an at sign, that of its epoch's border, and after a plus
+        sign that of the rebase."""
+        name = self.snapshot.id if self.border is None else self.border.name
+        return name if self.rebase is None else f"{name}+{self.rebase.id}"
 
     def facts(self) -> PlanFacts:
         """The facts that a trainer needs; `steps` and rows are those of a whole epoch."""
@@ -223,6 +236,8 @@ class Plan(BoundTable):
             absent=tuple(self.gaps.notes()),
             schema=self.layout.schema,
             rest=_rest_facts(self),
+            column_group=_column_group(self),
+            epoch=None if self.border is None else self.border.epoch,
         )
 
     def bad_files(self) -> tuple[BadFileFacts, ...]:
@@ -240,13 +255,29 @@ class Plan(BoundTable):
         low = int(np.searchsorted(ends, piece.start, side="right"))
         high = int(np.searchsorted(ends, piece.stop, side="left")) + 1
         groups = first + low + np.flatnonzero(remaining[low:high])
-        file, proofs = int(self.splits.file[piece.split]), self.selection.proofs
-        fragment = fragment_at(self.snapshot, file, groups, self.selection.rows[groups], proofs)
-        if rest is not None and any(rest.bits(group) for group in groups.tolist()):
-            fragment = replace(fragment, excluded=tuple(rest.bits(group) for group in groups.tolist()))
+        more_excluded = None if rest is None else rest.bits
+        fragment = self.selection.fragment(self.snapshot, groups, more_excluded=more_excluded)
         skip = piece.start - (int(ends[low - 1]) if low else 0)
         request = PieceRequest(fragment=fragment, skip=skip, rows=piece.stop - piece.start)
         return request, int(self.row_group_bytes[groups].sum())
+
+
+def left_out(plan: Plan, row_group: int, epoch: int) -> Bools:
+    """bool [rows that filter and sample keep of a row group]: those that an epoch leaves out, as they are bad or, of a
+    rebased one, were delivered before."""
+    mask, rest = plan.selection.excluded_mask(row_group), plan.rest(epoch)
+    return mask if rest is None else mask | rest.mask(row_group, len(mask))
+
+
+def group_name(plan: Plan) -> str:
+    """The name of the column group whose features a plan computes; empty for all features."""
+    return "" if plan.whole is None else column_group_name([feature.name for feature in plan.features.features])
+
+
+def _column_group(plan: Plan) -> ColumnGroup | None:
+    if plan.whole is None:
+        return None
+    return ColumnGroup(name=group_name(plan), digest=plan.features.fingerprint[:32])
 
 
 def _rest_facts(plan: Plan) -> RestFacts | None:
@@ -266,6 +297,4 @@ def _rest_facts(plan: Plan) -> RestFacts | None:
 
 def first_fragment(plan: Plan) -> Fragment:
     """The first row group that keeps rows."""
-    group = int(np.flatnonzero(plan.selection.rows > 0)[0])
-    file, groups = int(plan.snapshot.file_of_row_group[group]), np.array([group])
-    return fragment_at(plan.snapshot, file, groups, plan.selection.rows[groups], plan.selection.proofs)
+    return plan.selection.fragment(plan.snapshot, np.flatnonzero(plan.selection.rows > 0)[:1])

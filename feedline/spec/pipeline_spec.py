@@ -117,8 +117,12 @@ class PipelineSpec(Section):
             content["dedup"] = {group.name: {"columns": group.columns} for group in self.dedup}
         content["features"] = [[feature.group, feature.name, feature.long_form()] for feature in self.features]
         content["shuffle"] = content["shuffle"] or "off"
+        if self.source.exclude is None:
+            del content["source"]["exclude"]
         if self.cache is None or self.cache.is_off:
             del content["cache"]
+        if self.source.follow is None:
+            del content["source"]["follow"]
         if self.artifacts.shared is None:
             content["artifacts"] = self.artifacts.folder
         if self.cluster.workers is not None and self.cluster.workers.is_fixed:

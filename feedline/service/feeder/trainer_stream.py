@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.encoding.slot import Draft
+from feedline.planning.plan import Plan
 from feedline.planning.schedule import Block, Schedule
 from feedline.service.feeder.delivery import Delivery
 from feedline.service.feeder.slot_writers import SMALL_BYTES, SlotWriters
@@ -26,6 +27,7 @@ _MOST_SMALL, _MOST_AT_ONCE = 16, 4
 class TrainerStream:
     """A rank's batches of one epoch from a step on."""
 
+    plan: Plan
     epoch: int
     step: int  # to be written next
     schedule: Schedule
