@@ -22,10 +22,12 @@ from feedline.blocks.request import BlockRequest, Job, PieceRequest
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.state import rebased_state
 from feedline.loader.wire.codec import from_values
-from feedline.loader.wire.facts import BadFileFacts, ColumnGroup, PlanFacts, RebaseChanges, RestFacts
+from feedline.loader.wire.facts import BadFileFacts, BucketFacts, ColumnGroup, PlanFacts, RebaseChanges, RestFacts
 from feedline.planning.binding.fitted_artifacts import require_fitted
 from feedline.planning.bound_table import BoundTable
 from feedline.planning.follow.border import Border
+from feedline.planning.lengths.bucket_schedule import BucketSchedule
+from feedline.planning.lengths.length_columns import length_facts
 from feedline.planning.mixing import (
     BlockSizes,
     MixingWindow,
@@ -36,12 +38,14 @@ from feedline.planning.mixing import (
 )
 from feedline.planning.plan_version import PLAN_VERSION, newest_version
 from feedline.planning.schedule import Block, Piece, Schedule
+from feedline.spec.batch_section import BatchSpec
 from feedline.spec.chosen_features import column_group_name
 from feedline.spec.expectations import OnExpect
 from feedline.warehouse.bad_files import BadFile
 from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.reading.sample import Bools
 from feedline.warehouse.rebase.remaining_rows import Rebase
+from feedline.warehouse.selection.length_counts import LengthCounts
 from feedline.warehouse.snapshot.splits import Splits, plan_splits
 
 
@@ -50,9 +54,9 @@ class Plan(BoundTable):
     """A resolved pipeline, independent of epoch and rank.
 
     With a `rebase`, one epoch is only its remaining rows; all others are whole. border: that before the one epoch that
-    reads this snapshot of a followed table. version: see `plan_version`. resumed_window: that of the run that is
-    continued (None: a new run's, which bytes choose). whole: the plan of all features, if this one computes only those
-    of a column group, for the same rows and steps.
+    reads this snapshot of a followed table. lengths: with `batch.buckets`. version: see `plan_version`. resumed_window:
+    that of the run that is continued (None: a new run's, which bytes choose). whole: the plan of all features, if this
+    one computes only those of a column group, for the same rows and steps.
     """
 
     layout: SlotLayout
@@ -60,6 +64,7 @@ class Plan(BoundTable):
     skipped: tuple[BadFile, ...] = ()
     border: Border | None = None
     rebase: Rebase | None = None
+    lengths: LengthCounts | None = None
     version: int = PLAN_VERSION
     resumed_window: MixingWindow | None = None
     whole: Plan | None = None
@@ -143,6 +148,7 @@ class Plan(BoundTable):
             "batch_size": self.spec.batch.size,
             "tail": self.spec.batch.tail,
             **({} if self.rebase is None else {"rebase": self.rebase.id}),
+            **length_facts(self.spec.batch),
             **({} if self.spec.source.follow is None else {"follow": self.spec.source.follow.epoch}),
         }
         if self.sample is not None:
@@ -175,7 +181,12 @@ class Plan(BoundTable):
         return self._schedule(epoch, self.split_rows if rest is None else self._per_split(self._remaining_rows), rest)
 
     def _schedule(self, epoch: int, split_rows: NDArray[np.int64], rest: Rebase | None) -> Schedule:
-        return Schedule(
+        options: dict[str, Any] = {}
+        if self.lengths is not None:
+            groups = np.stack([self.splits.first_row_group, self.splits.stop_row_group], axis=1)
+            sizes = self.spec.batch.bucket_rows
+            options = {"group_rows": self.lengths.rows, "split_groups": groups, "sizes": sizes}
+        return (BucketSchedule if options else Schedule)(
             split_rows=split_rows,
             lanes=self.lanes,
             batch_size=self.spec.batch.size,
@@ -187,6 +198,8 @@ class Plan(BoundTable):
             epoch=epoch,
             first_step=0 if rest is None else rest.first_step,
             salt=() if rest is None else (rest.id,),
+            shares=self.spec.batch.balance is not None,
+            **options,
         )
 
     @property
@@ -208,7 +221,15 @@ class Plan(BoundTable):
             nbytes += piece_bytes
         salt = () if rest is None else (rest.id,)
         key = ("rows", self.seed, epoch, block.lane, block.index, *salt) if shuffle and shuffle.rows else None
-        return BlockRequest(pieces=tuple(pieces), rows=block.rows, permutation=key, nbytes=nbytes, epoch=epoch)
+        return BlockRequest(
+            pieces=tuple(pieces),
+            rows=block.rows,
+            permutation=key,
+            nbytes=nbytes,
+            epoch=epoch,
+            shares=block.shares,
+            buckets=block.buckets,
+        )
 
     @property
     def snapshot_name(self) -> str:
@@ -238,6 +259,7 @@ class Plan(BoundTable):
             rest=_rest_facts(self),
             column_group=_column_group(self),
             epoch=None if self.border is None else self.border.epoch,
+            buckets=_bucket_facts(self.spec.batch, schedule),
         )
 
     def bad_files(self) -> tuple[BadFileFacts, ...]:
@@ -278,6 +300,13 @@ def _column_group(plan: Plan) -> ColumnGroup | None:
     if plan.whole is None:
         return None
     return ColumnGroup(name=group_name(plan), digest=plan.features.fingerprint[:32])
+
+
+def _bucket_facts(batch: BatchSpec, schedule: Schedule) -> tuple[BucketFacts, ...]:
+    if not isinstance(schedule, BucketSchedule):
+        return ()
+    buckets = zip(batch.buckets or (), schedule.sizes, schedule.bucket_steps.tolist(), strict=True)
+    return tuple(BucketFacts(bound=bound, batch_size=size, steps=steps) for bound, size, steps in buckets)
 
 
 def _rest_facts(plan: Plan) -> RestFacts | None:
