@@ -216,7 +216,7 @@ class Batch(KeyedTensors):
     def clone(self) -> Batch:
         """A copy that does not hold the slot."""
         if self._device_bytes is not None:
-            return self._over(DeviceBytes([piece.clone() for piece in self._device_bytes.pieces]))
+            return self._over(self._device_bytes.clone())
         return self._over(self._bytes().clone())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Batch:

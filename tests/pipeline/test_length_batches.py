@@ -213,7 +213,7 @@ def test_no_row_group_is_read_once_per_bucket(place: Place):
     "batch", [{"size": 50, "balance": "tags"}, {"max_tokens": 600, "buckets": [4, 16], "length": "tags"}]
 )
 def test_lists_of_codes_count_whole(tmp_path: Path, batch: dict[str, Any]):
-    """The feature reads two elements of lists that come as codes: their stored lengths decide, whatever decodes them."""
+    """The feature reads two elements of lists that come as codes; their stored lengths decide, whatever decodes."""
     rng = np.random.default_rng(1)
     tags = [[f"t{tag}" for tag in rng.integers(0, 50, size)] for size in rng.integers(0, 17, 4000)]
     (tmp_path / "table").mkdir()
