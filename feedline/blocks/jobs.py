@@ -173,8 +173,9 @@ def _compile_parts(
     identity = None if job.record is None else job.record.identity
     recorded = () if identity is None else (*identity.key, *(name for name, _ in identity.columns))
     whole = {*recorded, *(column for column, count in readers.items() if count > 1)}
-    by = frozenset[str]() if job.by is None else frozenset({job.by})
-    ordering = by if job.order is None else {job.order.column}
+    order = job.ordering
+    by = frozenset[str]() if order is None or order.by_length else frozenset({order.column})
+    ordering = frozenset[str]() if order is None else {order.column}
     whole |= {name for name in by if not has_strings(schema.field(name).type)}
     parts = []
     for name, own, part, more in zip(names, of_parts, batch.parts, compared, strict=True):

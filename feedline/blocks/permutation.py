@@ -1,4 +1,4 @@
-"""Permutations that are the same on every machine and in every library version.
+"""Permutations, and draws with replacement, that are the same on every machine and in every library version.
 
 They come from raw Philox words sorted with the index in their low bits: independent of the sort algorithm, of numpy's
 `Generator` and of the machine. `PLAN_VERSION` covers them.
@@ -33,6 +33,16 @@ def permuted_rows(rows: int, run_starts: NDArray[np.int64] | None, *key: int | s
     firsts = run_starts[order]
     landing = np.cumsum(lengths) - lengths
     return np.repeat(firsts - landing, lengths) + np.arange(rows)
+
+
+def draw_rows(quanta: NDArray[np.int64], draws: int, *key: int | str) -> NDArray[np.int64]:
+    """int64 [draws]: the rows of a row group that are drawn, in the order of the rows. quanta: int64 [rows]."""
+    ends = np.cumsum(quanta)
+    if not draws:
+        return np.zeros(0, np.int64)
+    places = (random_words(draws, "draws", *key) % np.uint64(ends[-1])).astype(np.int64)
+    places.sort()
+    return np.searchsorted(ends, places, side="right")
 
 
 def run_starts(groups: pl.Series) -> NDArray[np.int64]:

@@ -45,22 +45,23 @@ class ReadEpochs:
 class RowOrder:
     """How blocks order their rows by a column. kind: `runs`, whole runs of equal values are permuted; `balance`, each
     step gets nearly its share of the elements of a list column; `buckets`, those of one bucket of such lengths come
-    after those of another. most: the length that longer lists count as. bounds: of buckets."""
+    after those of another; `draws`, rows are drawn with replacement, in proportion to it, and permuted. most: the
+    length that longer lists count as. bounds: of buckets."""
 
     column: str
-    kind: Literal["runs", "balance", "buckets"]
+    kind: Literal["runs", "balance", "buckets", "draws"]
     most: int | None = None
     bounds: tuple[int, ...] = ()
 
     @property
     def by_length(self) -> bool:
         """Whether the lengths of lists decide."""
-        return self.kind != "runs"
+        return self.kind in ("balance", "buckets")
 
     @property
     def permutes(self) -> bool:
         """Whether a block holds each row that it reads once."""
-        return self.kind != "buckets"
+        return self.kind not in ("buckets", "draws")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,10 +142,27 @@ class BucketRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PieceDraws:
+    """`rows` draws from the row groups of a piece, after the first `skip`. groups: how many each row group has."""
+
+    groups: tuple[int, ...]
+    skip: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockDraws:
+    """The draws of a block from the rows of its pieces. key: of all draws of the epoch."""
+
+    key: tuple[int | str, ...]
+    pieces: tuple[PieceDraws, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BlockRequest:
     """One block: its pieces, the rows that it has of them, and the key of its permutation (None: in plan order). epoch:
-    for a cache that decides for itself. shares: where lengths are balanced. buckets: where rows
-    are of buckets."""
+    for a cache that decides for itself. shares: where lengths are balanced. buckets: where rows are of buckets. draws:
+    where they are drawn."""
 
     pieces: tuple[PieceRequest, ...]
     rows: int
@@ -153,6 +171,7 @@ class BlockRequest:
     epoch: int = field(default=0, repr=False)  # no key names it: bytes do not depend on it
     shares: StepShares | None = None
     buckets: BucketRows | None = None
+    draws: BlockDraws | None = None
 
     @property
     def read_rows(self) -> int:
@@ -171,6 +190,7 @@ class PackedRequest:
     epoch: int = 0
     shares: StepShares | None = None
     buckets: BucketRows | None = None
+    draws: BlockDraws | None = None
 
     def unpack(self) -> BlockRequest:
         pieces = tuple(
@@ -184,6 +204,7 @@ class PackedRequest:
             epoch=self.epoch,
             shares=self.shares,
             buckets=self.buckets,
+            draws=self.draws,
         )
 
 
@@ -200,6 +221,7 @@ def pack_request(request: BlockRequest, travels: bool = True) -> BlockRequest | 
         epoch=request.epoch,
         shares=request.shares,
         buckets=request.buckets,
+        draws=request.draws,
     )
 
 

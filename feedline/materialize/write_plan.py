@@ -86,7 +86,8 @@ def write_plan(
     """
     began = time.perf_counter()
     refuse_overlap([plan.snapshot.uri], folder.ref.uri)
-    job = replace(plan.job, by=None, record=None, environment=workers.environment)
+    job = replace(plan.job, by=None, order=None, record=None, environment=workers.environment)
+    plan = replace(plan, weights=None)  # each row comes once
     schema = compile_job(job).layout.schema.expanded
     if format == "zarr":
         arrays_of(schema)  # raises for features that no array holds, before anything is written

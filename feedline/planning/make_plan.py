@@ -35,6 +35,7 @@ from feedline.planning.plan import Plan
 from feedline.planning.plan_version import newest_version
 from feedline.planning.rows.exclusions import exclude_rows
 from feedline.planning.table_snapshot import cache_ref
+from feedline.planning.weighted_rows import weigh_rows, weight_order
 from feedline.spec import PipelineSpec
 from feedline.spec.cache_section import CacheSpec
 from feedline.warehouse.bad_files import load_skipped
@@ -83,7 +84,7 @@ def make_plan(
     where = bound_where(spec, snapshot.schema)
     sample = bound_sample(spec, snapshot.schema)
     columns = ReadColumns.of(spec, features, where, sample)
-    ordering = _shuffle_column(spec, snapshot), length_order(spec, snapshot)
+    ordering = _shuffle_column(spec, snapshot), length_order(spec, snapshot) or weight_order(spec, snapshot)
     if spec.source.schema_rules.missing == "error":
         require_columns(spec, snapshot, columns.parts(snapshot.schema), where)
     if selection is None:
@@ -106,6 +107,7 @@ def make_plan(
         border=border,
         rebase=rebase,
         lengths=bucket_counts(spec, snapshot, where, sample, selection, map),
+        weights=weigh_rows(spec, snapshot, selection, where, sample=sample, map=map),
         version=newest_version(spec.shuffle),
     )
 

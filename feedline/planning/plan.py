@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.blocks.environment import environment_text
-from feedline.blocks.request import BlockRequest, Job, PieceRequest
+from feedline.blocks.request import BlockDraws, BlockRequest, Job, PieceDraws, PieceRequest
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.state import rebased_state
 from feedline.loader.wire.codec import from_values
@@ -38,6 +38,7 @@ from feedline.planning.mixing import (
 )
 from feedline.planning.plan_version import PLAN_VERSION, newest_version
 from feedline.planning.schedule import Block, Piece, Schedule
+from feedline.planning.weighted_rows import RowWeights
 from feedline.spec.batch_section import BatchSpec
 from feedline.spec.chosen_features import column_group_name
 from feedline.spec.expectations import OnExpect
@@ -56,7 +57,8 @@ class Plan(BoundTable):
     With a `rebase`, one epoch is only its remaining rows; all others are whole. border: that before the one epoch that
     reads this snapshot of a followed table. lengths: with `batch.buckets`. version: see `plan_version`. resumed_window:
     that of the run that is continued (None: a new run's, which bytes choose). whole: the plan of all features, if this
-    one computes only those of a column group, for the same rows and steps.
+    one computes only those of a column group, for the same rows and steps. weights: by which rows are drawn with
+    replacement.
     """
 
     layout: SlotLayout
@@ -68,6 +70,7 @@ class Plan(BoundTable):
     version: int = PLAN_VERSION
     resumed_window: MixingWindow | None = None
     whole: Plan | None = None
+    weights: RowWeights | None = None
 
     @property
     def name(self) -> str:
@@ -115,6 +118,8 @@ class Plan(BoundTable):
 
     def remaining_rows(self, epoch: int) -> NDArray[np.int64]:
         """int64 [row groups]: the rows that an epoch delivers, or drops at its end."""
+        if self.weights is not None:
+            return self.weights.draws_in(epoch)
         return self.selection.rows if self.rest(epoch) is None else self._remaining_rows
 
     def require_fitted(self) -> None:
@@ -149,6 +154,7 @@ class Plan(BoundTable):
             "tail": self.spec.batch.tail,
             **({} if self.rebase is None else {"rebase": self.rebase.id}),
             **length_facts(self.spec.batch),
+            **({} if self.weights is None else {"weights": self.weights.column}),
             **({} if self.spec.source.follow is None else {"follow": self.spec.source.follow.epoch}),
         }
         if self.sample is not None:
@@ -177,8 +183,7 @@ class Plan(BoundTable):
 
     def schedule(self, epoch: int) -> Schedule:
         """The epoch's schedule. Raises PlanError where it has no step."""
-        rest = self.rest(epoch)
-        return self._schedule(epoch, self.split_rows if rest is None else self._per_split(self._remaining_rows), rest)
+        return self._schedule(epoch, self._per_split(self.remaining_rows(epoch)), self.rest(epoch))
 
     def _schedule(self, epoch: int, split_rows: NDArray[np.int64], rest: Rebase | None) -> Schedule:
         options: dict[str, Any] = {}
@@ -199,6 +204,7 @@ class Plan(BoundTable):
             first_step=0 if rest is None else rest.first_step,
             salt=() if rest is None else (rest.id,),
             shares=self.spec.batch.balance is not None,
+            cut_splits=self.weights is not None,
             **options,
         )
 
@@ -214,11 +220,15 @@ class Plan(BoundTable):
     def request(self, block: Block, epoch: int) -> BlockRequest:
         """What the block's task reads and how it permutes."""
         shuffle, rest = self.spec.shuffle, self.rest(epoch)
-        pieces, nbytes = [], 0
+        pieces, draws, nbytes = list[PieceRequest](), list[PieceDraws](), 0
         for piece in block.pieces:
-            request, piece_bytes = self._piece(piece, rest)
+            request, groups = self._piece(piece, epoch, rest)
+            nbytes += int(self.row_group_bytes[groups].sum())
+            if self.weights is not None:  # draws are of all rows of the row groups
+                counts = tuple(self.remaining_rows(epoch)[groups].tolist())
+                draws.append(PieceDraws(groups=counts, skip=request.skip, rows=request.rows))
+                request = replace(request, skip=0, rows=sum(map(request.fragment.rows_of, range(len(groups)))))
             pieces.append(request)
-            nbytes += piece_bytes
         salt = () if rest is None else (rest.id,)
         key = ("rows", self.seed, epoch, block.lane, block.index, *salt) if shuffle and shuffle.rows else None
         return BlockRequest(
@@ -229,6 +239,7 @@ class Plan(BoundTable):
             epoch=epoch,
             shares=block.shares,
             buckets=block.buckets,
+            draws=BlockDraws(key=(self.seed, epoch), pieces=tuple(draws)) if draws else None,
         )
 
     @property
@@ -269,10 +280,10 @@ class Plan(BoundTable):
         """The state that continues a run on this plan, which `Pipeline.rebase` made from the run's state."""
         return rebased_state(self.facts(), state)
 
-    def _piece(self, piece: Piece, rest: Rebase | None) -> tuple[PieceRequest, int]:
-        """The row groups of the split that hold the piece's rows, and their bytes."""
+    def _piece(self, piece: Piece, epoch: int, rest: Rebase | None) -> tuple[PieceRequest, NDArray[np.int64]]:
+        """The row groups of the split that hold the piece's rows."""
         first, stop = int(self.splits.first_row_group[piece.split]), int(self.splits.stop_row_group[piece.split])
-        remaining = (self.selection.rows if rest is None else self._remaining_rows)[first:stop]
+        remaining = self.remaining_rows(epoch)[first:stop]
         ends = np.cumsum(remaining)
         low = int(np.searchsorted(ends, piece.start, side="right"))
         high = int(np.searchsorted(ends, piece.stop, side="left")) + 1
@@ -280,8 +291,7 @@ class Plan(BoundTable):
         more_excluded = None if rest is None else rest.bits
         fragment = self.selection.fragment(self.snapshot, groups, more_excluded=more_excluded)
         skip = piece.start - (int(ends[low - 1]) if low else 0)
-        request = PieceRequest(fragment=fragment, skip=skip, rows=piece.stop - piece.start)
-        return request, int(self.row_group_bytes[groups].sum())
+        return PieceRequest(fragment=fragment, skip=skip, rows=piece.stop - piece.start), groups
 
 
 def left_out(plan: Plan, row_group: int, epoch: int) -> Bools:

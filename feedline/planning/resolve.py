@@ -203,6 +203,11 @@ def resolve_rebase(spec: PipelineSpec, state: Mapping[str, Any], *, map: Map | N
     """The plan of a state's run on the table as it is now, of the state's version; see `Pipeline.rebase`."""
     fields = checked_state(state)
     _refuse_other_settings(spec, fields)
+    if spec.shuffle is not None and spec.shuffle.weights is not None:
+        raise StateError(
+            "a run that draws rows by weight cannot be rebased: got shuffle.weights, by which a delivered row may come "
+            "again. Continue on the state's snapshot, or begin the next epoch on the table as it is now"
+        )
     follow = spec.source.follow
     if follow is not None and follow.epoch == "new":
         raise StateError(

@@ -106,6 +106,7 @@ class Schedule:
     split_rows: int64 [splits], the selected rows per split (a split without any is never read). block_rows: the number
     of rows at which a block ends. window_rows: the rows of the blocks from which a lane draws in turn (default: 0, one
     block after another). shuffle: whether the splits are permuted. shares: whether blocks have their `shares`.
+    cut_splits: whether a block ends within a split of more than `block_rows` rows (default: only where one ends).
 
     The rest of an epoch (`feedline rebase`) is a schedule, too: of the remaining rows, with steps counted from
     `first_step`, and permutations of its own, keyed by `salt`. It may be empty.
@@ -123,6 +124,7 @@ class Schedule:
     salt: tuple[str, ...] = ()
     window_rows: int = 0
     shares: bool = False
+    cut_splits: bool = False
 
     def __post_init__(self) -> None:
         if self.first_step:
@@ -186,6 +188,8 @@ class Schedule:
         # A block ends where a split does: for each split's first row in the lane, where a block from there would end.
         first, last = np.searchsorted(self.starts, [start, stop])
         starts = np.concatenate(([start], self.starts[first:last], [stop]))
+        if self.cut_splits:
+            starts = _with_cuts(starts, self.block_rows)
         ends = np.searchsorted(starts, starts + self.block_rows).tolist()
         borders = [0]
         while borders[-1] < len(starts) - 1:
@@ -314,6 +318,15 @@ class Schedule:
             piece = Piece(split=int(self.order[position]), start=max(start - begins, 0), stop=min(stop, ends) - begins)
             pieces.append(piece)
         return tuple(pieces)
+
+
+def _with_cuts(starts: Int64s, block_rows: int) -> Int64s:
+    """Ascending positions, with others between those that are further apart than `block_rows`, at equal distances."""
+    parts = np.maximum(1, -(-np.diff(starts) // block_rows))
+    firsts = np.repeat(np.cumsum(parts) - parts, parts)
+    number = np.arange(len(firsts)) - firsts
+    width = np.repeat(np.diff(starts), parts)
+    return np.append(np.repeat(starts[:-1], parts) + number * width // np.repeat(parts, parts), starts[-1])
 
 
 def cuts_of(lane: int, strands: Strands, first: int, stop: int) -> Iterator[Cut]:

@@ -151,6 +151,8 @@ class BatchSpec(Section):
             reason = "shuffle.rows: false, which keeps the order of rows"
         elif shuffle is not None and shuffle.by is not None:
             reason = "shuffle.by, which keeps runs of rows together"
+        elif shuffle is not None and shuffle.weights is not None:
+            reason = "shuffle.weights, by which rows are drawn"
         if not reason:
             return None
         return f"contradicts {reason}: rows are ordered one by one, by lengths. Remove one of the two"

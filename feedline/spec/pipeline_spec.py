@@ -120,6 +120,8 @@ class PipelineSpec(Section):
         content["batch"] = self.batch.stated_keys(content["batch"])
         if self.source.exclude is None:
             del content["source"]["exclude"]
+        if self.shuffle is not None and self.shuffle.weights is None:
+            del content["shuffle"]["weights"]
         if self.cache is None or self.cache.is_off:
             del content["cache"]
         if self.source.follow is None:
@@ -219,6 +221,10 @@ def json_schema(op_schema: dict[str, Any] | None = None) -> dict[str, Any]:
 _KEYS = tuple(PipelineSpec.model_fields)
 
 
+_WEIGHTS_AND_KEY = (
+    "contradicts `source.row_key`, which a rebase needs: a row that may be drawn again is never delivered for good. "
+    "Remove one of the two"
+)
 _CLASS_NEEDS_CODE = (
     "runs Python code, which needs `allow_code: true`. Write that at the top of pipeline.yaml if you trust everyone "
     "who can write to the file"
@@ -245,6 +251,8 @@ def _validate(document: Document, base_dir: str) -> PipelineSpec:
         problems.add(spec.dedup[0].path, NEEDS_RUNS)
     if spec is not None and (reason := spec.batch.refused_with(spec.shuffle)) is not None:
         problems.add(("batch", "length" if spec.batch.balance is None else "balance"), reason)
+    if spec is not None and spec.shuffle is not None and spec.shuffle.weights is not None and spec.source.row_key:
+        problems.add(("shuffle", "weights"), _WEIGHTS_AND_KEY)
     problems.raise_all()
     if spec is None:
         raise AssertionError("pydantic refused a pipeline without saying why")

@@ -121,12 +121,21 @@ class ShuffleSpec(Section):
     )
     rows: bool = Field(default=True, description="Permute rows within blocks; false permutes splits only.")
     by: NonEmptyString | None = Field(default=None, description="Column whose runs of equal values stay together.")
+    weights: NonEmptyString | None = Field(
+        default=None, description="Column of weights: rows are drawn with replacement, in proportion to it."
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> ShuffleSpec:
         if self.by is not None and not self.rows:
             reason = "`rows: false` permutes splits only, so every run already stays together"
             raise rule_error("by", f"contradicts `rows: false`: {reason}. Remove one of the two")
+        if self.weights is not None and not self.rows:
+            reason = "rows are drawn one by one, whatever their neighbours are"
+            raise rule_error("weights", f"contradicts `rows: false`: {reason}. Remove one of the two")
+        if self.weights is not None and self.by is not None:
+            reason = "a run does not stay together if its rows are drawn one by one"
+            raise rule_error("weights", f"contradicts `by`: {reason}. Remove one of the two")
         return self
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -124,6 +125,19 @@ def test_runs_stay_together(lengths, seed):
     assert np.count_nonzero(np.diff(run)) == len(lengths) - 1
     breaks = np.flatnonzero(np.diff(order) != 1) + 1
     assert set(order[breaks]) <= set(starts.tolist())
+
+
+@given(schedules())
+def test_blocks_end_within_large_splits_where_splits_are_cut(schedule):
+    largest = max(int(np.diff(schedule.lane(lane).borders).max()) for lane in range(schedule.lanes))
+    if schedule.cut_splits:
+        assert largest < 2 * schedule.block_rows
+    whole = replace(schedule, cut_splits=not schedule.cut_splits)
+    assert whole.order.tolist() == schedule.order.tolist()
+    if schedule.split_rows.max() <= schedule.block_rows:  # nothing to cut
+        assert all(
+            whole.lane(lane).borders.tolist() == schedule.lane(lane).borders.tolist() for lane in range(schedule.lanes)
+        )
 
 
 def test_epochs_and_seeds_differ_and_shuffle_off_keeps_the_order():

@@ -249,7 +249,7 @@ ALTERNATIVES = {
     ("features",): "dense categorical sparse label extra",
     ("batch",): "size tail balance max_tokens buckets length longer",
     ("batch", "balance"): "column max",
-    ("shuffle",): "seed window_rows rows by",
+    ("shuffle",): "seed window_rows rows by weights",
     ("cluster",): "threads workers class options autoscale scheduler tls insecure wait_s share window cpu dashboard",
     ("cluster", "tls"): "ca cert key",
     ("cluster", "workers"): "min max",

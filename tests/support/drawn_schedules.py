@@ -30,6 +30,7 @@ def schedules(draw):
         seed=draw(st.integers(0, 2**63 - 1)),
         epoch=draw(st.integers(0, 5)),
         window_rows=draw(st.sampled_from([0, 1, 20, 90, 400])),
+        cut_splits=draw(st.booleans()),
     )
 
 

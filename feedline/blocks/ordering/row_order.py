@@ -7,7 +7,7 @@ of them more than once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import polars as pl
@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 
 from feedline.blocks.ordering.balanced_rows import balanced_rows
 from feedline.blocks.ordering.bucketed_rows import bucketed_rows
-from feedline.blocks.permutation import permuted_rows, run_starts
+from feedline.blocks.permutation import draw_rows, permuted_rows, run_starts
 from feedline.blocks.piece_chunks import column_values
-from feedline.blocks.request import BlockRequest, RowOrder
-from feedline.warehouse.reading.fragment import Chunk
+from feedline.blocks.request import BlockDraws, BlockRequest, RowOrder
+from feedline.errors import DataError
+from feedline.warehouse.reading.fragment import Chunk, Fragment
+from feedline.warehouse.reading.quanta import quanta_of
 
 
 def ordered_rows(
@@ -38,6 +40,10 @@ def ordered_rows(
         assert request.buckets is not None
         of_pieces = [_lengths(order, values(index)) for index in range(len(request.pieces))]
         return bucketed_rows(of_pieces, order.bounds, request.buckets, *request.permutation)
+    if order.kind == "draws":
+        assert request.draws is not None
+        drawn = drawn_rows(request, request.draws, values)
+        return drawn[permuted_rows(len(drawn), None, *request.permutation)]
     starts, rows = list[NDArray[np.int64]](), 0
     for index, piece in enumerate(request.pieces):  # a run ends with its piece
         starts.append(run_starts(values(index)) + rows)
@@ -45,10 +51,39 @@ def ordered_rows(
     return permuted_rows(rows, np.concatenate(starts), *request.permutation)
 
 
+def drawn_rows(request: BlockRequest, draws: BlockDraws, values: Callable[[int], pl.Series]) -> NDArray[np.int64]:
+    """int64 [draws]: the rows that are drawn of those of the pieces, laid end to end, in their order. values: their
+    quanta."""
+    found, first = list[NDArray[np.int64]](), 0
+    for index, (piece, own) in enumerate(zip(request.pieces, draws.pieces, strict=True)):
+        quanta, rows, of_piece = values(index).to_numpy(), 0, list[NDArray[np.int64]]()
+        for position, count in enumerate(own.groups):
+            stop = rows + piece.fragment.rows_of(position)
+            of_piece.append(rows + group_draws(quanta[rows:stop], count, draws.key, piece.fragment, position))
+            rows = stop
+        found.append(first + np.concatenate(of_piece)[own.skip : own.skip + own.rows])
+        first += rows
+    return np.concatenate(found)
+
+
+def group_draws(
+    quanta: NDArray[np.int64], draws: int, key: Sequence[int | str], fragment: Fragment, position: int
+) -> NDArray[np.int64]:
+    """int64 [draws]: the rows that are drawn of a row group of a fragment. quanta: int64 [rows]. key: of the epoch."""
+    return draw_rows(quanta, draws, *key, fragment.path, fragment.row_groups[position])
+
+
 def order_values(order: RowOrder, column: pl.Series) -> pl.Series:
-    """What decides the order of rows, of their values in the order's column: the values, or the lengths of lists (of a
-    null 0)."""
-    return column.list.len().fill_null(0) if order.by_length else column
+    """What decides the order of rows, of their values in the order's column: the values, the lengths of lists (of a
+    null 0), or quanta. Raises DataError for weights that are none."""
+    if order.by_length:
+        return column.list.len().fill_null(0)
+    if order.kind == "runs":
+        return column
+    try:
+        return pl.Series(order.column, quanta_of(column))
+    except ValueError as error:
+        raise DataError(f"weights in column {order.column!r} {error}. Leave such rows out with source.where") from error
 
 
 def chunk_order(order: RowOrder, chunk: Chunk) -> pl.Series:

@@ -20,8 +20,9 @@ def row_groups_read_twice(plan: Plan, schedule: Schedule) -> Iterator[int]:
     if isinstance(schedule, BucketSchedule):
         yield from np.repeat(np.arange(len(plan.selection.rows)), np.maximum(schedule.readers() - 1, 0)).tolist()
         return
-    ends = np.cumsum(plan.selection.rows, dtype=np.int64)  # of row groups, in the table's order
-    split_starts = np.cumsum(plan.split_rows) - plan.split_rows
+    rows = plan.remaining_rows(0)
+    ends = np.cumsum(rows, dtype=np.int64)  # of row groups, in the table's order
+    split_starts = (ends - rows)[plan.splits.first_row_group]
     for lane in range(1, schedule.lanes):
         border = schedule.lane_bounds(lane)[0]
         if border in (0, schedule.rows):

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from feedline.commands.display.dedup_table import group_lines
 from feedline.commands.plan.cached import cache_facts, cache_text
+from feedline.commands.plan.drawn_rows import draw_facts, draws_text
 from feedline.commands.plan.excluded import excluded_facts, excluded_stage, excluded_text
 from feedline.commands.plan.followed import followed_facts, followed_text
 from feedline.commands.plan.lane_borders import row_groups_read_twice
@@ -59,8 +60,7 @@ def describe(plan: Plan, *, world_size: int, rows_per_s: float = 0.0) -> dict[st
     snapshot, selection = plan.snapshot, plan.selection
     schedule = plan.schedule(0)
     table_bytes = _table_bytes(snapshot)
-    lanes_per_rank = plan.lanes // world_size
-    cluster = plan.spec.cluster
+    lanes_per_rank, cluster = plan.lanes // world_size, plan.spec.cluster
     threads = feeder_threads(plan.spec, cores=available_cores()) * cluster.most_workers
     block_bytes = row_bytes(plan) * int(np.diff(schedule.lane(0).borders).max())
     fewest, most = window_bounds(schedule.open_blocks(range(lanes_per_rank)), threads, block_bytes, cluster.window)
@@ -111,6 +111,7 @@ def describe(plan: Plan, *, world_size: int, rows_per_s: float = 0.0) -> dict[st
         "identities": _identity_facts(plan),
         "scheduler": _scheduler_facts(plan, schedule, world_size, rows_per_s),
         "cache": cache_facts(plan, row_bytes(plan)),
+        **({} if plan.weights is None else {"weights": draw_facts(plan, plan.weights)}),
         **({} if (lengths := describe_lengths(plan)) is None else {"lengths": lengths}),
         **({} if (groups := describe_groups(plan)) is None else {"dedup": groups}),
     }
@@ -283,6 +284,8 @@ def _run_rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "rows", f"{facts['rows']:,}, of which {facts['rows_dropped']:,} dropped (tail: {facts['tail']})"
     yield "steps", f"{facts['steps']:,} on each of {facts['world_size']} ranks"
     yield from length_rows(facts["lengths"], batch) if "lengths" in facts else [("batch", batch)]
+    if "weights" in facts:
+        yield "drawn", draws_text(facts["weights"])
     yield "work", _work_text(facts)
     yield "memory per rank", f"{in_flight} of {memory['budget_bytes']:,}{fewer}"
     yield "row identities", _identities_text(facts["identities"])

@@ -203,6 +203,12 @@ def heat_strip(shares: tuple[float, ...]) -> str:
 
 def describe_shuffle(plan: Plan, *, world_size: int) -> dict[str, Any]:
     """Describe the quality of the plan's shuffle and of two other settings, as plain values."""
+    if plan.weights is not None:
+        raise plan.spec.error(
+            ("shuffle", "weights"),
+            "draws rows, so that there is no true shuffle to compare with. Measure without it: "
+            "the windows mix draws as they mix rows",
+        )
     settings = [asdict(measure_shuffle(name, each, world_size=world_size)) for name, each in alternatives(plan)]
     width = row_bytes(plan)
     return {

@@ -14,7 +14,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from feedline.blocks.ordering.row_order import order_values, ordered_rows
+from feedline.blocks.ordering.row_order import group_draws, order_values, ordered_rows
+from feedline.blocks.permutation import permuted_rows
 from feedline.blocks.request import RowOrder
 from feedline.planning.plan import Plan, left_out
 from feedline.planning.rows.kept_rows import read_kept_rows
@@ -68,6 +69,8 @@ class StepRows:
         """The order of a block's rows; None in plan order."""
         order = self.plan.job.ordering
         request = self.plan.request(block, self.epoch)
+        if request.draws is not None and request.permutation is not None:
+            return permuted_rows(request.rows, None, *request.permutation)  # of the draws, which `locate` finds
         return ordered_rows(order, request, lambda index: self._order_values(block.pieces[index], order))
 
     def locate(self, split: Int64s, row: Int64s) -> tuple[Int64s, Int64s]:
@@ -112,12 +115,24 @@ class StepRows:
         return np.repeat(groups, self._remaining[groups]), kept
 
     def _kept_rows(self, group: int) -> Int64s:
-        """The kept indices of the rows of a row group that the epoch delivers: all, except in a rebased epoch."""
+        """The kept indices of the rows of a row group that the epoch delivers: all, unless it is a rebased one, or they
+        are drawn."""
         kept = int(self.plan.selection.rows[group])
+        if self.plan.weights is not None:
+            return self._drawn(group, int(self._remaining[group]))
         if self._rest is None:
             return np.arange(kept)
         selected = ~self.plan.selection.excluded_mask(group)
         return np.flatnonzero(~left_out(self.plan, group, self.epoch)[selected])
+
+    def _drawn(self, group: int, draws: int) -> Int64s:
+        """The kept indices of the rows of a row group that the epoch draws."""
+        plan, order = self.plan, self.plan.job.ordering
+        if not draws or order is None:
+            return np.zeros(0, np.int64)
+        column = read_kept_rows(plan, group, [order.column]).frame.get_column(order.column)
+        fragment = plan.selection.fragment(plan.snapshot, np.array([group]))
+        return group_draws(order_values(order, column).to_numpy(), draws, (plan.seed, self.epoch), fragment, 0)
 
     def _order_values(self, piece: Piece, order: RowOrder | None) -> pl.Series:
         """What orders a piece's rows."""

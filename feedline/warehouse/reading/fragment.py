@@ -104,6 +104,10 @@ class Fragment:
             excluded=() if excluded is None else (excluded,),
         )
 
+    def rows_of(self, position: int) -> int:
+        """The kept rows of a row group, without those that are excluded."""
+        return self.expected[position] - (count_excluded(self.excluded[position]) if self.excluded else 0)
+
     def proofs_of(self, position: int) -> int:
         return self.proofs[position] if self.proofs else 0
 

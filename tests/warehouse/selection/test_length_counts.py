@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from feedline.expressions import bind_where
-from feedline.warehouse.selection import length_counts
-from feedline.warehouse.selection.length_counts import count_lengths, length_task
+from feedline.warehouse.selection import row_measures
+from feedline.warehouse.selection.length_counts import count_lengths
+from feedline.warehouse.selection.row_measures import measure_task
 from feedline.warehouse.selection.select import select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot
@@ -81,9 +82,9 @@ def test_counts_are_kept_under_all_that_decides_them(table: Any, tmp_path: Path,
 
 
 def test_an_interrupted_count_goes_on(table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(length_counts, "_TASK_ROWS", 100)
-    monkeypatch.setattr(length_counts, "FIRST_TASKS", 1)
-    monkeypatch.setattr(length_counts, "next_tasks", lambda tasks, seconds: 1)
+    monkeypatch.setattr(row_measures, "_TASK_ROWS", 100)
+    monkeypatch.setattr(row_measures, "FIRST_TASKS", 1)
+    monkeypatch.setattr(row_measures, "next_tasks", lambda tasks, seconds: 1)
     snapshot, done = snapshot_of(table[0]), []
 
     def failing(function: Any, tasks: Any) -> Any:
@@ -104,12 +105,12 @@ def test_an_interrupted_count_goes_on(table: Any, tmp_path: Path, monkeypatch: p
     assert (found.rows == counted(snapshot, tmp_path / "other").rows).all()
     groups = sum(len(fragment.row_groups) for task in counted_again for fragment in task.fragments)
     assert 0 < groups < GROUPS
-    assert length_task(counted_again[0]).shape[1] == len(BOUNDS) + 3
+    assert measure_task(counted_again[0]).shape[1] == len(BOUNDS) + 3
 
 
 def test_damaged_counts_are_made_again(table: Any, tmp_path: Path):
     snapshot = snapshot_of(table[0])
     first = counted(snapshot, tmp_path)
-    [path] = (tmp_path / "lengths").glob("*.arrow")
+    [path] = (tmp_path / "measures").glob("*.arrow")
     path.write_bytes(path.read_bytes()[:-9])
     assert (counted(snapshot, tmp_path).rows == first.rows).all()
