@@ -48,6 +48,18 @@ from feedline.spec.sections import (
     section_at,
 )
 from feedline.spec.source_section import SourceSpec
+from feedline.spec.sources_section import (
+    MixSpec,
+    OnlySource,
+    Sources,
+    canonical_features,
+    check_sources,
+    grouped_entries,
+    plain_source,
+    read_source_features,
+    rows_of_sources,
+)
+from feedline.spec.sources_section import features_of as source_features
 from feedline.spec.yaml_document import MAX_BYTES, read_document
 
 DICT_NAME = "pipeline"  # in errors about a mapping, where a file would have its name
@@ -64,7 +76,9 @@ class PipelineSpec(Section):
         validate_default=True,
         description="Folder or URI for snapshots, counts and artifacts, shared between the hosts of a job.",
     )
-    source: SourceSpec = Field(description="The table and its rows.")
+    only_source: OnlySource = Field(default=None, alias="source", description="The table and its rows.")
+    sources: Sources = Field(default=(), description="Several tables, instead, whose rows each step mixes.")
+    mix: MixSpec | None = Field(default=None, description="How several sources are mixed.")
     features: Annotated[tuple[FeatureSpec, ...], SkipValidation, WithJsonSchema({})]
     dedup: Annotated[tuple[DedupSpec, ...], SkipValidation, WithJsonSchema({})] = ()
     batch: BatchSpec = Field(description="How rows become batches.")
@@ -89,6 +103,59 @@ class PipelineSpec(Section):
 
     _document: Document = PrivateAttr(default_factory=lambda: Document(file="<pipeline>", value=None))
     _base_dir: str = PrivateAttr(default="")
+    _whole: PipelineSpec | None = PrivateAttr(default=None)
+    _index: int = PrivateAttr(default=0)
+
+    @property
+    def source(self) -> SourceSpec:
+        """The source of a pipeline with one. Raises SpecError, with the names, where there are several."""
+        if self.only_source is None:
+            names = ", ".join(source.name for source in self.sources)
+            raise self.error(("sources",), f"this reads one table: got the sources {names}. Name one with --source")
+        return self.only_source
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether there are `sources`."""
+        return self.only_source is None
+
+    @property
+    def whole(self) -> PipelineSpec:
+        """The pipeline that this one is a source of; itself, if it is none."""
+        return self if self._whole is None else self._whole
+
+    @property
+    def source_name(self) -> str | None:
+        """The name of the source that this pipeline reads alone; None if it is not one of several."""
+        return None if self._whole is None else self._whole.sources[self._index].name
+
+    def per_source(self) -> tuple[PipelineSpec, ...]:
+        """A pipeline for each source, with its features and its rows of a step; of one `source`, this one."""
+        if not self.is_mixed:
+            return (self,)
+        rows = rows_of_sources(self.sources, self.batch.size)
+        return tuple(self._of_source(index, rows[index]) for index in range(len(self.sources)))
+
+    def for_source(self, name: str) -> PipelineSpec:
+        """The pipeline of the source of this name. Raises SpecError for an unknown one."""
+        names = [source.name for source in self.sources]
+        if name not in names:
+            raise self.error(("sources",) if self.is_mixed else ("source",), unknown_message("source", name, names))
+        return self.per_source()[names.index(name)]
+
+    def _of_source(self, index: int, rows: int) -> PipelineSpec:
+        source = self.sources[index]
+        spec = self.model_copy(
+            update={
+                "only_source": plain_source(source),
+                "sources": (),
+                "mix": None,
+                "features": source_features(self.features, source),
+                "batch": self.batch.model_copy(update={"size": rows}),
+            }
+        )
+        spec._whole, spec._index = self, index
+        return spec
 
     @property
     def file(self) -> str:
@@ -108,6 +175,8 @@ class PipelineSpec(Section):
 
     def error(self, path: Path, message: str) -> SpecError:
         """A SpecError "FILE:LINE:COL: features.dense.price[1]: message", or with the override instead of the line."""
+        if self._whole is not None and path[:1] == ("source",):
+            path = ("sources", self._index, *path[1:])
         return self._document.error(path, message)
 
     def canonical(self) -> str:
@@ -117,6 +186,12 @@ class PipelineSpec(Section):
             content["dedup"] = {group.name: {"columns": group.columns} for group in self.dedup}
         content["features"] = [[feature.group, feature.name, feature.long_form()] for feature in self.features]
         content["shuffle"] = content["shuffle"] or "off"
+        if self.is_mixed:
+            del content["source"]
+            for entry, source in zip(content["sources"], self.sources, strict=True):
+                entry["features"] = canonical_features(source.features)
+        else:
+            del content["sources"], content["mix"]
         if self.cache is None or self.cache.is_off:
             del content["cache"]
         if self.artifacts.shared is None:
@@ -134,9 +209,10 @@ class PipelineSpec(Section):
         """The spec of a canonical text; errors name `file`, without lines and columns."""
         try:
             content = json.loads(text)
-            groups: dict[str, dict[str, Any]] = {}
-            for group, name, body in content["features"]:
-                groups.setdefault(group, {})[name] = body
+            groups = grouped_entries(content["features"])
+            for source in content.get("sources", ()):
+                own = grouped_entries(source.pop("features"))
+                source |= {"features": own} if own else {}
         except (ValueError, KeyError, TypeError) as error:
             raise SpecError(f"{file}: not the canonical text of a pipeline: {error!r}") from error
         return _validate(Document(file=file, value={**content, "features": groups}), posixpath.abspath(""))
@@ -211,7 +287,7 @@ def json_schema(op_schema: dict[str, Any] | None = None) -> dict[str, Any]:
     return document_schema(PipelineSpec, op_schema)
 
 
-_KEYS = tuple(PipelineSpec.model_fields)
+_KEYS = tuple(keys_of(PipelineSpec))
 
 
 _CLASS_NEEDS_CODE = (
@@ -226,6 +302,8 @@ def _validate(document: Document, base_dir: str) -> PipelineSpec:
     if "features" in content:
         code = base_dir if content.get("allow_code") is True else None
         content = {**content, "features": read_features(document, problems, code)}
+        if "sources" in content:
+            content["sources"] = read_source_features(document, content["features"], problems, code)
     if "dedup" in content:
         content = {**content, "dedup": read_groups(document, problems)}
     spec: PipelineSpec | None = None
@@ -238,12 +316,27 @@ def _validate(document: Document, base_dir: str) -> PipelineSpec:
         problems.add(("cluster", "class"), _CLASS_NEEDS_CODE)
     if spec is not None and spec.dedup and spec.shuffle is not None and spec.shuffle.rows and spec.shuffle.by is None:
         problems.add(spec.dedup[0].path, NEEDS_RUNS)
+    _check_sources(spec, content, problems)
     problems.raise_all()
     if spec is None:
         raise AssertionError("pydantic refused a pipeline without saying why")
     spec._document = document
     spec._base_dir = base_dir
     return spec
+
+
+def _check_sources(spec: PipelineSpec | None, content: Mapping[str, Any], problems: Problems) -> None:
+    """Add what is wrong with `source`, `sources` and `mix` together."""
+    if "source" in content and "sources" in content:
+        message = "a pipeline has one of source, sources: got both. Add the table of `source` to the list, or remove one"
+        problems.add(("sources",), message, key=True)
+    elif "source" not in content and "sources" not in content:
+        message = "missing key: expected a value. The table and its rows"
+        problems.add(("source",), f"{message}. Several tables are a list of `sources`")
+    elif "source" in content and content.get("mix") is not None:
+        problems.add(("mix",), "has no meaning with one source: expected `sources`. Remove it", key=True)
+    elif spec is not None and spec.is_mixed:
+        check_sources(spec.sources, spec.batch, problems)
 
 
 def _add_problem(detail: ErrorDetails, document: Document, problems: Problems) -> None:

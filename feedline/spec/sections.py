@@ -204,6 +204,8 @@ def keys_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
 def section_at(model: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] | None:
     """The model of the mapping at `path` below `model`; None where there is none."""
     for part in path:
+        if isinstance(part, int):
+            continue  # an item of a list of sections
         fields = keys_of(model)
         kind = fields[part].annotation if part in fields else None
         types = [item for item in (kind, *getattr(kind, "__args__", ())) if isinstance(item, type)]
