@@ -42,7 +42,7 @@ from feedline.errors import CorruptFileError
 from feedline.transforms.compile.fit_requests import describe_chain
 from feedline.transforms.learning.learner import Artifact, FitRequest, Reading
 from feedline.warehouse.reading.sample import Sample
-from feedline.warehouse.reading.seen_rows import TableRows, rows_seen
+from feedline.warehouse.reading.seen_rows import TableRows, rows_seen_by_any
 from feedline.warehouse.storage.locations import Location, absolute, join, locate, redact
 from feedline.warehouse.storage.retry import with_retries
 
@@ -95,6 +95,7 @@ class Fit:
     key: see `FitRequest`. op, version, parameters: the op that was fitted. types: the columns it was learnt from, with
     their Arrow types. depends: the fits upstream in its chain, with the digests of their artifacts. shown: a readable
     summary of the artifact. digest: of the artifact. behind: see `FitRequest`; empty in manifests of earlier versions.
+    also_on: rows of further sources of the pipeline.
     """
 
     key: str
@@ -111,6 +112,7 @@ class Fit:
     table: TableFile | None
     digest: str
     behind: tuple[str, ...] = ()
+    also_on: tuple[FitOrigin, ...] = ()
 
     @property
     def call(self) -> str:
@@ -178,12 +180,14 @@ class StoredArtifactSet:
         return replace(self.ref, readings=readings or self.ref.readings, request=None)
 
     def seen_rows(self, key: str) -> bool | str:
-        """Which of the job's rows a fit has seen, see `rows_seen`; a fit still to be made will have seen all."""
+        """Which of the job's rows a fit has seen, see `rows_seen_by_any`; a fit still to be made will have seen all."""
         if not self.ref.out_of_fold or self.ref.rows is None:
             return self.ref.out_of_fold
         manifest = self.manifest
         fit = None if manifest is None else manifest.fits.get(key)
-        return True if fit is None else rows_seen(fit.fitted_on.table_rows, self.ref.rows)
+        if fit is None:
+            return True
+        return rows_seen_by_any([origin.table_rows for origin in (fit.fitted_on, *fit.also_on)], self.ref.rows)
 
     @property
     def manifest(self) -> Manifest | None:
@@ -326,6 +330,9 @@ def save_manifest(folder: str, fitted_artifacts: Iterable[FittedArtifact]) -> Ma
             _artifacts.setdefault(one.fit.digest, one.artifact)
     # as pairs, whose order `sort_keys` does not change
     entries = [{**asdict(fit), "shown": list(fit.shown.items())} for fit in fits.values()]
+    for entry in entries:
+        if not entry["also_on"]:
+            del entry["also_on"]
     body = {"format": FORMAT, "fits": entries}
     content = json.dumps(body, sort_keys=True, indent=1).encode()
     digest = artifact_files.content_digest(content)
@@ -388,7 +395,8 @@ def _load_manifest(folder: str, digest: str) -> Manifest:
                 **entry,
                 "features": tuple(entry["features"]),
                 "behind": tuple(entry.get("behind", ())),
-                "fitted_on": FitOrigin(**{**entry["fitted_on"], "named": tuple(entry["fitted_on"].get("named", ()))}),
+                "fitted_on": _origin(entry["fitted_on"]),
+                "also_on": tuple(map(_origin, entry.get("also_on", ()))),
                 "shown": dict(entry["shown"]),
                 "table": None if entry["table"] is None else TableFile(**entry["table"]),
             }
@@ -396,6 +404,10 @@ def _load_manifest(folder: str, digest: str) -> Manifest:
         for entry in body["fits"]
     ]
     return Manifest(digest=digest, fits={fit.key: fit for fit in fits})
+
+
+def _origin(entry: Mapping[str, Any]) -> FitOrigin:
+    return FitOrigin(**{**entry, "named": tuple(entry.get("named", ()))})
 
 
 def _load_table(folder: str, file: TableFile) -> pa.Table:

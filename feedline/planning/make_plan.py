@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from decimal import Decimal
+from fractions import Fraction
 
 import pyarrow as pa
 
@@ -96,6 +97,8 @@ def make_plan(
         skipped=load_skipped(spec.work_dir, snapshot.id),
         rebase=rebase,
         version=newest_version(spec.shuffle),
+        salt=() if spec.source_name is None else (spec.source_name,),
+        share=Fraction(spec.batch.size, spec.whole.batch.size),
     )
 
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.blocks.environment import environment_text
+from feedline.blocks.environment import Environment, environment_text
 from feedline.blocks.request import BlockRequest, Job, PieceRequest
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.state import rebased_state
@@ -35,7 +36,9 @@ from feedline.planning.mixing import (
 )
 from feedline.planning.plan_version import PLAN_VERSION, newest_version
 from feedline.planning.schedule import Block, Piece, Schedule
+from feedline.planning.sources.source_passes import PassPlace
 from feedline.spec.expectations import OnExpect
+from feedline.spec.features import FeatureSpec
 from feedline.warehouse.bad_files import BadFile
 from feedline.warehouse.reading.fragment import Fragment, fragment_at
 from feedline.warehouse.rebase.remaining_rows import Rebase
@@ -47,7 +50,8 @@ class Plan(BoundTable):
     """A resolved pipeline, independent of epoch and rank.
 
     With a `rebase`, one epoch is only its remaining rows; all others are whole. version: see `plan_version`.
-    resumed_window: that of the run that is continued (None: a new run's, which bytes choose).
+    resumed_window: that of the run that is continued (None: a new run's, which bytes choose). salt: of permutations,
+    the name of one of several sources; share: the part of a lane's rows of a step that this source has.
     """
 
     layout: SlotLayout
@@ -56,6 +60,8 @@ class Plan(BoundTable):
     rebase: Rebase | None = None
     version: int = PLAN_VERSION
     resumed_window: MixingWindow | None = None
+    salt: tuple[str, ...] = ()
+    share: Fraction = Fraction(1)
 
     @property
     def name(self) -> str:
@@ -82,7 +88,8 @@ class Plan(BoundTable):
     @cached_property
     def sizes(self) -> BlockSizes:
         """The rows of splits, blocks and windows."""
-        return block_sizes(self.spec.source, self.spec.shuffle, self.lanes, self.version, self.window, self.row_bytes)
+        shuffle, window, nbytes = self.spec.shuffle, self.window, self.row_bytes
+        return block_sizes(self.spec.source, shuffle, self.lanes, self.version, window, nbytes, self.share)
 
     @cached_property
     def splits(self) -> Splits:
@@ -111,8 +118,12 @@ class Plan(BoundTable):
     def without_gaps(self) -> Plan:
         """This plan. Raises DataError where a whole epoch is certain to meet a null that a feature cannot hold."""
         if self.gaps.nulls and self.rebase is None:
-            self.gaps.refuse(self._schedule(0, self.split_rows, None).rows_dropped)
+            self.gaps.refuse(self.whole_schedule.rows_dropped)
         return self
+
+    def null_warnings(self) -> list[str]:
+        """Of nulls that features cannot hold."""
+        return self.gaps.warnings()
 
     def rest(self, epoch: int) -> Rebase | None:
         """The rebase of an epoch; None for a whole epoch."""
@@ -135,6 +146,7 @@ class Plan(BoundTable):
             "batch_size": self.spec.batch.size,
             "tail": self.spec.batch.tail,
             **({} if self.rebase is None else {"rebase": self.rebase.id}),
+            **({} if not self.salt else {"salt": self.salt, "share": str(self.share)}),
         }
         if self.sample is not None:
             facts["sample"] = asdict(self.sample.sample)
@@ -149,6 +161,11 @@ class Plan(BoundTable):
     def needs_artifacts(self) -> bool:
         """Whether features use what a fit, a file or an array holds: another artifact set would make another plan."""
         return bool(self.features.missing_fits or self.job.artifacts.readings or self.job.artifacts.manifest)
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether no fit is missing."""
+        return not self.features.missing_fits
 
     @property
     def on_expect(self) -> OnExpect:
@@ -175,8 +192,35 @@ class Plan(BoundTable):
             seed=self.seed,
             epoch=epoch,
             first_step=0 if rest is None else rest.first_step,
-            salt=() if rest is None else (rest.id,),
+            salt=self.salt if rest is None else (*self.salt, rest.id),
         )
+
+    @cached_property
+    def whole_schedule(self) -> Schedule:
+        """The schedule of a whole epoch, the first."""
+        return self._schedule(0, self.split_rows, None)
+
+    @property
+    def sources(self) -> tuple[Plan, ...]:
+        """The plan of each source."""
+        return (self,)
+
+    @property
+    def feature_specs(self) -> tuple[FeatureSpec, ...]:
+        """The features, with their expectations."""
+        return self.job.features
+
+    def places(self, epoch: int, step: int) -> tuple[PassPlace, ...]:
+        """The position of each source before a step."""
+        return (PassPlace(number=epoch, step=step),)
+
+    def with_sources(self, sources: tuple[Plan, ...]) -> Plan:
+        """The plan of these sources in place of its own."""
+        return sources[0]
+
+    def in_environment(self, environment: Environment) -> Plan:
+        """This plan for workers of another environment."""
+        return replace(self, job=replace(self.job, environment=environment))
 
     @property
     def jobs(self) -> tuple[Job, ...]:
@@ -195,9 +239,10 @@ class Plan(BoundTable):
             request, piece_bytes = self._piece(piece, rest)
             pieces.append(request)
             nbytes += piece_bytes
-        salt = () if rest is None else (rest.id,)
-        key = ("rows", self.seed, epoch, block.lane, block.index, *salt) if shuffle and shuffle.rows else None
-        return BlockRequest(pieces=tuple(pieces), rows=block.rows, permutation=key, nbytes=nbytes, epoch=epoch)
+        salt = self.salt if rest is None else (*self.salt, rest.id)
+        key: tuple[int | str, ...] = ("rows", self.seed, epoch, block.lane, block.index, *salt)
+        permutation = key if shuffle and shuffle.rows else None
+        return BlockRequest(pieces=tuple(pieces), rows=block.rows, permutation=permutation, nbytes=nbytes, epoch=epoch)
 
     @property
     def snapshot_name(self) -> str:
@@ -206,7 +251,7 @@ class Plan(BoundTable):
 
     def facts(self) -> PlanFacts:
         """The facts that a trainer needs; `steps` and rows are those of a whole epoch."""
-        schedule = self._schedule(0, self.split_rows, None)
+        schedule = self.whole_schedule
         return PlanFacts(
             snapshot=self.snapshot_name,
             plan=self.fingerprint,

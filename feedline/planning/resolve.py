@@ -24,12 +24,15 @@ from feedline.planning.agreement import RunStart, choose_once
 from feedline.planning.artifact_choice import resolve_artifacts
 from feedline.planning.binding.fitted_artifacts import artifact_set_key, artifacts_dir
 from feedline.planning.binding.selected_rows import bound_sample, bound_where
-from feedline.planning.binding.table_features import planned_schema
+from feedline.planning.binding.table_features import served_schema
 from feedline.planning.make_plan import make_plan
 from feedline.planning.plan import Plan
 from feedline.planning.rebase import rebase, require_comparable
 from feedline.planning.schedule import rank_lanes
 from feedline.planning.skip_bad_files import Take, good_snapshot
+from feedline.planning.sources.make_mixed_plan import FrozenSource, plan_sources
+from feedline.planning.sources.mixed_plan import RunPlan
+from feedline.planning.sources.source_passes import PassPlace
 from feedline.planning.table_snapshot import as_read, fresh_snapshot, snapshot_of_source
 from feedline.spec import PipelineSpec
 from feedline.warehouse.bad_files import save_skipped
@@ -38,8 +41,15 @@ from feedline.warehouse.selection.select import Selection, select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.parallel import Map
 
-# Fits what is missing on a snapshot and returns the manifest of the artifact set.
-Fit = Callable[[Snapshot], str | None]
+# Fits what is missing on the snapshot of each source and returns the manifest of the artifact set.
+Fit = Callable[[Sequence[Snapshot]], str | None]
+
+
+def current_snapshots(
+    spec: PipelineSpec, *, take: Take = snapshot_of_source, map: Map | None = None
+) -> tuple[Snapshot, ...]:
+    """The snapshot of each source, as `current_snapshot`."""
+    return tuple(current_snapshot(each, take=take, map=map) for each in spec.per_source())
 
 
 def current_snapshot(spec: PipelineSpec, *, take: Take = snapshot_of_source, map: Map | None = None) -> Snapshot:
@@ -70,8 +80,14 @@ def start_of(hello: Hello, *, job: str) -> RunStart:
 
 
 def resolve_hello(
-    spec: PipelineSpec, hello: Hello, *, start: RunStart, fit: Fit, map: Map | None = None, plans: Sequence[Plan] = ()
-) -> Plan:
+    spec: PipelineSpec,
+    hello: Hello,
+    *,
+    start: RunStart,
+    fit: Fit,
+    map: Map | None = None,
+    plans: Sequence[RunPlan] = (),
+) -> RunPlan:
     """The plan that a trainer's hello asks for: its state's, or one that all ranks of its start agree on.
 
     start: takes what is agreed on, for `verify_agreement`. plans: of the spec, for other ranks in this process. One on
@@ -83,88 +99,103 @@ def resolve_hello(
     lanes = spec.lanes or hello.lanes or hello.world_size
     rank_lanes(lanes, hello.rank, hello.world_size)
     plan_id, features = hello.plan, hello.features
-    taken: Snapshot | None = None
+    taken: tuple[Snapshot, ...] | None = None
     if hello.rebase is not None:
         name, plan_id = _agreed_rebase(spec, hello.rebase, start, map)  # the hello's is that before the rebase
     elif hello.snapshot is not None:
         name = hello.snapshot
     else:
-        name, taken = _agreed_snapshot(spec, start, map)
+        name, taken = _agreed_snapshots(spec, start, map)
     plans = [each for each in plans if (each.snapshot_name, each.lanes) == (name, lanes)]
     plan = next((each for each in plans if features == each.features_fingerprint or not each.needs_artifacts), None)
     if plan is None:
         alike = next(iter(plans), None)
         if alike is not None:
-            snapshot, rest = alike.snapshot, alike.rebase
+            frozen = [FrozenSource.of(each) for each in alike.sources]
         else:
-            snapshot, rest = _load_named(spec, name) if taken is None else (taken, None)
-        plan = resolve_snapshot(
-            spec, snapshot, lanes=lanes, rebase=rest, fit=fit, map=map, start=start, features=features, alike=alike
-        )
-        plan = next((each for each in plans if each.job.artifacts == plan.job.artifacts), plan)
+            frozen = _load_named(spec, name) if taken is None else [FrozenSource(snapshot=each) for each in taken]
+        plan = resolve_frozen(spec, frozen, lanes=lanes, fit=fit, map=map, start=start, features=features)
+        artifacts = [job.artifacts for job in plan.jobs]
+        plan = next((each for each in plans if [job.artifacts for job in each.jobs] == artifacts), plan)
     plan = plan.matching(plan_id)
     _refuse_other_plan(plan, {"plan": plan_id, "features": features})
     return plan
 
 
-def resolve_state(spec: PipelineSpec, state: Mapping[str, Any], *, fit: Fit, map: Map | None = None) -> Plan:
+def resolve_state(spec: PipelineSpec, state: Mapping[str, Any], *, fit: Fit, map: Map | None = None) -> RunPlan:
     """The plan that a state belongs to. Raises StateError where it is of another plan or other features."""
     fields = checked_state(state)
     _refuse_other_settings(spec, fields)
-    snapshot, rest = _load_named(spec, fields["snapshot"])
-    lanes, features = fields["lanes"], fields["features"]
-    plan = resolve_snapshot(spec, snapshot, lanes=lanes, rebase=rest, fit=fit, map=map, features=features)
+    frozen, lanes, features = _load_named(spec, fields["snapshot"]), fields["lanes"], fields["features"]
+    plan = resolve_frozen(spec, frozen, lanes=lanes, fit=fit, map=map, features=features)
     plan = plan.matching(fields["plan"])
     _refuse_other_plan(plan, fields)
     return plan
 
 
-def resolve_rebase(spec: PipelineSpec, state: Mapping[str, Any], *, map: Map | None = None) -> Plan:
-    """The plan of a state's run on the table as it is now, of the state's version; see `Pipeline.rebase`."""
+def resolve_rebase(spec: PipelineSpec, state: Mapping[str, Any], *, map: Map | None = None) -> RunPlan:
+    """The plan of a state's run on the tables as they are now, of the state's version; see `Pipeline.rebase`. A source
+    whose table has not changed stays as it is."""
     fields = checked_state(state)
     _refuse_other_settings(spec, fields)
-    before, rest = _load_named(spec, fields["snapshot"])
-    old = make_plan(spec, before, lanes=fields["lanes"], map=map, rebase=rest).matching(fields["plan"])
+    old = plan_sources(spec, _load_named(spec, fields["snapshot"]), lanes=fields["lanes"], map=map)
+    old = old.matching(fields["plan"])
     _refuse_other_plan(old, {"plan": fields["plan"]})
     epoch, step = fields["epoch"], fields["step"]
     if step >= old.schedule(epoch).steps:
         epoch, step = epoch + 1, 0
-    snapshot = current_snapshot(spec, take=fresh_snapshot, map=map)
-    if snapshot.id == old.snapshot.id:
+    places = old.places(epoch, step)
+    snapshots = current_snapshots(spec, take=fresh_snapshot, map=map)
+    if [each.id for each in snapshots] == [each.snapshot.id for each in old.sources]:
         return old
+    new = old.sources
+    for index, (each, snapshot, place) in enumerate(zip(old.sources, snapshots, places, strict=True)):
+        if snapshot.id != each.snapshot.id:
+            new = (*new[:index], _rebased(each, snapshot, place, map), *new[index + 1 :])
+    return old.with_sources(new)
+
+
+def _rebased(old: Plan, snapshot: Snapshot, place: PassPlace, map: Map | None) -> Plan:
+    """The plan of a source on a newer snapshot, without the rows that its pass has delivered."""
     require_comparable(old, snapshot)
-    new = make_plan(spec, snapshot, lanes=old.lanes, map=map).at(old.version, old.window)
-    rest = rebase(old, new, epoch=epoch, step=step, map=map)
-    rest.save(spec.work_dir)
+    new = make_plan(old.spec, snapshot, lanes=old.lanes, map=map).at(old.version, old.window)
+    rest = rebase(old, new, epoch=place.number, step=place.step, began=place.began, map=map)
+    rest.save(old.spec.work_dir)
     return replace(new, rebase=rest)
 
 
-def resolve_snapshot(
+def resolve_frozen(
     spec: PipelineSpec,
-    snapshot: Snapshot,
+    frozen: Sequence[FrozenSource],
     *,
     lanes: int,
     fit: Fit,
-    rebase: Rebase | None = None,
     map: Map | None = None,
     start: RunStart | None = None,
     features: str | None = None,
-    alike: Plan | None = None,
-) -> Plan:
-    """A plan on a snapshot, with every artifact that its features need. features: the fingerprint of a state. alike:
-    another plan of the spec on this snapshot."""
-    selection = None if alike is None else alike.selection
+) -> RunPlan:
+    """A plan on the snapshot of each source, with every artifact that its features need. features: the fingerprint of a
+    state."""
 
-    def plan_with(artifacts: ArtifactSetRef | None = None) -> Plan:
-        return make_plan(spec, snapshot, lanes=lanes, map=map, rebase=rebase, artifacts=artifacts, selection=selection)
+    def plan_with(artifacts: ArtifactSetRef | None = None) -> RunPlan:
+        return plan_sources(spec, frozen, lanes=lanes, map=map, artifacts=artifacts)
 
-    plan = resolve_artifacts(plan_with(), plan_with, lambda: fit(snapshot), start=start, features=features)
+    snapshots = [each.snapshot for each in frozen]
+    plan = resolve_artifacts(plan_with(), plan_with, lambda: fit(snapshots), start=start, features=features)
     return _with_recorded_types(plan)
 
 
-def preview_plan(spec: PipelineSpec, snapshot: Snapshot, *, lanes: int, map: Map | None = None) -> Plan:
-    """A plan on a snapshot with the artifacts that exist, enough to compute rows and steps."""
-    return _with_recorded_types(make_plan(spec, snapshot, lanes=lanes, map=map), fill=True)
+def resolve_snapshots(
+    spec: PipelineSpec, snapshots: Sequence[Snapshot], *, lanes: int, fit: Fit, map: Map | None = None
+) -> RunPlan:
+    """The plan of a new run on the snapshot of each source, with every artifact that its features need."""
+    return resolve_frozen(spec, [FrozenSource(snapshot=each) for each in snapshots], lanes=lanes, fit=fit, map=map)
+
+
+def preview_plan(spec: PipelineSpec, snapshots: Sequence[Snapshot], *, lanes: int, map: Map | None = None) -> RunPlan:
+    """A plan on the snapshot of each source with the artifacts that exist, enough to compute rows and steps."""
+    frozen = [FrozenSource(snapshot=each) for each in snapshots]
+    return _with_recorded_types(plan_sources(spec, frozen, lanes=lanes, map=map), fill=True)
 
 
 def lanes_for(lanes: int | None, world_size: int) -> int:
@@ -174,16 +205,16 @@ def lanes_for(lanes: int | None, world_size: int) -> int:
     return lanes
 
 
-def _agreed_snapshot(spec: PipelineSpec, start: RunStart, map: Map | None) -> tuple[str, Snapshot | None]:
-    """The name of the snapshot that all ranks of this start read; the snapshot itself, if this rank takes it."""
-    snapshots: list[Snapshot] = []
+def _agreed_snapshots(spec: PipelineSpec, start: RunStart, map: Map | None) -> tuple[str, tuple[Snapshot, ...] | None]:
+    """The name of the snapshots that all ranks of this start read; and these, if this rank takes them."""
+    taken: list[tuple[Snapshot, ...]] = []
 
     def take() -> str:
-        snapshots.append(current_snapshot(spec, map=map))
-        return snapshots[0].id
+        taken.append(current_snapshots(spec, map=map))
+        return ",".join(each.id for each in taken[0])
 
     name = choose_once(start, spec.work_dir, take)
-    return name, next(iter(snapshots), None)
+    return name, next(iter(taken), None)
 
 
 def _agreed_rebase(spec: PipelineSpec, request: RebaseRequest, start: RunStart, map: Map | None) -> tuple[str, str]:
@@ -199,18 +230,31 @@ def _agreed_rebase(spec: PipelineSpec, request: RebaseRequest, start: RunStart, 
     return name, fingerprint
 
 
-def _load_named(spec: PipelineSpec, name: str) -> tuple[Snapshot, Rebase | None]:
+def _load_named(spec: PipelineSpec, name: str) -> list[FrozenSource]:
+    """The snapshot of each source, and the rebase, that a state's name of them names. Raises StateError where it is the
+    name of another number of sources."""
+    names, specs = name.split(","), spec.per_source()
+    if len(names) != len(specs):
+        raise StateError(
+            f"the state belongs to another plan: it has snapshots of {len(names)} sources, pipeline.yaml has "
+            f"{len(specs)}. Use the pipeline.yaml and overrides of the run that saved it"
+        )
+    return [_load_frozen(each, own) for each, own in zip(specs, names, strict=True)]
+
+
+def _load_frozen(spec: PipelineSpec, name: str) -> FrozenSource:
     id, rest = split_name(name)
     snapshot = as_read(spec, Snapshot.load(spec.work_dir, id))
-    return snapshot, None if rest is None else Rebase.load(spec.work_dir, rest)
+    return FrozenSource(snapshot=snapshot, rebase=None if rest is None else Rebase.load(spec.work_dir, rest))
 
 
-def _with_recorded_types(plan: Plan, *, fill: bool = False) -> Plan:
-    """Save the types of the table's columns for serving, where the artifacts folder can be written, and return the
+def _with_recorded_types(plan: RunPlan, *, fill: bool = False) -> RunPlan:
+    """Save the types of the tables' columns for serving, where the artifacts folder can be written, and return the
     plan; `fill`: save only missing types."""
     spec = plan.spec
     with contextlib.suppress(FeedlineError, OSError):
-        save_types(artifacts_dir(spec), artifact_set_key(spec), planned_schema(spec, plan.snapshot.schema), fill=fill)
+        schema = served_schema(spec, [each.snapshot.schema for each in plan.sources])
+        save_types(artifacts_dir(spec), artifact_set_key(spec), schema, fill=fill)
     return plan
 
 
@@ -225,7 +269,7 @@ def _refuse_other_settings(spec: PipelineSpec, state: Mapping[str, Any]) -> None
             )
 
 
-def _refuse_other_plan(plan: Plan, state: Mapping[str, Any]) -> None:
+def _refuse_other_plan(plan: RunPlan, state: Mapping[str, Any]) -> None:
     """Raise StateError, with both values, for a state of another plan or other features."""
     for key, mine, remedy in (
         ("plan", plan.fingerprint, "Use the pipeline.yaml and overrides of the run that saved the state"),

@@ -323,7 +323,10 @@ class _FeatureReader:
         what = "a column" if sources == ["column"] else "an expression"
         source = self.name(value[sources[0]], (*path, sources[0]), what)
         ops = self.ops(value.get("ops", []), (*path, "ops"))
-        return None if source is None else FeatureInput(**{sources[0]: source}, ops=ops, path=path)
+        if source is None:
+            return None
+        column, expr = (source, None) if sources == ["column"] else (None, source)
+        return FeatureInput(column=column, expr=expr, ops=ops, path=path)
 
     def ops(self, values: list[Any], path: Path) -> tuple[OpCall, ...]:
         calls = [self.op(value, (*path, index)) for index, value in enumerate(values)]

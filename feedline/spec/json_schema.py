@@ -54,7 +54,9 @@ def document_schema(model: type[BaseModel], op_schema: Schema | None) -> Schema:
     properties = schema["properties"]
     properties["features"] = _features()
     properties["dedup"] = _dedup(definitions["feature"]["anyOf"][-1]["properties"]["columns"])
-    properties["sources"] = _items(properties["sources"]["items"]) | {"description": properties["sources"]["description"]}
+    properties["sources"] = _items(properties["sources"]["items"]) | {
+        "description": properties["sources"]["description"]
+    }
     properties["source"] = {"description": properties["source"]["description"], "$ref": "#/$defs/SourceSpec"}
     own = {key: value for key, value in _features().items() if key != "minProperties"}
     definitions["MixedSourceSpec"]["properties"]["features"] = own | {"description": _OWN_FEATURES}

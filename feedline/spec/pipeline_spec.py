@@ -53,6 +53,7 @@ from feedline.spec.sources_section import (
     OnlySource,
     Sources,
     canonical_features,
+    check_source_keys,
     check_sources,
     grouped_entries,
     plain_source,
@@ -316,27 +317,15 @@ def _validate(document: Document, base_dir: str) -> PipelineSpec:
         problems.add(("cluster", "class"), _CLASS_NEEDS_CODE)
     if spec is not None and spec.dedup and spec.shuffle is not None and spec.shuffle.rows and spec.shuffle.by is None:
         problems.add(spec.dedup[0].path, NEEDS_RUNS)
-    _check_sources(spec, content, problems)
+    check_source_keys(content, problems)
+    if spec is not None and spec.is_mixed:
+        check_sources(spec.sources, spec.batch, problems)
     problems.raise_all()
     if spec is None:
         raise AssertionError("pydantic refused a pipeline without saying why")
     spec._document = document
     spec._base_dir = base_dir
     return spec
-
-
-def _check_sources(spec: PipelineSpec | None, content: Mapping[str, Any], problems: Problems) -> None:
-    """Add what is wrong with `source`, `sources` and `mix` together."""
-    if "source" in content and "sources" in content:
-        message = "a pipeline has one of source, sources: got both. Add the table of `source` to the list, or remove one"
-        problems.add(("sources",), message, key=True)
-    elif "source" not in content and "sources" not in content:
-        message = "missing key: expected a value. The table and its rows"
-        problems.add(("source",), f"{message}. Several tables are a list of `sources`")
-    elif "source" in content and content.get("mix") is not None:
-        problems.add(("mix",), "has no meaning with one source: expected `sources`. Remove it", key=True)
-    elif spec is not None and spec.is_mixed:
-        check_sources(spec.sources, spec.batch, problems)
 
 
 def _add_problem(detail: ErrorDetails, document: Document, problems: Problems) -> None:

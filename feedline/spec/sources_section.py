@@ -98,6 +98,18 @@ def rows_of_sources(sources: Sequence[MixedSourceSpec], size: int) -> tuple[int,
     return tuple(stated) or divide_rows(size, [source.weight or 0.0 for source in sources])
 
 
+def check_source_keys(content: Mapping[str, Any], problems: Problems) -> None:
+    """Add what is wrong with the keys `source`, `sources` and `mix` together."""
+    if "source" in content and "sources" in content:
+        message = "a pipeline has one of source, sources: got both. Add the table to the list, or remove one"
+        problems.add(("sources",), message, key=True)
+    elif "source" not in content and "sources" not in content:
+        message = "missing key: expected a value. The table and its rows"
+        problems.add(("source",), f"{message}. Several tables are a list of `sources`")
+    elif "source" in content and content.get("mix") is not None:
+        problems.add(("mix",), "has no meaning with one source: expected `sources`. Remove it", key=True)
+
+
 def check_sources(sources: Sequence[MixedSourceSpec], batch: BatchSpec, problems: Problems) -> None:
     """Add what contradicts itself among the sources, and between them and the batch."""
     first: dict[str, int] = {}
@@ -121,7 +133,9 @@ def check_sources(sources: Sequence[MixedSourceSpec], batch: BatchSpec, problems
     for index, rows in enumerate(rows_of_sources(sources, batch.size)):
         if not rows:
             message = f"leaves no row of {sources[index].name!r} in a step: got 0 of {batch.size} rows of a lane"
-            problems.add(("sources", index, "weight"), f"{message}, expected at least 1. Raise batch.size or the weight")
+            problems.add(
+                ("sources", index, "weight"), f"{message}, expected at least 1. Raise batch.size or the weight"
+            )
 
 
 def read_source_features(

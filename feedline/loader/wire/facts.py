@@ -93,11 +93,24 @@ class RestFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFacts:
+    """One of several sources: rows of it in a lane's share of a step, its selected rows, the steps of a pass through
+    them, and how many passes an epoch makes."""
+
+    name: str
+    batch_rows: int
+    rows: int
+    pass_steps: int
+    passes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFacts:
     """The facts of a plan that a trainer needs: `steps` and rows count a whole epoch.
 
     `snapshot`, `plan` and `features` are the fingerprints in a state; `environment` lists the versions that compute
     features. `nulls` are warnings, `absent` notes about the table. `rest` is the epoch that a rebase shortened.
+    `sources`: of a plan of several; `rows` are those of all, `rows_dropped` those that an epoch does not deliver.
     """
 
     snapshot: str
@@ -115,6 +128,7 @@ class PlanFacts:
     absent: tuple[str, ...]
     schema: BatchSchema
     rest: RestFacts | None = None
+    sources: tuple[SourceFacts, ...] = ()
 
     def steps_of(self, epoch: int) -> int:
         """Steps of an epoch, equal on all ranks; for a rebased epoch, including those before the rebase."""

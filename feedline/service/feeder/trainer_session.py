@@ -23,8 +23,8 @@ from feedline.loader.ring.reports import EpochCounts, report_packet
 from feedline.loader.ring.slots import RingWriter
 from feedline.loader.wire import ring_messages
 from feedline.loader.wire.facts import BlockStats, FeederFacts, FeederStats, Hello
-from feedline.planning.plan import Plan
 from feedline.planning.schedule import rank_lanes
+from feedline.planning.sources.mixed_plan import RunPlan
 from feedline.resources.cgroups import available_memory_bytes
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.feeder.delivery import DeliveryStats
@@ -128,7 +128,7 @@ class TrainerSession:
         about: FeederFacts,
         wake: Callable[[], None],
         admit: Callable[[Hello], bool] = lambda hello: True,
-        on_plan: Callable[[Plan], None] = lambda plan: None,
+        on_plan: Callable[[RunPlan], None] = lambda plan: None,
     ) -> None:
         self.channel = channel
         self._cluster = cluster
@@ -143,7 +143,7 @@ class TrainerSession:
         self._ring = RingWriter(channel, limit_bytes=int(memory_bytes * _RING_SHARE))
         self._writers = SlotWriters(self._ring, self._wake)
         self._number = 0  # of the last request
-        self._planning: Future[Plan] | None = None
+        self._planning: Future[RunPlan] | None = None
         self._agreement: Agreement | None = None
         self._pace = TrainerPace()
         self._report_s = 0.0
@@ -254,7 +254,7 @@ class TrainerSession:
         self._end_stream()
         self._planning, self._agreement = self._planner.plan(hello, self._wake)
 
-    def _answer_hello(self, planning: Future[Plan]) -> None:
+    def _answer_hello(self, planning: Future[RunPlan]) -> None:
         """Send the facts of the plan, once it is there."""
         if not planning.done():
             return
@@ -265,7 +265,7 @@ class TrainerSession:
         window = Window(limits)  # of all epochs
         self._streams.use(plan, rank_lanes(plan.lanes, self.rank, self._world_size), window)
         self._on_plan(plan)
-        self.monitor = QualityMonitor(plan.layout.schema, plan.job.features, plan.on_expect)
+        self.monitor = QualityMonitor(plan.layout.schema, plan.feature_specs, plan.on_expect)
         feeder = replace(self._about, dashboard=self._cluster.dashboard)
         self.channel.post_message(ring_messages.PlanAnswer(number=self._number, plan=plan.facts(), feeder=feeder))
 

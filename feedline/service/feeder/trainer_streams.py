@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 from feedline.blocks.jobs import keep_job
 from feedline.loader.wire.ring_messages import BeginStream
-from feedline.planning.plan import Plan
-from feedline.planning.schedule import Schedule
+from feedline.planning.sources.mixed_plan import RunPlan
+from feedline.planning.sources.mixed_schedule import EpochSchedule
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.feeder.delivery import Delivery, DeliveryStats
 from feedline.service.feeder.planner import Planner
@@ -30,7 +30,7 @@ class _Opening:
     """An epoch whose schedule is being computed."""
 
     epoch: int
-    schedule: Future[Schedule]
+    schedule: Future[EpochSchedule]
 
 
 class TrainerStreams:
@@ -45,7 +45,7 @@ class TrainerStreams:
         self._pace = pace
         self._stats = stats
         self._wake = wake
-        self._source: tuple[Plan, range, Window] | None = None
+        self._source: tuple[RunPlan, range, Window] | None = None
         self._begin: BeginStream | None = None  # the trainer's request, until its stream is open
         self._opening: _Opening | None = None
         self._ahead: deque[TrainerStream] = deque()  # of epochs that follow each other
@@ -67,7 +67,7 @@ class TrainerStreams:
         current = [] if self.current is None or self.current.ended else [self.current]
         return [*current, *self._ahead]
 
-    def use(self, plan: Plan, lanes: range, window: Window) -> None:
+    def use(self, plan: RunPlan, lanes: range, window: Window) -> None:
         """Streams from now on are of these lanes of a plan."""
         self._source, self._continues = (plan, lanes, window), True
 
@@ -163,7 +163,7 @@ class TrainerStreams:
         if opening is not None:
             opening.schedule.cancel()
 
-    def _open(self, epoch: int, step: int, schedule: Schedule) -> TrainerStream:
+    def _open(self, epoch: int, step: int, schedule: EpochSchedule) -> TrainerStream:
         assert self._source is not None
         plan, lanes, window = self._source
         step = max(step, schedule.first_step)

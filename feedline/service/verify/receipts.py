@@ -17,8 +17,8 @@ from typing import Any
 from feedline.errors import StateError
 from feedline.loader.encoding.row_digests import batch_digest
 from feedline.loader.state import checked_state
-from feedline.planning.plan import Plan
 from feedline.planning.schedule import rank_lanes
+from feedline.planning.sources.mixed_plan import RunPlan
 from feedline.service.verify.expected import ExpectedRows, RowGroupDigests
 
 _KEPT_DIFFERENCES = 1000  # that are described; all are counted
@@ -149,7 +149,7 @@ def read_receipts(paths: Iterable[Path]) -> tuple[list[Receipt], int]:
 
 def verify_receipts(
     receipts: Sequence[Receipt],
-    resolve: Callable[[Mapping[str, Any]], Plan],
+    resolve: Callable[[Mapping[str, Any]], RunPlan],
     *,
     progress: Callable[[int], None] = lambda batches: None,
 ) -> ReceiptFindings:
@@ -166,7 +166,7 @@ def verify_receipts(
         epochs: dict[int, list[Receipt]] = defaultdict(list)
         for receipt in of_plan:
             epochs[receipt.epoch].append(receipt)
-        groups = RowGroupDigests(plan)
+        groups = [RowGroupDigests(each) for each in plan.sources]
         for epoch in sorted(epochs):
             _compare_epoch(findings, ExpectedRows(plan, epoch, groups), epochs[epoch], progress)
     _find_gaps(findings, receipts)

@@ -1,0 +1,85 @@
+"""The facts of a plan of several sources that a trainer needs, and what a rebase changed in their tables.
+
+Pure. Runs in: the feeder, the CLI, `Pipeline`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from feedline.blocks.environment import environment_text
+from feedline.loader.wire.codec import from_values
+from feedline.loader.wire.facts import PlanFacts, RebaseChanges, RestFacts, SourceFacts
+
+if TYPE_CHECKING:
+    from feedline.planning.sources.mixed_plan import MixedPlan
+
+
+def mixed_facts(plan: MixedPlan) -> PlanFacts:
+    """`steps` and rows are those of a whole epoch; nulls and missing columns name their source."""
+    steps = plan.whole_steps
+    return PlanFacts(
+        snapshot=plan.snapshot_name,
+        plan=plan.fingerprint,
+        features=plan.features_fingerprint,
+        environment=environment_text(plan.bound[0].job.environment),
+        seed=plan.seed,
+        lanes=plan.lanes,
+        batch_size=plan.spec.batch.size,
+        steps=steps,
+        rows=sum(plan.source_rows),
+        rows_dropped=sum(plan.dropped(steps)),
+        bad_files=plan.bad_files(),
+        nulls=tuple(plan.null_warnings()),
+        absent=tuple(with_names(plan.names, [each.gaps.notes() for each in plan.bound])),
+        schema=plan.layout.schema,
+        rest=_rest_facts(plan),
+        sources=source_facts(plan),
+    )
+
+
+def source_facts(plan: MixedPlan) -> tuple[SourceFacts, ...]:
+    """The sources, with the passes that a whole epoch makes through each."""
+    steps, of_source = plan.whole_steps, zip(plan.names, plan.bound, plan.source_rows, plan.pass_steps, strict=True)
+    return tuple(
+        SourceFacts(name=name, batch_rows=each.spec.batch.size, rows=rows, pass_steps=own, passes=steps / own)
+        for name, each, rows, own in of_source
+    )
+
+
+def with_names(names: Sequence[str], texts: Sequence[Sequence[str]]) -> list[str]:
+    """The texts about each source, with its name."""
+    return [f"source {name}: {text}" for name, own in zip(names, texts, strict=True) for text in own]
+
+
+def _rest_facts(plan: MixedPlan) -> RestFacts | None:
+    """The epoch that the last rebase shortened, and how the tables have changed."""
+    if plan.rest is None:
+        return None
+    epoch, step = plan.rest
+    schedule = plan.schedule(epoch)
+    pairs = zip(plan.bound, plan.rests, strict=True)
+    changes = [
+        each.rebase.changes
+        for each, rest in pairs
+        if each.rebase is not None and rest is not None and rest.position(plan.stop) == plan.rest
+    ]
+    return RestFacts(
+        epoch=epoch,
+        first_step=step,
+        steps=schedule.steps,
+        rows=(schedule.steps - step) * plan.lanes * plan.spec.batch.size,
+        rows_dropped=schedule.rows_dropped,
+        changes=from_values(RebaseChanges, {**_sum_of_changes(changes), "epoch": epoch, "step": step}),
+    )
+
+
+def _sum_of_changes(changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The changes of several tables as one: names joined, counts added."""
+    total = dict(changes[0])
+    for name in ("from", "to"):
+        total[name] = ",".join(each[name] for each in changes)
+    for name in ("files", "rows"):
+        total[name] = {key: sum(each[name][key] for each in changes) for key in total[name]}
+    return total
