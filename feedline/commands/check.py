@@ -101,6 +101,41 @@ class CheckReport:
         return "\n".join(lines)
 
 
+@dataclass(frozen=True, slots=True)
+class CheckReports:
+    """The results of all sources. names: of several; empty for a pipeline with one `source`."""
+
+    names: tuple[str, ...]
+    reports: tuple[CheckReport, ...]
+
+    @property
+    def clean(self) -> bool:
+        """Whether a run would find nothing unexpected."""
+        return all(report.clean for report in self.reports)
+
+    def facts(self) -> dict[str, Any]:
+        """The reports as plain values: of several sources, a list `sources` with the `name` of each."""
+        if not self.names:
+            return self.reports[0].facts()
+        pairs = zip(self.names, self.reports, strict=True)
+        return {"sources": [{"name": name, **report.facts()} for name, report in pairs]}
+
+    def text(self) -> str:
+        """The reports for people."""
+        if not self.names:
+            return self.reports[0].text()
+        pairs = zip(self.names, self.reports, strict=True)
+        return "\n".join(f"source {name}: {report.text()}" for name, report in pairs)
+
+
+def check_sources(
+    spec: PipelineSpec, *, deep: bool = False, all_columns: bool = False, progress: ProgressCallback | None = None
+) -> CheckReports:
+    """Check the table of each source, as `run_check`."""
+    reports = [run_check(each, deep=deep, all_columns=all_columns, progress=progress) for each in spec.per_source()]
+    return CheckReports(tuple(source.name for source in spec.sources), tuple(reports))
+
+
 def run_check(
     spec: PipelineSpec, *, deep: bool = False, all_columns: bool = False, progress: ProgressCallback | None = None
 ) -> CheckReport:

@@ -122,6 +122,11 @@ def fit_pipeline(
     to learn from; and what reading raises. The previous set is still current then.
     """
     began = time.perf_counter()
+    if spec.source_name is not None:
+        message = (
+            f"fits learn from all sources together: got {spec.source_name} alone. Fit the pipeline without --source"
+        )
+        raise spec.error(("source",), message)
     run = _Run(spec, snapshots, workers, keep or spec.artifacts.shared is not None, say)
     report = FitReport(table=run.table, snapshot=run.snapshot)
     try:

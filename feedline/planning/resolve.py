@@ -252,6 +252,8 @@ def _with_recorded_types(plan: RunPlan, *, fill: bool = False) -> RunPlan:
     """Save the types of the tables' columns for serving, where the artifacts folder can be written, and return the
     plan; `fill`: save only missing types."""
     spec = plan.spec
+    if spec.source_name is not None:
+        return plan  # of one source alone, while serving has the pipeline's features
     with contextlib.suppress(FeedlineError, OSError):
         schema = served_schema(spec, [each.snapshot.schema for each in plan.sources])
         save_types(artifacts_dir(spec), artifact_set_key(spec), schema, fill=fill)

@@ -110,6 +110,6 @@ def refuse_constant_groups(spec: PipelineSpec, features: CompiledFeatures, parti
 def required_functions(spec: PipelineSpec) -> tuple[RequiredFunction, ...]:
     """The user's functions that the spec's features call; errors carry file, line and path."""
     try:
-        return functions_of(spec.features)
+        return functions_of(tuple(dict.fromkeys(feature for each in spec.per_source() for feature in each.features)))
     except OpError as error:
         raise spec.error(error.path, error.message) from error

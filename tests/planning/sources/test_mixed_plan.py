@@ -1,0 +1,120 @@
+"""The plan of several sources: what decides it, the window that they share, and what it says of itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mixed_tables import mixed_pipeline, write_tables
+
+from feedline import Pipeline
+from feedline.errors import PlanError
+from feedline.loader.state import state_of
+from feedline.planning.mixing import MixingWindow
+from feedline.planning.sources.mixed_plan import MixedPlan, require_plain
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tables(tmp_path_factory.mktemp("mixed"))
+
+
+def plan_of(folder: Path, world_size: int = 1, **changes: Any) -> MixedPlan:
+    plan = Pipeline.from_dict(mixed_pipeline(folder, **changes)).plan(world_size=world_size)
+    assert isinstance(plan, MixedPlan)
+    return plan
+
+
+def test_the_fingerprint_covers_what_decides_the_rows(folder: Path):
+    plan = plan_of(folder)
+    others = [
+        plan_of(folder, stop="all"),
+        plan_of(folder, stop=7),
+        plan_of(folder, size=20),
+        plan_of(folder, shuffle={"window_rows": 200, "seed": 6}),
+        plan_of(folder, lanes=2),
+    ]
+    pipeline = mixed_pipeline(folder)
+    for change in ({"weight": 1.5}, {"name": "clicks2"}, {"where": "id != 4"}, {"sample": {"fraction": 0.9}}):
+        sources = [{**pipeline["sources"][0], **change}, pipeline["sources"][1]]
+        others.append(plan_of(folder, sources=sources))
+    others.append(plan_of(folder, sources=pipeline["sources"][::-1]))
+    fingerprints = [each.fingerprint for each in (plan, *others)]
+    assert len(set(fingerprints)) == len(fingerprints)
+    assert plan_of(folder).fingerprint == plan.fingerprint
+    memory = plan_of(folder, memory="32MiB", cluster={"threads": 1})
+    assert (memory.fingerprint, memory.features_fingerprint) == (plan.fingerprint, plan.features_fingerprint)
+
+
+def test_two_sources_over_one_table_have_orders_of_their_own(folder: Path):
+    table = str(folder / "clicks")
+    sources = [{"name": name, "table": table, "weight": 1} for name in ("one", "two")]
+    plan = plan_of(folder, sources=sources)
+    one, two = (each.schedule(0).order.tolist() for each in plan.sources)
+    assert sorted(one) == sorted(two)
+    assert one != two
+
+
+def test_sources_share_one_window_as_they_share_a_step(folder: Path):
+    plan = plan_of(folder, shuffle={"window_rows": 100_000})
+    alone = Pipeline.from_dict(mixed_pipeline(folder, shuffle={"window_rows": 100_000})).of_source("clicks")
+    sizes = [each.sizes for each in plan.sources]
+    assert plan.window.rows == 100_000
+    assert [each.window_rows for each in sizes] == [80_000, 20_000]
+    assert [each.block_rows for each in sizes] == [max(100_000 // plan.window.blocks, 1), 6_250]
+    assert require_plain(alone.plan(), "a test").sizes.window_rows == 80_000
+
+
+def test_a_state_keeps_the_window_that_its_run_had(folder: Path):
+    plan = plan_of(folder, shuffle=None)
+    other = plan.at(plan.version, MixingWindow(rows=plan.window.rows >> 3, blocks=64))
+    assert other.fingerprint != plan.fingerprint
+    found = plan.matching(other.fingerprint)
+    assert (found.fingerprint, found.window) == (other.fingerprint, other.window)
+    assert [each.window for each in found.sources] == [other.window] * 2
+    assert plan.matching("unknown").fingerprint == plan.fingerprint
+
+
+def test_facts_count_passes_and_rows(folder: Path):
+    facts = plan_of(folder, world_size=2, lanes=2).facts()
+    clicks, views = facts.sources
+    assert (clicks.name, clicks.batch_rows, clicks.rows, clicks.pass_steps) == ("clicks", 8, 1_800, 112)
+    assert (views.name, views.batch_rows, views.rows, views.pass_steps) == ("views", 2, 450, 112)
+    assert facts.steps == 112
+    assert (facts.rows, facts.rows_dropped) == (2_250, 2_250 - 112 * 20)
+    longer = plan_of(folder, stop="all", sources=_three_to_one(folder)).facts()
+    assert [each.pass_steps for each in longer.sources] == [225, 225]
+    assert [each.passes for each in plan_of(folder, stop=450).facts().sources] == [2.0, 2.0]
+
+
+def _three_to_one(folder: Path) -> list[dict[str, Any]]:
+    return [{**source, "rows_per_batch": rows, "weight": None} for source, rows in zip(_sources(folder), (8, 2), strict=True)]
+
+
+def _sources(folder: Path) -> list[dict[str, Any]]:
+    sources: list[dict[str, Any]] = mixed_pipeline(folder)["sources"]
+    return [{key: value for key, value in source.items() if key != "weight"} for source in sources]
+
+
+def test_a_source_without_a_step_is_named(folder: Path):
+    sources = mixed_pipeline(folder)["sources"]
+    few = [sources[0], {**sources[1], "where": "row < 1000003"}]
+    with pytest.raises(PlanError, match="source views: the plan has fewer rows than one global step: got 3 rows"):
+        plan_of(folder, lanes=2, sources=few).facts()
+
+
+def test_states_name_the_snapshot_of_each_source(folder: Path):
+    plan = plan_of(folder)
+    state = state_of(plan.facts(), 0, 7)
+    assert state["snapshot"] == ",".join(each.snapshot.id for each in plan.sources)
+    assert (state["epoch"], state["step"], state["batch_size"]) == (0, 7, 10)
+    assert state_of(plan.facts(), 0, 225)["epoch"] == 1
+
+
+def test_what_reads_one_table_is_refused(folder: Path):
+    pipeline = Pipeline.from_dict(mixed_pipeline(folder))
+    with pytest.raises(PlanError, match="to_dask reads one table: got the sources clicks, views. Name one"):
+        pipeline.to_dask()
+    with pytest.raises(PlanError, match="materialize reads one table: got the sources clicks, views"):
+        pipeline.materialize(folder / "out")
