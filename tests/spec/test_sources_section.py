@@ -88,7 +88,11 @@ def test_the_canonical_text_is_read_back():
 
 
 def test_a_pipeline_with_one_source_has_the_canonical_text_that_it_had():
-    text = MIXED[: MIXED.index("sources:")] + "source: {table: t}\n" + MIXED[MIXED.index("features:\n  dense: {price: [") :]
+    text = (
+        MIXED[: MIXED.index("sources:")]
+        + "source: {table: t}\n"
+        + MIXED[MIXED.index("features:\n  dense: {price: [") :]
+    )
     canonical = parse(text).canonical()
     assert '"source":{' in canonical
     assert "sources" not in canonical
@@ -158,7 +162,9 @@ def test_rows_per_batch_add_up_to_the_batch():
 
 @pytest.mark.parametrize("value", ["[]", "{table: t}", "null"])
 def test_sources_are_a_list(value):
-    text = MIXED[: MIXED.index("sources:")] + f"sources: {value}\n" + MIXED[MIXED.index("features:\n  dense: {price: [") :]
+    text = (
+        MIXED[: MIXED.index("sources:")] + f"sources: {value}\n" + MIXED[MIXED.index("features:\n  dense: {price: [") :]
+    )
     assert any("sources: must be a non-empty list of sources" in line for line in refused(text))
 
 

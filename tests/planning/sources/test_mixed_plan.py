@@ -89,7 +89,10 @@ def test_facts_count_passes_and_rows(folder: Path):
 
 
 def _three_to_one(folder: Path) -> list[dict[str, Any]]:
-    return [{**source, "rows_per_batch": rows, "weight": None} for source, rows in zip(_sources(folder), (8, 2), strict=True)]
+    return [
+        {**source, "rows_per_batch": rows, "weight": None}
+        for source, rows in zip(_sources(folder), (8, 2), strict=True)
+    ]
 
 
 def _sources(folder: Path) -> list[dict[str, Any]]:

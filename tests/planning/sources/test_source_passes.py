@@ -47,7 +47,9 @@ def test_positions_are_those_of_counting_step_by_step(stop, sources, epochs):
 
 
 @examples(200)
-@given(stop=stops, steps=st.integers(1, 20), rest_steps=st.integers(0, 30), epoch=st.integers(0, 3), at=st.integers(0, 60))
+@given(
+    stop=stops, steps=st.integers(1, 20), rest_steps=st.integers(0, 30), epoch=st.integers(0, 3), at=st.integers(0, 60)
+)
 def test_after_a_rebase_the_shortened_pass_goes_on_where_it_was(stop, steps, rest_steps, epoch, at):
     before = passes_of(stop, epoch, steps)
     at = at % stop if isinstance(stop, int) else at
