@@ -106,10 +106,10 @@ def test_states_of_other_mixes_are_refused(folder: Path):
             Pipeline.from_dict(mixed_pipeline(folder, stop=stop)).plan_for(state)
     alone = {**pipeline, "source": {"table": str(folder / "clicks")}}
     del alone["sources"], alone["mix"]
-    with pytest.raises(StateError, match="it has snapshots of 2 sources, pipeline.yaml has 1"):
+    with pytest.raises(StateError, match=r"it has snapshots of 2 sources, pipeline\.yaml has 1"):
         Pipeline.from_dict(alone).plan_for(state)
     three = {**pipeline, "sources": [*pipeline["sources"], {**pipeline["sources"][0], "name": "again"}]}
-    with pytest.raises(StateError, match="it has snapshots of 2 sources, pipeline.yaml has 3"):
+    with pytest.raises(StateError, match=r"it has snapshots of 2 sources, pipeline\.yaml has 3"):
         Pipeline.from_dict(three).plan_for(state)
 
 
@@ -156,7 +156,7 @@ def test_the_fits_of_one_source_alone_are_those_of_all(folder: Path):
         int(id): value for batch in pipeline.batches() for id, value in zip(ids_of(batch)[0], batch.dense, strict=True)
     }
     for batch in views.batches():
-        for id, value in zip(ids_of(batch)[0].tolist(), batch.dense, strict=True):
+        for id, value in zip(ids_of(batch)[0].tolist(), batch.dense.tolist(), strict=True):
             assert id not in mixed or mixed[id] == value
 
 

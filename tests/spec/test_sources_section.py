@@ -38,6 +38,9 @@ batch: {size: 10}
 """
 
 
+BEFORE, AFTER = MIXED[: MIXED.index("sources:")], MIXED[MIXED.index("features:\n  dense: {price: [") :]
+
+
 def parse(text: str = MIXED, **overrides: object) -> PipelineSpec:
     return parse_spec(text, file="p.yaml", overrides=overrides)
 
@@ -154,22 +157,18 @@ def test_rows_per_batch_add_up_to_the_batch():
     text = MIXED.replace("weight: 4", "rows_per_batch: 7").replace("weight: 1", "rows_per_batch: 3")
     assert [each.batch.size for each in parse(text).per_source()] == [7, 3]
     lines = refused(text.replace("rows_per_batch: 3", "rows_per_batch: 4"))
-    assert lines == [
-        "p.yaml:4:1: sources: the sources' rows_per_batch do not add up to batch.size: got 7 + 4 = 11, expected 10. "
-        "Change one of them"
-    ]
+    message = "the sources' rows_per_batch do not add up to batch.size: got 7 + 4 = 11, expected 10. Change one of them"
+    assert lines == [f"p.yaml:4:1: sources: {message}"]
 
 
 @pytest.mark.parametrize("value", ["[]", "{table: t}", "null"])
 def test_sources_are_a_list(value):
-    text = (
-        MIXED[: MIXED.index("sources:")] + f"sources: {value}\n" + MIXED[MIXED.index("features:\n  dense: {price: [") :]
-    )
+    text = BEFORE + f"sources: {value}\n" + AFTER
     assert any("sources: must be a non-empty list of sources" in line for line in refused(text))
 
 
 def test_a_pipeline_needs_a_source():
-    text = MIXED[: MIXED.index("sources:")] + MIXED[MIXED.index("features:\n  dense: {price: [") :]
+    text = BEFORE + AFTER
     assert any("source: missing key: expected a value. The table and its rows" in line for line in refused(text))
     with_mix = text + "source: {table: t}\nmix: {stop: all}\n"
     assert any("mix: has no meaning with one source" in line for line in refused(with_mix))

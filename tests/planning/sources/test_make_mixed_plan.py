@@ -28,14 +28,12 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         {},
         {"extra": {"id": {"column": "cost"}}},
-        r"sources\[1\].features.extra.id: the batches of two sources differ in 'id': got double of source views, expected "
-        r"int64 as of clicks",
+        r"sources\[1\].features.extra.id: .* differ in 'id': got double of source views, expected int64 as of clicks",
     ),
     (
         {},
         {"categorical": {"item": {"column": "product", "ops": [{"modulo": 50}]}}},
-        r"sources\[1\].features.categorical.item: the batches of two sources differ in 'item': got ids below 50 of "
-        r"source views, expected ids below 100 as of clicks",
+        r"categorical.item: .* differ in 'item': got ids below 50 of source views, expected ids below 100 as of clicks",
     ),
     (
         {"features": {"dense": {"price": []}, "categorical": {"item": ["vocabulary"]}, "extra": ["id"]}},
@@ -64,7 +62,7 @@ def test_sources_whose_batches_differ_are_refused_by_name(folder: Path, changes,
 def test_a_column_that_a_source_lacks_is_an_error_of_that_source(folder: Path):
     pipeline = mixed_pipeline(folder)
     del pipeline["sources"][1]["features"]
-    with pytest.raises(SpecError, match="features.dense.price: price: unknown column: got 'price', expected a column"):
+    with pytest.raises(SpecError, match=r"features.dense.price: price: unknown column: got 'price', expected a column"):
         Pipeline.from_dict(pipeline).plan()
 
 

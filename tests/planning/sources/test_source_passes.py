@@ -12,6 +12,9 @@ from feedline.planning.sources.source_passes import Passes, RestOfPass, epoch_st
 stops = st.one_of(st.sampled_from(["first", "all"]), st.integers(1, 40))
 
 
+drawn_places = st.tuples(st.integers(0, 3), st.integers(0, 60))
+
+
 def walked(stop, steps: int, epochs: list[int]) -> list[list[tuple[int, int]]]:
     """Pass number and step of the pass for every step of each epoch, counted one by one. epochs: their steps."""
     walk: list[list[tuple[int, int]]] = []
@@ -32,9 +35,7 @@ def walked(stop, steps: int, epochs: list[int]) -> list[list[tuple[int, int]]]:
 @examples(200)
 @given(stop=stops, sources=st.lists(st.integers(1, 25), min_size=1, max_size=4), epochs=st.integers(1, 5))
 def test_positions_are_those_of_counting_step_by_step(stop, sources, epochs):
-    lengths = []
-    for epoch in range(epochs):
-        lengths.append(epoch_steps(stop, [passes_of(stop, epoch, steps) for steps in sources]))
+    lengths = [epoch_steps(stop, [passes_of(stop, epoch, own) for own in sources]) for epoch in range(epochs)]
     expected = {"first": min(sources), "all": max(sources)}.get(stop, stop)
     assert lengths == [expected] * epochs
     for steps in sources:
