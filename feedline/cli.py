@@ -293,14 +293,14 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Find all bad files, and nulls that features cannot hold, before a run does. Exit status 1 if there are any."""
-    from feedline.commands.check import check_progress, check_sources
+    from feedline.commands.check import check_progress, check_tables
     from feedline.commands.display.progress_line import ProgressLine
 
     if all_columns and not deep:
         raise SpecError("--all-columns needs --deep: got it alone. Add --deep")
     spec = _load(pipeline, overrides)
     with ProgressLine() as line:
-        reports = check_sources(spec, deep=deep, all_columns=all_columns, progress=check_progress(line))
+        reports = check_tables(spec, deep=deep, all_columns=all_columns, progress=check_progress(line))
     print(json.dumps(reports.facts()) if as_json else reports.text())
     if not reports.clean:
         raise typer.Exit(1)

@@ -128,7 +128,7 @@ class CheckReports:
         return "\n".join(f"source {name}: {report.text()}" for name, report in pairs)
 
 
-def check_sources(
+def check_tables(
     spec: PipelineSpec, *, deep: bool = False, all_columns: bool = False, progress: ProgressCallback | None = None
 ) -> CheckReports:
     """Check the table of each source, as `run_check`."""

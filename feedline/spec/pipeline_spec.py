@@ -112,7 +112,8 @@ class PipelineSpec(Section):
         """The source of a pipeline with one. Raises SpecError, with the names, where there are several."""
         if self.only_source is None:
             names = ", ".join(source.name for source in self.sources)
-            raise self.error(("sources",), f"this reads one table: got the sources {names}. Name one with --source")
+            message = f"this reads one table: got the sources {names}"
+            raise self.error(("sources",), f"{message}. Name one with --source, or Pipeline.of_source")
         return self.only_source
 
     @property

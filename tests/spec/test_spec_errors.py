@@ -236,8 +236,8 @@ def _keys():
 
 ALTERNATIVES = {
     (): (
-        "version name work_dir source sources mix features dedup batch shuffle lanes epochs cluster feeder memory cache "
-        "artifacts fit allow_code on_nonfinite on_expect"
+        "version name work_dir source sources mix features dedup batch shuffle lanes epochs cluster feeder memory "
+        "cache artifacts fit allow_code on_nonfinite on_expect"
     ),
     ("source",): (
         "table format version snapshot_id as_of snapshot partitions schema where sample row_key on_bad_file "

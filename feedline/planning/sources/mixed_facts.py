@@ -6,17 +6,15 @@ Pure. Runs in: the feeder, the CLI, `Pipeline`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from feedline.blocks.environment import environment_text
 from feedline.loader.wire.codec import from_values
 from feedline.loader.wire.facts import PlanFacts, RebaseChanges, RestFacts, SourceFacts
-
-if TYPE_CHECKING:
-    from feedline.planning.sources.mixed_plan import MixedPlan
+from feedline.planning.sources.mixed_sources import MixedSources, with_names
 
 
-def mixed_facts(plan: MixedPlan) -> PlanFacts:
+def mixed_facts(plan: MixedSources) -> PlanFacts:
     """`steps` and rows are those of a whole epoch; nulls and missing columns name their source."""
     steps = plan.whole_steps
     return PlanFacts(
@@ -39,7 +37,7 @@ def mixed_facts(plan: MixedPlan) -> PlanFacts:
     )
 
 
-def source_facts(plan: MixedPlan) -> tuple[SourceFacts, ...]:
+def source_facts(plan: MixedSources) -> tuple[SourceFacts, ...]:
     """The sources, with the passes that a whole epoch makes through each."""
     steps, of_source = plan.whole_steps, zip(plan.names, plan.bound, plan.source_rows, plan.pass_steps, strict=True)
     return tuple(
@@ -48,17 +46,12 @@ def source_facts(plan: MixedPlan) -> tuple[SourceFacts, ...]:
     )
 
 
-def with_names(names: Sequence[str], texts: Sequence[Sequence[str]]) -> list[str]:
-    """The texts about each source, with its name."""
-    return [f"source {name}: {text}" for name, own in zip(names, texts, strict=True) for text in own]
-
-
-def _rest_facts(plan: MixedPlan) -> RestFacts | None:
+def _rest_facts(plan: MixedSources) -> RestFacts | None:
     """The epoch that the last rebase shortened, and how the tables have changed."""
     if plan.rest is None:
         return None
     epoch, step = plan.rest
-    schedule = plan.schedule(epoch)
+    steps = plan.steps_of(epoch)
     pairs = zip(plan.bound, plan.rests, strict=True)
     changes = [
         each.rebase.changes
@@ -68,9 +61,9 @@ def _rest_facts(plan: MixedPlan) -> RestFacts | None:
     return RestFacts(
         epoch=epoch,
         first_step=step,
-        steps=schedule.steps,
-        rows=(schedule.steps - step) * plan.lanes * plan.spec.batch.size,
-        rows_dropped=schedule.rows_dropped,
+        steps=steps,
+        rows=(steps - step) * plan.lanes * plan.spec.batch.size,
+        rows_dropped=sum(plan.dropped(steps)),
         changes=from_values(RebaseChanges, {**_sum_of_changes(changes), "epoch": epoch, "step": step}),
     )
 

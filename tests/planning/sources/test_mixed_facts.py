@@ -11,7 +11,6 @@ from feedline.loader.plan_descriptions import describe_rebase
 from feedline.loader.state import state_of
 from feedline.loader.wire.codec import pack, unpack
 from feedline.loader.wire.facts import PlanFacts
-from feedline.planning.sources.mixed_facts import with_names
 
 
 def test_facts_travel(tmp_path: Path):
@@ -37,7 +36,3 @@ def test_a_rebase_of_two_tables_adds_up_their_changes(tmp_path: Path):
     assert len(list(pipeline.batches(step=4, plan=plan))) == rest.steps - 4
     assert "delivered: 40 rows of epoch 0 before step 4" in describe_rebase(rest)
     assert plan.facts().first_step_of(0) == 4
-
-
-def test_texts_name_their_source():
-    assert with_names(["a", "b"], [["x"], ["y", "z"]]) == ["source a: x", "source b: y", "source b: z"]

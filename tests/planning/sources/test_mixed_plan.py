@@ -12,7 +12,7 @@ from feedline import Pipeline
 from feedline.errors import PlanError
 from feedline.loader.state import state_of
 from feedline.planning.mixing import MixingWindow
-from feedline.planning.sources.mixed_plan import MixedPlan, require_plain
+from feedline.planning.sources.mixed_plan import MixedPlan
 
 
 @pytest.fixture(scope="module")
@@ -47,25 +47,6 @@ def test_the_fingerprint_covers_what_decides_the_rows(folder: Path):
     assert (memory.fingerprint, memory.features_fingerprint) == (plan.fingerprint, plan.features_fingerprint)
 
 
-def test_two_sources_over_one_table_have_orders_of_their_own(folder: Path):
-    table = str(folder / "clicks")
-    sources = [{"name": name, "table": table, "weight": 1} for name in ("one", "two")]
-    plan = plan_of(folder, sources=sources)
-    one, two = (each.schedule(0).order.tolist() for each in plan.sources)
-    assert sorted(one) == sorted(two)
-    assert one != two
-
-
-def test_sources_share_one_window_as_they_share_a_step(folder: Path):
-    plan = plan_of(folder, shuffle={"window_rows": 100_000})
-    alone = Pipeline.from_dict(mixed_pipeline(folder, shuffle={"window_rows": 100_000})).of_source("clicks")
-    sizes = [each.sizes for each in plan.sources]
-    assert plan.window.rows == 100_000
-    assert [each.window_rows for each in sizes] == [80_000, 20_000]
-    assert [each.block_rows for each in sizes] == [max(100_000 // plan.window.blocks, 1), 6_250]
-    assert require_plain(alone.plan(), "a test").sizes.window_rows == 80_000
-
-
 def test_a_state_keeps_the_window_that_its_run_had(folder: Path):
     plan = plan_of(folder, shuffle=None)
     other = plan.at(plan.version, MixingWindow(rows=plan.window.rows >> 3, blocks=64))
@@ -92,13 +73,6 @@ def test_facts_count_passes_and_rows(folder: Path):
 def _sources(folder: Path) -> list[dict[str, Any]]:
     sources: list[dict[str, Any]] = mixed_pipeline(folder)["sources"]
     return [{key: value for key, value in source.items() if key != "weight"} for source in sources]
-
-
-def test_a_source_without_a_step_is_named(folder: Path):
-    sources = mixed_pipeline(folder)["sources"]
-    few = [sources[0], {**sources[1], "where": "row < 1000003"}]
-    with pytest.raises(PlanError, match="source views: the plan has fewer rows than one global step: got 3 rows"):
-        plan_of(folder, lanes=2, sources=few).facts()
 
 
 def test_states_name_the_snapshot_of_each_source(folder: Path):
