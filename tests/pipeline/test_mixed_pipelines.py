@@ -239,13 +239,12 @@ def test_a_rebase_changes_the_pass_of_the_source_whose_table_changed(tmp_path: P
     assert len(set(of_clicks)) == len(of_clicks) or stop == "all"  # the other source goes on
     whole = np.stack([ids_of(batch, LANES) for batch in old.batches(epoch)])[:, :, :5] if stop == "all" else None
     assert whole is None or (np.concatenate([before[:, :, :5], rest[:, :, :5]]) == whole).all()
-    begins = {"first": 0, "all": 22, 40: 0 if 40 % 22 == 0 else None}[stop]
-    if begins is not None:
-        shortened = np.concatenate([before[begins:, :, 5:].ravel(), rest[:, :, 5:].ravel()])
-        length = plan.sources[1].schedule(plan.sources[1].rebase.epoch).steps  # of the pass, with its first steps
-        shortened = shortened[: length * LANES * 5].tolist()
-        assert len(set(shortened)) == len(shortened)
-        assert sum(id >= VIEWS + 5_000 for id in shortened) > 60
+    begins = {"first": 0, "all": 22, 40: 4}[stop]  # the step at which the shortened pass began
+    shortened = np.concatenate([before[begins:, :, 5:].ravel(), rest[:, :, 5:].ravel()])
+    length = plan.sources[1].schedule(plan.sources[1].rebase.epoch).steps  # of the pass, with its first steps
+    shortened = shortened[: length * LANES * 5].tolist()
+    assert len(set(shortened)) == len(shortened)
+    assert sum(id >= VIEWS + 5_000 for id in shortened) > 60
     resumed = steps_of(pipeline, epoch, world=2, step=step, plan=pipeline.plan_for(after))
     assert (resumed == rest).all()
 
@@ -277,3 +276,18 @@ def test_quality_is_counted_over_all_sources(folder: Path):
     pipeline = Pipeline.from_dict(mixed_pipeline(folder))
     rows = sum(batch.rows for batch in pipeline.batches())
     assert pipeline.quality()["price"]["rows"] >= rows == 2_250
+
+
+def test_serving_has_the_features_of_the_pipeline_or_of_one_source(folder: Path):
+    features = {"dense": {"price": ["standardize"]}, "categorical": {"item": []}, "extra": ["id"]}
+    document = mixed_pipeline(folder, name="served", features=features)
+    pipeline = Pipeline.from_dict(document)
+    assert pipeline.fit().vectors > 0
+    assert pipeline.schema == pipeline.plan().layout.schema
+    rows = {"price": [3.0, 50.0], "item": [1, 2]}
+    served = pipeline.transform(rows).dense
+    assert served.tolist() == pipeline.of_source("clicks").transform(rows).dense.tolist()
+    of_views = pipeline.of_source("views").transform({"cost": rows["price"], "product": rows["item"]})
+    assert served.tolist() == of_views.dense.tolist()
+    document["sources"][0]["features"] = {"dense": {"price": {"expr": "price + 0"}}}
+    assert Pipeline.from_dict({**document, "name": "redefined"}).fit().vectors == 0
