@@ -61,6 +61,7 @@ from feedline.spec.sources_section import (
     rows_of_sources,
 )
 from feedline.spec.sources_section import features_of as source_features
+from feedline.spec.sources_section import groups_of as source_groups
 from feedline.spec.yaml_document import MAX_BYTES, read_document
 
 DICT_NAME = "pipeline"  # in errors about a mapping, where a file would have its name
@@ -152,7 +153,8 @@ class PipelineSpec(Section):
                 "only_source": plain_source(source),
                 "sources": (),
                 "mix": None,
-                "features": source_features(self.features, source),
+                "features": (features := source_features(self.features, source)),
+                "dedup": source_groups(self.dedup, features),
                 "batch": self.batch.model_copy(update={"size": rows}),
             }
         )
@@ -177,8 +179,10 @@ class PipelineSpec(Section):
 
     def error(self, path: Path, message: str) -> SpecError:
         """A SpecError "FILE:LINE:COL: features.dense.price[1]: message", or with the override instead of the line."""
-        if self._whole is not None and path[:1] == ("source",):
-            path = ("sources", self._index, *path[1:])
+        if self._whole is not None:
+            own = path[:1] == ("source",)
+            message = message if own or path[:1] == ("sources",) else f"source {self.source_name}: {message}"
+            path = ("sources", self._index, *path[1:]) if own else path
         return self._document.error(path, message)
 
     def canonical(self) -> str:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SkipValidation, WithJsonSchema, model_validator
 
+from feedline.spec.dedup_section import DedupSpec
 from feedline.spec.features import GROUPS, FeatureInput, FeatureSpec, read_features
 from feedline.spec.positions import Document, Path, Problems, describe_value, unknown_message
 from feedline.spec.sections import BatchSpec, Count, NonEmptyString, Section, keys_of, rule_error, value_error
@@ -213,6 +214,18 @@ def features_of(features: Sequence[FeatureSpec], source: MixedSourceSpec) -> tup
     """The pipeline's features as a source defines them, in the pipeline's order."""
     own = {feature.name: feature for feature in source.features}
     return tuple(own.get(feature.name, feature) for feature in features)
+
+
+def groups_of(groups: Sequence[DedupSpec], features: Sequence[FeatureSpec]) -> tuple[DedupSpec, ...]:
+    """The pipeline's deduplicated groups as a source has them: columns under the names that its features give them."""
+    renamed: dict[str, list[str]] = {}
+    for feature in features:
+        parts: list[FeatureSpec | FeatureInput] = [feature, *feature.inputs]
+        for each in parts:
+            if each.known_as is not None and each.known_as[0] == "column" and each.column is not None:
+                renamed.setdefault(each.known_as[1], []).append(each.column)
+    columns = [[own for name in group.columns for own in renamed.get(name, [name])] for group in groups]
+    return tuple(replace(group, columns=tuple(dict.fromkeys(own))) for group, own in zip(groups, columns, strict=True))
 
 
 def plain_source(source: MixedSourceSpec) -> SourceSpec:

@@ -47,8 +47,8 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ),
     (
         {"dedup": {"item": {"columns": ["item"]}}, "shuffle": "off"},
-        {},
-        r"dedup",
+        {"categorical": {"item": {"expr": "product + 0"}}},
+        r"dedup.item.columns: source views: unknown column: got 'item', expected a column of the table",
     ),
 ]
 
@@ -62,7 +62,7 @@ def test_sources_whose_batches_differ_are_refused_by_name(folder: Path, changes,
 def test_a_column_that_a_source_lacks_is_an_error_of_that_source(folder: Path):
     pipeline = mixed_pipeline(folder)
     del pipeline["sources"][1]["features"]
-    with pytest.raises(SpecError, match=r"features.dense.price: price: unknown column: got 'price', expected a column"):
+    with pytest.raises(SpecError, match=r"features.dense.price: source views: price: unknown column: got 'price'"):
         Pipeline.from_dict(pipeline).plan()
 
 
@@ -74,7 +74,7 @@ def test_a_source_that_is_empty_after_its_filter_is_an_error_at_that_filter(fold
 
 
 def test_a_shuffled_column_must_be_in_every_table(folder: Path):
-    with pytest.raises(SpecError, match=r"shuffle.by: column 'item' is not in the table"):
+    with pytest.raises(SpecError, match=r"shuffle.by: source views: column 'item' is not in the table"):
         Pipeline.from_dict(mixed_pipeline(folder, shuffle={"by": "item"})).plan()
 
 
@@ -84,3 +84,13 @@ def test_an_expression_tells_the_source_of_each_row(folder: Path):
     own = {"categorical": {**OF_VIEWS["categorical"], "source": {"expr": "row * 0 + 1"}}}
     [batch, *_] = pipeline_with(folder, own, features=features).batches()
     assert batch.categorical[:, 1].tolist() == [0] * 8 + [1] * 2
+
+
+def test_deduplicated_groups_have_the_columns_of_each_source(folder: Path):
+    changes: dict[str, Any] = {"dedup": {"item": {"columns": ["item"]}}, "shuffle": "off"}
+    pipeline = Pipeline.from_dict(mixed_pipeline(folder, **changes))
+    plain = Pipeline.from_dict(mixed_pipeline(folder, shuffle="off"))
+    for batch, other in zip(pipeline.batches(), plain.batches(), strict=True):
+        assert batch.schema.dedup == ("item",)
+        assert batch.expanded().categorical.tolist() == other.categorical.tolist()
+        assert batch.groups["item"].rows == 10
