@@ -2,6 +2,7 @@
 #
 #   make demo     build a warehouse of real flights, run the main job, train and evaluate a model
 #   make demo-clicks  generate clicks, cluster them, train a model with deduplication and without: the same losses
+#   make demo-criteo, make demo-mind  generate a table of ads or news, fit, train, evaluate and serve
 #   make test     run the tests, in two processes (PYTEST_ARGS="-n 0 -x" one test after the other, to the first failure)
 #   make test-unit      all but tests/system and what else starts processes: the quick ones
 #   make test-nightly   only the tests that repeat for long what `make test` does a few times, property tests among them
@@ -20,15 +21,15 @@ BENCH_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# torchrec on a CPU, 45 MB: its own requirements name the CUDA build of fbgemm-gpu, and torchmetrics, which it imports
-# for metrics alone.
+# torchrec on a CPU, 45 MB: its own requirements name the CUDA build of fbgemm-gpu, and an old torchmetrics, which it
+# imports for metrics alone: pip says that they are missing, or another version.
 TORCHREC := torchrec fbgemm-gpu-cpu tensordict pyvers pyre-extensions typing_inspect mypy_extensions tqdm cloudpickle
 # A file's tests run in one process, the files in the order of tests/conftest.py: the long ones first. On two cores a
 # third process saved 3 % of the time when it was measured; a fourth took longer, on a machine that was busier.
 PROCESSES := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-clicks test test-unit test-nightly lint lint-style lint-format lint-types bench targets clean distclean
+.PHONY: help install demo demo-clicks demo-criteo demo-mind test test-unit test-nightly lint lint-style lint-format lint-types bench targets clean distclean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -45,7 +46,7 @@ $(INSTALLED): pyproject.toml constraints.txt $(wildcard feedline/native/*.[ch])
 	  echo "$(PYTHON) cannot make a virtual environment. Install its venv module (on Debian and Ubuntu:" >&2; \
 	  echo "apt install python3-venv) or name another interpreter with PYTHON=." >&2; exit 1; }
 	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) --constraint constraints.txt \
-	  --editable '.[delta,iceberg,tls,kubernetes,jobqueue,test,examples,bench]'
+	  --editable '.[delta,iceberg,tls,kubernetes,jobqueue,test,examples,frameworks,bench]'
 	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) --constraint constraints.txt --no-deps $(TORCHREC)
 	$(BIN)/python -m compileall -q feedline  # as pip does for a wheel: else each feeder compiles it again, 0.3 s
 	@touch $@
@@ -63,6 +64,18 @@ demo-clicks: $(INSTALLED)
 	$(BIN)/feedline plan examples/clicks/pipeline.yaml
 	$(BIN)/python examples/clicks/train.py --steps 40
 	$(BIN)/python examples/clicks/train.py --steps 10 --compare
+
+demo-criteo: $(INSTALLED)
+	$(BIN)/python examples/criteo/generate.py warehouse/criteo --rows 700000
+	$(BIN)/feedline fit examples/criteo/pipeline.yaml
+	$(BIN)/python examples/criteo/train.py --model warehouse/criteo.pt
+	echo '{"I1": 5, "C9": "0000abcd"}' | $(BIN)/python examples/criteo/serve.py --model warehouse/criteo.pt
+
+demo-mind: $(INSTALLED)
+	$(BIN)/python examples/mind/generate.py warehouse/mind --impressions 60000
+	$(BIN)/feedline fit examples/mind/pipeline.yaml
+	$(BIN)/feedline plan examples/mind/pipeline.yaml
+	$(BIN)/python examples/mind/train.py --model warehouse/mind.pt
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(PROCESSES) -m "not nightly" $(PYTEST_ARGS)
@@ -92,7 +105,9 @@ targets: $(INSTALLED)
 	$(BIN)/python benchmarks/targets.py $(BENCH_ARGS)
 
 clean:
-	rm -rf build dist warehouse/flights warehouse/flights.unfinished warehouse/log warehouse/clicks .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist warehouse/flights warehouse/flights.unfinished warehouse/log warehouse/clicks \
+	  warehouse/criteo warehouse/criteo.unfinished warehouse/criteo.pt warehouse/mind warehouse/mind.unfinished warehouse/mind.pt \
+	  .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -path ./$(VENV) -prune -o -name .feedline -type d -exec rm -rf {} +
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 

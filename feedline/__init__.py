@@ -20,12 +20,23 @@ from feedline.version import VERSION
 if TYPE_CHECKING:
     from feedline.loader.batch import Batch
     from feedline.loader.dataset import FeedlineDataset
+    from feedline.loader.encoding.sparse_features import SparseFeatures
     from feedline.loader.slot_tensors import Sparse
     from feedline.pipeline import Pipeline
     from feedline.transforms.registry.user_op import user_op
     from feedline.warehouse.table import Table
 
-__all__ = ["Batch", "FeedlineDataset", "Pipeline", "Sparse", "Table", "__version__", "errors", "user_op"]
+__all__ = [
+    "Batch",
+    "FeedlineDataset",
+    "Pipeline",
+    "Sparse",
+    "SparseFeatures",
+    "Table",
+    "__version__",
+    "errors",
+    "user_op",
+]
 
 __version__ = VERSION
 
@@ -34,6 +45,7 @@ _MODULES = {
     "FeedlineDataset": "feedline.loader.dataset",
     "Pipeline": "feedline.pipeline",
     "Sparse": "feedline.loader.slot_tensors",
+    "SparseFeatures": "feedline.loader.encoding.sparse_features",
     "Table": "feedline.warehouse.table",
     "user_op": "feedline.transforms.registry.user_op",
 }

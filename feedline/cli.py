@@ -30,6 +30,10 @@ _HELP = """Feed PyTorch trainers from a Parquet warehouse, and look after the ta
 Exit status: 0 done, 1 a job failed, 2 wrong input, 130 Ctrl-C, 143 SIGTERM."""
 # Commands that are declared in modules of their own: module and first sentence of the help.
 _ELSEWHERE = {
+    "check": (
+        "feedline.commands.check",
+        "Find bad files, nulls that features cannot hold and, with --rows, bad rows, before a run does.",
+    ),
     "fit": (
         "feedline.commands.fit",
         "Fit the ops that learn from the table, such as vocabularies and means, and keep the result under `artifacts`.",
@@ -146,11 +150,16 @@ def run(
     world_size: Annotated[
         int | None, typer.Option(min=1, help="Ranks of the whole job (default: those of this host).")
     ] = None,
+    features: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Deliver a column group: this feature, or those of this group; repeatable."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Feed trainers on this host, or measure how fast that would be (--sink null)."""
     from feedline.commands.run import RunRequest, Stop, parse_ranks, print_summary, run_null, run_trainers
     from feedline.spec import load_spec
+    from feedline.spec.chosen_features import choose_features
     from feedline.spec.overrides import parse_overrides
 
     if sink not in ("trainer", "null"):
@@ -158,7 +167,12 @@ def run(
     spec = load_spec(pipeline, values := parse_overrides(overrides or []))
     here = parse_ranks(ranks, world_size)
     request = RunRequest(
-        path=pipeline.absolute(), overrides=values, spec=spec, ranks=here, world_size=world_size or len(here)
+        path=pipeline.absolute(),
+        overrides=values,
+        spec=spec,
+        ranks=here,
+        world_size=world_size or len(here),
+        column_group=() if features is None else choose_features(spec, features),
     )
     console = console_on(stderr=as_json)
     stop = Stop()
@@ -280,30 +294,6 @@ def rebase(
         print(json.dumps({"state": after, "rest": None if rest is None else to_values(rest)}))
     elif output is None:
         print(json.dumps(after))
-
-
-@app.command()
-def check(
-    pipeline: PipelinePath,
-    deep: Annotated[bool, typer.Option("--deep", help="Decode every page of the columns that the pipeline reads.")] = (
-        False
-    ),
-    all_columns: Annotated[bool, typer.Option("--all-columns", help="With --deep: decode all columns.")] = False,
-    overrides: Overrides = None,
-    as_json: AsJson = False,
-) -> None:
-    """Find all bad files, and nulls that features cannot hold, before a run does. Exit status 1 if there are any."""
-    from feedline.commands.check import check_progress, check_tables
-    from feedline.commands.display.progress_line import ProgressLine
-
-    if all_columns and not deep:
-        raise SpecError("--all-columns needs --deep: got it alone. Add --deep")
-    spec = _load(pipeline, overrides)
-    with ProgressLine() as line:
-        reports = check_tables(spec, deep=deep, all_columns=all_columns, progress=check_progress(line))
-    print(json.dumps(reports.facts()) if as_json else reports.text())
-    if not reports.clean:
-        raise typer.Exit(1)
 
 
 @app.command()

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from feedline.fitting.fit_report import FitReport
 from feedline.fitting.passes import FitCallback, fit_pipeline
 from feedline.fitting.reduction import Workers, threads_here
+from feedline.fitting.row_check import MAX_SHARE, RowBudget, RowReport, RowsChecked, find_exclusion
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import measures, merge
 from feedline.loader.plan_descriptions import describe_bad_files
 from feedline.loader.row_arrays import Encoded
 from feedline.loader.wire.facts import Hello
+from feedline.planning.column_groups import plan_column_group
 from feedline.planning.resolve import (
     Fit,
     current_snapshot,
@@ -26,6 +28,7 @@ from feedline.planning.resolve import (
     lanes_for,
     preview_plan,
     resolve_hello,
+    resolve_next,
     resolve_rebase,
     resolve_snapshots,
     resolve_state,
@@ -38,6 +41,7 @@ from feedline.service.feeder.quality_monitor import QualityMonitor
 from feedline.serving.encoder import Serving
 from feedline.serving.row_forms import Rows
 from feedline.spec import PipelineSpec, load_spec
+from feedline.spec.chosen_features import choose_features
 from feedline.spec.pipeline_spec import json_schema
 from feedline.transforms.catalogue import op_schema
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -85,25 +89,19 @@ class Pipeline:
     def snapshot(self, *, map: Map | None = None) -> Snapshot:
         """Take a snapshot of the table and save it in work_dir; `map` reads the footers (default: threads).
 
-        With `on_bad_file: skip` bad files are left out, and rows are counted to find them. If `source.snapshot` names a
-        saved snapshot, that is the table. Several sources have `snapshots`.
+        With `on_bad_file: skip` bad files are left out, and rows are counted to find them. `source.snapshot` may name a
+        saved one. Several sources have `snapshots`.
         """
         return current_snapshot(self.spec, map=map)
 
     def snapshots(self, *, map: Map | None = None) -> tuple[Snapshot, ...]:
-        """The same of each source, in their order. Where a `snapshot` may be given, these may, too."""
+        """The same of each source. Where a `snapshot` may be given, these may, too."""
         return current_snapshots(self.spec, map=map)
 
     def plan(self, *, world_size: int = 1, snapshot: Snapshots | None = None, map: Map | None = None) -> RunPlan:
         """The exact plan for a number of ranks, on a new snapshot unless one is given."""
         lanes = lanes_for(self.spec.lanes, world_size)
-        return preview_plan(self.spec, self._snapshots(snapshot, map), lanes=lanes, map=map)
-
-    def _snapshots(self, given: Snapshots | None, map: Map | None) -> Sequence[Snapshot]:
-        """The snapshot of each source: those given, or new ones."""
-        if given is None:
-            return self.snapshots(map=map)
-        return (given,) if isinstance(given, Snapshot) else given
+        return preview_plan(self.spec, _snapshots_of(self, snapshot, map), lanes=lanes, map=map)
 
     def complete_plan(
         self,
@@ -122,7 +120,7 @@ class Pipeline:
         contain.
         """
         lanes, fit = lanes_for(self.spec.lanes, world_size), self._fit_with(workers, say)
-        snapshots = self._snapshots(snapshot, map)
+        snapshots = _snapshots_of(self, snapshot, map)
         return resolve_snapshots(self.spec, snapshots, lanes=lanes, fit=fit, map=map).without_gaps()
 
     def resolve(
@@ -148,6 +146,14 @@ class Pipeline:
     def plan_for(self, state: Mapping[str, Any], *, map: Map | None = None) -> RunPlan:
         """The plan that a state belongs to. Raises StateError where it is of another plan or other features."""
         return resolve_state(self.spec, state, fit=self._fit_with(None), map=map)
+
+    def next_plan(self, plan: RunPlan, *, map: Map | None = None) -> RunPlan | None:
+        """The plan of the epoch after a plan's (from `complete_plan` or `plan_for`), on a followed table
+        (`source.follow`); None where the run has ended.
+
+        What has landed is decided once and kept: a second call gives the same plan. Raises PlanError until then.
+        """
+        return resolve_next(self.spec, plan, fit=self._fit_with(None), map=map)
 
     def rebase(self, state: Mapping[str, Any], *, map: Map | None = None) -> RunPlan:
         """The plan of a state's run on the current table, without the rows that the state's epoch has delivered.
@@ -176,7 +182,7 @@ class Pipeline:
         after every task. Raises SpecError, PlanError where there is no row to fit on, and reading errors; then the
         current artifact set stays, unless only the golden vectors could not be written.
         """
-        snapshots = self._snapshots(snapshot, map)
+        snapshots = _snapshots_of(self, snapshot, map)
         try:
             if workers is not None:
                 return fit_pipeline(self.spec, snapshots, workers, keep=missing, say=say)
@@ -188,6 +194,28 @@ class Pipeline:
     def _fit_with(self, workers: Workers | None, say: FitCallback = lambda progress: None) -> Fit:
         """Fits missing artifacts, for `fit: auto`."""
         return lambda snapshots: self.fit(missing=True, snapshot=snapshots, workers=workers, say=say).manifest
+
+    def check_rows(
+        self,
+        out: str | os.PathLike[str] | None = None,
+        *,
+        max_rows: int | None = None,
+        max_share: float = MAX_SHARE,
+        earlier: str | None = None,
+        workers: Workers | None = None,
+        map: Map | None = None,
+        say: RowsChecked = lambda done, total: None,
+    ) -> RowReport:
+        """Find all rows that features refuse or that break an expectation alone, and write them as an exclusion, for
+        `source.exclude`: to a file or URI `out`, and below work_dir.
+
+        max_rows, max_share: more bad rows are an error. earlier: an exclusion whose unchanged files are not read again.
+        workers: where to compute (default: threads of this process). `say` is called after every task. Raises
+        DataError for too many bad rows, SpecError, and what planning and reading raise; then nothing is written.
+        """
+        budget, file = RowBudget(rows=max_rows, share=max_share), None if out is None else os.fspath(out)
+        with nullcontext(workers) if workers is not None else self._threads() as own:
+            return find_exclusion(self.spec, own, budget=budget, out=file, earlier=earlier, map=map, say=say)
 
     # -- using ----------------------------------------------------------------------------------------------------
 
@@ -217,13 +245,17 @@ class Pipeline:
         step: int = 0,
         snapshot: Snapshots | None = None,
         plan: RunPlan | None = None,
+        features: Sequence[str] | None = None,
     ) -> Iterator[Batch]:
         """The batches of one rank and epoch from a step on, computed in this process and thread: no ring, no Dask.
 
         For tests, for debugging with pdb, and for machines without Linux. `plan`: the plan of a state (`plan_for`) or
-        of a rebase (default: a new one).
+        of a rebase (default: a new one). `features`: of a column group, as `FeedlineDataset` takes them (default: those
+        of the plan).
         """
+        names = None if features is None else choose_features(self.spec, features)
         plan = plan or self.complete_plan(world_size, snapshot)
+        plan = plan if names is None else plan_column_group(plan, names)
         plan.require_fitted()
         _warn(plan)
         monitor = QualityMonitor(plan.layout.schema, plan.feature_specs, plan.on_expect)
@@ -277,6 +309,13 @@ class Pipeline:
     def _threads(self) -> AbstractContextManager[Workers]:
         threads = self.spec.cluster.threads
         return threads_here(available_cores() if threads == "auto" else threads)
+
+
+def _snapshots_of(pipeline: Pipeline, given: Snapshots | None, map: Map | None) -> Sequence[Snapshot]:
+    """The snapshot of each source: those given, or new ones."""
+    if given is None:
+        return pipeline.snapshots(map=map)
+    return (given,) if isinstance(given, Snapshot) else given
 
 
 def _warn(plan: RunPlan) -> None:

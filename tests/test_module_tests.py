@@ -57,7 +57,6 @@ WITHOUT_A_TEST = {
     "loader/row_arrays.py",
     "loader/slot_tensors.py",
     "loader/state.py",
-    "loader/torchrec_tensors.py",
     "loader/wire/job_reports.py",
     "loader/wire/ring_messages.py",
     "pipeline.py",

@@ -37,11 +37,11 @@ from feedline.artifacts.artifact_sets import (
     other_pipelines,
 )
 from feedline.artifacts.external import read_external
+from feedline.artifacts.fit_origin import FitOrigin
 from feedline.artifacts.recorded_kinds import kind_of
 from feedline.errors import CorruptFileError
 from feedline.transforms.compile.fit_requests import describe_chain
 from feedline.transforms.learning.learner import Artifact, FitRequest, Reading
-from feedline.warehouse.reading.sample import Sample
 from feedline.warehouse.reading.seen_rows import TableRows, rows_seen_by_any
 from feedline.warehouse.storage.locations import Location, absolute, join, locate, redact
 from feedline.warehouse.storage.retry import with_retries
@@ -61,31 +61,6 @@ class TableFile:
     def name(self) -> str:
         """Path of the file, relative to the folder."""
         return f"tables/{self.sha256[:_DIGEST_DIGITS]}.parquet"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitOrigin:
-    """The rows that a fit was learnt from: table, snapshot, selection and row count.
-
-    where, sample: the selection applied. pipeline: the one that fitted; None in manifests of earlier versions.
-    fit_where: its `fit.where`. named: the files, folders and globs of the table; empty if it is everything below
-    `table`.
-    """
-
-    table: str
-    snapshot: str
-    where: str | None
-    sample: Mapping[str, Any] | None
-    rows: int
-    pipeline: str | None = None
-    fit_where: str | None = None
-    named: tuple[str, ...] = ()
-
-    @property
-    def table_rows(self) -> TableRows:
-        """The same rows, independent of the snapshot."""
-        sample = None if self.sample is None else Sample(**{**self.sample, "key": tuple(self.sample["key"])})
-        return TableRows(root=self.table, sources=self.named, where=self.where, sample=sample)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,9 +304,12 @@ def save_manifest(folder: str, fitted_artifacts: Iterable[FittedArtifact]) -> Ma
         with _artifacts_lock:  # this process need not read it again
             _artifacts.setdefault(one.fit.digest, one.artifact)
     # as pairs, whose order `sort_keys` does not change
-    entries = [{**asdict(fit), "shown": list(fit.shown.items())} for fit in fits.values()]
-    for entry in entries:
-        if not entry["also_on"]:
+    entries = [
+        {**asdict(fit), "fitted_on": fit.fitted_on.to_json(), "shown": list(fit.shown.items())} for fit in fits.values()
+    ]
+    for entry, fit in zip(entries, fits.values(), strict=True):
+        entry["also_on"] = [origin.to_json() for origin in fit.also_on]
+        if not fit.also_on:
             del entry["also_on"]
     body = {"format": FORMAT, "fits": entries}
     content = json.dumps(body, sort_keys=True, indent=1).encode()
@@ -395,8 +373,8 @@ def _load_manifest(folder: str, digest: str) -> Manifest:
                 **entry,
                 "features": tuple(entry["features"]),
                 "behind": tuple(entry.get("behind", ())),
-                "fitted_on": _origin(entry["fitted_on"]),
-                "also_on": tuple(map(_origin, entry.get("also_on", ()))),
+                "fitted_on": FitOrigin.from_json(entry["fitted_on"]),
+                "also_on": tuple(map(FitOrigin.from_json, entry.get("also_on", ()))),
                 "shown": dict(entry["shown"]),
                 "table": None if entry["table"] is None else TableFile(**entry["table"]),
             }
@@ -404,10 +382,6 @@ def _load_manifest(folder: str, digest: str) -> Manifest:
         for entry in body["fits"]
     ]
     return Manifest(digest=digest, fits={fit.key: fit for fit in fits})
-
-
-def _origin(entry: Mapping[str, Any]) -> FitOrigin:
-    return FitOrigin(**{**entry, "named": tuple(entry.get("named", ()))})
 
 
 def _load_table(folder: str, file: TableFile) -> pa.Table:

@@ -272,15 +272,16 @@ def _join_chunks(chunks: Sequence[Chunk]) -> tuple[DictionaryFrame, tuple[_Store
     if len(chunks) == 1:
         return rows[0], tuple(stored[0])
     if len({tuple(tuple(group.rows.columns) for group in chunk.groups) for chunk in chunks}) > 1:
-        whole = [
-            part.expand().hstack(
-                [series for group in groups for series in expand_group(UniqueRows(group.rows.expand(), group.inverse))]
-            )
-            for part, groups in zip(rows, stored, strict=True)
-        ]
+        whole = [expanded_chunk(chunk) for chunk in chunks]
         joined = pl.concat([frame.select(whole[0].columns) for frame in whole], rechunk=True)
         return DictionaryFrame(joined, {}), ()
     return join_coded(rows), tuple(_join_groups(groups) for groups in zip(*stored, strict=True))
+
+
+def expanded_chunk(chunk: Chunk) -> pl.DataFrame:
+    """A chunk with the values of all columns in every row."""
+    groups = [UniqueRows(_coded(group.rows, chunk).expand(), group.inverse) for group in chunk.groups]
+    return _coded(chunk.frame, chunk).expand().hstack([series for group in groups for series in expand_group(group)])
 
 
 def _join_groups(parts: Sequence[_Stored]) -> _Stored:

@@ -1,4 +1,4 @@
-"""Run `feedline check`: read all files of a pipeline's table, and report and record what is wrong.
+"""Run `feedline check`: read all files of a pipeline's table, or compute all its rows, and report what is wrong.
 
 Runs in: the process of the command; files are read in threads there, or on the cluster of pipeline.yaml. Bad files are
 recorded in work_dir for any `on_bad_file`, for runs that skip them. Files found good are removed from the record: after
@@ -7,26 +7,38 @@ a deep check all that it read, else those whose footer was bad.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
 
 from feedline.commands.cluster.connect import pipeline_cluster
 from feedline.commands.display.progress_line import ProgressLine
+from feedline.commands.exit_status import exit_on_signals
 from feedline.errors import SpecError, StoreError, TableError
 from feedline.expressions.column_parts import source_columns
+from feedline.fitting.row_check import MAX_SHARE, RowReport
+from feedline.pipeline import Pipeline
 from feedline.planning.binding.read_columns import read_columns_of
+from feedline.planning.exclusions import matching_exclusion
 from feedline.planning.nulls import Gaps, absence_line, find_gaps
 from feedline.planning.table_snapshot import listing_of_source, schema_rules
 from feedline.service.cluster.cluster import Cluster
-from feedline.spec import PipelineSpec
+from feedline.service.cluster.fit_workers import DaskWorkers
+from feedline.spec import PipelineSpec, load_spec
+from feedline.spec.overrides import parse_overrides
 from feedline.warehouse.bad_files import BadFile, load_findings, record_findings
 from feedline.warehouse.parquet.schemas import SchemaRules
 from feedline.warehouse.scan import Findings, Problem, ProgressCallback, check_footers, check_pages, check_presence
+from feedline.warehouse.selection.exclusion import covers
 from feedline.warehouse.selection.select import screen_rows
 from feedline.warehouse.snapshot.take import snapshot_of
+from feedline.warehouse.storage.kept_waves import on_wave_progress
 from feedline.warehouse.storage.locations import redact
 
 _TASKS_AHEAD = 8  # tasks per thread submitted to a cluster at once: the rest waits, so that progress can be shown
@@ -136,6 +148,68 @@ def check_tables(
     return CheckReports(tuple(source.name for source in spec.sources), tuple(reports))
 
 
+def check(
+    pipeline: Annotated[Path, typer.Argument(metavar="PIPELINE.YAML", help="The pipeline.")],
+    deep: Annotated[bool, typer.Option("--deep", help="Decode every page of the columns that the pipeline reads.")] = (
+        False
+    ),
+    all_columns: Annotated[bool, typer.Option("--all-columns", help="With --deep: decode all columns.")] = False,
+    rows: Annotated[
+        bool, typer.Option("--rows", help="Compute all rows instead, and write bad ones for source.exclude.")
+    ] = False,
+    out: Annotated[str | None, typer.Option(help="With --rows: a file for the exclusion, besides work_dir.")] = None,
+    max_rows: Annotated[int | None, typer.Option(min=0, help="With --rows: more bad rows are an error.")] = None,
+    max_share: Annotated[
+        float | None, typer.Option(min=0, max=1, help=f"With --rows: so is a larger share (default: {MAX_SHARE}).")
+    ] = None,
+    earlier: Annotated[
+        str | None, typer.Option("--from", help="With --rows: an exclusion whose unchanged files are not read again.")
+    ] = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a key: --set source.where='…'")] = None,
+    source: Annotated[str | None, typer.Option(metavar="NAME", help="One of the pipeline's `sources` alone.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
+) -> None:
+    """Find bad files, nulls that features cannot hold and, with --rows, bad rows, before a run does.
+
+    Exit status 1 if there are any; with --rows, if more rows are bad than are allowed.
+    """
+    if all_columns and not deep:
+        raise SpecError("--all-columns needs --deep: got it alone. Add --deep")
+    needing = {"--out": out, "--max-rows": max_rows, "--max-share": max_share, "--from": earlier}
+    if not rows and (names := [name for name, value in needing.items() if value is not None]):
+        raise SpecError(f"{names[0]} needs --rows: got it alone. Add --rows")
+    if rows and deep:
+        raise SpecError("--rows and --deep are two checks: got both. Run one after the other")
+    spec = load_spec(pipeline, parse_overrides(overrides or []))
+    spec = spec if source is None else spec.for_source(source)
+    if rows:
+        share = MAX_SHARE if max_share is None else max_share
+        found = _check_rows(spec, out=out, max_rows=max_rows, max_share=share, earlier=earlier)
+        print(json.dumps(asdict(found)) if as_json else found.text())
+        return
+    with ProgressLine() as line:
+        reports = check_tables(spec, deep=deep, all_columns=all_columns, progress=check_progress(line))
+    print(json.dumps(reports.facts()) if as_json else reports.text())
+    if not reports.clean:
+        raise typer.Exit(1)
+
+
+def _check_rows(spec: PipelineSpec, **options: Any) -> RowReport:
+    """Check the rows in threads, or on the cluster. Ctrl-C and SIGTERM end it in order."""
+    with (
+        ProgressLine() as line,
+        exit_on_signals(lambda: line.note("stopped: no exclusion was written")),
+        on_wave_progress(lambda progress: line.show(progress.text())),
+        pipeline_cluster(spec) as cluster,
+    ):
+        check_rows = partial(Pipeline(spec).check_rows, say=partial(_show_rows, line), **options)
+        return check_rows() if cluster is None else check_rows(workers=DaskWorkers(cluster), map=cluster.map)
+
+
+def _show_rows(line: ProgressLine, done: int, total: int) -> None:
+    line.show(f"checked {done:,} of {total:,} rows", last=done == total)
+
+
 def run_check(
     spec: PipelineSpec, *, deep: bool = False, all_columns: bool = False, progress: ProgressCallback | None = None
 ) -> CheckReport:
@@ -211,8 +285,10 @@ def _gaps(spec: PipelineSpec, findings: Findings, rules: SchemaRules) -> Gaps | 
         if not faulty:
             raise
         return None
-    selection = screen_rows(snapshot, columns.where, sample=columns.sample)
-    return find_gaps(columns, snapshot, selection.rows, columns.where)
+    exclusion = matching_exclusion(spec, snapshot)
+    selection = screen_rows(snapshot, columns.where, sample=columns.sample).without(exclusion)
+    gaps = find_gaps(columns, snapshot, selection.rows, columns.where)
+    return replace(gaps, nulls=()) if covers(exclusion, columns.features.fingerprint[:32]) else gaps
 
 
 def _columns(spec: PipelineSpec, findings: Findings, *, all_columns: bool) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import json
 import logging
 import os
 import queue
@@ -73,6 +74,7 @@ def _feed(arguments: Sequence[str]) -> NoReturn:
         parser.add_argument(name, type=int)
     parser.add_argument("--host", type=Path)
     parser.add_argument("--scratch")
+    parser.add_argument("--features", type=json.loads, default=[])
     parser.add_argument("--listen", action="store_true")
     options = parser.parse_args(arguments)
     write_log_lines()
@@ -90,6 +92,7 @@ def _feed(arguments: Sequence[str]) -> NoReturn:
         cores=options.cores,
         parent=options.parent,
         scratch=options.scratch,
+        column_group=options.features,
     )
     if options.listen:
         sys.exit(feed_listening(request))
@@ -199,7 +202,7 @@ def feed_listening(request: FeedRequest) -> int:
     with ownership.signals(), contextlib.ExitStack() as stack:
         ownership.add(request.parent or os.getppid())
         sessions = stack.enter_context(open_sessions(request))
-        job = job_fingerprint(sessions.spec)
+        job = job_fingerprint(sessions.spec, request.column_group)
         pipe = stack.enter_context(contextlib.closing(_EventPipe()))
         doors = {}
         events = threading.Lock()  # a session's "left" comes after its "stats"

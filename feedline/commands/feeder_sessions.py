@@ -43,7 +43,7 @@ class FeedRequest:
 
     pipeline: its content, if it is no file; `path` is the folder that its paths are relative to then. ranks: empty if
     their trainers name them. parent: the process that started the feeder. scratch: its folder for Dask's workers,
-    removed at the end.
+    removed at the end. column_group: the features of the one whose trainers a feeder of `feedline run` waits for.
     """
 
     path: str
@@ -55,6 +55,7 @@ class FeedRequest:
     parent: int | None = None
     scratch: str | None = None
     pipeline: dict[str, object] | None = None
+    column_group: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

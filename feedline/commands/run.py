@@ -78,13 +78,15 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """A pipeline, the ranks of this host, and the number of ranks in all."""
+    """A pipeline, the ranks of this host, and the number of ranks in all. column_group: the features to deliver, if not
+    all."""
 
     path: Path
     overrides: dict[str, object]
     spec: PipelineSpec
     ranks: Sequence[int]
     world_size: int
+    column_group: tuple[str, ...] = ()
 
 
 class Stop:
@@ -121,7 +123,9 @@ def run_null(request: RunRequest, console: Console, stop: Stop) -> RunSummary:
         for feed in feeds.values():
             feed.start()
         for rank, feed in feeds.items():
-            hello = Hello(rank=rank, world_size=request.world_size)
+            first = 0 if request.spec.is_followed else None
+            group = request.column_group
+            hello = Hello(rank=rank, world_size=request.world_size, column_group=group, epoch=first)
             views.append(start_draining(feed, hello, rank=rank, epochs=request.spec.epochs, stop=stop))
         rates = [RecentRates() for _ in views]
         with LiveTable(console, title=request.spec.name) as progress:
@@ -169,7 +173,7 @@ def run_trainers(request: RunRequest, console: Console, stop: Stop) -> RunSummar
     finally:
         supervisor.close()
         for number in request.ranks:  # left behind by a feeder that was killed
-            for path in socket_paths(job_fingerprint(request.spec), number, request.world_size):
+            for path in socket_paths(job_fingerprint(request.spec, request.column_group), number, request.world_size):
                 sweep(path)
     summary = RunSummary(seconds=time.perf_counter() - began, ranks=list(request.ranks), epochs=request.spec.epochs)
     waited_s = 0.0
@@ -208,6 +212,7 @@ def _feeder_command(request: RunRequest, ranks: Sequence[int]) -> FeederCommand:
         world_size=request.world_size,
         local_ranks=local_ranks,
         cores=cores,
+        column_group=request.column_group,
     )
 
 

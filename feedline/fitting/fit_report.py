@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from feedline.artifacts.store import Fit, FitOrigin, StoredArtifactSet
+from feedline.artifacts.fit_origin import FitOrigin
+from feedline.artifacts.store import Fit, StoredArtifactSet
 from feedline.planning.binding.fitted_artifacts import artifact_set_ref, set_refusal
 from feedline.spec import PipelineSpec
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from feedline.artifacts.store import FitOrigin
+from feedline.artifacts.fit_origin import FitOrigin
 from feedline.blocks.environment import Environment
 from feedline.errors import FeedlineError, PlanError
 from feedline.expressions import BoundExpression
@@ -23,6 +23,7 @@ from feedline.planning.binding.fitted_artifacts import artifact_set_ref
 from feedline.planning.binding.read_columns import require_columns
 from feedline.planning.binding.selected_rows import bound_sample, bound_where, rows_of
 from feedline.planning.binding.table_features import compile_spec, planned_schema, required_functions
+from feedline.planning.exclusions import named_exclusion
 from feedline.spec import PipelineSpec
 from feedline.spec.positions import Path
 from feedline.transforms.compile.compiled import CompiledFeatures
@@ -30,6 +31,7 @@ from feedline.transforms.learning.learner import ArtifactSet, FitRequest
 from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample
 from feedline.warehouse.reading.seen_rows import source_names
+from feedline.warehouse.selection.exclusion import Exclusion
 from feedline.warehouse.selection.pruning_report import deciding_parts, needed_bytes
 from feedline.warehouse.selection.select import Selection, screen_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -46,6 +48,7 @@ class FitTable:
     where: BoundExpression | None
     where_path: Path
     sample: BoundSample | None
+    exclusion: Exclusion | None = None
 
     @classmethod
     def of(cls, spec: PipelineSpec, snapshot: Snapshot) -> FitTable:
@@ -58,6 +61,7 @@ class FitTable:
             where=bound_where(spec, snapshot.schema, text=spec.fit.where, path=path),
             where_path=path,
             sample=bound_sample(spec, snapshot.schema),
+            exclusion=named_exclusion(spec, snapshot) if spec.fit.where is None else None,
         )
 
     @property
@@ -65,10 +69,16 @@ class FitTable:
         """The filter as written."""
         return self.spec.fit.where or self.spec.source.where
 
+    @property
+    def excluded(self) -> str | None:
+        """The id of the exclusion."""
+        return None if self.exclusion is None else self.exclusion.id
+
     def same_rows(self, other: FitTable) -> bool:
         """Whether another table has the same rows to learn from, in the same columns: they are learnt from once."""
         mine, theirs = (
-            (each.snapshot.id, each.where_text, each.spec.source.sample, each.spec.features) for each in (self, other)
+            (each.snapshot.id, each.where_text, each.spec.source.sample, each.excluded, each.spec.features)
+            for each in (self, other)
         )
         return mine == theirs
 
@@ -78,7 +88,7 @@ class FitTable:
 
     def select(self) -> Selection:
         """The row groups that may hold rows to learn from."""
-        return screen_rows(self.snapshot, self.where, sample=self.sample)
+        return screen_rows(self.snapshot, self.where, sample=self.sample).without(self.exclusion)
 
     def tasks(self, selection: Selection, threads: int) -> list[tuple[Fragment, ...]]:
         """The tasks of a pass."""
@@ -100,7 +110,7 @@ class FitTable:
             selection.proofs,
             self.where,
             self.sample,
-            whole=selection.rows == self.snapshot.rows_per_row_group,
+            whole=selection.kept_rows == self.snapshot.rows_per_row_group,
             weigh=self.sample is not None and SAMPLE_WEIGHT in read,
         )
         return int(needed_bytes(self.snapshot, [(read, every), *deciding])[selection.rows != 0].sum())
@@ -116,6 +126,7 @@ class FitTable:
             pipeline=self.spec.name,
             fit_where=self.spec.fit.where,
             named=source_names(self.spec.source.table, self.spec.source.format),
+            exclude=self.excluded,
         )
 
     def no_rows_error(self) -> FeedlineError:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from feedline.warehouse.reading.fragment import Fragment, fragment_at
+from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.selection.select import Selection
 from feedline.warehouse.snapshot.snapshot import Snapshot
 
@@ -28,7 +28,6 @@ def fit_tasks(snapshot: Snapshot, selection: Selection, threads: int) -> list[tu
     borders = np.flatnonzero((file[1:] != file[:-1]) | (part[1:] != part[:-1])) + 1
     tasks: dict[tuple[int, int], list[Fragment]] = {}
     for index, run in enumerate(np.split(np.arange(len(row_groups)), borders)):
-        groups = row_groups[run]
-        fragment = fragment_at(snapshot, int(file[run[0]]), groups, selection.rows[groups], selection.verdicts.proofs)
+        fragment = selection.fragment(snapshot, row_groups[run])
         tasks.setdefault((int(part[run[0]]), index // _TASK_FILES), []).append(fragment)
     return [tuple(fragments) for fragments in tasks.values()]

@@ -303,8 +303,7 @@ class _Run:
                 artifact = request.learner.finish(state_parts(request.learner, state, job.scratch, parts))
             except FeedlineError as error:
                 raise self._learner_error(request, error) from error
-            fit = self._fit(request, artifact)
-            self._artifacts.new_fits[request.key] = FittedArtifact(fit=fit, artifact=artifact)
+            self._artifacts.new_fits[request.key] = FittedArtifact(fit=self._fit(request, artifact), artifact=artifact)
 
     def _fit(self, request: FitRequest, artifact: Artifact) -> Fit:
         op, version, parameters = request.op

@@ -8,7 +8,7 @@ fetched. Which results are merged together depends on timing, so merging must be
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from feedline.blocks.environment import Environment, local_environment
 from feedline.warehouse.storage.parallel import Pool, interruptible
 
+_TASKS_PER_THREAD = 2  # that run or wait
 FAN_IN = 4  # at least two; a larger one means fewer merges and more states at once
 
 
@@ -121,6 +122,27 @@ def map_tasks(workers: Workers, function: Callable[[Any, Any], Any], job: Any, t
         return [workers.result(handle) for handle in handles]
     finally:
         workers.forget(handles)
+
+
+def run_tasks(
+    workers: Workers, function: Callable[[Any, Any], Any], job: Any, tasks: Sequence[Any]
+) -> Generator[tuple[int, Any]]:
+    """Yield the index and the result function(job, task) of each task as they come, with few tasks at once.
+
+    Raises what a task raises, after cancelling the others.
+    """
+    running: dict[Any, int] = {}
+    queue = iter(enumerate(tasks))
+    try:
+        while True:
+            while len(running) < _TASKS_PER_THREAD * workers.threads and (task := next(queue, None)) is not None:
+                running[workers.start(function, job, task[1], urgent=False)] = task[0]
+            if not running:
+                return
+            for handle in workers.wait_any(list(running)):
+                yield running.pop(handle), workers.result(handle)
+    finally:
+        workers.forget(list(running))
 
 
 class Threads:

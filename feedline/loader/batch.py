@@ -16,12 +16,14 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.loader.dedup_tensors import DedupGroup, InverseColumn, InverseSparse, whole_matrix
+from feedline.loader.device_bytes import DeviceBytes, copy_pieces, cut_pieces
 from feedline.loader.encoding.encoded_rows import expand
 from feedline.loader.encoding.layout import BatchSchema, SlotLayout
 from feedline.loader.encoding.slot import Buffer, SlotArrays, encoded_rows, read_extras, read_header, write_rows
+from feedline.loader.encoding.sparse_features import SparseFeatures
 from feedline.loader.ring.pinning import event_on
 from feedline.loader.slot_tensors import FLOAT32, INT32, INT64, Features, missing_feature
-from feedline.loader.torchrec_tensors import KeyedTensors, register_pipelineable
+from feedline.loader.torchrec_tensors import KeyedTensors, needs_lists_apart, register_pipelineable
 from feedline.native.ring import Lease
 
 
@@ -61,6 +63,7 @@ class Batch(KeyedTensors):
 
     Features of deduplicated groups are in `groups`, by the group's name, and not in `dense` and `categorical`, but in
     `all_dense` and `all_categorical`; in `sparse` they are `InverseSparse`. `expanded()` is the batch without groups.
+    For torchrec, `sparse_features`, `dense_features` and `labels` are of all rows, whatever the groups.
 
     Tensors are views of shared memory that is reused once nothing refers to them: to keep a batch for more than a few
     steps, keep `batch.clone()`.
@@ -137,7 +140,7 @@ class Batch(KeyedTensors):
             return self
         here = self.to("cpu")
         rows = expand(encoded_rows(self._layout, pa.py_buffer(here._root)), self._layout.schema)
-        layout = SlotLayout(self._layout.schema.expanded)
+        layout = SlotLayout(self._layout.schema.expanded, self._layout.sparse_features)
         valid = SlotArrays(self._layout, here._read_header(), here._root).valid
         return Batch.over(layout, write_rows(layout, [rows], valid, epoch=self.epoch, step=self.step)).to(self.device)
 
@@ -153,6 +156,10 @@ class Batch(KeyedTensors):
         if column.group == "label":
             return column.of(self.labels)
         return self.sparse[name] if column.group == "sparse" else self.extra[name]
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is such a feature; without it, Python would look for batch[0], batch[1], …"""
+        return name in self.schema
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """Every feature with its name."""
@@ -170,21 +177,46 @@ class Batch(KeyedTensors):
 
     # -- moving ---------------------------------------------------------------------------------------------------
 
-    def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> Batch:
-        """The batch on another device, in one copy. With non_blocking, the slot is held until the copy's CUDA event."""
+    def to(
+        self,
+        device: torch.device | str | int,
+        non_blocking: bool = False,
+        data_copy_stream: torch.cuda.Stream | None = None,
+    ) -> Batch:
+        """The batch on another device, in one copy; with torchrec imported the lists are a copy of their own.
+
+        With non_blocking, the slot is held until the copies' CUDA event. data_copy_stream: they run on this stream, for
+        which whoever uses the batch waits, into memory that belongs to the current one.
+        """
         target = torch.device(device)
         if target.type == "cuda" and target.index is None:
             target = torch.device("cuda", torch.cuda.current_device())
         if target.type == self.device.type and target.index in (None, self.device.index):
             return self
-        tensor = self._bytes().to(target, non_blocking=non_blocking)
+        if target.type == "cpu":
+            return self._over(self._bytes())
+        pieces = (
+            cut_pieces(self._bytes(), self._ends_of_pieces())
+            if self._device_bytes is None
+            else self._device_bytes.pieces
+        )
+        moved = copy_pieces(pieces, target, non_blocking=non_blocking, stream=data_copy_stream)
         if target.type == "cuda" and self._lease is not None and self._lease.generation.pinned:
-            copied = event_on(tensor.device)
+            copied = event_on(moved.device) if data_copy_stream is None else data_copy_stream.record_event()
             self._lease.fences.append(lambda: [copied])
-        return self._over(tensor)
+        return self._over(moved)
+
+    def _ends_of_pieces(self) -> list[int]:
+        """Where the lists begin and end, if they must be apart on a device."""
+        if not self._layout.sparse or not needs_lists_apart():
+            return []
+        place = self._place()
+        return [place.matrices.lengths, next((each for each in place.extra if each is not None), place.ipc)]
 
     def clone(self) -> Batch:
         """A copy that does not hold the slot."""
+        if self._device_bytes is not None:
+            return self._over(DeviceBytes([piece.clone() for piece in self._device_bytes.pieces]))
         return self._over(self._bytes().clone())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Batch:
@@ -195,7 +227,7 @@ class Batch(KeyedTensors):
         here = self.to("cpu")
         assert here._root is not None
         root = np.frombuffer(here._root, np.uint8, self.nbytes).copy()
-        return _unpickled, (self._layout.schema.to_json(), root, str(self.device))
+        return _unpickled, (self._layout.schema.to_json(), root, str(self.device), self._layout.sparse_features)
 
     def pin_memory(self) -> Batch:
         """This batch if the ring is pinned or there is no CUDA, else a copy in pinned memory."""
@@ -204,24 +236,29 @@ class Batch(KeyedTensors):
         return self._over(self._bytes().pin_memory())
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Hold the batch's GPU memory or slot until the work queued on another stream is done."""
+        """Hold the batch's GPU memory, that of tensors made of it among it, or the slot, until the work queued on
+        another stream is done."""
         if self._device_bytes is not None:
             self._device_bytes.record_stream(stream)
+            for tensor in self._made_for_torchrec():
+                if tensor.untyped_storage().nbytes():
+                    tensor.record_stream(stream)
         elif self._lease is not None:
             self._lease.fences.append(lambda: [stream.record_event()])
 
-    def _over(self, tensor: torch.Tensor) -> Batch:
+    def _over(self, copied: torch.Tensor | DeviceBytes) -> Batch:
         header = self._read_header()
-        on_cpu = tensor.device.type == "cpu"
-        batch = Batch(self._layout, self.epoch, self.step, self.rows, self.nbytes, tensor.numpy() if on_cpu else None)
+        root = copied.numpy() if isinstance(copied, torch.Tensor) else None
+        batch = Batch(self._layout, self.epoch, self.step, self.rows, self.nbytes, root)
         batch._header = header
-        batch._device_bytes = None if on_cpu else tensor
+        batch._device_bytes = None if isinstance(copied, torch.Tensor) else copied
         batch._arrow_extras = {name: _copy_array(array) for name, array in self._read_arrow_extras().items()}
         return batch
 
     def _bytes(self) -> torch.Tensor:
+        """All bytes on the CPU."""
         if self._device_bytes is not None:
-            return self._device_bytes
+            return self._device_bytes.whole()
         return torch.frombuffer(self._root, dtype=torch.uint8, count=self.nbytes)
 
     def _extra(self, name: str) -> Any:
@@ -236,8 +273,8 @@ class Batch(KeyedTensors):
         return self._arrow_extras
 
 
-def _unpickled(schema: str, root: NDArray[np.uint8], device: str) -> Batch:
-    return Batch.over(SlotLayout(BatchSchema.from_json(schema)), root).to(device)
+def _unpickled(schema: str, root: NDArray[np.uint8], device: str, sparse_features: SparseFeatures) -> Batch:
+    return Batch.over(SlotLayout(BatchSchema.from_json(schema), sparse_features), root).to(device)
 
 
 def _copy_array(array: pa.Array) -> pa.Array:

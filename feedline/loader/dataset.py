@@ -12,7 +12,7 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Self
 
@@ -21,26 +21,29 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import IterableDataset
 
 from feedline.errors import FeedlineError, PlanError, SpecError, StateError
-from feedline.loader.batch import Batch, digest_of
+from feedline.loader.batch import Batch
+from feedline.loader.batch_receipts import receipt_of
 from feedline.loader.data_loaders import NO_WORKERS, refuse_batching, refuse_workers
+from feedline.loader.dataset_messages import REPLACED, print_ranks, print_rebase, warn_of_plan
 from feedline.loader.dataset_stats import DatasetStats
 from feedline.loader.device_copies import Copies, Prefetcher, copies_to
 from feedline.loader.encoding.layout import BatchSchema, SlotLayout
-from feedline.loader.launcher import RankInfo, data_rank_of, describe_ranks, detect_rank, with_data_rank
-from feedline.loader.plan_descriptions import describe_bad_files, describe_rebase
+from feedline.loader.encoding.sparse_features import SparseFeatures
+from feedline.loader.followed_epochs import FollowedEpochs
+from feedline.loader.keyed_columns import check_chosen
+from feedline.loader.launcher import data_rank_of, detect_rank, with_data_rank
 from feedline.loader.rank_agreement import connected_rank, hello_of, open_plan
 from feedline.loader.ring.client import FeederClient
 from feedline.loader.ring.feeder_connection import Answer
 from feedline.loader.ring.launch import feeder_access, feeder_input
 from feedline.loader.ring.pinning import Pinning
-from feedline.loader.state import checked_state, environment_warning, rebased_state, state_of
+from feedline.loader.state import checked_state, environment_warning, rebased_state
 from feedline.loader.torchrec_tensors import register_pipelineable
 from feedline.loader.wire.codec import to_values
-from feedline.loader.wire.facts import PlanFacts, RebaseRequest
-from feedline.resources.cgroups import available_cores
+from feedline.loader.wire.facts import Hello, RebaseRequest
 from feedline.spec import PipelineSpec, load_spec
+from feedline.spec.chosen_features import choose_features
 
-_printed_ranks: set[RankInfo] = set()
 _new_positions = tuple.__new__  # without the Python function that a named tuple calls
 
 # `os.getpid()` without a system call per batch: it changes in a forked child.
@@ -94,6 +97,7 @@ class FeedlineDataset(IterableDataset[Batch]):
     the `DeviceMesh` (`mesh["dp"]`); `data_rank` and `data_world_size` are the same as numbers.
 
     `timeout`: seconds that a batch, or the plan, may take (default: any number, with a warning every half minute).
+    `sparse_features`: what `batch.sparse_features` holds for torchrec (default: all ids).
 
     Raises SpecError for an invalid pipeline.yaml, PlanError if planning fails, and on iteration DataError,
     TableChangedError, CorruptFileError, RingError, FeederError, or BatchTimeoutError, which says what is late and why.
@@ -111,22 +115,22 @@ class FeedlineDataset(IterableDataset[Batch]):
         mesh: DeviceMesh | None = None,
         timeout: float | None = None,
         device: torch.device | str | None = None,
+        features: Sequence[str] | None = None,
+        sparse_features: SparseFeatures | None = None,
     ) -> None:
         super().__init__()
-        if timeout is not None and not timeout > 0:
-            raise SpecError(f"timeout must be a positive number of seconds, or None: got {timeout!r}")
-        if not sys.platform.startswith("linux"):
-            raise FeedlineError("FeedlineDataset needs Linux (memfd, SOCK_SEQPACKET). Use Pipeline.batches elsewhere")
+        _refuse(timeout)
         self._copies = None if device is None else copies_to(device)
         overrides = dict(set or {})
         self._spec: PipelineSpec = load_spec(pipeline, overrides)
+        self._group = () if features is None else choose_features(self._spec, features)
         self._ranks = with_data_rank(
             detect_rank(rank=rank, world_size=world_size, distributed=connected_rank(), environment=os.environ),
             *data_rank_of(data_rank, data_world_size, mesh),
         )
-        _print_ranks(self._ranks)
-        self._pid = _process_id
-        access = feeder_access(*feeder_input(pipeline, overrides), self._spec, self._ranks)
+        print_ranks(self._ranks)
+        self._sparse_features, self._pid = sparse_features or SparseFeatures(), _process_id
+        access = feeder_access(*feeder_input(pipeline, overrides), self._spec, self._ranks, self._group)
         self._pinning = Pinning(self._ranks.local_rank)
         self._feed = FeederClient(access, pin=self._pinning.register, unpin=self._pinning.unregister)
         self._feed.timeout_s = timeout
@@ -136,6 +140,7 @@ class FeedlineDataset(IterableDataset[Batch]):
         self._iterators = 0  # how many there were: the last one, if none has been dismissed since, is the current one
         self._untouched = self._rows = 0  # the current iterator, until its first next(); rows handed out
         self._start_s: float | None = None
+        self._epochs = FollowedEpochs(self._request)
 
     # -- iterating ------------------------------------------------------------------------------------------------
 
@@ -144,12 +149,11 @@ class FeedlineDataset(IterableDataset[Batch]):
         refuse_workers()
         refuse_batching(sys._getframe(1))
         self._refuse_other_processes()
-        answer = self._open()
-        facts, progress = answer.facts, self._progress
-        epoch, step = progress.start
-        if step >= facts.steps_of(epoch):
-            epoch, step = epoch + 1, 0
-        step = max(step, facts.first_step_of(epoch))
+        answer, epoch, step = self._epochs.opened(self._open(), self._progress.start)
+        if answer is None:  # nothing more lands in the followed table
+            return iter(())
+        progress = self._progress
+        step = max(step, answer.facts.first_step_of(epoch))
         self._pinning.choose()
         self._iterators += 1  # an older iterator would get the new one's batches
         self._feed.begin(answer, epoch, step, node=self._pinning.numa_node())
@@ -159,24 +163,23 @@ class FeedlineDataset(IterableDataset[Batch]):
         return _Epoch(self, number) if self._copies is None else _DeviceEpoch(self, number, self._copies, here)
 
     def __len__(self) -> int:
-        """Steps of the next batch's epoch, the same on every rank."""
-        facts = self._open().facts
-        epoch, step = self._progress.positions.at
-        return facts.steps_of(epoch if step < facts.steps_of(epoch) else epoch + 1)
+        """Steps of the next batch's epoch, the same on every rank; 0 where a followed table has nothing more."""
+        answer, epoch, _ = self._epochs.opened(self._open(), self._progress.positions.at)
+        return 0 if answer is None else answer.facts.steps_of(epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iter() starts at step 0 of this epoch."""
+        """The next iter() starts at this epoch's step 0, or at the step of a state of this epoch, if just loaded."""
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise PlanError(f"epoch must be a non-negative integer: got {epoch!r}")
         progress = self._progress
-        positions = _Positions((epoch, 0), progress.positions.reading)
-        self._progress = _Progress(progress.answer, progress.layout, (epoch, 0), positions)
+        start = progress.start if progress.start[0] == epoch else (epoch, 0)  # a resume is not undone
+        self._progress = replace(progress, start=start, positions=progress.positions._replace(at=start))
         self._untouched = 0
 
     def _refuse_replaced(self, iterator: int) -> None:
         self._refuse_other_processes()  # a worker of a DataLoader has called `iter`, or is a forked child
         if self._iterators != iterator:
-            raise FeedlineError(_REPLACED)
+            raise FeedlineError(REPLACED)
 
     def _next(self, iterator: int, ahead: bool = False) -> Batch | None:
         """The next batch of the stream, and None at the end. ahead: it is not handed out yet."""
@@ -211,9 +214,8 @@ class FeedlineDataset(IterableDataset[Batch]):
         Counts the batches handed out; with `after`, the batches up to that one, which is right even if something
         between the dataset and the training step prefetches.
         """
-        return state_of(
-            self._open().facts, *(self._progress.positions.at if after is None else (after.epoch, after.step + 1))
-        )
+        at = self._progress.positions.at if after is None else (after.epoch, after.step + 1)
+        return self._epochs.state(self._open(), *at)
 
     def load_state_dict(
         self,
@@ -236,24 +238,25 @@ class FeedlineDataset(IterableDataset[Batch]):
                 raise StateError(f'{name} is unknown: got {value!r}, expected "same" or "{other}"')
         resume = checked_state(state)
         rebase = RebaseRequest(state=resume) if snapshot == "rebase" else None
-        answer, layout = self._ask(resume, accept_features=features == "changed", rebase=rebase)
+        hello = _hello_for(resume, self._hello(), accept_features=features == "changed", rebase=rebase)
+        answer = self._request(hello, resume)
         if (warning := environment_warning(resume, answer.facts)) is not None:
             warnings.warn(warning, UserWarning, stacklevel=2)
         if rebase is not None:
-            _print_rebase(self._ranks, answer.facts, resume)
+            print_rebase(self._ranks, answer.facts, resume)
             resume = rebased_state(answer.facts, resume)
         self._iterators += 1
+        self._epochs.begin(answer)
         here = resume["epoch"], resume["step"]
-        self._progress = _Progress(answer, layout, here, _Positions(here, here))
+        self._progress = _Progress(answer, self._layout(answer), here, _Positions(here, here))
 
     def receipt(self, batch: Batch) -> dict[str, Any]:
         """Which rows this rank received: the state before the batch, the rank, and a digest of the batch.
 
         Write one per batch, as a line of JSON: `feedline verify --receipts` compares them with the plan.
         """
-        ranks, state = self._ranks, state_of(self._open().facts, batch.epoch, batch.step)
-        numbers = {"rank": ranks.rank, "world_size": ranks.world_size, "trainer": ranks.global_rank, "rows": batch.rows}
-        return {**state, **numbers, "digest": digest_of(batch)}
+        state = self._epochs.state(self._open(), batch.epoch, batch.step)
+        return receipt_of(batch, state, self._ranks, self._group)
 
     # -- facts ----------------------------------------------------------------------------------------------------
 
@@ -306,28 +309,28 @@ class FeedlineDataset(IterableDataset[Batch]):
     def _open(self) -> Answer:
         """The answer to the last hello; the first call sends one."""
         if self._progress.answer is None:
-            answer, layout = self._ask(None)
-            self._progress = replace(self._progress, answer=answer, layout=layout)
+            followed = self._spec.is_followed
+            hello = replace(self._hello(), epoch=self._progress.start[0] if followed else None)
+            answer = self._request(hello)
+            self._epochs.begin(answer)
+            self._progress = replace(self._progress, answer=answer, layout=self._layout(answer))
             return answer
         return self._progress.answer
 
-    def _ask(
-        self,
-        resume: Mapping[str, Any] | None,
-        *,
-        accept_features: bool = False,
-        rebase: RebaseRequest | None = None,
-    ) -> tuple[Answer, SlotLayout]:
+    def _hello(self) -> Hello:
+        return hello_of(self._ranks, self._group)
+
+    def _layout(self, answer: Answer) -> SlotLayout:
+        return SlotLayout(answer.facts.schema, self._sparse_features)
+
+    def _request(self, hello: Hello, resume: Mapping[str, Any] | None = None) -> Answer:
         """Request a plan, or a state's, and its facts. Changes nothing here."""
         refuse_workers()
         self._refuse_other_processes()
-        hello = replace(hello_of(self._ranks), rebase=rebase)
-        if resume is not None:
-            names = {key: resume[key] for key in ("snapshot", "lanes", "plan", "seed", "batch_size")}
-            hello = replace(hello, **names, features=None if accept_features else resume["features"])
         answer = open_plan(self._feed, self._ranks, hello, resume)
-        _warn(answer.facts, self._progress.answer.facts if self._progress.answer is not None else None)
-        return answer, SlotLayout(answer.facts.schema)
+        warn_of_plan(answer.facts, self._progress.answer.facts if self._progress.answer is not None else None)
+        check_chosen(self._sparse_features, answer.facts.schema)
+        return answer
 
 
 class _Epoch(Iterator[Batch]):
@@ -381,28 +384,16 @@ class _DeviceEpoch(Iterator[Batch]):
         return self._dataset._feed.ring_fill > 0
 
 
-_REPLACED = (
-    "this iterator was replaced: got next() on an older iter(dataset), expected the newest. A dataset has one stream; "
-    "make a second dataset to read twice at once"
-)
+def _refuse(timeout: float | None) -> None:
+    """Refuse a system without the ring, and a timeout that is no time."""
+    if timeout is not None and not timeout > 0:
+        raise SpecError(f"timeout must be a positive number of seconds, or None: got {timeout!r}")
+    if not sys.platform.startswith("linux"):
+        raise FeedlineError("FeedlineDataset needs Linux (memfd, SOCK_SEQPACKET). Use Pipeline.batches elsewhere")
 
 
-def _warn(facts: PlanFacts, last: PlanFacts | None) -> None:
-    """Warn of bad files and of nulls, unless the last plan had the same."""
-    if facts.bad_files and (last is None or facts.bad_files != last.bad_files):
-        warnings.warn(describe_bad_files(facts.bad_files), UserWarning, stacklevel=4)
-    for warning in facts.nulls if last is None or facts.nulls != last.nulls else ():
-        warnings.warn(warning, UserWarning, stacklevel=4)
-
-
-def _print_ranks(ranks: RankInfo) -> None:
-    if ranks not in _printed_ranks:
-        _printed_ranks.add(ranks)
-        print(describe_ranks(ranks, available_cores()), file=sys.stderr)
-
-
-def _print_rebase(ranks: RankInfo, facts: PlanFacts, state: Mapping[str, Any]) -> None:
-    if ranks.global_rank == 0:
-        rest = facts.rest if facts.snapshot != state["snapshot"] else None
-        outcome = "the table has not changed" if rest is None else describe_rebase(rest)
-        print("\n".join(f"feedline: rebase: {line}" for line in outcome.splitlines()), file=sys.stderr)
+def _hello_for(state: Mapping[str, Any], new: Hello, *, accept_features: bool, rebase: RebaseRequest | None) -> Hello:
+    """The request for the plan of a state. new: that of a new run."""
+    names = {key: state[key] for key in ("snapshot", "lanes", "plan", "seed", "batch_size")}
+    features = None if accept_features else state["features"]
+    return replace(new, rebase=rebase, features=features, **names)

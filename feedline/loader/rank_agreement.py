@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -45,9 +44,15 @@ class Store(Protocol):
     def check(self, keys: list[str], /) -> bool: ...
 
 
-def hello_of(ranks: RankInfo) -> Hello:
-    """A rank's request for a new plan."""
-    return Hello(rank=ranks.rank, world_size=ranks.world_size, trainer=ranks.trainer, trainers=ranks.trainers)
+def hello_of(ranks: RankInfo, column_group: tuple[str, ...] = ()) -> Hello:
+    """A rank's request for a new plan, of all features or of those of a column group."""
+    return Hello(
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        trainer=ranks.trainer,
+        trainers=ranks.trainers,
+        column_group=column_group,
+    )
 
 
 def open_plan(feed: FeederClient, ranks: RankInfo, hello: Hello, resume: Mapping[str, Any] | None) -> Answer:
@@ -91,18 +96,19 @@ def agree_on_plan(
 
     state: the state that this rank loads, None if it starts without one. If one rank fails, its error is raised on
     every rank; so is PlanError if their states, plans or features differ, or if they do not read the rows of all data
-    ranks.
+    ranks. Ranks may read different column groups of the plan: then each group's ranks read the rows of all data ranks.
     """
     prefix = f"feedline/{store.add(f'feedline/rounds/{rank}', 1)}"
     messages = _RankMessages(store, pause, now_s)
     if rank != 0:
         leader = messages.one(f"{prefix}/leader", "rank 0 to plan")
         _raise_error(leader)
-        plan = hello.plan if hello.rebase is None else leader.plan  # rank 0 planned the rebase for all
+        # Rank 0 planned the rebase, or the next epoch of a followed table, for all.
+        plan = leader.plan if hello.rebase is not None or (hello.plan and hello.epoch is not None) else hello.plan
         hello = replace(hello, snapshot=leader.snapshot, lanes=leader.lanes, plan=plan, rebase=None)
     try:
         answer = open_plan(hello)
-        names = {name: getattr(answer.facts, name) for name in ("snapshot", "lanes", *_COMPARED)}
+        names = {name: getattr(answer.facts, name) for name in ("snapshot", "lanes", "column_group", *_COMPARED)}
         loaded = None if state is None else {key: state[key] for key in STATE_KEYS}
         outcome = RankOutcome(**names, state=loaded, data_rank=hello.rank, data_world_size=hello.world_size)
     except BaseException as error:
@@ -144,7 +150,11 @@ def _verdict(leader: RankOutcome, others: Sequence[RankOutcome]) -> RankOutcome:
                     "0. Start every rank with the same pipeline.yaml and overrides"
                 )
                 return RankOutcome(error="PlanError", message=message)
-    message = _describe_unread([leader, *others])
+    groups: dict[str, dict[int, RankOutcome]] = {}
+    for rank, outcome in enumerate([leader, *others]):
+        groups.setdefault(outcome.column_group.name if outcome.column_group else "", {})[rank] = outcome
+    messages = (check(name, group) for name, group in groups.items() for check in (_describe_digests, _describe_unread))
+    message = next(filter(None, messages), "")
     return RankOutcome(error="PlanError", message=message) if message else RankOutcome()
 
 
@@ -166,23 +176,40 @@ def _describe_position(state: Mapping[str, Any] | None) -> str:
     return "no state" if state is None else f"epoch {state['epoch']}, step {state['step']}"
 
 
-def _describe_unread(outcomes: Sequence[RankOutcome]) -> str:
-    """Why the ranks do not read all rows, or not equally often; empty if they do."""
-    size = outcomes[0].data_world_size
-    for rank, outcome in enumerate(outcomes):
+def _describe_digests(name: str, outcomes: Mapping[int, RankOutcome]) -> str:
+    """Why the ranks of a column group do not compute the same features; empty if they do. outcomes: by rank."""
+    digests = {rank: each.column_group.digest for rank, each in outcomes.items() if each.column_group is not None}
+    first = next(iter(digests), 0)
+    for rank, digest in digests.items():
+        if digest != digests[first]:
+            return (
+                f"the ranks do not agree on the column group {name}: got {digest} on rank {rank}, expected "
+                f"{digests[first]} as on rank {first}. Start every rank with the same pipeline.yaml and overrides"
+            )
+    return ""
+
+
+def _describe_unread(name: str, outcomes: Mapping[int, RankOutcome]) -> str:
+    """Why the ranks of a column group (empty: of all features) do not read all rows, or not equally often; empty if
+    they do. outcomes: by rank."""
+    first, of_group = next(iter(outcomes)), f" of the column group {name}" if name else ""
+    size = outcomes[first].data_world_size
+    for rank, outcome in outcomes.items():
         if outcome.data_world_size != size:
             return (
-                f"the ranks do not agree on the data world size: got {outcome.data_world_size} on rank {rank}, "
-                f"expected {size} as on rank 0. Pass the same data_world_size, or the same mesh, on every rank"
+                f"the ranks{of_group} do not agree on the data world size: got {outcome.data_world_size} on rank "
+                f"{rank}, expected {size} as on rank {first}. Pass the same data_world_size, or the same mesh, on "
+                f"every rank{of_group}"
             )
-    readers = Counter(outcome.data_rank for outcome in outcomes)
-    unread = [str(number) for number in range(size or 0) if number not in readers]
+    numbers = [outcome.data_rank for outcome in outcomes.values()]
+    unread = [str(number) for number in range(size or 0) if number not in numbers]
     if unread:
-        got = ", ".join(str(outcome.data_rank) for outcome in outcomes[:_SHOWN_RANKS])
-        more = " …" if len(outcomes) > _SHOWN_RANKS else ""
+        got = ", ".join(map(str, numbers[:_SHOWN_RANKS]))
+        more = " …" if len(numbers) > _SHOWN_RANKS else ""
         return (
-            f"no rank reads the rows of data rank {', '.join(unread[:_SHOWN_RANKS])}: got the data ranks {got}{more}, "
-            f"expected each of 0 to {(size or 0) - 1}. Pass each rank its own place among the data ranks"
+            f"no rank{of_group} reads the rows of data rank {', '.join(unread[:_SHOWN_RANKS])}: got the data ranks "
+            f"{got}{more}, expected each of 0 to {(size or 0) - 1}. Pass each rank{of_group} its own place among the "
+            "data ranks"
         )
     return ""
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from feedline.loader.device_bytes import DeviceBytes
 from feedline.loader.encoding.layout import ALIGNMENT_BYTES, BatchSchema, Placement, SlotHeader, SlotLayout
 from feedline.loader.encoding.slot import Buffer, read_header
 from feedline.loader.ring.pinning import events_on_all
@@ -70,7 +71,7 @@ class SlotTensors:
     _sparse: Features | None = None
     _exposed = True  # whether tensors over the slot need no fence, or have one
     # Of a batch on another device, without a root.
-    _device_bytes: torch.Tensor | None = None
+    _device_bytes: DeviceBytes | None = None
 
     def __init__(
         self,
@@ -204,7 +205,7 @@ class SlotTensors:
         count, kind = math.prod(shape), getattr(torch, dtype.name)
         if not count:
             return torch.empty(shape, dtype=kind, device=self.device)
-        flat = self._device_bytes[start : start + count * dtype.itemsize].view(kind)
+        flat = self._device_bytes.at(start, count * dtype.itemsize).view(kind)
         tensor = flat.view(shape) if strides is None else flat.view(shape[::-1]).t()
         return tensor.data  # its own version counter
 

@@ -50,8 +50,9 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def state_of(facts: PlanFacts, epoch: int, step: int) -> dict[str, Any]:
-    """The state before a step; after an epoch's last step, that of the next epoch's step 0."""
-    if step >= facts.steps_of(epoch):
+    """The state before a step; after an epoch's last step, that of the next epoch's step 0, unless that epoch may read
+    more of a followed table: then the state keeps the epoch."""
+    if step >= facts.steps_of(epoch) and facts.epoch is None:
         epoch, step = epoch + 1, 0
     names = {key: getattr(facts, key) for key in ("snapshot", "plan", "features", "seed", "lanes", "batch_size")}
     return {"version": STATE_VERSION, **names, "epoch": epoch, "step": step, ENVIRONMENT_KEY: facts.environment}

@@ -1,37 +1,97 @@
 """KeyedJaggedTensors of torchrec over a batch's tensors, with inverse indices of deduplicated features.
 
 Runs in: the trainer; torchrec is imported at first use. Its `EmbeddingBagCollection` pools the U rows of each key, and
-then selects the B rows of the batch by inverse indices, as RecD's IKJT.
+then selects the B rows of the batch by inverse indices, as RecD's IKJT. Its train pipelines trace what a model reads of
+a batch, which must be properties; they read one twice, ahead of the step and in it, so its value is kept.
 """
 
 from __future__ import annotations
 
 import sys
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
 
-from feedline.loader.dedup_tensors import DedupGroup, InverseColumn, InverseSparse
+from feedline.errors import FeedlineError
+from feedline.loader.dedup_tensors import DedupGroup
 from feedline.loader.encoding.layout import SlotColumn
-from feedline.loader.slot_tensors import FLOAT32, INT32, SlotTensors, Sparse
+from feedline.loader.keyed_columns import chosen_ids, chosen_weighted, ids_of
+from feedline.loader.slot_tensors import FLOAT32, INT32, SlotTensors
+
+
+class Jagged(NamedTuple):
+    """The tensors of several features, one after the other: values [V], lengths int32 [sum of rows], weights [V]."""
+
+    values: torch.Tensor
+    lengths: torch.Tensor
+    weights: torch.Tensor | None
 
 
 class KeyedTensors(SlotTensors):
     """The tensors of a batch, and keyed jagged ones over them."""
 
-    _inverse_indices: torch.Tensor | None = None  # created on first use
+    # Created on first use.
+    _inverse_indices: torch.Tensor | None = None
+    _sparse_kjt: Any = None
+    _weighted_kjt: Any = None
+    _whole_dense: torch.Tensor | None = None
 
     @property
     @abstractmethod
     def groups(self) -> Mapping[str, DedupGroup]:
         """The deduplicated groups by name."""
 
+    @property
+    @abstractmethod
+    def all_dense(self) -> torch.Tensor:
+        """The matrix of all dense features."""
+
     @abstractmethod
     def __getitem__(self, name: str) -> Any:
         """Any feature by name."""
+
+    @property
+    def sparse_features(self) -> Any:
+        """A `torchrec.KeyedJaggedTensor` of all ids: sparse features of int64, then categorical ones as lists of one.
+
+        Views of the slot where all keys are of one of the two kinds, else a copy. Of deduplicated features it holds all
+        rows in host memory, and on a GPU the unique rows with inverse indices. `SparseFeatures`, the dataset's argument
+        `sparse_features`, chooses features, their order, the type of values, and which rows.
+
+        ValueError: there are no such features. ModuleNotFoundError: without the extra `torchrec`.
+        """
+        if self._sparse_kjt is None:
+            choice = self._layout.sparse_features
+            names = chosen_ids(choice, self.schema)
+            if not names:
+                raise missing_lists(self._layout.sparse, "int64", False, None)
+            self._sparse_kjt = self._keyed(names, choice.dtype, expand=self._expands())
+        return self._sparse_kjt
+
+    @property
+    def weighted_sparse_features(self) -> Any:
+        """A `torchrec.KeyedJaggedTensor` of the weighted features with their weights; else as `sparse_features`."""
+        if self._weighted_kjt is None:
+            choice = self._layout.sparse_features
+            names = chosen_weighted(choice, self.schema)
+            if not names:
+                raise missing_lists(self._layout.sparse, "int64", True, None)
+            self._weighted_kjt = self._keyed(names, choice.dtype, weighted=True, expand=self._expands())
+        return self._weighted_kjt
+
+    def _expands(self) -> bool:
+        expand = self._layout.sparse_features.expand
+        return self.device.type == "cpu" if expand is None else expand
+
+    @property
+    def dense_features(self) -> torch.Tensor:
+        """float32 [B, D]: `all_dense`, made once."""
+        if self._whole_dense is None:
+            self._whole_dense = self.all_dense
+        return self._whole_dense
 
     def keyed_jagged(self, dtype: str = "int64") -> tuple[list[str], torch.Tensor, torch.Tensor]:
         """(keys, values, lengths) of the sparse features of one dtype, without a copy and without weights.
@@ -57,7 +117,7 @@ class KeyedTensors(SlotTensors):
         """A `torchrec.KeyedJaggedTensor` of the sparse features of one dtype, without a copy and without weights.
 
         weighted: the weighted features only, with their weights. categorical: int64 sparse features, and the
-        categorical ones after them, as lists of one id: a copy. Of deduplicated features it holds the unique rows,
+        categorical ones after them, as lists of one id. Of deduplicated features it holds the unique rows,
         with `stride_per_key_per_rank` and `inverse_indices`, by which `EmbeddingBagCollection` gives the result of all
         rows. An unsharded `EmbeddingCollection` ignores inverse indices: for it, `expand` copies all rows.
         group: the features of one deduplicated group only, those with weights or those without, as a plain one of U
@@ -66,36 +126,87 @@ class KeyedTensors(SlotTensors):
         ValueError: there are no such features. ModuleNotFoundError: without the extra `torchrec`.
         """
         if categorical:
-            return self._with_categorical(expand=expand, group=group)
-        columns = list(enumerate(self._layout.sparse))
-        indices = [index for index, column in columns if (column.weighted if weighted else column.dtype == dtype)]
+            names, dtype, weighted = list(ids_of(self.schema)), "int64", False
+        else:
+            columns = self._layout.sparse
+            names = [column.name for column in columns if (column.weighted if weighted else column.dtype == dtype)]
         if group is not None:
-            chosen = [index for index in indices if self._layout.sparse[index].dedup == group]
-            indices = [index for index in chosen if self._layout.sparse[index].weighted == weighted]
-        if not indices:
+            names = [name for name in names if self.schema[name].dedup == group]
+            if not categorical:
+                names = [name for name in names if self.schema[name].weighted == weighted]
+        if not names:
             raise missing_lists(self._layout.sparse, dtype, weighted, group)
-        keys, values, lengths = self._key_by(indices, self._layout.sparse[indices[0]].dtype)
-        weights = self._weights(indices, len(values)) if weighted else None
-        parts = [self._layout.part_of[index] for index in indices]
-        if expand and any(parts):
-            values, lengths, expanded = expand_lists([self.sparse[name] for name in keys])
-            return keyed_jagged_tensor(keys, values, lengths, expanded if weighted else None)
-        if group is not None or not any(parts):
-            return keyed_jagged_tensor(keys, values, lengths, weights)
-        if self._inverse_indices is None:
-            self._inverse_indices = inverse_indices_of(self._layout.part_of, self.groups, self.rows, self.device)
-        rows = self._layout.list_rows(self.rows, self._read_header().unique)
-        first, stop = indices[0], indices[-1] + 1  # neighbours in memory
-        inverse_indices = self._inverse_indices[first:stop]
-        return keyed_jagged_tensor(keys, values, lengths, weights, rows[first:stop], inverse_indices)
+        return self._keyed(names, "int64" if weighted else dtype, weighted=weighted, expand=expand, group=group)
 
-    def _with_categorical(self, *, expand: bool, group: str | None) -> Any:
-        lists = {column.name: self.sparse[column.name] for column in self._layout.sparse if column.dtype == "int64"}
-        columns = {column.name: self[column.name] for column in self.schema.group("categorical")}
-        group_of = {name: self.schema[name].dedup for name in (*lists, *columns)}
-        if group not in (None, *group_of.values()) or not group_of:
-            raise missing_lists(self._layout.sparse, "int64", False, group)
-        return with_categorical(lists, columns, self.groups, group_of, expand=expand, group=group)
+    def _keyed(
+        self,
+        names: Sequence[str],
+        dtype: str,
+        *,
+        weighted: bool = False,
+        expand: bool = False,
+        group: str | None = None,
+    ) -> Any:
+        """A KeyedJaggedTensor of these features. group: all are of this one, and inverse indices are left out."""
+        columns = [self.schema[name] for name in names]
+        grouped = any(column.dedup for column in columns)
+        expand = expand and grouped
+        runs = [self._run(run, weighted, expand) for run in _neighbours(columns, self._layout.sparse_index, expand)]
+        jagged = joined([run for run, _ in runs], dtype, copy=self._shares_memory(columns))
+        rows_of = dict(zip((None, *self.schema.dedup), (self.rows, *self._read_header().unique), strict=True))
+        rows = [self.rows if expand else rows_of[column.dedup] for column in columns]
+        inverse = self._inverse_of(columns) if grouped and not expand and group is None else None
+        counts = [count for _, counts in runs for count in counts]
+        return keyed_jagged_tensor(list(names), jagged, rows=rows, counts=counts, inverse_indices=inverse)
+
+    def _shares_memory(self, columns: Sequence[SlotColumn]) -> bool:
+        """Whether these features are on a device in one piece of memory with others than lists."""
+        if self._device_bytes is None:
+            return False
+        return not self._device_bytes.lists_apart or any(column.group != "sparse" for column in columns)
+
+    def _run(self, columns: Sequence[SlotColumn], weighted: bool, expand: bool) -> tuple[Jagged, list[int]]:
+        """Neighbours in memory, as views of the slot, and the values of each; expand: copies of all rows."""
+        first, count = columns[0], len(columns)
+        group = None if first.dedup is None else self.groups[first.dedup]
+        if first.group == "categorical":
+            matrix = (self if group is None else group).categorical[:, first.offset : first.offset + count]
+            if group is not None and expand:
+                matrix = group.expand(matrix)
+            ones = torch.ones(count * len(matrix), dtype=torch.int32, device=self.device)
+            return Jagged(matrix.t().reshape(-1), ones, None), [len(matrix)] * count
+        if group is not None and expand:
+            lists = [group.sparse[column.name].expand() for column in columns]
+            runs = [Jagged(each.values, each.lengths, each.weights if weighted else None) for each in lists]
+            return joined(runs, first.dtype, copy=False), [len(each.values) for each in lists]
+        start = self._layout.sparse_index[first.name]
+        indices = list(range(start, start + count))
+        _, values, lengths = self._key_by(indices, first.dtype)
+        sizes = self._read_header().values
+        own = self._weights(indices, len(values)) if weighted else None
+        return Jagged(values, lengths, own), list(sizes[start : start + count])
+
+    def _inverse_of(self, columns: Sequence[SlotColumn]) -> torch.Tensor:
+        """int64 [F, B]: for each feature, the unique row of each row of the batch."""
+        if any(column.group != "sparse" for column in columns):
+            return inverse_indices_of([column.dedup for column in columns], self.groups, self.rows, self.device)
+        if self._inverse_indices is None:
+            of_lists = [column.dedup for column in self._layout.sparse]
+            self._inverse_indices = inverse_indices_of(of_lists, self.groups, self.rows, self.device)
+        places = [self._layout.sparse_index[column.name] for column in columns]
+        if places == list(range(places[0], places[0] + len(places))):
+            return self._inverse_indices[places[0] : places[-1] + 1]
+        return self._inverse_indices[places]
+
+    def _made_for_torchrec(self) -> Iterator[torch.Tensor]:
+        """The tensors that were made for torchrec and are kept: copies, and views of the batch's own."""
+        for features in (self._sparse_kjt, self._weighted_kjt):
+            if features is not None:
+                inverse = features.inverse_indices_or_none()
+                parts = (features.values(), features.lengths_or_none(), features.offsets_or_none())
+                made = (*parts, features.weights_or_none(), None if inverse is None else inverse[1])
+                yield from (tensor for tensor in made if tensor is not None)
+        yield from (tensor for tensor in (self._inverse_indices, self._whole_dense) if tensor is not None)
 
     def _weights(self, indices: Sequence[int], count: int) -> torch.Tensor:
         """The weights of weighted features that are neighbours in memory, `count` of them."""
@@ -117,96 +228,87 @@ class KeyedTensors(SlotTensors):
 
 def keyed_jagged_tensor(
     keys: list[str],
-    values: torch.Tensor,
-    lengths: torch.Tensor,
-    weights: torch.Tensor | None,
-    unique_rows: Sequence[int] | None = None,
+    jagged: Jagged,
+    *,
+    rows: Sequence[int],
+    counts: Sequence[int] | None = None,
     inverse_indices: torch.Tensor | None = None,
 ) -> Any:
-    """A KeyedJaggedTensor of F keys over these tensors, without a copy: values and weights [V], lengths [sum of rows].
+    """A KeyedJaggedTensor of F keys over these tensors, without a copy.
 
-    unique_rows: the rows of each key, where some are deduplicated; inverse_indices int64 [F, B] then says which of them
-    each row of the batch has. ModuleNotFoundError: without torchrec.
+    rows: of each key, all the same without inverse indices. counts: the values of each key: with them, torchrec need
+    not add up lengths, for which it would wait for a GPU. inverse_indices: int64 [F, B], which row of a key each row of
+    the batch has. ModuleNotFoundError: without torchrec.
     """
     try:
         from torchrec import KeyedJaggedTensor  # noqa: PLC0415 -- an extra, and seconds to import
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"Batch.to_torchrec needs torchrec, and {error.name!r} is not installed. Install the extra "
+            f"a KeyedJaggedTensor needs torchrec, and {error.name!r} is not installed. Install the extra "
             "(pip install 'feedline[torchrec]'; on a machine without a GPU as docs/dedup.md says), or take the parts "
             "from Batch.keyed_jagged().",
             name=error.name,
         ) from error
-    dedup: dict[str, Any] = {}
-    if unique_rows is not None:
-        strides = [[rows] for rows in unique_rows]
-        dedup = {"stride_per_key_per_rank": strides, "inverse_indices": (keys, inverse_indices)}
-    return KeyedJaggedTensor(keys=keys, values=values, weights=weights, lengths=lengths, **dedup)
+    known: dict[str, Any] = {} if counts is None else {"length_per_key": list(counts)}
+    if inverse_indices is None:
+        known["stride"] = rows[0]
+    else:
+        known |= {"stride_per_key_per_rank": [[each] for each in rows], "inverse_indices": (keys, inverse_indices)}
+    features = KeyedJaggedTensor(
+        keys=keys, values=jagged.values, weights=jagged.weights, lengths=jagged.lengths, **known
+    )
+    if jagged.values.device.type == "cpu":
+        features.clear_storage = _refuse_to_free  # the ring's memory; on a device, the lists' storage is their own
+    return features
 
 
-def expand_lists(features: Sequence[Sparse]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """(values, lengths, weights) of all rows of features, one after the other: a copy of the values."""
-    plain = [feature.expand() if isinstance(feature, InverseSparse) else feature for feature in features]
-    weights = [feature.weights for feature in plain if feature.weights is not None]
-    return (
-        torch.cat([feature.values for feature in plain]),
-        torch.cat([feature.lengths for feature in plain]),
-        torch.cat(weights) if len(weights) == len(plain) else None,
+def _refuse_to_free() -> NoReturn:
+    raise FeedlineError(
+        "free_features_storage_early needs batches on a GPU: got one in host memory, which may be the ring's. Leave "
+        "this option of torchrec's train pipeline off"
     )
 
 
+def joined(runs: Sequence[Jagged], dtype: str, *, copy: bool) -> Jagged:
+    """One after the other, with values of a dtype: a copy of several, else if it must be one."""
+    values, lengths = [run.values for run in runs], [run.lengths for run in runs]
+    weights = [run.weights for run in runs if run.weights is not None]
+    if len(runs) > 1 or copy:
+        values, lengths = [torch.cat(values)], [torch.cat(lengths)]
+        weights = [torch.cat(weights)] if weights else []
+    return Jagged(values[0].to(getattr(torch, dtype)), lengths[0], weights[0] if weights else None)
+
+
+def _neighbours(columns: Sequence[SlotColumn], sparse_index: Mapping[str, int], expand: bool) -> list[list[SlotColumn]]:
+    """The features in runs that lie side by side in a slot. expand: none is of several deduplicated groups."""
+    runs: list[list[SlotColumn]] = []
+    last: tuple[object, ...] = ()
+    for column in columns:
+        if column.group == "categorical":
+            kind, place = ("categorical", column.dedup), column.offset
+        else:
+            kind, place = (column.dtype, column.dedup if expand else None), sparse_index[column.name]
+        if last == (*kind, place - 1):
+            runs[-1].append(column)
+        else:
+            runs.append([column])
+        last = (*kind, place)
+    return runs
+
+
 def inverse_indices_of(
-    parts: Sequence[int], groups: Mapping[str, DedupGroup], rows: int, device: torch.device
+    of_columns: Sequence[str | None], groups: Mapping[str, DedupGroup], rows: int, device: torch.device
 ) -> torch.Tensor:
     """int64 [F, B]: the row of each feature that each row of the batch has.
 
-    parts: of each feature, 0 for every row its own, else the number of its group from 1.
+    of_columns: the deduplicated group of each feature, None for features whose every row is their own.
     """
-    inverses = [torch.arange(rows, device=device), *(group.inverse for group in groups.values())]
-    indices = torch.empty(len(parts), rows, dtype=torch.int64, device=device)
-    for row, part in zip(indices, parts, strict=True):
-        row.copy_(inverses[part])
+    inverses: dict[str | None, torch.Tensor] = {name: group.inverse for name, group in groups.items()}
+    inverses[None] = torch.arange(rows, device=device)
+    indices = torch.empty(len(of_columns), rows, dtype=torch.int64, device=device)
+    for row, name in zip(indices, of_columns, strict=True):
+        row.copy_(inverses[name])
     return indices
-
-
-def with_categorical(
-    lists: Mapping[str, Sparse],
-    columns: Mapping[str, torch.Tensor | InverseColumn],
-    groups: Mapping[str, DedupGroup],
-    group_of: Mapping[str, str | None],
-    *,
-    expand: bool,
-    group: str | None,
-) -> Any:
-    """A KeyedJaggedTensor of ragged features and then of categorical ones, as lists of one id: a copy.
-
-    group_of: the deduplicated group of each feature. expand, group: as of `Batch.to_torchrec`.
-    """
-    features = dict(lists) | {name: _lists_of_one(column) for name, column in columns.items()}
-    if group is not None:
-        features = {name: feature for name, feature in features.items() if group_of[name] == group}
-    names = list(features)
-    if expand or (group is None and not any(group_of[name] for name in names)):
-        values, lengths, _ = expand_lists(list(features.values()))
-        return keyed_jagged_tensor(names, values, lengths, None)
-    values = torch.cat([feature.values for feature in features.values()])
-    lengths = torch.cat([feature.lengths for feature in features.values()])
-    if group is not None:
-        return keyed_jagged_tensor(names, values, lengths, None)
-    parts = [1 + list(groups).index(str(group_of[name])) if group_of[name] else 0 for name in names]
-    rows = next(len(each.inverse) for each in groups.values())
-    inverse = inverse_indices_of(parts, groups, rows, values.device)
-    unique_rows = [len(feature.lengths) for feature in features.values()]
-    return keyed_jagged_tensor(names, values, lengths, None, unique_rows, inverse)
-
-
-def _lists_of_one(column: torch.Tensor | InverseColumn) -> Sparse:
-    values = column.values if isinstance(column, InverseColumn) else column
-    lengths = torch.ones(len(values), dtype=torch.int32, device=values.device)
-    offsets = torch.arange(len(values) + 1, device=values.device)
-    if isinstance(column, InverseColumn):
-        return InverseSparse(values, lengths, offsets, None, column.inverse)
-    return Sparse(values, lengths, offsets)
 
 
 def missing_lists(columns: Sequence[SlotColumn], dtype: str, weighted: bool, group: str | None) -> ValueError:
@@ -220,6 +322,11 @@ def missing_lists(columns: Sequence[SlotColumn], dtype: str, weighted: bool, gro
     return ValueError(
         f"batches of this pipeline have no {wanted}{of_group}: their sparse features are {found or 'none'}."
     )
+
+
+def needs_lists_apart() -> bool:
+    """Whether torchrec is there, whose train pipelines may free the memory of lists."""
+    return "torchrec" in sys.modules
 
 
 def register_pipelineable(batch: type) -> None:

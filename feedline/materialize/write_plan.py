@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from feedline.blocks.jobs import compile_job
 from feedline.errors import SpecError
-from feedline.fitting.reduction import Workers
+from feedline.fitting.reduction import Workers, run_tasks
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import Quality
 from feedline.materialize.array_files import array_columns, create_arrays, write_part, write_shards
@@ -35,7 +35,6 @@ FORMATS = ("zarr", "parquet")
 _FORMAT = 1  # of the facts in the marker
 _BLOCK_ROWS = 131_072
 _BLOCK_BYTES = 64 << 20  # compressed bytes that a block reads
-_TASKS_PER_THREAD = 2
 
 Format = Literal["zarr", "parquet"]
 
@@ -106,7 +105,7 @@ def write_plan(
         files = FilesJob(job=job, output=folder.begin())
         if format == "parquet":
             nbytes, columns = 0, file_columns(schema)
-            for index, (size, quality) in _run(workers, write_block_file, files, tasks):
+            for index, (size, quality) in run_tasks(workers, write_block_file, files, tasks):
                 nbytes += size
                 add(blocks[index], quality)
         else:
@@ -155,7 +154,7 @@ def _write_parts(
     """Compute all blocks into parts; returns what these hold. add: called for each, in the order of arrival."""
     arrays = arrays_of(schema)
     counts = np.zeros((len(tasks), lists_in(arrays)), np.int64)
-    for index, (found, quality) in _run(workers, write_part, files, tasks):
+    for index, (found, quality) in run_tasks(workers, write_part, files, tasks):
         counts[index] = found
         add(index, quality)
     return PartSizes(arrays, np.array([task.request.rows for task in tasks], np.int64), counts)
@@ -165,28 +164,10 @@ def _write_arrays(files: FilesJob, sizes: PartSizes, workers: Workers, say: Prog
     """Write all shards; returns their bytes."""
     total = sum(sizes.total(index) * array.item_bytes for index, array in enumerate(sizes.arrays))
     nbytes = 0
-    for _, written in _run(workers, write_shards, files, create_arrays(files.output, sizes)):
+    for _, written in run_tasks(workers, write_shards, files, create_arrays(files.output, sizes)):
         nbytes += written
         say(MaterializeProgress(what="bytes", done=nbytes, total=total))
     return nbytes
-
-
-def _run(
-    workers: Workers, function: Callable[[Any, Any], Any], job: FilesJob, tasks: Sequence[Any]
-) -> Iterator[tuple[int, Any]]:
-    """The results of all tasks with their indices, as they come; raises what a task raises, after ending the others."""
-    running: dict[Any, int] = {}
-    queue = iter(enumerate(tasks))
-    try:
-        while True:
-            while len(running) < _TASKS_PER_THREAD * workers.threads and (task := next(queue, None)) is not None:
-                running[workers.start(function, job, task[1], urgent=False)] = task[0]
-            if not running:
-                return
-            for handle in workers.wait_any(list(running)):
-                yield running.pop(handle), workers.result(handle)
-    finally:
-        workers.forget(list(running))
 
 
 def _facts(plan: Plan, format: str, rows: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Runs in: the feeder, the CLI, `Pipeline`. It only computes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -21,6 +21,7 @@ from feedline.spec import PipelineSpec
 from feedline.transforms.compile.compiled import CompiledFeatures
 from feedline.warehouse.reading.columns import column_bytes
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample
+from feedline.warehouse.selection.exclusion import covers
 from feedline.warehouse.selection.pruning_report import deciding_parts, needed_bytes
 from feedline.warehouse.selection.select import Selection
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -49,7 +50,9 @@ class BoundTable:
     @cached_property
     def gaps(self) -> Gaps:
         """Nulls of selected rows that features cannot hold, and columns that files lack, according to footers."""
-        return find_gaps(self._read_columns, self.snapshot, self.selection.rows, self.where)
+        gaps = find_gaps(self._read_columns, self.snapshot, self.selection.rows, self.where)
+        is_checked = covers(self.selection.exclusion, self.features.fingerprint[:32])
+        return replace(gaps, nulls=()) if is_checked else gaps
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
@@ -79,7 +82,7 @@ class BoundTable:
         struct counts as a whole, whichever of its fields are read."""
         marking = [part for mark in self._read_columns.marks for part in mark.parts]
         read = frozenset([*self.features.parts, *kept_columns(self.job), *marking])
-        whole = self.selection.rows == self.snapshot.rows_per_row_group
+        whole = self.selection.kept_rows == self.snapshot.rows_per_row_group
         weigh = self.sample is not None and SAMPLE_WEIGHT in read
         needs = deciding_parts(self.selection.proofs, self.where, self.sample, whole=whole, weigh=weigh)
         return needed_bytes(self.snapshot, [(read, np.ones(len(whole), np.bool_)), *needs])

@@ -6,6 +6,7 @@ Runs in: the feeder, the CLI, `Pipeline.batches`. It reads footer facts, artifac
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
@@ -29,6 +30,8 @@ from feedline.planning.binding.table_features import (
     refuse_constant_groups,
     required_functions,
 )
+from feedline.planning.exclusions import exclude_rows
+from feedline.planning.follow.border import Border
 from feedline.planning.plan import Plan
 from feedline.planning.plan_version import newest_version
 from feedline.planning.table_snapshot import cache_ref
@@ -60,12 +63,18 @@ def make_plan(
     rebase: Rebase | None = None,
     artifacts: ArtifactSetRef | None = None,
     selection: Selection | None = None,
+    exclude: bool = True,
+    border: Border | None = None,
+    earlier: Callable[[], Snapshot | None] = lambda: None,
 ) -> Plan:
     """Resolve a spec against a snapshot; `map` runs the counting pass (default: threads of this process).
 
     `artifacts`: the artifact set to use (default: the current one); some may be missing, see `Plan.require_fitted`.
-    `selection`: that of another plan of the spec on this snapshot, which is not counted again. Raises
-    SpecError, with file, line and path, where pipeline.yaml does not match the table.
+    `selection`: that of another plan of the spec on this snapshot, which is not counted again. `exclude`: leave out the
+    rows of `source.exclude`. `border`: of the epoch of a followed table that the plan is of. `earlier`: a snapshot
+    whose counts hold for unchanged files.
+
+    Raises SpecError, with file, line and path, where pipeline.yaml does not match the table.
     """
     stored = _artifact_set(spec, snapshot, artifacts)
     schema = planned_schema(spec, snapshot.schema)
@@ -78,7 +87,8 @@ def make_plan(
     if spec.source.schema_rules.missing == "error":
         require_columns(spec, snapshot, columns.parts(snapshot.schema), where)
     if selection is None:
-        selection = select_rows(snapshot, where, sample=sample, work_dir=spec.work_dir, map=map)
+        selection = select_rows(snapshot, where, sample=sample, work_dir=spec.work_dir, map=map, earlier=earlier)
+        selection = exclude_rows(spec, snapshot, selection) if exclude else selection
     if not int(selection.rows.sum()):
         raise _empty_error(spec, snapshot, where, selection)
     record = recording_of(spec, snapshot)
@@ -90,11 +100,10 @@ def make_plan(
         selection=selection,
         features=features,
         layout=SlotLayout(batch_schema(features)),
-        job=_job(
-            spec, schema, columns, by, record, stored.pinned_ref, _read_epochs(spec, columns, snapshot, selection)
-        ),
+        job=_job(spec, schema, columns, by, record, stored.pinned_ref, read_epochs(spec, columns, snapshot, selection)),
         lanes=lanes,
         skipped=load_skipped(spec.work_dir, snapshot.id),
+        border=border,
         rebase=rebase,
         version=newest_version(spec.shuffle),
         salt=() if spec.source_name is None else (spec.source_name,),
@@ -120,6 +129,9 @@ def _empty_error(
     if snapshot.rows == 0:
         return PlanError(f"the table has no rows: got {len(snapshot.files)} files without rows at {spec.source.table}")
     matched = selection.report.matched.rows
+    if selection.report.kept.rows:
+        message = f"every selected row is excluded: got {selection.report.kept.rows:,} bad rows, expected others"
+        return spec.error(("source", "exclude"), f"{message}. See what is wrong with `feedline check --rows`")
     if matched and spec.source.sample is not None:
         fraction = spec.source.sample.fraction
         message = f"the sample keeps no row: got 0 of {matched:,} rows with the fraction {fraction}"
@@ -157,11 +169,9 @@ def _job(
     artifacts: ArtifactSetRef,
     auto: ReadEpochs | None,
 ) -> Job:
-    names = set(columns.columns(schema))
-    used = pa.schema([field for field in schema if field.name in names])
     return Job(
         features=columns.features.features,
-        schema=used.serialize().to_pybytes(),
+        schema=column_schema(schema, columns),
         where=spec.source.where,
         by=by,
         environment=local_environment(),
@@ -174,6 +184,12 @@ def _job(
     )
 
 
+def column_schema(schema: pa.Schema, columns: ReadColumns) -> bytes:
+    """The columns of a schema that blocks read, as a job names them: in Arrow's IPC format."""
+    names = set(columns.columns(schema))
+    return pa.schema([field for field in schema if field.name in names]).serialize().to_pybytes()  # type: ignore[no-any-return]
+
+
 def _features_cache(cache: CacheSpec | None) -> CacheRef | None:
     """The cache that blocks take finished features from, and add them to."""
     if cache is None or cache.mode not in ("auto", "features"):
@@ -181,7 +197,7 @@ def _features_cache(cache: CacheSpec | None) -> CacheRef | None:
     return cache_ref(cache)
 
 
-def _read_epochs(
+def read_epochs(
     spec: PipelineSpec, columns: ReadColumns, snapshot: Snapshot, selection: Selection
 ) -> ReadEpochs | None:
     """What a cache that decides for itself needs to know."""

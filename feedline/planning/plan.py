@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -23,9 +23,10 @@ from feedline.blocks.request import BlockRequest, Job, PieceRequest
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.state import rebased_state
 from feedline.loader.wire.codec import from_values
-from feedline.loader.wire.facts import BadFileFacts, PlanFacts, RebaseChanges, RestFacts
+from feedline.loader.wire.facts import BadFileFacts, ColumnGroup, PlanFacts, RebaseChanges, RestFacts
 from feedline.planning.binding.fitted_artifacts import require_fitted
 from feedline.planning.bound_table import BoundTable
+from feedline.planning.follow.border import Border
 from feedline.planning.mixing import (
     BlockSizes,
     MixingWindow,
@@ -37,10 +38,12 @@ from feedline.planning.mixing import (
 from feedline.planning.plan_version import PLAN_VERSION, newest_version
 from feedline.planning.schedule import Block, Piece, Schedule
 from feedline.planning.sources.source_passes import PassPlace
+from feedline.spec.chosen_features import column_group_name
 from feedline.spec.expectations import OnExpect
 from feedline.spec.features import FeatureSpec
 from feedline.warehouse.bad_files import BadFile
-from feedline.warehouse.reading.fragment import Fragment, fragment_at
+from feedline.warehouse.reading.fragment import Fragment
+from feedline.warehouse.reading.sample import Bools
 from feedline.warehouse.rebase.remaining_rows import Rebase
 from feedline.warehouse.snapshot.splits import Splits, plan_splits
 
@@ -49,17 +52,21 @@ from feedline.warehouse.snapshot.splits import Splits, plan_splits
 class Plan(BoundTable):
     """A resolved pipeline, independent of epoch and rank.
 
-    With a `rebase`, one epoch is only its remaining rows; all others are whole. version: see `plan_version`.
-    resumed_window: that of the run that is continued (None: a new run's, which bytes choose). salt: of permutations,
-    the name of one of several sources; share: the part of a lane's rows of a step that this source has.
+    With a `rebase`, one epoch is only its remaining rows; all others are whole. border: that before the one epoch that
+    reads this snapshot of a followed table. version: see `plan_version`. resumed_window: that of the run that is
+    continued (None: a new run's, which bytes choose). whole: the plan of all features, if this one computes only those
+    of a column group, for the same rows and steps. salt: of permutations, the name of one of several
+    sources; share: the part of a lane's rows of a step that this source has.
     """
 
     layout: SlotLayout
     lanes: int
     skipped: tuple[BadFile, ...] = ()
+    border: Border | None = None
     rebase: Rebase | None = None
     version: int = PLAN_VERSION
     resumed_window: MixingWindow | None = None
+    whole: Plan | None = None
     salt: tuple[str, ...] = ()
     share: Fraction = Fraction(1)
 
@@ -83,13 +90,13 @@ class Plan(BoundTable):
     @cached_property
     def window(self) -> MixingWindow:
         """The rows that a lane mixes."""
-        return self.resumed_window or choose_window(self.spec.shuffle, self.version, self.row_bytes)
+        return self.resumed_window or choose_window(self.spec.shuffle, self.version, (self.whole or self).row_bytes)
 
     @cached_property
     def sizes(self) -> BlockSizes:
         """The rows of splits, blocks and windows."""
-        shuffle, window, nbytes = self.spec.shuffle, self.window, self.row_bytes
-        return block_sizes(self.spec.source, shuffle, self.lanes, self.version, window, nbytes, self.share)
+        row_bytes, shuffle = (self.whole or self).row_bytes, self.spec.shuffle
+        return block_sizes(self.spec.source, shuffle, self.lanes, self.version, self.window, row_bytes, self.share)
 
     @cached_property
     def splits(self) -> Splits:
@@ -105,7 +112,7 @@ class Plan(BoundTable):
     @cached_property
     def _remaining_rows(self) -> NDArray[np.int64]:
         """Rows per row group that the rebased epoch still delivers."""
-        return self.selection.rows if self.rebase is None else self.rebase.remaining(self.selection.rows)
+        return self.selection.rows if self.rebase is None else self.rebase.remaining(self.selection)
 
     def remaining_rows(self, epoch: int) -> NDArray[np.int64]:
         """int64 [row groups]: the rows that an epoch delivers, or drops at its end."""
@@ -147,15 +154,18 @@ class Plan(BoundTable):
             "tail": self.spec.batch.tail,
             **({} if self.rebase is None else {"rebase": self.rebase.id}),
             **({} if not self.salt else {"salt": self.salt, "share": str(self.share)}),
+            **({} if self.spec.source.follow is None else {"follow": self.spec.source.follow.epoch}),
         }
         if self.sample is not None:
             facts["sample"] = asdict(self.sample.sample)
+        if (excludes := self.selection.excludes) is not None:
+            facts["exclude"] = excludes.id
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
     @property
     def features_fingerprint(self) -> str:
-        """A digest of everything that decides what a row becomes."""
-        return self.features.fingerprint[:32]
+        """A digest of everything that decides what a row becomes, in all features of the pipeline."""
+        return (self.whole or self).features.fingerprint[:32]
 
     @property
     def needs_artifacts(self) -> bool:
@@ -210,6 +220,11 @@ class Plan(BoundTable):
         """The features, with their expectations."""
         return self.job.features
 
+    @property
+    def epoch(self) -> int | None:
+        """The only epoch that the plan is of, where the table is followed."""
+        return None if self.border is None else self.border.epoch
+
     def places(self, epoch: int, step: int) -> tuple[PassPlace, ...]:
         """The position of each source before a step."""
         return (PassPlace(number=epoch, step=step),)
@@ -246,29 +261,14 @@ class Plan(BoundTable):
 
     @property
     def snapshot_name(self) -> str:
-        """The snapshot's name in a state: its id and, after a plus sign, that of the rebase."""
-        return self.snapshot.id if self.rebase is None else f"{self.snapshot.id}+{self.rebase.id}"
+        """The snapshot's name in a state: its id and, after an at sign, that of its epoch's border, and after a plus
+        sign that of the rebase."""
+        name = self.snapshot.id if self.border is None else self.border.name
+        return name if self.rebase is None else f"{name}+{self.rebase.id}"
 
     def facts(self) -> PlanFacts:
         """The facts that a trainer needs; `steps` and rows are those of a whole epoch."""
-        schedule = self.whole_schedule
-        return PlanFacts(
-            snapshot=self.snapshot_name,
-            plan=self.fingerprint,
-            features=self.features_fingerprint,
-            environment=environment_text(self.job.environment),
-            seed=self.seed,
-            lanes=self.lanes,
-            batch_size=self.spec.batch.size,
-            steps=schedule.steps,
-            rows=schedule.rows,
-            rows_dropped=schedule.rows_dropped,
-            bad_files=self.bad_files(),
-            nulls=tuple(self.gaps.warnings()),
-            absent=tuple(self.gaps.notes()),
-            schema=self.layout.schema,
-            rest=_rest_facts(self),
-        )
+        return _plan_facts(self)
 
     def bad_files(self) -> tuple[BadFileFacts, ...]:
         return tuple(BadFileFacts(path=bad.file, reason=bad.reason, rows=bad.rows) for bad in self.skipped)
@@ -285,13 +285,55 @@ class Plan(BoundTable):
         low = int(np.searchsorted(ends, piece.start, side="right"))
         high = int(np.searchsorted(ends, piece.stop, side="left")) + 1
         groups = first + low + np.flatnonzero(remaining[low:high])
-        file, proofs = int(self.splits.file[piece.split]), self.selection.proofs
-        fragment = fragment_at(self.snapshot, file, groups, self.selection.rows[groups], proofs)
-        if rest is not None and any(rest.bits(group) for group in groups.tolist()):
-            fragment = replace(fragment, excluded=tuple(rest.bits(group) for group in groups.tolist()))
+        more_excluded = None if rest is None else rest.bits
+        fragment = self.selection.fragment(self.snapshot, groups, more_excluded=more_excluded)
         skip = piece.start - (int(ends[low - 1]) if low else 0)
         request = PieceRequest(fragment=fragment, skip=skip, rows=piece.stop - piece.start)
         return request, int(self.row_group_bytes[groups].sum())
+
+
+def _plan_facts(plan: Plan) -> PlanFacts:
+    schedule = plan.whole_schedule
+    return PlanFacts(
+        snapshot=plan.snapshot_name,
+        plan=plan.fingerprint,
+        features=plan.features_fingerprint,
+        environment=environment_text(plan.job.environment),
+        seed=plan.seed,
+        lanes=plan.lanes,
+        batch_size=plan.spec.batch.size,
+        steps=schedule.steps,
+        rows=schedule.rows,
+        rows_dropped=schedule.rows_dropped,
+        bad_files=plan.bad_files(),
+        nulls=tuple(plan.gaps.warnings()),
+        absent=tuple(plan.gaps.notes()),
+        schema=plan.layout.schema,
+        rest=_rest_facts(plan),
+        column_group=column_group_of([plan]),
+        epoch=plan.epoch,
+    )
+
+
+def left_out(plan: Plan, row_group: int, epoch: int) -> Bools:
+    """bool [rows that filter and sample keep of a row group]: those that an epoch leaves out, as they are bad or, of a
+    rebased one, were delivered before."""
+    mask, rest = plan.selection.excluded_mask(row_group), plan.rest(epoch)
+    return mask if rest is None else mask | rest.mask(row_group, len(mask))
+
+
+def group_name(plan: Plan) -> str:
+    """The name of the column group whose features a plan computes; empty for all features."""
+    return "" if plan.whole is None else column_group_name([feature.name for feature in plan.features.features])
+
+
+def column_group_of(plans: Sequence[Plan]) -> ColumnGroup | None:
+    """The column group of the plans of all sources; None for all features."""
+    if plans[0].whole is None:
+        return None
+    digests = [plan.features.fingerprint[:32] for plan in plans]
+    digest = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()[:32]
+    return ColumnGroup(name=group_name(plans[0]), digest=digest)
 
 
 def _rest_facts(plan: Plan) -> RestFacts | None:
@@ -311,6 +353,4 @@ def _rest_facts(plan: Plan) -> RestFacts | None:
 
 def first_fragment(plan: Plan) -> Fragment:
     """The first row group that keeps rows."""
-    group = int(np.flatnonzero(plan.selection.rows > 0)[0])
-    file, groups = int(plan.snapshot.file_of_row_group[group]), np.array([group])
-    return fragment_at(plan.snapshot, file, groups, plan.selection.rows[groups], plan.selection.proofs)
+    return plan.selection.fragment(plan.snapshot, np.flatnonzero(plan.selection.rows > 0)[:1])

@@ -26,7 +26,7 @@ from feedline.blocks.request import PieceRequest
 from feedline.errors import DataError, StateError, TableError
 from feedline.hashing import Words
 from feedline.planning.binding.recording import unkeyed_recording
-from feedline.planning.plan import Plan
+from feedline.planning.plan import Plan, left_out
 from feedline.planning.rows.block_order import block_order
 from feedline.planning.rows.delivered_rows import DeliveredRows, find_delivered_rows
 from feedline.planning.schedule import Block
@@ -85,6 +85,7 @@ def require_comparable(old: Plan, snapshot: Snapshot) -> None:
 class _RebasePlanner:
     def __init__(self, old: Plan, new: Plan, *, epoch: int, step: int, map: Map) -> None:
         self._old, self._new = old, new
+        self._old_kept, self._new_kept = old.selection.kept_rows, new.selection.kept_rows
         self._epoch, self._step = epoch, step
         self._map = map
         self._files = file_changes(old.snapshot, new.snapshot)
@@ -127,14 +128,13 @@ class _RebasePlanner:
 
     def _delivered_by_group(self, delivered: DeliveredRows) -> dict[int, Bools]:
         """Per row group of the old table with delivered rows: bool [its kept rows], including earlier rebases."""
-        old, rest = self._old, self._old.rest(self._epoch)
-        kept_rows = old.selection.rows
-        done = {} if rest is None else {group: rest.mask(group, int(kept_rows[group])) for group in rest.excluded}
+        old, rest, kept = self._old, self._old.rest(self._epoch), self._old_kept
+        done = {} if rest is None else {group: rest.mask(group, int(kept[group])) for group in rest.excluded}
         for split, mask in delivered.splits.items():
             first = 0
             for group in range(int(old.splits.first_row_group[split]), int(old.splits.stop_row_group[split])):
-                whole = done.get(group, np.zeros(int(kept_rows[group]), np.bool_))
-                remaining = np.flatnonzero(~whole) if rest is not None else np.arange(len(whole))
+                whole = done.get(group, np.zeros(int(kept[group]), np.bool_))
+                remaining = np.flatnonzero(~left_out(old, group, self._epoch))
                 whole[remaining[mask[first : first + len(remaining)]]] = True
                 if whole.any():
                     done[group] = whole
@@ -188,7 +188,7 @@ class _RebasePlanner:
             old.snapshot.row_groups_of(before).tolist(), new.snapshot.row_groups_of(after).tolist(), strict=True
         )
         for old_group, new_group in groups:
-            old_rows, new_rows = old.selection.rows[old_group], new.selection.rows[new_group]
+            old_rows, new_rows = self._old_kept[old_group], self._new_kept[new_group]
             if old_rows != new_rows:
                 path = old.snapshot.files["path"][before].as_py()
                 raise DataError(
@@ -203,7 +203,7 @@ class _RebasePlanner:
         """Find the delivered rows of a partition's old files among those of its new files."""
         old, new = self._old, self._new
         groups = [group for file in before for group in old.snapshot.row_groups_of(file).tolist() if group in done]
-        fragments = [fragment for file in after for fragment in _fragments(new, file)]
+        fragments = [fragment for file in after for fragment in self._fragments(file)]
         if not groups or not fragments:
             self._gone += sum(int(done[group].sum()) for group in groups)
             return
@@ -217,6 +217,8 @@ class _RebasePlanner:
             self._refuse_duplicates(names, parts[0])
         excluded = delivered_again(identities, rows)
         gone = len(identities) - int(excluded.sum())
+        left_out = [new.selection.excluded_mask(group) for file_groups, _ in fragments for group in file_groups]
+        nameless &= ~np.concatenate(left_out)
         if gone and nameless.any():  # a delivered row may have lost its key
             raise self._unrecorded_error(int(nameless.sum()), parts)
         self._gone += gone
@@ -226,6 +228,16 @@ class _RebasePlanner:
                 self._excluded[group] = excluded[first : first + kept_rows]
                 first += kept_rows
 
+    def _fragments(self, file: int) -> Iterator[tuple[list[int], Fragment]]:
+        """Per split of a new file: its row groups (in the table) that keep rows, and the fragment that reads these, bad
+        ones included."""
+        plan, kept = self._new, self._new_kept
+        for split in plan.splits.of_file(file):
+            groups = np.arange(plan.splits.first_row_group[split], plan.splits.stop_row_group[split])
+            groups = groups[kept[groups] > 0]
+            if len(groups):
+                yield groups.tolist(), fragment_at(plan.snapshot, file, groups, kept[groups], plan.selection.proofs)
+
     def _nameless(self, rows: Words) -> Bools:
         return np.zeros(len(rows), np.bool_) if self._recording is None else self._recording.identity.nameless(rows)
 
@@ -234,7 +246,7 @@ class _RebasePlanner:
         old = self._old
         parts, missing = [np.zeros(0, np.uint64)], 0
         for file, of_file in by_file(old.snapshot, groups):
-            fragment = fragment_at(old.snapshot, file, of_file, old.selection.rows[of_file])
+            fragment = fragment_at(old.snapshot, file, of_file, self._old_kept[of_file])
             for group, identities in zip(of_file.tolist(), self._recorded_identities(fragment), strict=True):
                 usable = identities.present & ~self._nameless(identities.rows)
                 missing += int((done[group] & ~usable).sum())
@@ -315,13 +327,3 @@ def _counts(files: FileChanges, old: Plan, new: Plan) -> dict[str, Any]:
 
 def _kept_rows(plan: Plan, files: Iterable[int]) -> int:
     return sum(int(plan.selection.rows[plan.snapshot.row_groups_of(file)].sum()) for file in files)
-
-
-def _fragments(plan: Plan, file: int) -> Iterator[tuple[list[int], Fragment]]:
-    """Per split of a file: its row groups (in the table) that keep rows, and the fragment that reads them."""
-    for split in plan.splits.of_file(file):
-        groups = np.arange(plan.splits.first_row_group[split], plan.splits.stop_row_group[split])
-        groups = groups[plan.selection.rows[groups] > 0]
-        if len(groups):
-            kept_rows, proofs = plan.selection.rows[groups], plan.selection.proofs
-            yield groups.tolist(), fragment_at(plan.snapshot, file, groups, kept_rows, proofs)

@@ -16,7 +16,7 @@ from typing import Any
 
 from feedline.artifacts.store import ArtifactSetRef
 from feedline.artifacts.type_records import save_types
-from feedline.errors import FeedlineError, StateError
+from feedline.errors import FeedlineError, PlanError, StateError, TableError
 from feedline.loader.state import checked_state
 from feedline.loader.wire.codec import to_values
 from feedline.loader.wire.facts import Hello, RebaseRequest
@@ -25,18 +25,30 @@ from feedline.planning.artifact_choice import resolve_artifacts
 from feedline.planning.binding.fitted_artifacts import artifact_set_key, artifacts_dir
 from feedline.planning.binding.selected_rows import bound_sample, bound_where
 from feedline.planning.binding.table_features import served_schema
+from feedline.planning.column_groups import plan_column_group
+from feedline.planning.exclusions import explain_exclusion, load_exclusion, with_exclusion_of
+from feedline.planning.follow.border import Border, load_border, split_border
+from feedline.planning.follow.next_border import (
+    FollowRequest,
+    NothingLandedError,
+    border_of_epoch,
+    first_border,
+    rebased_border,
+)
 from feedline.planning.make_plan import make_plan
-from feedline.planning.plan import Plan
+from feedline.planning.plan import Plan, group_name
 from feedline.planning.rebase import rebase, require_comparable
 from feedline.planning.schedule import rank_lanes
 from feedline.planning.skip_bad_files import Take, good_snapshot
-from feedline.planning.sources.make_mixed_plan import FrozenSource, plan_sources
-from feedline.planning.sources.mixed_plan import RunPlan
+from feedline.planning.sources.make_mixed_plan import FrozenSource, load_frozen, plan_sources, snapshot_names
+from feedline.planning.sources.mixed_plan import MixedPlan, RunPlan
 from feedline.planning.sources.source_passes import PassPlace
 from feedline.planning.table_snapshot import as_read, fresh_snapshot, snapshot_of_source
 from feedline.spec import PipelineSpec
+from feedline.spec.chosen_features import column_group_name
 from feedline.warehouse.bad_files import save_skipped
-from feedline.warehouse.rebase.remaining_rows import Rebase, split_name
+from feedline.warehouse.rebase.remaining_rows import split_name
+from feedline.warehouse.selection.exclusion import Exclusion
 from feedline.warehouse.selection.select import Selection, select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.parallel import Map
@@ -45,18 +57,25 @@ from feedline.warehouse.storage.parallel import Map
 Fit = Callable[[Sequence[Snapshot]], str | None]
 
 
-def current_snapshots(
-    spec: PipelineSpec, *, take: Take = snapshot_of_source, map: Map | None = None
-) -> tuple[Snapshot, ...]:
+def current_snapshots(spec: PipelineSpec, *, map: Map | None = None) -> tuple[Snapshot, ...]:
     """The snapshot of each source, as `current_snapshot`."""
-    return tuple(current_snapshot(each, take=take, map=map) for each in spec.per_source())
+    return tuple(current_snapshot(each, map=map) for each in spec.per_source())
 
 
-def current_snapshot(spec: PipelineSpec, *, take: Take = snapshot_of_source, map: Map | None = None) -> Snapshot:
-    """The snapshot that `take` takes, saved in `work_dir`; with `on_bad_file: skip`, without bad files."""
+def current_snapshot(
+    spec: PipelineSpec,
+    *,
+    take: Take = snapshot_of_source,
+    map: Map | None = None,
+    earlier: Callable[[], Snapshot | None] = lambda: None,
+) -> Snapshot:
+    """The snapshot that `take` takes, saved in `work_dir`; with `on_bad_file: skip`, without bad files. earlier: see
+    `select_rows`."""
     try:
         if spec.source.on_bad_file == "skip":
-            snapshot = good_snapshot(spec, count=lambda table, map: _count_rows(spec, table, map), take=take, map=map)
+            snapshot = good_snapshot(
+                spec, count=lambda table, map: _count_rows(spec, table, map, earlier), take=take, map=map
+            )
         else:
             snapshot = take(spec, map=map)
             save_skipped(spec.work_dir, snapshot.id, ())
@@ -68,15 +87,26 @@ def current_snapshot(spec: PipelineSpec, *, take: Take = snapshot_of_source, map
     return snapshot
 
 
-def _count_rows(spec: PipelineSpec, snapshot: Snapshot, map: Map | None) -> Selection:
+def _count_rows(
+    spec: PipelineSpec,
+    snapshot: Snapshot,
+    map: Map | None,
+    earlier: Callable[[], Snapshot | None] = lambda: None,
+) -> Selection:
     """The counting pass; its counts are kept in work_dir."""
     where, sample = bound_where(spec, snapshot.schema), bound_sample(spec, snapshot.schema)
-    return select_rows(snapshot, where, sample=sample, work_dir=spec.work_dir, map=map)
+    return select_rows(snapshot, where, sample=sample, work_dir=spec.work_dir, map=map, earlier=earlier)
 
 
 def start_of(hello: Hello, *, job: str) -> RunStart:
     """The start that a trainer's hello belongs to."""
-    return RunStart(job=job, rank=hello.global_rank, world_size=hello.global_size, connected=hello.connected)
+    return RunStart(
+        job=job,
+        rank=hello.global_rank,
+        world_size=hello.global_size,
+        connected=hello.connected,
+        column_group=column_group_name(hello.column_group),
+    )
 
 
 def resolve_hello(
@@ -91,30 +121,36 @@ def resolve_hello(
     """The plan that a trainer's hello asks for: its state's, or one that all ranks of its start agree on.
 
     start: takes what is agreed on, for `verify_agreement`. plans: of the spec, for other ranks in this process. One on
-    the same snapshot and with the same artifacts is returned; one on the same snapshot is not counted again.
+    the same snapshots and with the same artifacts is returned; one on the same snapshots is not counted again.
 
-    Raises StateError, with both values, where the trainer's state belongs to another plan or other features.
+    A hello with an epoch asks for the plan of that epoch of a followed table; where the run has ended before, the plan
+    of its last epoch is returned. Raises NothingLandedError while that epoch has no rows, and StateError, with both
+    values, where the trainer's state belongs to another plan or other features.
     """
     _refuse_other_settings(spec, to_values(hello))
     lanes = spec.lanes or hello.lanes or hello.world_size
     rank_lanes(lanes, hello.rank, hello.world_size)
+    start = replace(start, lanes=lanes)
     plan_id, features = hello.plan, hello.features
     taken: tuple[Snapshot, ...] | None = None
     if hello.rebase is not None:
         name, plan_id = _agreed_rebase(spec, hello.rebase, start, map)  # the hello's is that before the rebase
     elif hello.snapshot is not None:
-        name = hello.snapshot
+        name = _name_at(spec, hello.snapshot, hello.epoch, lanes=lanes, start=start, map=map)
+        plan_id = plan_id if name == hello.snapshot else None  # it is of another epoch
     else:
-        name, taken = _agreed_snapshots(spec, start, map)
+        name, taken = _agreed_snapshots(spec, start, map, epoch=hello.epoch or 0)
     plans = [each for each in plans if (each.snapshot_name, each.lanes) == (name, lanes)]
+    alike = next(iter(plans), None)
+    plans = [each for each in plans if group_name(each.sources[0]) == start.column_group]
     plan = next((each for each in plans if features == each.features_fingerprint or not each.needs_artifacts), None)
     if plan is None:
-        alike = next(iter(plans), None)
         if alike is not None:
             frozen = [FrozenSource.of(each) for each in alike.sources]
         else:
-            frozen = _load_named(spec, name) if taken is None else [FrozenSource(snapshot=each) for each in taken]
+            frozen = load_frozen(spec, name, taken)
         plan = resolve_frozen(spec, frozen, lanes=lanes, fit=fit, map=map, start=start, features=features)
+        plan = plan_column_group(plan, hello.column_group)
         artifacts = [job.artifacts for job in plan.jobs]
         plan = next((each for each in plans if [job.artifacts for job in each.jobs] == artifacts), plan)
     plan = plan.matching(plan_id)
@@ -126,11 +162,28 @@ def resolve_state(spec: PipelineSpec, state: Mapping[str, Any], *, fit: Fit, map
     """The plan that a state belongs to. Raises StateError where it is of another plan or other features."""
     fields = checked_state(state)
     _refuse_other_settings(spec, fields)
-    frozen, lanes, features = _load_named(spec, fields["snapshot"]), fields["lanes"], fields["features"]
+    frozen, lanes, features = load_frozen(spec, fields["snapshot"]), fields["lanes"], fields["features"]
     plan = resolve_frozen(spec, frozen, lanes=lanes, fit=fit, map=map, features=features)
     plan = plan.matching(fields["plan"])
     _refuse_other_plan(plan, fields)
     return plan
+
+
+def resolve_next(spec: PipelineSpec, plan: RunPlan, *, fit: Fit, map: Map | None = None) -> RunPlan | None:
+    """The plan of the epoch after that of a plan of followed tables; None where the run ends with it. Raises PlanError
+    while that epoch has no rows, and for a plan that is not of an epoch."""
+    if plan.epoch is None:
+        raise PlanError("the plan is not of an epoch of a followed table: expected one of a run. See source.follow")
+    try:
+        name = _name_at(spec, plan.snapshot_name, plan.epoch + 1, lanes=plan.lanes, start=None, map=map)
+    except NothingLandedError as error:
+        raise PlanError(f"epoch {plan.epoch + 1} cannot begin yet: {error}. Ask again later") from None
+    if name == plan.snapshot_name:
+        return None
+    features = plan.features_fingerprint
+    after = resolve_frozen(spec, load_frozen(spec, name), lanes=plan.lanes, fit=fit, map=map, features=features)
+    _refuse_other_plan(after, {"features": features})
+    return after
 
 
 def resolve_rebase(spec: PipelineSpec, state: Mapping[str, Any], *, map: Map | None = None) -> RunPlan:
@@ -138,29 +191,43 @@ def resolve_rebase(spec: PipelineSpec, state: Mapping[str, Any], *, map: Map | N
     whose table has not changed stays as it is."""
     fields = checked_state(state)
     _refuse_other_settings(spec, fields)
-    old = plan_sources(spec, _load_named(spec, fields["snapshot"]), lanes=fields["lanes"], map=map)
-    old = old.matching(fields["plan"])
+    for each in spec.per_source():
+        follow = each.source.follow
+        if follow is not None and follow.epoch == "new":
+            raise StateError(
+                "an epoch of a followed table cannot be rebased with `epoch: new`: the rows that earlier epochs have "
+                "read are not told apart in rewritten files. Restore the files, or start a new run"
+            )
+    frozen = load_frozen(spec, fields["snapshot"])
+    old = plan_sources(spec, frozen, lanes=fields["lanes"], map=map, exclude=spec.is_mixed)
+    old = old.matching(fields["plan"]) if isinstance(old, MixedPlan) else with_exclusion_of(old, fields["plan"])
     _refuse_other_plan(old, {"plan": fields["plan"]})
     epoch, step = fields["epoch"], fields["step"]
     if step >= old.schedule(epoch).steps:
         epoch, step = epoch + 1, 0
-    places = old.places(epoch, step)
-    snapshots = current_snapshots(spec, take=fresh_snapshot, map=map)
-    if [each.id for each in snapshots] == [each.snapshot.id for each in old.sources]:
+    new = tuple(
+        _rebased(each, place, epoch, map) for each, place in zip(old.sources, old.places(epoch, step), strict=True)
+    )
+    if all(one is other for one, other in zip(new, old.sources, strict=True)):
         return old
-    new = old.sources
-    for index, (each, snapshot, place) in enumerate(zip(old.sources, snapshots, places, strict=True)):
-        if snapshot.id != each.snapshot.id:
-            new = (*new[:index], _rebased(each, snapshot, place, map), *new[index + 1 :])
     return old.with_sources(new)
 
 
-def _rebased(old: Plan, snapshot: Snapshot, place: PassPlace, map: Map | None) -> Plan:
-    """The plan of a source on a newer snapshot, without the rows that its pass has delivered."""
+def _rebased(old: Plan, place: PassPlace, epoch: int, map: Map | None) -> Plan:
+    """The plan of a source on its table as it is now, without the rows that its pass has delivered; the old one where
+    nothing has changed. epoch: of the run."""
+    spec, excluded = old.spec, load_exclusion(old.spec)
+    if excluded is None:
+        snapshot = current_snapshot(spec, take=fresh_snapshot, map=map)
+    else:
+        snapshot = _snapshot_of(spec, excluded)
+    if snapshot.id == old.snapshot.id and _id(excluded) == _id(old.selection.exclusion):
+        return old
     require_comparable(old, snapshot)
-    new = make_plan(old.spec, snapshot, lanes=old.lanes, map=map).at(old.version, old.window)
+    border = None if old.border is None else rebased_border(spec, old.border, snapshot, epoch)
+    new = make_plan(spec, snapshot, lanes=old.lanes, map=map, border=border).at(old.version, old.window)
     rest = rebase(old, new, epoch=place.number, step=place.step, began=place.began, map=map)
-    rest.save(old.spec.work_dir)
+    rest.save(spec.work_dir)
     return replace(new, rebase=rest)
 
 
@@ -178,7 +245,7 @@ def resolve_frozen(
     state."""
 
     def plan_with(artifacts: ArtifactSetRef | None = None) -> RunPlan:
-        return plan_sources(spec, frozen, lanes=lanes, map=map, artifacts=artifacts)
+        return plan_sources(spec, frozen, lanes=lanes, map=map, artifacts=artifacts, earlier=_snapshot_before)
 
     snapshots = [each.snapshot for each in frozen]
     plan = resolve_artifacts(plan_with(), plan_with, lambda: fit(snapshots), start=start, features=features)
@@ -188,8 +255,13 @@ def resolve_frozen(
 def resolve_snapshots(
     spec: PipelineSpec, snapshots: Sequence[Snapshot], *, lanes: int, fit: Fit, map: Map | None = None
 ) -> RunPlan:
-    """The plan of a new run on the snapshot of each source, with every artifact that its features need."""
-    return resolve_frozen(spec, [FrozenSource(snapshot=each) for each in snapshots], lanes=lanes, fit=fit, map=map)
+    """The plan of a new run on the snapshot of each source, with every artifact that its features need; of its first
+    epoch, where a table is followed."""
+    frozen = [
+        FrozenSource(snapshot=snapshot, border=None if each.source.follow is None else first_border(each, snapshot, 0))
+        for each, snapshot in zip(spec.per_source(), snapshots, strict=True)
+    ]
+    return resolve_frozen(spec, frozen, lanes=lanes, fit=fit, map=map)
 
 
 def preview_plan(spec: PipelineSpec, snapshots: Sequence[Snapshot], *, lanes: int, map: Map | None = None) -> RunPlan:
@@ -205,16 +277,63 @@ def lanes_for(lanes: int | None, world_size: int) -> int:
     return lanes
 
 
-def _agreed_snapshots(spec: PipelineSpec, start: RunStart, map: Map | None) -> tuple[str, tuple[Snapshot, ...] | None]:
-    """The name of the snapshots that all ranks of this start read; and these, if this rank takes them."""
+def _agreed_snapshots(
+    spec: PipelineSpec, start: RunStart, map: Map | None, *, epoch: int
+) -> tuple[str, tuple[Snapshot, ...] | None]:
+    """The name of the snapshots that all ranks of this start read; and these, if this rank takes them. epoch: the first
+    of a run on followed tables."""
     taken: list[tuple[Snapshot, ...]] = []
 
     def take() -> str:
-        taken.append(current_snapshots(spec, map=map))
-        return ",".join(each.id for each in taken[0])
+        taken.append(snapshots := current_snapshots(spec, map=map))
+        return ",".join(
+            snapshot.id if each.source.follow is None else first_border(each, snapshot, epoch).name
+            for each, snapshot in zip(spec.per_source(), snapshots, strict=True)
+        )
 
     name = choose_once(start, spec.work_dir, take)
     return name, next(iter(taken), None)
+
+
+def _name_at(
+    spec: PipelineSpec, name: str, epoch: int | None, *, lanes: int, start: RunStart | None, map: Map | None
+) -> str:
+    """The name of the snapshots that an epoch reads, in the run of named ones; the same where the run ends before it,
+    as one followed table has ended."""
+    if epoch is None:
+        return name
+    names = []
+    for each, own in zip(spec.per_source(), snapshot_names(spec, name), strict=True):
+        _, border_id = split_border(split_name(own)[0])
+        if border_id is None or each.source.follow is None:
+            names.append(own)
+            continue
+        border = load_border(each.work_dir, border_id)
+        after = border_of_epoch(_follow_request(each, lanes=lanes, start=start, map=map), border, epoch)
+        if after.epoch != epoch:
+            return name
+        names.append(own if after == border else after.name)
+    return ",".join(names)
+
+
+def _follow_request(spec: PipelineSpec, *, lanes: int, start: RunStart | None, map: Map | None) -> FollowRequest:
+    return FollowRequest(
+        spec=spec,
+        take=lambda take, before: current_snapshot(spec, take=take, map=map, earlier=lambda: before),
+        count=lambda snapshot: int(_count_rows(spec, snapshot, map).rows.sum()),
+        fewest_rows=lanes * spec.batch.size if spec.batch.tail == "drop" else 1,
+        start=start,
+    )
+
+
+def _snapshot_before(spec: PipelineSpec, border: Border | None) -> Snapshot | None:
+    """The snapshot of the epoch before a border's, where its files are among those of the border's."""
+    follow = spec.source.follow
+    if border is None or not border.previous or follow is None or follow.epoch == "new":
+        return None
+    with contextlib.suppress(FeedlineError):
+        return Snapshot.load(spec.work_dir, load_border(spec.work_dir, border.previous).snapshot)
+    return None
 
 
 def _agreed_rebase(spec: PipelineSpec, request: RebaseRequest, start: RunStart, map: Map | None) -> tuple[str, str]:
@@ -230,22 +349,19 @@ def _agreed_rebase(spec: PipelineSpec, request: RebaseRequest, start: RunStart, 
     return name, fingerprint
 
 
-def _load_named(spec: PipelineSpec, name: str) -> list[FrozenSource]:
-    """The snapshot of each source, and the rebase, that a state's name of them names. Raises StateError where it is the
-    name of another number of sources."""
-    names, specs = name.split(","), spec.per_source()
-    if len(names) != len(specs):
-        raise StateError(
-            f"the state belongs to another plan: it has snapshots of {len(names)} sources, pipeline.yaml has "
-            f"{len(specs)}. Use the pipeline.yaml and overrides of the run that saved it"
-        )
-    return [_load_frozen(each, own) for each, own in zip(specs, names, strict=True)]
+def _snapshot_of(spec: PipelineSpec, exclusion: Exclusion) -> Snapshot:
+    """The snapshot that an exclusion belongs to."""
+    id = exclusion.origin.snapshot
+    try:
+        return as_read(spec, Snapshot.load(spec.work_dir, id))
+    except TableError as error:
+        remedy = "Write an exclusion of the table as it is, with `feedline check --rows` and this work_dir"
+        raise spec.error(("source", "exclude"), f"its snapshot cannot be read: {error}. {remedy}") from error
 
 
-def _load_frozen(spec: PipelineSpec, name: str) -> FrozenSource:
-    id, rest = split_name(name)
-    snapshot = as_read(spec, Snapshot.load(spec.work_dir, id))
-    return FrozenSource(snapshot=snapshot, rebase=None if rest is None else Rebase.load(spec.work_dir, rest))
+def _id(exclusion: Exclusion | None) -> str | None:
+    """What names the rows that a plan leaves out; None where it leaves out none."""
+    return exclusion.id if exclusion is not None and exclusion.rows else None
 
 
 def _with_recorded_types(plan: RunPlan, *, fill: bool = False) -> RunPlan:
@@ -283,4 +399,6 @@ def _refuse_other_plan(plan: RunPlan, state: Mapping[str, Any]) -> None:
     ):
         theirs = state.get(key)
         if theirs is not None and theirs != mine:
+            if key == "plan" and isinstance(plan, Plan):
+                remedy = explain_exclusion(plan, theirs) or remedy
             raise StateError(f"the state belongs to another {key}: got {theirs}, expected {mine}. {remedy}")

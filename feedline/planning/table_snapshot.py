@@ -7,18 +7,22 @@ also holds the `source` that it was taken from, so that a snapshot of another so
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from feedline.errors import FeedlineError, TableError
+from feedline.errors import FeedlineError, PlanError, TableError
 from feedline.spec import PipelineSpec
 from feedline.spec.arrow_types import parse_type
 from feedline.spec.cache_section import CacheSpec
+from feedline.spec.follow_section import LOG
 from feedline.spec.source_section import SourceSpec
 from feedline.warehouse.cache.cache_folder import CacheRef
 from feedline.warehouse.discovery.formats import list_table
 from feedline.warehouse.discovery.hive import Listing
+from feedline.warehouse.discovery.table_log import moment_of
 from feedline.warehouse.parquet.schemas import SchemaRules, extra_column_message
+from feedline.warehouse.snapshot.landed_files import Landing, LandingRule, landed
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import OnBad, snapshot_of
 from feedline.warehouse.storage import content_store
@@ -49,12 +53,44 @@ def fresh_snapshot(
     map: Map | None = None,
     on_bad: OnBad | None = None,
     filter_listing: Callable[[Listing], Listing] | None = None,
+    unread: Callable[[Listing], Listing] | None = None,
+    rules: SchemaRules | None = None,
 ) -> Snapshot:
-    """A new snapshot of the table that `source` names, whatever `source.snapshot` says."""
-    listing = listing_of_source(spec.source)
-    listing = filter_listing(listing) if filter_listing else listing
-    snapshot = snapshot_of(listing, rules=schema_rules(spec.source), work_dir=spec.work_dir, map=map, on_bad=on_bad)
+    """A new snapshot of the table that `source` names, whatever `source.snapshot` says; of a followed table, of what
+    has landed. `unread`: leaves out what earlier epochs have read. `rules`: in place of `source.schema`'s."""
+    listing = landed_listing(spec) if spec.source.follow is not None else listing_of_source(spec.source)
+    for keep in (unread, filter_listing):
+        listing = keep(listing) if keep is not None else listing
+    rules = schema_rules(spec.source) if rules is None else rules
+    snapshot = snapshot_of(listing, rules=rules, work_dir=spec.work_dir, map=map, on_bad=on_bad)
     return as_read(spec, snapshot)
+
+
+def landing_of(spec: PipelineSpec, *, now_ns: Callable[[], int] = time.time_ns) -> Landing:
+    """Which files of a followed table have landed, and which partitions have not. Raises SpecError where the table does
+    not fit `source.follow.landed`."""
+    source, follow, now = spec.source, spec.source.follow, now_ns()
+    assert follow is not None
+    until_ns = None if follow.until is None else int(moment_of(follow.until).timestamp() * 1e9)
+    logged = follow.landed == LOG
+    ended = logged and until_ns is not None and now > until_ns
+    listing = listing_of_source(source.model_copy(update={"as_of": follow.until}) if ended else source)
+    rule = LandingRule(logged=logged, quiet_s=follow.quiet_s, now_ns=now, until_ns=until_ns)
+    try:
+        return landed(listing, rule)
+    except TableError as error:
+        raise spec.error(("source", "follow", "landed"), str(error)) from error
+
+
+def landed_listing(spec: PipelineSpec) -> Listing:
+    """The files of a followed table that have landed. Raises PlanError where none has."""
+    landing = landing_of(spec)
+    if not len(landing.listing.files):
+        raise PlanError(
+            f"nothing of {redact(landing.listing.uri)} has landed: {landing.describe()}. Wait for a first partition, "
+            "or change source.follow.landed"
+        )
+    return landing.listing
 
 
 def as_read(spec: PipelineSpec, snapshot: Snapshot) -> Snapshot:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from feedline.errors import FeederError
 from feedline.loader.encoding.quality import Quality
@@ -54,6 +54,11 @@ def drain(feed: FeederClient, hello: Hello, progress: DrainProgress, *, epochs: 
         for epoch in range(epochs):
             if stop():
                 break
+            if answer.facts.epoch not in (None, epoch):  # of a followed table
+                answer = feed.open(replace(answer.hello, epoch=epoch))
+                if answer.facts.epoch != epoch:
+                    break  # nothing more lands
+                progress.answer = answer
             feed.begin(answer, epoch, 0, last=epoch == epochs - 1)
             progress.epoch, progress.step = epoch, 0
             while not stop():

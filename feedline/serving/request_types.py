@@ -153,6 +153,8 @@ def series_array(name: str, series: Any, kind: pa.DataType | None) -> pa.Array |
     Raises DataError for values that do not fit the type of their column.
     """
     try:
+        if series.dtype == object:
+            _refuse_characters(series, kind)
         array = pa.array(series, kind if series.dtype == object else None, from_pandas=True)
         if kind is not None and pat.is_integer(kind) and pat.is_floating(array.type):
             return array.cast(kind)
@@ -179,11 +181,19 @@ def _array(name: str, values: Any, kind: pa.DataType | None) -> Any:
             f"column {name!r} is not a column: got {type(values).__name__}, expected a sequence or an array"
         )
     try:
+        _refuse_characters(values, kind)
         return pa.array(values, kind)
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         if kind is None or not _holds(kind, _is_moment):
             raise _type_error(name, kind, error) from None
     return _of_strings(name, values, kind)
+
+
+def _refuse_characters(values: Iterable[Any], kind: pa.DataType | None) -> None:
+    """Raise TypeError for a string among lists: Arrow would take it for the list of its characters, or bytes."""
+    strings = {str, bytes} & set(map(type, values)) if kind is not None and _is(kind, _LISTS) else None
+    if strings:
+        raise TypeError(f"got {', '.join(sorted(each.__name__ for each in strings))} in place of a list")
 
 
 def _of_strings(name: str, values: Sequence[Any], kind: pa.DataType) -> Any:

@@ -38,6 +38,7 @@ MEASURES: dict[str, tuple[tuple[str, ...], str]] = {
 # Measures that never shrink and never grow: a bound that they break stays broken.
 _ONLY_GROW = ("nonfinite", "max", "list_length_max")
 _ONLY_SHRINK = ("min",)
+_RATES = ("null_rate", "oov_rate", "nonfinite_rate")
 
 _SIGNS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
@@ -63,6 +64,16 @@ class Expectation:
     def holds(self, measured: float) -> bool:
         """Whether a measured value meets it."""
         return _SIGNS[self.sign](measured, self.value)
+
+    @property
+    def per_row(self) -> bool:
+        """Whether it holds for rows exactly if it holds for each of them alone, so that a row may break it: a bound on
+        the values or the lengths of lists, or that a count or a rate is zero."""
+        if self.measure in _RATES:
+            return self.sign == "<=" and self.value == 0
+        if self.measure == "nonfinite":
+            return (self.sign == "<=" and 0 <= self.value < 1) or (self.sign == "<" and 0 < self.value <= 1)
+        return self.final
 
     @property
     def final(self) -> bool:

@@ -56,12 +56,10 @@ from feedline.spec.sources_section import (
     check_source_keys,
     check_sources,
     grouped_entries,
-    plain_source,
+    keys_of_source,
     read_source_features,
     rows_of_sources,
 )
-from feedline.spec.sources_section import features_of as source_features
-from feedline.spec.sources_section import groups_of as source_groups
 from feedline.spec.yaml_document import MAX_BYTES, read_document
 
 DICT_NAME = "pipeline"  # in errors about a mapping, where a file would have its name
@@ -113,8 +111,8 @@ class PipelineSpec(Section):
         """The source of a pipeline with one. Raises SpecError, with the names, where there are several."""
         if self.only_source is None:
             names = ", ".join(source.name for source in self.sources)
-            message = f"this reads one table: got the sources {names}"
-            raise self.error(("sources",), f"{message}. Name one with --source, or Pipeline.of_source")
+            message = f"this reads one table: got the sources {names}. Name one with --source, or Pipeline.of_source"
+            raise self.error(("sources",), message)
         return self.only_source
 
     @property
@@ -123,41 +121,35 @@ class PipelineSpec(Section):
         return self.only_source is None
 
     @property
+    def is_followed(self) -> bool:
+        """Whether a table is followed, and so each epoch has a plan of its own."""
+        return any(each.follow is not None for each in self.sources or [self.source])
+
+    @property
     def whole(self) -> PipelineSpec:
         """The pipeline that this one is a source of; itself, if it is none."""
-        return self if self._whole is None else self._whole
+        return self._whole or self
 
     @property
     def source_name(self) -> str | None:
-        """The name of the source that this pipeline reads alone; None if it is not one of several."""
-        return None if self._whole is None else self._whole.sources[self._index].name
+        """The name of the source that this pipeline is of; None if it is not one of several."""
+        return self._whole and self._whole.sources[self._index].name
 
     def per_source(self) -> tuple[PipelineSpec, ...]:
         """A pipeline for each source, with its features and its rows of a step; of one `source`, this one."""
-        if not self.is_mixed:
-            return (self,)
         rows = rows_of_sources(self.sources, self.batch.size)
-        return tuple(self._of_source(index, rows[index]) for index in range(len(self.sources)))
+        return tuple(self._of_source(index, own) for index, own in enumerate(rows)) if self.is_mixed else (self,)
 
     def for_source(self, name: str) -> PipelineSpec:
         """The pipeline of the source of this name. Raises SpecError for an unknown one."""
-        names = [source.name for source in self.sources]
-        if name not in names:
-            raise self.error(("sources",) if self.is_mixed else ("source",), unknown_message("source", name, names))
-        return self.per_source()[names.index(name)]
+        specs = dict(zip([source.name for source in self.sources], self.per_source(), strict=False))
+        if name not in specs:
+            raise self.error(("sources",), unknown_message("source", name, specs))
+        return specs[name]
 
     def _of_source(self, index: int, rows: int) -> PipelineSpec:
-        source = self.sources[index]
-        spec = self.model_copy(
-            update={
-                "only_source": plain_source(source),
-                "sources": (),
-                "mix": None,
-                "features": (features := source_features(self.features, source)),
-                "dedup": source_groups(self.dedup, features),
-                "batch": self.batch.model_copy(update={"size": rows}),
-            }
-        )
+        parts = keys_of_source(self.sources[index], rows, self.features, self.dedup, self.batch)
+        spec = self.model_copy(update={**parts, "sources": (), "mix": None})
         spec._whole, spec._index = self, index
         return spec
 
@@ -179,10 +171,10 @@ class PipelineSpec(Section):
 
     def error(self, path: Path, message: str) -> SpecError:
         """A SpecError "FILE:LINE:COL: features.dense.price[1]: message", or with the override instead of the line."""
-        if self._whole is not None:
-            own = path[:1] == ("source",)
-            message = message if own or path[:1] == ("sources",) else f"source {self.source_name}: {message}"
-            path = ("sources", self._index, *path[1:]) if own else path
+        if path[:1] != ("sources",) and self._whole is not None:
+            at_source = path[:1] == ("source",)
+            message = message if at_source else f"source {self.source_name}: {message}"
+            path = ("sources", self._index, *path[1:]) if at_source else path
         return self._document.error(path, message)
 
     def canonical(self) -> str:
@@ -198,6 +190,10 @@ class PipelineSpec(Section):
                 entry["features"] = canonical_features(source.features)
         else:
             del content["sources"], content["mix"]
+        for entry in content["sources"] if self.is_mixed else (content["source"],):
+            for key in ("exclude", "follow"):
+                if entry[key] is None:
+                    del entry[key]
         if self.cache is None or self.cache.is_off:
             del content["cache"]
         if self.artifacts.shared is None:

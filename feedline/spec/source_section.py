@@ -5,12 +5,12 @@ Runs in: every process that reads a pipeline.yaml. Pure.
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from feedline.spec.arrow_types import parse_type
+from feedline.spec.follow_section import LOG, FollowSpec, Moment
 from feedline.spec.sections import (
     MAX_INT,
     STRINGS_SCHEMA,
@@ -35,14 +35,6 @@ def _names(value: object) -> object:
     return tuple(names)
 
 
-def _moment(value: str) -> str:
-    try:
-        datetime.fromisoformat(value)
-    except ValueError:
-        raise value_error('an ISO date or time, such as "2026-01-31T12:00:00+00:00"') from None
-    return value
-
-
 def _type_name(value: str) -> str:
     try:
         parse_type(value)
@@ -59,7 +51,6 @@ Missing = Annotated[
     BeforeValidator(lambda value: "null" if value is None else value),
     WithJsonSchema({"anyOf": [{"enum": ["null", "error"]}, {"type": "null"}]}),
 ]
-Moment = Annotated[NonEmptyString, AfterValidator(_moment)]
 Amount = Annotated[int, Field(ge=0, le=MAX_INT)]
 
 
@@ -123,6 +114,9 @@ class SourceSpec(Section):
         default=None, description="Expression that keeps a row where it is true; null drops it."
     )
     sample: SampleSpec | None = Field(default=None, description="A sample of the rows that `where` keeps.")
+    exclude: PathString | None = Field(
+        default=None, description="A file that `feedline check --rows` wrote: bad rows of the snapshot, left out."
+    )
     row_key: Names | None = Field(
         default=None, description="Columns that identify a row; runs record them, as `feedline rebase` needs."
     )
@@ -135,6 +129,9 @@ class SourceSpec(Section):
     )
     max_bad_files: Amount | None = Field(default=None, description="More skipped files than this are an error.")
     max_bad_rows: Amount | None = Field(default=None, description="More rows in skipped files than this are an error.")
+    follow: FollowSpec | None = Field(
+        default=None, description="Follow a table that grows: at the border of every epoch, what has landed joins."
+    )
     split_rows: Count = Field(
         default=65536,
         description="Rows of a split: whole row groups, about this many; without shuffle fewer, if they are wide, and "
@@ -169,4 +166,23 @@ class SourceSpec(Section):
                 raise rule_error(
                     key, "has no meaning with `on_bad_file: error`. Write `on_bad_file: skip`, or remove it"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _followable(self) -> SourceSpec:
+        if self.follow is None:
+            return self
+        for key in ("version", "snapshot_id", "as_of", "snapshot"):
+            if getattr(self, key) is not None:
+                raise rule_error(key, "names one state of the table, and `follow` its newest. Remove one of the two")
+        if self.exclude is not None:
+            reason = "an exclusion is of one snapshot of the table, and `follow` reads others"
+            raise rule_error("exclude", f"contradicts `follow`: {reason}. Remove one of the two")
+        formats = ("auto", "delta", "iceberg") if self.follow.landed == LOG else ("auto", "hive")
+        if self.format not in formats:
+            raise rule_error(
+                "follow",
+                f"cannot see by {self.follow.landed!r} what has landed with format {self.format}: expected one of "
+                f"{', '.join(formats)}. Choose another `landed`, or remove `follow`",
+            )
         return self

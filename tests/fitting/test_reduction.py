@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.errors import DataError
-from feedline.fitting.reduction import FAN_IN, map_tasks, reduce_tasks, threads_here
+from feedline.fitting.reduction import FAN_IN, map_tasks, reduce_tasks, run_tasks, threads_here
 
 
 class Scripted:
@@ -63,6 +63,22 @@ def test_every_task_counts_once_and_few_results_wait(tasks: int, threads: int, s
     levels = 1 + next(level for level in range(20) if FAN_IN**level >= tasks)
     assert workers.most <= 2 * threads + FAN_IN * levels
     assert workers.most_running <= 2 * threads + levels * threads
+
+
+@given(st.integers(0, 60), st.integers(1, 5), st.integers(0, 1000))
+def test_results_of_tasks_come_with_their_indices_and_few_run_at_once(tasks: int, threads: int, seed: int):
+    workers = Scripted(threads, seed)
+    assert sorted(run_tasks(workers, each, "job", range(10, 10 + tasks))) == [(i, [i + 10]) for i in range(tasks)]
+    assert workers.most_running <= 2 * threads
+    assert workers.forgotten == []
+
+
+def test_tasks_that_nobody_waits_for_are_cancelled():
+    workers = Scripted(2, 0)
+    results = run_tasks(workers, each, "job", range(9))
+    index, _ = next(results)
+    results.close()
+    assert sorted([index + 1, *workers.forgotten]) == [1, 2, 3, 4]  # handles of those that were started
 
 
 def test_threads_give_the_same_result():

@@ -49,6 +49,8 @@ def test_copies_are_clones(duplicate: Callable[[Batch], Batch], dedup: bool, tmp
 def test_a_batch_lists_its_features(tmp_path: Path):
     [batch] = Pipeline.from_yaml(write_pipeline(tmp_path, steps=1)).batches()
     assert batch.keys() == ("price", "item", "history", "clicked")
+    assert "price" in batch
+    assert "labels" not in batch, "as a Trainer of transformers asks"
     assert [name for name, _ in batch.items()] == list(batch.keys())
     assert dict(batch).keys() == batch.to_dict().keys()
     for name, value in batch.items():

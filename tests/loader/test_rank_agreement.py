@@ -19,7 +19,7 @@ from feedline.errors import FeederError, FeedlineError, PlanError, SpecError
 from feedline.loader.launcher import RankInfo
 from feedline.loader.rank_agreement import agree_on_plan, open_plan
 from feedline.loader.ring.feeder_connection import Answer
-from feedline.loader.wire.facts import Hello, RebaseRequest
+from feedline.loader.wire.facts import ColumnGroup, Hello, RebaseRequest
 
 HELLO = Hello(rank=0, world_size=4)
 TWO = [Hello(rank=rank, world_size=2) for rank in range(2)]
@@ -59,6 +59,10 @@ def test_others_plan_on_the_snapshot_of_rank_0():
     asked.clear()
     assert outcomes([plan] * 2, hello=rebase) == [ANSWER] * 2
     assert asked == [rebase, replace(rebase, snapshot="s1", lanes=3, plan="p1", rebase=None)]
+    border = replace(HELLO, snapshot="s0", plan="p0", epoch=1)  # of a followed table
+    asked.clear()
+    assert outcomes([plan] * 2, hello=border) == [ANSWER] * 2
+    assert asked == [border, replace(border, snapshot="s1", lanes=3, plan="p1")]
 
 
 def test_only_fingerprints_travel():
@@ -137,6 +141,53 @@ def test_all_data_ranks_are_read(data_ranks: list[tuple[int, int]], message: str
     with ThreadPoolExecutor(4) as pool:
         for outcome in pool.map(rank, range(4), timeout=PATIENCE_S):
             assert outcome is ANSWER if message is None else message in outcome
+
+
+DENSE, SPARSE = ColumnGroup(name="price (1)", digest="d1"), ColumnGroup(name="hist (2)", digest="d2")
+
+
+@pytest.mark.parametrize(
+    ("groups", "data_ranks", "message"),
+    [
+        ([DENSE, DENSE, SPARSE, SPARSE], [(0, 2), (1, 2)] * 2, None),
+        ([SPARSE, DENSE, DENSE, DENSE], [(0, 1), (0, 3), (1, 3), (2, 3)], None),
+        ([None, DENSE, None, SPARSE], [(0, 2), (0, 1), (1, 2), (0, 1)], None),
+        (
+            [SPARSE, DENSE, SPARSE, replace(DENSE, digest="d3")],
+            [(0, 1)] * 4,
+            "agree on the column group price (1): got d3 on rank 3, expected d1 as on rank 1",
+        ),
+        (
+            [DENSE, SPARSE, DENSE, SPARSE],
+            [(0, 4), (1, 4), (2, 4), (3, 4)],
+            "no rank of the column group price (1) reads the rows of data rank 1, 3: got the data ranks 0, 2, expected",
+        ),
+        (
+            [DENSE, DENSE, SPARSE, SPARSE],
+            [(0, 2), (1, 2), (0, 1), (0, 2)],
+            "the ranks of the column group hist (2) do not agree on the data world size: got 2 on rank 3, expected 1",
+        ),
+        ([None, None, DENSE, DENSE], [(0, 2), (0, 2), (0, 1), (0, 1)], "no rank reads the rows of data rank 1: got"),
+    ],
+)
+def test_each_column_group_has_one_digest_and_reads_all_rows(
+    groups: list[ColumnGroup | None], data_ranks: list[tuple[int, int]], message: str | None
+):
+    """Ranks may read different groups of one plan, in worlds of different sizes."""
+    store = c10d.HashStore()
+
+    def rank(number: int) -> Any:
+        data_rank, size = data_ranks[number]
+        hello = Hello(rank=data_rank, world_size=size, trainer=number, trainers=4)
+        answer = answer_with(column_group=groups[number], snapshot="s1", plan="p1")
+        try:
+            return agree_on_plan(store, lambda _: answer, hello, rank=number, world_size=4) == answer
+        except PlanError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(4) as pool:
+        for outcome in pool.map(rank, range(4), timeout=PATIENCE_S):
+            assert outcome is True if message is None else message in outcome
 
 
 def test_planning_may_take_longer_than_the_stores_timeout():

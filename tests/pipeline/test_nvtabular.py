@@ -1,4 +1,4 @@
-"""The examples of docs/nvtabular.md compute what NVTabular's operators do, by its sources, in pandas."""
+"""The examples of docs/coming-from/nvtabular.md compute what NVTabular's operators do, by its sources, in pandas."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from feedline.spec.features import OpCall
 from feedline.transforms.ops import OPS, resolve
 from feedline.transforms.registry.op import OpError
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "nvtabular.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "coming-from" / "nvtabular.md").read_text(encoding="utf-8")
 YAML_READER = YAML(typ="safe", pure=True)
 OPERATORS = {  # all that nvtabular.ops exports, classes to derive from apart
     *("AddMetadata", "Bucketize", "Categorify", "Clip", "ColumnSimilarity", "DataStats", "DifferenceLag"),

@@ -53,8 +53,19 @@ class Starts:
         self.now_s = 1000.0
         self.last: dict[int, RunStart] = {}  # by rank
 
-    def start(self, rank: int, world_size: int, job: str = JOB, connected: bool = False, **environment: str) -> str:
-        begun = self.last[rank] = RunStart(job=job, rank=rank, world_size=world_size, connected=connected)
+    def start(
+        self,
+        rank: int,
+        world_size: int,
+        job: str = JOB,
+        connected: bool = False,
+        group: str = "",
+        lanes: int = 4,
+        **environment: str,
+    ) -> str:
+        begun = self.last[rank] = RunStart(
+            job=job, rank=rank, world_size=world_size, connected=connected, column_group=group, lanes=lanes
+        )
         return choose_once(begun, self.work_dir, self.take, environment=environment, now_s=lambda: self.now_s)
 
     def verify(self, rank: int) -> bool:
@@ -70,6 +81,42 @@ def test_the_first_rank_chooses_and_the_others_follow(tmp_path: Path, form: str)
     starts = Starts(form.format(tmp_path / "work"))
     assert [starts.start(rank, 3) for rank in (1, 0, 2)] == ["s1"] * 3
     assert [starts.start(rank, 3) for rank in (2, 0, 1)] == ["s2"] * 3, "a rank that is there already starts over"
+
+
+def test_column_groups_agree_whatever_their_launchers_and_world_sizes(tmp_path: Path):
+    """Each has ranks of its own; one that starts over takes the others along, or ends them."""
+    starts = Starts(tmp_path / "work")
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+    assert starts.start(0, 1, group="dense (1)") == "s1"
+    assert [starts.start(rank, 2, group="sparse (2)", **slurm) for rank in (1, 0)] == ["s1"] * 2
+    assert starts.start(0, 1, group="label (3)", lanes=1) == "s2", "another plan"
+    assert starts.start(0, 1) == "s3", "a reader of all features joins no groups"
+    assert starts.start(0, 1, group="dense (1)", job="e" * 64) == "s4"
+    sparse = starts.last[1]
+    assert starts.start(0, 1, group="dense (1)") == "s5", "it is listed, and starts over"
+    message = "got s1 on rank 1 of sparse \\(2\\), .* expected s5 as on rank 0 of dense .* Restart all column groups"
+    with pytest.raises(PlanError, match=message):
+        verify_agreement(sparse, starts.work_dir, now_s=lambda: starts.now_s)
+    assert [starts.start(rank, 2, group="sparse (2)") for rank in (1, 0)] == ["s5"] * 2
+    starts.now_s += 601
+    assert starts.start(0, 1, group="new (4)") == "s6", "after ten minutes nobody joins"
+
+
+def test_a_group_that_torch_connects_agrees_with_those_that_it_does_not(tmp_path: Path):
+    """Two launchers, each with a process group of its own: the rank 0 of each takes part, and looks again."""
+    starts = Starts(tmp_path / "work")
+    assert starts.start(0, 2, connected=True, group="dense (1)", TORCHELASTIC_RUN_ID="a") == "s1"
+    dense = starts.last[0]
+    assert starts.start(0, 4, connected=True, group="sparse (2)", TORCHELASTIC_RUN_ID="b") == "s1"
+    assert starts.start(0, 4, connected=True, group="sparse (2)", TORCHELASTIC_RUN_ID="b") == "s2"
+    with pytest.raises(PlanError, match=r"got s1 on rank 0 of dense .* expected s2 as on rank 0 of sparse \(2\)"):
+        verify_agreement(dense, starts.work_dir, now_s=lambda: starts.now_s)
+
+
+def test_column_groups_without_locks_are_refused():
+    start = RunStart(job=JOB, rank=0, world_size=1, column_group="dense (1)")
+    with pytest.raises(PlanError, match="column groups cannot agree on what they read: work_dir is memory://"):
+        choose_once(start, "memory://work", lambda: "s", environment={})
 
 
 def test_a_single_rank_needs_no_agreement(tmp_path: Path):

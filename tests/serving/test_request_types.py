@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.errors import DataError
-from feedline.serving.request_types import convert, convertible
+from feedline.serving.request_types import convert, convertible, table_of
 
 INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
 
@@ -57,6 +61,16 @@ def test_doubles_are_rounded_as_numpy_rounds(values: list[float | None]):
 def test_values_outside_a_slice_are_ignored():
     column = pa.array([[300], [1, 2], None, [2**40]]).slice(1, 2)
     assert convert(column, pa.list_(pa.int8()), "c").to_pylist() == [[1, 2], None]
+
+
+@pytest.mark.parametrize("values", [[["a"], "bc"], ["bc"], [None, b"bc"]])
+@pytest.mark.parametrize("kind", [pa.list_(pa.string()), pa.large_list(pa.int64()), pa.list_(pa.int8(), 2)])
+@pytest.mark.parametrize("column", [list, tuple, lambda values: pd.Series(values, dtype=object)])
+def test_a_string_is_no_list_of_its_characters(values: list[object], kind: pa.DataType, column: Callable[[list], Any]):
+    with pytest.raises(DataError, match=r"column 'c' holds values of another type: expected .*list"):
+        table_of({"c": column(values)}, pa.schema([("c", kind)]))
+    lists = table_of({"c": column([["a", "bc"], None, []])}, pa.schema([("c", pa.list_(pa.string()))]))
+    assert lists["c"].to_pylist() == [["a", "bc"], None, []]
 
 
 def test_times():

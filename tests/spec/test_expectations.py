@@ -144,6 +144,43 @@ def test_bounds_that_stay_broken():
     assert final == {("nonfinite", "<="), ("max", "<="), ("list_length_max", "<="), ("min", ">")}
 
 
+@given(
+    st.sampled_from(["min", "max", "list_length_max", "null_rate", "nonfinite", "list_length_mean", "list_length_p50"]),
+    st.sampled_from(["<=", "<", ">=", ">"]),
+    st.sampled_from([-1, 0, 0.5, 1, 2]),
+    st.lists(st.lists(st.sampled_from([-2.0, 0.5, 1.0, np.nan]), max_size=3) | st.none(), min_size=1, max_size=4),
+)
+def test_a_bound_of_rows_is_met_exactly_if_each_row_meets_it(measure: str, sign: str, value: float, rows: list[Any]):
+    bound = Expectation(measure=measure, sign=sign, value=value)
+
+    def holds(rows: list[Any]) -> bool:
+        values = np.array([each for row in rows for each in row or ()])
+        finite, lengths = values[np.isfinite(values)], [len(row or ()) for row in rows]
+        measured = {
+            "min": finite.min(initial=np.inf) if len(finite) else None,
+            "max": finite.max(initial=-np.inf) if len(finite) else None,
+            "list_length_max": max(lengths),
+            "null_rate": sum(row is None for row in rows) / len(rows),
+            "nonfinite": len(values) - len(finite),
+            "list_length_mean": sum(lengths) / len(rows),
+            "list_length_p50": sorted(lengths)[(len(rows) - 1) // 2],
+        }
+        return not broken_bounds((bound,), measured)
+
+    if bound.per_row:
+        assert holds(rows) == all(holds([row]) for row in rows)
+
+
+def test_bounds_that_a_row_breaks():
+    text = "min >= 0, min > 1, max <= 0, max < 5, list_length_max <= 9, null_rate <= 0, oov_rate <= 0, "
+    text += "nonfinite <= 0, nonfinite < 1, nonfinite_rate <= 0"
+    others = "min <= 0, max > 0, null_rate <= 0.1, null_rate < 1, nonfinite <= 1, nonfinite < 2, nonfinite <= -1, "
+    others += "oov_rate >= 0, list_length_mean <= 4, list_length_p99 <= 9, list_length_max >= 1"
+    for bounds, per_row in ((text, True), (others, False)):
+        for measure, sign, value in (each.split() for each in bounds.split(", ")):
+            assert Expectation(measure=measure, sign=sign, value=float(value)).per_row == per_row, (measure, sign)
+
+
 # -- an epoch ------------------------------------------------------------------------------------------------------
 
 

@@ -411,3 +411,12 @@ def test_a_spec_does_not_change():
         spec.name = "other"
     with pytest.raises(ValueError, match="frozen"):
         spec.batch.size = 3
+
+
+def test_only_a_pipeline_with_an_exclusion_names_it():
+    plain = parse(MINIMAL)
+    assert "exclude" not in json.loads(plain.canonical())["source"]
+    excluding = parse(MINIMAL.replace("{table: data}", "{table: data, exclude: bad.exclusion}"))
+    assert PipelineSpec.from_canonical(excluding.canonical()) == excluding != plain
+    assert excluding.source.exclude is not None
+    assert excluding.source.exclude.endswith("/bad.exclusion")  # relative to pipeline.yaml

@@ -240,10 +240,11 @@ ALTERNATIVES = {
         "cache artifacts fit allow_code on_nonfinite on_expect"
     ),
     ("source",): (
-        "table format version snapshot_id as_of snapshot partitions schema where sample row_key on_bad_file "
-        "decoder max_bad_files max_bad_rows split_rows"
+        "table format version snapshot_id as_of snapshot partitions schema where sample exclude row_key on_bad_file "
+        "decoder max_bad_files max_bad_rows follow split_rows"
     ),
     ("source", "sample"): "fraction where seed key",
+    ("source", "follow"): "landed until epoch",
     ("source", "schema"): "missing extra columns",
     ("mix",): "stop",
     ("features",): "dense categorical sparse label extra",

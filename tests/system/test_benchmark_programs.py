@@ -21,6 +21,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import cache_sharing  # noqa: E402
+import column_groups  # noqa: E402
 import dedup_training  # noqa: E402
 import pipeline as pipeline_benchmark  # noqa: E402
 import slot_writing  # noqa: E402
@@ -37,6 +38,16 @@ def test_the_loop_of_a_feeder_is_measured() -> None:
     found = json.loads(run.stdout)
     assert (found["ranks"], found["batches"]) == (2, 800)
     assert min(found["batches_per_s"], found["loop_us"], found["calls"]) > 0
+
+
+def test_copies_of_many_features_are_measured() -> None:
+    command = [sys.executable, str(BENCHMARKS / "torchrec_copies.py"), "--features", "45", "--steps", "5"]
+    command += ["--batch-size", "16", "--device", "meta"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert found["copies"] == 13 + 26 + 2 * 6 + 1
+    assert min(found["slot_us"], found["tensors_us"], found["batch_bytes"]) > 0
 
 
 @pytest.mark.parametrize("shape", ["flat", "lists"])
@@ -74,6 +85,16 @@ def test_what_jobs_share_through_a_cache_is_measured(
         "alone", "apart", "identical", "seeds", "fast", "slow", "both apart", "both",
     }  # fmt: skip
     assert all(" 0.500   1.00" in line for line in lines)
+
+
+def test_two_column_groups_are_measured_beside_a_reader_of_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert column_groups.main(["--tiny", "--json"]) == 0
+    [found] = json.loads(capsys.readouterr().out)
+    assert (found["whole"]["nbytes"], found["groups"]["nbytes"]) == tuple(found["planned_bytes"])
+    assert found["groups"]["nbytes"] == found["whole"]["nbytes"] + found["filter_bytes"]
+    assert (found["bytes_ratio"], len(found["cpu_ratio"])) == (1.0, 1)
+    assert min(found["cpu_ratio"] + found["rate_ratio"]) > 0
+    assert found["rows"] > found["whole"]["rows"] > 2_000, "the tail is dropped"
 
 
 def test_the_writing_of_slots_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

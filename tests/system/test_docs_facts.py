@@ -26,7 +26,8 @@ from feedline.spec.sections import keys_of, section_at
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "feedline"
-PAGES = {str(path.relative_to(ROOT)): path for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
+PATHS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/coming-from").glob("*.md"))]
+PAGES = {str(path.relative_to(ROOT)): path for path in PATHS}
 CODE = re.compile(r"`([^`\n]+)`")
 SECTIONS = ("source", "batch", "shuffle", "cluster", "fit", "artifacts")
 

@@ -15,6 +15,7 @@ OTHERS = {"glossary.md", "README.md", "ops.md"}
 PAGES = {
     "README.md": ROOT / "README.md",
     **{f"docs/{path.name}": path for path in sorted((ROOT / "docs").glob("*.md")) if path.name not in OTHERS},
+    **{f"docs/coming-from/{path.name}": path for path in sorted((ROOT / "docs" / "coming-from").glob("*.md"))},
 }
 DETERMINERS = "a|the|no|each|every|this|its|their|another|own|one|existing|current|separate|missing|these|of"
 # A term, and how it is written where it is used; `fit` and `split` are verbs, too.
@@ -36,6 +37,7 @@ TERMS = {
     "artifact": r"\b(?P<term>artifacts?)\b",
     # Not every other cache: of pages, of footers, of a processor.
     "cache": r"\b(?:the|with a|without a)\s+\[?(?P<term>cache)\b",
+    "column group": r"(?<!over )\b(?P<term>column\s+groups?)\b",  # not NVTabular's
 }
 CODE = re.compile(r"`[^`\n]*`")
 HEADING = re.compile(r"^#.*$", re.MULTILINE)
@@ -57,7 +59,7 @@ def first_use(text: str, term: str) -> re.Match[str] | None:
 def is_linked(text: str, use: re.Match[str], term: str) -> bool:
     """Whether the use is the text of a link to its section."""
     start, end = use.span("term")
-    link = rf"\]\((?:docs/)?glossary\.md#{term.replace(' ', '-')}\)"
+    link = rf"\]\((?:docs/|\.\./)?glossary\.md#{term.replace(' ', '-')}\)"
     return text[start - 1] == "[" and re.match(link, text[end:]) is not None
 
 

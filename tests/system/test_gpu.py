@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
 from feedline import FeedlineDataset
+from feedline.errors import FeedlineError
 from feedline.loader.ring.pinning import Pinning, devices_in_use
 from feedline.warehouse.synthetic.generate import clicks_pipeline
 
@@ -47,7 +51,8 @@ def test_every_tensor_is_pinned(pipeline):
         del batch, sparse, tensor
 
 
-def test_one_copy_moves_the_batch_and_its_bytes_are_right(pipeline):
+def test_one_copy_moves_the_batch_and_its_bytes_are_right(pipeline, monkeypatch):
+    monkeypatch.delitem(sys.modules, "torchrec", raising=False)
     with FeedlineDataset(pipeline) as dataset:
         for batch in dataset:
             host = batch.clone()
@@ -101,6 +106,116 @@ def test_the_users_own_copies_and_streams_are_waited_for(pipeline):
         torch.cuda.synchronize()
         for host, device in zip(kept, moved, strict=True):
             assert torch.equal(device.cpu(), host)
+
+
+def test_lists_have_memory_of_their_own_where_torchrec_is_imported(pipeline, monkeypatch):
+    """Its pipelines free that memory, as soon as ids are on their way to other ranks."""
+    monkeypatch.setitem(sys.modules, "torchrec", ModuleType("torchrec"))
+    with FeedlineDataset(pipeline) as dataset:
+        for batch in dataset:
+            host = batch.clone()
+            moved = batch.to("cuda", non_blocking=True)
+            dense, labels, values = moved.dense, moved.labels, moved.sparse["hist_0"].values
+            assert torch.equal(values.cpu(), host.sparse["hist_0"].values)
+            values.untyped_storage().resize_(0)
+            moved.record_stream(torch.cuda.current_stream())
+            other = torch.full((moved.nbytes,), 255, dtype=torch.uint8, device="cuda")  # where the lists were
+            assert torch.equal(dense.cpu(), host.dense)
+            assert torch.equal(labels.cpu(), host.labels)
+            with pytest.raises(FeedlineError, match="lists are gone"):
+                moved.to("cpu")
+            del other
+
+
+@pytest.mark.parametrize("imported", [False, True], ids=["plain", "with torchrec"])
+def test_copies_on_a_stream_that_is_named_hold_the_slot(pipeline, monkeypatch, imported: bool):
+    """As `enable_inplace_copy_batch` calls it: memory of the current stream, filled on another one."""
+    monkeypatch.delitem(sys.modules, "torchrec", raising=False)
+    if imported:
+        monkeypatch.setitem(sys.modules, "torchrec", ModuleType("torchrec"))
+    with FeedlineDataset(pipeline) as dataset:
+        copies = torch.cuda.Stream()
+        kept, moved = [], []
+        for batch in dataset:
+            with torch.cuda.stream(copies):
+                torch.cuda._sleep(20_000_000)
+            kept.append(batch.clone())
+            moved.append(batch.to(device=torch.device("cuda"), non_blocking=True, data_copy_stream=copies))
+            del batch
+        torch.cuda.current_stream().wait_stream(copies)
+        for host, device in zip(kept, moved, strict=True):
+            assert torch.equal(device.dense.cpu(), host.dense)
+            assert torch.equal(device.sparse["hist_0"].values.cpu(), host.sparse["hist_0"].values)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_torchrec_pipeline_reads_what_the_host_holds(pipeline, inplace: bool):
+    """Embeddings by torch's own module, of keys of a KeyedJaggedTensor, two batches ahead on a stream of its own."""
+    if importlib.util.find_spec("torchrec") is None:
+        pytest.skip("torchrec is not installed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torchrec's own
+        from torchrec.distributed.train_pipeline import TrainPipelineBase
+
+    class Sums(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones((), device="cuda"))
+
+        def forward(self, batch):
+            torch.cuda._sleep(5_000_000)
+            ids = batch.sparse_features
+            sums = torch.stack([ids.values().double().sum(), ids.lengths().double().sum(), batch.labels.double().sum()])
+            sums = torch.cat([sums, batch.dense_features.double().sum()[None]])
+            return (self.scale * 0).sum(), sums.detach()
+
+    with FeedlineDataset(pipeline) as dataset:
+        ids = [name for name in dataset.schema if name.group in ("sparse", "categorical")]
+        assert ids
+        expected = [
+            [
+                sum(float(each.values.double().sum()) for each in batch.sparse.values())
+                + float(batch.categorical.double().sum()),
+                sum(float(each.lengths.double().sum()) for each in batch.sparse.values()) + batch.categorical.numel(),
+                float(batch.labels.double().sum()),
+                float(batch.dense.double().sum()),
+            ]
+            for batch in dataset
+        ]
+        model = Sums()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        train = TrainPipelineBase(model, optimizer, torch.device("cuda", 0), enable_inplace_copy_batch=inplace)
+        dataset.set_epoch(0)
+        found, batches = [], iter(dataset)
+        while True:
+            try:
+                found.append(train.progress(batches))
+            except StopIteration:
+                break
+        torch.testing.assert_close(torch.stack(found).cpu(), torch.tensor(expected, dtype=torch.float64))
+
+
+def test_a_pipeline_that_frees_ids_early_learns_the_same(pipeline, tmp_path):
+    """TrainPipelineSparseDist on one rank; dense features and labels are read after the ids are gone."""
+    kernel = "fbgemm::permute_2D_sparse_data"
+    if importlib.util.find_spec("torchrec") is None or importlib.util.find_spec("fbgemm_gpu") is None:
+        pytest.skip("torchrec is not installed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torchrec's own
+        importlib.import_module("torchrec")
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(kernel, "CUDA"):
+        pytest.skip("fbgemm-gpu has no kernels for CUDA here")
+    text = pipeline.read_text().replace("{first_x: 20}", "{first_x: 20}, {hash_bucket: 1000}")  # tables need a size
+    pipeline.write_text(text)
+    program = Path(__file__).with_name("torchrec_training.py")
+    line = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
+    line += [str(program), str(tmp_path), *(f"{kind}={pipeline}" for kind in ("sparse", "freed"))]
+    run = subprocess.run(line, capture_output=True, text=True, timeout=400, check=False)
+    assert run.returncode == 0, run.stderr[-5000:]
+    steps = [json.loads((tmp_path / f"{kind}-0.json").read_text())["steps"] for kind in ("sparse", "freed")]
+    assert [step[:2] for step in steps[0]] == [step[:2] for step in steps[1]]
+    losses = [torch.tensor([loss for *_, loss in each]) for each in steps]
+    torch.testing.assert_close(*losses, rtol=1e-3, atol=1e-4)
 
 
 def test_a_registration_that_fails_leaves_no_error_to_the_next_kernel():

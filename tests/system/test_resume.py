@@ -145,13 +145,33 @@ def test_loading_twice_and_in_mid_epoch(shared: FeedlineDataset, fresh: dict[str
     assert [image(batch) for batch in shared] == epochs[0][2:]
 
 
-def test_set_epoch_after_loading_starts_that_epoch_over(
+def test_set_epoch_of_a_loaded_state_keeps_its_step(
     shared: FeedlineDataset, fresh: dict[str, Any], epochs: list[list[bytes]]
 ):
+    """As a DistributedSampler's loop calls it, before each epoch: it must not undo the resume."""
     shared.load_state_dict(at(fresh, 1, 7))
     shared.set_epoch(1)
+    iter(shared)
+    shared.set_epoch(1)
+    assert shared.state_dict() == at(fresh, 1, 7)
+    assert image(next(iter(shared))) == epochs[1][7]
+    shared.set_epoch(1)  # the state was continued: this starts the epoch over
     assert shared.state_dict() == at(fresh, 1, 0)
     assert image(next(iter(shared))) == epochs[1][0]
+
+
+def test_set_epoch_of_another_epoch_starts_at_its_step_0(
+    shared: FeedlineDataset, fresh: dict[str, Any], epochs: list[list[bytes]]
+):
+    for other in (0, 2):
+        shared.load_state_dict(at(fresh, 1, 7))
+        shared.set_epoch(other)
+        assert shared.state_dict() == at(fresh, other, 0)
+        assert image(next(iter(shared))) == epochs[other][0]
+    shared.load_state_dict(at(fresh, 1, 7))
+    shared.set_epoch(2)
+    shared.set_epoch(1)
+    assert image(next(iter(shared))) == epochs[1][0], "the state's step is forgotten"
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_a_feeder_that_swaps_rows_is_found_out(place: Place, tmp_path: Path, mon
     assert (facts["equal"], facts["rows"]) == (False, 3 * 1024)
     assert facts["count"] >= 1, "two rows of the first block of each lane"
     first = facts["differences"][0]
-    assert first["at"] == {"epoch": 0, "step": 0, "rank": 0, "world_size": 1}
+    assert first["at"] == {"epoch": 0, "step": 0, "rank": 0, "world_size": 1, "column_group": ""}
     assert first["problem"].startswith("trainer 0 received other rows: got digest ")
 
 

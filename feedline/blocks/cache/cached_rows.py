@@ -42,7 +42,7 @@ from feedline.loader.encoding.quality import Quality
 from feedline.spec.features import FeatureSpec
 from feedline.warehouse.cache.cache_folder import CachedColumn, CacheFolder, EntryGroup, open_folder
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment
-from feedline.warehouse.rebase.recorded_rows import Recorder, spans_of
+from feedline.warehouse.rebase.recorded_rows import Recorder, remaining_rows, spans_of
 
 Columns = Mapping[str, CachedColumn]
 
@@ -107,12 +107,11 @@ class CachedRows:
         for position, (start, stop) in enumerate(spans_of(fragment, piece.skip, piece.rows)):
             if stop == start:
                 continue
-            alone = _row_group(fragment, position)
-            kept = alone.expected[0]
-            if kept == UNCOUNTED or alone.excluded:
+            alone = fragment.alone(position)
+            if alone.expected[0] == UNCOUNTED:
                 yield self._computed(PieceRequest(fragment=alone, skip=start, rows=stop - start), clock)
                 continue
-            for segment in segments(kept, start, stop):
+            for segment in segments(remaining_rows(alone), start, stop):
                 yield self._segment(alone, segment, clock, count)
 
     def record(self, piece: PieceRequest, recorder: Recorder) -> None:
@@ -365,15 +364,3 @@ def _nbytes(columns: Columns) -> int:
 
 def _series(column: CachedColumn, segment: Segment) -> pl.Series:
     return pl.Series(arrow_array(column.arrays["arrow"]))[segment.start : segment.stop]
-
-
-def _row_group(fragment: Fragment, position: int) -> Fragment:
-    """One row group of a fragment."""
-    excluded = fragment.excluded[position] if fragment.excluded else None
-    return replace(
-        fragment,
-        row_groups=(fragment.row_groups[position],),
-        expected=(fragment.expected[position],),
-        proofs=(fragment.proofs[position],) if fragment.proofs else (),
-        excluded=() if excluded is None else (excluded,),
-    )

@@ -1,8 +1,9 @@
 """Name what a cache keeps of a job's blocks by everything that decides its bytes.
 
 Runs in: every process that computes blocks. Pure. The name of a group covers the file, the rows of it that are selected
-and what computes them; the name of a column the feature alone, so that jobs share those that they have in common. Not
-in them, as the bytes do not depend on it: decoder, seed, epoch, lanes, batch size, job and other features.
+(and those of them that are left out, if any) and what computes them; the name of a column the feature alone, so that
+jobs share those that they have in common. Not in them, as the bytes do not depend on it: decoder, seed, epoch, lanes,
+batch size, job and other features.
 """
 
 from __future__ import annotations
@@ -115,6 +116,7 @@ class EntryNames:
         place = [
             *(self._rows, table, fragment.path, fragment.bytes, fragment.mtime_ns, fragment.footer_digest.hex()),
             *(row_group, segment.first, repr(fragment.partition), repr(fragment.stored_names)),
+            *(hashlib.sha256(bits).hexdigest() for bits in fragment.excluded if bits is not None),
         ]
         return EntryGroup(
             digest=_digest(place),

@@ -15,7 +15,7 @@ from feedline.blocks.cache.entry_names import SEGMENT_ROWS, EntryNames, Segment,
 from feedline.blocks.jobs import compile_job
 from feedline.planning.plan import Plan
 from feedline.warehouse.cache.cache_folder import check_folder, held_columns
-from feedline.warehouse.reading.fragment import Fragment, fragment_at
+from feedline.warehouse.reading.fragment import Fragment
 
 _MOST_ROW_GROUPS = 256  # that are looked up
 
@@ -68,8 +68,7 @@ def _segments(plan: Plan) -> Iterator[tuple[Fragment, Segment]]:
     count = min(len(kept), _MOST_ROW_GROUPS)
     for index in (np.arange(count) * len(kept)) // max(1, count):
         group = int(kept[index])
-        rows = plan.selection.rows[group : group + 1]
-        file = int(plan.snapshot.file_of_row_group[group])
-        fragment = fragment_at(plan.snapshot, file, np.array([group]), rows, plan.selection.proofs)
-        for segment in segments(int(rows[0]), 0, int(rows[0])):
+        rows = int(plan.selection.rows[group])
+        fragment = plan.selection.fragment(plan.snapshot, kept[index : index + 1])
+        for segment in segments(rows, 0, rows):
             yield fragment, segment

@@ -17,6 +17,8 @@ from rich.table import Table
 
 from feedline.commands.display.dedup_table import group_lines
 from feedline.commands.plan.cached import cache_facts, cache_text
+from feedline.commands.plan.excluded import excluded_facts, excluded_stage, excluded_text
+from feedline.commands.plan.followed import followed_facts, followed_text
 from feedline.commands.plan.parts import part_costs, part_rows
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.plan_descriptions import lines_of, summary_of
@@ -69,10 +71,12 @@ def describe(plan: Plan, *, world_size: int, rows_per_s: float = 0.0) -> dict[st
         "files": len(snapshot.files),
         "files_ignored": snapshot.ignored,
         "bad_files": [to_values(bad) for bad in plan.bad_files()],
+        **followed_facts(plan.spec),
         **plan.gaps.facts(),
         "stages": stages(plan, table_bytes),
         **_pruning_facts(selection.report),
         "sample": asdict(plan.sample.sample) if plan.sample is not None else None,
+        "excluded": excluded_facts(plan),
         **_column_facts(plan, schedule),
         "bytes": {
             "read_per_epoch": read_bytes,
@@ -180,7 +184,9 @@ def stages(plan: Plan, table_bytes: int) -> list[dict[str, Any]]:
     snapshot, selection = plan.snapshot, plan.selection
     projection = part_bytes(snapshot, plan.parts)
     facts: list[dict[str, Any]] = []
-    for stage in stages_of(snapshot, selection.verdicts, rows=selection.rows, matched=selection.matched):
+    kept = selection.kept_rows
+    decided = stages_of(snapshot, selection.verdicts, rows=kept, matched=selection.matched)
+    for stage in (*decided, *excluded_stage(plan)):
         remaining = {
             "files": _file_count(snapshot, stage.row_groups) if facts else len(snapshot.files),
             "row_groups": int(stage.row_groups.sum()),
@@ -241,6 +247,8 @@ def _table_rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "table", f"{facts['files']:,} files, {in_all['row_groups']:,} row groups, {in_all['rows']:,} rows"
     yield "snapshot", facts["snapshot"]
     yield "plan, features", f"{facts['plan']}, {facts['features']}"
+    if "follow" in facts:
+        yield "followed", escape(followed_text(facts["follow"]))
     if bad_files := [from_values(BadFileFacts, bad) for bad in facts["bad_files"]]:
         yield "bad files", "\n".join([summary_of(bad_files), *map(escape, lines_of(bad_files))])
     for name, lines in (("nulls left", facts["nulls"]), ("columns missing", facts["absent"])):
@@ -258,6 +266,8 @@ def _pruning_rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield key.replace("_", " "), f"{share['row_groups']:,} row groups, {share['rows']:,} rows{note}"
     if facts["sample"] is not None:
         yield "sampled", _sample_text(facts)
+    if facts["excluded"] is not None:
+        yield "excluded", escape(excluded_text(facts["excluded"]))
 
 
 def _run_rows(facts: dict[str, Any], *, alone: bool = True) -> Iterator[tuple[str, str]]:

@@ -22,6 +22,7 @@ from feedline.pipeline import Pipeline
 from feedline.planning.binding.fitted_artifacts import artifact_set_ref
 from feedline.planning.binding.selected_rows import bound_marks, bound_sample, bound_where, rows_of
 from feedline.planning.binding.table_features import compile_spec, planned_schema
+from feedline.planning.exclusions import named_exclusion
 from feedline.spec import PipelineSpec
 from feedline.spec.features import FeatureInput, FeatureSpec
 from feedline.transforms.learning.learner import Artifact, FitRequest, Reading
@@ -72,7 +73,8 @@ def preview(spec: PipelineSpec, count: int) -> dict[str, Any]:
     compiled_inputs = compile_spec(spec, schema, inputs, artifacts=artifact_set)
     columns = list(dict.fromkeys([*compiled.parts, *compiled_inputs.parts]))
     marks = bound_marks(spec, compiled)
-    chunks = first_rows(snapshot, columns, schema, count, where=where, sample=sample, marks=marks)
+    exclusion = named_exclusion(spec, snapshot)
+    chunks = first_rows(snapshot, columns, schema, count, where=where, sample=sample, marks=marks, exclusion=exclusion)
     if not chunks:
         raise PlanError(f"no row is kept: got none of {snapshot.rows:,} rows of {spec.source.table}")
     frame = pl.concat([chunk.frame for chunk in chunks], rechunk=True)

@@ -27,6 +27,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from feedline.loader.encoding.sparse_features import SparseFeatures
+
 ALIGNMENT_BYTES = 64
 MAGIC = 0x31454E494C444545  # "EEDLINE1", little-endian: a slot of another layout is refused, not misread
 GROUPS = ("dense", "categorical", "sparse", "label", "extra")
@@ -198,10 +200,12 @@ class SlotLayout:
     """The offsets of one schema's slots.
 
     parts: the rows of a batch, and the unique rows of each deduplicated group. width: of the matrices of plain rows.
+    sparse_features: the trainer's choice for torchrec, which changes no offset.
     """
 
-    def __init__(self, schema: BatchSchema) -> None:
+    def __init__(self, schema: BatchSchema, sparse_features: SparseFeatures | None = None) -> None:
         self.schema = schema
+        self.sparse_features = sparse_features or SparseFeatures()
         self.sparse = schema.sparse
         places = {column.name: index for index, column in enumerate(self.sparse)}
         self.parts = tuple(SlotPart(part, places) for part in schema.parts)
@@ -211,6 +215,7 @@ class SlotLayout:
         self.width = self.parts[0].width
         self.extra = schema.group("extra")
         # Names in the order of pipeline.yaml, each with its index in memory order.
+        self.sparse_index = places
         self.sparse_names = tuple((column.name, places[column.name]) for column in schema.group("sparse"))
         self.no_sparse: dict[str, Any] = dict.fromkeys(name for name, _ in self.sparse_names)
         self.sparse_bytes = tuple(np.dtype(column.dtype).itemsize for column in self.sparse)  # of a value

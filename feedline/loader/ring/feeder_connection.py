@@ -48,9 +48,8 @@ class Answer:
     @classmethod
     def of(cls, hello: Hello, plan: PlanFacts, feeder: FeederFacts) -> Answer:
         """The answer to a hello."""
-        repeatable = replace(
-            hello, rebase=None, snapshot=plan.snapshot, lanes=plan.lanes, plan=plan.plan, features=plan.features
-        )
+        names = replace(hello, snapshot=plan.snapshot, plan=plan.plan, features=plan.features)
+        repeatable = replace(names, rebase=None, lanes=plan.lanes, epoch=plan.epoch)
         return cls(hello=repeatable, facts=plan, feeder=feeder)
 
 

@@ -218,12 +218,14 @@ def feeder_command(
     local_ranks: int,
     cores: int,
     cpus: Collection[int] = (),
+    column_group: Sequence[str] = (),
 ) -> FeederCommand:
     """How to start a feeder: its pipeline and standard input, the ranks that it serves (none: the trainers name them),
-    the number of ranks in all and on this host, the cores that it may use, and the CPUs that it runs on (default: those
-    of the process that starts it)."""
+    the number of ranks in all and on this host, the cores that it may use, the CPUs that it runs on (default: those
+    of the process that starts it), and the features of the column group whose trainers it waits for."""
     lists = {"--ranks": ranks, "--cpus": sorted(cpus)}
     words = [word for name, each in lists.items() if each for word in (name, ",".join(map(str, each)))]
+    words += ["--features", json.dumps(list(column_group))] if column_group else []
     counts = {"--world-size": world_size, "--local-ranks": local_ranks, "--cores": cores}
     return FeederCommand(
         arguments=[str(path), *words, *(str(word) for item in counts.items() for word in item)],
@@ -233,10 +235,13 @@ def feeder_command(
     )
 
 
-def feeder_access(path: Path, overrides: str, spec: PipelineSpec, ranks: RankInfo) -> FeederAccess:
-    """How this rank gets its feeder: one of `feedline run` that waits, its host's, or its own."""
+def feeder_access(
+    path: Path, overrides: str, spec: PipelineSpec, ranks: RankInfo, column_group: Sequence[str] = ()
+) -> FeederAccess:
+    """How this rank gets its feeder: one of `feedline run` that waits, its host's, or its own; each serves ranks of the
+    same column group."""
     command = partial(feeder_command, spec, path, overrides, world_size=ranks.world_size, local_ranks=ranks.local_ranks)
-    job, host = job_fingerprint(spec), None
+    job, host = job_fingerprint(spec, column_group), None
     if spec.feeder == "host" and ranks.local_ranks > 1:
         name, round = meeting_name(job, ranks.world_size, os.environ)
         cpus = launcher_affinity()  # the rank that starts the feeder may be bound to a few of them

@@ -19,7 +19,7 @@ import stat
 import struct
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from feedline.errors import FeederError
@@ -38,11 +38,16 @@ _BACKLOG = 16
 _SUCCESSOR_S, _PAUSE_S = 15.0, 0.2
 
 
-def job_fingerprint(spec: PipelineSpec) -> str:
-    """The name of a job on a host: a digest of everything in pipeline.yaml that decides what is delivered."""
+def job_fingerprint(spec: PipelineSpec, column_group: Sequence[str] = ()) -> str:
+    """The name of a job on a host: a digest of everything in pipeline.yaml that decides what is delivered.
+
+    column_group: the features of a column group, whose feeders and trainers do not meet those of another.
+    """
     document = json.loads(spec.canonical())
     for key in _RUN_KEYS:
         document.pop(key, None)
+    if column_group:
+        document["column_group"] = list(column_group)
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 

@@ -29,7 +29,9 @@ class Hello:
 
     A `snapshot` of None lets the feeder take one; `features` of None accepts any. `trainer`, `trainers`: its rank among
     all trainers and their number, if several of them read the same rank's rows. `connected`: torch.distributed connects
-    the ranks, and rank 0 plans first.
+    the ranks, and rank 0 plans first. `column_group`: the names of the features to read, in the pipeline's order; empty
+    for all. `epoch`: of a followed table, the epoch whose plan it requests; `snapshot` and `plan` may then be those of
+    an earlier one.
     """
 
     rank: int
@@ -44,6 +46,8 @@ class Hello:
     batch_size: int | None = None
     rebase: RebaseRequest | None = None
     connected: bool = False
+    column_group: tuple[str, ...] = ()
+    epoch: int | None = None
 
     @property
     def global_rank(self) -> int:
@@ -105,12 +109,23 @@ class SourceFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnGroup:
+    """A column group: its name, after its features, and the digest of everything that decides what a row becomes in
+    them."""
+
+    name: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFacts:
     """The facts of a plan that a trainer needs: `steps` and rows count a whole epoch.
 
     `snapshot`, `plan` and `features` are the fingerprints in a state; `environment` lists the versions that compute
     features. `nulls` are warnings, `absent` notes about the table. `rest` is the epoch that a rebase shortened.
     `sources`: of a plan of several; `rows` are those of all, `rows_dropped` those that an epoch does not deliver.
+    `column_group` has the features of the schema, if these are not all. `epoch`: the only one that the plan is of,
+    where the table is followed.
     """
 
     snapshot: str
@@ -129,6 +144,8 @@ class PlanFacts:
     schema: BatchSchema
     rest: RestFacts | None = None
     sources: tuple[SourceFacts, ...] = ()
+    column_group: ColumnGroup | None = None
+    epoch: int | None = None
 
     def steps_of(self, epoch: int) -> int:
         """Steps of an epoch, equal on all ranks; for a rebased epoch, including those before the rebase."""
@@ -200,6 +217,7 @@ class RankOutcome:
     state: Mapping[str, Any] | None = None
     data_rank: int | None = None
     data_world_size: int | None = None
+    column_group: ColumnGroup | None = None
     error: str | None = None
     message: str = ""
 

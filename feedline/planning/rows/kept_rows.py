@@ -1,4 +1,4 @@
-"""Read the rows of one row group that a plan keeps, in another way than blocks do, so that a fault of theirs shows.
+"""Read the rows of one row group that a plan selects, in another way than blocks do, so that a fault of theirs shows.
 
 Runs in: the CLI (`plan --step`, `verify`). pyarrow reads the row group at once, and the conditions of filter and sample
 are evaluated for each of its rows. Only what the file does not store in the table's type (partition keys, parts of maps
@@ -30,14 +30,15 @@ from feedline.warehouse.storage.locations import join, locate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptRows:
-    """The rows of a row group that filter and sample keep. rows: int64, their indices in the row group."""
+    """The rows of a row group that filter and sample keep, without excluded ones. rows: int64, their indices in the row
+    group."""
 
     rows: NDArray[np.int64]
     frame: pl.DataFrame
 
 
 def read_kept_rows(plan: Plan, group: int, columns: Sequence[str], marks: Sequence[Mark] = ()) -> KeptRows:
-    """The kept rows of a row group (an index in the snapshot) in some columns, and the columns of `marks`. Raises
+    """The selected rows of a row group (an index in the snapshot) in some columns, and the columns of `marks`. Raises
     DataError where they are not as many as the plan counted, and the errors of reading."""
     snapshot, selection = plan.snapshot, plan.selection
     file, rows = int(snapshot.file_of_row_group[group]), snapshot.rows_per_row_group
@@ -54,14 +55,18 @@ def read_kept_rows(plan: Plan, group: int, columns: Sequence[str], marks: Sequen
         stays = stays if result.stays is None else result.stays
         if weigh:
             frame = frame.with_columns(pl.Series(SAMPLE_WEIGHT, result.weights))
-    kept = np.flatnonzero(stays)
-    if len(kept) != int(selection.rows[group]):
+    kept, excluded = np.flatnonzero(stays), selection.excluded_mask(group)
+    if len(kept) != len(excluded):
         raise DataError(
             f"the filter keeps another number of rows of {label(fragment.uri, fragment.row_groups[0])} than was "
-            f"counted: got {len(kept)}, expected {int(selection.rows[group])}. Delete the counts in work_dir and run "
-            f"again"
+            f"counted: got {len(kept)}, expected {len(excluded)}. Delete the counts in work_dir and run again"
         )
-    return KeptRows(rows=kept, frame=frame.select([*columns, *(mark.name for mark in marks)]).filter(pl.Series(stays)))
+    kept = kept[~excluded]
+    selected = np.zeros(frame.height, np.bool_)
+    selected[kept] = True
+    return KeptRows(
+        rows=kept, frame=frame.select([*columns, *(mark.name for mark in marks)]).filter(pl.Series(selected))
+    )
 
 
 def _read_row_group(plan: Plan, fragment: Fragment, names: Sequence[str], marks: Sequence[Mark]) -> pl.DataFrame:

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from feedline.planning.plan import Plan
+from feedline.planning.plan import Plan, left_out
 from feedline.planning.rows.block_order import block_order
 from feedline.planning.rows.kept_rows import read_kept_rows
 from feedline.planning.schedule import Block, Piece, rank_lanes
@@ -69,8 +69,8 @@ class StepRows:
         return block_order(request, self.plan.job.by, lambda index: self._shuffle_values(block.pieces[index]))
 
     def locate(self, split: Int64s, row: Int64s) -> tuple[Int64s, Int64s]:
-        """Row group (its index in the snapshot) and kept index of rows of splits. The kept index counts the rows of the
-        row group that filter and sample keep."""
+        """Row group (its index in the snapshot) and kept index of rows of splits. The kept index counts the selected
+        rows of the row group."""
         groups, kept = np.empty_like(split), np.empty_like(row)
         for each in np.unique(split).tolist():
             here = split == each
@@ -112,7 +112,10 @@ class StepRows:
     def _kept_rows(self, group: int) -> Int64s:
         """The kept indices of the rows of a row group that the epoch delivers: all, except in a rebased epoch."""
         kept = int(self.plan.selection.rows[group])
-        return np.arange(kept) if self._rest is None else np.flatnonzero(~self._rest.mask(group, kept))
+        if self._rest is None:
+            return np.arange(kept)
+        selected = ~self.plan.selection.excluded_mask(group)
+        return np.flatnonzero(~left_out(self.plan, group, self.epoch)[selected])
 
     def _shuffle_values(self, piece: Piece) -> pl.Series:
         """The values of `shuffle.by` of a piece's rows."""

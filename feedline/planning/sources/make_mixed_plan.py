@@ -5,19 +5,23 @@ Runs in: the feeder, the CLI, `Pipeline.batches`. It reads footer facts, artifac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from feedline.artifacts.store import ArtifactSetRef
+from feedline.errors import StateError
 from feedline.loader.encoding.layout import SlotColumn
 from feedline.planning.binding.fitted_artifacts import artifact_set_ref
+from feedline.planning.follow.border import Border, load_border, split_border
 from feedline.planning.make_plan import make_plan
 from feedline.planning.plan import Plan
 from feedline.planning.plan_version import newest_version
 from feedline.planning.sources.mixed_plan import MixedPlan, RunPlan
+from feedline.planning.table_snapshot import as_read
 from feedline.spec import PipelineSpec
 from feedline.spec.features import FeatureSpec
-from feedline.warehouse.rebase.remaining_rows import Rebase
+from feedline.warehouse.rebase.remaining_rows import Rebase, split_name
 from feedline.warehouse.selection.select import Selection
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.parallel import Map
@@ -28,16 +32,46 @@ _COMMON = ("dtype", "unit", "width", "weighted", "num_embeddings", "lookups", "d
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrozenSource:
-    """A source's snapshot, the rest of its pass after a rebase, and its selection, where another plan has counted."""
+    """A source's snapshot, the rest of its pass after a rebase, the border of the epoch that reads it, and its
+    selection, where another plan has counted."""
 
     snapshot: Snapshot
     rebase: Rebase | None = None
+    border: Border | None = None
     selection: Selection | None = None
 
     @classmethod
     def of(cls, plan: Plan) -> FrozenSource:
         """What another plan of the same source is made of."""
-        return cls(snapshot=plan.snapshot, rebase=plan.rebase, selection=plan.selection)
+        return cls(snapshot=plan.snapshot, rebase=plan.rebase, border=plan.border, selection=plan.selection)
+
+
+def snapshot_names(spec: PipelineSpec, name: str) -> list[str]:
+    """The name of each source's snapshot. Raises StateError where it is the name of another number of sources."""
+    names, sources = name.split(","), len(spec.per_source())
+    if len(names) != sources:
+        raise StateError(
+            f"the state belongs to another plan: it has snapshots of {len(names)} sources, pipeline.yaml has "
+            f"{sources}. Use the pipeline.yaml and overrides of the run that saved it"
+        )
+    return names
+
+
+def load_frozen(spec: PipelineSpec, name: str, taken: Sequence[Snapshot] | None = None) -> list[FrozenSource]:
+    """Load what a name stands for, of each source. taken: their snapshots, if these are at hand."""
+    frozen = []
+    for index, (each, own) in enumerate(zip(spec.per_source(), snapshot_names(spec, name), strict=True)):
+        of_border, rest = split_name(own)
+        id, border = split_border(of_border)
+        snapshot = as_read(each, Snapshot.load(each.work_dir, id)) if taken is None else taken[index]
+        frozen.append(
+            FrozenSource(
+                snapshot=snapshot,
+                rebase=None if rest is None else Rebase.load(each.work_dir, rest),
+                border=None if border is None else load_border(each.work_dir, border),
+            )
+        )
+    return frozen
 
 
 def plan_sources(
@@ -47,8 +81,11 @@ def plan_sources(
     lanes: int,
     map: Map | None = None,
     artifacts: ArtifactSetRef | None = None,
+    exclude: bool = True,
+    earlier: Callable[[PipelineSpec, Border | None], Snapshot | None] = lambda spec, border: None,
 ) -> RunPlan:
-    """Resolve a spec against the snapshot of each source. map, artifacts: as of `make_plan`.
+    """Resolve a spec against the snapshot of each source. map, artifacts, exclude: as of `make_plan`. earlier: too,
+    for a source and a border.
 
     Raises SpecError, with file, line and path, where pipeline.yaml does not match a table, and where the sources'
     batches would differ.
@@ -67,6 +104,9 @@ def plan_sources(
                 rebase=one.rebase,
                 artifacts=ref,
                 selection=one.selection,
+                exclude=exclude,
+                border=one.border,
+                earlier=partial(earlier, each, one.border),
             )
         )
     if not spec.is_mixed:

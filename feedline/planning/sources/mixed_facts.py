@@ -11,6 +11,7 @@ from typing import Any
 from feedline.blocks.environment import environment_text
 from feedline.loader.wire.codec import from_values
 from feedline.loader.wire.facts import PlanFacts, RebaseChanges, RestFacts, SourceFacts
+from feedline.planning.plan import column_group_of
 from feedline.planning.sources.mixed_sources import MixedSources, with_names
 
 
@@ -34,6 +35,8 @@ def mixed_facts(plan: MixedSources) -> PlanFacts:
         schema=plan.layout.schema,
         rest=_rest_facts(plan),
         sources=source_facts(plan),
+        column_group=column_group_of(plan.bound),
+        epoch=plan.epoch,
     )
 
 
@@ -56,7 +59,7 @@ def _rest_facts(plan: MixedSources) -> RestFacts | None:
     changes = [
         each.rebase.changes
         for each, rest in pairs
-        if each.rebase is not None and rest is not None and rest.position(plan.stop) == plan.rest
+        if each.rebase is not None and rest is not None and rest.position(plan.positions) == plan.rest
     ]
     return RestFacts(
         epoch=epoch,

@@ -44,6 +44,11 @@ class MixedSources:
         return "first" if self.spec.mix is None else self.spec.mix.stop
 
     @property
+    def positions(self) -> Stop:
+        """What decides positions: passes do not go on into an epoch that reads other snapshots."""
+        return self.stop if self.epoch is None or isinstance(self.stop, str) else "all"
+
+    @property
     def layout(self) -> SlotLayout:
         """That of every source."""
         return self.bound[0].layout
@@ -51,8 +56,9 @@ class MixedSources:
     @cached_property
     def window(self) -> MixingWindow:
         """The rows that a lane mixes, of all sources together."""
-        every = [each.row_bytes for each in self.bound]
-        stored = sum(float(each.share) * each.row_bytes.stored for each in self.bound)
+        every = [(each.whole or each).row_bytes for each in self.bound]
+        pairs = zip(self.bound, every, strict=True)
+        stored = sum(float(each.share) * row_bytes.stored for each, row_bytes in pairs)
         row_bytes = RowBytes(selected=max(each.selected for each in every), stored=stored)
         return self.resumed_window or choose_window(self.spec.shuffle, self.version, row_bytes)
 
@@ -96,22 +102,27 @@ class MixedSources:
     @cached_property
     def whole_steps(self) -> int:
         """The steps of an epoch that no rebase shortened."""
-        return epoch_steps(self.stop, [passes_of(self.stop, 0, own) for own in self.pass_steps])
+        return epoch_steps(self.stop, [passes_of(self.positions, 0, own) for own in self.pass_steps])
 
     @cached_property
     def rest(self) -> tuple[int, int] | None:
         """Epoch and step of the mix from which on the last rebase delivers its rest."""
-        return max((rest.position(self.stop) for rest in self.rests if rest is not None), default=None)
+        return max((rest.position(self.positions) for rest in self.rests if rest is not None), default=None)
+
+    @property
+    def epoch(self) -> int | None:
+        """The only epoch that the plan is of, where a table is followed."""
+        return next((each.border.epoch for each in self.bound if each.border is not None), None)
 
     def passes(self, epoch: int) -> tuple[Passes, ...]:
         """The passes of each source in an epoch."""
         pairs = zip(self.pass_steps, self.rests, strict=True)
-        return tuple(passes_of(self.stop, epoch, steps, rest) for steps, rest in pairs)
+        return tuple(passes_of(self.positions, epoch, steps, rest) for steps, rest in pairs)
 
     def places(self, epoch: int, step: int) -> tuple[PassPlace, ...]:
         """The position of each source before a step."""
         places = []
-        start = 0 if isinstance(self.stop, str) else epoch * self.stop
+        start = 0 if isinstance(self.positions, str) else epoch * self.positions
         for each in self.passes(epoch):
             index, own = each.at(step)
             places.append(PassPlace(number=each.number_of(index), step=own, began=start + each.begin_of(index)))

@@ -16,12 +16,15 @@ import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from types import CodeType
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar, cast
 
+from feedline.errors import PlanError
 from feedline.loader.wire.facts import Hello
 from feedline.planning.agreement import RunStart
 from feedline.planning.artifact_choice import fit_artifacts
+from feedline.planning.follow.next_border import NothingLandedError
 from feedline.planning.plan import Plan
 from feedline.planning.resolve import start_of
 from feedline.planning.schedule import Schedule
@@ -42,6 +45,7 @@ Verify: TypeAlias = Callable[[RunStart], bool]
 T = TypeVar("T")
 
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 1.0, 60.0
+_LONGEST_WAIT_S = 30.0  # between two looks at a table from which nothing has landed
 _END_S = 5.0  # time for a request under way when the feeder ends
 # What a thread does in one of these functions; the innermost call decides.
 _ACTIVITIES: tuple[tuple[str, Sequence[Callable[..., object]]], ...] = (
@@ -63,17 +67,51 @@ class _Planned:
         self.schedules: weakref.WeakValueDictionary[int, EpochSchedule] = weakref.WeakValueDictionary()
 
 
+@dataclass(frozen=True, slots=True)
+class EpochPlan:
+    """The plan and the schedule of one epoch."""
+
+    plan: RunPlan
+    schedule: EpochSchedule
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A request that waits for files to land: since when, and when it looks again."""
+
+    run: Callable[[], object]
+    since_s: float
+    due_s: float = 0.0
+    pause_s: float = 0.0
+    reason: str = ""
+
+    def look_later(self, reason: str, now_s: float) -> None:
+        self.reason = reason
+        self.pause_s = min(max(2 * self.pause_s, _FIRST_LOOK_S), _LONGEST_WAIT_S)
+        self.due_s = now_s + self.pause_s
+
+
 class Planner:
     """Plans for several sessions, in a thread of its own. job: the digest under which the ranks of a start agree.
     `done` is called when an answer, or its error, is there, in any thread."""
 
-    def __init__(self, resolve: Resolve, *, job: str, verify: Verify = lambda start: False) -> None:
+    def __init__(
+        self,
+        resolve: Resolve,
+        *,
+        job: str,
+        verify: Verify = lambda start: False,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._resolve = resolve
         self._verify = verify
         self._job = job
+        self._now_s = now_s
         self._began_s = time.monotonic()
+        self._waiting: list[_Waiting] = []  # for files that land
+        self._is_idle = True
         self._planned: list[_Planned] = []
-        self._requests: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="feedline-planner", daemon=True)
         self._thread.start()
 
@@ -86,12 +124,24 @@ class Planner:
         """The epoch's schedule, one for all sessions. Raises PlanError where it has no step."""
         return self._submit(lambda: self._schedule(plan, epoch, lanes), done)
 
+    def next_epoch(self, hello: Hello, lanes: range, done: Callable[[], None]) -> Future[EpochPlan]:
+        """The plan and the schedule of an epoch of a followed table, which a hello names, once it has rows. Raises
+        PlanError where the run ends before it."""
+        start = start_of(hello, job=self._job)
+        return self._submit(lambda: self._next_epoch(hello, start, lanes), done)
+
     def verify(self, start: RunStart, done: Callable[[], None]) -> Future[bool]:
         """Whether a rank should look again later at what it has agreed on. Raises PlanError where that has changed."""
         return self._submit(lambda: self._verify(start), done)
 
     def describe(self) -> str:
         """What the request under way is doing, and since when."""
+        if self._is_idle and self._waiting:
+            waiting = self._waiting[0]
+            return (
+                f"it has waited {time.monotonic() - waiting.since_s:.0f} s for files to land at the epoch's border: "
+                f"{waiting.reason}. It looks again every {waiting.pause_s:.0f} s"
+            )
         frame = sys._current_frames().get(self._thread.ident or 0)
         calls = [] if frame is None else [each.f_code for each, _ in traceback.walk_stack(frame)]
         return f"it has been planning for {time.monotonic() - self._began_s:.0f} s, and {activity(calls)}"
@@ -104,15 +154,25 @@ class Planner:
     def _submit(self, answer: Callable[[], T], done: Callable[[], None]) -> Future[T]:
         future: Future[T] = Future()
 
-        def run() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
+        def run() -> bool:
+            if future.cancelled():
+                return True
+            result: T | None = None
+            failure: Exception | None = None
             self._began_s = time.monotonic()
             try:
-                future.set_result(answer())
+                result = answer()
+            except NothingLandedError:
+                raise
             except Exception as error:
-                future.set_exception(error)
-            done()
+                failure = error
+            if future.set_running_or_notify_cancel():
+                if failure is None:
+                    future.set_result(cast("T", result))
+                else:
+                    future.set_exception(failure)
+                done()
+            return True
 
         self._requests.put(run)
         return future
@@ -122,10 +182,25 @@ class Planner:
             pass
 
     def _work_once(self) -> bool:
-        run = self._requests.get()
-        if run is not None:
-            run()
-        return run is not None
+        """Answer a request, or look again for one that waits for files to land. False at the end."""
+        self._is_idle = True
+        due_s = min((each.due_s for each in self._waiting), default=None)
+        try:
+            timeout_s = None if due_s is None else max(0.0, due_s - self._now_s())
+            run = self._requests.get(timeout=timeout_s)
+            if run is None:
+                return False
+            waiting = _Waiting(run=run, since_s=time.monotonic())
+        except queue.Empty:
+            waiting = min(self._waiting, key=lambda each: each.due_s)
+            self._waiting.remove(waiting)
+        self._is_idle = False
+        try:
+            waiting.run()
+        except NothingLandedError as nothing:
+            waiting.look_later(str(nothing), self._now_s())
+            self._waiting.append(waiting)
+        return True
 
     def _plan(self, hello: Hello, start: RunStart) -> RunPlan:
         planned = [each for each in self._planned if each.plan() is not None]
@@ -135,6 +210,13 @@ class Planner:
             planned = [*planned, _Planned(plan)]
         self._planned = planned
         return plan
+
+    def _next_epoch(self, hello: Hello, start: RunStart, lanes: range) -> EpochPlan:
+        plan = self._plan(hello, start)
+        assert hello.epoch is not None
+        if plan.epoch != hello.epoch:
+            raise PlanError(f"the run ends before epoch {hello.epoch}: nothing more has landed")
+        return EpochPlan(plan, self._schedule(plan, hello.epoch, lanes))
 
     def _schedule(self, plan: RunPlan, epoch: int, lanes: range) -> EpochSchedule:
         schedules = next(each.schedules for each in self._planned if each.plan() is plan)

@@ -34,7 +34,6 @@ from feedline.service.feeder.slot_writers import SlotWriters
 from feedline.service.feeder.timing import TrainerPace
 from feedline.service.feeder.trainer_stream import TrainerStream
 from feedline.service.feeder.trainer_streams import TrainerStreams
-from feedline.service.feeder.window import Window, WindowLimits
 from feedline.service.scaling.load import TrainerLoad
 from feedline.version import VERSION
 
@@ -143,6 +142,7 @@ class TrainerSession:
         self._ring = RingWriter(channel, limit_bytes=int(memory_bytes * _RING_SHARE))
         self._writers = SlotWriters(self._ring, self._wake)
         self._number = 0  # of the last request
+        self._hello: Hello | None = None  # the last request's
         self._planning: Future[RunPlan] | None = None
         self._agreement: Agreement | None = None
         self._pace = TrainerPace()
@@ -228,20 +228,12 @@ class TrainerSession:
                 case ring_messages.GrowRing():
                     self._ring.grow()
                 case ring_messages.Diagnose():
-                    self.channel.post_message(ring_messages.Diagnosis(text=self._diagnose()))
+                    text = self._streams.diagnose(self._ring.slots, planning=self._planning is not None)
+                    self.channel.post_message(ring_messages.Diagnosis(text=text))
                 case ring_messages.StallReport(seconds=seconds):
                     self.counters.stalled_s += seconds
                 case ring_messages.EpochDone(epoch=epoch):
                     self.counters.epochs = max(self.counters.epochs, epoch + 1)
-
-    def _diagnose(self) -> str:
-        """What the trainer's next batch waits for."""
-        stream = self._streams.current
-        if self._planning is not None or (stream is None and self._streams.is_opening):
-            return self._planner.describe()
-        if stream is None or stream.ended:
-            return "the feeder has nothing to deliver"
-        return stream.diagnose(self._ring.slots)
 
     def _on_request(self, request: ring_messages.PlanRequest) -> None:
         self._number, hello = request.number, request.hello
@@ -251,8 +243,13 @@ class TrainerSession:
             self.channel.post_message(ring_messages.FeederBusy())
             raise ChannelClosedError("another trainer of this rank is served")
         self.rank, self.global_rank = hello.rank, hello.global_rank
-        self._end_stream()
-        self._planning, self._agreement = self._planner.plan(hello, self._wake)
+        planning, agreement = self._planner.plan(hello, self._wake)
+        if hello.epoch is None or self._hello is None:
+            self._end_stream()
+            self._agreement = agreement
+        else:  # the next epoch of a followed table, whose blocks may be computed already
+            self._streams.stop_opening(self._planning)
+        self._hello, self._planning = hello, planning
 
     def _answer_hello(self, planning: Future[RunPlan]) -> None:
         """Send the facts of the plan, once it is there."""
@@ -260,12 +257,12 @@ class TrainerSession:
             return
         self._planning = None
         plan = planning.result()
-        assert self.rank is not None
-        limits = WindowLimits(open_blocks=1, memory_bytes=self._blocks_bytes, fixed_blocks=self._cluster.fixed_window)
-        window = Window(limits)  # of all epochs
-        self._streams.use(plan, rank_lanes(plan.lanes, self.rank, self._world_size), window)
+        assert self.rank is not None and self._hello is not None  # noqa: PT018
+        lanes = rank_lanes(plan.lanes, self.rank, self._world_size)
+        if self._streams.use(plan, lanes, self._blocks_bytes, self._hello):
+            self._writers.drop()
+            self.monitor = QualityMonitor(plan.layout.schema, plan.feature_specs, plan.on_expect)
         self._on_plan(plan)
-        self.monitor = QualityMonitor(plan.layout.schema, plan.feature_specs, plan.on_expect)
         feeder = replace(self._about, dashboard=self._cluster.dashboard)
         self.channel.post_message(ring_messages.PlanAnswer(number=self._number, plan=plan.facts(), feeder=feeder))
 

@@ -14,23 +14,33 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from feedline.blocks.jobs import keep_job
+from feedline.loader.wire.facts import Hello
 from feedline.loader.wire.ring_messages import BeginStream
 from feedline.planning.sources.mixed_plan import RunPlan
 from feedline.planning.sources.mixed_schedule import EpochSchedule
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.feeder.delivery import Delivery, DeliveryStats
-from feedline.service.feeder.planner import Planner
+from feedline.service.feeder.planner import EpochPlan, Planner
 from feedline.service.feeder.timing import HORIZON_S, TrainerPace
 from feedline.service.feeder.trainer_stream import TrainerStream
-from feedline.service.feeder.window import Window
+from feedline.service.feeder.window import Window, WindowLimits
 
 
 @dataclass(slots=True, frozen=True)
 class _Opening:
-    """An epoch whose schedule is being computed."""
+    """An epoch whose schedule is being computed, with its plan where the table is followed."""
 
     epoch: int
-    schedule: Future[EpochSchedule]
+    plan: RunPlan | None
+    future: Future[EpochSchedule] | Future[EpochPlan]
+
+    def result(self) -> EpochPlan:
+        """The plan and the schedule of the epoch. Raises the errors of both."""
+        found = self.future.result()
+        if isinstance(found, EpochPlan):
+            return found
+        assert self.plan is not None
+        return EpochPlan(self.plan, found)
 
 
 class TrainerStreams:
@@ -46,6 +56,7 @@ class TrainerStreams:
         self._stats = stats
         self._wake = wake
         self._source: tuple[RunPlan, range, Window] | None = None
+        self._hello: Hello | None = None  # that asked for the plan
         self._begin: BeginStream | None = None  # the trainer's request, until its stream is open
         self._opening: _Opening | None = None
         self._ahead: deque[TrainerStream] = deque()  # of epochs that follow each other
@@ -67,9 +78,25 @@ class TrainerStreams:
         current = [] if self.current is None or self.current.ended else [self.current]
         return [*current, *self._ahead]
 
-    def use(self, plan: RunPlan, lanes: range, window: Window) -> None:
-        """Streams from now on are of these lanes of a plan."""
-        self._source, self._continues = (plan, lanes, window), True
+    def use(self, plan: RunPlan, lanes: range, memory_bytes: int, hello: Hello) -> bool:
+        """Streams from now on are of these lanes of a plan, which a hello asked for. Open ones end, unless it asked for
+        another epoch of a followed table; returns whether they do. memory_bytes: for blocks."""
+        last, self._hello = self._source, hello
+        if hello.epoch is not None and last is not None and last[0].layout.schema == plan.layout.schema:
+            self._source = (plan, lanes, last[2])
+            return False
+        self.end()
+        limits = WindowLimits(open_blocks=1, memory_bytes=memory_bytes, fixed_blocks=self._cluster.fixed_window)
+        self._source, self._continues = (plan, lanes, Window(limits)), True  # one window for all epochs
+        return True
+
+    def stop_opening(self, planning: Future[RunPlan] | None) -> None:
+        """Give up an epoch whose schedule is not there yet, and a plan that the trainer has asked for: it asks for
+        another."""
+        if planning is not None:
+            planning.cancel()
+        if self._begin is None:
+            self._cancel_opening()
 
     def begin(self, begin: BeginStream) -> None:
         """Begin the stream that the trainer asks for, in place of the current one."""
@@ -78,13 +105,20 @@ class TrainerStreams:
             last.delivery.close()
             self._continues = begin.epoch == last.epoch + 1 or (begin.epoch == last.epoch and begin.step > 0)
         self._begin = begin
-        while self._ahead and (self._ahead[0].epoch, self._ahead[0].step) != (begin.epoch, begin.step):
+        assert self._source is not None
+        while self._ahead and not self._is_asked_for(self._ahead[0], begin):
             self._ahead.popleft().delivery.close()
+        opening = self._opening
         if self._ahead:
             self.current = self._ahead.popleft()
-        elif self._opening is None or self._opening.epoch != begin.epoch:
+        elif opening is None or opening.epoch != begin.epoch or opening.plan is not self._source[0]:
             self._cancel_opening()
             self._open_schedule(begin.epoch)
+
+    def _is_asked_for(self, stream: TrainerStream, begin: BeginStream) -> bool:
+        """Whether a stream computed ahead is the one that the trainer begins."""
+        assert self._source is not None
+        return stream.plan is self._source[0] and (stream.epoch, stream.step) == (begin.epoch, begin.step)
 
     def open(self) -> BeginStream | None:
         """Open the stream that the trainer asked for, once its schedule is there; returns the request then. Raises
@@ -95,10 +129,10 @@ class TrainerStreams:
         if self.current is None:
             opening = self._opening
             assert opening is not None
-            if not opening.schedule.done():
+            if not opening.future.done():
                 return None
             self._opening = None
-            self.current = self._open(begin.epoch, begin.step, opening.schedule.result())
+            self.current = self._open(begin.epoch, begin.step, opening.result())
         self._begin = None
         stream = self.current
         stream.number, stream.last = begin.stream, begin.last
@@ -119,6 +153,15 @@ class TrainerStreams:
             if delivery.next_block or not self._open_ahead(last.epoch + 1):
                 return
 
+    def diagnose(self, slots: int, *, planning: bool) -> str:
+        """What the trainer's next batch waits for. slots: of the ring. planning: whether its plan is not there yet."""
+        stream = self.current
+        if planning or (stream is None and self.is_opening):
+            return self._planner.describe()
+        if stream is None or stream.ended:
+            return "the feeder has nothing to deliver"
+        return stream.diagnose(slots)
+
     def end(self) -> None:
         """Drop the streams and their blocks."""
         self._cancel_opening()
@@ -130,15 +173,18 @@ class TrainerStreams:
 
     def _open_ahead(self, epoch: int) -> bool:
         """Open the stream of an epoch that the trainer has not asked for, if its schedule is there."""
+        assert self._source is not None
+        if self._ahead and self._source[0].epoch is not None:
+            return False  # what a later epoch of a followed table reads is decided later
         opening = self._opening
         if opening is None:
             self._open_schedule(epoch)
             return False
         # The error of a schedule is raised if the trainer asks for its epoch.
-        if not opening.schedule.done() or opening.schedule.exception() is not None:
+        if not opening.future.done() or opening.future.exception() is not None:
             return False
         self._opening = None
-        self._ahead.append(self._open(epoch, 0, opening.schedule.result()))
+        self._ahead.append(self._open(epoch, 0, opening.result()))
         return True
 
     def _pump(self, stream: TrainerStream) -> None:
@@ -156,16 +202,24 @@ class TrainerStreams:
     def _open_schedule(self, epoch: int) -> None:
         assert self._source is not None
         plan, lanes, _ = self._source
-        self._opening = _Opening(epoch, self._planner.schedule(plan, epoch, lanes, self._wake))
+        if plan.epoch in (None, epoch):
+            self._opening = _Opening(epoch, plan, self._planner.schedule(plan, epoch, lanes, self._wake))
+            return
+        assert self._hello is not None
+        facts = plan.facts()
+        hello = replace(self._hello, snapshot=facts.snapshot, plan=facts.plan, features=facts.features)
+        hello = replace(hello, rebase=None, lanes=plan.lanes, epoch=epoch)
+        self._opening = _Opening(epoch, None, self._planner.next_epoch(hello, lanes, self._wake))
 
     def _cancel_opening(self) -> None:
         opening, self._opening = self._opening, None
         if opening is not None:
-            opening.schedule.cancel()
+            opening.future.cancel()
 
-    def _open(self, epoch: int, step: int, schedule: EpochSchedule) -> TrainerStream:
+    def _open(self, epoch: int, step: int, opened: EpochPlan) -> TrainerStream:
         assert self._source is not None
-        plan, lanes, window = self._source
+        _, lanes, window = self._source
+        plan, schedule = opened.plan, opened.schedule
         step = max(step, schedule.first_step)
         for job in plan.jobs:
             keep_job(job)  # for threads of this process
@@ -181,4 +235,4 @@ class TrainerStreams:
             stats=self._stats,
             batch_rows=schedule.batch_size,
         )
-        return TrainerStream(epoch, step, schedule, plan.layout, delivery, lanes, window)
+        return TrainerStream(plan, epoch, step, schedule, plan.layout, delivery, lanes, window)

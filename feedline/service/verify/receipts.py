@@ -17,9 +17,12 @@ from typing import Any
 from feedline.errors import StateError
 from feedline.loader.encoding.row_digests import batch_digest
 from feedline.loader.state import checked_state
+from feedline.planning.column_groups import plan_column_group
+from feedline.planning.plan import group_name
 from feedline.planning.schedule import rank_lanes
 from feedline.planning.sources.mixed_plan import RunPlan
 from feedline.service.verify.expected import ExpectedRows, RowGroupDigests
+from feedline.spec.chosen_features import column_group_name
 
 _KEPT_DIFFERENCES = 1000  # that are described; all are counted
 _NUMBERS = ("rank", "world_size", "trainer", "rows")
@@ -27,7 +30,8 @@ _NUMBERS = ("rank", "world_size", "trainer", "rows")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """One batch of a trainer. state: before the batch. trainer: the trainer's global rank."""
+    """One batch of a trainer. state: before the batch. trainer: the trainer's global rank. column_group: the features
+    that the digest covers; empty for all."""
 
     state: Mapping[str, Any]
     rank: int
@@ -35,6 +39,7 @@ class Receipt:
     trainer: int
     rows: int
     digest: str
+    column_group: tuple[str, ...] = ()
 
     @property
     def epoch(self) -> int:
@@ -53,31 +58,37 @@ class Receipt:
         wrong = [name for name in _NUMBERS if type(message.get(name)) is not int]
         if wrong or not isinstance(message.get("digest"), str):
             raise StateError(f"a receipt lacks {', '.join(wrong) or 'digest'}: got {message!r:.200}")
-        return cls(state=state, digest=message["digest"], **{name: message[name] for name in _NUMBERS})
+        group = message.get("column_group", [])
+        if not isinstance(group, list) or not all(isinstance(name, str) for name in group):
+            raise StateError(f"a receipt's column_group must be a list of features: got {group!r:.80}")
+        numbers = {name: message[name] for name in _NUMBERS}
+        return cls(state=state, digest=message["digest"], column_group=tuple(group), **numbers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRun:
-    """Consecutive steps of an epoch, first to last, in these lanes."""
+    """Consecutive steps of an epoch, first to last, in these lanes, of this column group (empty: of all features)."""
 
     epoch: int
     first: int
     last: int
     lanes: tuple[int, ...]
+    column_group: str = ""
 
     def text(self) -> str:
         steps = f"step {self.first:,}" if self.first == self.last else f"steps {self.first:,} to {self.last:,}"
-        return f"epoch {self.epoch}, {steps}, lanes {', '.join(map(str, self.lanes))}"
+        return f"epoch {self.epoch}, {steps}, lanes {', '.join(map(str, self.lanes))}{_of_group(self.column_group)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPosition:
-    """A batch of a run."""
+    """A batch of a run. column_group: the name of the one that was read; empty for all features."""
 
     epoch: int
     step: int
     rank: int
     world_size: int
+    column_group: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +101,12 @@ class BatchDifference:
     def text(self) -> str:
         """The difference as one line."""
         at = self.at
-        return f"epoch {at.epoch}, step {at.step:,}, rank {at.rank} of {at.world_size}: {self.problem}"
+        rank = f"rank {at.rank} of {at.world_size}{_of_group(at.column_group)}"
+        return f"epoch {at.epoch}, step {at.step:,}, {rank}: {self.problem}"
+
+
+def _of_group(name: str) -> str:
+    return f", column group {name}" if name else ""
 
 
 @dataclass(slots=True)
@@ -163,14 +179,30 @@ def verify_receipts(
         plans[receipt.state["snapshot"], receipt.state["plan"], receipt.state["features"]].append(receipt)
     for of_plan in plans.values():
         plan = resolve(of_plan[0].state)
-        epochs: dict[int, list[Receipt]] = defaultdict(list)
-        for receipt in of_plan:
-            epochs[receipt.epoch].append(receipt)
-        groups = [RowGroupDigests(each) for each in plan.sources]
-        for epoch in sorted(epochs):
-            _compare_epoch(findings, ExpectedRows(plan, epoch, groups), epochs[epoch], progress)
-    _find_gaps(findings, receipts)
+        for group, of_group in _by_column_group(of_plan).items():
+            _compare_group(findings, plan_column_group(plan, group), of_group, progress)
+    for group, of_group in _by_column_group(receipts).items():
+        _find_gaps(findings, column_group_name(group), of_group)
     return findings
+
+
+def _by_column_group(receipts: Iterable[Receipt]) -> dict[tuple[str, ...], list[Receipt]]:
+    groups: dict[tuple[str, ...], list[Receipt]] = defaultdict(list)
+    for receipt in receipts:
+        groups[receipt.column_group].append(receipt)
+    return groups
+
+
+def _compare_group(
+    findings: ReceiptFindings, plan: RunPlan, receipts: Sequence[Receipt], progress: Callable[[int], None]
+) -> None:
+    """Compare the receipts of one plan and column group, epoch by epoch."""
+    epochs: dict[int, list[Receipt]] = defaultdict(list)
+    for receipt in receipts:
+        epochs[receipt.epoch].append(receipt)
+    groups = [RowGroupDigests(each) for each in plan.sources]
+    for epoch in sorted(epochs):
+        _compare_epoch(findings, ExpectedRows(plan, epoch, groups), epochs[epoch], progress)
 
 
 def _compare_epoch(
@@ -178,6 +210,7 @@ def _compare_epoch(
 ) -> None:
     """Compare the receipts of one epoch, step by step, so that each row group is read once."""
     batches: dict[tuple[int, int, int], list[Receipt]] = defaultdict(list)
+    group = group_name(expected.plan.sources[0])
     for receipt in receipts:
         batches[receipt.step, receipt.rank, receipt.world_size].append(receipt)
     for (step, rank, world_size), same in sorted(batches.items()):
@@ -189,13 +222,14 @@ def _compare_epoch(
         for receipt in same:
             if receipt.digest != digest:
                 problem = f"trainer {receipt.trainer} received other rows: got digest {receipt.digest}, expected "
-                at = BatchPosition(epoch=receipt.epoch, step=step, rank=rank, world_size=world_size)
+                at = BatchPosition(epoch=receipt.epoch, step=step, rank=rank, world_size=world_size, column_group=group)
                 findings.add(BatchDifference(at=at, problem=problem + digest))
         progress(findings.batches)
 
 
-def _find_gaps(findings: ReceiptFindings, receipts: Sequence[Receipt]) -> None:
-    """Find the steps of each epoch that a lane never received, and those that it received more than once."""
+def _find_gaps(findings: ReceiptFindings, group: str, receipts: Sequence[Receipt]) -> None:
+    """Find the steps of each epoch that a lane never received, and those that it received more than once. receipts: of
+    a column group of this name."""
     counts: dict[int, dict[int, Counter[int]]] = defaultdict(lambda: defaultdict(Counter))
     for (epoch, step, rank, world_size, lanes), times in _times_received(receipts).items():
         for lane in rank_lanes(lanes, rank, world_size):
@@ -207,9 +241,9 @@ def _find_gaps(findings: ReceiptFindings, receipts: Sequence[Receipt]) -> None:
                 (received if steps[step] else missing)[step].append(lane)
                 if steps[step] > 1:
                     again[step].append(lane)
-        findings.received += _runs(epoch, received)
-        findings.again += _runs(epoch, again)
-        findings.missing += _runs(epoch, missing)
+        findings.received += _runs(group, epoch, received)
+        findings.again += _runs(group, epoch, again)
+        findings.missing += _runs(group, epoch, missing)
 
 
 def _times_received(receipts: Sequence[Receipt]) -> dict[tuple[int, int, int, int, int], int]:
@@ -225,12 +259,12 @@ def _times_received(receipts: Sequence[Receipt]) -> dict[tuple[int, int, int, in
     return times
 
 
-def _runs(epoch: int, lanes_of_steps: Mapping[int, list[int]]) -> list[StepRun]:
+def _runs(group: str, epoch: int, lanes_of_steps: Mapping[int, list[int]]) -> list[StepRun]:
     """Consecutive steps of the same lanes, together."""
     runs: list[StepRun] = []
     for step, lanes in sorted(lanes_of_steps.items()):
         if runs and (runs[-1].last, runs[-1].lanes) == (step - 1, tuple(lanes)):
             runs[-1] = replace(runs[-1], last=step)
         else:
-            runs.append(StepRun(epoch=epoch, first=step, last=step, lanes=tuple(lanes)))
+            runs.append(StepRun(epoch=epoch, first=step, last=step, lanes=tuple(lanes), column_group=group))
     return runs

@@ -197,24 +197,23 @@ class CompiledFeatures:
     def _blame(self, frame: pl.DataFrame, error: Exception) -> DataError:
         """The error with the first failing feature and its first failing row."""
         for index, feature in enumerate(self.features):
-            alone = slice(index, index + 1)
-            if (own := self._failure(frame, alone)) is not None:
+            if (own := self.failure(frame, index)) is not None:
                 cause = str(own).partition("\n")[0].replace(" in column ''", "")  # elements have no name
                 blamed = DataError(f"feature {_name_of(feature)} cannot be computed ({chain_text(feature)}): {cause}")
-                row = self._first_row(frame, alone)
+                row = self._first_row(frame, index)
                 return blamed if row is None else blamed.at(row)
         return DataError(f"the features cannot be computed: {str(error).partition(chr(10))[0]}")
 
-    def _failure(self, frame: pl.DataFrame, selection: slice) -> Exception | None:
-        """The error that some features raise, if any."""
+    def failure(self, frame: pl.DataFrame, index: int) -> Exception | None:
+        """The error that one feature raises, if any."""
         try:
-            self.lazy(frame, selection).collect(engine="in-memory")
+            self.lazy(frame, slice(index, index + 1)).collect(engine="in-memory")
         except (pl.exceptions.PolarsError, DataError) as error:
             return error
         return None
 
-    def _first_row(self, frame: pl.DataFrame, selection: slice) -> int | None:
-        """The first failing row of a frame that features fail on; None if the failure does not depend on the rows.
+    def _first_row(self, frame: pl.DataFrame, index: int) -> int | None:
+        """The first failing row of a frame that a feature fails on; None if the failure does not depend on the rows.
 
         Every value depends on its own row only, so a prefix of the rows fails as soon as it contains a failing row: 15
         passes of one feature find it among 32,768.
@@ -222,7 +221,7 @@ class CompiledFeatures:
         good, bad = -1, frame.height
         while bad - good > 1:
             middle = (good + bad) // 2
-            if self._failure(frame.head(middle), selection) is None:
+            if self.failure(frame.head(middle), index) is None:
                 good = middle
             else:
                 bad = middle

@@ -51,6 +51,7 @@ logger = logging.getLogger(__name__)
 _SUFFIXES = (".parquet", ".parq", ".pq")
 _TAGS = ("ETag", "etag", "generation", "md5Hash", "content_md5")  # names of the entity tag in s3fs, adlfs and gcsfs
 _MAGIC = re.compile(r"[*?\[]")
+_MARKER = "_SUCCESS"  # the file that Spark and Hadoop write last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,7 @@ class Listing:
     files skipped because of their suffix. `inferred_keys`: those whose type was inferred from the paths.
     `source_names`: the names that the user gave, as one string. `schema`: the table's columns, if a log declares
     them (see `table_log`). `histories`: of these columns, by field id. `stored_names`: of the columns in files,
-    if the log maps them.
+    if the log maps them. `markers`: folders (relative to `uri`) with a file `_SUCCESS`, and its mtime_ns.
     """
 
     uri: str
@@ -89,6 +90,7 @@ class Listing:
     schema: pa.Schema | None = None
     histories: Mapping[int, ColumnHistory] = field(default_factory=dict)
     stored_names: StoredNames | None = None
+    markers: Mapping[str, int] = field(default_factory=dict)
 
     def take(self, positions: npt.NDArray[np.int64]) -> Listing:
         indices = pa.array(positions)
@@ -100,7 +102,8 @@ class Listing:
 class _NamedFiles:
     """The files that one of the user's names stands for, and the folder that its path fixes (`anchor`).
 
-    `logs`: as in `logs.logs_above`, of a folder that was listed. `links`, `duplicates`: as in `links.Walk`.
+    `logs`: as in `logs.logs_above`, of a folder that was listed. `links`, `duplicates`: as in `links.Walk`. `markers`:
+    folders with a file `_SUCCESS`, and its mtime_ns.
     """
 
     location: Location
@@ -112,6 +115,7 @@ class _NamedFiles:
     logs: Mapping[str, str] = field(default_factory=dict)
     links: frozenset[str] = frozenset()
     duplicates: Mapping[str, str] = field(default_factory=dict)
+    markers: Mapping[str, int] = field(default_factory=dict)
 
 
 def discover(table: str | Sequence[str], *, partitions: Mapping[str, str] | None = None) -> Listing:
@@ -140,7 +144,9 @@ def discover(table: str | Sequence[str], *, partitions: Mapping[str, str] | None
     listing = listing_of(uri_on(first, root), root, infos, partitions)
     if whole_folder:  # in fsspec's cache now; other names would be listed again
         listing = _tag(listing, first)
-    return replace(listing, ignored=len(ignored), source_names="\n".join(sorted(set(uris))))
+    found = [marker for entry in entries for marker in entry.markers.items()]
+    markers = {_relative(folder, root): mtime_ns for folder, mtime_ns in found if folder.startswith(join(root, ""))}
+    return replace(listing, ignored=len(ignored), source_names="\n".join(sorted(set(uris))), markers=markers)
 
 
 def matches_any(uri: str, names: Iterable[str]) -> bool:
@@ -217,12 +223,15 @@ def _folder(location: Location) -> _NamedFiles:
     files: list[pafs.FileInfo] = []
     ignored: list[str] = []
     hidden: dict[str, bool] = {}
+    markers: dict[str, int] = {}
     for info in tree.infos:
         if info.type == pafs.FileType.Directory:
             continue
         folder = parent(info.path)
         if folder not in hidden:
             hidden[folder] = any(is_hidden(segment) for segment in _relative(folder, root).split("/"))
+        if info.base_name == _MARKER and not hidden[folder]:
+            markers[folder] = -1 if info.mtime_ns is None else info.mtime_ns
         if hidden[folder] or is_hidden(info.base_name):
             continue
         if not _is_parquet_name(info.base_name):
@@ -240,6 +249,7 @@ def _folder(location: Location) -> _NamedFiles:
         logs=logs_below(root, [folder for folder, covered in hidden.items() if covered], ignored),
         links=frozenset(tree.links),
         duplicates=tree.duplicates,
+        markers=markers,
     )
 
 

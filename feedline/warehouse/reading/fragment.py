@@ -93,6 +93,17 @@ class Fragment:
                 pass
         refuse_other_version(self.file_version, stamp_in(info))
 
+    def alone(self, position: int) -> Fragment:
+        """One of its row groups."""
+        excluded = self.excluded[position] if self.excluded else None
+        return replace(
+            self,
+            row_groups=(self.row_groups[position],),
+            expected=(self.expected[position],),
+            proofs=(self.proofs[position],) if self.proofs else (),
+            excluded=() if excluded is None else (excluded,),
+        )
+
     def proofs_of(self, position: int) -> int:
         return self.proofs[position] if self.proofs else 0
 

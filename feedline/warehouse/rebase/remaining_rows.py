@@ -22,6 +22,8 @@ import pyarrow as pa
 from feedline.errors import StateError
 from feedline.warehouse.reading.fragment import count_excluded, pack_mask, unpack_mask
 from feedline.warehouse.reading.sample import Bools
+from feedline.warehouse.selection.exclusion import join_bits
+from feedline.warehouse.selection.select import Selection
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import redact
 
@@ -61,16 +63,20 @@ class Rebase:
         """bool [kept]: which rows of a row group are excluded."""
         return unpack_mask(self.bits(row_group), kept)
 
-    def remaining(self, kept: Int64s) -> Int64s:
-        """Return the remaining rows of each row group. Raises StateError if `kept` differs from the rebase's counts."""
-        remaining = kept.copy()
-        for row_group, (rows, _) in self.excluded.items():
-            if row_group >= len(kept) or kept[row_group] != rows:
+    def remaining(self, selection: Selection) -> Int64s:
+        """Return the remaining rows of each row group. Raises StateError if the selection keeps other rows than the
+        rebase's counts."""
+        remaining = selection.rows.copy()
+        kept_rows = selection.kept_rows
+        for row_group, (rows, bits) in self.excluded.items():
+            if row_group >= len(kept_rows) or kept_rows[row_group] != rows:
                 raise StateError(
                     f"rebase {self.id} belongs to another filter or snapshot: got {rows} kept rows of row group "
-                    f"{row_group}, expected {kept[row_group] if row_group < len(kept) else 'no such row group'}"
+                    f"{row_group}, expected "
+                    f"{kept_rows[row_group] if row_group < len(kept_rows) else 'no such row group'}"
                 )
-            remaining[row_group] -= self.rows[row_group]
+            left_out = join_bits((bits, selection.excluded_bits(row_group)))
+            remaining[row_group] = rows - count_excluded(left_out)
         return remaining
 
     def save(self, work_dir: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_of
+from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment
 from feedline.warehouse.selection.select import Selection
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.splits import plan_splits
@@ -16,4 +16,5 @@ def plan_fragments(snapshot: Snapshot, selection: Selection, split_rows: int) ->
     """Return the fragments in the table's order. Uncounted row groups are split by their stored rows."""
     planned = np.where(selection.rows == UNCOUNTED, snapshot.rows_per_row_group, selection.rows)
     splits = plan_splits(planned, snapshot.file_of_row_group, split_rows)
-    return [fragment_of(snapshot, splits, selection.rows, index, selection.proofs) for index in range(len(splits))]
+    groups = (np.arange(*bounds) for bounds in zip(splits.first_row_group, splits.stop_row_group, strict=True))
+    return [selection.fragment(snapshot, each) for each in groups]

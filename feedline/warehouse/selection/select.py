@@ -13,9 +13,9 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -23,7 +23,7 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
-from feedline.errors import DataError
+from feedline.errors import DataError, StateError
 from feedline.expressions import BoundExpression, bind_where
 from feedline.warehouse.bad_files import BadFilesFoundError
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at, gather
@@ -31,6 +31,8 @@ from feedline.warehouse.reading.row_filter import SAMPLED, UNSAMPLED, WHERE_TRUE
 from feedline.warehouse.reading.sample import BoundSample, Sample, bind_sample, sampled_rows
 from feedline.warehouse.selection.column_bounds import statistics_of
 from feedline.warehouse.selection.counting import Count, count_fragment
+from feedline.warehouse.selection.earlier_counts import carried_counts, row_groups_before, same_types
+from feedline.warehouse.selection.exclusion import Exclusion, join_bits
 from feedline.warehouse.selection.pruning import ALL, NONE, Pruning, prune
 from feedline.warehouse.selection.pruning_report import (
     BLOOM,
@@ -69,18 +71,76 @@ Int64s = npt.NDArray[np.int64]
 class Selection:
     """The rows to read of every row group, and what decided them.
 
-    `rows`: int64, kept by filter and sample; `matched`: int64, kept by the filter alone (both may be UNCOUNTED).
+    `rows`: int64, kept by filter and sample, without those that the exclusion leaves out; `matched`: int64, kept by the
+    filter alone (both may be UNCOUNTED). `report`: of filter and sample.
     """
 
     rows: Int64s
     matched: Int64s
     verdicts: Verdicts
     report: SelectionReport
+    exclusion: Exclusion | None = None
 
     @property
     def proofs(self) -> npt.NDArray[np.uint8]:
         """What statistics prove per row group, as bits of `row_filter`."""
         return self.verdicts.proofs
+
+    @property
+    def excludes(self) -> Exclusion | None:
+        """The exclusion, if it leaves out any row."""
+        return self.exclusion if self.exclusion is not None and self.exclusion.rows else None
+
+    @property
+    def kept_rows(self) -> Int64s:
+        """int64 [row groups]: the rows that filter and sample keep, excluded ones included (or UNCOUNTED)."""
+        if self.exclusion is None:
+            return self.rows
+        kept, counts = self.rows.copy(), self.exclusion.counts
+        kept[np.fromiter(counts, np.int64, len(counts))] += np.fromiter(counts.values(), np.int64, len(counts))
+        return kept
+
+    def excluded_mask(self, row_group: int) -> npt.NDArray[np.bool_]:
+        """bool [the row group's kept rows]: which of them are excluded."""
+        if self.exclusion is None or row_group not in self.exclusion.excluded:
+            return np.zeros(int(self.rows[row_group]), np.bool_)
+        return self.exclusion.mask(row_group, self.exclusion.excluded[row_group][0])
+
+    def excluded_bits(self, row_group: int) -> bytes | None:
+        """The same as bits; None if none are."""
+        return None if self.exclusion is None else self.exclusion.bits(row_group)
+
+    def without(self, exclusion: Exclusion | None) -> Selection:
+        """The selection without the rows of this exclusion, whichever it had (None: with all of them). Raises
+        StateError where they were found among other rows."""
+        rows = self.kept_rows.copy()
+        if exclusion is None:
+            return replace(self, rows=rows, exclusion=None)
+        for row_group, (kept, _) in exclusion.excluded.items():
+            if row_group >= len(rows) or int(rows[row_group]) not in (kept, UNCOUNTED):
+                raise StateError(
+                    f"the exclusion {exclusion.id} belongs to another filter or snapshot: got {kept} kept rows of row "
+                    f"group {row_group}, expected {rows[row_group] if row_group < len(rows) else 'no such row group'}"
+                )
+            rows[row_group] = kept - exclusion.counts[row_group]
+        return replace(self, rows=rows, exclusion=exclusion)
+
+    def fragment(
+        self, snapshot: Snapshot, row_groups: Int64s, *, more_excluded: Callable[[int], bytes | None] | None = None
+    ) -> Fragment:
+        """The fragment that reads the selected rows of some row groups (indices in the table) of one file, without
+        those of which no row is selected. more_excluded: the bits of further rows of a row group to leave out."""
+        file = int(snapshot.file_of_row_group[row_groups[0]])
+        row_groups = row_groups[self.rows[row_groups] != 0]
+        groups, expected = row_groups.tolist(), self.rows[row_groups]
+        if self.exclusion is not None:
+            expected = expected + np.array([self.exclusion.counts.get(group, 0) for group in groups], np.int64)
+        fragment = fragment_at(snapshot, file, row_groups, expected, self.proofs)
+        if self.exclusion is None and more_excluded is None:
+            return fragment
+        more = more_excluded or (lambda group: None)
+        bits = [join_bits((self.excluded_bits(group), more(group))) for group in groups]
+        return replace(fragment, excluded=tuple(bits)) if any(each is not None for each in bits) else fragment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,11 +160,12 @@ def select_rows(
     sample: BoundSample | None = None,
     work_dir: str,
     map: Map | None = None,
+    earlier: Callable[[], Snapshot | None] = lambda: None,
 ) -> Selection:
     """Count the rows that filter and sample keep of each row group, reading as little as possible.
 
-    Progress goes to `kept_waves.on_wave_progress`. Raises what reading raises: TableChangedError, CorruptFileError,
-    TableError.
+    Progress goes to `kept_waves.on_wave_progress`. earlier: loads an older snapshot, whose kept counts hold for files
+    that have not changed. Raises what reading raises: TableChangedError, CorruptFileError, TableError.
     """
     verdicts = _verdicts(snapshot, where, sample)
     rows, matched = _rows_by_verdict(snapshot, verdicts)
@@ -129,7 +190,9 @@ def select_rows(
                         kept=KeptWaves(work_dir),
                         name=name.replace(".arrow", ".begun.arrow"),
                     )
-                    table = _count(request, open_groups)
+                    before = earlier()
+                    known = None if before is None else _earlier_counts(request, before, open_groups)
+                    table = _count(request, open_groups, known)
                     content_store.create(work_dir, name, [table])
                     request.kept.forget()
         rows[open_groups] = table["rows"].to_numpy()
@@ -237,7 +300,24 @@ class _CountRequest:
     name: str
 
 
-def _count(request: _CountRequest, row_groups: Int64s) -> pa.Table:
+def _earlier_counts(request: _CountRequest, before: Snapshot, row_groups: Int64s) -> pa.Table | None:
+    """The kept counts of an earlier snapshot, for the row groups of files that have not changed since; None if there
+    are none."""
+    where, sample = request.where, request.sample
+    if not same_types(before, request.snapshot, _deciding_columns(where, sample)):
+        return None
+    name = _counts_name(before, where, sample)
+    table = checked_counts(request.kept.load(name), before.rows_per_row_group)
+    if table is None:
+        return None
+    return carried_counts(table, row_groups_before(before, request.snapshot), row_groups)
+
+
+def _count(request: _CountRequest, row_groups: Int64s, known: pa.Table | None = None) -> pa.Table:
+    if known is not None and len(known):
+        row_groups = np.setdiff1d(row_groups, known["row_group"].to_numpy())
+        rest = [_count(request, row_groups)] if len(row_groups) else []
+        return pa.concat_tables([known, *rest]).sort_by("row_group").combine_chunks()
     by_position = request.verdicts.fate[row_groups] == SAMPLED_BY_POSITION
     found = []
     if request.sample is not None and by_position.any():
@@ -289,8 +369,7 @@ def _read(request: _CountRequest, row_groups: Int64s) -> pa.Table:
 def _tasks(request: _CountRequest, row_groups: Int64s) -> Iterator[CountTask]:
     """Yield tasks of about `_TASK_ROWS` rows: fragments in the table's order, file by file."""
     snapshot, where, sample, verdicts = request.snapshot, request.where, request.sample, request.verdicts
-    needed = (where.columns if where else frozenset()) | (sample.columns if sample else frozenset())
-    schema = pa.schema([snapshot.schema.field(name) for name in sorted(needed)])
+    schema = pa.schema([snapshot.schema.field(name) for name in sorted(_deciding_columns(where, sample))])
     where_text, unbound_sample = where.text if where else None, sample.sample if sample else None
 
     def fragment(part: Int64s) -> Fragment:
@@ -301,6 +380,11 @@ def _tasks(request: _CountRequest, row_groups: Int64s) -> Iterator[CountTask]:
     fragments = ((fragment(part), int(stored[part].sum())) for part in _runs(snapshot, row_groups))
     for group in gather(fragments, _TASK_ROWS, _TASK_FILES):
         yield CountTask(fragments=group, where=where_text, sample=unbound_sample, schema=schema)
+
+
+def _deciding_columns(where: BoundExpression | None, sample: BoundSample | None) -> frozenset[str]:
+    """The columns of filter and sample."""
+    return (where.columns if where else frozenset()) | (sample.columns if sample else frozenset())
 
 
 def _runs(snapshot: Snapshot, row_groups: Int64s) -> Iterator[Int64s]:

@@ -24,6 +24,8 @@ from feedline.blocks.compute import run_block
 from feedline.errors import CorruptFileError, DataError, TableChangedError
 from feedline.loader.encoding.shuffled_rows import Rows
 from feedline.planning.plan import Plan
+from feedline.warehouse.reading.fragment import pack_mask
+from feedline.warehouse.selection.exclusion import Exclusion, ExclusionOrigin
 
 ROWS, GROUP = 6_000, 1_700
 FEATURES: dict[str, Any] = {
@@ -136,6 +138,52 @@ def test_bytes_and_counts_are_those_without_a_cache(
         names = sorted(path.name for path in (tmp_path / "plain" / "work" / "rows").rglob("*.*"))
         assert names
         assert sorted(path.name for path in rows_dir.rglob("*.*")) == names
+
+
+def _excluding(plan: Plan, seed: int, groups: int) -> Plan:
+    """The plan without some rows of its first row groups."""
+    rng, excluded = np.random.default_rng(seed), {}
+    for group in range(groups):
+        rows = int(plan.selection.rows[group])
+        excluded[group] = rows, pack_mask(rng.random(rows) < 0.1)
+    origin = ExclusionOrigin(
+        snapshot=plan.snapshot.id,
+        where=None,
+        sample=None,
+        features="",
+        rules="",
+        environment="",
+        unfitted=(),
+        types={},
+        rows=0,
+    )
+    exclusion = Exclusion(origin=origin, excluded=excluded, faults=())
+    return replace(plan, selection=plan.selection.without(exclusion))
+
+
+@pytest.mark.parametrize("case", ["lanes", "runs"])
+def test_excluded_rows_are_named_with_the_entries(
+    case: str, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row groups without excluded rows share the entries of a pipeline without an exclusion; others have their own."""
+    plain = plan_of(table, tmp_path / "plain", CASES[case])
+    cached = plan_of(table, tmp_path / "cached", CASES[case], tmp_path / "cache")
+    blocks_of(cached)
+    before = len(names_in(tmp_path / "cache"))
+    for seed in range(2):
+        expected = blocks_of(_excluding(plain, seed, 2))
+        cold = blocks_of(_excluding(cached, seed, 2))
+        assert_same(plain, cold, expected)
+        assert counts_of(cold).found > 0
+        with monkeypatch.context() as patch:
+            patch.setattr(cached_rows, "_encode", None)  # nothing is computed
+            assert_same(plain, blocks_of(_excluding(cached, seed, 2)), expected)
+            assert_same(plain, blocks_of(cached), blocks_of(plain))
+    assert before < len(names_in(tmp_path / "cache")) < 3 * before
+
+
+def names_in(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 def test_another_seed_world_and_batch_size_find_the_same_entries(table: Path, tmp_path: Path) -> None:

@@ -133,6 +133,13 @@ def test_a_jobs_name_depends_on_what_it_delivers(place: Place):
     assert socket_path(job, 0, 2) != socket_path(job, 1, 2) != socket_path(job, 1, 3)
 
 
+def test_column_groups_of_a_job_have_names_of_their_own_on_a_host(place: Place):
+    spec = load_spec(place.write())
+    groups = [(), ("dense_0",), ("dense_0", "id_0"), ("dense_0id_0",)]
+    assert len({job_fingerprint(spec, group) for group in groups}) == len(groups)
+    assert job_fingerprint(spec, ()) == job_fingerprint(spec)
+
+
 def test_a_trainer_and_a_feeder_meet(place: Place):
     path = socket_path("0" * 64, 0, 1)
     assert connect(path) is None, "nobody is there"

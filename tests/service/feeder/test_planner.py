@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from pipelines import eventually
 
 from feedline.errors import ClusterError, PlanError
 from feedline.loader.wire.facts import Hello
 from feedline.planning.artifact_choice import fit_artifacts
+from feedline.planning.follow.next_border import NothingLandedError
 from feedline.planning.resolve import resolve_hello
 from feedline.planning.schedule import Schedule
 from feedline.service.cluster.cluster import Cluster
@@ -130,3 +132,27 @@ def test_fits_are_an_activity():
         with pytest.raises(PlanError, match="no table"):
             future.result(30)
     assert found[0].endswith(", and fits artifacts")
+
+
+class FollowedPlan:
+    """A plan that a weak reference may point to."""
+
+
+def test_a_plan_that_waits_for_files_to_land_delays_no_other():
+    clock, plan, nothing = [0.0], FollowedPlan(), [True]
+
+    def resolve(hello: Hello, *_: object) -> Any:
+        if hello.epoch and nothing:
+            raise NothingLandedError("no new file has landed")
+        return plan
+
+    with contextlib.closing(Planner(resolve, job="f" * 64, now_s=lambda: clock[0])) as planner:
+        waiting, given_up = (planner.plan(Hello(rank=0, world_size=1, epoch=1), lambda: None)[0] for _ in range(2))
+        assert planner.plan(Hello(rank=0, world_size=1), lambda: None)[0].result(30) is plan
+        words = "for files to land at the epoch's border: no new file has landed. It looks again every "
+        assert eventually(lambda: words in planner.describe())
+        assert not waiting.done()
+        assert given_up.cancel()
+        nothing.clear()
+        clock[0] = 100.0
+        assert waiting.result(30) is plan

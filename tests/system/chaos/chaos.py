@@ -227,7 +227,10 @@ def _problems(findings: dict[str, Any], last: int, starts: int) -> list[str]:
     if "error" in findings:
         return [findings["error"]]
     problems = [f"{name}: {findings[name]}" for name in ("differences", "missing", "unreadable") if findings[name]]
-    planned = [{"epoch": epoch, "first": 0, "last": STEPS - 1, "lanes": [0, 1, 2, 3]} for epoch in range(last + 1)]
+    planned = [
+        {"epoch": epoch, "first": 0, "last": STEPS - 1, "lanes": [0, 1, 2, 3], "column_group": ""}
+        for epoch in range(last + 1)
+    ]
     if findings["received"] != planned:
         problems.append(f"received: {[each for each in findings['received'] if each not in planned]}")
     again = sum(each["last"] - each["first"] + 1 for each in findings["again"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.errors import CorruptFileError, StateError
+from feedline.warehouse.reading.fragment import pack_mask
 from feedline.warehouse.rebase.remaining_rows import Rebase, make_rebase, split_name
+from feedline.warehouse.selection.exclusion import Exclusion, ExclusionOrigin
+from feedline.warehouse.selection.pruning_report import SelectionReport, Share, Verdicts
+from feedline.warehouse.selection.select import Selection
 
 MASKS = {3: np.array([True, False, True, False, False]), 1: np.array([False, False]), 7: np.ones(9, np.bool_)}
 
@@ -36,10 +41,37 @@ def test_excluded_rows_are_counted_per_row_group():
     assert rebase.bits(1) is None
 
 
+def selected(kept: list[int], exclusion: Exclusion | None = None) -> Selection:
+    rows, nothing = np.array(kept), Share(row_groups=0, rows=0)
+    shares = {field.name: nothing for field in fields(SelectionReport)}
+    report = SelectionReport(**{**shares, "counted_bytes": 0, "bloom_bytes": 0, "cached": False})
+    verdicts = Verdicts(fate=np.zeros(len(kept), np.int8), proofs=np.zeros(len(kept), np.uint8))
+    return Selection(rows=rows, matched=rows, verdicts=verdicts, report=report).without(exclusion)
+
+
 def test_remaining_rows_are_those_kept_without_the_excluded():
-    kept = np.array([4, 2, 4, 5, 1, 1, 1, 9])
-    assert made().remaining(kept).tolist() == [4, 2, 4, 3, 1, 1, 1, 0]
-    assert kept[3] == 5
+    selection = selected([4, 2, 4, 5, 1, 1, 1, 9])
+    assert made().remaining(selection).tolist() == [4, 2, 4, 3, 1, 1, 1, 0]
+    assert selection.rows[3] == 5
+
+
+def test_rows_that_are_both_delivered_and_bad_are_left_out_once():
+    origin = ExclusionOrigin(
+        snapshot="s",
+        where=None,
+        sample=None,
+        features="f",
+        rules="r",
+        environment="e",
+        unfitted=(),
+        types={},
+        rows=27,
+    )
+    bad = {0: np.array([True, False, False, False]), 3: np.array([True, True, False, False, False])}
+    excluded = {group: (len(mask), pack_mask(mask)) for group, mask in bad.items()}
+    selection = selected([4, 2, 4, 5, 1, 1, 1, 9], Exclusion(origin=origin, excluded=excluded, faults=()))
+    assert selection.rows.tolist() == [3, 2, 4, 3, 1, 1, 1, 9]
+    assert made().remaining(selection).tolist() == [3, 2, 4, 2, 1, 1, 1, 0]  # of group 3, row 0 is both
 
 
 @pytest.mark.parametrize(
@@ -51,7 +83,7 @@ def test_remaining_rows_are_those_kept_without_the_excluded():
 )
 def test_counts_of_another_selection_are_refused(kept: list[int], message: str):
     with pytest.raises(StateError, match=f"belongs to another filter or snapshot: {message}"):
-        made().remaining(np.array(kept))
+        made().remaining(selected(kept))
 
 
 def test_the_id_is_that_of_the_content():

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import builtins
 import importlib.util
+import pickle
 import sys
 import warnings
-from collections.abc import Iterable
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
-from pipelines import furnished
 
-from feedline import FeedlineDataset, Pipeline
+from feedline.errors import FeedlineError
 from feedline.loader.batch import Batch
+from feedline.loader.device_bytes import DeviceBytes, cut_pieces
 from feedline.loader.encoding.encode import encode
 from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotLayout
 from feedline.loader.encoding.slot import write_rows
+from feedline.loader.encoding.sparse_features import SparseFeatures
 from feedline.loader.torchrec_tensors import register_pipelineable
 from feedline.native.unique_rows import UniqueRows
 
@@ -86,7 +85,7 @@ def lists_of(name: str) -> list[Any]:
     return [values[row] for row in (INVERSE[dedup] if dedup else range(ROWS))]
 
 
-def batch_of(schema: BatchSchema = SCHEMA) -> Batch:
+def batch_of(schema: BatchSchema = SCHEMA, choice: SparseFeatures | None = None) -> Batch:
     types = {"int64": pl.List(pl.Int64), "int32": pl.List(pl.Int32), "float32": pl.List(pl.Float32)}
     frame = pl.DataFrame(
         {"y": [0.0] * ROWS, **{c.name: lists_of(c.name) for c in SCHEMA.sparse}, **IDS_OF_ROWS},
@@ -102,8 +101,14 @@ def batch_of(schema: BatchSchema = SCHEMA) -> Batch:
         first = [INVERSE[name].index(number) for number in range(INVERSE[name][-1] + 1)]
         groups.append(UniqueRows(encode(frame[first], part), np.array(INVERSE[name], np.int32)))
     rows: EncodedRows = encode(frame, own)
-    layout = SlotLayout(schema)
+    layout = SlotLayout(schema, choice)
     return Batch.over(layout, write_rows(layout, [replace(rows, groups=tuple(groups))]))
+
+
+def on_device(batch: Batch) -> Batch:
+    """The batch as it is on a device, in pieces, with its bytes in the memory of this host."""
+    pieces = [piece.clone() for piece in cut_pieces(batch._bytes(), batch._ends_of_pieces())]
+    return batch._over(DeviceBytes(pieces))
 
 
 PLAIN = BatchSchema(tuple(replace(column, dedup=None) for column in SCHEMA))
@@ -230,6 +235,155 @@ def test_values_lengths_and_weights_are_views_of_the_slot(torchrec):
     assert not inside(batch.to_torchrec(expand=True).values())
 
 
+def inside(batch: Batch, tensor: torch.Tensor) -> bool:
+    start = batch._root.ctypes.data
+    return bool(start <= tensor.data_ptr() < start + batch.nbytes)
+
+
+LISTS = BatchSchema(tuple(column for column in PLAIN if column.group != "categorical"))
+SCALARS = BatchSchema(
+    tuple(
+        SlotColumn(name=name, group="categorical", dtype="int64", arrow="int64", offset=offset)
+        for offset, name in enumerate(IDS_OF_ROWS)
+    )
+)
+CHOICES = [
+    SparseFeatures(),
+    SparseFeatures(expand=False),
+    SparseFeatures(dtype="int32"),
+    SparseFeatures(dtype="int32", expand=False),
+    SparseFeatures(features=("q", "w", "b", "p")),
+    SparseFeatures(features=("q", "w", "b", "p"), expand=False),
+    SparseFeatures(features=("e", "d"), expand=False),
+    SparseFeatures(features=("a", "e"), expand=False),
+]
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+@pytest.mark.parametrize("moved", [False, True], ids=["host", "device"])
+def test_embeddings_of_the_chosen_features_are_those_of_all_rows(torchrec, choice: SparseFeatures, moved: bool):
+    host = batch_of(WITH_IDS, choice)
+    batch = on_device(host) if moved else host
+    features = batch.sparse_features
+    assert batch.sparse_features is features, "what was made for the input distribution is used again in the step"
+    assert features.keys() == list(choice.features or "baedxwpqr")
+    assert features.values().dtype == getattr(torch, choice.dtype)
+    expands = choice.expand is None or choice.expand
+    assert (features.inverse_indices_or_none() is None) == expands
+    assert features.stride() == ROWS
+    lengths, known = features.lengths().split(features.stride_per_key()), features.length_per_key()
+    assert known == [int(each.sum()) for each in lengths], "torchrec takes these for sums of lengths"
+    collection, plain, names = bags(torchrec, features.keys()), host.expanded(), features.keys()
+    result, tables = collection(features), dict(collection.named_parameters())
+    for name in names:
+        table = tables[f"embedding_bags.t{name}.weight"]
+        if name in IDS_OF_ROWS:
+            assert torch.equal(result[name], table[plain[name]])
+        else:
+            ids = plain.sparse[name]
+            pooled = torch.nn.functional.embedding_bag(
+                ids.values, table, ids.offsets, mode="sum", include_last_offset=True
+            )
+            torch.testing.assert_close(result[name], pooled)
+
+
+def test_unique_rows_are_kept_on_a_device(torchrec):
+    """In host memory all rows are the default."""
+    moved = batch_of().to("meta")
+    assert moved.sparse_features.inverse_indices()[1].shape == (len(moved.sparse_features.keys()), ROWS)
+    assert batch_of().sparse_features.inverse_indices_or_none() is None
+
+
+@pytest.mark.parametrize("choice", [SparseFeatures(), SparseFeatures(expand=False)], ids=str)
+def test_weighted_features_have_their_weights(torchrec, choice: SparseFeatures):
+    batch = batch_of(SCHEMA, choice)
+    features = batch.weighted_sparse_features
+    wanted = written_out(torchrec, features.keys(), weighted=True)
+    collection = bags(torchrec, features.keys(), weighted=True)
+    assert torch.equal(collection(features).values(), collection(wanted).values())
+    with pytest.raises(ValueError, match="no weighted features"):
+        batch_of(SCALARS).weighted_sparse_features  # noqa: B018
+
+
+def test_lists_alone_and_ids_alone_are_views_of_the_slot(torchrec):
+    lists, scalars, both = batch_of(LISTS), batch_of(SCALARS), batch_of(WITH_IDS.expanded)
+    assert inside(lists, lists.sparse_features.values())
+    assert inside(lists, lists.sparse_features.lengths())
+    assert inside(lists, lists.weighted_sparse_features.weights())
+    assert inside(scalars, scalars.sparse_features.values())
+    assert scalars.sparse_features.to_dict()["q"].values().tolist() == IDS_OF_ROWS["q"]
+    assert not inside(both, both.sparse_features.values())
+    with pytest.raises(ValueError, match="no sparse features of int64"):
+        batch_of(BatchSchema(SCHEMA.columns[-1:])).sparse_features  # noqa: B018
+
+
+def test_dense_features_are_of_all_rows(torchrec):
+    batch = batch_of(WITH_IDS)
+    assert torch.equal(batch.dense_features, batch.expanded().dense)
+    assert batch.dense_features is batch.dense_features
+    plain = batch_of(PLAIN)
+    assert plain.dense_features is plain.dense
+
+
+def test_the_choice_goes_with_copies_of_a_batch(torchrec):
+    choice = SparseFeatures(features=("d", "b"), dtype="int32")
+    batch = batch_of(SCHEMA, choice)
+    for copied in (batch.clone(), pickle.loads(pickle.dumps(batch)), batch.expanded(), on_device(batch)):
+        assert copied.sparse_features.keys() == ["d", "b"]
+        assert torch.equal(copied.sparse_features.values(), batch.sparse_features.values())
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, LISTS, WITH_IDS], ids=["groups", "lists", "ids"])
+def test_memory_that_torchrec_frees_is_of_lists_only(torchrec, schema: BatchSchema):
+    """As `free_features_storage_early` and `clear_data_dist_inputs` do, by resizing the storage of what they get."""
+    host = batch_of(schema, SparseFeatures(expand=False))
+    batch = on_device(host)
+    for copied in (batch, batch.clone()):
+        assert torch.equal(copied._bytes(), host._bytes())
+        assert len(copied._device_bytes.pieces) == (3 if schema.dedup else 2)
+    others = {column.name: batch[column.name] for column in schema if column.group != "sparse"}
+    for tensor in (batch.sparse_features.values(), batch.sparse_features.lengths()):
+        tensor.untyped_storage().resize_(0)
+    for name, values in others.items():
+        expected = host[name]
+        pairs = [(values, expected)] if torch.is_tensor(values) else [(values.values, expected.values)]
+        assert all(torch.equal(*pair) for pair in pairs), name
+    assert torch.equal(batch.labels, host.labels)
+    assert torch.equal(batch.valid, host.valid)
+    if all(column.group != "categorical" for column in schema):  # else a copy was freed
+        with pytest.raises(
+            FeedlineError, match=r"lists are gone: .*free_features_storage_early or clear_data_dist_inputs"
+        ):
+            batch.sparse  # noqa: B018
+        with pytest.raises(FeedlineError, match="lists are gone"):
+            batch._bytes()
+
+
+def test_a_stream_holds_what_was_made_for_torchrec(torchrec, monkeypatch: pytest.MonkeyPatch):
+    """Pieces, copies of ids and inverse indices, each of which has memory of its own."""
+    batch = on_device(batch_of(WITH_IDS, SparseFeatures(expand=False)))
+    features, weighted = batch.sparse_features, batch.weighted_sparse_features
+    inverse = [each.inverse_indices()[1] for each in (features, weighted)]
+    used = [*batch._device_bytes.pieces, features.values(), features.lengths(), weighted.weights(), *inverse]
+    held = []
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: held.append((storage(self), stream)))
+    batch.record_stream("other")
+    assert {(storage(tensor), "other") for tensor in used} == set(held)
+
+
+def storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def test_freeing_host_memory_is_refused_by_name(torchrec):
+    batch = batch_of(LISTS)
+    with pytest.raises(FeedlineError, match="free_features_storage_early needs batches on a GPU"):
+        batch.sparse_features.clear_storage()
+    with pytest.raises(RuntimeError, match="not resizable"):  # `clear_data_dist_inputs`
+        batch.sparse_features.values().untyped_storage().resize_(0)
+    assert batch.sparse_features.values().sum() >= 0
+
+
 def test_a_dtype_without_groups_and_a_batch_of_no_rows(torchrec):
     batch = batch_of()
     floats = batch.to_torchrec("float32")
@@ -284,69 +438,6 @@ def test_a_batch_on_another_device_gives_tensors_there(torchrec):
     assert {features.values().device.type, features.lengths().device.type} == {"meta"}
     assert features.inverse_indices()[1].device.type == "meta"
     assert features.stride_per_key() == batch_of().to_torchrec().stride_per_key()
-
-
-def test_a_train_pipeline_takes_batches_of_a_dataset(torchrec, tmp_path):
-    rng = np.random.default_rng(2)
-    session = np.repeat(np.arange(60), rng.integers(1, 9, 60))
-    histories = [rng.integers(0, IDS, 3).tolist() for _ in range(60)]
-    table = pa.table(
-        {
-            "session": session,
-            "history": [histories[each] for each in session],
-            "tags": [[int(v)] for v in rng.integers(0, IDS, len(session))],
-            "clicked": rng.integers(0, 2, len(session)),
-        }
-    )
-    (tmp_path / "table" / "ds=1").mkdir(parents=True)
-    pq.write_table(table, tmp_path / "table" / "ds=1" / "part.parquet")
-    (tmp_path / "place").mkdir()
-    losses = {}
-    with furnished(tmp_path / "place", tmp_path / "table") as place:
-        for dedup in (True, False):
-            path = place.write(
-                f"{dedup}.yaml",
-                name="sessions",
-                features={
-                    "sparse": {"history": [], "tags": []},
-                    "label": {"clicked": []},
-                },
-                dedup={"user": {"columns": ["history"]}} if dedup else None,
-                batch={"size": 64},
-                shuffle={"by": "session", "seed": 1},
-            )
-            if dedup:
-                with FeedlineDataset(path) as dataset:
-                    losses[dedup] = train(torchrec, dataset)
-            else:
-                losses[dedup] = train(torchrec, Pipeline.from_yaml(path).batches(0))
-    assert len(losses[True]) > 2
-    assert losses[True] == losses[False]
-
-
-def train(torchrec: ModuleType, batches: Iterable[Batch]) -> list[float]:
-    """The loss of each step."""
-
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.bags = bags(torchrec, ["history", "tags"])
-            self.top = torch.nn.Linear(8, 1)
-
-        def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-            logits = self.top(self.bags(batch.to_torchrec()).values())
-            loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
-            return loss, loss.detach()
-
-    model = Model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    pipeline_type = torchrec.distributed.train_pipeline.TrainPipelineBase
-    pipeline, iterator, losses = pipeline_type(model, optimizer, torch.device("cpu")), iter(batches), []
-    try:
-        while True:
-            losses.append(float(pipeline.progress(iterator)))
-    except StopIteration:
-        return losses
 
 
 def test_without_torchrec_the_error_names_the_extra(monkeypatch):

@@ -1,0 +1,102 @@
+"""Learn which ads are clicked, and evaluate on the day that was held out.
+
+Runs in: the trainer's process; `FeedlineDataset` starts a feeder beside it, or finds one that `feedline run` started.
+Run `feedline fit` first: vocabularies, means and deviations are those of the training days.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from model import DeepCross
+from torch import nn
+
+from feedline import Batch, FeedlineDataset
+from feedline.spec.overrides import parse_overrides
+
+HERE = Path(__file__).resolve().parent
+EVALUATION = {"batch.tail": "pad", "shuffle": "off", "lanes": 1}  # every row once, in the order of the table
+
+
+def auc(score: np.ndarray, label: np.ndarray) -> float:
+    """Return the exact area under the ROC curve: the share of (clicked, not) pairs in order; ties count half."""
+    _, inverse, counts = np.unique(score, return_inverse=True, return_counts=True)
+    rank = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+    clicked = int(np.count_nonzero(label))
+    return float((rank[label > 0].sum() - clicked * (clicked + 1) / 2) / (clicked * (len(label) - clicked)))
+
+
+def train(options: argparse.Namespace) -> tuple[DeepCross, dict[str, float]]:
+    """Train `options.epochs` epochs; return the model, its last epoch's mean loss, and the speed."""
+    with FeedlineDataset(options.pipeline, set=options.set) as dataset:
+        model = DeepCross(dataset.schema)
+        layers = [*model.crosses.parameters(), *model.top.parameters()]
+        optimizers = (
+            torch.optim.Adam(layers, lr=options.learning_rate),
+            torch.optim.SparseAdam(model.embeddings.parameters(), lr=options.learning_rate),
+        )
+        for epoch in range(options.epochs):
+            losses = []
+            for batch in dataset:
+                loss = nn.functional.binary_cross_entropy_with_logits(model(batch), batch["label"])
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+                loss.backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+                losses.append(loss.item())
+            print(f"epoch {epoch}: {len(losses)} steps, loss {np.mean(losses):.4f}", flush=True)
+        speed = dataset.stats()
+    return model.eval(), {"loss": float(np.mean(losses)), "rows_per_s": speed.rows_per_s, "wait": speed.wait_fraction}
+
+
+def scores(model: DeepCross, batches: Iterable[Batch]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield (probabilities, labels) of each batch, without padding."""
+
+    def score(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        return torch.sigmoid(model(batch))[batch.valid].numpy(), batch["label"][batch.valid].numpy()
+
+    with torch.no_grad():
+        yield from map(score, batches)
+
+
+def evaluate(model: DeepCross, pipeline: Path, held_out: str, overrides: Mapping[str, object]) -> tuple[float, int]:
+    """Return the AUC on the held-out rows, and their number."""
+    with FeedlineDataset(pipeline, set={**overrides, **EVALUATION, "source.where": held_out}) as dataset:
+        score, label = (np.concatenate(each) for each in zip(*scores(model, dataset), strict=True))
+    return auc(score, label), len(label)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train, evaluate, save."""
+    parser = argparse.ArgumentParser(description="Train on all days but the last, evaluate on the last.")
+    parser.add_argument("--pipeline", type=Path, default=HERE / "pipeline.yaml")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key")
+    parser.add_argument("--held-out", default="day == 6", metavar="WHERE", help="the rows to evaluate on")
+    parser.add_argument("--model", type=Path, default=Path("criteo.pt"), help="where the model is saved")
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--seed", type=int, default=0, help="of the model; the pipeline has its own")
+    parser.add_argument("--json", type=Path, help="write the results here, too")
+    options = parser.parse_args(arguments)
+    options.set = parse_overrides(options.set)
+    torch.manual_seed(options.seed)
+    torch.set_num_threads(1)  # the model is small, and the feeder uses the other cores
+    model, results = train(options)
+    model.save(options.model)
+    results["auc"], results["held_out_rows"] = evaluate(model, options.pipeline, options.held_out, options.set)
+    print(
+        "{rows_per_s:,.0f} rows/s, the trainer waited {wait:.0%} of the time; "
+        "AUC {auc:.4f} on {held_out_rows:,} held-out rows".format(**results)
+    )
+    if options.json is not None:
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,325 @@
+"""Compute the features of a plan's rows, and write those that are bad as an exclusion.
+
+Runs in: the process that checks: `Pipeline.check_rows`, `feedline check --rows`. Tasks run on workers (`reduction`), a
+few row groups each. Row groups of files that have not changed since an earlier check by the same features are taken
+over. Nothing is written unless all rows were checked and the budget holds.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from feedline.blocks.bad_rows import BadRows, RowCheck, find_bad_rows
+from feedline.blocks.environment import environment_text
+from feedline.errors import DataError, FeedlineError, SpecError, TableError
+from feedline.fitting.fit_tasks import fit_tasks
+from feedline.fitting.reduction import Workers, run_tasks
+from feedline.planning.binding.table_features import compile_spec, planned_schema
+from feedline.planning.exclusions import recorded_sample
+from feedline.planning.make_plan import make_plan
+from feedline.planning.plan import Plan
+from feedline.planning.resolve import current_snapshot
+from feedline.planning.rows.kept_rows import read_kept_rows
+from feedline.spec import PipelineSpec
+from feedline.warehouse.reading.fragment import count_excluded
+from feedline.warehouse.rebase.file_changes import file_changes
+from feedline.warehouse.selection.exclusion import Exclusion, ExclusionOrigin, RowFault
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.storage.locations import absolute, redact
+from feedline.warehouse.storage.parallel import Map
+
+MAX_SHARE = 0.01
+_SHOWN_REASONS = 20
+
+RowsChecked = Callable[[int, int], None]  # rows that are done, and all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowBudget:
+    """The most rows that may be bad. rows: None for any number within the share of the selected rows."""
+
+    rows: int | None = None
+    share: float = MAX_SHARE
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise SpecError(f"max_share must be a share of the rows: got {self.share}, expected a number from 0 to 1")
+
+    def most(self, selected: int) -> int:
+        """The most bad rows among so many."""
+        within = int(self.share * selected)
+        return within if self.rows is None else min(within, self.rows)
+
+    def __str__(self) -> str:
+        share = f"max_share {self.share:g}"
+        return share if self.rows is None else f"max_rows {self.rows}, {share}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """How many rows have a fault, in how many row groups, and the first of them: its file and its row there."""
+
+    feature: str
+    reason: str
+    rows: int
+    row_groups: int
+    file: str
+    row: int
+
+    def line(self) -> str:
+        rows, groups = _quantity(self.rows, "row"), _quantity(self.row_groups, "row group")
+        return f"{rows} in {groups}: feature {self.feature!r} {self.reason} (first: {self.file}, row {self.row})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowReport:
+    """The result of a check. rows: of the plan; computed: those of them that were not known from an earlier check.
+    file: the exclusion's. unfitted: features that were computed up to an op whose fit is missing."""
+
+    table: str
+    snapshot: str
+    rows: int
+    computed: int
+    bad: int
+    row_groups: int
+    findings: tuple[Finding, ...]
+    unfitted: tuple[str, ...]
+    exclusion: str
+    file: str
+    seconds: float
+
+    def text(self) -> str:
+        """The report for people."""
+        known = f", {self.rows - self.computed:,} of them by the earlier check" if self.computed < self.rows else ""
+        share = f" ({self.bad / self.rows:.4%}) in {self.row_groups:,} row groups" if self.bad else ""
+        checked = f"checked {self.rows:,} rows{known} in {self.seconds:.1f} s: {self.bad:,} bad{share}"
+        lines = [f"{self.table}, snapshot {self.snapshot}: {checked}", *finding_lines(self.findings)]
+        if self.unfitted:
+            names = ", ".join(self.unfitted)
+            lines.append(f"not fitted, so checked only up to the op that learns: {names}. Check again after the fit")
+        lines.append(f"exclusion {self.exclusion}: {self.file}")
+        if self.bad:
+            lines.append(f"To leave these rows out, write `exclude: {self.file}` in source, with this snapshot")
+        return "\n".join(lines)
+
+
+def _quantity(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def finding_lines(findings: Sequence[Finding]) -> list[str]:
+    """A line per fault, most frequent first."""
+    more = len(findings) - _SHOWN_REASONS
+    lines = [f"bad      {finding.line()}" for finding in findings[:_SHOWN_REASONS]]
+    return [*lines, f"and {more:,} more faults"] if more > 0 else lines
+
+
+def find_exclusion(
+    spec: PipelineSpec,
+    workers: Workers,
+    *,
+    budget: RowBudget,
+    out: str | None = None,
+    earlier: str | None = None,
+    map: Map | None = None,
+    say: RowsChecked = lambda done, total: None,
+) -> RowReport:
+    """Find all bad rows of a pipeline's plan, and write them to `out`, if given, and below `work_dir`.
+
+    The snapshot is that of `source.snapshot`, or a new one; `source.exclude` is ignored. earlier: the file of an
+    earlier exclusion, whose row groups of unchanged files are taken over.
+
+    Raises DataError for more bad rows than the budget allows, SpecError for an earlier exclusion that other features,
+    filters or versions found, and what planning and reading raise. Then nothing is written.
+    """
+    began_s = time.perf_counter()
+    snapshot = current_snapshot(spec, map=map)
+    plan = make_plan(spec, snapshot, lanes=1, map=map, exclude=False)
+    origin, found = _origin(plan, workers), _Found()
+    known = np.zeros(len(plan.selection.rows), np.bool_)
+    if earlier is not None:
+        known = _take_over(plan, origin, earlier, found)
+    rows, most = origin.rows, budget.most(origin.rows)
+    job = replace(plan.job, by=None, record=None, cache=None, auto=None, environment=workers.environment)
+    check = RowCheck(job=job, unfitted=frozenset(origin.unfitted), most=most)
+    _search(plan, workers, check, known, found, say)
+    exclusion = found.exclusion(origin)
+    findings = _findings(plan, exclusion.faults)
+    if found.rows > most:
+        got = f"got {found.rows:,} or more of {rows:,}, expected at most {most:,} ({budget})"
+        message = f"too many rows are bad: {got}. Correct the table or the features, or allow more"
+        raise DataError("\n".join([message, *finding_lines(findings)]))
+    return RowReport(
+        table=redact(snapshot.uri),
+        snapshot=snapshot.id,
+        rows=rows,
+        computed=int(plan.selection.rows[~known].sum()),
+        bad=found.rows,
+        row_groups=len(exclusion.excluded),
+        findings=findings,
+        unfitted=origin.unfitted,
+        exclusion=exclusion.id,
+        file=_write(spec, exclusion, out),
+        seconds=time.perf_counter() - began_s,
+    )
+
+
+@dataclass(slots=True)
+class _Found:
+    """The bad rows found so far, as an exclusion has them."""
+
+    excluded: dict[int, tuple[int, bytes]] = field(default_factory=dict)
+    faults: list[RowFault] = field(default_factory=list)
+    rows: int = 0
+
+    def add(self, row_group: int, kept: int, bits: bytes, faults: Iterable[RowFault]) -> None:
+        self.excluded[row_group] = kept, bits
+        self.faults.extend(faults)
+        self.rows += count_excluded(bits)
+
+    def exclusion(self, origin: ExclusionOrigin) -> Exclusion:
+        faults = sorted(self.faults, key=lambda fault: (fault.row_group, fault.feature, fault.reason))
+        return Exclusion(origin=origin, excluded=dict(sorted(self.excluded.items())), faults=tuple(faults))
+
+
+def _search(
+    plan: Plan, workers: Workers, check: RowCheck, known: NDArray[np.bool_], found: _Found, say: RowsChecked
+) -> None:
+    """Add the bad rows of all row groups but known ones, or until there are too many."""
+    selection = replace(plan.selection, rows=np.where(known, 0, plan.selection.rows))
+    tasks = fit_tasks(plan.snapshot, selection, workers.threads)
+    if not tasks or found.rows > check.most:
+        return
+    sizes = [sum(len(fragment.row_groups) for fragment in task) for task in tasks]
+    groups = np.split(np.flatnonzero(selection.rows), np.cumsum(sizes)[:-1])  # tasks are in the table's order
+    done, total = 0, int(selection.rows.sum())
+    with closing(run_tasks(workers, find_bad_rows, check, tasks)) as results:
+        for index, bad in results:
+            for each in bad:
+                group = int(groups[index][each.index])
+                found.add(group, each.kept, each.bits, _faults_of(each, group))
+            if found.rows > check.most:
+                return
+            done += int(selection.rows[groups[index]].sum())
+            say(done, total)
+
+
+def _faults_of(bad: BadRows, row_group: int) -> Iterator[RowFault]:
+    for feature, reason, rows, first in bad.reasons:
+        yield RowFault(row_group=row_group, feature=feature, reason=reason, rows=rows, first=first)
+
+
+def _take_over(plan: Plan, origin: ExclusionOrigin, file: str, found: _Found) -> NDArray[np.bool_]:
+    """Take the row groups of unchanged files over from an earlier exclusion; returns which row groups these are."""
+    earlier, before = _read_earlier(plan.spec, file)
+    mine, theirs = origin.judgement, earlier.origin.judgement
+    for name in mine:
+        if json.dumps(mine[name], sort_keys=True) != json.dumps(theirs[name], sort_keys=True):
+            raise SpecError(
+                f"the earlier exclusion {redact(file)} was found with another {name}: got {theirs[name]}, expected "
+                f"{mine[name]}. Leave it out, to check all rows"
+            )
+    faults: dict[int, list[RowFault]] = {}
+    for fault in earlier.faults:
+        faults.setdefault(fault.row_group, []).append(fault)
+    after, known = plan.snapshot, np.zeros(len(plan.selection.rows), np.bool_)
+    for old_file, new_file in file_changes(before, after).unchanged.items():
+        groups = zip(before.row_groups_of(old_file).tolist(), after.row_groups_of(new_file).tolist(), strict=True)
+        for old, new in groups:
+            kept, bits = earlier.excluded.get(old, (int(plan.selection.rows[new]), None))
+            known[new] = kept == int(plan.selection.rows[new])  # else it is checked again
+            if known[new] and bits is not None:
+                found.add(new, kept, bits, (replace(fault, row_group=new) for fault in faults[old]))
+    return known
+
+
+def _read_earlier(spec: PipelineSpec, file: str) -> tuple[Exclusion, Snapshot]:
+    try:
+        earlier = Exclusion.read(file)
+        return earlier, Snapshot.load(spec.work_dir, earlier.origin.snapshot)
+    except (TableError, OSError) as error:
+        message = f"the earlier exclusion {redact(file)} cannot be used: {error}"
+        raise SpecError(f"{message}. Leave it out, to check all rows") from error
+
+
+def _origin(plan: Plan, workers: Workers) -> ExclusionOrigin:
+    spec, schema = plan.spec, plan.snapshot.schema
+    rules = [
+        [feature.name, feature.on_nonfinite == "error", bounds]
+        for feature in spec.features
+        if (bounds := [f"{bound.measure} {bound}" for bound in feature.expect if bound.per_row])
+        or feature.on_nonfinite == "error"
+    ]
+    return ExclusionOrigin(
+        snapshot=plan.snapshot.id,
+        where=spec.source.where,
+        sample=recorded_sample(spec),
+        features=plan.features_fingerprint,
+        rules=json.dumps(rules),
+        environment=environment_text(workers.environment),
+        unfitted=_unfitted(plan),
+        types=_types(schema, plan.columns),
+        rows=int(plan.selection.rows.sum()),
+    )
+
+
+def _types(schema: pa.Schema, columns: Sequence[str]) -> Mapping[str, str]:
+    return {name: str(schema.field(name).type) for name in columns if name in schema.names}
+
+
+def _unfitted(plan: Plan) -> tuple[str, ...]:
+    """The features whose fit is missing."""
+    if not plan.features.missing_fits:
+        return ()
+    spec, schema = plan.spec, planned_schema(plan.spec, plan.snapshot.schema)
+    compiled = ((each, compile_spec(spec, schema, [each], artifacts=plan.features.artifacts)) for each in spec.features)
+    return tuple(feature.name for feature, alone in compiled if alone.missing_fits)
+
+
+def _findings(plan: Plan, faults: Sequence[RowFault]) -> tuple[Finding, ...]:
+    """The faults by feature and reason, most frequent first, each with its first row, for which row groups are read."""
+    of_key: dict[tuple[str, str], list[RowFault]] = {}
+    for fault in faults:
+        of_key.setdefault((fault.feature, fault.reason), []).append(fault)
+    snapshot, stored = plan.snapshot, plan.snapshot.rows_per_row_group
+    kept_rows: dict[int, NDArray[np.int64]] = {}
+    found = []
+    for (feature, reason), each in of_key.items():
+        first = min(each, key=lambda fault: fault.row_group)
+        file = int(snapshot.file_of_row_group[first.row_group])
+        before = int(stored[int(snapshot.row_groups_of(file)[0]) : first.row_group].sum())
+        if first.row_group not in kept_rows:
+            kept_rows[first.row_group] = read_kept_rows(plan, first.row_group, plan.columns[:1]).rows
+        found.append(
+            Finding(
+                feature=feature,
+                reason=reason,
+                rows=sum(fault.rows for fault in each),
+                row_groups=len(each),
+                file=snapshot.files["path"][file].as_py(),
+                row=before + int(kept_rows[first.row_group][first.first]),
+            )
+        )
+    return tuple(sorted(found, key=lambda finding: (-finding.rows, finding.feature, finding.reason)))
+
+
+def _write(spec: PipelineSpec, exclusion: Exclusion, out: str | None) -> str:
+    """Write the exclusion; returns its path."""
+    path = spec.work_dir if out is None else out
+    try:
+        if out is not None:
+            exclusion.write(out)
+        kept = exclusion.save(spec.work_dir)
+    except FeedlineError:
+        raise
+    except OSError as error:
+        raise SpecError(f"{redact(path)} cannot be written: {error}. Name a writable one") from error
+    return redact(kept if out is None else absolute(out))

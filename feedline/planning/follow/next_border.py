@@ -1,0 +1,263 @@
+"""Decide, once, what the next epoch of a followed table reads.
+
+Runs in: the feeder's planner, `Pipeline`. The first process that needs the border of an epoch takes a snapshot of what
+has landed, and writes the border and its name (`border`) under a lock of `work_dir`; all others read it. With
+`epoch: new` the snapshot has only files that no epoch has read; while they do not fill a step there is no border yet,
+and after `until` the run ends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from feedline.errors import CorruptFileError, PlanError, TableChangedError
+from feedline.planning.agreement import RunStart
+from feedline.planning.follow.border import (
+    Border,
+    Next,
+    files_seen,
+    load_border,
+    load_seen,
+    read_next,
+    save_border,
+    seen_of,
+    work_location,
+    write_next,
+)
+from feedline.planning.follow.type_drift import types_to_declare
+from feedline.planning.skip_bad_files import Take
+from feedline.planning.table_snapshot import fresh_snapshot, schema_rules
+from feedline.spec import PipelineSpec
+from feedline.warehouse.bad_files import leave_out, load_findings
+from feedline.warehouse.discovery.hive import Listing
+from feedline.warehouse.discovery.table_log import moment_of
+from feedline.warehouse.snapshot.column_facts import contiguous
+from feedline.warehouse.snapshot.landed_files import arrivals
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.take import snapshot_of
+from feedline.warehouse.storage import content_store
+from feedline.warehouse.storage.locations import Location, join, redact
+
+_VERSION = ("path", "bytes", "mtime_ns")  # of a file
+
+Int64s = npt.NDArray[np.int64]
+
+
+class NothingLandedError(Exception):
+    """The next epoch has no rows yet. Internal: whoever asks for its border asks again later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowRequest:
+    """What decides borders.
+
+    take: takes a snapshot with a `Take`, saved in work_dir; the second argument is one whose counts hold for unchanged
+    files. count: the rows of a snapshot that the pipeline keeps.
+    fewest_rows: that make a step. start: who asks.
+    """
+
+    spec: PipelineSpec
+    take: Callable[[Take, Snapshot | None], Snapshot]
+    count: Callable[[Snapshot], int]
+    fewest_rows: int
+    start: RunStart | None = None
+    now_ns: Callable[[], int] = time.time_ns
+
+    @property
+    def reads_new(self) -> bool:
+        """Whether an epoch reads only what no other has read."""
+        follow = self.spec.source.follow
+        return follow is not None and follow.epoch == "new"
+
+    @property
+    def until(self) -> str | None:
+        """The moment after which nothing joins."""
+        follow = self.spec.source.follow
+        return None if follow is None else follow.until
+
+
+def first_border(spec: PipelineSpec, snapshot: Snapshot, epoch: int) -> Border:
+    """The border before the first epoch of a new run, which reads the whole snapshot."""
+    follow = spec.source.follow
+    seen = seen_of(snapshot, epoch) if follow is not None and follow.epoch == "new" else None
+    return save_border(spec.work_dir, snapshot.id, epoch=epoch, seen=seen)
+
+
+def rebased_border(spec: PipelineSpec, border: Border, snapshot: Snapshot, epoch: int) -> Border:
+    """The border of an epoch that continues on a newer snapshot: later borders follow this one."""
+    return save_border(spec.work_dir, snapshot.id, epoch=epoch, previous=border)
+
+
+def border_of_epoch(request: FollowRequest, border: Border, epoch: int) -> Border:
+    """The border of an epoch of the run that a border belongs to; where the run has ended before it, the last one.
+
+    Raises PlanError for an epoch before the run's first one, or that is not the next one, and NothingLandedError while
+    the next one has no rows. A border that is not decided yet is decided here.
+    """
+    work_dir = request.spec.work_dir
+    while border.epoch > epoch:
+        if not border.previous:
+            raise PlanError(
+                f"epoch {epoch} is not of this run: got {epoch}, expected {border.epoch} or more, with which the run "
+                "on the followed table began. Start a new run for it"
+            )
+        border = load_border(work_dir, border.previous)
+    while border.epoch < epoch:
+        after = _next(request, border, decides=border.epoch + 1 == epoch)
+        if after is None:
+            return border
+        border = after
+    return border
+
+
+def _next(request: FollowRequest, border: Border, *, decides: bool) -> Border | None:
+    """The border after one, None where the run ends with it. decides: whether it may be decided now."""
+    work_dir, location = request.spec.work_dir, work_location(request.spec.work_dir)
+    decision = _known(request, location, border)
+    if decision is None and not decides:
+        raise PlanError(
+            f"epochs of a followed table come one after the other: got a later one, expected {border.epoch + 1}. "
+            "Iterate over that one first"
+        )
+    if decision is None:
+        _refuse_unshared(request.start, location)
+        with content_store.lock_file(location, border.pointer):
+            decision = _known(request, location, border)
+            if decision is None:
+                decision = _decide(request, border)
+                write_next(location, border, decision)
+    return None if decision.border is None else load_border(work_dir, decision.border)
+
+
+def _known(request: FollowRequest, location: Location, border: Border) -> Next | None:
+    """A decision that was made, unless it was the end at another `until` than now."""
+    decision = read_next(location, border)
+    return None if decision is not None and decision.border is None and decision.until != request.until else decision
+
+
+def _refuse_unshared(start: RunStart | None, location: Location) -> None:
+    """Without locks only one rank may decide: rank 0, before torch.distributed tells the others."""
+    if start is None or start.world_size == 1 or content_store.has_locks(location):
+        return
+    if start.connected and start.rank == 0:
+        return
+    if start.connected:
+        raise NothingLandedError("rank 0 has not decided the epoch's border yet")
+    raise PlanError(
+        f"{start.world_size} ranks cannot agree on what an epoch of a followed table reads: work_dir is "
+        f"{redact(location.uri)}, a store without locks, and torch.distributed does not connect them. Call "
+        "init_process_group before the dataset's first use, or name a work_dir that all hosts mount"
+    )
+
+
+def _decide(request: FollowRequest, border: Border) -> Next:
+    """Take the snapshot of the epoch after a border. Raises NothingLandedError while it has no rows."""
+    spec, epoch = request.spec, border.epoch + 1
+    before = Snapshot.load(spec.work_dir, border.snapshot)
+    if not request.reads_new:
+        snapshot = _take(request, before, None)
+        after = save_border(spec.work_dir, snapshot.id, epoch=epoch, previous=border)
+        return Next(border=after.id, until=request.until)
+    over = request.until is not None and request.now_ns() > moment_of(request.until).timestamp() * 1e9
+    unread = _ReadOnce(spec, load_seen(spec.work_dir, border))
+    try:
+        snapshot = _take_new(request, before, unread)
+    except NothingLandedError:
+        if over:
+            return Next(border=None, until=request.until)
+        raise
+    seen = files_seen(files_seen(unread.seen, unread.moved), seen_of(snapshot, epoch))
+    after = save_border(spec.work_dir, snapshot.id, epoch=epoch, previous=border, seen=seen)
+    return Next(border=after.id, until=request.until)
+
+
+def _take_new(request: FollowRequest, before: Snapshot, unread: _ReadOnce) -> Snapshot:
+    """A snapshot of the files that no epoch has read. Raises NothingLandedError while they do not fill a step."""
+    try:
+        snapshot = _take(request, before, unread)
+    except CorruptFileError:
+        if request.spec.source.on_bad_file != "skip":
+            raise
+        snapshot = _take(request, before, unread)  # all of them were bad, which is known now
+    rows = request.count(snapshot)
+    if rows < request.fewest_rows:
+        raise NothingLandedError(
+            f"{len(snapshot.files):,} new files with {rows:,} selected rows have landed, and a step needs "
+            f"{request.fewest_rows:,}"
+        )
+    return snapshot
+
+
+def _take(request: FollowRequest, before: Snapshot, unread: _ReadOnce | None) -> Snapshot:
+    """A snapshot of what has landed, with the types of the epoch before."""
+    take, counted = partial(fresh_snapshot, unread=unread), before if unread is None else None
+    snapshot = request.take(take, counted)
+    types = types_to_declare(before, snapshot)
+    if not types:
+        return snapshot
+    rules = schema_rules(request.spec.source)
+    return request.take(partial(take, rules=replace(rules, columns={**types, **rules.columns})), counted)
+
+
+class _ReadOnce:
+    """Leaves out the files that epochs have read. moved: those of them with another time, but the same content."""
+
+    def __init__(self, spec: PipelineSpec, seen: pa.Table) -> None:
+        self._spec = spec
+        self.seen = seen
+        self.moved = seen.slice(0, 0)
+
+    def __call__(self, listing: Listing) -> Listing:
+        found = arrivals(listing, self.seen)
+        for partition, went, came in found.rewritten:
+            raise TableChangedError(
+                f"partition {partition or '(the whole table)'} of {redact(listing.uri)} was rewritten after an epoch "
+                f"had read it: {went} has gone and {came} has come, which may hold the same rows. With `epoch: new` "
+                "rows are read once: restore the partition, or start a new run"
+            )
+        if len(found.altered):
+            self.moved = self._same_content(listing, found.altered, found.of)
+        new = listing.take(found.new)
+        if self._spec.source.on_bad_file == "skip" and len(new.files):
+            new_good, _ = leave_out(new, load_findings(self._spec.work_dir))
+            new = new if len(new_good.files) else new_good
+        if not len(new.files):
+            raise NothingLandedError("no new file has landed")
+        return new
+
+    def _same_content(self, listing: Listing, altered: Int64s, of: Int64s) -> pa.Table:
+        """The record of files of another time whose footers are as they were. Raises TableChangedError for others."""
+        here, was = listing.take(altered), self.seen.take(pa.array(of))
+        _refuse_rewritten(here, was, contiguous(here.files["bytes"]), "bytes")
+        _refuse_rewritten(here, was, contiguous(snapshot_of(here).files["footer_digest"]), "footer_digest")
+        times = was.schema.get_field_index("mtime_ns")
+        return was.set_column(times, "mtime_ns", here.files["mtime_ns"])
+
+
+def _refuse_rewritten(here: Listing, was: pa.Table, values: pa.Array, name: str) -> None:
+    """Raise TableChangedError, with both versions, for a file whose value is not the one in the record."""
+    same = pc.equal(values, contiguous(was[name])).to_numpy(zero_copy_only=False)
+    if same.all():
+        return
+    index = int(np.flatnonzero(~same)[0])
+    version, now = ({key: table[key][index].as_py() for key in _VERSION} for table in (was, here.files))
+    raise TableChangedError(
+        f"{join(redact(here.uri), now['path'])} was rewritten after epoch {was['epoch'][index].as_py()} had read it: "
+        f"got {_describe(now)}, expected {_describe(version)}. With `epoch: new` rows are read once: restore the file, "
+        "write new rows into files of new names, or start a new run"
+    )
+
+
+def _describe(version: Mapping[str, Any]) -> str:
+    moment = datetime.fromtimestamp(version["mtime_ns"] / 1e9, UTC).isoformat(timespec="milliseconds")
+    return f"{version['bytes']:,} bytes of {moment}"

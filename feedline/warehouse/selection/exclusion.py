@@ -1,0 +1,201 @@
+"""An exclusion: bad rows of a snapshot that a plan leaves out, with the reasons, and everything that decided it.
+
+Runs where rows are checked, and where a plan or a fit selects rows. Per row group, the rows that filter and sample keep
+are numbered in the file's order, and those left out are bits (see `pack_mask`). An exclusion is named by the digest of
+its content, and stored under that name in `work_dir/exclusions`; its file holds the same anywhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from feedline.errors import CorruptFileError, FeedlineError
+from feedline.warehouse.reading.fragment import count_excluded, unpack_mask
+from feedline.warehouse.reading.sample import Bools
+from feedline.warehouse.storage import content_store
+from feedline.warehouse.storage.locations import absolute, ancestor, below, join, locate, redact
+
+_VERSION = 1
+_FOLDER = "exclusions"
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExclusionOrigin:
+    """What decided an exclusion.
+
+    where, sample: of the pipeline. features: the fingerprint of those that were computed; rules: what was expected of
+    them. unfitted: features whose fit was missing, which were computed up to the op that learns. types: of the columns
+    that were read, and environment: the versions and instructions that computed. rows: how many were checked.
+    """
+
+    snapshot: str
+    where: str | None
+    sample: Mapping[str, Any] | None
+    features: str
+    rules: str
+    environment: str
+    unfitted: tuple[str, ...]
+    types: Mapping[str, str]
+    rows: int
+
+    @property
+    def judgement(self) -> dict[str, Any]:
+        """All that decides whether a row of a file is bad, whatever the snapshot."""
+        facts = asdict(self)
+        return {name: value for name, value in facts.items() if name not in ("snapshot", "rows")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowFault:
+    """Why rows of one row group are bad. rows: how many, of which `first` is the first, as an index among the row
+    group's kept rows. A row with several faults counts for each."""
+
+    row_group: int
+    feature: str
+    reason: str
+    rows: int
+    first: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Exclusion:
+    """Rows that are left out. excluded: row group (in the table) -> how many of its rows filter and sample keep, and
+    the bits of those left out. faults: in the order of the table."""
+
+    origin: ExclusionOrigin
+    excluded: Mapping[int, tuple[int, bytes]]
+    faults: tuple[RowFault, ...]
+
+    @cached_property
+    def id(self) -> str:
+        """The digest of the content: 32 hexadecimal digits."""
+        digest = hashlib.sha256(json.dumps([_VERSION, asdict(self.origin)], sort_keys=True).encode())
+        digest.update(json.dumps([[*asdict(fault).values()] for fault in self.faults]).encode())
+        for row_group, (kept, bits) in sorted(self.excluded.items()):
+            digest.update(f"{row_group} {kept} ".encode() + bits)
+        return digest.hexdigest()[:32]
+
+    @cached_property
+    def counts(self) -> dict[int, int]:
+        """Per row group, how many of its rows are left out."""
+        return {row_group: count_excluded(bits) for row_group, (_, bits) in self.excluded.items()}
+
+    @cached_property
+    def rows(self) -> int:
+        """How many rows are left out."""
+        return sum(self.counts.values())
+
+    def bits(self, row_group: int) -> bytes | None:
+        """The bits of a row group's rows that are left out; None if none are."""
+        found = self.excluded.get(row_group)
+        return None if found is None else found[1]
+
+    def mask(self, row_group: int, kept: int) -> Bools:
+        """bool [kept]: which of a row group's kept rows are left out."""
+        return unpack_mask(self.bits(row_group), kept)
+
+    def reasons(self) -> dict[tuple[str, str], int]:
+        """How many rows have each fault, by feature and reason, most frequent first."""
+        totals: dict[tuple[str, str], int] = {}
+        for fault in self.faults:
+            key = fault.feature, fault.reason
+            totals[key] = totals.get(key, 0) + fault.rows
+        return dict(sorted(totals.items(), key=lambda item: (-item[1], item[0])))
+
+    def save(self, work_dir: str) -> str:
+        """Write it below `work_dir`, unless it is there, and return its path."""
+        name = f"{_FOLDER}/{self.id}.arrow"
+        location = locate(absolute(work_dir))
+        info = location.filesystem.get_file_info(join(location.path, name))
+        if info.type == pafs.FileType.NotFound:
+            self._write(work_dir, name)
+        return below(absolute(work_dir), name)
+
+    def write(self, file: str) -> None:
+        """Write it as a file, a path or URI."""
+        self._write(*_split_path(file))
+
+    def _write(self, folder: str, name: str) -> None:
+        groups = sorted(self.excluded)
+        rows = pa.table(
+            {
+                "row_group": pa.array(groups, pa.int64()),
+                "kept": pa.array([self.excluded[group][0] for group in groups], pa.int64()),
+                "excluded": pa.array([self.excluded[group][1] for group in groups], pa.binary()),
+            }
+        )
+        origin = json.dumps(asdict(self.origin), sort_keys=True)
+        rows = rows.replace_schema_metadata({"version": str(_VERSION), "origin": origin})
+        faults = pa.table(
+            {
+                "row_group": pa.array([fault.row_group for fault in self.faults], pa.int64()),
+                "feature": pa.array([fault.feature for fault in self.faults], pa.string()),
+                "reason": pa.array([fault.reason for fault in self.faults], pa.string()),
+                "rows": pa.array([fault.rows for fault in self.faults], pa.int64()),
+                "first": pa.array([fault.first for fault in self.faults], pa.int64()),
+            }
+        )
+        content_store.create(folder, name, [rows, faults])
+
+    @classmethod
+    def read(cls, file: str) -> Exclusion:
+        """Read a file, a path or URI. Raises FileNotFoundError where there is none, CorruptFileError where it is not
+        what was written, or holds something else."""
+        return cls._load(*_split_path(file))
+
+    @classmethod
+    def _load(cls, folder: str, name: str) -> Exclusion:
+        rows, faults = content_store.load(folder, name, tables=2)
+        metadata = rows.schema.metadata or {}
+        if metadata.get(b"version") != str(_VERSION).encode() or b"origin" not in metadata:
+            raise CorruptFileError(f"{redact(join(folder, name))} does not hold an exclusion of version {_VERSION}")
+        origin = json.loads(metadata[b"origin"])
+        groups = zip(*(rows[name].to_pylist() for name in ("row_group", "kept", "excluded")), strict=True)
+        return cls(
+            origin=ExclusionOrigin(**{**origin, "unfitted": tuple(origin["unfitted"])}),
+            excluded={row_group: (kept, bits) for row_group, kept, bits in groups},
+            faults=tuple(RowFault(**fault) for fault in faults.to_pylist()),
+        )
+
+
+def covers(exclusion: Exclusion | None, features: str) -> bool:
+    """Whether an exclusion leaves out every row that some features refuse, given their fingerprint."""
+    return exclusion is not None and exclusion.origin.features == features and not exclusion.origin.unfitted
+
+
+def kept_exclusions(work_dir: str, snapshot: str) -> Iterator[Exclusion]:
+    """The exclusions of a snapshot below `work_dir`; those that cannot be listed or read are passed over."""
+    location = locate(absolute(work_dir))
+    names: list[str] = []
+    with contextlib.suppress(FeedlineError, OSError):
+        found = location.filesystem.get_file_info(pafs.FileSelector(join(location.path, _FOLDER), allow_not_found=True))
+        names = sorted(str(info.base_name) for info in found if info.base_name.endswith(".arrow"))
+    for name in names:
+        with contextlib.suppress(FeedlineError, OSError):
+            exclusion = Exclusion._load(work_dir, f"{_FOLDER}/{name}")
+            if exclusion.origin.snapshot == snapshot:
+                yield exclusion
+
+
+def join_bits(parts: Iterable[bytes | None]) -> bytes | None:
+    """The bits of rows that any part leaves out; None if none are. Parts are equally long."""
+    arrays = [np.frombuffer(bits, np.uint8) for bits in parts if bits is not None]
+    return np.bitwise_or.reduce(arrays).tobytes() if arrays else None
+
+
+def _split_path(file: str) -> tuple[str, str]:
+    uri = absolute(file)
+    return ancestor(uri, 1), uri.partition("?")[0].rpartition("/")[2]
