@@ -223,17 +223,14 @@ class Pipeline:
         """Encode rows exactly as training does, without a table, labels, Dask or torch. Thread-safe.
 
         `data`: Arrow, Polars, pandas, columns by name, a list of dicts, or one dict of a row's values. Raises SpecError
-        where a column is missing or of a kind that the features do not accept, DataError for nulls and for values out
-        of range.
+        where a column is missing or of a kind that features refuse, DataError for nulls and for values out of range.
         """
         return self._serving.transform(data)
 
     @property
     def schema(self) -> BatchSchema:
-        """The columns of a batch, equal to `dataset.schema`; works without a table.
-
-        The table is read only where its types are not recorded. Raises SpecError where an artifact is missing.
-        """
+        """The columns of a batch, equal to `dataset.schema`; the table is read only where its types are not recorded.
+        Raises SpecError where an artifact is missing."""
         return self._serving.schema(lambda: [snapshot.schema for snapshot in self.snapshots()])
 
     def batches(

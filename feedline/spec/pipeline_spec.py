@@ -133,7 +133,7 @@ class PipelineSpec(Section):
     @property
     def source_name(self) -> str | None:
         """The name of the source that this pipeline is of; None if it is not one of several."""
-        return self._whole and self._whole.sources[self._index].name
+        return None if self._whole is None else self._whole.sources[self._index].name
 
     def per_source(self) -> tuple[PipelineSpec, ...]:
         """A pipeline for each source, with its features and its rows of a step; of one `source`, this one."""
