@@ -10,17 +10,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 
-import numpy as np
 import polars as pl
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from feedline.blocks.block_encoder import BlockEncoder, HandOver, StageClock
 from feedline.blocks.cache.cached_rows import CachedRows, cached_rows
 from feedline.blocks.environment import check_environment
 from feedline.blocks.jobs import CompiledJob, compile_job, find_job
-from feedline.blocks.permutation import permuted_rows, run_starts
-from feedline.blocks.piece_chunks import column_values, piece_chunks
+from feedline.blocks.ordering.row_order import chunk_order, ordered_rows
+from feedline.blocks.piece_chunks import piece_chunks
 from feedline.blocks.request import BlockRequest, BlockResult, Job
 from feedline.errors import DataError
 from feedline.loader.encoding.cache_counts import CacheCounts
@@ -49,35 +47,36 @@ def run_block(
     cache = cached_rows(job, compiled)
     if cache is not None:
         return _run_cached(job, compiled, cache, request, key, packed, hand_over if job.record is None else None)
-    encoder = BlockEncoder(compiled, clock, whole=request.permutation is not None and can_order(compiled.layout.schema))
+    order = job.ordering
+    permutes = request.permutation is not None and (order is None or order.permutes)
+    encoder = BlockEncoder(compiled, clock, whole=permutes and can_order(compiled.layout.schema))
     if hand_over is not None and request.permutation is None and job.record is None:
         encoder.hand_over(hand_over, request.rows)
-    starts, block_rows = list[NDArray[np.int64]](), 0
+    values, block_rows = list[pl.Series](), 0
     for piece in request.pieces:
-        groups, piece_rows = list[pl.Series](), 0
+        of_piece = list[pl.Series]()
         recorder = recorder_of(job.record, piece.fragment, piece.skip, piece.rows)
         encoder.begin_piece()
         for chunk in piece_chunks(compiled, piece, as_stored=True, first_rows=0 if block_rows else encoder.first_rows):
-            if job.by is not None:
-                groups.append(column_values(chunk, job.by))
-            piece_rows += chunk.frame.height
+            if order is not None:
+                of_piece.append(chunk_order(order, chunk))
+            block_rows += chunk.frame.height
             if recorder is not None:
                 recorder.add(chunk.frame)
             clock.lap("read")
             encoder.add(chunk)
             del chunk  # before the next one is decoded
-        if groups:
-            starts.append(run_starts(pl.concat(groups)) + block_rows)
-        block_rows += piece_rows
+        if of_piece:
+            values.append(pl.concat(of_piece))
         if recorder is not None:
             recorder.write()
     clock.lap("read")
     _check_rows(key, block_rows, request)
-    if request.permutation is None:
+    index = ordered_rows(order, request, values.__getitem__)
+    if index is None:
         rows: list[Rows] = [*encoder.finish()]
     else:
-        runs = np.concatenate(starts) if job.by is not None else None
-        rows = [encoder.finish_in_order(permuted_rows(block_rows, runs, *request.permutation))]
+        rows = [encoder.finish_in_order(index)]
         clock.lap("encode")
     return _result(compiled, request, key, packed, rows, clock, encoder.observer.quality(), None)
 
@@ -93,39 +92,37 @@ def _run_cached(
 ) -> BlockResult:
     """The block of a job with a cache: the same rows, part by part."""
     clock, counts = StageClock(), list[CacheCounts]()
-    parts, qualities, starts = list[EncodedRows](), list[Quality](), list[NDArray[np.int64]]()
+    parts, qualities, values = list[EncodedRows](), list[Quality](), list[pl.Series]()
     in_order, block_rows = request.permutation is None, 0
     cache.begin(request.epoch)
     for piece in request.pieces:
-        groups = list[pl.Series]()
+        of_piece = list[pl.Series]()
         recorder = recorder_of(job.record, piece.fragment, piece.skip, piece.rows)
         if recorder is not None:
             cache.record(piece, recorder)
-        before = block_rows
         for part in cache.parts(piece, clock, counts.append):
             block_rows += part.rows.rows
             qualities.append(part.quality)
             parts.append(part.rows)
-            if part.by is not None:
-                groups.append(part.by)
+            if part.order is not None:
+                of_piece.append(part.order)
             if hand_over is not None and in_order and block_rows < request.rows:
                 hand_over.take(part.rows)
-        if groups:
-            starts.append(run_starts(pl.concat(groups)) + before)
+        if of_piece:
+            values.append(pl.concat(of_piece))
     clock.lap("read")
     _check_rows(key, block_rows, request)
-    if request.permutation is None:
-        rows: list[Rows] = [*parts]
-    else:
-        runs = np.concatenate(starts) if job.by is not None else None
-        rows = [shuffle(parts, permuted_rows(block_rows, runs, *request.permutation))]
+    index = ordered_rows(job.ordering, request, values.__getitem__)
+    rows: list[Rows] = [*parts] if index is None else [shuffle(parts, index)]
     cached = sum(counts, CacheCounts())
     return _result(compiled, request, key, packed, rows, clock, merge(qualities), cached)
 
 
 def _check_rows(key: str, rows: int, request: BlockRequest) -> None:
-    if rows != request.rows:
-        raise DataError(f"block {key} has another number of rows than planned: got {rows}, expected {request.rows}")
+    if rows != request.read_rows:
+        raise DataError(
+            f"block {key} has another number of rows than planned: got {rows}, expected {request.read_rows}"
+        )
 
 
 def _result(

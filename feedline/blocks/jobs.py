@@ -174,11 +174,12 @@ def _compile_parts(
     recorded = () if identity is None else (*identity.key, *(name for name, _ in identity.columns))
     whole = {*recorded, *(column for column, count in readers.items() if count > 1)}
     by = frozenset[str]() if job.by is None else frozenset({job.by})
+    ordering = by if job.order is None else {job.order.column}
     whole |= {name for name in by if not has_strings(schema.field(name).type)}
     parts = []
     for name, own, part, more in zip(names, of_parts, batch.parts, compared, strict=True):
         found, expanded = coded_columns(own)
-        coded = {column: 0 if column in by else most for column, most in found.items() if column not in whole}
+        coded = {column: 0 if column in ordering else most for column, most in found.items() if column not in whole}
         if name is not None:  # whole lists decide whether rows repeat; of unique rows, flat numbers are mostly distinct
             coded = {column: 0 for column in coded if not pa.types.is_primitive(schema.field(column).type)}
         columns = () if name is None else more or (*own.parts, *own.marks)

@@ -7,7 +7,6 @@ They come from raw Philox words sorted with the index in their low bits: indepen
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 
 import numpy as np
 import polars as pl
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 def permutation(size: int, *key: int | str) -> NDArray[np.int64]:
     """A permutation of range(size), the same for the same key on every machine and library version."""
-    words = _philox_words(size, key)
+    words = random_words(size, *key)
     mask = np.uint64((1 << max(1, (size - 1).bit_length())) - 1)
     words &= ~mask
     words |= np.arange(size, dtype=np.uint64)
@@ -47,6 +46,7 @@ def run_starts(groups: pl.Series) -> NDArray[np.int64]:
     return np.flatnonzero(changes)
 
 
-def _philox_words(size: int, key: Sequence[int | str]) -> NDArray[np.uint64]:
+def random_words(size: int, *key: int | str) -> NDArray[np.uint64]:
+    """Words of Philox, the same for the same key everywhere."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=16).digest()
     return np.random.Philox(key=int.from_bytes(digest, "little")).random_raw(size)

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from typing import Literal
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from feedline.artifacts.store import ArtifactSetRef
 from feedline.blocks.environment import Environment
@@ -39,6 +42,28 @@ class ReadEpochs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RowOrder:
+    """How blocks order their rows by a column. kind: `runs`, whole runs of equal values are permuted; `balance`, each
+    step gets nearly its share of the elements of a list column; `buckets`, those of one bucket of such lengths come
+    after those of another. most: the length that longer lists count as. bounds: of buckets."""
+
+    column: str
+    kind: Literal["runs", "balance", "buckets"]
+    most: int | None = None
+    bounds: tuple[int, ...] = ()
+
+    @property
+    def by_length(self) -> bool:
+        """Whether the lengths of lists decide."""
+        return self.kind != "runs"
+
+    @property
+    def permutes(self) -> bool:
+        """Whether a block holds each row that it reads once."""
+        return self.kind != "buckets"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """What all tasks of a plan share: features, the table's schema (Arrow IPC), filter, and the required environment.
 
@@ -46,7 +71,8 @@ class Job:
 
     With a sample, the schema may contain the virtual column `sample_weight`. record: where row identities are recorded,
     or None. code: the user's functions that features call. cache: of finished features, which changes no row.
-    auto: of a cache that decides for itself whether they are kept.
+    auto: of a cache that decides for itself whether they are kept. by: `shuffle.by`. order: how blocks order their rows
+    by another column's values.
     """
 
     features: tuple[FeatureSpec, ...]
@@ -60,17 +86,24 @@ class Job:
     code: tuple[RequiredFunction, ...] = ()
     cache: CacheRef | None = field(default=None, repr=False)  # named by the digest where there is one
     auto: ReadEpochs | None = field(default=None, repr=False)
+    order: RowOrder | None = field(default=None, repr=False)
     digest: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         content = repr(self) if self.cache is None else f"{self!r}{self.cache!r}{self.auto!r}"
+        content += "" if self.order is None else repr(self.order)
         object.__setattr__(self, "digest", hashlib.blake2b(content.encode(), digest_size=16).hexdigest())
+
+    @property
+    def ordering(self) -> RowOrder | None:
+        """How blocks order their rows; None where no column decides."""
+        return self.order if self.by is None else RowOrder(column=self.by, kind="runs")
 
 
 def kept_columns(job: Job) -> tuple[str, ...]:
-    """The columns that blocks read besides their features: `shuffle.by` and the row key."""
-    by = (job.by,) if job.by is not None else ()
-    return (*by, *(job.record.identity.key if job.record is not None else ()))
+    """The columns that blocks read besides their features: that which orders rows, and the row key."""
+    order = job.ordering
+    return (*(() if order is None else (order.column,)), *(job.record.identity.key if job.record is not None else ()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,15 +116,48 @@ class PieceRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepShares:
+    """How many of a block's rows each step gets. first_step: the first that gets any. rows: of it and the next ones, as
+    little-endian uint32. phase: of 2^64, where the block is among those from which a step draws at once."""
+
+    first_step: int
+    rows: bytes
+    phase: int = 0
+
+    @property
+    def rows_of_steps(self) -> NDArray[np.int64]:
+        """int64 [steps]: the rows that each step gets."""
+        return np.frombuffer(self.rows, "<u4").astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketRows:
+    """A block's rows of each bucket. parts: of pieces that it shares with a neighbouring lane (indices), the ordinals
+    [start, stop) of its rows among those of each bucket. shares: of each bucket, where lengths are balanced."""
+
+    rows: tuple[int, ...]
+    parts: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
+    shares: tuple[StepShares, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BlockRequest:
-    """One block: its pieces, their total rows, and the key of its permutation (None: in plan order). epoch: for a cache
-    that decides for itself."""
+    """One block: its pieces, the rows that it has of them, and the key of its permutation (None: in plan order). epoch:
+    for a cache that decides for itself. shares: where lengths are balanced. buckets: where rows
+    are of buckets."""
 
     pieces: tuple[PieceRequest, ...]
     rows: int
     permutation: tuple[int | str, ...] | None
     nbytes: int  # compressed bytes of the column chunks it reads
     epoch: int = field(default=0, repr=False)  # no key names it: bytes do not depend on it
+    shares: StepShares | None = None
+    buckets: BucketRows | None = None
+
+    @property
+    def read_rows(self) -> int:
+        """Rows of the pieces: the block's own, unless its order leaves some out or repeats others."""
+        return sum(piece.rows for piece in self.pieces)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,13 +169,21 @@ class PackedRequest:
     permutation: tuple[int | str, ...] | None
     nbytes: int
     epoch: int = 0
+    shares: StepShares | None = None
+    buckets: BucketRows | None = None
 
     def unpack(self) -> BlockRequest:
         pieces = tuple(
             PieceRequest(fragment=fragment, skip=skip, rows=rows) for fragment, skip, rows in unpack_pieces(self.pieces)
         )
         return BlockRequest(
-            pieces=pieces, rows=self.rows, permutation=self.permutation, nbytes=self.nbytes, epoch=self.epoch
+            pieces=pieces,
+            rows=self.rows,
+            permutation=self.permutation,
+            nbytes=self.nbytes,
+            epoch=self.epoch,
+            shares=self.shares,
+            buckets=self.buckets,
         )
 
 
@@ -124,6 +198,8 @@ def pack_request(request: BlockRequest, travels: bool = True) -> BlockRequest | 
         permutation=request.permutation,
         nbytes=request.nbytes,
         epoch=request.epoch,
+        shares=request.shares,
+        buckets=request.buckets,
     )
 
 

@@ -23,7 +23,7 @@ from feedline.planning.binding.fitted_artifacts import artifact_set_ref
 from feedline.planning.binding.read_columns import require_columns
 from feedline.planning.binding.selected_rows import bound_sample, bound_where, rows_of
 from feedline.planning.binding.table_features import compile_spec, planned_schema, required_functions
-from feedline.planning.exclusions import named_exclusion
+from feedline.planning.rows.exclusions import named_exclusion
 from feedline.spec import PipelineSpec
 from feedline.spec.positions import Path
 from feedline.transforms.compile.compiled import CompiledFeatures

@@ -17,16 +17,16 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from feedline.blocks.bad_rows import BadRows, RowCheck, find_bad_rows
 from feedline.blocks.environment import environment_text
 from feedline.errors import DataError, FeedlineError, SpecError, TableError
+from feedline.fitting.bad_rows import BadRows, RowCheck, find_bad_rows
 from feedline.fitting.fit_tasks import fit_tasks
 from feedline.fitting.reduction import Workers, run_tasks
 from feedline.planning.binding.table_features import compile_spec, planned_schema
-from feedline.planning.exclusions import recorded_sample
 from feedline.planning.make_plan import make_plan
 from feedline.planning.plan import Plan
 from feedline.planning.resolve import current_snapshot
+from feedline.planning.rows.exclusions import recorded_sample
 from feedline.planning.rows.kept_rows import read_kept_rows
 from feedline.spec import PipelineSpec
 from feedline.warehouse.reading.fragment import count_excluded

@@ -140,7 +140,7 @@ class Batch(KeyedTensors):
             return self
         here = self.to("cpu")
         rows = expand(encoded_rows(self._layout, pa.py_buffer(here._root)), self._layout.schema)
-        layout = SlotLayout(self._layout.schema.expanded, self._layout.sparse_features)
+        layout = SlotLayout(self._layout.schema.expanded, self._layout.sparse_features, self._layout.bounds)
         valid = SlotArrays(self._layout, here._read_header(), here._root).valid
         return Batch.over(layout, write_rows(layout, [rows], valid, epoch=self.epoch, step=self.step)).to(self.device)
 
@@ -216,7 +216,7 @@ class Batch(KeyedTensors):
     def clone(self) -> Batch:
         """A copy that does not hold the slot."""
         if self._device_bytes is not None:
-            return self._over(DeviceBytes([piece.clone() for piece in self._device_bytes.pieces]))
+            return self._over(self._device_bytes.clone())
         return self._over(self._bytes().clone())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Batch:
@@ -227,7 +227,9 @@ class Batch(KeyedTensors):
         here = self.to("cpu")
         assert here._root is not None
         root = np.frombuffer(here._root, np.uint8, self.nbytes).copy()
-        return _unpickled, (self._layout.schema.to_json(), root, str(self.device), self._layout.sparse_features)
+        layout = self._layout
+        options = layout.sparse_features, dict(layout.bounds)
+        return _unpickled, (layout.schema.to_json(), root, str(self.device), *options)
 
     def pin_memory(self) -> Batch:
         """This batch if the ring is pinned or there is no CUDA, else a copy in pinned memory."""
@@ -273,8 +275,10 @@ class Batch(KeyedTensors):
         return self._arrow_extras
 
 
-def _unpickled(schema: str, root: NDArray[np.uint8], device: str, sparse_features: SparseFeatures) -> Batch:
-    return Batch.over(SlotLayout(BatchSchema.from_json(schema), sparse_features), root).to(device)
+def _unpickled(
+    schema: str, root: NDArray[np.uint8], device: str, sparse_features: SparseFeatures, bounds: Mapping[int, int]
+) -> Batch:
+    return Batch.over(SlotLayout(BatchSchema.from_json(schema), sparse_features, bounds), root).to(device)
 
 
 def _copy_array(array: pa.Array) -> pa.Array:

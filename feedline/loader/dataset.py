@@ -321,7 +321,7 @@ class FeedlineDataset(IterableDataset[Batch]):
         return hello_of(self._ranks, self._group)
 
     def _layout(self, answer: Answer) -> SlotLayout:
-        return SlotLayout(answer.facts.schema, self._sparse_features)
+        return SlotLayout(answer.facts.schema, self._sparse_features, answer.facts.bounds(self._ranks.world_size))
 
     def _request(self, hello: Hello, resume: Mapping[str, Any] | None = None) -> Answer:
         """Request a plan, or a state's, and its facts. Changes nothing here."""

@@ -46,6 +46,12 @@ class DeviceBytes:
             if piece.untyped_storage().nbytes():
                 piece.record_stream(stream)
 
+    def clone(self) -> DeviceBytes:
+        """A copy on the same device."""
+        for piece in self.pieces:
+            _refuse_freed(piece)
+        return DeviceBytes([piece.clone() for piece in self.pieces])
+
     def whole(self) -> torch.Tensor:
         """All bytes in one tensor on the CPU: a copy."""
         for piece in self.pieces:
@@ -64,6 +70,8 @@ def copy_pieces(
     pieces: Sequence[torch.Tensor], device: torch.device, *, non_blocking: bool, stream: torch.cuda.Stream | None
 ) -> DeviceBytes:
     """Copies on a device. stream: the copies run on it, into memory that belongs to the current stream."""
+    for piece in pieces:
+        _refuse_freed(piece)
     if stream is None:
         return DeviceBytes([piece.to(device, non_blocking=non_blocking) for piece in pieces])
     module = torch.get_device_module(device)

@@ -39,6 +39,15 @@ class Sparse:
     def __len__(self) -> int:
         return len(self.lengths)
 
+    def to_padded(self, max_len: int, fill: float = 0) -> torch.Tensor:
+        """[B, max_len]: a row's values, then `fill`. Longer lists are cut. With `batch.buckets`, `batch.bound` is the
+        length that all ranks need."""
+        place = torch.arange(max_len, device=self.values.device)
+        if not len(self.values):
+            return self.values.new_full((len(self), max_len), fill)
+        index = (self.offsets[:-1, None] + place).clamp_(max=len(self.values) - 1)
+        return torch.where(place < self.lengths[:, None], self.values[index], fill)
+
     def __repr__(self) -> str:
         weighted = ", weighted" if self.weights is not None else ""
         return f"Sparse(rows={len(self.lengths)}, values={tuple(self.values.shape)} {self.values.dtype}{weighted})"
@@ -97,6 +106,11 @@ class SlotTensors:
         self._lease = lease
         if lease is not None and lease.generation.pinned:
             self._exposed = False
+
+    @property
+    def bound(self) -> int | None:
+        """The greatest length of the rows' bucket (`batch.buckets`), the same on all ranks; None without buckets."""
+        return self._layout.bounds.get(self.rows)
 
     @property
     def schema(self) -> BatchSchema:

@@ -47,11 +47,16 @@ class BoundTable:
         stored = int(self.snapshot.rows_per_row_group[kept].sum())
         return RowBytes(selected=nbytes / max(rows, 1), stored=nbytes / max(stored, 1), rows=rows)
 
+    @property
+    def features_fingerprint(self) -> str:
+        """A digest of everything that decides what a row becomes."""
+        return self.features.fingerprint[:32]
+
     @cached_property
     def gaps(self) -> Gaps:
         """Nulls of selected rows that features cannot hold, and columns that files lack, according to footers."""
         gaps = find_gaps(self._read_columns, self.snapshot, self.selection.rows, self.where)
-        is_checked = covers(self.selection.exclusion, self.features.fingerprint[:32])
+        is_checked = covers(self.selection.exclusion, self.features_fingerprint)
         return replace(gaps, nulls=()) if is_checked else gaps
 
     @cached_property

@@ -16,7 +16,7 @@ import pyarrow as pa
 from feedline.artifacts.store import ArtifactSetRef, StoredArtifactSet
 from feedline.blocks.batch_schema import batch_schema
 from feedline.blocks.environment import local_environment
-from feedline.blocks.request import Job, ReadEpochs
+from feedline.blocks.request import Job, ReadEpochs, RowOrder
 from feedline.errors import FeedlineError, PlanError
 from feedline.expressions import BoundExpression
 from feedline.loader.encoding.layout import SlotLayout
@@ -30,10 +30,11 @@ from feedline.planning.binding.table_features import (
     refuse_constant_groups,
     required_functions,
 )
-from feedline.planning.exclusions import exclude_rows
 from feedline.planning.follow.border import Border
+from feedline.planning.lengths.length_columns import bucket_counts, length_order
 from feedline.planning.plan import Plan
 from feedline.planning.plan_version import newest_version
+from feedline.planning.rows.exclusions import exclude_rows
 from feedline.planning.table_snapshot import cache_ref
 from feedline.spec import PipelineSpec
 from feedline.spec.cache_section import CacheSpec
@@ -83,7 +84,7 @@ def make_plan(
     where = bound_where(spec, snapshot.schema)
     sample = bound_sample(spec, snapshot.schema)
     columns = ReadColumns.of(spec, features, where, sample)
-    by = _shuffle_column(spec, snapshot)
+    ordering = _shuffle_column(spec, snapshot), length_order(spec, snapshot)
     if spec.source.schema_rules.missing == "error":
         require_columns(spec, snapshot, columns.parts(snapshot.schema), where)
     if selection is None:
@@ -91,7 +92,7 @@ def make_plan(
         selection = exclude_rows(spec, snapshot, selection) if exclude else selection
     if not int(selection.rows.sum()):
         raise _empty_error(spec, snapshot, where, selection)
-    record = recording_of(spec, snapshot)
+    record, auto = recording_of(spec, snapshot), read_epochs(spec, columns, snapshot, selection)
     return Plan(
         spec=spec,
         snapshot=snapshot,
@@ -100,11 +101,12 @@ def make_plan(
         selection=selection,
         features=features,
         layout=SlotLayout(batch_schema(features)),
-        job=_job(spec, schema, columns, by, record, stored.pinned_ref, read_epochs(spec, columns, snapshot, selection)),
+        job=_job(spec, schema, columns, ordering, record, stored.pinned_ref, auto),
         lanes=lanes,
         skipped=load_skipped(spec.work_dir, snapshot.id),
         border=border,
         rebase=rebase,
+        lengths=bucket_counts(spec, snapshot, where, sample, selection, map),
         version=newest_version(spec.shuffle),
         salt=() if spec.source_name is None else (spec.source_name,),
         share=Fraction(spec.batch.size, spec.whole.batch.size),
@@ -164,7 +166,7 @@ def _job(
     spec: PipelineSpec,
     schema: pa.Schema,
     columns: ReadColumns,
-    by: str | None,
+    ordering: tuple[str | None, RowOrder | None],
     record: Recording | None,
     artifacts: ArtifactSetRef,
     auto: ReadEpochs | None,
@@ -173,7 +175,8 @@ def _job(
         features=columns.features.features,
         schema=column_schema(schema, columns),
         where=spec.source.where,
-        by=by,
+        by=ordering[0],
+        order=ordering[1],
         environment=local_environment(),
         sample=None if columns.sample is None else columns.sample.sample,
         record=record,

@@ -23,10 +23,12 @@ from feedline.blocks.request import BlockRequest, Job, PieceRequest
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.state import rebased_state
 from feedline.loader.wire.codec import from_values
-from feedline.loader.wire.facts import BadFileFacts, ColumnGroup, PlanFacts, RebaseChanges, RestFacts
+from feedline.loader.wire.facts import BadFileFacts, BucketFacts, ColumnGroup, PlanFacts, RebaseChanges, RestFacts
 from feedline.planning.binding.fitted_artifacts import require_fitted
 from feedline.planning.bound_table import BoundTable
 from feedline.planning.follow.border import Border
+from feedline.planning.lengths.bucket_schedule import BucketSchedule
+from feedline.planning.lengths.length_columns import length_facts
 from feedline.planning.mixing import (
     BlockSizes,
     MixingWindow,
@@ -38,6 +40,7 @@ from feedline.planning.mixing import (
 from feedline.planning.plan_version import PLAN_VERSION, newest_version
 from feedline.planning.schedule import Block, Piece, Schedule
 from feedline.planning.sources.source_passes import PassPlace
+from feedline.spec.batch_section import BatchSpec
 from feedline.spec.chosen_features import column_group_name
 from feedline.spec.expectations import OnExpect
 from feedline.spec.features import FeatureSpec
@@ -45,6 +48,7 @@ from feedline.warehouse.bad_files import BadFile
 from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.reading.sample import Bools
 from feedline.warehouse.rebase.remaining_rows import Rebase
+from feedline.warehouse.selection.length_counts import LengthCounts
 from feedline.warehouse.snapshot.splits import Splits, plan_splits
 
 
@@ -53,10 +57,10 @@ class Plan(BoundTable):
     """A resolved pipeline, independent of epoch and rank.
 
     With a `rebase`, one epoch is only its remaining rows; all others are whole. border: that before the one epoch that
-    reads this snapshot of a followed table. version: see `plan_version`. resumed_window: that of the run that is
-    continued (None: a new run's, which bytes choose). whole: the plan of all features, if this one computes only those
-    of a column group, for the same rows and steps. salt: of permutations, the name of one of several
-    sources; share: the part of a lane's rows of a step that this source has.
+    reads this snapshot of a followed table. lengths: with `batch.buckets`. version: see `plan_version`. resumed_window:
+    that of the run that is continued (None: a new run's, which bytes choose). whole: the plan of all features, if this
+    one computes only those of a column group, for the same rows and steps. salt: of permutations, the name of one of
+    several sources; share: the part of a lane's rows of a step that this source has.
     """
 
     layout: SlotLayout
@@ -64,6 +68,7 @@ class Plan(BoundTable):
     skipped: tuple[BadFile, ...] = ()
     border: Border | None = None
     rebase: Rebase | None = None
+    lengths: LengthCounts | None = None
     version: int = PLAN_VERSION
     resumed_window: MixingWindow | None = None
     whole: Plan | None = None
@@ -154,6 +159,7 @@ class Plan(BoundTable):
             "tail": self.spec.batch.tail,
             **({} if self.rebase is None else {"rebase": self.rebase.id}),
             **({} if not self.salt else {"salt": self.salt, "share": str(self.share)}),
+            **length_facts(self.spec.batch),
             **({} if self.spec.source.follow is None else {"follow": self.spec.source.follow.epoch}),
         }
         if self.sample is not None:
@@ -191,7 +197,12 @@ class Plan(BoundTable):
         return self._schedule(epoch, self.split_rows if rest is None else self._per_split(self._remaining_rows), rest)
 
     def _schedule(self, epoch: int, split_rows: NDArray[np.int64], rest: Rebase | None) -> Schedule:
-        return Schedule(
+        options: dict[str, Any] = {}
+        if self.lengths is not None:
+            groups = np.stack([self.splits.first_row_group, self.splits.stop_row_group], axis=1)
+            sizes = self.spec.batch.bucket_rows
+            options = {"group_rows": self.lengths.rows, "split_groups": groups, "sizes": sizes}
+        return (BucketSchedule if options else Schedule)(
             split_rows=split_rows,
             lanes=self.lanes,
             batch_size=self.spec.batch.size,
@@ -203,6 +214,8 @@ class Plan(BoundTable):
             epoch=epoch,
             first_step=0 if rest is None else rest.first_step,
             salt=self.salt if rest is None else (*self.salt, rest.id),
+            shares=self.spec.batch.balance is not None,
+            **options,
         )
 
     @cached_property
@@ -256,8 +269,15 @@ class Plan(BoundTable):
             nbytes += piece_bytes
         salt = self.salt if rest is None else (*self.salt, rest.id)
         key: tuple[int | str, ...] = ("rows", self.seed, epoch, block.lane, block.index, *salt)
-        permutation = key if shuffle and shuffle.rows else None
-        return BlockRequest(pieces=tuple(pieces), rows=block.rows, permutation=permutation, nbytes=nbytes, epoch=epoch)
+        return BlockRequest(
+            pieces=tuple(pieces),
+            rows=block.rows,
+            permutation=key if shuffle and shuffle.rows else None,
+            nbytes=nbytes,
+            epoch=epoch,
+            shares=block.shares,
+            buckets=block.buckets,
+        )
 
     @property
     def snapshot_name(self) -> str:
@@ -312,6 +332,7 @@ def _plan_facts(plan: Plan) -> PlanFacts:
         rest=_rest_facts(plan),
         column_group=column_group_of([plan]),
         epoch=plan.epoch,
+        buckets=_bucket_facts(plan.spec.batch, schedule),
     )
 
 
@@ -334,6 +355,13 @@ def column_group_of(plans: Sequence[Plan]) -> ColumnGroup | None:
     digests = [plan.features.fingerprint[:32] for plan in plans]
     digest = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()[:32]
     return ColumnGroup(name=group_name(plans[0]), digest=digest)
+
+
+def _bucket_facts(batch: BatchSpec, schedule: Schedule) -> tuple[BucketFacts, ...]:
+    if not isinstance(schedule, BucketSchedule):
+        return ()
+    buckets = zip(batch.buckets or (), schedule.sizes, schedule.bucket_steps.tolist(), strict=True)
+    return tuple(BucketFacts(bound=bound, batch_size=size, steps=steps) for bound, size, steps in buckets)
 
 
 def _rest_facts(plan: Plan) -> RestFacts | None:

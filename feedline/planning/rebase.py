@@ -22,12 +22,12 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from feedline.blocks.ordering.row_order import order_values, ordered_rows
 from feedline.blocks.request import PieceRequest
 from feedline.errors import DataError, StateError, TableError
 from feedline.hashing import Words
 from feedline.planning.binding.recording import unkeyed_recording
 from feedline.planning.plan import Plan, left_out
-from feedline.planning.rows.block_order import block_order
 from feedline.planning.rows.delivered_rows import DeliveredRows, find_delivered_rows
 from feedline.planning.schedule import Block
 from feedline.warehouse.reading.fragment import Fragment, field_of, fragment_at, unpack_mask
@@ -58,6 +58,11 @@ def rebase(old: Plan, new: Plan, *, epoch: int, step: int, began: int | None = N
 def require_comparable(old: Plan, snapshot: Snapshot) -> None:
     """Raise StateError for a snapshot with other partition keys, or on which the old plan's filter may keep other rows
     of the same files."""
+    if old.lengths is not None:
+        raise StateError(
+            "a run with batch.buckets cannot be rebased: got a state in mid-epoch of one, expected one without. Finish "
+            "the epoch on the old table, or restart it"
+        )
     if set(old.snapshot.partition_columns) != set(snapshot.partition_columns):
         raise StateError(
             f"the table's partition keys changed: got {', '.join(snapshot.partition_columns) or 'none'}, expected "
@@ -143,10 +148,11 @@ class _RebasePlanner:
 
     def _order(self, block: Block) -> NDArray[np.int64] | None:
         request = self._old.request(block, self._epoch)
-        return block_order(request, self._old.job.by, lambda index: self._shuffle_values(request.pieces[index]))
+        return ordered_rows(self._old.job.ordering, request, lambda index: self._order_values(request.pieces[index]))
 
-    def _shuffle_values(self, piece: PieceRequest) -> pl.Series:
-        """The values of `shuffle.by` in a piece, or hashes of them. Raises StateError where there are neither."""
+    def _order_values(self, piece: PieceRequest) -> pl.Series:
+        """What orders the rows of a piece: the values of `shuffle.by`, or hashes of them. Raises StateError where there
+        are neither."""
         fragment = piece.fragment
         parts = []
         recorded = self._recording is not None and self._recording.identity.by is not None
@@ -160,13 +166,13 @@ class _RebasePlanner:
         file = self._unchanged_paths.get(fragment.path)
         if file is None:
             raise self._unrecorded_error(piece.rows, [fragment])
-        by, table = self._old.job.by, self._new.snapshot
-        assert by is not None
+        order, table = self._old.job.ordering, self._new.snapshot
+        assert order is not None
         groups = table.row_groups_of(file)[list(fragment.row_groups)]
         copy = replace(fragment_at(table, file, groups, np.array(fragment.expected)), excluded=fragment.excluded)
         where, sample = self._new.where, self._new.sample
-        frames = [chunk.frame for chunk in read_fragment(copy, [by], where, table.schema, sample=sample)]
-        return pl.concat(frames).get_column(by).slice(piece.skip, piece.rows)
+        frames = [chunk.frame for chunk in read_fragment(copy, [order.column], where, table.schema, sample=sample)]
+        return order_values(order, pl.concat(frames).get_column(order.column)).slice(piece.skip, piece.rows)
 
     @cached_property
     def _unchanged_paths(self) -> dict[str, int]:

@@ -26,7 +26,6 @@ from feedline.planning.binding.fitted_artifacts import artifact_set_key, artifac
 from feedline.planning.binding.selected_rows import bound_sample, bound_where
 from feedline.planning.binding.table_features import served_schema
 from feedline.planning.column_groups import plan_column_group
-from feedline.planning.exclusions import explain_exclusion, load_exclusion, with_exclusion_of
 from feedline.planning.follow.border import Border, load_border, split_border
 from feedline.planning.follow.next_border import (
     FollowRequest,
@@ -38,6 +37,7 @@ from feedline.planning.follow.next_border import (
 from feedline.planning.make_plan import make_plan
 from feedline.planning.plan import Plan, group_name
 from feedline.planning.rebase import rebase, require_comparable
+from feedline.planning.rows.exclusions import explain_exclusion, load_exclusion, with_exclusion_of
 from feedline.planning.schedule import rank_lanes
 from feedline.planning.skip_bad_files import Take, good_snapshot
 from feedline.planning.sources.make_mixed_plan import FrozenSource, load_frozen, plan_sources, snapshot_names

@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -23,8 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.blocks.permutation import permutation
+from feedline.blocks.request import BucketRows, StepShares
 from feedline.errors import PlanError
-from feedline.planning.strands import Int64s, Strands, deal_blocks
+from feedline.planning.strands import Int64s, Strands, deal_blocks, step_shares
 
 Tail = Literal["drop", "pad", "partial"]
 
@@ -40,7 +41,8 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """The unit of work: the rows at order positions [start, start + rows), all of one lane."""
+    """The unit of work: the rows at order positions [start, start + rows), all of one lane. shares: of a schedule with
+    `shares`, the rows that each step gets. buckets: with buckets, its rows of each; its pieces may have other rows."""
 
     lane: int
     index: int
@@ -49,6 +51,8 @@ class Block:
     pieces: tuple[Piece, ...]
     first_step: int
     last_step: int
+    shares: StepShares | None = None
+    buckets: BucketRows | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +105,7 @@ class Schedule:
 
     split_rows: int64 [splits], the selected rows per split (a split without any is never read). block_rows: the number
     of rows at which a block ends. window_rows: the rows of the blocks from which a lane draws in turn (default: 0, one
-    block after another). shuffle: whether the splits are permuted.
+    block after another). shuffle: whether the splits are permuted. shares: whether blocks have their `shares`.
 
     The rest of an epoch (`feedline rebase`) is a schedule, too: of the remaining rows, with steps counted from
     `first_step`, and permutations of its own, keyed by `salt`. It may be empty.
@@ -118,6 +122,7 @@ class Schedule:
     first_step: int = 0
     salt: tuple[str, ...] = ()
     window_rows: int = 0
+    shares: bool = False
 
     def __post_init__(self) -> None:
         if self.first_step:
@@ -198,9 +203,7 @@ class Schedule:
             borders = self.block_starts(lane)
             rows = np.diff(borders)
             strands = deal_blocks(rows, self.window_rows)
-            strand, first = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
-            for each, (blocks, starts) in enumerate(zip(strands.blocks, strands.starts, strict=True)):
-                strand[blocks], first[blocks] = each, starts[:-1]
+            strand, first = strands.places
             self._lanes[lane] = Lane(
                 start=start,
                 stop=stop,
@@ -257,7 +260,14 @@ class Schedule:
             pieces=self.pieces(first, end),
             first_step=begins,
             last_step=min(ends, self.steps - 1),
+            shares=self._shares(lane, index) if self.shares else None,
         )
+
+    def _shares(self, lane: int, index: int) -> StepShares:
+        """The rows of a block that each step gets."""
+        place = self.lane(lane)
+        shares = step_shares(place.strands, index, place.block_rows(index), self.batch_size)
+        return replace(shares, first_step=self.first_step + shares.first_step)
 
     def _steps_of(self, lane: int, index: int) -> tuple[int, int]:
         """The first and the last step that draw from a block; with `tail: drop` there may be none of that number."""
@@ -282,7 +292,7 @@ class Schedule:
         place = self.lane(lane)
         own = step - self.first_step
         first, stop = min(own * self.batch_size, place.rows), min((own + 1) * self.batch_size, place.rows)
-        cuts = list(_cuts(lane, place.strands, first, stop)) if first < stop else []
+        cuts = list(cuts_of(lane, place.strands, first, stop)) if first < stop else []
         padding = self.batch_size - (stop - first) if self.tail == "pad" else int(first == stop)
         if padding > 0:
             row = place.block_rows(place.last_block) - 1
@@ -301,7 +311,7 @@ class Schedule:
         return tuple(pieces)
 
 
-def _cuts(lane: int, strands: Strands, first: int, stop: int) -> Iterator[Cut]:
+def cuts_of(lane: int, strands: Strands, first: int, stop: int) -> Iterator[Cut]:
     """The rows of blocks that are rows [first, stop) of the lane."""
     begins, ends = strands.positions(first).tolist(), strands.positions(stop).tolist()
     for blocks, starts, begin, end in zip(strands.blocks, strands.starts, begins, ends, strict=True):

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from feedline.blocks.request import StepShares
+
 Int64s = NDArray[np.int64]
 
 # Blocks per strand below which strands open faster: their opening then takes a 32nd of the lane's rows.
@@ -56,6 +58,31 @@ class Strands:
         found[np.flatnonzero(is_open)[:rest]] += 1
         return found
 
+    def strand_rows(self, strand: int, rows: Int64s) -> Int64s:
+        """int64 [n]: how many rows of a strand are among the lane's first `rows` rows, for each of n of these."""
+        event = np.searchsorted(self._before, rows, side="right") - 1
+        is_open = self._open[event]
+        ticks, rest = np.divmod(rows - self._before[event], np.maximum(np.count_nonzero(is_open, axis=1), 1))
+        age = self._events[event] + ticks - self.opens[strand]
+        turn = np.count_nonzero(is_open[:, :strand], axis=1)
+        found: Int64s = np.clip(age, 0, self.rows[strand]) + (is_open[:, strand] & (turn < rest))
+        return np.where(event == len(self._events) - 1, self.rows[strand], found)
+
+    @property
+    def places(self) -> tuple[Int64s, Int64s]:
+        """int64 [blocks]: the strand of each block; and the rows of the strand before it."""
+        blocks = sum(len(each) for each in self.blocks)
+        strand, before = np.empty(blocks, np.int64), np.empty(blocks, np.int64)
+        for each, (own, starts) in enumerate(zip(self.blocks, self.starts, strict=True)):
+            strand[own], before[own] = each, starts[:-1]
+        return strand, before
+
+    def of_part(self, part_rows: Int64s, block_rows: Int64s) -> Strands:
+        """The same strands of a part of each block's rows: they open when about as large a part has been handed out.
+        part_rows, block_rows: int64 [blocks]."""
+        total = max(1, int(block_rows.sum()))
+        return _strands(self.blocks, part_rows, self.opens * int(part_rows.sum()) // total)
+
     def drawn(self, row: int, size: int, steps: int) -> Int64s:
         """int64 [n + 1, open strands]: the rows that each strand which is open at a row hands out from there on, before
         each of n steps of `size` rows and after the last one. n: as many of the steps as no strand opens or ends in."""
@@ -92,6 +119,10 @@ def deal_blocks(block_rows: Int64s, window_rows: int) -> Strands:
         heapq.heapreplace(free, (tick + rows, strand))
     members = tuple(np.array(each, np.int64) for each in dealt if each)
     opens = opens[[strand for strand, each in enumerate(dealt) if each]]
+    return _strands(members, block_rows, opens)
+
+
+def _strands(members: tuple[Int64s, ...], block_rows: Int64s, opens: Int64s) -> Strands:
     starts = tuple(np.concatenate(([0], np.cumsum(block_rows[each]))) for each in members)
     rows = np.array([each[-1] for each in starts], np.int64)
     events = np.unique(np.concatenate([opens, opens + rows]))
@@ -105,3 +136,17 @@ def deal_blocks(block_rows: Int64s, window_rows: int) -> Strands:
         _before=np.clip(age, 0, rows).sum(axis=1),
         _open=(age >= 0) & (age < rows),
     )
+
+
+def step_shares(strands: Strands, block: int, rows: int, size: int) -> StepShares:
+    """How many rows of a block, which has `rows`, each step of `size` rows of its lane gets; those that no step gets
+    come as the last ones."""
+    every, before = strands.places
+    strand, start = int(every[block]), int(before[block])
+    phase = strand * 2**64 // len(strands)
+    if not rows:
+        return StepShares(first_step=0, rows=b"", phase=phase)
+    first, last = (strands.lane_rows(every[[block]], np.array([start + row])) // size for row in (0, rows - 1))
+    ends = np.minimum(np.arange(int(first[0]), int(last[0]) + 2) * size, int(strands.rows.sum()))
+    found = np.clip(strands.strand_rows(strand, ends) - start, 0, rows)
+    return StepShares(first_step=int(first[0]), rows=np.diff(found).astype("<u4").tobytes(), phase=phase)

@@ -64,6 +64,11 @@ def document_schema(model: type[BaseModel], op_schema: Schema | None) -> Schema:
     cluster = definitions["ClusterSpec"]["properties"]
     cluster["tls"]["anyOf"].insert(0, {"const": "temporary"})
     cluster["workers"]["anyOf"].insert(0, {"type": "integer", "minimum": 1})
+    batch = definitions["BatchSpec"]
+    batch["oneOf"] = [{"required": [key]} for key in ("size", "max_tokens")]
+    batch["required"] = [key for key in batch["required"] if key != "size"]
+    balance = batch["properties"]["balance"]
+    balance["anyOf"].insert(0, _NAME)
     properties["shuffle"] = {
         "description": properties["shuffle"].get("description", ""),
         "anyOf": [{"const": "off"}, {"$ref": "#/$defs/ShuffleSpec"}, {"$ref": "#/$defs/variable"}],

@@ -22,6 +22,7 @@ from pydantic import BaseModel, Field, PrivateAttr, SkipValidation, ValidationEr
 from pydantic_core import ErrorDetails
 
 from feedline.errors import SpecError
+from feedline.spec.batch_section import BatchSpec
 from feedline.spec.cache_section import Cache
 from feedline.spec.cluster_section import ClusterSpec
 from feedline.spec.dedup_section import NEEDS_RUNS, DedupSpec, read_groups
@@ -33,7 +34,6 @@ from feedline.spec.positions import Document, Path, Problems, describe_value, un
 from feedline.spec.sections import (
     Artifacts,
     ArtifactsSpec,
-    BatchSpec,
     Bytes,
     Count,
     Fit,
@@ -184,6 +184,7 @@ class PipelineSpec(Section):
             content["dedup"] = {group.name: {"columns": group.columns} for group in self.dedup}
         content["features"] = [[feature.group, feature.name, feature.long_form()] for feature in self.features]
         content["shuffle"] = content["shuffle"] or "off"
+        content["batch"] = self.batch.stated_keys(content["batch"])
         if self.is_mixed:
             del content["source"]
             for entry, source in zip(content["sources"], self.sources, strict=True):
@@ -321,6 +322,8 @@ def _validate(document: Document, base_dir: str) -> PipelineSpec:
     check_source_keys(content, problems)
     if spec is not None and spec.is_mixed:
         check_sources(spec.sources, spec.batch, problems)
+    if spec is not None and (reason := spec.batch.refused_with(spec.shuffle)) is not None:
+        problems.add(("batch", "length" if spec.batch.balance is None else "balance"), reason)
     problems.raise_all()
     if spec is None:
         raise AssertionError("pydantic refused a pipeline without saying why")

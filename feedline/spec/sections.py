@@ -111,13 +111,6 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class BatchSpec(Section):
-    """How rows become batches."""
-
-    size: Count = Field(description="Rows per lane and step; with the default lanes that is rows per rank.")
-    tail: Literal["drop", "pad", "partial"] = Field(default="drop", description="What to do with the last rows.")
-
-
 class ShuffleSpec(Section):
     """The epoch's permutation."""
 

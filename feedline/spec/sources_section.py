@@ -15,10 +15,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SkipValidation, WithJsonSchema, model_validator
 
+from feedline.spec.batch_section import BatchSpec
 from feedline.spec.dedup_section import DedupSpec
 from feedline.spec.features import GROUPS, FeatureInput, FeatureSpec, read_features
 from feedline.spec.positions import Document, Path, Problems, describe_value, unknown_message
-from feedline.spec.sections import BatchSpec, Count, NonEmptyString, Section, keys_of, rule_error, value_error
+from feedline.spec.sections import Count, NonEmptyString, Section, keys_of, rule_error, value_error
 from feedline.spec.source_section import SourceSpec
 
 _SHARE = "weight, rows_per_batch"
@@ -118,6 +119,9 @@ def check_sources(sources: Sequence[MixedSourceSpec], batch: BatchSpec, problems
         if (earlier := first.setdefault(source.name, index)) != index:
             message = f"is the name of sources[{earlier}], too: got {source.name!r} twice. Rename one of the two"
             problems.add(("sources", index, "name"), message)
+    if batch.max_tokens is not None:
+        message = "cannot be combined with sources: a step has rows of one bucket, and of every source. Write size"
+        problems.add(("batch", "max_tokens"), message)
     if batch.tail != "drop":
         message = f"needs `tail: drop` with sources, as every step has the same rows of each: got {batch.tail}"
         problems.add(("batch", "tail"), f"{message}. Remove this line")

@@ -19,6 +19,7 @@ from feedline import Pipeline
 from feedline.commands.table.head import preview
 from feedline.errors import DataError, SpecError
 from feedline.fitting.row_check import RowBudget
+from feedline.planning.table_snapshot import freeze
 from feedline.warehouse.selection.exclusion import Exclusion
 
 
@@ -278,3 +279,15 @@ def test_head_shows_rows_that_are_not_excluded(table: BadTable):
     facts = preview(table.excluding().spec, 40)
     [ids] = [feature["value"] for feature in facts["features"] if feature["name"] == "id"]
     assert ids == table.good_ids()[:40] != table.ids("true")[:40]
+
+
+def test_a_saved_snapshot_is_what_is_checked(tmp_path: Path):
+    table = BadTable(tmp_path, days=1)
+    file = str(tmp_path / "saved.snapshot")
+    frozen = freeze(table.pipeline().spec, file)
+    good = table.good_ids()
+    table.write(1, 0, 0.02)  # the table grows, with further bad rows
+    report = table.check(table.pipeline(source={"snapshot": file}))
+    assert (report.snapshot, report.bad) == (frozen.id, report.rows - len(good))
+    batch = {"size": 16, "tail": "partial"}
+    assert rows_of(table, table.excluding(source={"snapshot": file}, batch=batch)) == good

@@ -12,6 +12,7 @@ from feedline import Pipeline
 from feedline.loader.batch import digest_of
 from feedline.loader.batch_receipts import receipt_of
 from feedline.loader.launcher import RankInfo
+from feedline.loader.state import state_of
 from feedline.service.verify.receipts import Receipt
 
 
@@ -23,7 +24,8 @@ def test_a_receipt_names_its_reader_and_the_features_of_a_column_group(tmp_path:
     )
     ranks = RankInfo(rank=1, world_size=2, local_ranks=1, source="", trainer=5, trainers=8)
     whole, [group] = next(pipeline.batches()), pipeline.batches(features=["y"])
-    receipts = [receipt_of(whole, plan_facts(), ranks, ()), receipt_of(group, plan_facts(), ranks, ("y",))]
+    state = state_of(plan_facts(), 0, 0)
+    receipts = [receipt_of(whole, state, ranks, ()), receipt_of(group, state, ranks, ("y",))]
     assert "column_group" not in receipts[0]
     assert receipts[1]["column_group"] == ["y"]
     assert [each["digest"] for each in receipts] == [digest_of(whole), digest_of(group)]

@@ -37,7 +37,13 @@ def test_memory_that_was_freed_is_not_read():
     held = DeviceBytes([torch.ones(4, dtype=torch.uint8), torch.ones(4, dtype=torch.uint8)])
     held.pieces[1].untyped_storage().resize_(0)
     assert held.at(0, 4).tolist() == [1] * 4
-    for read in (lambda: held.at(4, 1), held.whole):
+    device = torch.device("cpu")
+    for read in (
+        lambda: held.at(4, 1),
+        held.whole,
+        held.clone,
+        lambda: copy_pieces(held.pieces, device, non_blocking=False, stream=None),
+    ):
         with pytest.raises(FeedlineError, match="the batch's lists are gone: torchrec's train pipeline has freed"):
             read()
 

@@ -64,9 +64,8 @@ def test_surviving_rows_are_delivered_once(tmp_path: Path, seed: int):
     choose = place.random.choice
     shuffle, tail, lanes = choose(list(SHUFFLES)), choose(["drop", "pad", "partial"]), choose([1, 2, 4])
     source = {"where": "keep != 0"} if seed % 3 == 0 else {}
-    pipeline = place.pipeline(
-        shuffle=SHUFFLES[shuffle], batch={"size": choose([3, 8]), "tail": tail}, lanes=lanes, source=source
-    )
+    batch = {"size": choose([3, 8]), "tail": tail} | ({"balance": "ids"} if shuffle == "on" and seed % 2 else {})
+    pipeline = place.pipeline(shuffle=SHUFFLES[shuffle], batch=batch, lanes=lanes, source=source)
     world = choose([size for size in (1, 2, 4) if lanes % size == 0])
     plan, step, before = run_to(pipeline, place.random.random(), world)
     state = state_at(plan, 0, step)
@@ -98,6 +97,24 @@ def test_surviving_rows_are_delivered_once(tmp_path: Path, seed: int):
     assert set(whole) <= alive
 
 
+def test_lengths_of_rewritten_files_are_recorded(place: Rewritten):
+    """All files are rewritten, so that no length of the old ones can be read again."""
+    pipeline = place.pipeline(batch={"size": 8, "balance": "ids"})
+    plan, step, before = run_to(pipeline, 0.5)
+    for name in list(place.files):
+        place.delete(name)
+    new = pipeline.rebase(state_at(plan, 0, step))
+    check_rest(place, pipeline, new, new.state_after(state_at(plan, 0, step)), before)
+
+
+def test_runs_with_buckets_are_not_rebased(place: Rewritten):
+    pipeline = place.pipeline(batch={"max_tokens": 8, "buckets": [1, 2], "length": "ids"})
+    plan = pipeline.plan()
+    place.write("ds=9/0.parquet", place.new_ids(50))
+    with pytest.raises(StateError, match=r"a run with batch\.buckets cannot be rebased"):
+        pipeline.rebase(state_at(plan, 0, 1))
+
+
 def test_unchanged_files_need_no_identities(place: Rewritten):
     pipeline = place.pipeline()
     plan, step, before = run_to(pipeline, 0.6)
@@ -110,9 +127,11 @@ def test_unchanged_files_need_no_identities(place: Rewritten):
     assert set(place.files["ds=9/0.parquet"]) <= set(after), "new partitions join the epoch"
 
 
-def test_runs_of_a_block_that_a_step_divides(place: Rewritten):
-    """With `shuffle.by` the order of such a block follows from its values: of unchanged files they are read again."""
-    pipeline = place.pipeline(shuffle=SHUFFLES["by"])
+@pytest.mark.parametrize("changes", [{"shuffle": SHUFFLES["by"]}, {"batch": {"size": 8, "balance": "ids"}}])
+def test_values_that_order_a_block_which_a_step_divides(place: Rewritten, changes: dict[str, Any]):
+    """With `shuffle.by` and `batch.balance` the order of such a block follows from its values: of unchanged files they
+    are read again."""
+    pipeline = place.pipeline(**changes)
     plan, step, before = run_to(pipeline, 0.5)
     state = state_at(plan, 0, step)
     place.forget()

@@ -12,6 +12,7 @@ from drawn_schedules import deliver, schedules
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from feedline.blocks.ordering.balanced_rows import balanced_rows
 from feedline.blocks.permutation import permutation, permuted_rows
 from feedline.errors import PlanError
 from feedline.planning.schedule import Schedule, rank_lanes
@@ -149,3 +150,41 @@ def test_clear_errors():
         rank_lanes(4, 0, 3)
     with pytest.raises(PlanError, match="rank is out of range"):
         rank_lanes(4, 4, 4)
+
+
+def test_balanced_lanes_hold_about_as_many_elements_in_every_step():
+    """8 lanes of 512 rows whose lengths are Zipf's (1.2) up to 5,000, in blocks of unequal rows; each step is in the
+    bound, those of the lanes' beginnings and ends, which draw from few blocks, too."""
+    rng, weights = np.random.default_rng(0), np.arange(1, 5_001, dtype=np.float64) ** -1.2
+    split_rows = rng.integers(3_000, 9_000, 240)
+    lengths = [rng.choice(np.arange(1, 5_001), size=rows, p=weights / weights.sum()) for rows in split_rows]
+    schedule = Schedule(
+        split_rows=split_rows,
+        lanes=8,
+        batch_size=512,
+        tail="drop",
+        block_rows=8_192,
+        window_rows=16 * 8_192,
+        shuffle=True,
+        seed=1,
+        epoch=0,
+        shares=True,
+    )
+    before, after = (np.zeros((8, schedule.steps)) for _ in range(2))
+    for lane in range(8):
+        for block in schedule.blocks(lane):
+            assert block.shares is not None
+            own = np.concatenate([lengths[piece.split][piece.start : piece.stop] for piece in block.pieces])
+            steps = np.repeat(np.arange(len(block.shares.rows_of_steps)), block.shares.rows_of_steps)
+            steps += block.shares.first_step
+            drawn = steps < schedule.steps
+            key = ("rows", 1, 0, lane, block.index)
+            for sums, order in (
+                (before, permutation(block.rows, *key)),
+                (after, balanced_rows(own, block.shares, *key)),
+            ):
+                np.add.at(sums[lane], steps[drawn], own[order][drawn])
+    imbalance = [sums.max(axis=0) / sums.mean(axis=0) for sums in (before, after)]
+    assert imbalance[0].mean() > 1.15
+    assert imbalance[1].mean() < 1.025
+    assert np.quantile(imbalance[1], 0.95) < 1.05

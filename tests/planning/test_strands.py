@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 from drawn_examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline.planning.schedule import spread
-from feedline.planning.strands import deal_blocks
+from feedline.planning.strands import deal_blocks, step_shares
 
 BLOCKS = st.lists(st.integers(1, 30), min_size=1, max_size=40)
 WINDOWS = st.sampled_from([0, 1, 10, 50, 200, 5000])
@@ -29,6 +31,29 @@ def simulated(block_rows: list[int], window_rows: int) -> list[tuple[int, int]]:
         drawn += [rows.pop(0) for rows in current if rows]
         tick += 1
     return drawn
+
+
+@examples(100)
+@given(BLOCKS, WINDOWS, st.integers(1, 20))
+def test_steps_get_shares_of_every_block(block_rows: list[int], window_rows: int, size: int):
+    strands = deal_blocks(np.array(block_rows), window_rows)
+    drawn = simulated(block_rows, window_rows)
+    for block, rows in enumerate(block_rows):
+        shares = step_shares(strands, block, rows, size)
+        steps = [row // size for row, (own, _) in enumerate(drawn) if own == block]
+        found = dict(enumerate(shares.rows_of_steps.tolist(), shares.first_step))
+        assert {step: count for step, count in found.items() if count} == dict(Counter(steps))
+
+
+@examples(100)
+@given(BLOCKS, WINDOWS, st.data())
+def test_strands_of_a_part_hand_out_every_row_of_it_once(block_rows: list[int], window_rows: int, data):
+    part = [data.draw(st.integers(0, rows)) for rows in block_rows]
+    strands = deal_blocks(np.array(block_rows), window_rows).of_part(np.array(part), np.array(block_rows))
+    drawn = np.array([strands.positions(row) for row in range(sum(part) + 1)])
+    assert (np.diff(drawn, axis=0).sum(axis=1) == 1).all()
+    assert drawn[-1].tolist() == strands.rows.tolist()
+    assert [sum(part[block] for block in own) for own in strands.blocks] == strands.rows.tolist()
 
 
 @examples(150)
@@ -54,6 +79,9 @@ def test_rows_are_drawn_as_in_a_simulation(block_rows: list[int], window_rows: i
     where = np.array([strand_of[block] for block, _ in drawn])
     rows = strands.lane_rows(where[:, 0], where[:, 1] + np.array([row for _, row in drawn]))
     assert rows.tolist() == list(range(len(drawn)))
+    every = np.arange(len(drawn) + 1)
+    found = np.stack([strands.strand_rows(strand, every) for strand in range(len(strands))], axis=1)
+    assert found.tolist() == [strands.positions(row).tolist() for row in every.tolist()]
     firsts = [drawn.index((block, 0)) for block in range(len(block_rows))]
     assert firsts == sorted(firsts), "blocks begin in order"
 

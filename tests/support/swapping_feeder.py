@@ -8,15 +8,15 @@ from __future__ import annotations
 from feedline.__main__ import main
 from feedline.blocks import compute
 
-_permuted_rows = compute.permuted_rows
+_ordered_rows = compute.ordered_rows
 
 
 def swapped(*arguments):
-    rows = _permuted_rows(*arguments).copy()
+    rows = _ordered_rows(*arguments).copy()
     rows[[0, 1]] = rows[[1, 0]]
     return rows
 
 
 if __name__ == "__main__":
-    compute.permuted_rows = swapped
+    compute.ordered_rows = swapped
     main()

@@ -22,6 +22,7 @@ from feedline.cli import app
 from feedline.loader.dataset_stats import DatasetStats
 from feedline.loader.wire.facts import FeederFacts, PlanFacts
 from feedline.spec import PipelineSpec
+from feedline.spec.batch_section import BatchSpec
 from feedline.spec.sections import keys_of, section_at
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -130,7 +131,8 @@ ATTRIBUTES = {"dataset": FeedlineDataset, "FeedlineDataset": FeedlineDataset, "P
 def test_attributes_exist(page: str):
     for span in spans(page):
         if found := re.match(r"(\w+)\.([a-z]\w*)\b(?!\.(?:yaml|md|parquet))", span):
-            owner = Batch if found[1] == "batch" and found[2] not in ("size", "tail") else ATTRIBUTES.get(found[1])
+            is_tensor = found[1] == "batch" and found[2] not in BatchSpec.model_fields
+            owner = Batch if is_tensor else ATTRIBUTES.get(found[1])
             assert owner is None or hasattr(owner, found[2]), f"{page}: {span}"
         for key in re.findall(r"\bfacts\[\"(\w+)\"\]", span):
             assert key in {*PlanFacts.__slots__, *FeederFacts.__slots__}, f"{page}: {span}"

@@ -31,7 +31,8 @@ from feedline.blocks.cache.entry_names import EntryNames, Segment, segments
 from feedline.blocks.cache.feature_costs import feature_classes, thread_clock
 from feedline.blocks.group_runs import stretches
 from feedline.blocks.jobs import CompiledJob, compile_like
-from feedline.blocks.piece_chunks import column_values, piece_chunks
+from feedline.blocks.ordering.row_order import chunk_order
+from feedline.blocks.piece_chunks import piece_chunks
 from feedline.blocks.request import Job, PieceRequest, kept_columns
 from feedline.blocks.row_counts import RowCounts
 from feedline.blocks.single_flight import SingleFlight
@@ -51,11 +52,11 @@ _MOST_SETS = 16  # of features that are compiled
 
 @dataclass(frozen=True, slots=True)
 class CachedPart:
-    """Rows of one segment, in the table's order. by: their `shuffle.by`, None without one."""
+    """Rows of one segment, in the table's order. order: their `order_values`, None where no column decides."""
 
     rows: EncodedRows
     quality: Quality
-    by: pl.Series | None
+    order: pl.Series | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +88,9 @@ class CachedRows:
         is_changed = any(feature.on_nonfinite == "zero" for feature in job.features)  # on delivery
         self._delivered = set[str]() if is_changed else {column.name for column in self._schema}
         self._sets: set[frozenset[str]] = set()  # of features that were computed together
-        self._wanted = [*self._own, *self._names.runs.values(), *(() if self._names.by is None else (self._names.by,))]
+        self._wanted = [*self._own, *self._names.runs.values()]
+        if self._names.order is not None:
+            self._wanted.append(self._names.order)
 
     def begin(self, epoch: int) -> None:
         """A block of an epoch begins."""
@@ -115,7 +118,7 @@ class CachedRows:
                 yield self._segment(alone, segment, clock, count)
 
     def record(self, piece: PieceRequest, recorder: Recorder) -> None:
-        """Record the identities of a piece's rows, of which the row key and `shuffle.by` are read."""
+        """Record the identities of a piece's rows, of which the row key and what orders rows are read."""
         for chunk in piece_chunks(self._compiled, piece, kept_columns(self._job)):
             recorder.add(chunk.frame)
         recorder.write()
@@ -159,11 +162,11 @@ class CachedRows:
         return part
 
     def _kept(self, filling: AutoFilling) -> list[str]:
-        """The columns that are to be kept; with features, what `shuffle.by` is."""
+        """The columns that are to be kept; with features, what orders rows."""
         if filling.names is None:
             return self._wanted
         kept = self._digests_of(filling.names)
-        return kept if not kept or self._names.by is None else [*kept, self._names.by]
+        return kept if not kept or self._names.order is None else [*kept, self._names.order]
 
     def _lacking(self, found: Columns, filling: AutoFilling) -> list[str]:
         """The columns that are to be kept and were not found."""
@@ -197,9 +200,9 @@ class CachedRows:
                     for name, runs in features.runs.items()
                     if self._names.runs[name] not in found
                 }
-            if self._names.by is not None and self._names.by not in found:
-                by = arrow_bytes(_read_by(self._compiled, piece).rechunk().to_arrow())
-                computed[self._names.by] = CachedColumn({"arrow": by}, {"rows": piece.rows})
+            if self._names.order is not None and self._names.order not in found:
+                order = arrow_bytes(self._read_order(piece).rechunk().to_arrow())
+                computed[self._names.order] = CachedColumn({"arrow": order}, {"rows": piece.rows})
         except FeedlineError:
             if segment.is_whole:
                 raise
@@ -278,13 +281,13 @@ class CachedRows:
         rest = {column.name for column in self._schema if column.name not in kept.columns}
         if rest:
             kept = kept.merge(self._features(needed, rest, clock))
-        by = None
-        if self._names.by is not None:
-            known = found.get(self._names.by)
-            by = _read_by(self._compiled, needed) if known is None else _series(known, segment)
+        order = None
+        if self._names.order is not None:
+            known = found.get(self._names.order)
+            order = self._read_order(needed) if known is None else _series(known, segment)
         if rows is None:
             rows = rows_of_features(kept, self._schema, needed.rows, stretches(needed.skip, needed.rows))
-        return CachedPart(rows, quality_of(kept.columns, self._schema, needed.rows), by)
+        return CachedPart(rows, quality_of(kept.columns, self._schema, needed.rows), order)
 
     def _features(self, piece: PieceRequest, names: Collection[str], clock: StageClock) -> CachedFeatures:
         """Some features of a piece's rows, or all where pieces lack ever others: each set is compiled once."""
@@ -300,7 +303,14 @@ class CachedRows:
     def _computed(self, piece: PieceRequest, clock: StageClock) -> CachedPart:
         """Rows as they are computed without a cache."""
         rows, quality = _encode(_compiled_of(self._job, self._compiled, self._job.features), piece, clock)
-        return CachedPart(rows, quality, None if self._job.by is None else _read_by(self._compiled, piece))
+        return CachedPart(rows, quality, None if self._job.ordering is None else self._read_order(piece))
+
+    def _read_order(self, piece: PieceRequest) -> pl.Series:
+        """What orders the piece's rows."""
+        order = self._job.ordering
+        assert order is not None
+        chunks = piece_chunks(self._compiled, piece, [order.column])
+        return pl.concat([chunk_order(order, chunk) for chunk in chunks])
 
 
 _caches: SingleFlight[str, CachedRows] = SingleFlight()
@@ -349,13 +359,8 @@ def _kept_features(job: Job, names: Collection[str]) -> list[FeatureSpec]:
 def _compiled_of(job: Job, whole: CompiledJob, features: Sequence[FeatureSpec]) -> CompiledJob:
     """The job of some features alone."""
     by = job.by if any(feature.dedup is not None for feature in features) else None  # it ends runs
-    return compile_like(replace(job, features=tuple(features), by=by, record=None, cache=None, auto=None), whole)
-
-
-def _read_by(compiled: CompiledJob, piece: PieceRequest) -> pl.Series:
-    by = compiled.by
-    assert by is not None
-    return pl.concat([column_values(chunk, by) for chunk in piece_chunks(compiled, piece, [by])])
+    alone = replace(job, features=tuple(features), by=by, order=None, record=None, cache=None, auto=None)
+    return compile_like(alone, whole)
 
 
 def _nbytes(columns: Columns) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 
 from feedline.blocks.group_runs import RUN_ROWS
 from feedline.blocks.jobs import CompiledJob, CompiledPart
-from feedline.blocks.request import Job
+from feedline.blocks.request import Job, RowOrder
 from feedline.expressions import BoundExpression
 from feedline.transforms.registry.function_code import FunctionCode
 from feedline.transforms.registry.user_code import function_codes
@@ -63,17 +63,18 @@ class EntryNames:
 
     columns: the digest of each feature that is kept. obstacles: of each that is not, the code of a user's function that
     no name covers. runs: the digest of each deduplicated group's runs, which the names of its features cover, too, as
-    they have a row per run. by: that of `shuffle.by`, None without one.
+    they have a row per run. order: that of what orders rows, None where no column does.
     """
 
     def __init__(self, job: Job, compiled: CompiledJob) -> None:
         self.columns: dict[str, str] = {}
         self.obstacles: dict[str, str] = {}
         self._codes: dict[tuple[str, str], FunctionCode] = {}  # of users' functions
-        self.by = None if job.by is None else _digest(["by", job.by, str(compiled.schema.field(job.by).type)])
+        self.order = None if job.ordering is None else _order_digest(job.ordering, compiled)
+        by = self.order if job.by is not None else None  # it ends runs
         marks = {mark.name: _types(mark, compiled) for mark in compiled.marks}
         of_groups = zip(compiled.layout.schema.dedup, compiled.parts[1:], strict=True)
-        runs = {name: _digest(["runs", RUN_ROWS, self.by, _compared(part, marks)]) for name, part in of_groups}
+        runs = {name: _digest(["runs", RUN_ROWS, by, _compared(part, marks)]) for name, part in of_groups}
         groups = set()
         for index, feature in enumerate(compiled.features.features):
             codes = function_codes(feature) if job.code else {}
@@ -125,6 +126,13 @@ class EntryNames:
             row_group=row_group,
             partition=dict(fragment.partition),
         )
+
+
+def _order_digest(order: RowOrder, compiled: CompiledJob) -> str:
+    """What is kept of a column that orders rows: its values, or the lengths of its lists."""
+    return _digest(
+        ["lengths" if order.by_length else "by", order.column, str(compiled.schema.field(order.column).type)]
+    )
 
 
 def _compared(part: CompiledPart, marks: Mapping[str, dict[str, str]]) -> list[tuple[str, Any]]:

@@ -19,7 +19,9 @@ from feedline.commands.display.dedup_table import group_lines
 from feedline.commands.plan.cached import cache_facts, cache_text
 from feedline.commands.plan.excluded import excluded_facts, excluded_stage, excluded_text
 from feedline.commands.plan.followed import followed_facts, followed_text
+from feedline.commands.plan.lane_borders import row_groups_read_twice
 from feedline.commands.plan.parts import part_costs, part_rows
+from feedline.commands.plan.step_lengths import describe_lengths, length_rows
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.plan_descriptions import lines_of, summary_of
 from feedline.loader.ring.launch import feeder_threads, memory_share
@@ -108,6 +110,7 @@ def describe(plan: Plan, *, world_size: int, rows_per_s: float = 0.0) -> dict[st
         "identities": _identity_facts(plan),
         "scheduler": _scheduler_facts(plan, schedule, world_size, rows_per_s),
         "cache": cache_facts(plan, row_bytes(plan)),
+        **({} if (lengths := describe_lengths(plan)) is None else {"lengths": lengths}),
         **({} if (groups := describe_groups(plan)) is None else {"dedup": groups}),
     }
 
@@ -286,10 +289,8 @@ def _run_rows(facts: dict[str, Any], *, alone: bool = True) -> Iterator[tuple[st
     yield "rows", f"{facts['rows']:,}, of which {facts['rows_dropped']:,} dropped (tail: {facts['tail']})"
     yield "steps", f"{facts['steps']:,} on each of {facts['world_size']} ranks"
     if alone:
-        yield (
-            "batch",
-            f"{facts['rows_per_rank_and_step']:,} rows per rank, from {facts['lanes']} x {facts['batch_size']:,}",
-        )
+        batch = f"{facts['rows_per_rank_and_step']:,} rows per rank, from {facts['lanes']} x {facts['batch_size']:,}"
+        yield from length_rows(facts["lengths"], batch) if "lengths" in facts else [("batch", batch)]
     yield "work", _work_text(facts)
     if alone:
         yield "memory per rank", memory_text(facts["memory"])
@@ -342,21 +343,6 @@ def _decoders_text(facts: dict[str, Any]) -> str:
         for reason, names in reasons.items()
     ]
     return escape(f"pyarrow: {'; '.join(lines)}" + ("" if len(columns) == read else ". Others: the kernel"))
-
-
-def row_groups_read_twice(plan: Plan, schedule: Schedule) -> Iterator[int]:
-    """The row groups cut by a border between lanes, which both neighbours decode, one per border."""
-    ends = np.cumsum(plan.selection.rows, dtype=np.int64)  # of row groups, in the table's order
-    split_starts = np.cumsum(plan.split_rows) - plan.split_rows
-    for lane in range(1, schedule.lanes):
-        border = schedule.lane_bounds(lane)[0]
-        if border in (0, schedule.rows):
-            continue
-        index = int(np.searchsorted(schedule.starts, border, side="right")) - 1
-        row = int(split_starts[schedule.order[index]]) + border - int(schedule.starts[index])
-        group = int(np.searchsorted(ends, row, side="right"))
-        if row != (int(ends[group - 1]) if group else 0):
-            yield group
 
 
 def _work_text(facts: dict[str, Any]) -> str:

@@ -18,7 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from feedline.blocks.permutation import permutation
-from feedline.commands.plan.report import row_bytes, row_groups_read_twice
+from feedline.commands.plan.lane_borders import row_groups_read_twice
+from feedline.commands.plan.report import row_bytes
+from feedline.errors import PlanError
 from feedline.planning.plan import Plan
 from feedline.planning.plan_version import newest_version
 from feedline.spec.sections import ShuffleSpec
@@ -63,7 +65,13 @@ class ShuffleQuality:
 
 
 def alternatives(plan: Plan) -> list[tuple[str, Plan]]:
-    """The plan's own setting, and two others by name: half and twice its window, or two windows if it has none."""
+    """The plan's own setting, and two others by name: half and twice its window, or two windows if it has none. Raises
+    PlanError for a plan with buckets."""
+    if plan.lengths is not None:
+        raise PlanError(
+            "plan --shuffle compares plans whose lanes take any of their rows: got batch.buckets, expected batch.size. "
+            "Measure the pipeline with --set batch.max_tokens=null --set batch.buckets=null and a batch.size"
+        )
     shuffle = plan.spec.shuffle
     if newest_version(plan.spec.shuffle) == 1:
         present = "shuffle: off" if shuffle is None else "rows: false"

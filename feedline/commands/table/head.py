@@ -22,7 +22,7 @@ from feedline.pipeline import Pipeline
 from feedline.planning.binding.fitted_artifacts import artifact_set_ref
 from feedline.planning.binding.selected_rows import bound_marks, bound_sample, bound_where, rows_of
 from feedline.planning.binding.table_features import compile_spec, planned_schema
-from feedline.planning.exclusions import named_exclusion
+from feedline.planning.rows.exclusions import named_exclusion
 from feedline.spec import PipelineSpec
 from feedline.spec.features import FeatureInput, FeatureSpec
 from feedline.transforms.learning.learner import Artifact, FitRequest, Reading

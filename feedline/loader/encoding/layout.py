@@ -196,16 +196,26 @@ class Placement(NamedTuple):
     groups: tuple[GroupPlacement, ...] = ()
 
 
+_NO_BOUNDS: Mapping[int, int] = {}
+
+
 class SlotLayout:
     """The offsets of one schema's slots.
 
     parts: the rows of a batch, and the unique rows of each deduplicated group. width: of the matrices of plain rows.
-    sparse_features: the trainer's choice for torchrec, which changes no offset.
+    sparse_features: the trainer's choice for torchrec, which changes no offset. bounds: of buckets, by the rows of
+    their batches; empty without buckets.
     """
 
-    def __init__(self, schema: BatchSchema, sparse_features: SparseFeatures | None = None) -> None:
+    def __init__(
+        self,
+        schema: BatchSchema,
+        sparse_features: SparseFeatures | None = None,
+        bounds: Mapping[int, int] = _NO_BOUNDS,
+    ) -> None:
         self.schema = schema
         self.sparse_features = sparse_features or SparseFeatures()
+        self.bounds = bounds
         self.sparse = schema.sparse
         places = {column.name: index for index, column in enumerate(self.sparse)}
         self.parts = tuple(SlotPart(part, places) for part in schema.parts)

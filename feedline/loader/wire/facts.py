@@ -109,6 +109,16 @@ class SourceFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BucketFacts:
+    """A bucket of `batch.buckets`: the greatest length of its rows, the rows of a lane and step, and its steps in an
+    epoch."""
+
+    bound: int
+    batch_size: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnGroup:
     """A column group: its name, after its features, and the digest of everything that decides what a row becomes in
     them."""
@@ -125,7 +135,7 @@ class PlanFacts:
     features. `nulls` are warnings, `absent` notes about the table. `rest` is the epoch that a rebase shortened.
     `sources`: of a plan of several; `rows` are those of all, `rows_dropped` those that an epoch does not deliver.
     `column_group` has the features of the schema, if these are not all. `epoch`: the only one that the plan is of,
-    where the table is followed.
+    where the table is followed. With `buckets`, `batch_size` is that of the largest.
     """
 
     snapshot: str
@@ -146,6 +156,11 @@ class PlanFacts:
     sources: tuple[SourceFacts, ...] = ()
     column_group: ColumnGroup | None = None
     epoch: int | None = None
+    buckets: tuple[BucketFacts, ...] = ()
+
+    def bounds(self, world_size: int) -> dict[int, int]:
+        """The bound of each bucket by the rows of its batches on a rank; empty without buckets."""
+        return {bucket.batch_size * (self.lanes // world_size): bucket.bound for bucket in self.buckets}
 
     def steps_of(self, epoch: int) -> int:
         """Steps of an epoch, equal on all ranks; for a rebased epoch, including those before the rebase."""

@@ -26,7 +26,8 @@ from feedline.warehouse.storage.locations import join, redact
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadColumns:
     """The columns of its table that a pipeline reads: for features, filter, sample, marks and as keys. keys:
-    `shuffle.by` and the row key. marks: conditions that recognise rows which fits have seen."""
+    `shuffle.by`, the column whose lengths decide, and the row key. marks: conditions that recognise rows which fits
+    have seen."""
 
     features: CompiledFeatures
     where: BoundExpression | None
@@ -45,7 +46,8 @@ class ReadColumns:
         """The columns of a spec bound to its table. Raises SpecError where rows that fits saw cannot be recognised."""
         marks = bound_marks(spec, features)
         by = (spec.shuffle.by,) if spec.shuffle is not None and spec.shuffle.by is not None else ()
-        keys = (*by, *(spec.source.row_key or ()))
+        lengths = () if spec.batch.lengths is None else (spec.batch.lengths,)
+        keys = (*by, *lengths, *(spec.source.row_key or ()))
         return cls(features=features, where=where, sample=sample, keys=keys, marks=marks)
 
     def columns(self, schema: pa.Schema) -> tuple[str, ...]:

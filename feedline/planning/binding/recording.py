@@ -31,8 +31,10 @@ def recording_of(spec: PipelineSpec, snapshot: Snapshot) -> Recording | None:
             got = str(schema.field(name).type) if name in schema.names else "no column of that name"
             message = f"{name!r} cannot identify rows: got {got}, expected a column of numbers, times, strings or lists"
             raise spec.error(("source", "row_key"), message)
-    stored, by, kept = _identity_inputs(spec.source, spec.shuffle, snapshot, key)
-    identity = identity_of(stored, key, by=by, kept=kept)
+    by = _shuffle_by(spec.shuffle)
+    lengths = spec.batch.balance.column if spec.batch.balance is not None else None
+    stored, kept = _identity_inputs(spec.source, by or lengths, snapshot, key)
+    identity = identity_of(stored, key, by=by or lengths, by_length=lengths is not None, kept=kept)
     if identity is None:
         raise spec.error(
             ("source", "row_key"), f"consists of partition keys: got {', '.join(key)}. Name a column of the files"
@@ -42,17 +44,22 @@ def recording_of(spec: PipelineSpec, snapshot: Snapshot) -> Recording | None:
 
 def unkeyed_recording(spec: PipelineSpec, snapshot: Snapshot, columns: Sequence[str]) -> Recording | None:
     """Where a run of an earlier version may have recorded identities without a row key."""
-    stored, by, kept = _identity_inputs(spec.source, spec.shuffle, snapshot, columns)
+    by = _shuffle_by(spec.shuffle)
+    stored, kept = _identity_inputs(spec.source, by, snapshot, columns)
     identity = unkeyed_identity(stored, columns, by=by, kept=kept)
     return None if identity is None else Recording(identity=identity, work_dir=spec.work_dir)
 
 
+def _shuffle_by(shuffle: ShuffleSpec | None) -> str | None:
+    return shuffle.by if shuffle is not None else None
+
+
 def _identity_inputs(
-    source: SourceSpec, shuffle: ShuffleSpec | None, snapshot: Snapshot, names: Sequence[str]
-) -> tuple[pa.Schema, str | None, str]:
-    """The stored columns among `names` and `shuffle.by`; the latter; and what decides which rows are kept, as JSON."""
-    by, sample = shuffle.by if shuffle is not None else None, source.sample
+    source: SourceSpec, by: str | None, snapshot: Snapshot, names: Sequence[str]
+) -> tuple[pa.Schema, str]:
+    """The stored columns among `names` and `by`; and what decides which rows are kept, as JSON."""
+    sample = source.sample
     not_stored = {*snapshot.partition_columns, SAMPLE_WEIGHT if sample is not None else ""}
     read = dict.fromkeys([*names, *([by] if by is not None else [])])
     stored = pa.schema([field_of(snapshot.schema, name) for name in read if name not in not_stored])
-    return stored, by, json.dumps([source.where, sample.model_dump() if sample is not None else None])
+    return stored, json.dumps([source.where, sample.model_dump() if sample is not None else None])

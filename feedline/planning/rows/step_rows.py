@@ -1,7 +1,7 @@
 """Find the rows of the table that each step of an epoch holds, from the plan alone.
 
 Runs in: the CLI (`plan --step`, `verify`). A lane's share of a step is cut from blocks; a block's rows are the rows of
-its pieces, laid end to end and permuted. Only a permutation of whole runs of `shuffle.by` reads the table: that column.
+its pieces, laid end to end and put into their order. Only an order that a column decides reads the table: that column.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from feedline.blocks.ordering.row_order import order_values, ordered_rows
+from feedline.blocks.request import RowOrder
 from feedline.planning.plan import Plan, left_out
-from feedline.planning.rows.block_order import block_order
 from feedline.planning.rows.kept_rows import read_kept_rows
 from feedline.planning.schedule import Block, Piece, rank_lanes
 
@@ -64,9 +65,10 @@ class StepRows:
         )
 
     def order(self, block: Block) -> Int64s | None:
-        """The permutation of a block's rows; None in plan order."""
+        """The order of a block's rows; None in plan order."""
+        order = self.plan.job.ordering
         request = self.plan.request(block, self.epoch)
-        return block_order(request, self.plan.job.by, lambda index: self._shuffle_values(block.pieces[index]))
+        return ordered_rows(order, request, lambda index: self._order_values(block.pieces[index], order))
 
     def locate(self, split: Int64s, row: Int64s) -> tuple[Int64s, Int64s]:
         """Row group (its index in the snapshot) and kept index of rows of splits. The kept index counts the selected
@@ -95,7 +97,7 @@ class StepRows:
         return StepSlice(lane=lanes, split=np.concatenate(splits), row=row, valid=np.concatenate(valid))
 
     def _block_rows(self, lane: int, index: int) -> tuple[Int64s, Int64s]:
-        """Split and row of each row of a block, in its permuted order."""
+        """Split and row of each row of a block, in the block's order."""
         block = self.schedule.block(lane, index)
         split = np.repeat([piece.split for piece in block.pieces], [each.stop - each.start for each in block.pieces])
         row = np.concatenate([np.arange(piece.start, piece.stop) for piece in block.pieces])
@@ -117,14 +119,13 @@ class StepRows:
         selected = ~self.plan.selection.excluded_mask(group)
         return np.flatnonzero(~left_out(self.plan, group, self.epoch)[selected])
 
-    def _shuffle_values(self, piece: Piece) -> pl.Series:
-        """The values of `shuffle.by` of a piece's rows."""
-        by = self.plan.job.by
-        assert by is not None
+    def _order_values(self, piece: Piece, order: RowOrder | None) -> pl.Series:
+        """What orders a piece's rows."""
+        assert order is not None
         row = np.arange(piece.start, piece.stop)
         groups, kept = self.locate(np.full(len(row), piece.split), row)
         parts = []
         for group in dict.fromkeys(groups.tolist()):
-            values = read_kept_rows(self.plan, group, [by]).frame.get_column(by)
-            parts.append(values.gather(kept[groups == group]))
+            column = read_kept_rows(self.plan, group, [order.column]).frame.get_column(order.column)
+            parts.append(order_values(order, column).gather(kept[groups == group]))
         return pl.concat(parts)

@@ -13,6 +13,7 @@ import numpy as np
 
 from feedline.blocks.compute import run_block
 from feedline.blocks.request import BlockResult
+from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.encoding.shuffled_rows import Rows
 from feedline.loader.encoding.slot import draft, write
 from feedline.planning.schedule import rank_lanes
@@ -30,7 +31,7 @@ def iterate_plan(
     """The batches of one rank and epoch from a step on, computed one block at a time."""
     from feedline.loader.batch import Batch  # noqa: PLC0415 -- loads torch, which feeders and the CLI do without
 
-    schedule = plan.schedule(epoch)
+    schedule, layout = plan.schedule(epoch), SlotLayout(plan.layout.schema, bounds=plan.facts().bounds(world_size))
     lanes = rank_lanes(plan.lanes, rank, world_size)
     blocks = {(block.lane, block.index): block for block in schedule.blocks_of(lanes, first_step=step)}
     results: dict[tuple[int, int], BlockResult] = {}
@@ -53,6 +54,6 @@ def iterate_plan(
         write(plan.layout, batch, buffer)
         past = [(blocks[key], results.pop(key)) for key in list(results) if blocks[key].last_step <= current]
         monitor.add(current, [(block, result.quality) for block, result in past if schedule.has_rows(block.lane)])
-        yield Batch.over(plan.layout, buffer)
+        yield Batch.over(layout, buffer)
     for complaint in monitor.end():
         warnings.warn(complaint, UserWarning, stacklevel=2)

@@ -26,13 +26,15 @@ from feedline.hashing import Words, digest, mix
 from feedline.warehouse.parquet.schemas import is_bytes, is_list, is_text
 
 NAMELESS = np.uint64(2**64 - 1)  # values hash to it only by chance (a key of zeros hashes to 0)
+LENGTHS = "lengths"  # the kind of a list column whose lengths order rows
 _VERSION = 1
 _UNKEYED_COLUMNS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What identifies a row: columns and their kinds; `by`: the column of `shuffle.by`.
+    """What identifies a row: columns and their kinds; `by`: the column that orders rows, with the
+    kind `LENGTHS` one whose lists' lengths do.
 
     `kept`: whatever else decides which rows are kept. `unique`: the columns are a row key, which no two rows may share;
     false only for `unkeyed_identity`.
@@ -52,7 +54,8 @@ class Identity:
     @property
     def kinds(self) -> tuple[tuple[str, str], ...]:
         """Every column that is hashed, with its kind."""
-        return tuple(dict((*self.columns, *([self.by] if self.by else ()))).items())
+        by = [self.by] if self.by is not None and self.by[1] != LENGTHS else []
+        return tuple(dict((*self.columns, *by)).items())
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -61,7 +64,8 @@ class Identity:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(name for name, _ in self.kinds)
+        names = [name for name, _ in self.kinds]
+        return tuple(dict.fromkeys(names if self.by is None else [*names, self.by[0]]))
 
     def rows(self, frame: pl.DataFrame) -> Words:
         """uint64 [rows]: the identity of each row of a frame that has the columns."""
@@ -76,18 +80,24 @@ class Identity:
         return rows == NAMELESS if self.unique else np.zeros(len(rows), np.bool_)
 
     def runs(self, frame: pl.DataFrame) -> Words:
-        """uint64 [rows]: a hash of each row's `shuffle.by`, equal where the values are (nulls to each other)."""
+        """uint64 [rows]: a hash of each row's `shuffle.by`, equal where the values are (nulls to each other); or the
+        lengths of the lists that order rows."""
         assert self.by is not None
+        if self.by[1] == LENGTHS:
+            lengths: Words = frame.get_column(self.by[0]).list.len().fill_null(0).to_numpy().astype(np.uint64)
+            return lengths
         return _hash(frame, (self.by,))
 
 
-def identity_of(schema: pa.Schema, key: Sequence[str], *, by: str | None = None, kept: str = "") -> Identity | None:
+def identity_of(
+    schema: pa.Schema, key: Sequence[str], *, by: str | None = None, by_length: bool = False, kept: str = ""
+) -> Identity | None:
     """Return the identity over the columns of a row key; None if files store none of them.
 
     `schema`: the columns and column parts that files store (no partition keys: one value per file identifies no row).
-    `by`: the column of `shuffle.by`; `kept`: what decides which rows are kept.
+    `by`: the column that orders rows, `by_length` of lists; `kept`: what decides which rows are kept.
     """
-    return _identity(schema, tuple(_kinds(schema, key).items()), by, kept, unique=True)
+    return _identity(tuple(_kinds(schema, key).items()), _by(schema, by, by_length), kept, unique=True)
 
 
 def unkeyed_identity(
@@ -109,7 +119,7 @@ def unkeyed_identity(
             index = turn * max(len(names) // share, 1)
             if index < len(names) and len(chosen) < _UNKEYED_COLUMNS:
                 chosen[names[index]] = None
-    return _identity(schema, tuple((name, kinds[name]) for name in chosen), by, kept, unique=False)
+    return _identity(tuple((name, kinds[name]) for name in chosen), _by(schema, by, False), kept, unique=False)
 
 
 def _kinds(schema: pa.Schema, names: Sequence[str]) -> dict[str, str]:
@@ -120,12 +130,16 @@ def _kinds(schema: pa.Schema, names: Sequence[str]) -> dict[str, str]:
 
 
 def _identity(
-    schema: pa.Schema, columns: tuple[tuple[str, str], ...], by: str | None, kept: str, *, unique: bool
+    columns: tuple[tuple[str, str], ...], by: tuple[str, str] | None, kept: str, *, unique: bool
 ) -> Identity | None:
-    if not columns:
-        return None
-    runs = _kinds(schema, () if by is None else (by,))
-    return Identity(columns=columns, by=next(iter(runs.items()), None), kept=kept, unique=unique)
+    return Identity(columns=columns, by=by, kept=kept, unique=unique) if columns else None
+
+
+def _by(schema: pa.Schema, by: str | None, by_length: bool) -> tuple[str, str] | None:
+    """The column that orders rows, and its kind; None where files do not store it."""
+    if by_length:
+        return (by, LENGTHS) if by is not None and by in schema.names else None
+    return next(iter(_kinds(schema, () if by is None else (by,)).items()), None)
 
 
 def delivered_again(delivered: Words, rows: Words) -> npt.NDArray[np.bool_]:

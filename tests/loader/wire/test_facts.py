@@ -6,7 +6,7 @@ from answers import FEEDER, plan_facts
 
 from feedline.loader.plan_descriptions import describe_bad_files
 from feedline.loader.wire.codec import to_values
-from feedline.loader.wire.facts import BadFileFacts, RebaseChanges, RestFacts
+from feedline.loader.wire.facts import BadFileFacts, BucketFacts, RebaseChanges, RestFacts
 
 CHANGES = RebaseChanges(from_="a", to="b", epoch=2, step=5, rewritten="error", files={"new": 1}, rows={})
 REST = RestFacts(epoch=2, first_step=5, steps=8, rows=30, rows_dropped=1, changes=CHANGES)
@@ -18,6 +18,7 @@ def test_json_keys_are_stable():
     assert list(to_values(plan_facts())) == [
         *("snapshot", "plan", "features", "environment", "seed", "lanes", "batch_size", "steps", "rows"),
         *("rows_dropped", "bad_files", "nulls", "absent", "schema", "rest", "column_group"),
+        *("epoch", "buckets"),
     ]
     assert list(to_values(FEEDER)) == ["imports_s", "log", "dashboard", "feeder"]
     values = to_values(plan_facts(bad_files=(BAD,), nulls=("x",), rest=REST))
@@ -32,6 +33,13 @@ def test_json_keys_are_stable():
         "files": {"new": 1},
         "rows": {},
     }
+
+
+def test_the_bound_of_a_bucket_follows_from_the_rows_of_a_batch():
+    buckets = (BucketFacts(bound=32, batch_size=64, steps=3), BucketFacts(bound=128, batch_size=16, steps=9))
+    facts = plan_facts(lanes=8, buckets=buckets)
+    assert (facts.bounds(8), facts.bounds(2)) == ({64: 32, 16: 128}, {256: 32, 64: 128})
+    assert plan_facts().bounds(1) == {}
 
 
 def test_a_rebased_epoch_has_its_own_steps():

@@ -22,11 +22,16 @@ from feedline.planning.rows.delivered_rows import DeliveredRows, find_delivered_
 from feedline.planning.rows.step_rows import StepRows, StepSlice
 
 WHERE = 'dense_0 > 0.3 and ds != "2026-01-02"'
+UNSIZED = {"size": None, "max_tokens": 600}
 CASES: dict[str, dict[str, Any]] = {
     "all rows": {},
     "in the table's order": {"shuffle": "off", "batch": {"size": 300, "tail": "partial"}},
     "a filter, padded": {"source": {"where": WHERE, "split_rows": 2048}, "batch": {"size": 256, "tail": "pad"}},
     "a sample": {"source": {"sample": {"fraction": 0.25, "seed": 7}}, "batch": {"size": 64, "tail": "partial"}},
+    "balanced lanes": {"batch": {"size": 100, "balance": {"column": "hist_0", "max": 20}}},
+    "buckets": {
+        "batch": {"size": None, "max_tokens": 600, "buckets": [3, 8, 30], "longer": "cap", "balance": "hist_0"}
+    },
     "whole sessions": {"shuffle": {"by": "session_id"}, "source": {"where": "id_0 % 3 != 0"}},
 }
 

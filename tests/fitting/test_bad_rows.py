@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from feedline import Pipeline
-from feedline.blocks import bad_rows
-from feedline.blocks.bad_rows import RowCheck, find_bad_rows
 from feedline.errors import ClusterError
+from feedline.fitting import bad_rows
+from feedline.fitting.bad_rows import RowCheck, find_bad_rows
 from feedline.planning.plan import Plan
 from feedline.warehouse.reading.fragment import Fragment, unpack_mask
 

@@ -9,11 +9,12 @@ import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.blocks.request import BlockRequest, PieceRequest
-from feedline.planning.rows.block_order import block_order
+from feedline.blocks.ordering.row_order import ordered_rows
+from feedline.blocks.request import BlockRequest, PieceRequest, RowOrder
 
 FRAGMENT: Any = None
 KEY = ("rows", 3, 0, 0, 0)
+BY_USER = RowOrder(column="user", kind="runs")
 
 
 def request_of(sizes: list[int], *, permuted: bool = True) -> BlockRequest:
@@ -22,19 +23,19 @@ def request_of(sizes: list[int], *, permuted: bool = True) -> BlockRequest:
 
 
 def test_a_block_in_plan_order_has_no_permutation():
-    assert block_order(request_of([3, 4], permuted=False), "user", lambda index: pl.Series([0])) is None
+    assert ordered_rows(BY_USER, request_of([3, 4], permuted=False), lambda index: pl.Series([0])) is None
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5))
 def test_rows_are_permuted(sizes: list[int]):
-    order = block_order(request_of(sizes), None, lambda index: pl.Series([0]))
+    order = ordered_rows(None, request_of(sizes), lambda index: pl.Series([0]))
     assert order is not None
     assert sorted(order.tolist()) == list(range(sum(sizes)))
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=4))
 def test_runs_stay_together(pieces: list[list[int]]):
-    order = block_order(request_of([len(piece) for piece in pieces]), "user", lambda index: pl.Series(pieces[index]))
+    order = ordered_rows(BY_USER, request_of([len(piece) for piece in pieces]), lambda index: pl.Series(pieces[index]))
     assert order is not None
     runs, row = [], 0
     for piece in pieces:

@@ -20,6 +20,7 @@ from feedline.commands.plan.report import describe
 from feedline.commands.plan.step import describe_step
 from feedline.errors import DataError, SpecError, StateError
 from feedline.loader.state import state_of
+from feedline.planning.column_groups import plan_column_group
 from feedline.planning.plan import Plan
 from feedline.service.verify.expected import RowGroupDigests
 from feedline.warehouse.selection.exclusion import Exclusion
@@ -180,6 +181,7 @@ def test_nulls_that_are_excluded_refuse_no_run(tmp_path: Path):
     plan = excluding.complete_plan()
     assert plan.gaps.warnings() == []
     assert sorted(ids_of(excluding, plan)[0]) == [row for row in range(100) if row % 10 != 3]
+    assert plan_column_group(plan, ["x"]).gaps.warnings() == []
     dense = {**features, "dense": {"x": [], "y": {"column": "x", "ops": ["log1p"]}}}
     changed = table.excluding(features=dense, source={"where": None}, batch={"size": 5})
     assert changed.plan().without_gaps().gaps.warnings()  # up to 10, by other features: none is certain

@@ -1,0 +1,1 @@
+"""Plans that follow the lengths of a list column: the column, and schedules of buckets."""
