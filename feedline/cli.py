@@ -108,6 +108,7 @@ app = typer.Typer(cls=_Commands, add_completion=False, no_args_is_help=True, pre
 
 PipelinePath = Annotated[Path, typer.Argument(metavar="PIPELINE.YAML", help="The pipeline.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key: --set batch.tail=pad")]
+Source = Annotated[str | None, typer.Option(metavar="NAME", help="One of the pipeline's `sources` alone.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 
 
@@ -131,12 +132,13 @@ def _program(
     pass  # `--version` has ended the program by now
 
 
-def _load(pipeline: Path, overrides: list[str] | None) -> PipelineSpec:
-    """The pipeline, with the overrides of `--set`."""
+def _load(pipeline: Path, overrides: list[str] | None, source: str | None = None) -> PipelineSpec:
+    """The pipeline, with the overrides of `--set`, or that of one of its sources alone."""
     from feedline.spec import load_spec
     from feedline.spec.overrides import parse_overrides
 
-    return load_spec(pipeline, parse_overrides(overrides or []))
+    spec = load_spec(pipeline, parse_overrides(overrides or []))
+    return spec if source is None else spec.for_source(source)
 
 
 @app.command()
@@ -216,6 +218,7 @@ def plan(
     ] = None,
     rows_per_s: RowsPerSecond = 0.0,
     save: Save = False,
+    source: Source = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what a run would do: what is pruned and why, what is read, rows, steps, memory."""
@@ -226,7 +229,7 @@ def plan(
     from feedline.transforms.registry.user_functions import keep_pandas_out
     from feedline.warehouse.storage.kept_waves import on_wave_progress
 
-    spec = _load(pipeline, overrides)
+    spec = _load(pipeline, overrides, source)
     keep_pandas_out(required_functions(spec))
     if step is None and (rank is not None or epoch or state is not None):
         raise SpecError("--rank, --epoch and --state describe a step: got no --step. Name one")
@@ -255,12 +258,13 @@ def head(
     pipeline: PipelinePath,
     rows: Annotated[int, typer.Option("--rows", "-n", min=1, max=1_000, help="Number of rows.")] = 5,
     overrides: Overrides = None,
+    source: Source = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the first rows of the table beside their features; ids of vocabularies with their values."""
     from feedline.commands.table.head import json_facts, preview, preview_table
 
-    facts = preview(_load(pipeline, overrides), rows)
+    facts = preview(_load(pipeline, overrides, source), rows)
     print_facts(json_facts(facts) if as_json else facts, preview_table, as_json=as_json)
 
 
@@ -297,11 +301,12 @@ def snapshot(
     pipeline: PipelinePath,
     file: Annotated[str, typer.Argument(metavar="FILE", help="The snapshot's file: a path or URI.")],
     overrides: Overrides = None,
+    source: Source = None,
 ) -> None:
     """Write a snapshot of the current table to one file, for `source.snapshot: FILE`."""
     from feedline.planning.table_snapshot import freeze
 
-    frozen = freeze(_load(pipeline, overrides), file)
+    frozen = freeze(_load(pipeline, overrides, source), file)
     print(f"snapshot {frozen.id}: {len(frozen.files):,} files, {frozen.rows:,} rows: {file}")
 
 

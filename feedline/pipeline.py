@@ -9,7 +9,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from feedline.fitting.fit_report import FitReport
 from feedline.fitting.passes import FitCallback, fit_pipeline
@@ -21,20 +21,20 @@ from feedline.loader.plan_descriptions import describe_bad_files
 from feedline.loader.row_arrays import Encoded
 from feedline.loader.wire.facts import Hello
 from feedline.planning.column_groups import plan_column_group
-from feedline.planning.plan import Plan
 from feedline.planning.resolve import (
     Fit,
     current_snapshot,
+    current_snapshots,
     lanes_for,
     preview_plan,
-    resolve_followed,
     resolve_hello,
     resolve_next,
     resolve_rebase,
-    resolve_snapshot,
+    resolve_snapshots,
     resolve_state,
     start_of,
 )
+from feedline.planning.sources.mixed_plan import RunPlan, require_plain
 from feedline.resources.cgroups import available_cores
 from feedline.service.feeder.in_process import iterate_plan
 from feedline.service.feeder.quality_monitor import QualityMonitor
@@ -50,6 +50,10 @@ from feedline.warehouse.storage.parallel import Map
 if TYPE_CHECKING:
     from feedline.loader.batch import Batch
     from feedline.materialize.write_plan import MaterializeProgress, MaterializeReport
+
+
+# The snapshot of the table, or those of all sources.
+Snapshots: TypeAlias = Snapshot | Sequence[Snapshot]
 
 
 class Pipeline:
@@ -78,28 +82,36 @@ class Pipeline:
 
     # -- planning -------------------------------------------------------------------------------------------------
 
+    def of_source(self, name: str) -> Pipeline:
+        """The pipeline of one of `sources` alone, with its rows of a step as the batch size."""
+        return Pipeline(self.spec.for_source(name))
+
     def snapshot(self, *, map: Map | None = None) -> Snapshot:
         """Take a snapshot of the table and save it in work_dir; `map` reads the footers (default: threads).
 
-        With `on_bad_file: skip` bad files are left out, and rows are counted to find them. If `source.snapshot` names a
-        saved snapshot, that is the table.
+        With `on_bad_file: skip` bad files are left out, and rows are counted to find them. `source.snapshot` may name a
+        saved one. Several sources have `snapshots`.
         """
         return current_snapshot(self.spec, map=map)
 
-    def plan(self, *, world_size: int = 1, snapshot: Snapshot | None = None, map: Map | None = None) -> Plan:
+    def snapshots(self, *, map: Map | None = None) -> tuple[Snapshot, ...]:
+        """The same of each source. Where a `snapshot` may be given, these may, too."""
+        return current_snapshots(self.spec, map=map)
+
+    def plan(self, *, world_size: int = 1, snapshot: Snapshots | None = None, map: Map | None = None) -> RunPlan:
         """The exact plan for a number of ranks, on a new snapshot unless one is given."""
         lanes = lanes_for(self.spec.lanes, world_size)
-        return preview_plan(self.spec, snapshot or self.snapshot(map=map), lanes=lanes, map=map)
+        return preview_plan(self.spec, _snapshots_of(self, snapshot, map), lanes=lanes, map=map)
 
     def complete_plan(
         self,
         world_size: int = 1,
-        snapshot: Snapshot | None = None,
+        snapshot: Snapshots | None = None,
         *,
         map: Map | None = None,
         workers: Workers | None = None,
         say: FitCallback = lambda progress: None,
-    ) -> Plan:
+    ) -> RunPlan:
         """The plan of a new run with every artifact, on a new snapshot unless one is given; snapshot, counts and
         artifacts are kept in work_dir.
 
@@ -108,9 +120,8 @@ class Pipeline:
         contain.
         """
         lanes, fit = lanes_for(self.spec.lanes, world_size), self._fit_with(workers, say)
-        snapshot = snapshot or self.snapshot(map=map)
-        resolve = resolve_snapshot if self.spec.source.follow is None else resolve_followed
-        return resolve(self.spec, snapshot, lanes=lanes, fit=fit, map=map).without_gaps()
+        snapshots = _snapshots_of(self, snapshot, map)
+        return resolve_snapshots(self.spec, snapshots, lanes=lanes, fit=fit, map=map).without_gaps()
 
     def resolve(
         self,
@@ -119,8 +130,8 @@ class Pipeline:
         job: str,
         map: Map | None = None,
         workers: Workers | None = None,
-        plans: Sequence[Plan] = (),
-    ) -> Plan:
+        plans: Sequence[RunPlan] = (),
+    ) -> RunPlan:
         """The plan that a trainer's hello asks for: its state's, or one that all ranks of this start agree on.
 
         With `fit: auto`, `workers` fit what is missing (default: threads of this process). plans: of the pipeline's
@@ -132,20 +143,19 @@ class Pipeline:
             self.spec, hello, start=start_of(hello, job=job), fit=self._fit_with(workers), map=map, plans=plans
         )
 
-    def plan_for(self, state: Mapping[str, Any], *, map: Map | None = None) -> Plan:
+    def plan_for(self, state: Mapping[str, Any], *, map: Map | None = None) -> RunPlan:
         """The plan that a state belongs to. Raises StateError where it is of another plan or other features."""
         return resolve_state(self.spec, state, fit=self._fit_with(None), map=map)
 
-    def next_plan(self, plan: Plan, *, map: Map | None = None) -> Plan | None:
+    def next_plan(self, plan: RunPlan, *, map: Map | None = None) -> RunPlan | None:
         """The plan of the epoch after a plan's (from `complete_plan` or `plan_for`), on a followed table
         (`source.follow`); None where the run has ended.
 
-        What has landed is decided once and kept in work_dir: a second call gives the same plan. Raises PlanError while
-        nothing new has landed for `epoch: new`.
+        What has landed is decided once and kept: a second call gives the same plan. Raises PlanError until then.
         """
         return resolve_next(self.spec, plan, fit=self._fit_with(None), map=map)
 
-    def rebase(self, state: Mapping[str, Any], *, map: Map | None = None) -> Plan:
+    def rebase(self, state: Mapping[str, Any], *, map: Map | None = None) -> RunPlan:
         """The plan of a state's run on the current table, without the rows that the state's epoch has delivered.
 
         `plan.state_after(state)` continues there. An unchanged table gives the state's own plan. `source.snapshot` is
@@ -160,7 +170,7 @@ class Pipeline:
         self,
         *,
         missing: bool = False,
-        snapshot: Snapshot | None = None,
+        snapshot: Snapshots | None = None,
         workers: Workers | None = None,
         map: Map | None = None,
         say: FitCallback = lambda progress: None,
@@ -172,20 +182,18 @@ class Pipeline:
         after every task. Raises SpecError, PlanError where there is no row to fit on, and reading errors; then the
         current artifact set stays, unless only the golden vectors could not be written.
         """
-        snapshot = snapshot or self.snapshot(map=map)
+        snapshots = _snapshots_of(self, snapshot, map)
         try:
             if workers is not None:
-                return fit_pipeline(self.spec, snapshot, workers, keep=missing, say=say)
+                return fit_pipeline(self.spec, snapshots, workers, keep=missing, say=say)
             with self._threads() as local_workers:
-                return fit_pipeline(self.spec, snapshot, local_workers, keep=missing, say=say)
+                return fit_pipeline(self.spec, snapshots, local_workers, keep=missing, say=say)
         finally:  # not earlier: rows transformed meanwhile would keep the set that is being replaced
             self._serving = Serving(self.spec)
 
     def _fit_with(self, workers: Workers | None, say: FitCallback = lambda progress: None) -> Fit:
         """Fits missing artifacts, for `fit: auto`."""
-        return lambda snapshot: self.fit(missing=True, snapshot=snapshot, workers=workers, say=say).manifest
-
-    # -- checking -------------------------------------------------------------------------------------------------
+        return lambda snapshots: self.fit(missing=True, snapshot=snapshots, workers=workers, say=say).manifest
 
     def check_rows(
         self,
@@ -215,18 +223,15 @@ class Pipeline:
         """Encode rows exactly as training does, without a table, labels, Dask or torch. Thread-safe.
 
         `data`: Arrow, Polars, pandas, columns by name, a list of dicts, or one dict of a row's values. Raises SpecError
-        where a column is missing or of a kind that the features do not accept, DataError for nulls and for values out
-        of range.
+        where a column is missing or of a kind that features refuse, DataError for nulls and for values out of range.
         """
         return self._serving.transform(data)
 
     @property
     def schema(self) -> BatchSchema:
-        """The columns of a batch, equal to `dataset.schema`; works without a table.
-
-        The table is read only where its types are not recorded. Raises SpecError where an artifact is missing.
-        """
-        return self._serving.schema(lambda: self.snapshot().schema)
+        """The columns of a batch, equal to `dataset.schema`; the table is read only where its types are not recorded.
+        Raises SpecError where an artifact is missing."""
+        return self._serving.schema(lambda: [snapshot.schema for snapshot in self.snapshots()])
 
     def batches(
         self,
@@ -235,8 +240,8 @@ class Pipeline:
         world_size: int = 1,
         *,
         step: int = 0,
-        snapshot: Snapshot | None = None,
-        plan: Plan | None = None,
+        snapshot: Snapshots | None = None,
+        plan: RunPlan | None = None,
         features: Sequence[str] | None = None,
     ) -> Iterator[Batch]:
         """The batches of one rank and epoch from a step on, computed in this process and thread: no ring, no Dask.
@@ -250,7 +255,7 @@ class Pipeline:
         plan = plan if names is None else plan_column_group(plan, names)
         plan.require_fitted()
         _warn(plan)
-        monitor = QualityMonitor(plan.layout.schema, plan.job.features, plan.on_expect)
+        monitor = QualityMonitor(plan.layout.schema, plan.feature_specs, plan.on_expect)
         self._monitors.append(monitor)
         return iterate_plan(plan, monitor, epoch=epoch, rank=rank, world_size=world_size, step=step)
 
@@ -266,7 +271,7 @@ class Pipeline:
         """
         from feedline.service.plan_frame import plan_to_dask  # noqa: PLC0415 -- 0.35 s of pandas that feeders do not need
 
-        plan = self.complete_plan(world_size)
+        plan = require_plain(self.complete_plan(world_size), "to_dask")
         _warn(plan)
         return plan_to_dask(plan, epoch)
 
@@ -290,7 +295,7 @@ class Pipeline:
 
         with nullcontext(workers) if workers is not None else self._threads() as own:
             folder = open_output(os.fspath(out), format, overwrite=overwrite)
-            plan = self.complete_plan(map=map, workers=own)
+            plan = require_plain(self.complete_plan(map=map, workers=own), "materialize")
             plan.require_fitted()
             _warn(plan)
             monitor = QualityMonitor(plan.layout.schema, plan.job.features, plan.on_expect)
@@ -303,8 +308,15 @@ class Pipeline:
         return threads_here(available_cores() if threads == "auto" else threads)
 
 
-def _warn(plan: Plan) -> None:
-    for text in plan.gaps.warnings():
+def _snapshots_of(pipeline: Pipeline, given: Snapshots | None, map: Map | None) -> Sequence[Snapshot]:
+    """The snapshot of each source: those given, or new ones."""
+    if given is None:
+        return pipeline.snapshots(map=map)
+    return (given,) if isinstance(given, Snapshot) else given
+
+
+def _warn(plan: RunPlan) -> None:
+    for text in plan.null_warnings():
         warnings.warn(text, UserWarning, stacklevel=3)
-    if plan.skipped:
-        warnings.warn(describe_bad_files(plan.bad_files()), UserWarning, stacklevel=3)
+    if bad_files := plan.bad_files():
+        warnings.warn(describe_bad_files(bad_files), UserWarning, stacklevel=3)

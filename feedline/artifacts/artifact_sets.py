@@ -165,6 +165,16 @@ def fit_source(table: str | Sequence[str], where: str | None, sample: Mapping[st
     )
 
 
+def join_sources(sources: Mapping[str, FitSource]) -> FitSource:
+    """The source of a pipeline that learns from several, by name. Its sample says which table is which."""
+    parts = {name: [each.table, each.sample] for name, each in sources.items()}
+    return FitSource(
+        table=tuple(sorted({table for each in sources.values() for table in each.table})),
+        where=next(each.where for each in sources.values()),
+        sample=json.dumps({"sources": parts}, sort_keys=True),
+    )
+
+
 def _sample_text(sample: Mapping[str, Any] | None) -> str | None:
     return None if sample is None else json.dumps(sample, sort_keys=True)
 
@@ -260,7 +270,12 @@ def _sample(source: FitSource) -> str:
     """Describe a sample for messages, without default values."""
     if source.sample is None:
         return "no sample"
-    values = {key: value for key, value in json.loads(source.sample).items() if value not in (None, [], 0)}
+    content = json.loads(source.sample)
+    if "sources" in content:
+        own = content["sources"].items()
+        texts = [f"{name} of {', '.join(table)}" + (sample is not None) * ", sampled" for name, (table, sample) in own]
+        return f"the sources {'; '.join(texts)}"
+    values = {key: value for key, value in content.items() if value not in (None, [], 0)}
     return "a sample of " + ", ".join(f"{key} {value}" for key, value in values.items())
 
 

@@ -37,12 +37,12 @@ from feedline.artifacts.artifact_sets import (
     other_pipelines,
 )
 from feedline.artifacts.external import read_external
+from feedline.artifacts.fit_origin import FitOrigin
 from feedline.artifacts.recorded_kinds import kind_of
 from feedline.errors import CorruptFileError
 from feedline.transforms.compile.fit_requests import describe_chain
 from feedline.transforms.learning.learner import Artifact, FitRequest, Reading
-from feedline.warehouse.reading.sample import Sample
-from feedline.warehouse.reading.seen_rows import TableRows, rows_seen
+from feedline.warehouse.reading.seen_rows import TableRows, rows_seen_by_any
 from feedline.warehouse.storage.locations import Location, absolute, join, locate, redact
 from feedline.warehouse.storage.retry import with_retries
 
@@ -64,43 +64,13 @@ class TableFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FitOrigin:
-    """The rows that a fit was learnt from: table, snapshot, selection and row count.
-
-    where, sample: the selection applied. pipeline: the one that fitted; None in manifests of earlier versions.
-    fit_where: its `fit.where`. named: the files, folders and globs of the table; empty if it is everything below
-    `table`. exclude: the id of the exclusion that left out bad rows; None without one.
-    """
-
-    table: str
-    snapshot: str
-    where: str | None
-    sample: Mapping[str, Any] | None
-    rows: int
-    pipeline: str | None = None
-    fit_where: str | None = None
-    named: tuple[str, ...] = ()
-    exclude: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields, without `exclude` where there is none."""
-        facts = asdict(self)
-        return facts if self.exclude is not None else {name: facts[name] for name in facts if name != "exclude"}
-
-    @property
-    def table_rows(self) -> TableRows:
-        """The same rows, independent of the snapshot."""
-        sample = None if self.sample is None else Sample(**{**self.sample, "key": tuple(self.sample["key"])})
-        return TableRows(root=self.table, sources=self.named, where=self.where, sample=sample)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
     """One fit, as a manifest records it.
 
     key: see `FitRequest`. op, version, parameters: the op that was fitted. types: the columns it was learnt from, with
     their Arrow types. depends: the fits upstream in its chain, with the digests of their artifacts. shown: a readable
     summary of the artifact. digest: of the artifact. behind: see `FitRequest`; empty in manifests of earlier versions.
+    also_on: rows of further sources of the pipeline.
     """
 
     key: str
@@ -117,6 +87,7 @@ class Fit:
     table: TableFile | None
     digest: str
     behind: tuple[str, ...] = ()
+    also_on: tuple[FitOrigin, ...] = ()
 
     @property
     def call(self) -> str:
@@ -184,12 +155,14 @@ class StoredArtifactSet:
         return replace(self.ref, readings=readings or self.ref.readings, request=None)
 
     def seen_rows(self, key: str) -> bool | str:
-        """Which of the job's rows a fit has seen, see `rows_seen`; a fit still to be made will have seen all."""
+        """Which of the job's rows a fit has seen, see `rows_seen_by_any`; a fit still to be made will have seen all."""
         if not self.ref.out_of_fold or self.ref.rows is None:
             return self.ref.out_of_fold
         manifest = self.manifest
         fit = None if manifest is None else manifest.fits.get(key)
-        return True if fit is None else rows_seen(fit.fitted_on.table_rows, self.ref.rows)
+        if fit is None:
+            return True
+        return rows_seen_by_any([origin.table_rows for origin in (fit.fitted_on, *fit.also_on)], self.ref.rows)
 
     @property
     def manifest(self) -> Manifest | None:
@@ -334,6 +307,10 @@ def save_manifest(folder: str, fitted_artifacts: Iterable[FittedArtifact]) -> Ma
     entries = [
         {**asdict(fit), "fitted_on": fit.fitted_on.to_json(), "shown": list(fit.shown.items())} for fit in fits.values()
     ]
+    for entry, fit in zip(entries, fits.values(), strict=True):
+        entry["also_on"] = [origin.to_json() for origin in fit.also_on]
+        if not fit.also_on:
+            del entry["also_on"]
     body = {"format": FORMAT, "fits": entries}
     content = json.dumps(body, sort_keys=True, indent=1).encode()
     digest = artifact_files.content_digest(content)
@@ -396,7 +373,8 @@ def _load_manifest(folder: str, digest: str) -> Manifest:
                 **entry,
                 "features": tuple(entry["features"]),
                 "behind": tuple(entry.get("behind", ())),
-                "fitted_on": FitOrigin(**{**entry["fitted_on"], "named": tuple(entry["fitted_on"].get("named", ()))}),
+                "fitted_on": FitOrigin.from_json(entry["fitted_on"]),
+                "also_on": tuple(map(FitOrigin.from_json, entry.get("also_on", ()))),
                 "shown": dict(entry["shown"]),
                 "table": None if entry["table"] is None else TableFile(**entry["table"]),
             }

@@ -113,6 +113,41 @@ class CheckReport:
         return "\n".join(lines)
 
 
+@dataclass(frozen=True, slots=True)
+class CheckReports:
+    """The results of all sources. names: of several; empty for a pipeline with one `source`."""
+
+    names: tuple[str, ...]
+    reports: tuple[CheckReport, ...]
+
+    @property
+    def clean(self) -> bool:
+        """Whether a run would find nothing unexpected."""
+        return all(report.clean for report in self.reports)
+
+    def facts(self) -> dict[str, Any]:
+        """The reports as plain values: of several sources, a list `sources` with the `name` of each."""
+        if not self.names:
+            return self.reports[0].facts()
+        pairs = zip(self.names, self.reports, strict=True)
+        return {"sources": [{"name": name, **report.facts()} for name, report in pairs]}
+
+    def text(self) -> str:
+        """The reports for people."""
+        if not self.names:
+            return self.reports[0].text()
+        pairs = zip(self.names, self.reports, strict=True)
+        return "\n".join(f"source {name}: {report.text()}" for name, report in pairs)
+
+
+def check_tables(
+    spec: PipelineSpec, *, deep: bool = False, all_columns: bool = False, progress: ProgressCallback | None = None
+) -> CheckReports:
+    """Check the table of each source, as `run_check`."""
+    reports = [run_check(each, deep=deep, all_columns=all_columns, progress=progress) for each in spec.per_source()]
+    return CheckReports(tuple(source.name for source in spec.sources), tuple(reports))
+
+
 def check(
     pipeline: Annotated[Path, typer.Argument(metavar="PIPELINE.YAML", help="The pipeline.")],
     deep: Annotated[bool, typer.Option("--deep", help="Decode every page of the columns that the pipeline reads.")] = (
@@ -131,6 +166,7 @@ def check(
         str | None, typer.Option("--from", help="With --rows: an exclusion whose unchanged files are not read again.")
     ] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a key: --set source.where='…'")] = None,
+    source: Annotated[str | None, typer.Option(metavar="NAME", help="One of the pipeline's `sources` alone.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
 ) -> None:
     """Find bad files, nulls that features cannot hold and, with --rows, bad rows, before a run does.
@@ -145,15 +181,16 @@ def check(
     if rows and deep:
         raise SpecError("--rows and --deep are two checks: got both. Run one after the other")
     spec = load_spec(pipeline, parse_overrides(overrides or []))
+    spec = spec if source is None else spec.for_source(source)
     if rows:
         share = MAX_SHARE if max_share is None else max_share
         found = _check_rows(spec, out=out, max_rows=max_rows, max_share=share, earlier=earlier)
         print(json.dumps(asdict(found)) if as_json else found.text())
         return
     with ProgressLine() as line:
-        report = run_check(spec, deep=deep, all_columns=all_columns, progress=check_progress(line))
-    print(json.dumps(report.facts()) if as_json else report.text())
-    if not report.clean:
+        reports = check_tables(spec, deep=deep, all_columns=all_columns, progress=check_progress(line))
+    print(json.dumps(reports.facts()) if as_json else reports.text())
+    if not reports.clean:
         raise typer.Exit(1)
 
 

@@ -33,7 +33,7 @@ from feedline.loader.ring.rendezvous import Listener, job_fingerprint, socket_pa
 from feedline.loader.wire.codec import pack
 from feedline.loader.wire.facts import FeederEvent, Hello
 from feedline.loader.wire.ring_messages import FeederFailure
-from feedline.planning.plan import Plan
+from feedline.planning.sources.mixed_plan import RunPlan
 from feedline.resources.allocators import use_huge_pages
 from feedline.resources.cgroups import widen_affinity
 from feedline.service.feeder.feeder import Feeder
@@ -268,7 +268,7 @@ class _RankDoor:
         )
         self.pipe.put(event)  # from now on the next trainer can connect
 
-    def _print_plan(self, plan: Plan) -> None:
+    def _print_plan(self, plan: RunPlan) -> None:
         self.pipe.put(FeederEvent(type="plan", rank=self.rank, plan=plan.facts()))
 
 

@@ -9,7 +9,7 @@ import contextlib
 import os
 import platform
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from feedline.blocks.jobs import compile_job
@@ -21,7 +21,8 @@ from feedline.loader.wire.facts import FeederFacts, Hello
 from feedline.planning.agreement import RunStart, verify_agreement
 from feedline.planning.binding.table_features import required_functions
 from feedline.planning.plan import Plan, first_fragment
-from feedline.planning.resolve import resolve_hello
+from feedline.planning.resolve import Fit, resolve_hello
+from feedline.planning.sources.mixed_plan import RunPlan
 from feedline.resources.allocators import use_huge_pages
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.open_cluster import open_cluster
@@ -74,7 +75,7 @@ class FeederSessions:
         rank: int | None,
         wake: Callable[[], None],
         admit: Callable[[Hello], bool] = lambda hello: True,
-        on_plan: Callable[[Plan], None] = lambda plan: None,
+        on_plan: Callable[[RunPlan], None] = lambda plan: None,
     ) -> TrainerSession:
         """A session for the trainer at the other end of a channel."""
         request, log = self.request, None
@@ -128,19 +129,20 @@ def open_sessions(request: FeedRequest, *, early: bool = False) -> Iterator[Feed
             planner.close()
 
 
-def _resolve(spec: PipelineSpec, cluster: Cluster, hello: Hello, start: RunStart, plans: Sequence[Plan]) -> Plan:
+def _resolve(spec: PipelineSpec, cluster: Cluster, hello: Hello, start: RunStart, plans: Sequence[RunPlan]) -> RunPlan:
     """Resolve the plan that a trainer requests; rank 0 of a new job adds it to the usage record."""
     fit = _fit_on(spec, cluster)
     plan = resolve_hello(spec, hello, start=start, fit=fit, map=cluster.map, plans=plans)
     if hello.snapshot is None and hello.rebase is None:  # a resumed run may have delivered those rows
         plan.without_gaps()
     if not any(plan is each for each in plans):
-        plan = replace(plan, job=replace(plan.job, environment=cluster.environment))
-    cluster.check_job(plan.job, _reach_of(plan))
-    if spec.cluster.kind == "threads" and not plan.needs_artifacts:
-        compile_job(plan.job, plan.features)
-    if hello.global_rank == 0 and hello.snapshot is None:  # else it is resumed, with its first snapshot
-        record_usage(spec.work_dir, plan.snapshot, plan.parts, plan.selection.rows, job=spec.name)
+        plan = plan.in_environment(cluster.environment)
+    for each in plan.sources:
+        cluster.check_job(each.job, _reach_of(each))
+        if spec.cluster.kind == "threads" and not each.needs_artifacts:
+            compile_job(each.job, each.features)
+        if hello.global_rank == 0 and hello.snapshot is None:  # else it is resumed, with its first snapshot
+            record_usage(spec.work_dir, each.snapshot, each.parts, each.selection.rows, job=spec.name)
     return plan
 
 
@@ -154,13 +156,13 @@ def _reach_of(plan: Plan) -> Reach:
     )
 
 
-def _fit_on(spec: PipelineSpec, cluster: Cluster) -> Callable[[Snapshot], str | None]:
+def _fit_on(spec: PipelineSpec, cluster: Cluster) -> Fit:
     """Fits missing artifacts on the cluster."""
 
-    def fit(snapshot: Snapshot) -> str | None:
+    def fit(snapshots: Sequence[Snapshot]) -> str | None:
         from feedline.pipeline import Pipeline  # noqa: PLC0415 -- 0.1 s of imports that most feeders do not need
         from feedline.service.cluster.fit_workers import DaskWorkers  # noqa: PLC0415 -- imports Dask
 
-        return Pipeline(spec).fit(missing=True, snapshot=snapshot, workers=DaskWorkers(cluster)).manifest
+        return Pipeline(spec).fit(missing=True, snapshot=snapshots, workers=DaskWorkers(cluster)).manifest
 
     return fit

@@ -111,7 +111,8 @@ def _show_facts(facts: tuple[FitFacts, ...], console: Console) -> None:
             **{name: value if name == WARNING else _format_value(value) for name, value in one.shown.items()},
             "fitted": f"{one.when} on {one.rows:,} rows of {one.table}"
             + (f" where {one.where}" if one.where else "")
-            + (f", a sample of {one.sample['fraction']}" if one.sample else ""),
+            + (f", a sample of {one.sample['fraction']}" if one.sample else "")
+            + "".join(f", {each.table}" + (f" where {each.where}" if each.where else "") for each in one.further),
             "pipeline": one.pipeline or "not named: fitted by an earlier version",
             "fit.where": one.fit_where or "not declared",
             "snapshot": one.snapshot,

@@ -33,10 +33,12 @@ def materialize(
         bool, typer.Option("--overwrite", help="Replace what an earlier `feedline materialize` wrote to OUT.")
     ] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a key: --set source.where='…'")] = None,
+    source: Annotated[str | None, typer.Option(metavar="NAME", help="One of the pipeline's `sources` alone.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
 ) -> None:
     """Write the finished features of all selected rows, in the table's order, as arrays or Parquet."""
     spec = load_spec(pipeline, parse_overrides(overrides or []))
+    spec = spec if source is None else spec.for_source(source)
     report = _write(spec, out, format, overwrite=overwrite)
     if as_json:
         print(json.dumps(asdict(report)))

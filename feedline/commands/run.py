@@ -31,7 +31,7 @@ from feedline.loader.ring.client import FeederClient
 from feedline.loader.ring.feeder_connection import Answer
 from feedline.loader.ring.launch import FeederAccess, FeederCommand, HostLaunch, feeder_command, overrides_text
 from feedline.loader.ring.rendezvous import job_fingerprint, socket_paths, sweep
-from feedline.loader.wire.facts import BadFileFacts, BlockStats, FeederEvent, FeederStats, Hello, PlanFacts
+from feedline.loader.wire.facts import BadFileFacts, BlockStats, FeederEvent, FeederStats, Hello, PlanFacts, SourceFacts
 from feedline.resources.cgroups import available_cores, rank_cores
 from feedline.service.drain import DrainProgress, start_draining, stop_draining
 from feedline.service.feeder.supervisor import RankReports, SupervisedFeeder, Supervisor
@@ -62,11 +62,12 @@ class RunSummary:
     bad_files: tuple[BadFileFacts, ...] = ()  # left out of the plan
     quality: dict[str, dict[str, Any]] = field(default_factory=dict)  # measures by feature, see docs/quality.md
     cached: CacheCounts | None = None  # None: no cache
+    sources: tuple[SourceFacts, ...] = ()  # with the passes of an epoch, of several sources
 
     def add_plan(self, plan: PlanFacts) -> None:
         """Add the plan that was delivered."""
         self.rows_dropped, self.bad_files = plan.rows_dropped, plan.bad_files
-        self.snapshot, self.plan = plan.snapshot, plan.plan
+        self.snapshot, self.plan, self.sources = plan.snapshot, plan.plan, plan.sources
 
     def add_blocks(self, blocks: BlockStats) -> None:
         """Add the blocks of a feeder."""
@@ -122,7 +123,7 @@ def run_null(request: RunRequest, console: Console, stop: Stop) -> RunSummary:
         for feed in feeds.values():
             feed.start()
         for rank, feed in feeds.items():
-            first = None if request.spec.source.follow is None else 0
+            first = 0 if request.spec.is_followed else None
             group = request.column_group
             hello = Hello(rank=rank, world_size=request.world_size, column_group=group, epoch=first)
             views.append(start_draining(feed, hello, rank=rank, epochs=request.spec.epochs, stop=stop))
@@ -230,6 +231,9 @@ def _print_start(console: Console, answer: Answer) -> None:
         say(console, f"Dask dashboard: {dashboard}")
     counts = f"{facts.rows:,} rows, {facts.steps:,} steps per rank and epoch, {facts.rows_dropped:,} rows dropped"
     say(console, f"plan {facts.plan[:12]}: {counts}")
+    for source in facts.sources:
+        share = f"{source.batch_rows:,} of {facts.batch_size:,} rows of a lane's step"
+        say(console, f"source {source.name}: {share}, {source.rows:,} rows, {source.passes:.3g} passes per epoch")
     _print_findings(console, facts)
 
 
@@ -362,6 +366,8 @@ def print_summary(summary: RunSummary, console: Console) -> None:
         f"{summary.bytes_delivered:,}; {waited}"
     )
     say(console, text)
+    for source in summary.sources:
+        say(console, f"source {source.name}: {source.passes:.3g} passes through {source.rows:,} rows in each epoch")
     if summary.cached is not None:
         say(console, summary.cached.describe())
     if summary.bad_files:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from feedline.artifacts.fit_origin import FitOrigin
 from feedline.artifacts.store import Fit, StoredArtifactSet
 from feedline.planning.binding.fitted_artifacts import artifact_set_ref, set_refusal
 from feedline.spec import PipelineSpec
@@ -19,8 +20,9 @@ from feedline.spec import PipelineSpec
 class FitFacts:
     """Summary of one fit. when: ISO time.
 
-    types: the columns it was learnt from. shown: a readable summary of the artifact. rows: how many rows; table,
-    snapshot, where, sample: which ones. pipeline: the one that fitted. fit_where: its `fit.where`.
+    types: the columns it was learnt from. shown: a readable summary of the artifact. rows: how many rows, of all
+    sources; table, snapshot, where, sample: which ones, of the first source. pipeline: the one that fitted. fit_where:
+    its `fit.where`. further: the same of further sources.
     """
 
     op: str
@@ -38,6 +40,7 @@ class FitFacts:
     sample: Mapping[str, Any] | None
     when: str
     digest: str
+    further: tuple[FitOrigin, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +92,7 @@ def fit_facts(fit: Fit, when: str) -> FitFacts:
         chain=fit.chain,
         types=fit.types,
         shown=fit.shown,
-        rows=origin.rows,
+        rows=sum(each.rows for each in (origin, *fit.also_on)),
         table=origin.table,
         snapshot=origin.snapshot,
         where=origin.where,
@@ -98,4 +101,5 @@ def fit_facts(fit: Fit, when: str) -> FitFacts:
         sample=origin.sample,
         when=when,
         digest=fit.digest,
+        further=fit.also_on,
     )

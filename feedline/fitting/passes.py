@@ -14,25 +14,22 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-
-import numpy as np
 
 from feedline.artifacts.artifact_sets import ArtifactSetRecord, load_set, save_set, set_file
 from feedline.artifacts.store import (
     Fit,
-    FitOrigin,
     FittedArtifact,
     StoredArtifactSet,
     load_artifact,
     load_manifest,
     save_manifest,
 )
-from feedline.errors import CorruptFileError, DataError, FeedlineError, PlanError, SpecError
+from feedline.errors import CorruptFileError, DataError, FeedlineError, SpecError
 from feedline.fitting.fit_report import FitReport, fit_facts
-from feedline.fitting.fit_tasks import fit_tasks
+from feedline.fitting.fit_table import fit_tables, same_requests
 from feedline.fitting.observe import (
     NO_ROWS,
     FitJob,
@@ -45,20 +42,13 @@ from feedline.fitting.observe import (
 from feedline.fitting.reduction import FAN_IN, Workers, map_tasks, reduce_tasks
 from feedline.fitting.spill import PARTS, Scratch, SpilledState, discard, state_parts
 from feedline.planning.binding.fitted_artifacts import artifact_set_key, artifact_set_ref, artifacts_dir, require_fitted
-from feedline.planning.binding.read_columns import require_columns
-from feedline.planning.binding.selected_rows import bound_sample, bound_where, rows_of
-from feedline.planning.binding.table_features import compile_spec, planned_schema, required_functions
-from feedline.planning.rows.exclusions import named_exclusion
+from feedline.planning.binding.table_features import compile_spec
 from feedline.resources.cgroups import available_memory_bytes
 from feedline.serving.golden_check import record
 from feedline.spec import PipelineSpec
-from feedline.transforms.compile.compiled import CompiledFeatures
 from feedline.transforms.learning.learner import Artifact, FitRequest, Reading
 from feedline.warehouse.reading.fragment import Fragment
-from feedline.warehouse.reading.sample import SAMPLE_WEIGHT
-from feedline.warehouse.reading.seen_rows import source_names
-from feedline.warehouse.selection.pruning_report import deciding_parts, needed_bytes
-from feedline.warehouse.selection.select import Selection, screen_rows
+from feedline.warehouse.selection.select import Selection
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import absolute, below, locate, redact
@@ -117,13 +107,14 @@ class _FitsSoFar:
 
 def fit_pipeline(
     spec: PipelineSpec,
-    snapshot: Snapshot,
+    snapshots: Sequence[Snapshot],
     workers: Workers,
     *,
     keep: bool = False,
     say: FitCallback = lambda progress: None,
 ) -> FitReport:
-    """Fit all ops, make the result the current artifact set, and write golden vectors. keep: keep valid fits.
+    """Fit all ops, make the result the current artifact set, and write golden vectors. snapshots: of each source. keep:
+    keep valid fits.
 
     A pipeline that uses another's fits (`artifacts: {from: NAME}`) learns nothing: those fits must exist.
 
@@ -131,8 +122,13 @@ def fit_pipeline(
     to learn from; and what reading raises. The previous set is still current then.
     """
     began = time.perf_counter()
-    run = _Run(spec, snapshot, workers, keep or spec.artifacts.shared is not None, say)
-    report = FitReport(table=snapshot.uri, snapshot=snapshot.id)
+    if spec.source_name is not None:
+        message = (
+            f"fits learn from all sources together: got {spec.source_name} alone. Fit the pipeline without --source"
+        )
+        raise spec.error(("source",), message)
+    run = _Run(spec, snapshots, workers, keep or spec.artifacts.shared is not None, say)
+    report = FitReport(table=run.table, snapshot=run.snapshot)
     try:
         try:
             if run.requests:
@@ -140,7 +136,7 @@ def fit_pipeline(
                 report = run.report(began)
         finally:
             workers.remove_when_idle(lambda: discard(run.scratch))
-        golden = record(spec, snapshot)
+        golden = record(spec, snapshots)
     except FeedlineError:
         raise
     except OSError as error:
@@ -152,23 +148,24 @@ def fit_pipeline(
 class _Run:
     """One fit of a pipeline, pass after pass."""
 
-    def __init__(self, spec: PipelineSpec, snapshot: Snapshot, workers: Workers, keep: bool, say: FitCallback) -> None:
+    def __init__(
+        self, spec: PipelineSpec, snapshots: Sequence[Snapshot], workers: Workers, keep: bool, say: FitCallback
+    ) -> None:
         self._spec = spec
-        self._snapshot = snapshot
+        self.table = ", ".join(dict.fromkeys(snapshot.uri for snapshot in snapshots))
+        self.snapshot = ",".join(snapshot.id for snapshot in snapshots)
         self._workers = workers
         self._say = say
-        self._schema = planned_schema(spec, snapshot.schema)
-        self._request = replace(artifact_set_key(spec), root=redact(snapshot.uri))
+        self._tables = fit_tables(spec, snapshots)
+        self._request = replace(artifact_set_key(spec), root=redact(snapshots[0].uri))
         stored = StoredArtifactSet(replace(artifact_set_ref(spec), request=self._request), newest=keep)
-        self._artifacts, blank = _FitsSoFar(stored, keep), _FitsSoFar(stored, False)
-        self.requests = {request.key: request for request in self._compile(blank).missing_fits}
+        self._artifacts = _FitsSoFar(stored, keep)
+        blank = _FitsSoFar(stored, False)
+        self.requests = same_requests(self._tables, blank)
         self._features = self._features_of(blank)
         self.scratch = Scratch(folder=below(absolute(spec.work_dir), f"fitting-{secrets.token_hex(8)}"), limit_bytes=0)
-        self._where_path = ("fit", "where") if spec.fit.where is not None else ("source", "where")
-        self._where = bound_where(spec, snapshot.schema, text=spec.fit.where, path=self._where_path)
-        self._sample = bound_sample(spec, snapshot.schema)
-        self._exclusion = named_exclusion(spec, snapshot) if spec.fit.where is None else None
-        self._step = self._rows = self._nbytes_read = 0
+        self._step = self._nbytes_read = 0
+        self._rows: tuple[int, ...] = ()  # learnt from, of each table
 
     def work(self) -> None:
         """Run all passes. Raises as `fit_pipeline` does."""
@@ -176,21 +173,24 @@ class _Run:
         if not requests:
             return
         if self._request.shared_from is not None:
-            require_fitted(self._spec, self._compile(self._artifacts), self._artifacts.stored)
+            for table in self._tables:
+                require_fitted(table.spec, table.compile(self._artifacts), self._artifacts.stored)
         missing, passes = {request.key for request in requests}, _depth(requests)
-        selection = screen_rows(self._snapshot, self._where, sample=self._sample).without(self._exclusion)
-        tasks = fit_tasks(self._snapshot, selection, self._workers.threads)
+        selections = [table.select() for table in self._tables]
         while ready := [request for request in requests if not request.depends]:
             self._step += 1
-            self._learn(ready, self._observe(ready, tasks, selection, max(passes, self._step)))
+            self._learn(ready, self._observe(ready, selections, max(passes, self._step)))
             missing.difference_update(self._artifacts.new_fits)
             requests = self._missing_requests() if missing or self._artifacts.keep else ()
             missing.update(request.key for request in requests)  # also stored fits whose own inputs have changed
 
     def _missing_requests(self) -> tuple[FitRequest, ...]:
         """The fits to make, each from all features that share it, including those that a stored fit would serve."""
-        missing = self._compile(self._artifacts).missing_fits
-        return tuple(replace(self.requests[request.key], depends=request.depends) for request in missing)
+        missing: dict[str, frozenset[str]] = {}
+        for table in self._tables:
+            for request in table.compile(self._artifacts).missing_fits:
+                missing[request.key] = missing.get(request.key, frozenset()) | request.depends
+        return tuple(replace(self.requests[key], depends=depends) for key, depends in missing.items())
 
     def report(self, began: float) -> FitReport:
         """Save the fits as the current artifact set."""
@@ -200,11 +200,11 @@ class _Run:
             fits=tuple(fit_facts(one.fit, times[one.fit.key]) for one in fits),
             made=len(self._artifacts.new_fits),
             passes=self._step,
-            rows=self._rows,
+            rows=sum(self._rows),
             nbytes_read=self._nbytes_read,
             seconds=time.perf_counter() - began,
-            table=self._snapshot.uri,
-            snapshot=self._snapshot.id,
+            table=self.table,
+            snapshot=self.snapshot,
             folder=artifacts_dir(self._spec),
             manifest=manifest,
         )
@@ -253,28 +253,28 @@ class _Run:
         others = [fit for fit in fits if fit.key not in self.requests and own.isdisjoint(fit.features)]
         return ({} if record is None else record.fit_times), [FittedArtifact(fit=fit, artifact=None) for fit in others]
 
-    def _compile(self, artifacts: _FitsSoFar) -> CompiledFeatures:
-        return compile_spec(self._spec, self._schema, artifacts=artifacts)
-
     def _features_of(self, blank: _FitsSoFar) -> dict[str, tuple[str, ...]]:
         """The features that need each fit, by key."""
         names: dict[str, list[str]] = {}
-        for feature in self._spec.features:
-            for request in compile_spec(self._spec, self._schema, [feature], artifacts=blank).missing_fits:
+        table = self._tables[0]
+        for feature in table.spec.features:
+            for request in compile_spec(table.spec, table.schema, [feature], artifacts=blank).missing_fits:
                 names.setdefault(request.key, []).append(feature.name)
         return {key: tuple(features) for key, features in names.items()}
 
     def _observe(
-        self, ready: Sequence[FitRequest], tasks: Sequence[tuple[Fragment, ...]], selection: Selection, passes: int
+        self, ready: Sequence[FitRequest], selections: Sequence[Selection], passes: int
     ) -> tuple[FitJob, States]:
-        """Run the tasks of one pass and merge their states."""
-        job = self._job(ready, len(tasks))
-        parts = compile_fit(job).parts
-        if self._spec.source.schema_rules.missing == "error":
-            require_columns(self._spec, self._snapshot, self._read_columns(parts), self._where)
-        rows = int(self._snapshot.rows_per_row_group[selection.rows != 0].sum())
-        self._nbytes_read += self._pass_bytes(parts, selection)
-        now = FitProgress(step=self._step, passes=passes, fits=len(ready), rows=rows, tasks=0, all_tasks=len(tasks))
+        """Run the tasks of one pass, table after table, and merge their states."""
+        pairs = list(zip(self._tables, selections, strict=True))
+        tasks = [table.tasks(selection, self._workers.threads) for table, selection in pairs]
+        jobs = self._jobs(ready, sum(map(len, tasks)))
+        for job, (table, selection) in zip(jobs, pairs, strict=True):
+            parts = compile_fit(job).parts
+            table.require(parts)
+            self._nbytes_read += table.pass_bytes(parts, selection)
+        rows, all_tasks = sum(table.rows(selection) for table, selection in pairs), sum(map(len, tasks))
+        now = FitProgress(step=self._step, passes=passes, fits=len(ready), rows=rows, tasks=0, all_tasks=all_tasks)
 
         def advance(task: tuple[Fragment, ...]) -> None:
             nonlocal now
@@ -282,13 +282,14 @@ class _Run:
             self._say(now)
 
         self._say(now)
-        states = NO_ROWS
-        if tasks:
-            states = reduce_tasks(self._workers, observe_fragments, merge_states, job, tasks, on_done=advance)
-        if not states.rows:
-            raise self._no_rows_error()
-        self._rows = states.rows
-        return job, states
+        states = [
+            reduce_tasks(self._workers, observe_fragments, merge_states, job, own, on_done=advance) if own else NO_ROWS
+            for job, own in zip(jobs, tasks, strict=True)
+        ]
+        self._rows = tuple(each.rows for each in states)
+        if not any(self._rows):
+            raise self._tables[0].no_rows_error()
+        return jobs[0], merge_states(jobs[0], states)
 
     def _learn(self, ready: Sequence[FitRequest], job_states: tuple[FitJob, States]) -> None:
         """Turn final states into artifacts."""
@@ -306,8 +307,8 @@ class _Run:
 
     def _fit(self, request: FitRequest, artifact: Artifact) -> Fit:
         op, version, parameters = request.op
-        where, sample = self._spec.fit.where or self._spec.source.where, self._sample
         depends = self.requests[request.key].depends
+        origins = [table.origin(rows) for table, rows in zip(self._tables, self._rows, strict=True)]
         return Fit(
             key=request.key,
             op=op,
@@ -317,17 +318,8 @@ class _Run:
             features=self._features[request.key],
             types=dict(request.types),
             depends={key: self._artifacts.fitted_artifact(key).fit.digest for key in sorted(depends)},
-            fitted_on=FitOrigin(
-                table=redact(self._snapshot.uri),
-                snapshot=self._snapshot.id,
-                where=where,
-                sample=None if sample is None else asdict(sample.sample),
-                rows=self._rows,
-                pipeline=self._spec.name,
-                fit_where=self._spec.fit.where,
-                named=source_names(self._spec.source.table, self._spec.source.format),
-                exclude=None if self._exclusion is None else self._exclusion.id,
-            ),
+            fitted_on=origins[0],
+            also_on=tuple(origins[1:]),
             facts=artifact.facts,
             shown=request.learner.show(artifact),
             table=None,
@@ -343,62 +335,24 @@ class _Run:
         message = f"{request.feature}: {request.chain}: {cause}"
         return self._spec.error(feature.path, message) if isinstance(error, SpecError) else DataError(message)
 
-    def _no_rows_error(self) -> FeedlineError:
-        """The error for a fit without rows."""
-        rows = self._snapshot.rows
-        if not rows or (self._where is None and self._sample is None):
-            return PlanError(f"nothing to fit on: got 0 of {rows:,} rows of {redact(self._snapshot.uri)}")
-        if self._where is None:
-            return self._spec.error(("source", "sample"), f"the sample keeps no row: got 0 of {rows:,} rows to fit on")
-        return self._spec.error(
-            self._where_path, f"the filter keeps no row: got 0 of {rows:,} rows to fit on for {self._where.text!r}"
-        )
-
-    def _read_columns(self, parts: Collection[str]) -> list[str]:
-        """The column parts that a pass reads, with those of filter and sample."""
-        conditions = [condition.parts for condition in (self._where, self._sample) if condition is not None]
-        generated = self._sample is not None and SAMPLE_WEIGHT not in self._snapshot.schema.names
-        return sorted({*parts}.union(*conditions) - ({SAMPLE_WEIGHT} if generated else set()))
-
-    def _pass_bytes(self, parts: Collection[str], selection: Selection) -> int:
-        """Compressed bytes of the column chunks that a pass reads."""
-        read, every = frozenset(parts), np.ones(len(selection.rows), np.bool_)
-        deciding = deciding_parts(
-            selection.proofs,
-            self._where,
-            self._sample,
-            whole=selection.kept_rows == self._snapshot.rows_per_row_group,
-            weigh=self._sample is not None and SAMPLE_WEIGHT in read,
-        )
-        return int(needed_bytes(self._snapshot, [(read, every), *deciding])[selection.rows != 0].sum())
-
-    def _job(self, ready: Sequence[FitRequest], tasks: int) -> FitJob:
-        """The job of a pass; artifacts of earlier passes are in the scratch folder."""
+    def _jobs(self, ready: Sequence[FitRequest], tasks: int) -> list[FitJob]:
+        """The job of a pass for each table; artifacts of earlier passes are in the scratch folder."""
         depends = {key for request in ready for key in self.requests[request.key].depends}
-        where = self._spec.fit.where or self._spec.source.where
-        rows = replace(rows_of(self._spec.source, self._snapshot), where=where)
-        ref = replace(
-            artifact_set_ref(self._spec), readings=self._artifacts.stored.pinned_ref.readings, request=None, rows=rows
-        )
+        earlier = None
         if depends:
             folder = below(self.scratch.folder, "artifacts")
             manifest = save_manifest(folder, map(self._artifacts.fitted_artifact, sorted(depends)))
-            ref = replace(ref, folder=folder, manifest=manifest.digest)
+            earlier = folder, manifest.digest
         threads = math.ceil(self._workers.threads / self._workers.processes)
         levels = math.ceil(math.log(max(tasks, 2), FAN_IN))
         sets = threads * (1 + FAN_IN) + (FAN_IN - 1) * levels  # sets of states at once in a process
         memory = self._spec.fit.memory or min(_MEMORY_BYTES, available_memory_bytes() // 2)
-        return FitJob(
-            features=self._spec.features,
-            schema=self._schema.serialize().to_pybytes(),
-            where=where,
-            sample=None if self._sample is None else self._sample.sample,
-            keys=tuple(request.key for request in ready),
-            artifacts=ref,
-            scratch=replace(self.scratch, limit_bytes=max(memory // sets, 1)),
-            environment=self._workers.environment,
-            code=required_functions(self._spec),
-        )
+        scratch = replace(self.scratch, limit_bytes=max(memory // sets, 1))
+        readings = self._artifacts.stored.pinned_ref.readings
+        return [
+            table.job(ready, scratch, self._workers.environment, readings=readings, earlier=earlier)
+            for table in self._tables
+        ]
 
 
 def _depth(requests: Sequence[FitRequest]) -> int:

@@ -309,7 +309,7 @@ class FeedlineDataset(IterableDataset[Batch]):
     def _open(self) -> Answer:
         """The answer to the last hello; the first call sends one."""
         if self._progress.answer is None:
-            followed = self._spec.source.follow is not None
+            followed = self._spec.is_followed
             hello = replace(self._hello(), epoch=self._progress.start[0] if followed else None)
             answer = self._request(hello)
             self._epochs.begin(answer)

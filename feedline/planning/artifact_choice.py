@@ -16,42 +16,42 @@ from feedline.artifacts.store import ArtifactSetRef, load_manifest
 from feedline.errors import CorruptFileError, SpecError
 from feedline.planning.agreement import RunStart, choose_once
 from feedline.planning.binding.fitted_artifacts import artifact_set_key, artifact_set_ref, artifacts_dir, set_refusal
-from feedline.planning.plan import Plan
+from feedline.planning.sources.mixed_plan import RunPlan
 from feedline.spec import PipelineSpec
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import absolute, locate
 
 
 def resolve_artifacts(
-    plan: Plan,
-    plan_with: Callable[[ArtifactSetRef], Plan],
+    plan: RunPlan,
+    plan_with: Callable[[ArtifactSetRef], RunPlan],
     fit_missing: Callable[[], str | None],
     *,
     start: RunStart | None = None,
     features: str | None = None,
-) -> Plan:
+) -> RunPlan:
     """The plan with every artifact that its features need.
 
     plan_with: makes the plan with another artifact set. fit_missing: fits what is missing and returns the manifest.
     features: the fingerprint in a state, of an artifact set that may have been replaced since. Raises SpecError where
     an artifact is missing and `fit: auto` does not apply.
     """
-    if not plan.features.missing_fits and plan.job.artifacts.manifest is None:
+    if plan.is_fitted and _manifest(plan) is None:
         return plan
     if features is not None and (manifest := _recorded_manifest(plan.spec, features)) is not None:
-        same = manifest == plan.job.artifacts.manifest
+        same = manifest == _manifest(plan)
         earlier = plan if same else plan_with(artifact_set_ref(plan.spec, manifest))
-        if not earlier.features.missing_fits and earlier.features_fingerprint == features:
+        if earlier.is_fitted and earlier.features_fingerprint == features:
             return earlier
 
     def choose() -> str:
-        if plan.features.missing_fits and _may_fit(plan):
+        if not plan.is_fitted and _may_fit(plan):
             return fit_artifacts(fit_missing)
         plan.require_fitted()
-        return plan.job.artifacts.manifest or ""
+        return _manifest(plan) or ""
 
     manifest = choose() if start is None else choose_once(_artifact_start(plan.spec, start), plan.spec.work_dir, choose)
-    if manifest != plan.job.artifacts.manifest:
+    if manifest != _manifest(plan):
         plan = plan_with(artifact_set_ref(plan.spec, manifest))
     plan.require_fitted()
     _record_manifest(plan)
@@ -68,14 +68,19 @@ def _artifact_start(spec: PipelineSpec, start: RunStart) -> RunStart:
     return replace(start, job=hashlib.sha256(content.encode()).hexdigest())
 
 
-def _may_fit(plan: Plan) -> bool:
+def _manifest(plan: RunPlan) -> str | None:
+    """The manifest of a plan's artifact set, which is that of all sources."""
+    return plan.sources[0].job.artifacts.manifest
+
+
+def _may_fit(plan: RunPlan) -> bool:
     """Whether `fit: auto` fits what is missing: not for artifacts of another pipeline or table."""
-    refusal = set_refusal(plan.features.artifacts)
+    refusal = set_refusal(plan.sources[0].features.artifacts)
     return plan.spec.fit.auto and plan.spec.artifacts.shared is None and not (refusal is not None and refusal.final)
 
 
-def _record_manifest(plan: Plan) -> None:
-    features, manifest = plan.features_fingerprint, plan.job.artifacts.manifest
+def _record_manifest(plan: RunPlan) -> None:
+    features, manifest = plan.features_fingerprint, _manifest(plan)
     if _recorded_manifest(plan.spec, features) != manifest:
         location = locate(absolute(plan.spec.work_dir))
         content_store.put(location, _record_name(plan.spec, features), [json.dumps({"manifest": manifest}).encode()])

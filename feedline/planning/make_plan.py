@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
+from fractions import Fraction
 
 import pyarrow as pa
 
@@ -109,6 +110,8 @@ def make_plan(
         lengths=bucket_counts(spec, snapshot, where, sample, selection, map),
         weights=weigh_rows(spec, snapshot, selection, where, sample=sample, map=map),
         version=newest_version(spec.shuffle),
+        salt=() if spec.source_name is None else (spec.source_name,),
+        share=Fraction(spec.batch.size, spec.whole.batch.size),
     )
 
 

@@ -9,12 +9,15 @@ share a fixed number of windows: with more than `FULL_LANES`, each has a smaller
 Version 3: as version 2, but wide rows make the default window smaller, and a window of wide rows has more blocks. The
 fingerprint names the window, by which a state finds it: docs/decisions/0046-shuffled-blocks-by-bytes.md.
 
+The sources of a mix share one window: each has the part of it that it has of a step.
+
 `shuffle: off` and `shuffle.rows: false` are planned as in version 1, with blocks limited by bytes (0042).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from feedline.errors import PlanError
@@ -34,6 +37,9 @@ _BLOCK_BYTES = 32 * 2**20
 # of few columns, 65,536 rows take 4 ms, and what a block costs beside its rows 2.
 _NARROW_BYTES = 6 * 2**20
 _NARROW_BLOCKS = 16
+# Blocks that a source's part of a window is cut into, at least, where they are no smaller than `_SMALLEST_BLOCK_ROWS`.
+_FEWEST_BLOCKS = 4
+_WHOLE = Fraction(1)
 # Compressed bytes of the default window: its blocks are held, decoded and encoded, all the time.
 _WINDOW_BYTES = 512 * 2**20
 
@@ -106,8 +112,10 @@ def block_sizes(
     version: int,
     window: MixingWindow,
     row_bytes: RowBytes,
+    share: Fraction = _WHOLE,
 ) -> BlockSizes:
-    """The sizes of a plan's splits, blocks and windows."""
+    """The sizes of a plan's splits, blocks and windows. share: the part of a lane's rows of a step that the source has,
+    and so of its window."""
     split_rows, most_rows = source.split_rows, max(1, int(_BLOCK_BYTES / max(row_bytes.selected, 1)))
     if shuffle is None:
         if "split_rows" not in source.model_fields_set:
@@ -116,9 +124,9 @@ def block_sizes(
         split_rows = min(split_rows, most_rows)
         return BlockSizes(split_rows=split_rows, kept_rows=None, block_rows=split_rows, window_rows=0)
     if version == 1:
-        block = window.rows if shuffle.rows else min(window.rows, most_rows)
+        block = window.rows if shuffle.rows else max(1, int(min(window.rows, most_rows) * share))
         return BlockSizes(split_rows=split_rows, kept_rows=None, block_rows=block, window_rows=0)
-    own = max(1, window.rows * FULL_LANES // max(lanes, FULL_LANES))
+    own = max(1, int(window.rows * share) * FULL_LANES // max(lanes, FULL_LANES))
     whole = max(1, window.rows // window.blocks)
-    block = max(min(whole, own), min(whole, _SMALLEST_BLOCK_ROWS))
+    block = max(min(whole, own if share == 1 else own // _FEWEST_BLOCKS), min(whole, _SMALLEST_BLOCK_ROWS))
     return BlockSizes(split_rows=split_rows, kept_rows=block, block_rows=block, window_rows=own)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.blocks.environment import environment_text
+from feedline.blocks.environment import Environment, environment_text
 from feedline.blocks.request import BlockDraws, BlockRequest, Job, PieceDraws, PieceRequest
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.state import rebased_state
@@ -38,10 +39,12 @@ from feedline.planning.mixing import (
 )
 from feedline.planning.plan_version import PLAN_VERSION, newest_version
 from feedline.planning.schedule import Block, Piece, Schedule
+from feedline.planning.sources.source_passes import PassPlace
 from feedline.planning.weighted_rows import RowWeights
 from feedline.spec.batch_section import BatchSpec
 from feedline.spec.chosen_features import column_group_name
 from feedline.spec.expectations import OnExpect
+from feedline.spec.features import FeatureSpec
 from feedline.warehouse.bad_files import BadFile
 from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.reading.sample import Bools
@@ -58,7 +61,8 @@ class Plan(BoundTable):
     reads this snapshot of a followed table. lengths: with `batch.buckets`. version: see `plan_version`. resumed_window:
     that of the run that is continued (None: a new run's, which bytes choose). whole: the plan of all features, if this
     one computes only those of a column group, for the same rows and steps. weights: by which rows are drawn with
-    replacement.
+    replacement. salt: of permutations, the name of one of several sources; share: the part of a lane's rows of a step
+    that this source has.
     """
 
     layout: SlotLayout
@@ -71,6 +75,8 @@ class Plan(BoundTable):
     resumed_window: MixingWindow | None = None
     whole: Plan | None = None
     weights: RowWeights | None = None
+    salt: tuple[str, ...] = ()
+    share: Fraction = Fraction(1)
 
     @property
     def name(self) -> str:
@@ -97,8 +103,8 @@ class Plan(BoundTable):
     @cached_property
     def sizes(self) -> BlockSizes:
         """The rows of splits, blocks and windows."""
-        row_bytes = (self.whole or self).row_bytes
-        return block_sizes(self.spec.source, self.spec.shuffle, self.lanes, self.version, self.window, row_bytes)
+        row_bytes, shuffle = (self.whole or self).row_bytes, self.spec.shuffle
+        return block_sizes(self.spec.source, shuffle, self.lanes, self.version, self.window, row_bytes, self.share)
 
     @cached_property
     def splits(self) -> Splits:
@@ -119,7 +125,7 @@ class Plan(BoundTable):
     def remaining_rows(self, epoch: int) -> NDArray[np.int64]:
         """int64 [row groups]: the rows that an epoch delivers, or drops at its end."""
         if self.weights is not None:
-            return self.weights.draws_in(epoch)
+            return self.weights.draws_in(epoch, *self.salt)
         return self.selection.rows if self.rest(epoch) is None else self._remaining_rows
 
     def require_fitted(self) -> None:
@@ -129,8 +135,12 @@ class Plan(BoundTable):
     def without_gaps(self) -> Plan:
         """This plan. Raises DataError where a whole epoch is certain to meet a null that a feature cannot hold."""
         if self.gaps.nulls and self.rebase is None:
-            self.gaps.refuse(self._schedule(0, self.split_rows, None).rows_dropped)
+            self.gaps.refuse(self.whole_schedule.rows_dropped)
         return self
+
+    def null_warnings(self) -> list[str]:
+        """Of nulls that features cannot hold."""
+        return self.gaps.warnings()
 
     def rest(self, epoch: int) -> Rebase | None:
         """The rebase of an epoch; None for a whole epoch."""
@@ -153,6 +163,7 @@ class Plan(BoundTable):
             "batch_size": self.spec.batch.size,
             "tail": self.spec.batch.tail,
             **({} if self.rebase is None else {"rebase": self.rebase.id}),
+            **({} if not self.salt else {"salt": self.salt, "share": str(self.share)}),
             **length_facts(self.spec.batch),
             **({} if self.weights is None else {"weights": self.weights.column}),
             **({} if self.spec.source.follow is None else {"follow": self.spec.source.follow.epoch}),
@@ -172,6 +183,11 @@ class Plan(BoundTable):
     def needs_artifacts(self) -> bool:
         """Whether features use what a fit, a file or an array holds: another artifact set would make another plan."""
         return bool(self.features.missing_fits or self.job.artifacts.readings or self.job.artifacts.manifest)
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether no fit is missing."""
+        return not self.features.missing_fits
 
     @property
     def on_expect(self) -> OnExpect:
@@ -202,11 +218,43 @@ class Plan(BoundTable):
             seed=self.seed,
             epoch=epoch,
             first_step=0 if rest is None else rest.first_step,
-            salt=() if rest is None else (rest.id,),
+            salt=self.salt if rest is None else (*self.salt, rest.id),
             shares=self.spec.batch.balance is not None,
             cut_splits=self.weights is not None,
             **options,
         )
+
+    @cached_property
+    def whole_schedule(self) -> Schedule:
+        """The schedule of a whole epoch, the first."""
+        return self._schedule(0, self.split_rows, None)
+
+    @property
+    def sources(self) -> tuple[Plan, ...]:
+        """The plan of each source."""
+        return (self,)
+
+    @property
+    def feature_specs(self) -> tuple[FeatureSpec, ...]:
+        """The features, with their expectations."""
+        return self.job.features
+
+    @property
+    def epoch(self) -> int | None:
+        """The only epoch that the plan is of, where the table is followed."""
+        return None if self.border is None else self.border.epoch
+
+    def places(self, epoch: int, step: int) -> tuple[PassPlace, ...]:
+        """The position of each source before a step."""
+        return (PassPlace(number=epoch, step=step),)
+
+    def with_sources(self, sources: tuple[Plan, ...]) -> Plan:
+        """The plan of these sources in place of its own."""
+        return sources[0]
+
+    def in_environment(self, environment: Environment) -> Plan:
+        """This plan for workers of another environment."""
+        return replace(self, job=replace(self.job, environment=environment))
 
     @property
     def jobs(self) -> tuple[Job, ...]:
@@ -229,17 +277,17 @@ class Plan(BoundTable):
                 draws.append(PieceDraws(groups=counts, skip=request.skip, rows=request.rows))
                 request = replace(request, skip=0, rows=sum(map(request.fragment.rows_of, range(len(groups)))))
             pieces.append(request)
-        salt = () if rest is None else (rest.id,)
-        key = ("rows", self.seed, epoch, block.lane, block.index, *salt) if shuffle and shuffle.rows else None
+        salt = self.salt if rest is None else (*self.salt, rest.id)
+        key: tuple[int | str, ...] = ("rows", self.seed, epoch, block.lane, block.index, *salt)
         return BlockRequest(
             pieces=tuple(pieces),
             rows=block.rows,
-            permutation=key,
+            permutation=key if shuffle and shuffle.rows else None,
             nbytes=nbytes,
             epoch=epoch,
             shares=block.shares,
             buckets=block.buckets,
-            draws=BlockDraws(key=(self.seed, epoch), pieces=tuple(draws)) if draws else None,
+            draws=BlockDraws(key=(self.seed, epoch, *self.salt), pieces=tuple(draws)) if draws else None,
         )
 
     @property
@@ -251,27 +299,7 @@ class Plan(BoundTable):
 
     def facts(self) -> PlanFacts:
         """The facts that a trainer needs; `steps` and rows are those of a whole epoch."""
-        schedule = self._schedule(0, self.split_rows, None)
-        return PlanFacts(
-            snapshot=self.snapshot_name,
-            plan=self.fingerprint,
-            features=self.features_fingerprint,
-            environment=environment_text(self.job.environment),
-            seed=self.seed,
-            lanes=self.lanes,
-            batch_size=self.spec.batch.size,
-            steps=schedule.steps,
-            rows=schedule.rows,
-            rows_dropped=schedule.rows_dropped,
-            bad_files=self.bad_files(),
-            nulls=tuple(self.gaps.warnings()),
-            absent=tuple(self.gaps.notes()),
-            schema=self.layout.schema,
-            rest=_rest_facts(self),
-            column_group=_column_group(self),
-            epoch=None if self.border is None else self.border.epoch,
-            buckets=_bucket_facts(self.spec.batch, schedule),
-        )
+        return _plan_facts(self)
 
     def bad_files(self) -> tuple[BadFileFacts, ...]:
         return tuple(BadFileFacts(path=bad.file, reason=bad.reason, rows=bad.rows) for bad in self.skipped)
@@ -294,6 +322,30 @@ class Plan(BoundTable):
         return PieceRequest(fragment=fragment, skip=skip, rows=piece.stop - piece.start), groups
 
 
+def _plan_facts(plan: Plan) -> PlanFacts:
+    schedule = plan.whole_schedule
+    return PlanFacts(
+        snapshot=plan.snapshot_name,
+        plan=plan.fingerprint,
+        features=plan.features_fingerprint,
+        environment=environment_text(plan.job.environment),
+        seed=plan.seed,
+        lanes=plan.lanes,
+        batch_size=plan.spec.batch.size,
+        steps=schedule.steps,
+        rows=schedule.rows,
+        rows_dropped=schedule.rows_dropped,
+        bad_files=plan.bad_files(),
+        nulls=tuple(plan.gaps.warnings()),
+        absent=tuple(plan.gaps.notes()),
+        schema=plan.layout.schema,
+        rest=_rest_facts(plan),
+        column_group=column_group_of([plan]),
+        epoch=plan.epoch,
+        buckets=_bucket_facts(plan.spec.batch, schedule),
+    )
+
+
 def left_out(plan: Plan, row_group: int, epoch: int) -> Bools:
     """bool [rows that filter and sample keep of a row group]: those that an epoch leaves out, as they are bad or, of a
     rebased one, were delivered before."""
@@ -306,10 +358,13 @@ def group_name(plan: Plan) -> str:
     return "" if plan.whole is None else column_group_name([feature.name for feature in plan.features.features])
 
 
-def _column_group(plan: Plan) -> ColumnGroup | None:
-    if plan.whole is None:
+def column_group_of(plans: Sequence[Plan]) -> ColumnGroup | None:
+    """The column group of the plans of all sources; None for all features."""
+    if plans[0].whole is None:
         return None
-    return ColumnGroup(name=group_name(plan), digest=plan.features.fingerprint[:32])
+    digests = [plan.features.fingerprint[:32] for plan in plans]
+    digest = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()[:32]
+    return ColumnGroup(name=group_name(plans[0]), digest=digest)
 
 
 def _bucket_facts(batch: BatchSpec, schedule: Schedule) -> tuple[BucketFacts, ...]:

@@ -44,14 +44,15 @@ from feedline.warehouse.storage.parallel import Map, in_threads
 _MAX_PATHS = 3  # file names in one message
 
 
-def rebase(old: Plan, new: Plan, *, epoch: int, step: int, map: Map | None = None) -> Rebase:
+def rebase(old: Plan, new: Plan, *, epoch: int, step: int, began: int | None = None, map: Map | None = None) -> Rebase:
     """The rest of the old plan's epoch from `step` on, on the new plan's snapshot.
 
     Raises StateError where rows of rewritten files were delivered whose identities were not recorded, or where the
-    snapshots cannot be compared (`require_comparable`); DataError where two rows have the same `source.row_key`.
+    snapshots cannot be compared (`require_comparable`); DataError where two rows have the same `source.row_key`. began:
+    as of `Rebase`.
     """
     require_comparable(old, new.snapshot)
-    return _RebasePlanner(old, new, epoch=epoch, step=step, map=map or in_threads).run()
+    return _RebasePlanner(old, new, epoch=epoch, step=step, map=map or in_threads).run(began)
 
 
 def require_comparable(old: Plan, snapshot: Snapshot) -> None:
@@ -99,7 +100,7 @@ class _RebasePlanner:
         self._gone = 0
         self._excluded: dict[int, Bools] = {}
 
-    def run(self) -> Rebase:
+    def run(self, began: int | None) -> Rebase:
         delivered = find_delivered_rows(self._schedule, self._step, self._order)
         done = self._delivered_by_group(delivered)
         for before, after in self._files.unchanged.items():
@@ -112,6 +113,7 @@ class _RebasePlanner:
             first_step=self._step,
             excluded=self._excluded,
             changes=self._changes(done),
+            began=began,
         )
 
     def _changes(self, done: Mapping[int, Bools]) -> dict[str, Any]:

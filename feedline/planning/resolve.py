@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from feedline.artifacts.store import ArtifactSetRef
@@ -24,7 +24,7 @@ from feedline.planning.agreement import RunStart, choose_once
 from feedline.planning.artifact_choice import resolve_artifacts
 from feedline.planning.binding.fitted_artifacts import artifact_set_key, artifacts_dir
 from feedline.planning.binding.selected_rows import bound_sample, bound_where
-from feedline.planning.binding.table_features import planned_schema
+from feedline.planning.binding.table_features import served_schema
 from feedline.planning.column_groups import plan_column_group
 from feedline.planning.follow.border import Border, load_border, split_border
 from feedline.planning.follow.next_border import (
@@ -40,18 +40,26 @@ from feedline.planning.rebase import rebase, require_comparable
 from feedline.planning.rows.exclusions import explain_exclusion, load_exclusion, with_exclusion_of
 from feedline.planning.schedule import rank_lanes
 from feedline.planning.skip_bad_files import Take, good_snapshot
+from feedline.planning.sources.make_mixed_plan import FrozenSource, load_frozen, plan_sources, snapshot_names
+from feedline.planning.sources.mixed_plan import MixedPlan, RunPlan
+from feedline.planning.sources.source_passes import PassPlace
 from feedline.planning.table_snapshot import as_read, fresh_snapshot, snapshot_of_source
 from feedline.spec import PipelineSpec
 from feedline.spec.chosen_features import column_group_name
 from feedline.warehouse.bad_files import save_skipped
-from feedline.warehouse.rebase.remaining_rows import Rebase, split_name
+from feedline.warehouse.rebase.remaining_rows import split_name
 from feedline.warehouse.selection.exclusion import Exclusion
 from feedline.warehouse.selection.select import Selection, select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.parallel import Map
 
-# Fits what is missing on a snapshot and returns the manifest of the artifact set.
-Fit = Callable[[Snapshot], str | None]
+# Fits what is missing on the snapshot of each source and returns the manifest of the artifact set.
+Fit = Callable[[Sequence[Snapshot]], str | None]
+
+
+def current_snapshots(spec: PipelineSpec, *, map: Map | None = None) -> tuple[Snapshot, ...]:
+    """The snapshot of each source, as `current_snapshot`."""
+    return tuple(current_snapshot(each, map=map) for each in spec.per_source())
 
 
 def current_snapshot(
@@ -102,12 +110,18 @@ def start_of(hello: Hello, *, job: str) -> RunStart:
 
 
 def resolve_hello(
-    spec: PipelineSpec, hello: Hello, *, start: RunStart, fit: Fit, map: Map | None = None, plans: Sequence[Plan] = ()
-) -> Plan:
+    spec: PipelineSpec,
+    hello: Hello,
+    *,
+    start: RunStart,
+    fit: Fit,
+    map: Map | None = None,
+    plans: Sequence[RunPlan] = (),
+) -> RunPlan:
     """The plan that a trainer's hello asks for: its state's, or one that all ranks of its start agree on.
 
     start: takes what is agreed on, for `verify_agreement`. plans: of the spec, for other ranks in this process. One on
-    the same snapshot and with the same artifacts is returned; one on the same snapshot is not counted again.
+    the same snapshots and with the same artifacts is returned; one on the same snapshots is not counted again.
 
     A hello with an epoch asks for the plan of that epoch of a followed table; where the run has ended before, the plan
     of its last epoch is returned. Raises NothingLandedError while that epoch has no rows, and StateError, with both
@@ -118,89 +132,63 @@ def resolve_hello(
     rank_lanes(lanes, hello.rank, hello.world_size)
     start = replace(start, lanes=lanes)
     plan_id, features = hello.plan, hello.features
-    taken: Snapshot | None = None
+    taken: tuple[Snapshot, ...] | None = None
     if hello.rebase is not None:
         name, plan_id = _agreed_rebase(spec, hello.rebase, start, map)  # the hello's is that before the rebase
     elif hello.snapshot is not None:
         name = _name_at(spec, hello.snapshot, hello.epoch, lanes=lanes, start=start, map=map)
         plan_id = plan_id if name == hello.snapshot else None  # it is of another epoch
     else:
-        name, taken = _agreed_snapshot(spec, start, map, epoch=hello.epoch or 0)
+        name, taken = _agreed_snapshots(spec, start, map, epoch=hello.epoch or 0)
     plans = [each for each in plans if (each.snapshot_name, each.lanes) == (name, lanes)]
     alike = next(iter(plans), None)
-    plans = [each for each in plans if group_name(each) == start.column_group]
+    plans = [each for each in plans if group_name(each.sources[0]) == start.column_group]
     plan = next((each for each in plans if features == each.features_fingerprint or not each.needs_artifacts), None)
     if plan is None:
         if alike is not None:
-            table = _NamedTable(snapshot=alike.snapshot, rebase=alike.rebase, border=alike.border)
+            frozen = [FrozenSource.of(each) for each in alike.sources]
         else:
-            table = _load_named(spec, name, taken)
-        plan = resolve_snapshot(
-            spec,
-            table.snapshot,
-            lanes=lanes,
-            rebase=table.rebase,
-            border=table.border,
-            fit=fit,
-            map=map,
-            start=start,
-            features=features,
-            alike=alike,
-        )
+            frozen = load_frozen(spec, name, taken)
+        plan = resolve_frozen(spec, frozen, lanes=lanes, fit=fit, map=map, start=start, features=features)
         plan = plan_column_group(plan, hello.column_group)
-        plan = next((each for each in plans if each.job.artifacts == plan.job.artifacts), plan)
+        artifacts = [job.artifacts for job in plan.jobs]
+        plan = next((each for each in plans if [job.artifacts for job in each.jobs] == artifacts), plan)
     plan = plan.matching(plan_id)
     _refuse_other_plan(plan, {"plan": plan_id, "features": features})
     return plan
 
 
-def resolve_state(spec: PipelineSpec, state: Mapping[str, Any], *, fit: Fit, map: Map | None = None) -> Plan:
+def resolve_state(spec: PipelineSpec, state: Mapping[str, Any], *, fit: Fit, map: Map | None = None) -> RunPlan:
     """The plan that a state belongs to. Raises StateError where it is of another plan or other features."""
     fields = checked_state(state)
     _refuse_other_settings(spec, fields)
-    table = _load_named(spec, fields["snapshot"])
-    plan = resolve_snapshot(
-        spec,
-        table.snapshot,
-        lanes=fields["lanes"],
-        rebase=table.rebase,
-        border=table.border,
-        fit=fit,
-        map=map,
-        features=fields["features"],
-    )
+    frozen, lanes, features = load_frozen(spec, fields["snapshot"]), fields["lanes"], fields["features"]
+    plan = resolve_frozen(spec, frozen, lanes=lanes, fit=fit, map=map, features=features)
     plan = plan.matching(fields["plan"])
     _refuse_other_plan(plan, fields)
     return plan
 
 
-def resolve_next(spec: PipelineSpec, plan: Plan, *, fit: Fit, map: Map | None = None) -> Plan | None:
-    """The plan of the epoch after that of a plan of a followed table; None where the run ends with it. Raises PlanError
+def resolve_next(spec: PipelineSpec, plan: RunPlan, *, fit: Fit, map: Map | None = None) -> RunPlan | None:
+    """The plan of the epoch after that of a plan of followed tables; None where the run ends with it. Raises PlanError
     while that epoch has no rows, and for a plan that is not of an epoch."""
-    if plan.border is None:
+    if plan.epoch is None:
         raise PlanError("the plan is not of an epoch of a followed table: expected one of a run. See source.follow")
-    request = _follow_request(spec, lanes=plan.lanes, start=None, map=map)
     try:
-        border = border_of_epoch(request, plan.border, plan.border.epoch + 1)
+        name = _name_at(spec, plan.snapshot_name, plan.epoch + 1, lanes=plan.lanes, start=None, map=map)
     except NothingLandedError as error:
-        raise PlanError(f"epoch {plan.border.epoch + 1} cannot begin yet: {error}. Ask again later") from None
-    if border.epoch == plan.border.epoch:
+        raise PlanError(f"epoch {plan.epoch + 1} cannot begin yet: {error}. Ask again later") from None
+    if name == plan.snapshot_name:
         return None
-    table = _load_named(spec, border.name)
     features = plan.features_fingerprint
-    after = resolve_snapshot(spec, table.snapshot, lanes=plan.lanes, border=border, fit=fit, map=map, features=features)
+    after = resolve_frozen(spec, load_frozen(spec, name), lanes=plan.lanes, fit=fit, map=map, features=features)
     _refuse_other_plan(after, {"features": features})
     return after
 
 
-def resolve_followed(spec: PipelineSpec, snapshot: Snapshot, *, lanes: int, fit: Fit, map: Map | None = None) -> Plan:
-    """The plan of the first epoch of a new run on a followed table."""
-    border = first_border(spec, snapshot, 0)
-    return resolve_snapshot(spec, snapshot, lanes=lanes, border=border, fit=fit, map=map)
-
-
-def resolve_rebase(spec: PipelineSpec, state: Mapping[str, Any], *, map: Map | None = None) -> Plan:
-    """The plan of a state's run on the table as it is now, of the state's version; see `Pipeline.rebase`."""
+def resolve_rebase(spec: PipelineSpec, state: Mapping[str, Any], *, map: Map | None = None) -> RunPlan:
+    """The plan of a state's run on the tables as they are now, of the state's version; see `Pipeline.rebase`. A source
+    whose table has not changed stays as it is."""
     fields = checked_state(state)
     _refuse_other_settings(spec, fields)
     if spec.shuffle is not None and spec.shuffle.weights is not None:
@@ -208,28 +196,32 @@ def resolve_rebase(spec: PipelineSpec, state: Mapping[str, Any], *, map: Map | N
             "a run that draws rows by weight cannot be rebased: got shuffle.weights, by which a delivered row may come "
             "again. Continue on the state's snapshot, or begin the next epoch on the table as it is now"
         )
-    follow = spec.source.follow
-    if follow is not None and follow.epoch == "new":
-        raise StateError(
-            "an epoch of a followed table cannot be rebased with `epoch: new`: the rows that earlier epochs have read "
-            "are not told apart in rewritten files. Restore the files, or start a new run"
-        )
-    table = _load_named(spec, fields["snapshot"])
-    old = make_plan(
-        spec,
-        table.snapshot,
-        lanes=fields["lanes"],
-        map=map,
-        rebase=table.rebase,
-        border=table.border,
-        exclude=False,
-    )
-    old = with_exclusion_of(old, fields["plan"])
+    for each in spec.per_source():
+        follow = each.source.follow
+        if follow is not None and follow.epoch == "new":
+            raise StateError(
+                "an epoch of a followed table cannot be rebased with `epoch: new`: the rows that earlier epochs have "
+                "read are not told apart in rewritten files. Restore the files, or start a new run"
+            )
+    frozen = load_frozen(spec, fields["snapshot"])
+    old = plan_sources(spec, frozen, lanes=fields["lanes"], map=map, exclude=spec.is_mixed)
+    old = old.matching(fields["plan"]) if isinstance(old, MixedPlan) else with_exclusion_of(old, fields["plan"])
     _refuse_other_plan(old, {"plan": fields["plan"]})
     epoch, step = fields["epoch"], fields["step"]
     if step >= old.schedule(epoch).steps:
         epoch, step = epoch + 1, 0
-    excluded = load_exclusion(spec)
+    new = tuple(
+        _rebased(each, place, epoch, map) for each, place in zip(old.sources, old.places(epoch, step), strict=True)
+    )
+    if all(one is other for one, other in zip(new, old.sources, strict=True)):
+        return old
+    return old.with_sources(new)
+
+
+def _rebased(old: Plan, place: PassPlace, epoch: int, map: Map | None) -> Plan:
+    """The plan of a source on its table as it is now, without the rows that its pass has delivered; the old one where
+    nothing has changed. epoch: of the run."""
+    spec, excluded = old.spec, load_exclusion(old.spec)
     if excluded is None:
         snapshot = current_snapshot(spec, take=fresh_snapshot, map=map)
     else:
@@ -239,48 +231,48 @@ def resolve_rebase(spec: PipelineSpec, state: Mapping[str, Any], *, map: Map | N
     require_comparable(old, snapshot)
     border = None if old.border is None else rebased_border(spec, old.border, snapshot, epoch)
     new = make_plan(spec, snapshot, lanes=old.lanes, map=map, border=border).at(old.version, old.window)
-    rest = rebase(old, new, epoch=epoch, step=step, map=map)
+    rest = rebase(old, new, epoch=place.number, step=place.step, began=place.began, map=map)
     rest.save(spec.work_dir)
     return replace(new, rebase=rest)
 
 
-def resolve_snapshot(
+def resolve_frozen(
     spec: PipelineSpec,
-    snapshot: Snapshot,
+    frozen: Sequence[FrozenSource],
     *,
     lanes: int,
     fit: Fit,
-    rebase: Rebase | None = None,
-    border: Border | None = None,
     map: Map | None = None,
     start: RunStart | None = None,
     features: str | None = None,
-    alike: Plan | None = None,
-) -> Plan:
-    """A plan on a snapshot, with every artifact that its features need. features: the fingerprint of a state. border:
-    of the epoch that it is of. alike: another plan of the spec on this snapshot."""
-    selection = None if alike is None else alike.selection
+) -> RunPlan:
+    """A plan on the snapshot of each source, with every artifact that its features need. features: the fingerprint of a
+    state."""
 
-    def plan_with(artifacts: ArtifactSetRef | None = None) -> Plan:
-        return make_plan(
-            spec,
-            snapshot,
-            lanes=lanes,
-            map=map,
-            rebase=rebase,
-            artifacts=artifacts,
-            selection=selection,
-            border=border,
-            earlier=lambda: _snapshot_before(spec, border),
-        )
+    def plan_with(artifacts: ArtifactSetRef | None = None) -> RunPlan:
+        return plan_sources(spec, frozen, lanes=lanes, map=map, artifacts=artifacts, earlier=_snapshot_before)
 
-    plan = resolve_artifacts(plan_with(), plan_with, lambda: fit(snapshot), start=start, features=features)
+    snapshots = [each.snapshot for each in frozen]
+    plan = resolve_artifacts(plan_with(), plan_with, lambda: fit(snapshots), start=start, features=features)
     return _with_recorded_types(plan)
 
 
-def preview_plan(spec: PipelineSpec, snapshot: Snapshot, *, lanes: int, map: Map | None = None) -> Plan:
-    """A plan on a snapshot with the artifacts that exist, enough to compute rows and steps."""
-    return _with_recorded_types(make_plan(spec, snapshot, lanes=lanes, map=map), fill=True)
+def resolve_snapshots(
+    spec: PipelineSpec, snapshots: Sequence[Snapshot], *, lanes: int, fit: Fit, map: Map | None = None
+) -> RunPlan:
+    """The plan of a new run on the snapshot of each source, with every artifact that its features need; of its first
+    epoch, where a table is followed."""
+    frozen = [
+        FrozenSource(snapshot=snapshot, border=None if each.source.follow is None else first_border(each, snapshot, 0))
+        for each, snapshot in zip(spec.per_source(), snapshots, strict=True)
+    ]
+    return resolve_frozen(spec, frozen, lanes=lanes, fit=fit, map=map)
+
+
+def preview_plan(spec: PipelineSpec, snapshots: Sequence[Snapshot], *, lanes: int, map: Map | None = None) -> RunPlan:
+    """A plan on the snapshot of each source with the artifacts that exist, enough to compute rows and steps."""
+    frozen = [FrozenSource(snapshot=each) for each in snapshots]
+    return _with_recorded_types(plan_sources(spec, frozen, lanes=lanes, map=map), fill=True)
 
 
 def lanes_for(lanes: int | None, world_size: int) -> int:
@@ -290,29 +282,43 @@ def lanes_for(lanes: int | None, world_size: int) -> int:
     return lanes
 
 
-def _agreed_snapshot(
+def _agreed_snapshots(
     spec: PipelineSpec, start: RunStart, map: Map | None, *, epoch: int
-) -> tuple[str, Snapshot | None]:
-    """The name of the snapshot that all ranks of this start read; the snapshot itself, if this rank takes it. epoch:
-    the first of a run on a followed table."""
-    snapshots: list[Snapshot] = []
+) -> tuple[str, tuple[Snapshot, ...] | None]:
+    """The name of the snapshots that all ranks of this start read; and these, if this rank takes them. epoch: the first
+    of a run on followed tables."""
+    taken: list[tuple[Snapshot, ...]] = []
 
     def take() -> str:
-        snapshots.append(snapshot := current_snapshot(spec, map=map))
-        return snapshot.id if spec.source.follow is None else first_border(spec, snapshot, epoch).name
+        taken.append(snapshots := current_snapshots(spec, map=map))
+        return ",".join(
+            snapshot.id if each.source.follow is None else first_border(each, snapshot, epoch).name
+            for each, snapshot in zip(spec.per_source(), snapshots, strict=True)
+        )
 
     name = choose_once(start, spec.work_dir, take)
-    return name, next(iter(snapshots), None)
+    return name, next(iter(taken), None)
 
 
-def _name_at(spec: PipelineSpec, name: str, epoch: int | None, *, lanes: int, start: RunStart, map: Map | None) -> str:
-    """The name of the snapshot that an epoch reads, in the run of a named one."""
-    _, border_id = split_border(split_name(name)[0])
-    if epoch is None or border_id is None or spec.source.follow is None:
+def _name_at(
+    spec: PipelineSpec, name: str, epoch: int | None, *, lanes: int, start: RunStart | None, map: Map | None
+) -> str:
+    """The name of the snapshots that an epoch reads, in the run of named ones; the same where the run ends before it,
+    as one followed table has ended."""
+    if epoch is None:
         return name
-    border = load_border(spec.work_dir, border_id)
-    after = border_of_epoch(_follow_request(spec, lanes=lanes, start=start, map=map), border, epoch)
-    return name if after == border else after.name
+    names = []
+    for each, own in zip(spec.per_source(), snapshot_names(spec, name), strict=True):
+        _, border_id = split_border(split_name(own)[0])
+        if border_id is None or each.source.follow is None:
+            names.append(own)
+            continue
+        border = load_border(each.work_dir, border_id)
+        after = border_of_epoch(_follow_request(each, lanes=lanes, start=start, map=map), border, epoch)
+        if after.epoch != epoch:
+            return name
+        names.append(own if after == border else after.name)
+    return ",".join(names)
 
 
 def _follow_request(spec: PipelineSpec, *, lanes: int, start: RunStart | None, map: Map | None) -> FollowRequest:
@@ -363,32 +369,15 @@ def _id(exclusion: Exclusion | None) -> str | None:
     return exclusion.id if exclusion is not None and exclusion.rows else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _NamedTable:
-    """What a state's `snapshot` names."""
-
-    snapshot: Snapshot
-    rebase: Rebase | None
-    border: Border | None
-
-
-def _load_named(spec: PipelineSpec, name: str, taken: Snapshot | None = None) -> _NamedTable:
-    """Load what a name stands for. taken: its snapshot, if that is at hand."""
-    name, rest = split_name(name)
-    id, border = split_border(name)
-    return _NamedTable(
-        snapshot=as_read(spec, Snapshot.load(spec.work_dir, id)) if taken is None else taken,
-        rebase=None if rest is None else Rebase.load(spec.work_dir, rest),
-        border=None if border is None else load_border(spec.work_dir, border),
-    )
-
-
-def _with_recorded_types(plan: Plan, *, fill: bool = False) -> Plan:
-    """Save the types of the table's columns for serving, where the artifacts folder can be written, and return the
+def _with_recorded_types(plan: RunPlan, *, fill: bool = False) -> RunPlan:
+    """Save the types of the tables' columns for serving, where the artifacts folder can be written, and return the
     plan; `fill`: save only missing types."""
     spec = plan.spec
+    if spec.source_name is not None:
+        return plan  # of one source alone, while serving has the pipeline's features
     with contextlib.suppress(FeedlineError, OSError):
-        save_types(artifacts_dir(spec), artifact_set_key(spec), planned_schema(spec, plan.snapshot.schema), fill=fill)
+        schema = served_schema(spec, [each.snapshot.schema for each in plan.sources])
+        save_types(artifacts_dir(spec), artifact_set_key(spec), schema, fill=fill)
     return plan
 
 
@@ -403,7 +392,7 @@ def _refuse_other_settings(spec: PipelineSpec, state: Mapping[str, Any]) -> None
             )
 
 
-def _refuse_other_plan(plan: Plan, state: Mapping[str, Any]) -> None:
+def _refuse_other_plan(plan: RunPlan, state: Mapping[str, Any]) -> None:
     """Raise StateError, with both values, for a state of another plan or other features."""
     for key, mine, remedy in (
         ("plan", plan.fingerprint, "Use the pipeline.yaml and overrides of the run that saved the state"),
@@ -415,5 +404,6 @@ def _refuse_other_plan(plan: Plan, state: Mapping[str, Any]) -> None:
     ):
         theirs = state.get(key)
         if theirs is not None and theirs != mine:
-            remedy = (explain_exclusion(plan, theirs) if key == "plan" else None) or remedy
+            if key == "plan" and isinstance(plan, Plan):
+                remedy = explain_exclusion(plan, theirs) or remedy
             raise StateError(f"the state belongs to another {key}: got {theirs}, expected {mine}. {remedy}")

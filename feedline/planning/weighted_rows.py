@@ -52,13 +52,14 @@ class RowWeights:
     quanta: Int64s
     rows: int
     seed: int
-    _epochs: dict[int, Int64s] = field(default_factory=dict, repr=False)
+    _epochs: dict[tuple[int | str, ...], Int64s] = field(default_factory=dict, repr=False)
 
-    def draws_in(self, epoch: int) -> Int64s:
-        """int64 [row groups]: how many rows an epoch draws from each."""
-        if epoch not in self._epochs:
-            self._epochs[epoch] = draws_of_groups(self.quanta, self.rows, self.seed, epoch)
-        return self._epochs[epoch]
+    def draws_in(self, epoch: int, *salt: str) -> Int64s:
+        """int64 [row groups]: how many rows an epoch draws from each. salt: of permutations."""
+        key: tuple[int | str, ...] = (self.seed, epoch, *salt)
+        if key not in self._epochs:
+            self._epochs[key] = draws_of_groups(self.quanta, self.rows, *key)
+        return self._epochs[key]
 
 
 def draws_of_groups(quanta: Int64s, draws: int, *key: int | str) -> Int64s:

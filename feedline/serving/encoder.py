@@ -26,7 +26,7 @@ from feedline.loader.encoding.encoded_rows import EncodedRows
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.row_arrays import Encoded
 from feedline.planning.binding.fitted_artifacts import artifact_set_key, artifact_set_ref, artifacts_dir, require_fitted
-from feedline.planning.binding.table_features import compile_spec, planned_schema
+from feedline.planning.binding.table_features import compile_spec, planned_schema, served_schema
 from feedline.serving.form import Form
 from feedline.serving.null_types import AmbiguousType, ambiguous_type_error, resolve_types, without_type
 from feedline.serving.request_types import needs_no_conversion, refuse_absent_parts, refuse_other_kinds
@@ -85,14 +85,16 @@ class Serving:
             raise error if error.row is None else DataError(f"{error} (row {error.row})") from error
         return Encoded(schema=columns, encoded=encoded)
 
-    def schema(self, table: Callable[[], pa.Schema]) -> BatchSchema:
-        """Columns of a batch of all groups, from the types of training or, without a record, from the table's.
+    def schema(self, tables: Callable[[], Sequence[pa.Schema]]) -> BatchSchema:
+        """Columns of a batch of all groups, from the types of training or, without a record, from the tables'.
 
         Raises SpecError if a fit or a feature's column is missing.
         """
         if self._schema is None:
-            types = self._training_types() if len(self._training_types()) else table()
-            if SAMPLE_WEIGHT not in types.names:  # recorded types include it
+            types = self._training_types()  # which include the columns that a sample generates
+            if not len(types):
+                types = served_schema(self._spec, tables())
+            elif SAMPLE_WEIGHT not in types.names and not self._spec.is_mixed:
                 types = planned_schema(self._spec, types)
             features = compile_spec(self._spec, types, artifacts=self._artifacts)
             require_fitted(self._spec, features)

@@ -7,6 +7,7 @@ chooses its logarithms by the processor's instructions. NaN equals NaN.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from feedline.errors import CorruptFileError, SpecError
 from feedline.loader.encoding.arrow_table import arrow_table
 from feedline.planning.binding.fitted_artifacts import artifact_set_key, artifacts_dir
 from feedline.planning.binding.selected_rows import bound_sample, bound_where
-from feedline.planning.binding.table_features import planned_schema
+from feedline.planning.binding.table_features import served_schema
 from feedline.serving.encoder import Serving
 from feedline.serving.golden_rows import first_rows_of_splits, rows_that_encode
 from feedline.serving.golden_store import GoldenOrigin, GoldenVectors, delete_golden, load_golden, save_golden
@@ -90,18 +91,21 @@ class CheckResult:
         return "\n".join(lines)
 
 
-def record(spec: PipelineSpec, snapshot: Snapshot) -> GoldenVectors | None:
-    """Record the types of the table's columns and, unless `fit.golden` is `none`, golden vectors beside the artifacts.
+def record(spec: PipelineSpec, snapshots: Sequence[Snapshot]) -> GoldenVectors | None:
+    """Record the types of the tables' columns and, unless `fit.golden` is `none`, golden vectors beside the artifacts.
 
+    Of several sources, the rows are of the first that redefines no feature: serving has the pipeline's own ones.
     Returns the vectors, the existing ones if nothing has changed. Returns None, and deletes existing vectors, if
     `fit.golden` is `none`, nothing is served, or no row suits all features.
     """
-    folder, schema = artifacts_dir(spec), planned_schema(spec, snapshot.schema)
+    folder, schema = artifacts_dir(spec), served_schema(spec, [snapshot.schema for snapshot in snapshots])
     request = artifact_set_key(spec)
     save_types(folder, request, schema)
     serving = Serving(spec, types=schema)
     parts = list(serving.per_feature())
-    if not parts or spec.fit.golden == "none":
+    sources = zip(spec.per_source(), snapshots, strict=True)
+    source, snapshot = next((pair for pair in sources if pair[0].features == spec.features), (None, snapshots[0]))
+    if not parts or spec.fit.golden == "none" or source is None:
         delete_golden(folder, request, serving.features)
         return None
     origin = GoldenOrigin(
@@ -113,7 +117,7 @@ def record(spec: PipelineSpec, snapshot: Snapshot) -> GoldenVectors | None:
     existing = _existing_vectors(folder, request, serving)
     if existing is not None and existing.origin == origin:
         return existing
-    rows = _rows(spec, snapshot, schema, serving)
+    rows = _rows(source, snapshot, schema, serving)
     if not rows.num_rows:
         delete_golden(folder, request, serving.features)
         return None

@@ -61,6 +61,7 @@ class FeatureInput:
     column: str | None = None
     expr: str | None = None
     ops: tuple[OpCall, ...] = ()
+    known_as: tuple[str, str] | None = None  # as of `FeatureSpec`
     path: Path = field(default=(), compare=False)
 
     def __str__(self) -> str:
@@ -78,7 +79,9 @@ class FeatureInput:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureSpec:
     """One feature: exactly one of column, expr and op (with its inputs) is its source; ops follow in order. dedup: the
-    deduplicated group that it belongs to; None until its columns have been compared with the groups'."""
+    deduplicated group that it belongs to; None until its columns have been compared with the groups'. known_as: of a
+    source that redefines a feature, the column or expression ("column" or "expr", and its text) of the pipeline's, by
+    which fits know it, as they learn from all sources."""
 
     name: str
     group: AnyGroup
@@ -90,6 +93,7 @@ class FeatureSpec:
     on_nonfinite: OnNonfinite = "keep"
     expect: tuple[Expectation, ...] = ()
     dedup: str | None = None
+    known_as: tuple[str, str] | None = None
     path: Path = field(default=(), compare=False)
 
     def long_form(self) -> dict[str, Any]:
@@ -107,11 +111,14 @@ def canonical_json(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-def read_features(document: Document, problems: Problems, code: str | None = None) -> tuple[FeatureSpec, ...]:
-    """The features of the document's `features` section, group by group; adds errors to `problems`. code: the folder of
+def read_features(
+    document: Document, problems: Problems, code: str | None = None, *, at: Path = ("features",)
+) -> tuple[FeatureSpec, ...]:
+    """The features of the document's section at a path, group by group; adds errors to `problems`. code: the folder of
     the pipeline.yaml, if it allows code. A feature without `on_nonfinite` has the document's."""
-    groups = document.value["features"]
-    path: Path = ("features",)
+    groups, path = document.value, at
+    for part in at:
+        groups = groups[part]
     if not isinstance(groups, dict):
         problems.add(path, f"must be a mapping: got {describe_value(groups)}, expected the groups {', '.join(GROUPS)}")
         return ()
@@ -119,7 +126,7 @@ def read_features(document: Document, problems: Problems, code: str | None = Non
         if group not in GROUPS:
             problems.add((*path, group), unknown_message("group of features", group, GROUPS), key=True)
     default = document.value.get("on_nonfinite")
-    reader = _FeatureReader(problems, code, default if default in get_args(OnNonfinite) else "keep")
+    reader = _FeatureReader(problems, code, default if default in get_args(OnNonfinite) else "keep", path)
     features = [feature for group in GROUPS if group in groups for feature in reader.group(group, groups[group])]
     if not any(groups.values()):
         problems.add(path, "no feature: got none, expected at least one. Write for example `dense: {price: []}`")
@@ -143,13 +150,14 @@ def _as_yaml(value: object) -> str:
 class _FeatureReader:
     """Each method reads one form, and returns None, or fewer values, after an error."""
 
-    def __init__(self, problems: Problems, code: str | None, on_nonfinite: OnNonfinite) -> None:
+    def __init__(self, problems: Problems, code: str | None, on_nonfinite: OnNonfinite, path: Path) -> None:
         self.problems = problems
+        self.path = path
         self.code = code
         self.default = on_nonfinite
 
     def group(self, group: Group, value: Any) -> Iterator[FeatureSpec]:
-        path: Path = ("features", group)
+        path = (*self.path, group)
         if group == "extra" and isinstance(value, list):
             for index, name in enumerate(value):
                 for column in self.names(name, (*path, index)):
@@ -315,7 +323,10 @@ class _FeatureReader:
         what = "a column" if sources == ["column"] else "an expression"
         source = self.name(value[sources[0]], (*path, sources[0]), what)
         ops = self.ops(value.get("ops", []), (*path, "ops"))
-        return None if source is None else FeatureInput(**{sources[0]: source}, ops=ops, path=path)
+        if source is None:
+            return None
+        column, expr = (source, None) if sources == ["column"] else (None, source)
+        return FeatureInput(column=column, expr=expr, ops=ops, path=path)
 
     def ops(self, values: list[Any], path: Path) -> tuple[OpCall, ...]:
         calls = [self.op(value, (*path, index)) for index, value in enumerate(values)]

@@ -32,6 +32,7 @@ _ANY_OP: Schema = {
         {"type": "object", "minProperties": 1, "maxProperties": 1, "additionalProperties": {"not": {"type": "null"}}},
     ],
 }
+_OWN_FEATURES = "Features of the pipeline that read other columns here; what is left out is the pipeline's."
 _GROUP_DESCRIPTIONS = {
     "dense": "float32 [batch, width]; the order in the file is the order in the tensor.",
     "categorical": "One id per row: int64 [batch, width].",
@@ -53,6 +54,13 @@ def document_schema(model: type[BaseModel], op_schema: Schema | None) -> Schema:
     properties = schema["properties"]
     properties["features"] = _features()
     properties["dedup"] = _dedup(definitions["feature"]["anyOf"][-1]["properties"]["columns"])
+    properties["sources"] = _items(properties["sources"]["items"]) | {
+        "description": properties["sources"]["description"]
+    }
+    properties["source"] = {"description": properties["source"]["description"], "$ref": "#/$defs/SourceSpec"}
+    own = {key: value for key, value in _features().items() if key != "minProperties"}
+    definitions["MixedSourceSpec"]["properties"]["features"] = own | {"description": _OWN_FEATURES}
+    schema["oneOf"] = [{"required": ["source"]}, {"required": ["sources"]}]
     cluster = definitions["ClusterSpec"]["properties"]
     cluster["tls"]["anyOf"].insert(0, {"const": "temporary"})
     cluster["workers"]["anyOf"].insert(0, {"type": "integer", "minimum": 1})

@@ -106,20 +106,36 @@ def apply_overrides(document: Document, overrides: Mapping[str, object]) -> None
         position = Position(override=label)
         if not isinstance(document.value, dict):
             raise document.error((), "not a mapping: expected the keys of a pipeline")
-        target = document.value
+        target: Any = document.value
+        name = path_text(path)
         for depth, part in enumerate(path[:-1], start=1):
+            if isinstance(target, list):
+                target, path = _item(target, path, depth, label)
+                continue
             if target.get(part) is None:
                 target[part] = {}
                 _forget(document, path[:depth])
                 document.positions[path[:depth]] = document.key_positions[path[:depth]] = position
-            if not isinstance(target[part], dict):
+            items = target[part] if path[:depth] == ("sources",) and isinstance(target[part], list) else None
+            if not isinstance(target[part], dict) and not items:
                 whole = path_text(path[:depth])
                 message = f"{whole} has no keys to set: got {describe_value(target[part])}. Set {whole} as a whole"
                 raise SpecError(f"{label}: {message}")
             target = target[part]
-        target[path[-1]] = document.overrides[path_text(path)] = plain_value(value, label)
+        if isinstance(target, list):
+            _, path = _item(target, path, len(path), label)
+        target[path[-1]] = document.overrides[name] = plain_value(value, label)
         _forget(document, path)
         document.positions[path] = document.key_positions[path] = position
+
+
+def _item(items: list[Any], path: Path, depth: int, label: str) -> tuple[Any, Path]:
+    """The item of a list that a part of the path numbers, and the path with its index."""
+    whole, part = path_text(path[: depth - 1]), str(path[depth - 1])
+    if not part.isdecimal() or int(part) >= len(items):
+        message = f"{whole} has no item {part!r}: got {len(items)}, expected a number from 0 to {len(items) - 1}"
+        raise SpecError(f"{label}: {message}, as in {whole}.0.where")
+    return items[int(part)], (*path[: depth - 1], int(part), *path[depth:])
 
 
 def override_options(overrides: Mapping[str, Any]) -> str:

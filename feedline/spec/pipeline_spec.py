@@ -47,7 +47,19 @@ from feedline.spec.sections import (
     keys_of,
     section_at,
 )
-from feedline.spec.source_section import SourceSpec
+from feedline.spec.source_section import SourceSpec, refused_weights
+from feedline.spec.sources_section import (
+    MixSpec,
+    OnlySource,
+    Sources,
+    canonical_features,
+    check_source_keys,
+    check_sources,
+    grouped_entries,
+    keys_of_source,
+    read_source_features,
+    rows_of_sources,
+)
 from feedline.spec.yaml_document import MAX_BYTES, read_document
 
 DICT_NAME = "pipeline"  # in errors about a mapping, where a file would have its name
@@ -64,7 +76,9 @@ class PipelineSpec(Section):
         validate_default=True,
         description="Folder or URI for snapshots, counts and artifacts, shared between the hosts of a job.",
     )
-    source: SourceSpec = Field(description="The table and its rows.")
+    only_source: OnlySource = Field(default=None, alias="source", description="The table and its rows.")
+    sources: Sources = Field(default=(), description="Several tables, instead, whose rows each step mixes.")
+    mix: MixSpec | None = Field(default=None, description="How several sources are mixed.")
     features: Annotated[tuple[FeatureSpec, ...], SkipValidation, WithJsonSchema({})]
     dedup: Annotated[tuple[DedupSpec, ...], SkipValidation, WithJsonSchema({})] = ()
     batch: BatchSpec = Field(description="How rows become batches.")
@@ -89,6 +103,55 @@ class PipelineSpec(Section):
 
     _document: Document = PrivateAttr(default_factory=lambda: Document(file="<pipeline>", value=None))
     _base_dir: str = PrivateAttr(default="")
+    _whole: PipelineSpec | None = PrivateAttr(default=None)
+    _index: int = PrivateAttr(default=0)
+
+    @property
+    def source(self) -> SourceSpec:
+        """The source of a pipeline with one. Raises SpecError, with the names, where there are several."""
+        if self.only_source is None:
+            names = ", ".join(source.name for source in self.sources)
+            message = f"this reads one table: got the sources {names}. Name one with --source, or Pipeline.of_source"
+            raise self.error(("sources",), message)
+        return self.only_source
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether there are `sources`."""
+        return self.only_source is None
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether a table is followed, and so each epoch has a plan of its own."""
+        return any(each.follow is not None for each in self.sources or [self.source])
+
+    @property
+    def whole(self) -> PipelineSpec:
+        """The pipeline that this one is a source of; itself, if it is none."""
+        return self._whole or self
+
+    @property
+    def source_name(self) -> str | None:
+        """The name of the source that this pipeline is of; None if it is not one of several."""
+        return None if self._whole is None else self._whole.sources[self._index].name
+
+    def per_source(self) -> tuple[PipelineSpec, ...]:
+        """A pipeline for each source, with its features and its rows of a step; of one `source`, this one."""
+        rows = rows_of_sources(self.sources, self.batch.size)
+        return tuple(self._of_source(index, own) for index, own in enumerate(rows)) if self.is_mixed else (self,)
+
+    def for_source(self, name: str) -> PipelineSpec:
+        """The pipeline of the source of this name. Raises SpecError for an unknown one."""
+        specs = dict(zip([source.name for source in self.sources], self.per_source(), strict=False))
+        if name not in specs:
+            raise self.error(("sources",), unknown_message("source", name, specs))
+        return specs[name]
+
+    def _of_source(self, index: int, rows: int) -> PipelineSpec:
+        parts = keys_of_source(self.sources[index], rows, self.features, self.dedup, self.batch)
+        spec = self.model_copy(update={**parts, "sources": (), "mix": None})
+        spec._whole, spec._index = self, index
+        return spec
 
     @property
     def file(self) -> str:
@@ -108,6 +171,10 @@ class PipelineSpec(Section):
 
     def error(self, path: Path, message: str) -> SpecError:
         """A SpecError "FILE:LINE:COL: features.dense.price[1]: message", or with the override instead of the line."""
+        if path[:1] != ("sources",) and self._whole is not None:
+            at_source = path[:1] == ("source",)
+            message = message if at_source else f"source {self.source_name}: {message}"
+            path = ("sources", self._index, *path[1:]) if at_source else path
         return self._document.error(path, message)
 
     def canonical(self) -> str:
@@ -116,16 +183,20 @@ class PipelineSpec(Section):
         if self.dedup:
             content["dedup"] = {group.name: {"columns": group.columns} for group in self.dedup}
         content["features"] = [[feature.group, feature.name, feature.long_form()] for feature in self.features]
-        content["shuffle"] = content["shuffle"] or "off"
+        content["shuffle"] = "off" if self.shuffle is None else self.shuffle.stated_keys(content["shuffle"])
         content["batch"] = self.batch.stated_keys(content["batch"])
-        if self.source.exclude is None:
-            del content["source"]["exclude"]
-        if self.shuffle is not None and self.shuffle.weights is None:
-            del content["shuffle"]["weights"]
+        if self.is_mixed:
+            del content["source"]
+            for entry, source in zip(content["sources"], self.sources, strict=True):
+                entry["features"] = canonical_features(source.features)
+        else:
+            del content["sources"], content["mix"]
+        for entry in content["sources"] if self.is_mixed else (content["source"],):
+            for key in ("exclude", "follow"):
+                if entry[key] is None:
+                    del entry[key]
         if self.cache is None or self.cache.is_off:
             del content["cache"]
-        if self.source.follow is None:
-            del content["source"]["follow"]
         if self.artifacts.shared is None:
             content["artifacts"] = self.artifacts.folder
         if self.cluster.workers is not None and self.cluster.workers.is_fixed:
@@ -141,9 +212,10 @@ class PipelineSpec(Section):
         """The spec of a canonical text; errors name `file`, without lines and columns."""
         try:
             content = json.loads(text)
-            groups: dict[str, dict[str, Any]] = {}
-            for group, name, body in content["features"]:
-                groups.setdefault(group, {})[name] = body
+            groups = grouped_entries(content["features"])
+            for source in content.get("sources", ()):
+                own = grouped_entries(source.pop("features"))
+                source |= {"features": own} if own else {}
         except (ValueError, KeyError, TypeError) as error:
             raise SpecError(f"{file}: not the canonical text of a pipeline: {error!r}") from error
         return _validate(Document(file=file, value={**content, "features": groups}), posixpath.abspath(""))
@@ -218,13 +290,9 @@ def json_schema(op_schema: dict[str, Any] | None = None) -> dict[str, Any]:
     return document_schema(PipelineSpec, op_schema)
 
 
-_KEYS = tuple(PipelineSpec.model_fields)
+_KEYS = tuple(keys_of(PipelineSpec))
 
 
-_WEIGHTS_AND_KEY = (
-    "contradicts `source.row_key`, which a rebase needs: a row that may be drawn again is never delivered for good. "
-    "Remove one of the two"
-)
 _CLASS_NEEDS_CODE = (
     "runs Python code, which needs `allow_code: true`. Write that at the top of pipeline.yaml if you trust everyone "
     "who can write to the file"
@@ -237,6 +305,8 @@ def _validate(document: Document, base_dir: str) -> PipelineSpec:
     if "features" in content:
         code = base_dir if content.get("allow_code") is True else None
         content = {**content, "features": read_features(document, problems, code)}
+        if "sources" in content:
+            content["sources"] = read_source_features(document, content["features"], problems, code)
     if "dedup" in content:
         content = {**content, "dedup": read_groups(document, problems)}
     spec: PipelineSpec | None = None
@@ -249,10 +319,13 @@ def _validate(document: Document, base_dir: str) -> PipelineSpec:
         problems.add(("cluster", "class"), _CLASS_NEEDS_CODE)
     if spec is not None and spec.dedup and spec.shuffle is not None and spec.shuffle.rows and spec.shuffle.by is None:
         problems.add(spec.dedup[0].path, NEEDS_RUNS)
+    check_source_keys(content, problems)
+    if spec is not None and spec.is_mixed:
+        check_sources(spec.sources, spec.batch, problems)
     if spec is not None and (reason := spec.batch.refused_with(spec.shuffle)) is not None:
         problems.add(("batch", "length" if spec.batch.balance is None else "balance"), reason)
-    if spec is not None and spec.shuffle is not None and spec.shuffle.weights is not None and spec.source.row_key:
-        problems.add(("shuffle", "weights"), _WEIGHTS_AND_KEY)
+    if spec is not None and (reason := refused_weights(spec.shuffle, spec.sources or (spec.source,))) is not None:
+        problems.add(("shuffle", "weights"), reason)
     problems.raise_all()
     if spec is None:
         raise AssertionError("pydantic refused a pipeline without saying why")

@@ -19,6 +19,7 @@ Path = tuple[str | int, ...]
 
 # A user fixes the first few; a thousand repeated lines hide them.
 MAX_REPORTED = 20
+MAX_NAMES = 24  # shown of those that are expected: all keys of a pipeline
 
 _BARE_NAME = re.compile(r"[\w-]+")
 
@@ -116,11 +117,11 @@ def describe_value(value: object) -> str:
 
 
 def unknown_message(kind: str, got: str, expected: Iterable[str]) -> str:
-    """`unknown key: got 'tial', expected one of 'size', 'tail'. Did you mean 'tail'?` Of more than MAX_REPORTED names
+    """`unknown key: got 'tial', expected one of 'size', 'tail'. Did you mean 'tail'?` Of more than MAX_NAMES names
     it shows only the nearest, if there is one."""
     names = list(expected)
     near = difflib.get_close_matches(got, names, n=1) or difflib.get_close_matches(got.lower(), names, n=1)
-    if near and len(names) > MAX_REPORTED:
+    if near and len(names) > MAX_NAMES:
         return f"unknown {kind}: got {describe_value(got)}. Did you mean {near[0]!r}?"
     remedy = f". Did you mean {near[0]!r}?" if near else ""
     return f"unknown {kind}: got {describe_value(got)}, expected one of {', '.join(map(repr, names))}{remedy}"

@@ -138,6 +138,10 @@ class ShuffleSpec(Section):
             raise rule_error("weights", f"contradicts `by`: {reason}. Remove one of the two")
         return self
 
+    def stated_keys(self, content: dict[str, Any]) -> dict[str, Any]:
+        """The section's content without keys that came later and say nothing: equal specs have equal texts."""
+        return {key: value for key, value in content.items() if key != "weights" or value is not None}
+
 
 class ArtifactsSpec(Section):
     """Where artifacts are kept, and whose they are."""
@@ -206,6 +210,8 @@ def keys_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
 def section_at(model: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] | None:
     """The model of the mapping at `path` below `model`; None where there is none."""
     for part in path:
+        if isinstance(part, int):
+            continue  # an item of a list of sections
         fields = keys_of(model)
         kind = fields[part].annotation if part in fields else None
         types = [item for item in (kind, *getattr(kind, "__args__", ())) if isinstance(item, type)]

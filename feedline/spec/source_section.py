@@ -5,6 +5,7 @@ Runs in: every process that reads a pipeline.yaml. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
@@ -18,6 +19,7 @@ from feedline.spec.sections import (
     NonEmptyString,
     PathString,
     Section,
+    ShuffleSpec,
     TablePaths,
     rule_error,
     value_error,
@@ -186,3 +188,13 @@ class SourceSpec(Section):
                 f"{', '.join(formats)}. Choose another `landed`, or remove `follow`",
             )
         return self
+
+
+def refused_weights(shuffle: ShuffleSpec | None, sources: Sequence[SourceSpec]) -> str | None:
+    """Why rows cannot be drawn by `shuffle.weights` from these sources; None if they can, or are not."""
+    if shuffle is None or shuffle.weights is None or all(source.row_key is None for source in sources):
+        return None
+    return (
+        "contradicts `source.row_key`, which a rebase needs: a row that may be drawn again is never delivered for "
+        "good. Remove one of the two"
+    )

@@ -20,10 +20,10 @@ from toy_ops import FEATURES, toy_ops, written
 import feedline.artifacts.store as stored_artifacts
 from feedline import Pipeline
 from feedline.artifacts.artifact_sets import find_set, save_set
+from feedline.artifacts.fit_origin import FitOrigin
 from feedline.artifacts.store import (
     ArtifactSetRef,
     Fit,
-    FitOrigin,
     FittedArtifact,
     Manifest,
     StoredArtifactSet,

@@ -73,7 +73,7 @@ def test_narrow_rows_make_larger_blocks_in_order():
     def rows(nbytes: float, rows: int, lanes: int = 1, **source: Any) -> int:
         spec = parse_spec(TEXT.format(shuffle='"off"'), base_dir="/")
         if source:
-            spec = spec.model_copy(update={"source": spec.source.model_copy(update=source)})
+            spec = spec.model_copy(update={"only_source": spec.source.model_copy(update=source)})
         window = choose_window(spec.shuffle, 1, RowBytes())
         return block_sizes(
             spec.source, spec.shuffle, lanes, 1, window, RowBytes(selected=nbytes, stored=nbytes, rows=rows)

@@ -36,4 +36,4 @@ def written(folder: Path, table: Path, **features: Any) -> Path:
 def recorded(path: Path, choice: str = "rows", **changes: Any) -> tuple[PipelineSpec, Snapshot, Any]:
     pipeline = Pipeline.from_yaml(path, {"fit.golden": choice, **changes})
     snapshot = pipeline.snapshot()
-    return pipeline.spec, snapshot, record(pipeline.spec, snapshot)
+    return pipeline.spec, snapshot, record(pipeline.spec, [snapshot])

@@ -236,8 +236,8 @@ def _keys():
 
 ALTERNATIVES = {
     (): (
-        "version name work_dir source features dedup batch shuffle lanes epochs cluster feeder memory cache artifacts "
-        "fit allow_code on_nonfinite on_expect"
+        "version name work_dir source sources mix features dedup batch shuffle lanes epochs cluster feeder memory "
+        "cache artifacts fit allow_code on_nonfinite on_expect"
     ),
     ("source",): (
         "table format version snapshot_id as_of snapshot partitions schema where sample exclude row_key on_bad_file "
@@ -246,6 +246,7 @@ ALTERNATIVES = {
     ("source", "sample"): "fraction where seed key",
     ("source", "follow"): "landed until epoch",
     ("source", "schema"): "missing extra columns",
+    ("mix",): "stop",
     ("features",): "dense categorical sparse label extra",
     ("batch",): "size tail balance max_tokens buckets length longer",
     ("batch", "balance"): "column max",

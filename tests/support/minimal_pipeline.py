@@ -15,4 +15,5 @@ batch: {size: 8}
 def completed(fragment):
     """Complete a fragment to a whole pipeline."""
     keys = {line.split(":")[0] for line in fragment.splitlines() if line[:1].isalpha()}
+    keys |= {"source"} if "sources" in keys else set()
     return fragment + "".join(f"{line}\n" for line in MINIMAL.splitlines() if line.split(":")[0] not in keys)

@@ -216,3 +216,11 @@ def test_the_first_batch_benchmark_reports_every_phase():
         round_["imports"] + round_["plan"] + round_["first block"]
     )
     assert round_["memory"] > 100e6
+
+
+def test_mixing_is_measured_beside_one_table():
+    command = [sys.executable, str(BENCHMARKS / "mixing.py"), "--tiny", "--json"]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=LIMIT_S).stdout)
+    assert found["share"]["least"] <= found["share"]["median"] <= found["share"]["most"]
+    assert all(found[name]["rows_per_s"] > 0 < found[name]["peak_bytes"] for name in ("one table", "two tables"))
+    assert [len(found[name]["block_rows"]) for name in ("one table", "two tables")] == [1, 2]

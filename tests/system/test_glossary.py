@@ -21,6 +21,9 @@ DETERMINERS = "a|the|no|each|every|this|its|their|another|own|one|existing|curre
 # A term, and how it is written where it is used; `fit` and `split` are verbs, too.
 TERMS = {
     "row group": r"\b(?P<term>row\s+groups?)\b",
+    # Of several tables; not everything that something comes from.
+    "source": r"\b(?:each|every|several|one of several)\s+\[?(?P<term>sources?)\b",
+    "pass": r"\b(?:a|one|each|every)\s+\[?(?P<term>pass(?:es)?)\s+through\b",
     "split": r"(?<![\w-])(?P<term>splits?)\b",
     "lane": r"\b(?P<term>lanes?)\b",
     "block": r"\b(?P<term>blocks?)\b",

@@ -5,12 +5,11 @@ Runs in: the process of the command.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-import pyarrow.types as pat
 from numpy.typing import NDArray
 from rich.console import Group
 from rich.markup import escape
@@ -22,8 +21,8 @@ from feedline.commands.plan.drawn_rows import draw_facts, draws_text
 from feedline.commands.plan.excluded import excluded_facts, excluded_stage, excluded_text
 from feedline.commands.plan.followed import followed_facts, followed_text
 from feedline.commands.plan.lane_borders import row_groups_read_twice
+from feedline.commands.plan.parts import part_costs, part_rows
 from feedline.commands.plan.step_lengths import describe_lengths, length_rows
-from feedline.expressions.column_parts import flattened_column, has_column, part_of
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.plan_descriptions import lines_of, summary_of
 from feedline.loader.ring.launch import feeder_threads, memory_share
@@ -87,7 +86,7 @@ def describe(plan: Plan, *, world_size: int, rows_per_s: float = 0.0) -> dict[st
             "table": table_bytes,
             "share": read_bytes / table_bytes if table_bytes else 0.0,
         },
-        **_part_costs(plan),
+        **part_costs(plan),
         "rows": schedule.rows,
         "rows_dropped": schedule.rows_dropped,
         "steps": schedule.steps,
@@ -212,6 +211,17 @@ def _file_count(snapshot: Snapshot, row_groups: NDArray[np.bool_]) -> int:
 
 def plan_table(facts: dict[str, Any]) -> Group:
     """Render the facts: what remains after each stage, then everything else."""
+    rows = (*_table_rows(facts), *_pruning_rows(facts), *_run_rows(facts))
+    return Group(_stages_table(facts), facts_table("the plan", rows))
+
+
+def source_table(facts: dict[str, Any], title: str) -> Group:
+    """The same of one source of several, without what a run makes of all of them."""
+    rows = (*_table_rows(facts), *_pruning_rows(facts), *_run_rows(facts, alone=False))
+    return Group(_stages_table(facts), facts_table(title, rows))
+
+
+def _stages_table(facts: dict[str, Any]) -> Table:
     stages_table = Table(title=f"{facts['table']}: what remains after", title_justify="left")
     for title in ("", "files", "row groups", "rows", "bytes", "% of bytes"):
         stages_table.add_column(title, justify="right" if title else "left", no_wrap=True)
@@ -222,14 +232,15 @@ def plan_table(facts: dict[str, Any]) -> Group:
         stages_table.add_row(
             "the whole table" if stage["stage"] == "table" else stage["stage"], *numbers, f"{share:.1%}"
         )
-    return Group(stages_table, _facts_table(facts))
+    return stages_table
 
 
-def _facts_table(facts: dict[str, Any]) -> Table:
-    table = Table(title="the plan", title_justify="left", show_header=False)
+def facts_table(title: str, rows: Iterable[tuple[str, str]]) -> Table:
+    """A table of names and what there is to say of them."""
+    table = Table(title=title, title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for name, text in (*_table_rows(facts), *_pruning_rows(facts), *_run_rows(facts)):
+    for name, text in rows:
         table.add_row(name, text)
     return table
 
@@ -263,38 +274,46 @@ def _pruning_rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "excluded", escape(excluded_text(facts["excluded"]))
 
 
-def _run_rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """What a run reads, delivers and needs."""
-    memory, size, columns = facts["memory"], facts["bytes"], facts["columns"]
-    fewer = "; fewer blocks will be in flight" if memory["in_flight_bytes"] > memory["budget_bytes"] else ""
-    fewest, most = memory["fewest_blocks_in_flight"], memory["blocks_in_flight"]
-    blocks = f"{most} blocks" if fewest == most else f"{most} blocks, {fewest} if the trainer is slow,"
-    in_flight = f"{memory['in_flight_bytes']:,} bytes ({blocks} of about {memory['block_bytes']:,})"
+def _run_rows(facts: dict[str, Any], *, alone: bool = True) -> Iterator[tuple[str, str]]:
+    """What a run reads, delivers and needs. alone: of this table only."""
+    size, columns = facts["bytes"], facts["columns"]
     twice = (
         f": {size['read_twice']:,} of them ({facts['read_twice_share']:.1%}) are read twice, where a border between "
         f"two of the {facts['lanes']} lanes cuts a row group"
         if size["read_twice"]
         else ""
     )
-    batch = f"{facts['rows_per_rank_and_step']:,} rows per rank, from {facts['lanes']} x {facts['batch_size']:,}"
     yield "columns read", f"{columns['read']:,} of {columns['table']:,} ({columns['share']:.1%})"
     yield "decoded by", _decoders_text(facts)
     yield "bytes per epoch", f"{size['read_per_epoch']:,} of {size['table']:,} ({size['share']:.1%}){twice}"
     yield from part_rows(facts)
     yield "rows", f"{facts['rows']:,}, of which {facts['rows_dropped']:,} dropped (tail: {facts['tail']})"
     yield "steps", f"{facts['steps']:,} on each of {facts['world_size']} ranks"
-    yield from length_rows(facts["lengths"], batch) if "lengths" in facts else [("batch", batch)]
+    if alone:
+        batch = f"{facts['rows_per_rank_and_step']:,} rows per rank, from {facts['lanes']} x {facts['batch_size']:,}"
+        yield from length_rows(facts["lengths"], batch) if "lengths" in facts else [("batch", batch)]
     if "weights" in facts:
         yield "drawn", draws_text(facts["weights"])
     yield "work", _work_text(facts)
-    yield "memory per rank", f"{in_flight} of {memory['budget_bytes']:,}{fewer}"
+    if alone:
+        yield "memory per rank", memory_text(facts["memory"])
     yield "row identities", _identities_text(facts["identities"])
     if facts["cache"] is not None:
         yield "cache", escape(cache_text(facts["cache"]))
     if "dedup" in facts:
         yield "deduplicated", "\n".join(map(escape, group_lines(facts["dedup"])))
-    if facts["scheduler"] is not None:
+
+    if alone and facts["scheduler"] is not None:
         yield "scheduler", facts["scheduler"]["text"]
+
+
+def memory_text(memory: dict[str, Any]) -> str:
+    """The blocks in flight, and what they may take."""
+    fewer = "; fewer blocks will be in flight" if memory["in_flight_bytes"] > memory["budget_bytes"] else ""
+    fewest, most = memory["fewest_blocks_in_flight"], memory["blocks_in_flight"]
+    blocks = f"{most} blocks" if fewest == most else f"{most} blocks, {fewest} if the trainer is slow,"
+    in_flight = f"{memory['in_flight_bytes']:,} bytes ({blocks} of about {memory['block_bytes']:,})"
+    return f"{in_flight} of {memory['budget_bytes']:,}{fewer}"
 
 
 def _column_facts(plan: Plan, schedule: Schedule) -> dict[str, Any]:
@@ -356,56 +375,3 @@ def row_bytes(plan: Plan) -> int:
     width = SlotLayout(plan.layout.schema.expanded).width
     scalar = 4 * width["dense"] + 8 * width["categorical"] + 4 * width["label"] + 8 * width["extra"]
     return int(scalar + (_LIST_BYTES + 8) * width["sparse"])
-
-
-def _part_costs(plan: Plan) -> dict[str, Any]:
-    """The maps and structs of which an epoch reads parts, by column.
-
-    `maps`: number of keys to read; how many have a column of their own in some file; compressed bytes of the map
-    decoded as a whole in the row groups that keep rows; whether the whole map is needed anyway. `structs`: number of
-    fields to read, and the struct's bytes, an upper bound as only its fields are decoded.
-    """
-    snapshot = plan.snapshot
-    names = [name for name in plan.parts if not has_column(snapshot.schema, name)]
-    parts = [part for name in names if (part := part_of(name)) is not None]
-    row_groups = plan.selection.rows > 0
-    costs: dict[str, dict[str, dict[str, Any]]] = {"maps": {}, "structs": {}}
-    for column in dict.fromkeys(part.column for part in parts if has_column(snapshot.schema, part.column)):
-        own = [part for part in parts if part.column == column]
-        if not pat.is_map(snapshot.schema.field(column).type):
-            nbytes = int(part_bytes(snapshot, [column])[row_groups].sum())
-            costs["structs"][column] = {"fields": len(own), "bytes_at_most": nbytes, "whole": column in plan.parts}
-            continue
-        flattened = {name for part in own if (name := flattened_column(snapshot.schema, part)) is not None}
-        sizes = part_bytes(snapshot, {column, *flattened} if column in plan.parts else map(str, own))
-        nbytes = int((sizes - part_bytes(snapshot, flattened))[row_groups].sum())
-        costs["maps"][column] = {
-            "keys": len({part.keys[0] for part in own}),
-            "keys_with_columns": len(flattened),
-            "bytes": nbytes,
-            "row_groups": int(np.count_nonzero((sizes > part_bytes(snapshot, flattened)) & row_groups)),
-            "whole": column in plan.parts,
-        }
-    return costs
-
-
-def part_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """Render the costs as rows of a table; empty if no part is read."""
-    rows = []
-    for column, cost in facts["maps"].items():
-        keys = f"{cost['keys']:,} {'key' if cost['keys'] == 1 else 'keys'} of a map column"
-        if not cost["bytes"]:
-            text = f"{column}: {keys}, read from columns of their own"
-        elif cost["whole"]:
-            text = f"{column}: {keys}, which is also used whole: {cost['bytes']:,} bytes"
-        else:
-            text = (
-                f"{column}: {keys}: its {cost['bytes']:,} bytes are decoded whole; flatten it with "
-                f"feedline optimize --flatten {column}"
-            )
-        rows.append(("maps", text))
-    for column, cost in facts["structs"].items():
-        fields = f"{cost['fields']:,} {'field' if cost['fields'] == 1 else 'fields'} of a struct column"
-        bound = "bytes, read whole" if cost["whole"] else "bytes at most, counted whole above"
-        rows.append(("structs", f"{column}: {fields}: {cost['bytes_at_most']:,} {bound}"))
-    return rows

@@ -15,7 +15,7 @@ from feedline.commands.display.progress_line import ProgressLine
 from feedline.commands.exit_status import exit_on_signals
 from feedline.fitting.passes import FitProgress
 from feedline.pipeline import Pipeline
-from feedline.planning.plan import Plan
+from feedline.planning.sources.mixed_plan import RunPlan
 from feedline.planning.table_snapshot import save_for_runs
 from feedline.service.cluster.fit_workers import DaskWorkers
 from feedline.spec import PipelineSpec
@@ -26,7 +26,8 @@ from feedline.warehouse.storage.locations import absolute, redact
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedPlan:
-    """What was saved. snapshot_file: for `source.snapshot`. artifacts: the manifest of the artifact set, or None."""
+    """What was saved. snapshot, snapshot_file: of several sources each, joined by commas; the file is for
+    `source.snapshot`, or that of each of `sources`. artifacts: the manifest of the artifact set, or None."""
 
     work_dir: str
     snapshot: str
@@ -40,13 +41,16 @@ class SavedPlan:
         """The summary for people, with the line that starts a run from it."""
         counted = f"counts of {self.counted_row_groups:,} row groups" if self.counted_row_groups else "nothing to count"
         artifacts = "no artifacts" if self.artifacts is None else f"artifact set {self.artifacts}"
+        files = self.snapshot_file.split(",")
+        keys = ["source.snapshot"] if len(files) == 1 else [f"sources.{index}.snapshot" for index in range(len(files))]
+        lines = "\n".join(f"{key}: {file}" for key, file in zip(keys, files, strict=True))
         return (
             f"saved in {self.work_dir}: snapshot {self.snapshot}, {self.files:,} files, {self.rows:,} rows; {counted}; "
-            f"{artifacts}\nruns that start from it neither list nor count: source.snapshot: {self.snapshot_file}"
+            f"{artifacts}\nruns that start from it neither list nor count: {lines}"
         )
 
 
-def save_plan(spec: PipelineSpec, *, world_size: int) -> tuple[Plan, SavedPlan]:
+def save_plan(spec: PipelineSpec, *, world_size: int) -> tuple[RunPlan, SavedPlan]:
     """Take the snapshot (unless `source.snapshot` names one), count, fit what is missing if the pipeline says
     `fit: auto`, and save all of it in work_dir.
 
@@ -63,20 +67,23 @@ def save_plan(spec: PipelineSpec, *, world_size: int) -> tuple[Plan, SavedPlan]:
         pipeline = Pipeline(spec)
         map = None if cluster is None else cluster.map
         workers = None if cluster is None else DaskWorkers(cluster)
-        snapshot = pipeline.snapshot(map=map)
+        snapshots = pipeline.snapshots(map=map)
         plan = pipeline.complete_plan(
-            world_size, snapshot, map=map, workers=workers, say=lambda progress: _show_fit(line, progress)
+            world_size, snapshots, map=map, workers=workers, say=lambda progress: _show_fit(line, progress)
         )
-        file = spec.source.snapshot or save_for_runs(spec, snapshot)
-    manifest = plan.job.artifacts.manifest if plan.features.artifacts is not None else None
+        files = [
+            each.source.snapshot or save_for_runs(each, snapshot)
+            for each, snapshot in zip(spec.per_source(), snapshots, strict=True)
+        ]
+    first = plan.sources[0]
     return plan, SavedPlan(
         work_dir=redact(absolute(spec.work_dir)),
-        snapshot=snapshot.id,
-        snapshot_file=redact(file),
-        files=len(snapshot.files),
-        rows=snapshot.rows,
-        counted_row_groups=int(np.count_nonzero(plan.selection.verdicts.fate == COUNTED)),
-        artifacts=manifest,
+        snapshot=plan.snapshot_name,
+        snapshot_file=",".join(redact(file) for file in files),
+        files=sum(len(snapshot.files) for snapshot in snapshots),
+        rows=sum(snapshot.rows for snapshot in snapshots),
+        counted_row_groups=sum(int(np.count_nonzero(each.selection.verdicts.fate == COUNTED)) for each in plan.sources),
+        artifacts=first.job.artifacts.manifest if first.features.artifacts is not None else None,
     )
 
 

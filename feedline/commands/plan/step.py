@@ -12,35 +12,39 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-from feedline.planning.plan import Plan
+from feedline.planning.rows.epoch_rows import EpochRows
 from feedline.planning.rows.kept_rows import read_kept_rows
-from feedline.planning.rows.step_rows import StepRows
 from feedline.planning.schedule import rank_lanes
+from feedline.planning.sources.mixed_plan import RunPlan
 
 _SHOWN_RANGES = 6
 
 
-def describe_step(plan: Plan, *, epoch: int, step: int, rank: int | None, world_size: int) -> dict[str, Any]:
+def describe_step(plan: RunPlan, *, epoch: int, step: int, rank: int | None, world_size: int) -> dict[str, Any]:
     """The rows of a step of one rank, or of all. Raises PlanError for an unknown step or rank.
 
     `row_groups`: per lane and row group, its `file`, `row_group` (its index in the file), `rows` (their indices in the
     row group, from 0, in the order of the batch) and `positions` (their indices in the batch of their rank, or, without
-    a rank, in the batches of all ranks laid end to end). `padding`: rows at the end of lanes that repeat another.
+    a rank, in the batches of all ranks laid end to end); of several sources also `source`, its name. `padding`: rows at
+    the end of lanes that repeat another.
     """
-    steps = StepRows(plan, epoch)
+    steps, names = EpochRows(plan, epoch), [source.name for source in plan.spec.sources]
     ranks = range(world_size) if rank is None else [rank]
     lanes = [lane for each in ranks for lane in rank_lanes(plan.lanes, each, world_size)]
     rows = steps.of_lanes(step, lanes)
-    groups, kept = steps.locate(rows.split, rows.row)
-    valid = np.flatnonzero(rows.valid)
-    snapshot, parts = plan.snapshot, []
-    for lane, group in dict.fromkeys(zip(rows.lane[valid].tolist(), groups[valid].tolist(), strict=True)):
-        here = valid[(rows.lane[valid] == lane) & (groups[valid] == group)]
-        whole = plan.selection.rows[group] == snapshot.rows_per_row_group[group]
-        numbers = kept[here] if whole else read_kept_rows(plan, group, plan.columns[:1]).rows[kept[here]]
+    valid, parts = np.flatnonzero(rows.valid), []
+    keys = [each[valid].tolist() for each in (rows.lane, rows.source, rows.group)]
+    for lane, index, group in dict.fromkeys(zip(*keys, strict=True)):
+        own = plan.sources[index]
+        snapshot = own.snapshot
+        here = valid[(rows.lane[valid] == lane) & (rows.source[valid] == index) & (rows.group[valid] == group)]
+        whole = own.selection.rows[group] == snapshot.rows_per_row_group[group]
+        kept = rows.kept[here]
+        numbers = kept if whole else read_kept_rows(own, group, own.columns[:1]).rows[kept]
         parts.append(
             {
                 "lane": lane,
+                **({"source": names[index]} if names else {}),
                 "file": snapshot.files["path"][int(snapshot.file_of_row_group[group])].as_py(),
                 "row_group": int(snapshot.row_group_in_file[group]),
                 "rows": numbers.tolist(),
@@ -71,13 +75,12 @@ def step_table(facts: dict[str, Any]) -> Table:
         f"{facts['rows']:,} rows{padding}"
     )
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for name in ("lane", "file", "row group", "rows", "which"):
-        table.add_column(name, justify="left" if name in ("file", "which") else "right", overflow="fold")
+    sources = ("source",) if any("source" in part for part in facts["row_groups"]) else ()
+    for name in ("lane", *sources, "file", "row group", "rows", "which"):
+        table.add_column(name, justify="left" if name in ("source", "file", "which") else "right", overflow="fold")
     for part in facts["row_groups"]:
-        count = f"{len(part['rows']):,}"
-        table.add_row(
-            str(part["lane"]), escape(part["file"]), str(part["row_group"]), count, describe_rows(part["rows"])
-        )
+        count, names = f"{len(part['rows']):,}", [escape(part[name]) for name in (*sources, "file")]
+        table.add_row(str(part["lane"]), *names, str(part["row_group"]), count, describe_rows(part["rows"]))
     return table
 
 

@@ -10,37 +10,38 @@ import json
 
 from feedline.commands.display.consoles import console_on, print_facts, say
 from feedline.commands.display.dedup_table import print_proposals
+from feedline.commands.plan.mixed import describe_plan, described_plan
 from feedline.commands.plan.ops import describe_ops, ops_table
-from feedline.commands.plan.report import describe, plan_table
 from feedline.commands.plan.shuffle import describe_shuffle, shuffle_table
 from feedline.commands.plan.step import describe_step, step_table
 from feedline.planning.dedup.proposals import describe_proposals
-from feedline.planning.plan import Plan
+from feedline.planning.sources.mixed_plan import RunPlan, require_plain
 from feedline.spec import PipelineSpec
 
 
-def print_plan(plan: Plan, world_size: int, rows_per_s: float, *, as_json: bool) -> None:
+def print_plan(plan: RunPlan, world_size: int, rows_per_s: float, *, as_json: bool) -> None:
     """What a run would do."""
-    print_facts(describe(plan, world_size=world_size, rows_per_s=rows_per_s), plan_table, as_json=as_json)
+    print_facts(describe_plan(plan, world_size, rows_per_s), described_plan, as_json=as_json)
 
 
-def print_ops(plan: Plan, *, as_json: bool) -> None:
+def print_ops(plan: RunPlan, *, as_json: bool) -> None:
     """How each feature is computed, and its cost."""
-    print_facts(describe_ops(plan), ops_table, as_json=as_json)
+    print_facts(describe_ops(require_plain(plan, "plan --ops")), ops_table, as_json=as_json)
 
 
-def print_shuffle(plan: Plan, world_size: int, *, as_json: bool) -> None:
+def print_shuffle(plan: RunPlan, world_size: int, *, as_json: bool) -> None:
     """How the shuffle mixes."""
+    plan = require_plain(plan, "plan --shuffle")
     print_facts(describe_shuffle(plan, world_size=world_size), shuffle_table, as_json=as_json)
 
 
-def print_groups(plan: Plan, *, as_json: bool) -> None:
+def print_groups(plan: RunPlan, *, as_json: bool) -> None:
     """Deduplicated groups, and proposals for more."""
-    facts = describe_proposals(plan)
+    facts = describe_proposals(require_plain(plan, "plan --dedup"))
     print(json.dumps(facts)) if as_json else print_proposals(facts, console_on())
 
 
-def print_step(plan: Plan, *, epoch: int, step: int, rank: int | None, world_size: int, as_json: bool) -> None:
+def print_step(plan: RunPlan, *, epoch: int, step: int, rank: int | None, world_size: int, as_json: bool) -> None:
     """The rows of one step."""
     facts = describe_step(plan, epoch=epoch, step=step, rank=rank, world_size=world_size)
     print_facts(facts, step_table, as_json=as_json, highlight=False)
@@ -51,10 +52,10 @@ def print_saved_plan(spec: PipelineSpec, world_size: int, rows_per_s: float, *, 
     from feedline.commands.plan.save import save_plan  # noqa: PLC0415 -- imports Dask, 0.2 s
 
     resolved, saved = save_plan(spec, world_size=world_size)
-    facts = describe(resolved, world_size=world_size, rows_per_s=rows_per_s)
+    facts = describe_plan(resolved, world_size, rows_per_s)
     if as_json:
         print(json.dumps({**facts, "saved": dataclasses.asdict(saved)}))
         return
     console = console_on()
-    console.print(plan_table(facts))
+    console.print(described_plan(facts))
     say(console, saved.text())

@@ -38,6 +38,8 @@ from feedline.warehouse.optimize.recipe import Settings
 from feedline.warehouse.optimize.usage import Popularity, load_uses, popularity
 from feedline.warehouse.parquet.dedup_columns import FLAG_PREFIX
 from feedline.warehouse.parquet.encodings import GOALS, Choice
+from feedline.warehouse.reading.seen_rows import source_names
+from feedline.warehouse.storage.locations import redact
 from feedline.warehouse.table import Table
 
 _MAX_PARTITIONS = 10
@@ -124,11 +126,13 @@ def optimize(
 def usage(
     table: Annotated[str, typer.Argument(metavar="TABLE", help="The table, or a pipeline.yaml that names it.")],
     work_dir: WorkDir = ".feedline",
+    source: Annotated[str | None, typer.Option(metavar="NAME", help="Of a pipeline's `sources`, this one.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what runs of Feedline read of a table: columns, bytes, partitions."""
     if _is_pipeline(table):
         pipeline = Pipeline.from_yaml(table)
+        pipeline = pipeline if source is None else pipeline.of_source(source)
         snapshot, work_dir = pipeline.snapshot(), pipeline.spec.work_dir  # the files of its runs
     else:
         snapshot = Table(table).snapshot()
@@ -161,9 +165,15 @@ def _projection_columns(text: str, table: Table) -> tuple[str, ...]:
     """The columns of a list of names, or those that a pipeline reads from files."""
     if not _is_pipeline(text):
         return _names("--projection", text)
-    spec = load_spec(Path(text), {})
-    snapshot = table.snapshot()
-    read = set(source_columns(snapshot.schema, sorted(read_columns_of(spec, snapshot.schema).columns(snapshot.schema))))
+    spec, snapshot = load_spec(Path(text), {}), table.snapshot()
+    tables = [source_names(each.source.table, "hive") for each in spec.per_source()]
+    own = [each for each, names in zip(spec.per_source(), tables, strict=True) if redact(snapshot.uri) in names]
+    if spec.is_mixed and not own:
+        raise SpecError(f"--projection names a pipeline of other tables: got {text}, expected {redact(snapshot.uri)}")
+    needed = {
+        name for each in own or [spec] for name in read_columns_of(each, snapshot.schema).columns(snapshot.schema)
+    }
+    read = set(source_columns(snapshot.schema, sorted(needed)))
     return tuple(name for name in snapshot.file_columns if name in read)
 
 

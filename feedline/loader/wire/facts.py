@@ -97,6 +97,18 @@ class RestFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFacts:
+    """One of several sources: rows of it in a lane's share of a step, its selected rows, the steps of a pass through
+    them, and how many passes an epoch makes."""
+
+    name: str
+    batch_rows: int
+    rows: int
+    pass_steps: int
+    passes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BucketFacts:
     """A bucket of `batch.buckets`: the greatest length of its rows, the rows of a lane and step, and its steps in an
     epoch."""
@@ -121,6 +133,7 @@ class PlanFacts:
 
     `snapshot`, `plan` and `features` are the fingerprints in a state; `environment` lists the versions that compute
     features. `nulls` are warnings, `absent` notes about the table. `rest` is the epoch that a rebase shortened.
+    `sources`: of a plan of several; `rows` are those of all, `rows_dropped` those that an epoch does not deliver.
     `column_group` has the features of the schema, if these are not all. `epoch`: the only one that the plan is of,
     where the table is followed. With `buckets`, `batch_size` is that of the largest.
     """
@@ -140,6 +153,7 @@ class PlanFacts:
     absent: tuple[str, ...]
     schema: BatchSchema
     rest: RestFacts | None = None
+    sources: tuple[SourceFacts, ...] = ()
     column_group: ColumnGroup | None = None
     epoch: int | None = None
     buckets: tuple[BucketFacts, ...] = ()

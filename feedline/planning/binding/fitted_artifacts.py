@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from feedline.artifacts.artifact_sets import ArtifactSetKey, Refusal, fit_source
+from feedline.artifacts.artifact_sets import ArtifactSetKey, FitSource, Refusal, fit_source, join_sources
 from feedline.artifacts.store import ArtifactSetRef, StoredArtifactSet
 from feedline.spec import PipelineSpec
 from feedline.transforms.compile.compiled import CompiledFeatures
@@ -24,14 +24,25 @@ def artifacts_dir(spec: PipelineSpec) -> str:
 
 
 def artifact_set_key(spec: PipelineSpec, *, served: bool = False) -> ArtifactSetKey:
-    """The identity of the pipeline's artifact set."""
-    sample = Sample.of(spec.source.sample)
+    """The identity of the pipeline's artifact set: of several sources, the same for each."""
     return ArtifactSetKey(
         pipeline=spec.name,
-        source=fit_source(spec.source.table, spec.fit.where, None if sample is None else asdict(sample)),
+        source=_fit_source(spec.whole),
         shared_from=spec.artifacts.shared,
         served=served,
     )
+
+
+def _fit_source(spec: PipelineSpec) -> FitSource:
+    """The rows that a pipeline declares for its fits."""
+    sources = [
+        fit_source(each.source.table, spec.fit.where, None if sample is None else asdict(sample))
+        for each in spec.per_source()
+        for sample in [Sample.of(each.source.sample)]
+    ]
+    if not spec.is_mixed:
+        return sources[0]
+    return join_sources({each.name: one for each, one in zip(spec.sources, sources, strict=True)})
 
 
 def artifact_set_ref(spec: PipelineSpec, manifest: str | None = None, *, served: bool = False) -> ArtifactSetRef:

@@ -48,6 +48,23 @@ def planned_schema(spec: PipelineSpec, schema: pa.Schema) -> pa.Schema:
     return planned
 
 
+def served_schema(spec: PipelineSpec, schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """The columns of the tables (of each source), with their types, that serving may name: of several tables first
+    those that the pipeline's own features read there, then all others."""
+    specs = spec.per_source()
+    planned = [planned_schema(each, schema) for each, schema in zip(specs, schemas, strict=True)]
+    if len(planned) == 1:
+        return planned[0]
+    fields: dict[str, pa.Field] = {}
+    for each, schema in zip(specs, planned, strict=True):
+        own = [feature for feature in each.features if feature in spec.features]
+        read = set().union(*map(named_columns, own))
+        fields = {**{field.name: field for field in schema if field.name in read}, **fields}
+    for schema in planned:
+        fields = {**{field.name: field for field in schema}, **fields}
+    return pa.schema(list(fields.values()))
+
+
 def compile_spec(
     spec: PipelineSpec,
     schema: pa.Schema,
@@ -93,6 +110,6 @@ def refuse_constant_groups(spec: PipelineSpec, features: CompiledFeatures, parti
 def required_functions(spec: PipelineSpec) -> tuple[RequiredFunction, ...]:
     """The user's functions that the spec's features call; errors carry file, line and path."""
     try:
-        return functions_of(spec.features)
+        return functions_of(tuple(dict.fromkeys(feature for each in spec.per_source() for feature in each.features)))
     except OpError as error:
         raise spec.error(error.path, error.message) from error

@@ -16,11 +16,11 @@ from feedline.loader.encoding.encoded_rows import slice_rows, take
 from feedline.loader.encoding.layout import SlotHeader, SlotLayout
 from feedline.loader.encoding.shuffled_rows import Rows, ShuffledRows
 from feedline.loader.encoding.slot import Draft, RowSlice, draft
-from feedline.planning.schedule import Schedule
+from feedline.planning.sources.mixed_schedule import EpochSchedule
 
 
 def segments_of(
-    schedule: Schedule,
+    schedule: EpochSchedule,
     lanes: Iterable[int],
     step: int,
     get: Callable[[int, int], Sequence[Rows] | None],
@@ -48,7 +48,7 @@ def segments_of(
 
 
 def rows_ahead(
-    schedule: Schedule, lanes: Iterable[int], step: int, segments: Sequence[RowSlice], most: int
+    schedule: EpochSchedule, lanes: Iterable[int], step: int, segments: Sequence[RowSlice], most: int
 ) -> NDArray[np.int64]:
     """int64 [n + 1, segments]: how many rows of each segment's part are drawn from its start on, before each of n steps
     from `step` on and after the last one. n: as many, at most, as draw from these parts alone; 1 at least.

@@ -23,8 +23,8 @@ from feedline.loader.ring.reports import EpochCounts, report_packet
 from feedline.loader.ring.slots import RingWriter
 from feedline.loader.wire import ring_messages
 from feedline.loader.wire.facts import BlockStats, FeederFacts, FeederStats, Hello
-from feedline.planning.plan import Plan
 from feedline.planning.schedule import rank_lanes
+from feedline.planning.sources.mixed_plan import RunPlan
 from feedline.resources.cgroups import available_memory_bytes
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.feeder.delivery import DeliveryStats
@@ -127,7 +127,7 @@ class TrainerSession:
         about: FeederFacts,
         wake: Callable[[], None],
         admit: Callable[[Hello], bool] = lambda hello: True,
-        on_plan: Callable[[Plan], None] = lambda plan: None,
+        on_plan: Callable[[RunPlan], None] = lambda plan: None,
     ) -> None:
         self.channel = channel
         self._cluster = cluster
@@ -143,7 +143,7 @@ class TrainerSession:
         self._writers = SlotWriters(self._ring, self._wake)
         self._number = 0  # of the last request
         self._hello: Hello | None = None  # the last request's
-        self._planning: Future[Plan] | None = None
+        self._planning: Future[RunPlan] | None = None
         self._agreement: Agreement | None = None
         self._pace = TrainerPace()
         self._report_s = 0.0
@@ -251,7 +251,7 @@ class TrainerSession:
             self._streams.stop_opening(self._planning)
         self._hello, self._planning = hello, planning
 
-    def _answer_hello(self, planning: Future[Plan]) -> None:
+    def _answer_hello(self, planning: Future[RunPlan]) -> None:
         """Send the facts of the plan, once it is there."""
         if not planning.done():
             return
@@ -261,7 +261,7 @@ class TrainerSession:
         lanes = rank_lanes(plan.lanes, self.rank, self._world_size)
         if self._streams.use(plan, lanes, self._blocks_bytes, self._hello):
             self._writers.drop()
-            self.monitor = QualityMonitor(plan.layout.schema, plan.job.features, plan.on_expect)
+            self.monitor = QualityMonitor(plan.layout.schema, plan.feature_specs, plan.on_expect)
         self._on_plan(plan)
         feeder = replace(self._about, dashboard=self._cluster.dashboard)
         self.channel.post_message(ring_messages.PlanAnswer(number=self._number, plan=plan.facts(), feeder=feeder))

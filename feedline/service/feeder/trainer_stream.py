@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.encoding.slot import Draft
-from feedline.planning.plan import Plan
-from feedline.planning.schedule import Block, Schedule
+from feedline.planning.schedule import Block
+from feedline.planning.sources.mixed_plan import RunPlan
+from feedline.planning.sources.mixed_schedule import EpochSchedule
 from feedline.service.feeder.delivery import Delivery
 from feedline.service.feeder.slot_writers import SMALL_BYTES, SlotWriters
 from feedline.service.feeder.steps import drafts, rows_ahead, segments_of
@@ -27,10 +28,10 @@ _MOST_SMALL, _MOST_AT_ONCE = 16, 4
 class TrainerStream:
     """A rank's batches of one epoch from a step on."""
 
-    plan: Plan
+    plan: RunPlan
     epoch: int
     step: int  # to be written next
-    schedule: Schedule
+    schedule: EpochSchedule
     layout: SlotLayout
     delivery: Delivery
     lanes: range

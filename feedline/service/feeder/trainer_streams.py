@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from feedline.blocks.jobs import keep_job
 from feedline.loader.wire.facts import Hello
 from feedline.loader.wire.ring_messages import BeginStream
-from feedline.planning.plan import Plan
-from feedline.planning.schedule import Schedule
+from feedline.planning.sources.mixed_plan import RunPlan
+from feedline.planning.sources.mixed_schedule import EpochSchedule
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.feeder.delivery import Delivery, DeliveryStats
 from feedline.service.feeder.planner import EpochPlan, Planner
@@ -31,8 +31,8 @@ class _Opening:
     """An epoch whose schedule is being computed, with its plan where the table is followed."""
 
     epoch: int
-    plan: Plan | None
-    future: Future[Schedule] | Future[EpochPlan]
+    plan: RunPlan | None
+    future: Future[EpochSchedule] | Future[EpochPlan]
 
     def result(self) -> EpochPlan:
         """The plan and the schedule of the epoch. Raises the errors of both."""
@@ -55,7 +55,7 @@ class TrainerStreams:
         self._pace = pace
         self._stats = stats
         self._wake = wake
-        self._source: tuple[Plan, range, Window] | None = None
+        self._source: tuple[RunPlan, range, Window] | None = None
         self._hello: Hello | None = None  # that asked for the plan
         self._begin: BeginStream | None = None  # the trainer's request, until its stream is open
         self._opening: _Opening | None = None
@@ -78,7 +78,7 @@ class TrainerStreams:
         current = [] if self.current is None or self.current.ended else [self.current]
         return [*current, *self._ahead]
 
-    def use(self, plan: Plan, lanes: range, memory_bytes: int, hello: Hello) -> bool:
+    def use(self, plan: RunPlan, lanes: range, memory_bytes: int, hello: Hello) -> bool:
         """Streams from now on are of these lanes of a plan, which a hello asked for. Open ones end, unless it asked for
         another epoch of a followed table; returns whether they do. memory_bytes: for blocks."""
         last, self._hello = self._source, hello
@@ -90,7 +90,7 @@ class TrainerStreams:
         self._source, self._continues = (plan, lanes, Window(limits)), True  # one window for all epochs
         return True
 
-    def stop_opening(self, planning: Future[Plan] | None) -> None:
+    def stop_opening(self, planning: Future[RunPlan] | None) -> None:
         """Give up an epoch whose schedule is not there yet, and a plan that the trainer has asked for: it asks for
         another."""
         if planning is not None:
@@ -174,7 +174,7 @@ class TrainerStreams:
     def _open_ahead(self, epoch: int) -> bool:
         """Open the stream of an epoch that the trainer has not asked for, if its schedule is there."""
         assert self._source is not None
-        if self._ahead and self._source[0].border is not None:
+        if self._ahead and self._source[0].epoch is not None:
             return False  # what a later epoch of a followed table reads is decided later
         opening = self._opening
         if opening is None:
@@ -202,7 +202,7 @@ class TrainerStreams:
     def _open_schedule(self, epoch: int) -> None:
         assert self._source is not None
         plan, lanes, _ = self._source
-        if plan.border is None or plan.border.epoch == epoch:
+        if plan.epoch in (None, epoch):
             self._opening = _Opening(epoch, plan, self._planner.schedule(plan, epoch, lanes, self._wake))
             return
         assert self._hello is not None

@@ -7,6 +7,7 @@ their digests kept; a step's digests are gathered from them by the rows' places 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,8 +18,9 @@ from feedline.hashing import Words
 from feedline.loader.encoding.encode import encode
 from feedline.loader.encoding.row_digests import row_digests
 from feedline.planning.plan import Plan
+from feedline.planning.rows.epoch_rows import EpochRows, LocatedRows
 from feedline.planning.rows.kept_rows import KeptRows, read_kept_rows
-from feedline.planning.rows.step_rows import StepRows, StepSlice
+from feedline.planning.sources.mixed_plan import RunPlan
 from feedline.warehouse.storage.faults import label
 
 _CHUNK_ROWS = 32_768  # transformed at once
@@ -29,7 +31,7 @@ _KEPT_ROWS = 2**26  # whose digests are kept: 8 bytes each
 class ExpectedStep:
     """What a rank's batch should hold. rows: by place in the plan. digests: uint64 [rows]."""
 
-    rows: StepSlice
+    rows: LocatedRows
     digests: Words
 
 
@@ -70,19 +72,19 @@ class RowGroupDigests:
 
 
 class ExpectedRows:
-    """The digests of an epoch's steps. groups: those of the plan's row groups, for several epochs."""
+    """The digests of an epoch's steps. groups: those of the row groups of each source, for several epochs."""
 
-    def __init__(self, plan: Plan, epoch: int, groups: RowGroupDigests | None = None) -> None:
+    def __init__(self, plan: RunPlan, epoch: int, groups: Sequence[RowGroupDigests] | None = None) -> None:
         self.plan = plan
-        self.steps = StepRows(plan, epoch)
-        self.groups = groups or RowGroupDigests(plan)
+        self.steps = EpochRows(plan, epoch)
+        self.groups = groups or [RowGroupDigests(each) for each in plan.sources]
 
     def of_rank(self, step: int, rank: int, world_size: int) -> ExpectedStep:
         """The rows of a rank's batch and their digests. Raises DataError as blocks do, and the errors of reading."""
         rows = self.steps.of_rank(step, rank, world_size)
-        groups, kept = self.steps.locate(rows.split, rows.row)
         digests = np.empty(len(rows), np.uint64)
-        for group in np.unique(groups).tolist():
-            here = groups == group
-            digests[here] = self.groups.of(group)[kept[here]]
+        for source, of_source in enumerate(self.groups):
+            for group in np.unique(rows.group[rows.source == source]).tolist():
+                here = (rows.source == source) & (rows.group == group)
+                digests[here] = of_source.of(group)[rows.kept[here]]
         return ExpectedStep(rows=rows, digests=digests)

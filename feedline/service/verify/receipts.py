@@ -18,8 +18,9 @@ from feedline.errors import StateError
 from feedline.loader.encoding.row_digests import batch_digest
 from feedline.loader.state import checked_state
 from feedline.planning.column_groups import plan_column_group
-from feedline.planning.plan import Plan, group_name
+from feedline.planning.plan import group_name
 from feedline.planning.schedule import rank_lanes
+from feedline.planning.sources.mixed_plan import RunPlan
 from feedline.service.verify.expected import ExpectedRows, RowGroupDigests
 from feedline.spec.chosen_features import column_group_name
 
@@ -164,7 +165,7 @@ def read_receipts(paths: Iterable[Path]) -> tuple[list[Receipt], int]:
 
 def verify_receipts(
     receipts: Sequence[Receipt],
-    resolve: Callable[[Mapping[str, Any]], Plan],
+    resolve: Callable[[Mapping[str, Any]], RunPlan],
     *,
     progress: Callable[[int], None] = lambda batches: None,
 ) -> ReceiptFindings:
@@ -193,13 +194,13 @@ def _by_column_group(receipts: Iterable[Receipt]) -> dict[tuple[str, ...], list[
 
 
 def _compare_group(
-    findings: ReceiptFindings, plan: Plan, receipts: Sequence[Receipt], progress: Callable[[int], None]
+    findings: ReceiptFindings, plan: RunPlan, receipts: Sequence[Receipt], progress: Callable[[int], None]
 ) -> None:
     """Compare the receipts of one plan and column group, epoch by epoch."""
     epochs: dict[int, list[Receipt]] = defaultdict(list)
     for receipt in receipts:
         epochs[receipt.epoch].append(receipt)
-    groups = RowGroupDigests(plan)
+    groups = [RowGroupDigests(each) for each in plan.sources]
     for epoch in sorted(epochs):
         _compare_epoch(findings, ExpectedRows(plan, epoch, groups), epochs[epoch], progress)
 
@@ -209,7 +210,7 @@ def _compare_epoch(
 ) -> None:
     """Compare the receipts of one epoch, step by step, so that each row group is read once."""
     batches: dict[tuple[int, int, int], list[Receipt]] = defaultdict(list)
-    group = group_name(expected.plan)
+    group = group_name(expected.plan.sources[0])
     for receipt in receipts:
         batches[receipt.step, receipt.rank, receipt.world_size].append(receipt)
     for (step, rank, world_size), same in sorted(batches.items()):

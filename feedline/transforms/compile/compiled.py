@@ -130,6 +130,11 @@ class CompiledFeatures:
             return dict(zip(features.columns, features.get_columns(), strict=True))
         return features
 
+    def fits_of(self, index: int) -> frozenset[str]:
+        """The keys of the fits that a feature (its index) uses, or waits for."""
+        provenance = self._provenances[index]
+        return provenance.depends | {name for name in provenance.artifacts if not name.startswith("[")}
+
     def numbers(self, series: pl.Series) -> list[Values] | None:
         """The features, numbers all of them, of values of the only column that they read; None if any is null.
 

@@ -19,6 +19,7 @@ from feedline.transforms.registry.op import BoundOp, OpError
 from feedline.transforms.values.kinds import Value
 
 Key = tuple[Any, ...]
+KNOWN_AS = "known as"  # in the key of a source, before the column or expression by which fits know it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +83,7 @@ class FitRequests:
                 request,
                 streams=tuple(self._streams[key].values()),
                 depends=self._with_dependencies(request.depends),
-                behind=tuple(sorted(_text(chain) for chain in self._streams[key])),
+                behind=tuple(sorted({_text(_as_fitted(chain)) for chain in self._streams[key]})),
             )
             for key, request in self._requests.items()
         )
@@ -137,7 +138,7 @@ class FitRequests:
             types=dict(sorted(position.provenance.types.items())),
             streams=(observed,),
             depends=position.provenance.depends,
-            behind=(_text(position.key),),
+            behind=(_text(_as_fitted(position.key)),),
             shared=shared is not None,
         )
         if key in self._with_dependencies(request.depends):
@@ -172,7 +173,17 @@ def fit_key(bound: BoundOp, position: OpPosition) -> str:
     """The key of the fit of an op in its position."""
     assert bound.op.learns is not None
     shared = bound.op.learns.name(bound.parameters)
-    return _digest([*position.key, bound.identity] if shared is None else ["shared", bound.identity])
+    return _digest([*_as_fitted(position.key), bound.identity] if shared is None else ["shared", bound.identity])
+
+
+def _as_fitted(key: Key) -> Key:
+    """The key of a value as fits know it: of a source that redefines a feature, with the pipeline's own column."""
+    if key[0] in ("column", "expr"):
+        known = key[2] if len(key) > 2 and key[2][0] == KNOWN_AS else None
+        return key if known is None else (*known[1:], *key[3:])
+    return tuple(
+        _as_fitted(part) if isinstance(part, tuple) and part[0] in ("column", "expr") else part for part in key
+    )
 
 
 def _column(name: str, feature: FeatureSpec) -> FeatureSpec:

@@ -14,7 +14,7 @@ import polars as pl
 import pyarrow as pa
 
 from feedline.spec.features import FeatureInput, FeatureSpec
-from feedline.transforms.compile.fit_requests import Key
+from feedline.transforms.compile.fit_requests import KNOWN_AS, Key
 from feedline.transforms.ops import bind
 from feedline.transforms.registry.op import OpError
 from feedline.transforms.values.kinds import Lookup, Value
@@ -23,8 +23,9 @@ Levels = tuple[tuple[pl.Expr, ...], ...]
 
 
 def source_key(source: FeatureSpec | FeatureInput, name: str) -> Key:
-    """The key of a column or an expression that begins a chain."""
-    return ("expr", source.expr) if source.expr is not None else ("column", source.column or name)
+    """The key of a column or an expression that begins a chain, and what fits know it as, if that differs."""
+    own = ("expr", source.expr) if source.expr is not None else ("column", source.column or name)
+    return own if source.known_as in (None, own) else (*own, (KNOWN_AS, *source.known_as))
 
 
 def shared_keys(features: Iterable[FeatureSpec]) -> frozenset[Key]:

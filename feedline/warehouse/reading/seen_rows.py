@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -40,24 +41,33 @@ class TableRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A Boolean column: whether a fit has seen the row. files: the fit's, None if they are those being read."""
+    """A Boolean column: whether a fit has seen the row. files: the fit's, None if they are those being read. others: of
+    a fit that has learnt from several sources, whose rows it has seen, too."""
 
     name: str
     files: TableRows | None
     row_filter: RowFilter
+    others: tuple[Mark, ...] = ()
 
     @property
     def parts(self) -> frozenset[str]:
         """The columns and column parts to read."""
-        return self.row_filter.parts
+        return self.row_filter.parts.union(*(other.parts for other in self.others))
 
     @property
     def columns(self) -> frozenset[str]:
         where, sample = self.row_filter.where, self.row_filter.sample
-        return frozenset[str]().union(*(one.columns for one in (where, sample) if one is not None))
+        own = frozenset[str]().union(*(one.columns for one in (where, sample) if one is not None))
+        return own.union(*(other.columns for other in self.others))
 
     def of(self, data: pa.RecordBatch, table: str, path: str, first_row: int) -> pl.Series:
         """Boolean [rows]: `data` holds rows of the file at `path` below `table`, from the row `first_row` of it on."""
+        marks = self._own(data, table, path, first_row)
+        for other in self.others:
+            marks |= other.of(data, table, path, first_row)
+        return marks
+
+    def _own(self, data: pa.RecordBatch, table: str, path: str, first_row: int) -> pl.Series:
         if self.files is not None:
             uri = join(redact(table), path)
             if not self.files.covers(uri):
@@ -88,6 +98,18 @@ def rows_seen(fit: TableRows, read: TableRows) -> bool | str:
     return f"seen by {json.dumps([files, fit.where, sample], separators=(',', ':'))}"
 
 
+def rows_seen_by_any(fits: Sequence[TableRows], read: TableRows) -> bool | str:
+    """The same of a fit that has learnt from several sources."""
+    found = dict.fromkeys(rows_seen(each, read) for each in fits)
+    if True in found:
+        return True
+    marks = [each for each in found if isinstance(each, str)]
+    if len(marks) < 2:
+        return next(iter(marks), False)
+    rules = [json.loads(mark.removeprefix("seen by ")) for mark in marks]
+    return f"seen by any {json.dumps(rules, separators=(',', ':'))}"
+
+
 def bind_marks(names: Iterable[str], schema: pa.Schema) -> tuple[Mark, ...]:
     """Bind the columns that `rows_seen` named to a table's columns.
 
@@ -97,7 +119,15 @@ def bind_marks(names: Iterable[str], schema: pa.Schema) -> tuple[Mark, ...]:
 
 
 def _bind(name: str, schema: pa.Schema) -> Mark:
-    files, where, sample = json.loads(name.removeprefix("seen by "))
+    if name.startswith("seen by any "):
+        rules = json.loads(name.removeprefix("seen by any "))
+        first, *others = (_bind_rule(name, rule, schema) for rule in rules)
+        return replace(first, others=tuple(others))
+    return _bind_rule(name, json.loads(name.removeprefix("seen by ")), schema)
+
+
+def _bind_rule(name: str, rule: Sequence[Any], schema: pa.Schema) -> Mark:
+    files, where, sample = rule
     fit_sample = None if sample is None else Sample(**{**sample, "key": tuple(sample["key"])})
     return Mark(
         name=name,

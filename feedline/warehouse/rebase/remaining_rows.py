@@ -38,7 +38,7 @@ class Rebase:
     """The rest of `epoch`, from `first_step` on, over the snapshot with the id `snapshot`.
 
     `excluded`: row group (in the table) -> its number of kept rows, and the bits of the excluded ones. `changes`:
-    counts of files and rows.
+    counts of files and rows. began: of a source of several, the step of the mix at which the shortened pass began.
     """
 
     id: str
@@ -47,6 +47,7 @@ class Rebase:
     first_step: int
     excluded: Mapping[int, tuple[int, bytes]]
     changes: Mapping[str, Any]
+    began: int | None = None
 
     @cached_property
     def rows(self) -> dict[int, int]:
@@ -81,6 +82,7 @@ class Rebase:
     def save(self, work_dir: str) -> str:
         """Write the rebase below `work_dir` and return its id, with which any host can `load` it."""
         facts = {"snapshot": self.snapshot, "epoch": self.epoch, "first_step": self.first_step}
+        facts |= {} if self.began is None else {"began": self.began}
         table = pa.table(
             {
                 "row_group": pa.array(list(self.excluded), pa.int64()),
@@ -116,11 +118,18 @@ class Rebase:
 
 
 def make_rebase(
-    *, snapshot: str, epoch: int, first_step: int, excluded: Mapping[int, Bools], changes: Mapping[str, Any]
+    *,
+    snapshot: str,
+    epoch: int,
+    first_step: int,
+    excluded: Mapping[int, Bools],
+    changes: Mapping[str, Any],
+    began: int | None = None,
 ) -> Rebase:
     """Build a rebase that excludes the rows where the masks (bool [kept rows] per row group) are true."""
     bits = {row_group: (len(mask), pack_mask(mask)) for row_group, mask in sorted(excluded.items()) if mask.any()}
-    digest = hashlib.sha256(json.dumps([_VERSION, snapshot, epoch, first_step, sorted(changes.items())]).encode())
+    content = [_VERSION, snapshot, epoch, first_step, sorted(changes.items()), *([] if began is None else [began])]
+    digest = hashlib.sha256(json.dumps(content).encode())
     for row_group, (rows, left_out) in bits.items():
         digest.update(f"{row_group} {rows} ".encode() + left_out)
     return Rebase(
@@ -130,6 +139,7 @@ def make_rebase(
         first_step=first_step,
         excluded=bits,
         changes=changes,
+        began=began,
     )
 
 

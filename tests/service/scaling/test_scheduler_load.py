@@ -68,7 +68,7 @@ def test_the_named_setting_brings_a_plan_to_half_of_a_scheduler(
 
     def with_value(value: int) -> PipelineSpec:
         changed = getattr(spec, section).model_copy(update={key: value})
-        return spec.model_copy(update={section: changed})
+        return spec.model_copy(update={"only_source" if section == "source" else section: changed})
 
     assert load_of(with_value(load.value)).share <= MOST_SHARE
     assert load_of(with_value(load.value // 2)).share > MOST_SHARE, "no more than needed"

@@ -78,11 +78,11 @@ def test_expected_rows_are_those_of_the_files(pipeline: Pipeline, plan: Plan):
     steps = ExpectedRows(plan, 0).steps
     [batch] = [batch for batch in pipeline.batches(0, 1, 2, step=2, plan=plan) if batch.step == 2]
     rows = steps.of_rank(2, 1, 2)
-    [group], [kept] = steps.locate(rows.split[[10]], rows.row[[10]])
+    group, kept = int(rows.group[10]), int(rows.kept[10])
     path = plan.snapshot.files["path"][int(plan.snapshot.file_of_row_group[group])].as_py()
     file = pa.parquet.ParquetFile(f"{plan.snapshot.uri}/{path}")
     column = file.read_row_group(int(plan.snapshot.row_group_in_file[group]), ["request_id"])["request_id"]
-    row = int(read_kept_rows(plan, int(group), ["request_id"]).rows[kept])
+    row = int(read_kept_rows(plan, group, ["request_id"]).rows[kept])
     assert column[row].as_py() == batch.extra["request_id"].tolist()[10]
 
 

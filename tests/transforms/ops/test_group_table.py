@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from fit_in_memory import fit_frames
 
-from feedline.artifacts.store import Fit, FitOrigin, TableFile, load_artifact
+from feedline.artifacts.fit_origin import FitOrigin
+from feedline.artifacts.store import Fit, TableFile, load_artifact
 from feedline.errors import DataError
 from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features

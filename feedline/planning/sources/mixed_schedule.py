@@ -1,0 +1,137 @@
+"""Schedule the rows of several sources: each step of a lane holds a fixed number of rows of each, source after source.
+
+Pure. The schedule of an epoch is put together from those of the sources' passes (`source_passes`), which are made when
+a step or a block needs them, and forgotten when others have come. A block belongs to one source. Its index names the
+pass and the source besides its place there, so that it is unique in the epoch: `block_index`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import count
+from typing import TypeAlias
+
+import numpy as np
+
+from feedline.errors import PlanError
+from feedline.planning.schedule import Block, Cut, Schedule
+from feedline.planning.sources.source_passes import Passes
+from feedline.planning.strands import Int64s
+
+# Schedules of one source that are kept: of the pass that is delivered, and of those whose blocks are computed ahead.
+_KEPT_PASSES = 8
+_PASS_BLOCKS = 10**9  # a lane has fewer blocks; in decimals, so that messages show the block's own index at the end
+# Passes of a source that are put in order before the epoch begins, not by the feeder's loop.
+_PREPARED_PASSES = 2
+
+
+def block_index(index: int, *, source: int, sources: int, pass_index: int) -> int:
+    """The index of a source's block among the blocks of all sources and passes of an epoch."""
+    return (pass_index * sources + source) * _PASS_BLOCKS + index
+
+
+def split_index(index: int, sources: int) -> tuple[int, int, int]:
+    """Pass, source and the block's own index: what `block_index` has put together."""
+    place, own = divmod(index, _PASS_BLOCKS)
+    pass_index, source = divmod(place, sources)
+    return pass_index, source, own
+
+
+class SourceSchedules:
+    """The schedules of a source's passes in an epoch. make: of the pass of a number."""
+
+    def __init__(self, passes: Passes, make: Callable[[int], Schedule]) -> None:
+        self.passes = passes
+        self.of_pass = lru_cache(_KEPT_PASSES)(lambda index: make(passes.number_of(index)))
+
+    def at(self, step: int) -> tuple[int, int, Schedule]:
+        """The pass that a step of the epoch draws from, its step there, and the schedule of the pass."""
+        index, own = self.passes.at(step)
+        return index, own, self.of_pass(index)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedSchedule:
+    """One epoch's schedule of several sources.
+
+    rows: all that the sources select. rows_dropped: those that the epoch does not deliver. steps: with those before
+    `first_step`, from which on it may be delivered.
+    """
+
+    sources: Sequence[SourceSchedules]
+    lanes: int
+    batch_size: int
+    steps: int
+    rows: int
+    rows_dropped: int
+    first_step: int = 0
+
+    def has_rows(self, lane: int) -> bool:
+        """Every lane has rows of every source."""
+        return 0 <= lane < self.lanes
+
+    def open_blocks(self, lanes: range) -> int:
+        """The most blocks from which a step of these lanes draws, but for those that it begins."""
+        blocks = 0
+        for source in self.sources:
+            first, _ = source.passes.at(self.first_step)
+            blocks += source.of_pass(first).open_blocks(lanes)
+            for index in range(first + 1, first + _PREPARED_PASSES):
+                if source.passes.begin_of(index) < self.steps:
+                    source.of_pass(index).open_blocks(lanes)
+        return blocks
+
+    def blocks_per_step(self, lanes: range) -> float:
+        """The blocks that a step of these lanes uses up, on average."""
+        return sum(source.at(self.first_step)[2].blocks_per_step(lanes) for source in self.sources)
+
+    def drawn(self, lane: int, step: int, most: int) -> Int64s:
+        """As of `Schedule`: the strands of all sources, as far as none begins another pass."""
+        parts = []
+        for source in self.sources:
+            _, own, schedule = source.at(step)
+            parts.append(schedule.drawn(lane, own, min(most, self.steps - step)))
+        steps = min(map(len, parts))
+        return np.concatenate([part[:steps] for part in parts], axis=1)
+
+    def blocks_of(self, lanes: range, *, first_step: int = 0) -> Iterator[Block]:
+        """The blocks of several lanes, in the order in which steps need them."""
+        streams = (self._blocks(number, lane, first_step) for lane in lanes for number in range(len(self.sources)))
+        return heapq.merge(*streams, key=lambda block: (block.first_step, block.lane, block.index))
+
+    def _blocks(self, number: int, lane: int, first_step: int) -> Iterator[Block]:
+        """The blocks of a source that hold rows of the lane's steps from `first_step` on, pass after pass."""
+        passes = self.sources[number].passes
+        first, own = passes.at(max(first_step, self.first_step))
+        for index in count(first):
+            begin = passes.begin_of(index)
+            if begin >= self.steps:
+                return
+            for block in self.sources[number].of_pass(index).blocks(lane, first_step=own if index == first else 0):
+                if begin + block.first_step >= self.steps:
+                    return
+                yield replace(
+                    block,
+                    index=block_index(block.index, source=number, sources=len(self.sources), pass_index=index),
+                    first_step=begin + block.first_step,
+                    last_step=min(begin + block.last_step, self.steps - 1),
+                )
+
+    def cuts(self, lane: int, step: int) -> tuple[Cut, ...]:
+        """The lane's share of a step: the rows of the first source, then those of the next."""
+        if not self.first_step <= step < self.steps:
+            raise PlanError(f"step is out of range: got {step}, expected {self.first_step} to {self.steps - 1}")
+        cuts = []
+        for number, source in enumerate(self.sources):
+            index, own, schedule = source.at(step)
+            for cut in schedule.cuts(lane, own):
+                block = block_index(cut.block, source=number, sources=len(self.sources), pass_index=index)
+                cuts.append(replace(cut, block=block))
+        return tuple(cuts)
+
+
+# The schedule of an epoch of one source, or of several.
+EpochSchedule: TypeAlias = Schedule | MixedSchedule
