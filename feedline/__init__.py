@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from feedline.loader.batch import Batch
     from feedline.loader.dataset import FeedlineDataset
     from feedline.loader.encoding.sparse_features import SparseFeatures
-    from feedline.loader.slot_tensors import Sparse
+    from feedline.loader.tensors.slot_tensors import Sparse
     from feedline.pipeline import Pipeline
     from feedline.transforms.registry.user_op import user_op
     from feedline.warehouse.table import Table
@@ -44,7 +44,7 @@ _MODULES = {
     "Batch": "feedline.loader.batch",
     "FeedlineDataset": "feedline.loader.dataset",
     "Pipeline": "feedline.pipeline",
-    "Sparse": "feedline.loader.slot_tensors",
+    "Sparse": "feedline.loader.tensors.slot_tensors",
     "SparseFeatures": "feedline.loader.encoding.sparse_features",
     "Table": "feedline.warehouse.table",
     "user_op": "feedline.transforms.registry.user_op",

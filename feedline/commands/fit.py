@@ -28,7 +28,7 @@ from feedline.fitting.passes import FitProgress
 from feedline.pipeline import Pipeline
 from feedline.service.cluster.fit_workers import DaskWorkers
 from feedline.spec import PipelineSpec, load_spec
-from feedline.spec.overrides import parse_overrides
+from feedline.spec.document.overrides import parse_overrides
 from feedline.transforms.learning.learner import WARNING
 
 _SHOWN_FEATURES = 4

@@ -21,7 +21,7 @@ from feedline.pipeline import Pipeline
 from feedline.resources.instructions import active_instructions, choose_cpu, cpu_environment, level_instructions
 from feedline.service.verify.receipts import ReceiptFindings, StepRun, read_receipts, verify_receipts
 from feedline.spec import PipelineSpec, load_spec
-from feedline.spec.overrides import parse_overrides
+from feedline.spec.document.overrides import parse_overrides
 
 _SHOWN = 20
 

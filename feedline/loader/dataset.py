@@ -30,7 +30,6 @@ from feedline.loader.device_copies import Copies, Prefetcher, copies_to
 from feedline.loader.encoding.layout import BatchSchema, SlotLayout
 from feedline.loader.encoding.sparse_features import SparseFeatures
 from feedline.loader.followed_epochs import FollowedEpochs
-from feedline.loader.keyed_columns import check_chosen
 from feedline.loader.launcher import data_rank_of, detect_rank, with_data_rank
 from feedline.loader.rank_agreement import connected_rank, hello_of, open_plan
 from feedline.loader.ring.client import FeederClient
@@ -38,7 +37,8 @@ from feedline.loader.ring.feeder_connection import Answer
 from feedline.loader.ring.launch import feeder_access, feeder_input
 from feedline.loader.ring.pinning import Pinning
 from feedline.loader.state import checked_state, environment_warning, rebased_state
-from feedline.loader.torchrec_tensors import register_pipelineable
+from feedline.loader.tensors.keyed_columns import check_chosen
+from feedline.loader.tensors.torchrec_tensors import register_pipelineable
 from feedline.loader.wire.codec import to_values
 from feedline.loader.wire.facts import Hello, RebaseRequest
 from feedline.spec import PipelineSpec, load_spec

@@ -30,13 +30,13 @@ from feedline.planning.binding.table_features import (
     refuse_constant_groups,
     required_functions,
 )
+from feedline.planning.binding.weighted_rows import weigh_rows, weight_order
 from feedline.planning.follow.border import Border
 from feedline.planning.lengths.length_columns import bucket_counts, length_order
 from feedline.planning.plan import Plan
 from feedline.planning.plan_version import newest_version
 from feedline.planning.rows.exclusions import exclude_rows
 from feedline.planning.table_snapshot import cache_ref
-from feedline.planning.weighted_rows import weigh_rows, weight_order
 from feedline.spec import PipelineSpec
 from feedline.spec.cache_section import CacheSpec
 from feedline.warehouse.bad_files import load_skipped

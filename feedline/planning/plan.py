@@ -25,6 +25,7 @@ from feedline.loader.state import rebased_state
 from feedline.loader.wire.codec import from_values
 from feedline.loader.wire.facts import BadFileFacts, BucketFacts, ColumnGroup, PlanFacts, RebaseChanges, RestFacts
 from feedline.planning.binding.fitted_artifacts import require_fitted
+from feedline.planning.binding.weighted_rows import RowWeights
 from feedline.planning.bound_table import BoundTable
 from feedline.planning.follow.border import Border
 from feedline.planning.lengths.bucket_schedule import BucketSchedule
@@ -40,7 +41,6 @@ from feedline.planning.mixing import (
 from feedline.planning.plan_version import PLAN_VERSION, newest_version
 from feedline.planning.schedule import Block, Piece, Schedule
 from feedline.planning.sources.source_passes import PassPlace
-from feedline.planning.weighted_rows import RowWeights
 from feedline.spec.batch_section import BatchSpec
 from feedline.spec.chosen_features import column_group_name
 from feedline.spec.expectations import OnExpect

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from feedline.spec.positions import Path, Problems, describe_value, unknown_message
+from feedline.spec.document.positions import Path, Problems, describe_value, unknown_message
 
 OnExpect = Literal["warn", "error"]
 

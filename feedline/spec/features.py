@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from feedline.spec.column_ranges import expand_range, has_range
+from feedline.spec.document.positions import Document, Path, Problems, describe_value, path_text, unknown_message
 from feedline.spec.expectations import Expectation, bounds_to_yaml, read_bounds
-from feedline.spec.positions import Document, Path, Problems, describe_value, path_text, unknown_message
 
 Group = Literal["dense", "categorical", "sparse", "label", "extra"]
 GROUPS: tuple[Group, ...] = get_args(Group)

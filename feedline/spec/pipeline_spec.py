@@ -26,11 +26,12 @@ from feedline.spec.batch_section import BatchSpec
 from feedline.spec.cache_section import Cache
 from feedline.spec.cluster_section import ClusterSpec
 from feedline.spec.dedup_section import NEEDS_RUNS, DedupSpec, read_groups
+from feedline.spec.document.overrides import apply_overrides, override_options, plain_value, substitute_variables
+from feedline.spec.document.positions import Document, Path, Problems, describe_value, unknown_message
+from feedline.spec.document.yaml_document import MAX_BYTES, read_document
 from feedline.spec.expectations import OnExpect
 from feedline.spec.features import FeatureSpec, OnNonfinite, canonical_json, read_features
 from feedline.spec.json_schema import document_schema
-from feedline.spec.overrides import apply_overrides, override_options, plain_value, substitute_variables
-from feedline.spec.positions import Document, Path, Problems, describe_value, unknown_message
 from feedline.spec.sections import (
     Artifacts,
     ArtifactsSpec,
@@ -60,7 +61,6 @@ from feedline.spec.sources_section import (
     read_source_features,
     rows_of_sources,
 )
-from feedline.spec.yaml_document import MAX_BYTES, read_document
 
 DICT_NAME = "pipeline"  # in errors about a mapping, where a file would have its name
 _NO_OVERRIDES: Mapping[str, object] = {}

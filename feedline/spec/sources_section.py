@@ -17,8 +17,8 @@ from pydantic import BeforeValidator, Field, SkipValidation, WithJsonSchema, mod
 
 from feedline.spec.batch_section import BatchSpec
 from feedline.spec.dedup_section import DedupSpec
+from feedline.spec.document.positions import Document, Path, Problems, describe_value, unknown_message
 from feedline.spec.features import GROUPS, FeatureInput, FeatureSpec, read_features
-from feedline.spec.positions import Document, Path, Problems, describe_value, unknown_message
 from feedline.spec.sections import Count, NonEmptyString, Section, keys_of, rule_error, value_error
 from feedline.spec.source_section import SourceSpec
 

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from feedline import Pipeline
 from feedline.cli import app
 from feedline.loader.batch import Batch
-from feedline.loader.slot_tensors import Sparse
+from feedline.loader.tensors.slot_tensors import Sparse
 from feedline.loader.wire.codec import to_values
 from feedline.planning.plan import Plan
 from feedline.serving.golden_store import features_id

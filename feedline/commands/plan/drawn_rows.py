@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.markup import escape
 
+from feedline.planning.binding.weighted_rows import RowWeights
 from feedline.planning.plan import Plan
-from feedline.planning.weighted_rows import RowWeights
 
 
 def draw_facts(plan: Plan, weights: RowWeights) -> dict[str, Any]:

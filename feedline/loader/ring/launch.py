@@ -31,7 +31,7 @@ from feedline.resources.cgroups import available_cores, available_memory_bytes, 
 from feedline.resources.instructions import choose_cpu, cpu_environment
 from feedline.resources.scratch import SCRATCH_VARIABLE, make_scratch
 from feedline.spec import PipelineSpec
-from feedline.spec.overrides import CommandLineOverrides
+from feedline.spec.document.overrides import CommandLineOverrides
 
 COMMAND_VARIABLE = "FEEDLINE_COMMAND"
 # After so many deaths without a batch in between, another feeder would die as well.

@@ -11,7 +11,7 @@ from feedline.blocks.request import RowOrder
 from feedline.expressions import BoundExpression
 from feedline.spec import PipelineSpec
 from feedline.spec.batch_section import BatchSpec
-from feedline.spec.positions import Path
+from feedline.spec.document.positions import Path
 from feedline.warehouse.parquet.schemas import is_list
 from feedline.warehouse.reading.fragment import nearest_hint
 from feedline.warehouse.reading.sample import BoundSample

@@ -13,8 +13,8 @@ import re
 
 from pydantic import ValidationError
 
+from feedline.spec.document.positions import Path, describe_value, path_text, unknown_message
 from feedline.spec.features import OpCall
-from feedline.spec.positions import Path, describe_value, path_text, unknown_message
 from feedline.transforms.registry.op import OPS, BoundOp, Op, OpError, Parameters
 
 _QUOTED = re.compile(r"'([^']*)'")

@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.loader.batch import Batch, digest_of
-from feedline.loader.dedup_tensors import InverseColumn, InverseSparse
 from feedline.loader.encoding.encode import encode
 from feedline.loader.encoding.encoded_rows import EncodedRows, expand, slice_rows, take
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotLayout
 from feedline.loader.encoding.shuffled_rows import shuffle
 from feedline.loader.encoding.slot import RowSlice, draft, encoded_rows, write
+from feedline.loader.tensors.dedup_tensors import InverseColumn, InverseSparse
 from feedline.native import rows as native
 from feedline.native.unique_rows import UniqueRows
 

@@ -18,7 +18,7 @@ from feedline.loader.ring.launch import (
     read_overrides,
     shorten_log,
 )
-from feedline.spec.overrides import CommandLineOverrides
+from feedline.spec.document.overrides import CommandLineOverrides
 
 LAUNCHER = """#!/bin/sh
 echo "$@"

@@ -9,7 +9,7 @@ import pytest
 from feedline.errors import SpecError
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn
 from feedline.loader.encoding.sparse_features import SparseFeatures
-from feedline.loader.keyed_columns import check_chosen, chosen_ids, chosen_weighted
+from feedline.loader.tensors.keyed_columns import check_chosen, chosen_ids, chosen_weighted
 
 
 def column(name: str, group: str, dtype: str = "int64", **more: Any) -> SlotColumn:

@@ -13,7 +13,7 @@ import pytest
 
 from feedline import Pipeline
 from feedline.errors import SpecError
-from feedline.planning.weighted_rows import RowWeights
+from feedline.planning.binding.weighted_rows import RowWeights
 
 
 def pipeline_of(folder: Path, **changes: Any) -> Pipeline:

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from feedline.loader.device_bytes import DeviceBytes
 from feedline.loader.encoding.layout import ALIGNMENT_BYTES, BatchSchema, Placement, SlotHeader, SlotLayout
 from feedline.loader.encoding.slot import Buffer, read_header
 from feedline.loader.ring.pinning import events_on_all
+from feedline.loader.tensors.device_bytes import DeviceBytes
 from feedline.native.ring import Lease
 
 FLOAT32, INT32, INT64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)

@@ -27,7 +27,7 @@ from ruamel.yaml.events import (
 from ruamel.yaml.reader import ReaderError
 
 from feedline.errors import SpecError
-from feedline.spec.positions import Document, Path, Position, message_at
+from feedline.spec.document.positions import Document, Path, Position, message_at
 
 # A pipeline of 2000 features is about 100 kB; the bounds keep a hostile file from costing more than seconds.
 MAX_BYTES = 1 << 20

@@ -19,8 +19,8 @@ from dataclasses import replace
 from typing import Any, SupportsIndex
 
 from feedline.errors import SpecError
-from feedline.spec.positions import Document, Path, Position, Problems, describe_value, path_text
-from feedline.spec.yaml_document import MAX_DEPTH, SURROGATE, read_document, resolve_scalar
+from feedline.spec.document.positions import Document, Path, Position, Problems, describe_value, path_text
+from feedline.spec.document.yaml_document import MAX_DEPTH, SURROGATE, read_document, resolve_scalar
 
 _VARIABLE = re.compile(r"\$(?:\$|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}|(?P<wrong>\{[^}]*\}?))")
 _WORD = re.compile(r"[A-Za-z_][\w./-]*", re.ASCII)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from feedline.errors import SpecError
-from feedline.spec.positions import Position
-from feedline.spec.yaml_document import MAX_BYTES, MAX_ENTRIES, read_document, resolve_scalar
+from feedline.spec.document.positions import Position
+from feedline.spec.document.yaml_document import MAX_BYTES, MAX_ENTRIES, read_document, resolve_scalar
 
 
 def read(text):

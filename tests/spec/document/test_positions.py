@@ -3,7 +3,7 @@
 import pytest
 
 from feedline.errors import SpecError
-from feedline.spec.positions import Document, Position, Problems, describe_value, path_text, unknown_message
+from feedline.spec.document.positions import Document, Position, Problems, describe_value, path_text, unknown_message
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from feedline.errors import FeedlineError
-from feedline.loader.dedup_tensors import DedupGroup
 from feedline.loader.encoding.layout import SlotColumn
-from feedline.loader.keyed_columns import chosen_ids, chosen_weighted, ids_of
-from feedline.loader.slot_tensors import FLOAT32, INT32, SlotTensors
+from feedline.loader.tensors.dedup_tensors import DedupGroup
+from feedline.loader.tensors.keyed_columns import chosen_ids, chosen_weighted, ids_of
+from feedline.loader.tensors.slot_tensors import FLOAT32, INT32, SlotTensors
 
 
 class Jagged(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 
 from feedline.loader.encoding.layout import BatchSchema
-from feedline.loader.slot_tensors import Sparse
+from feedline.loader.tensors.slot_tensors import Sparse
 
 
 class InverseSparse(Sparse):

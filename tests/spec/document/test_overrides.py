@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline.errors import SpecError
-from feedline.spec.overrides import (
+from feedline.spec.document.overrides import (
     CommandLineOverrides,
     apply_overrides,
     override_options,
     parse_overrides,
     substitute_variables,
 )
-from feedline.spec.positions import path_text
-from feedline.spec.yaml_document import read_document
+from feedline.spec.document.positions import path_text
+from feedline.spec.document.yaml_document import read_document
 
 TEXT = """\
 batch: {size: 8, tail: drop}
