@@ -148,7 +148,7 @@ def find_exclusion(
     if earlier is not None:
         known = _take_over(plan, origin, earlier, found)
     rows, most = origin.rows, budget.most(origin.rows)
-    job = replace(plan.job, by=None, record=None, cache=None, auto=None, environment=workers.environment)
+    job = replace(plan.job, by=None, order=None, record=None, cache=None, auto=None, environment=workers.environment)
     check = RowCheck(job=job, unfitted=frozenset(origin.unfitted), most=most)
     _search(plan, workers, check, known, found, say)
     exclusion = found.exclusion(origin)

@@ -73,8 +73,8 @@ def make_plan(
 
     `artifacts`: the artifact set to use (default: the current one); some may be missing, see `Plan.require_fitted`.
     `selection`: that of another plan of the spec on this snapshot, which is not counted again. `exclude`: leave out the
-    rows of `source.exclude`. `border`: of the epoch of a followed table that the plan is of. `earlier`: a snapshot
-    whose counts hold for unchanged files.
+    rows of `source.exclude`; if not, buckets are not counted either. `border`: of the epoch of a followed table that
+    the plan is of. `earlier`: a snapshot whose counts hold for unchanged files.
 
     Raises SpecError, with file, line and path, where pipeline.yaml does not match the table.
     """
@@ -107,8 +107,8 @@ def make_plan(
         skipped=load_skipped(spec.work_dir, snapshot.id),
         border=border,
         rebase=rebase,
-        lengths=bucket_counts(spec, snapshot, where, sample, selection, map),
-        weights=weigh_rows(spec, snapshot, selection, where, sample=sample, map=map),
+        lengths=bucket_counts(spec, snapshot, where, sample, selection, map) if exclude else None,
+        weights=weigh_rows(spec, snapshot, selection, where, sample=sample, map=map) if exclude else None,
         version=newest_version(spec.shuffle),
         salt=() if spec.source_name is None else (spec.source_name,),
         share=Fraction(spec.batch.size, spec.whole.batch.size),

@@ -34,6 +34,7 @@ from feedline.planning.follow.next_border import (
     first_border,
     rebased_border,
 )
+from feedline.planning.lengths.length_columns import bucket_counts
 from feedline.planning.make_plan import make_plan
 from feedline.planning.plan import Plan, group_name
 from feedline.planning.rebase import rebase, require_comparable
@@ -205,7 +206,11 @@ def resolve_rebase(spec: PipelineSpec, state: Mapping[str, Any], *, map: Map | N
             )
     frozen = load_frozen(spec, fields["snapshot"])
     old = plan_sources(spec, frozen, lanes=fields["lanes"], map=map, exclude=spec.is_mixed)
-    old = old.matching(fields["plan"]) if isinstance(old, MixedPlan) else with_exclusion_of(old, fields["plan"])
+    if isinstance(old, MixedPlan):
+        old = old.matching(fields["plan"])
+    else:
+        old = with_exclusion_of(old, fields["plan"])
+        old = replace(old, lengths=bucket_counts(spec, old.snapshot, old.where, old.sample, old.selection, map))
     _refuse_other_plan(old, {"plan": fields["plan"]})
     epoch, step = fields["epoch"], fields["step"]
     if step >= old.schedule(epoch).steps:

@@ -95,6 +95,20 @@ def test_a_state_resumes_with_the_exclusion(table: BadTable):
     assert before + after == ids_of(pipeline, plan)[0]
 
 
+def test_buckets_are_counted_without_excluded_rows(table: BadTable):
+    """Excluded rows alone are longer than all bounds. A state is rebased where nothing has changed, though its run's
+    exclusion is found by its plan's name."""
+    batch = {"max_tokens": 48, "buckets": [2, 6], "length": "history"}
+    with pytest.raises(SpecError, match=r"batch\.buckets: leave out longer rows"):
+        table.pipeline(batch=batch).plan()
+    pipeline = table.excluding(batch=batch)
+    plan = pipeline.plan()
+    again = pipeline.rebase(state_of(plan.facts(), 0, 3))
+    assert again.fingerprint == plan.fingerprint
+    assert ids_of(pipeline, again, first=3) == ids_of(pipeline, plan, first=3)
+    assert table.check(table.pipeline(batch=batch), out=None).exclusion == Exclusion.read(str(table.exclusion)).id
+
+
 def test_the_fingerprint_names_the_exclusion_wherever_its_file_is(table: BadTable, tmp_path: Path):
     shutil.copy(table.exclusion, tmp_path / "copy")
     plans = [table.pipeline(source=source).plan() for source in ({}, {"exclude": str(tmp_path / "copy")})]
