@@ -264,7 +264,7 @@ class Plan(BoundTable):
         shuffle, rest = self.spec.shuffle, self.rest(epoch)
         pieces, nbytes = [], 0
         for piece in block.pieces:
-            request, piece_bytes = self._piece(piece, rest)
+            request, piece_bytes = _piece_of(self, piece, rest)
             pieces.append(request)
             nbytes += piece_bytes
         salt = self.salt if rest is None else (*self.salt, rest.id)
@@ -297,19 +297,20 @@ class Plan(BoundTable):
         """The state that continues a run on this plan, which `Pipeline.rebase` made from the run's state."""
         return rebased_state(self.facts(), state)
 
-    def _piece(self, piece: Piece, rest: Rebase | None) -> tuple[PieceRequest, int]:
-        """The row groups of the split that hold the piece's rows, and their bytes."""
-        first, stop = int(self.splits.first_row_group[piece.split]), int(self.splits.stop_row_group[piece.split])
-        remaining = (self.selection.rows if rest is None else self._remaining_rows)[first:stop]
-        ends = np.cumsum(remaining)
-        low = int(np.searchsorted(ends, piece.start, side="right"))
-        high = int(np.searchsorted(ends, piece.stop, side="left")) + 1
-        groups = first + low + np.flatnonzero(remaining[low:high])
-        more_excluded = None if rest is None else rest.bits
-        fragment = self.selection.fragment(self.snapshot, groups, more_excluded=more_excluded)
-        skip = piece.start - (int(ends[low - 1]) if low else 0)
-        request = PieceRequest(fragment=fragment, skip=skip, rows=piece.stop - piece.start)
-        return request, int(self.row_group_bytes[groups].sum())
+
+def _piece_of(plan: Plan, piece: Piece, rest: Rebase | None) -> tuple[PieceRequest, int]:
+    """The row groups of the split that hold the piece's rows, and their bytes."""
+    first, stop = int(plan.splits.first_row_group[piece.split]), int(plan.splits.stop_row_group[piece.split])
+    remaining = (plan.selection.rows if rest is None else plan._remaining_rows)[first:stop]
+    ends = np.cumsum(remaining)
+    low = int(np.searchsorted(ends, piece.start, side="right"))
+    high = int(np.searchsorted(ends, piece.stop, side="left")) + 1
+    groups = first + low + np.flatnonzero(remaining[low:high])
+    more_excluded = None if rest is None else rest.bits
+    fragment = plan.selection.fragment(plan.snapshot, groups, more_excluded=more_excluded)
+    skip = piece.start - (int(ends[low - 1]) if low else 0)
+    request = PieceRequest(fragment=fragment, skip=skip, rows=piece.stop - piece.start)
+    return request, int(plan.row_group_bytes[groups].sum())
 
 
 def _plan_facts(plan: Plan) -> PlanFacts:
