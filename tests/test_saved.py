@@ -275,6 +275,7 @@ def test_the_json_schema_keeps_its_parts():
     changed = {
         "definition ClusterSpec",  # limits of workers, classes of clusters, shares
         "section cluster",
+        "definition BatchSpec",  # lengths
         "definition SourceSpec",  # `format: auto`
         "definition FitSpec",  # without `golden: synthetic`
         "definition feature",  # `dedup`
