@@ -270,7 +270,7 @@ class Plan(BoundTable):
         shuffle, rest = self.spec.shuffle, self.rest(epoch)
         pieces, draws, nbytes = list[PieceRequest](), list[PieceDraws](), 0
         for piece in block.pieces:
-            request, groups = self._piece(piece, epoch, rest)
+            request, groups = _piece_of(self, piece, epoch, rest)
             nbytes += int(self.row_group_bytes[groups].sum())
             if self.weights is not None:  # draws are of all rows of the row groups
                 counts = tuple(self.remaining_rows(epoch)[groups].tolist())
@@ -308,18 +308,19 @@ class Plan(BoundTable):
         """The state that continues a run on this plan, which `Pipeline.rebase` made from the run's state."""
         return rebased_state(self.facts(), state)
 
-    def _piece(self, piece: Piece, epoch: int, rest: Rebase | None) -> tuple[PieceRequest, NDArray[np.int64]]:
-        """The row groups of the split that hold the piece's rows."""
-        first, stop = int(self.splits.first_row_group[piece.split]), int(self.splits.stop_row_group[piece.split])
-        remaining = self.remaining_rows(epoch)[first:stop]
-        ends = np.cumsum(remaining)
-        low = int(np.searchsorted(ends, piece.start, side="right"))
-        high = int(np.searchsorted(ends, piece.stop, side="left")) + 1
-        groups = first + low + np.flatnonzero(remaining[low:high])
-        more_excluded = None if rest is None else rest.bits
-        fragment = self.selection.fragment(self.snapshot, groups, more_excluded=more_excluded)
-        skip = piece.start - (int(ends[low - 1]) if low else 0)
-        return PieceRequest(fragment=fragment, skip=skip, rows=piece.stop - piece.start), groups
+
+def _piece_of(plan: Plan, piece: Piece, epoch: int, rest: Rebase | None) -> tuple[PieceRequest, NDArray[np.int64]]:
+    """The row groups of the split that hold the piece's rows: what to read of them, and their indices in the table."""
+    first, stop = int(plan.splits.first_row_group[piece.split]), int(plan.splits.stop_row_group[piece.split])
+    remaining = plan.remaining_rows(epoch)[first:stop]
+    ends = np.cumsum(remaining)
+    low = int(np.searchsorted(ends, piece.start, side="right"))
+    high = int(np.searchsorted(ends, piece.stop, side="left")) + 1
+    groups = first + low + np.flatnonzero(remaining[low:high])
+    more_excluded = None if rest is None else rest.bits
+    fragment = plan.selection.fragment(plan.snapshot, groups, more_excluded=more_excluded)
+    skip = piece.start - (int(ends[low - 1]) if low else 0)
+    return PieceRequest(fragment=fragment, skip=skip, rows=piece.stop - piece.start), groups
 
 
 def _plan_facts(plan: Plan) -> PlanFacts:

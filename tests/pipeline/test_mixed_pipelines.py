@@ -293,3 +293,41 @@ def test_serving_has_the_features_of_the_pipeline_or_of_one_source(folder: Path)
     assert served.tolist() == of_views.dense.tolist()
     document["sources"][0]["features"] = {"dense": {"price": {"expr": "price + 0"}}}
     assert Pipeline.from_dict({**document, "name": "redefined"}).fit().vectors == 0
+
+
+def test_column_groups_and_exclusions_are_of_each_source(folder: Path):
+    document = mixed_pipeline(folder, name="groups")
+    pipeline = Pipeline.from_dict(document)
+    for whole, part in zip(pipeline.batches(), pipeline.batches(features=["price", "extra"]), strict=True):
+        assert part.dense.tolist() == whole.dense.tolist()
+        assert ids_of(part).tolist() == ids_of(whole).tolist()
+        assert [column.name for column in part.schema.columns] == ["price", "id"]
+    document["features"]["dense"]["price"] = {"column": "price", "expect": {"max": "<= 50"}}
+    files = {name: folder / f"{name}.arrow" for name in NAMES}
+    for name, file in files.items():
+        assert Pipeline.from_dict(document).of_source(name).check_rows(file, max_share=1).bad > 0
+    document["sources"] = [{**source, "exclude": str(files[source["name"]])} for source in document["sources"]]
+    kept = np.concatenate([ids_of(batch)[0] for batch in Pipeline.from_dict(document).batches()])
+    assert len(kept) > 500
+    assert (kept % 97 <= 50).all()
+
+
+def test_lengths_are_balanced_within_each_source(tmp_path: Path):
+    rng = np.random.default_rng(0)
+    for name, first in (("clicks", 0), ("views", VIEWS)):
+        lengths = rng.integers(1, 100, 800)
+        lists = pa.array([[1] * length for length in lengths.tolist()], pa.list_(pa.int64()))
+        (tmp_path / name).mkdir()
+        table = pa.table({"id": np.arange(first, first + 800), "history": lists})
+        pq.write_table(table, tmp_path / name / "a.parquet", row_group_size=50)
+    document = mixed_pipeline(
+        tmp_path,
+        features={"sparse": {"history": []}, "extra": ["id"]},
+        batch={"size": 20, "balance": "history"},
+        shuffle={"window_rows": 400},
+        lanes=2,
+    )
+    document["sources"] = [{"name": name, "table": str(tmp_path / name), "weight": 1} for name in NAMES]
+    balanced = list(Pipeline.from_dict(document).batches())
+    assert all(((ids_of(batch, 2) >= VIEWS).sum(axis=1) == 10).all() for batch in balanced)
+    assert len({id for batch in balanced for id in ids_of(batch).ravel().tolist()}) == 40 * len(balanced)

@@ -143,6 +143,11 @@ BROKEN: list[tuple[str, str, str]] = [
     ("batch: {size: 10}", "batch: {size: 10}\nmix: {stop: 0}", "mix.stop: must be first, all, or a number of steps"),
     ("batch: {size: 10}", "batch: {size: 10}\nmix: {stop: last}", "mix.stop: must be first, all, or a number of steps"),
     ("    table: views\n", "", "sources[1].table: missing key"),
+    (
+        "batch: {size: 10}",
+        "batch: {max_tokens: 64, buckets: [8, 32], length: history}",
+        "batch.max_tokens: cannot be combined with sources",
+    ),
 ]
 
 
