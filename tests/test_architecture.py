@@ -66,8 +66,8 @@ INSIDE = {
     "loader": [
         {"encoding", "launcher"},
         {"wire"},
-        {"plan_descriptions", "state", "ring", "tensors"},
-        {"rank_agreement", "dataset_stats", "dataset_messages", "followed_epochs"},
+        {"plan_descriptions", "state", "ring"},
+        {"tensors", "rank_agreement", "dataset_stats", "dataset_messages", "followed_epochs"},
         {"batch"},
         {"device_copies", "row_arrays", "data_loaders", "batch_receipts"},
         {"dataset"},

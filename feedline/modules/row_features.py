@@ -1,7 +1,7 @@
 """What the modules ask of a feature: lists of plain rows, or of unique rows with an inverse.
 
-Runs in: the trainer. Features are recognised by their attributes: those of `feedline.loader.tensors.slot_tensors.Sparse`,
-`feedline.loader.tensors.dedup_tensors.InverseSparse` and `InverseColumn`, or of any class that has them.
+Runs in: the trainer. Features are recognised by their attributes: those of `Sparse`, `InverseSparse` and
+`InverseColumn` of `feedline.loader.tensors`, or of any class that has them.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from feedline.blocks.request import Job, kept_columns
 from feedline.expressions import BoundExpression
 from feedline.expressions.column_parts import has_column
+from feedline.planning.binding.fitted_artifacts import require_fitted
 from feedline.planning.binding.read_columns import ReadColumns
 from feedline.planning.mixing import RowBytes
 from feedline.planning.nulls import Gaps, find_gaps
@@ -51,6 +52,10 @@ class BoundTable:
     def features_fingerprint(self) -> str:
         """A digest of everything that decides what a row becomes."""
         return self.features.fingerprint[:32]
+
+    def require_fitted(self) -> None:
+        """Raise SpecError, with the command that helps, where a feature has no artifact."""
+        require_fitted(self.spec, self.features)
 
     @cached_property
     def gaps(self) -> Gaps:

@@ -24,7 +24,6 @@ from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.state import rebased_state
 from feedline.loader.wire.codec import from_values
 from feedline.loader.wire.facts import BadFileFacts, BucketFacts, ColumnGroup, PlanFacts, RebaseChanges, RestFacts
-from feedline.planning.binding.fitted_artifacts import require_fitted
 from feedline.planning.binding.weighted_rows import RowWeights
 from feedline.planning.bound_table import BoundTable
 from feedline.planning.follow.border import Border
@@ -127,10 +126,6 @@ class Plan(BoundTable):
         if self.weights is not None:
             return self.weights.draws_in(epoch, *self.salt)
         return self.selection.rows if self.rest(epoch) is None else self._remaining_rows
-
-    def require_fitted(self) -> None:
-        """Raise SpecError, with the command that helps, where a feature has no artifact."""
-        require_fitted(self.spec, self.features)
 
     def without_gaps(self) -> Plan:
         """This plan. Raises DataError where a whole epoch is certain to meet a null that a feature cannot hold."""

@@ -324,7 +324,7 @@ def _validate(document: Document, base_dir: str) -> PipelineSpec:
         check_sources(spec.sources, spec.batch, problems)
     if spec is not None and (reason := spec.batch.refused_with(spec.shuffle)) is not None:
         problems.add(("batch", "length" if spec.batch.balance is None else "balance"), reason)
-    if spec is not None and (reason := refused_weights(spec.shuffle, spec.sources or (spec.source,))) is not None:
+    if spec is not None and (reason := refused_weights(spec.shuffle, (*spec.sources, spec.only_source))) is not None:
         problems.add(("shuffle", "weights"), reason)
     problems.raise_all()
     if spec is None:

@@ -190,9 +190,9 @@ class SourceSpec(Section):
         return self
 
 
-def refused_weights(shuffle: ShuffleSpec | None, sources: Sequence[SourceSpec]) -> str | None:
+def refused_weights(shuffle: ShuffleSpec | None, sources: Sequence[SourceSpec | None]) -> str | None:
     """Why rows cannot be drawn by `shuffle.weights` from these sources; None if they can, or are not."""
-    if shuffle is None or shuffle.weights is None or all(source.row_key is None for source in sources):
+    if shuffle is None or shuffle.weights is None or all(each is None or each.row_key is None for each in sources):
         return None
     return (
         "contradicts `source.row_key`, which a rebase needs: a row that may be drawn again is never delivered for "

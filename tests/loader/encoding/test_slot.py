@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.errors import DataError
-from feedline.loader import slot_tensors
 from feedline.loader.batch import Batch
 from feedline.loader.encoding.encode import encode
 from feedline.loader.encoding.encoded_rows import slice_rows, take
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotLayout
 from feedline.loader.encoding.shuffled_rows import ShuffledRows, shuffle
 from feedline.loader.encoding.slot import RowSlice, draft, encoded_rows, read_header, write
+from feedline.loader.tensors import slot_tensors
 from feedline.native import rows as native
 
 SCHEMA = BatchSchema(
