@@ -4,6 +4,7 @@
     python tests/system/chaos/chaos.py FOLDER [--faults 1000] [--per-run 50] [--seed 0] [--kind KIND ...]
     python tests/system/chaos/chaos.py FOLDER --faults 200 --only kill    random kills of workers, feeders, trainers ...
     python tests/system/chaos/chaos.py FOLDER --cache                     with a cache that is smaller than the table
+    python tests/system/chaos/chaos.py FOLDER --mixed                     of two tables, one of which grows, balanced
 
 Faults hit a random victim; meanwhile the number of workers follows the demand, up to a limit that varies. At the end
 of each run both trainers finish an epoch, and `feedline verify` compares the receipts of all starts with the plan.
@@ -48,20 +49,22 @@ NETWORK = ("feeder-scheduler", "worker-scheduler", "feeder-worker")
 DELAY_S = (0.2, 3.0)
 PAUSE_S = 25.0  # after 20 s of silence, a scheduler removes a worker
 JUMP_S = (-7200.0, 7200.0)
-STEPS = 79  # of an epoch: 20,000 rows, four lanes, batches of 64 rows, the last one padded
+DAYS = 60  # that the growing table gets in a run
 UNFINISHED = (".tmp", ".unfinished", ".draft", ".partial")
 LONG_S = 25.0  # without a batch: the processes' last words are recorded
 DISK_S = 1.0
 CACHE_BYTES = 300_000
 WORKERS = (1, 3)
 OTHER_FAULT_SHARE = 0.15  # of the faults that another one follows at once
+LANDING_SHARE = 0.5  # of the faults before which a partition lands
 
 
 @dataclass
 class Chaos:
     """A deployment, its random numbers, and what was done to it. record: gets each fault, with its recovery time.
     undo: what ends faults, by the time it is due. is_random: the number of workers follows the demand up to a limit
-    that varies, and some faults come in pairs. only: how the kinds of faults begin."""
+    that varies, and some faults come in pairs. only: how the kinds of faults begin. land: has the table grow, before
+    some faults."""
 
     deployment: Deployment
     random: random.Random
@@ -72,6 +75,7 @@ class Chaos:
     undo: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
     is_random: bool = True
     only: str = ""
+    land: Callable[[], None] = lambda: None
 
     def kinds(self) -> list[str]:
         """The kinds of faults."""
@@ -147,6 +151,8 @@ class Chaos:
         if self.is_random:
             deployment.workers = self.random.randint(*WORKERS)
         deployment.await_batches(1, self.step)
+        if self.random.random() < LANDING_SHARE:
+            self.land()
         if not self.strike(kind):
             return
         self.counts[kind] += 1
@@ -181,6 +187,7 @@ def chaos(
     batches: int = BATCHES,
     record: Callable[[dict[str, Any]], None] = lambda _: None,
     only: str = "",
+    land: Callable[[], None] = lambda: None,
     **options: Any,
 ) -> dict[str, Any]:
     """Go through these faults, or so many random ones, then to the end of an epoch; what `feedline verify` found, and
@@ -191,7 +198,7 @@ def chaos(
     random faults begin. Given faults come one by one, on two workers.
     """
     deployment = Deployment(place, **options)
-    chaos = Chaos(deployment, random.Random(seed), disk, batches, record, only=only)
+    chaos = Chaos(deployment, random.Random(seed), disk, batches, record, only=only, land=land)
     chaos.is_random = deployment.follows_demand = isinstance(faults, int)
     begin_s = time.monotonic()
     try:
@@ -209,7 +216,7 @@ def chaos(
     left = [str(file) for file in place.work.rglob("*") if file.suffix in UNFINISHED]
     audit = ended_here("verify", deployment.path, "--receipts", deployment.receipts, "--json")
     findings = json.loads(audit.stdout) if audit.stdout else {"error": audit.stderr}
-    problems = _problems(findings, last, deployment.starts["trainer"])
+    problems = _problems(findings, last, deployment.starts["trainer"], _steps(deployment.receipts))
     return {
         **findings,
         "problems": problems + [f"unfinished: {file}" for file in left],
@@ -221,14 +228,25 @@ def chaos(
     }
 
 
-def _problems(findings: dict[str, Any], last: int, starts: int) -> list[str]:
+def _steps(receipts: Path) -> dict[int, set[int]]:
+    """The steps of each epoch, as the trainers of all starts were told."""
+    steps: dict[int, set[int]] = defaultdict(set)
+    for file in receipts.glob("*.steps"):
+        for epoch, number in map(json.loads, file.read_text().splitlines()):
+            steps[epoch].add(number)
+    return steps
+
+
+def _problems(findings: dict[str, Any], last: int, starts: int, steps: dict[int, set[int]]) -> list[str]:
     """What is not as planned: every epoch from its first step to its last one, on every lane, and nothing twice but
     the batch after which a trainer was killed before it had saved its state."""
     if "error" in findings:
         return [findings["error"]]
+    if sorted(steps) != list(range(last + 1)) or any(len(told) > 1 for told in steps.values()):
+        return [f"epochs and their steps: {dict(steps)}, up to epoch {last}"]
     problems = [f"{name}: {findings[name]}" for name in ("differences", "missing", "unreadable") if findings[name]]
     planned = [
-        {"epoch": epoch, "first": 0, "last": STEPS - 1, "lanes": [0, 1, 2, 3], "column_group": ""}
+        {"epoch": epoch, "first": 0, "last": max(steps[epoch]) - 1, "lanes": [0, 1, 2, 3], "column_group": ""}
         for epoch in range(last + 1)
     ]
     if findings["received"] != planned:
@@ -296,6 +314,7 @@ def main() -> None:
     parser.add_argument("--kind", action="append", help="only these, one after the other, in each run")
     parser.add_argument("--only", default="", help="random faults whose kinds begin so: kill, for one")
     parser.add_argument("--cache", action="store_true", help="use a cache that holds a part of the features")
+    parser.add_argument("--mixed", action="store_true", help="two tables, one of which grows, in balanced batches")
     parser.add_argument("--seed", type=int, default=0, help="of the first run")
     arguments = parser.parse_args()
     folder, table = arguments.folder, arguments.folder / "clicks"
@@ -306,27 +325,30 @@ def main() -> None:
     passed = {run["seed"] for run in _lines(folder / "runs.jsonl") if not run["problems"]}
     for seed in range(arguments.seed, arguments.seed + -(-arguments.faults // arguments.per_run)):
         if seed not in passed:
-            _run(folder, table, arguments.kind or arguments.per_run, seed, arguments.only, arguments.cache)
+            _run(folder, table, arguments, seed)
     runs = {run["seed"]: run["problems"] for run in _lines(folder / "runs.jsonl")}
     print(json.dumps({"runs": runs, "recovery": recovery_table(_lines(folder / "faults.jsonl"))}, indent=1))
     sys.exit(1 if any(runs.values()) else 0)
 
 
-def _run(folder: Path, table: Path, faults: Sequence[str] | int, seed: int, only: str, has_cache: bool) -> None:
+def _run(folder: Path, table: Path, arguments: argparse.Namespace, seed: int) -> None:
     """A run in a folder of its own, which goes if it passes."""
-    own = folder / str(seed)
-    cache = {"dir": str(own / "cache"), "size": CACHE_BYTES, "free": 1, "mode": "features"}
-    options = {"cache": cache} if has_cache else {}
+    own, options = folder / str(seed), dict[str, Any]()
+    faults = arguments.kind or arguments.per_run
     shutil.rmtree(own, ignore_errors=True)
     own.mkdir()
+    if arguments.cache:
+        options["cache"] = {"dir": str(own / "cache"), "size": CACHE_BYTES, "free": 1, "mode": "features"}
+    if arguments.mixed:
+        options |= mixed_options(table, own, seed)
 
     def record(fault: dict[str, Any]) -> None:
         _append(folder / "faults.jsonl", {"seed": seed, **fault})
 
     try:
         with furnished(own, table) as place, SmallDisk(place.work) as disk:
-            findings = chaos(place, faults, seed=seed, disk=disk, record=record, only=only, **options)
-        if has_cache:
+            findings = chaos(place, faults, seed=seed, disk=disk, record=record, only=arguments.only, **options)
+        if arguments.cache:
             findings["problems"] += [f"damaged: {file}" for file in verify_entries(str(own / "cache")).damaged]
     except AssertionError as error:
         findings = {"problems": [str(error)]}
@@ -334,6 +356,28 @@ def _run(folder: Path, table: Path, faults: Sequence[str] | int, seed: int, only
     _append(folder / "runs.jsonl", {"seed": seed, **{name: findings[name] for name in kept if name in findings}})
     if not findings["problems"]:
         shutil.rmtree(own)
+
+
+def mixed_options(table: Path, folder: Path, seed: int) -> dict[str, Any]:
+    """Options of `chaos` for a run of a steady table and a growing one, in balanced batches: three rows to one."""
+    days, growing = folder / "days", folder / "growing"
+    recipe = ClickRecipe(rows=400 * DAYS, days=DAYS, seed=seed, histories=2, row_group_rows=256, part_rows=512)
+    generate_clicks(str(days), recipe)
+    waiting = sorted(days.iterdir())
+
+    def land() -> None:
+        if waiting:
+            day = waiting.pop(0)
+            shutil.copytree(day, growing / day.name)
+            (growing / day.name / "_SUCCESS").touch()
+
+    land()
+    sources = [
+        {"name": "steady", "table": str(table), "weight": 3, "split_rows": 512},
+        {"name": "growing", "table": str(growing), "weight": 1, "split_rows": 512, "follow": {"landed": "_SUCCESS"}},
+    ]
+    batch = {"size": 64, "tail": "drop", "balance": "hist_0"}
+    return {"source": None, "sources": sources, "mix": {"stop": "all"}, "batch": batch, "land": land}
 
 
 def _append(file: Path, value: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chaos import SmallDisk, chaos, recovery_table
+from chaos import SmallDisk, chaos, mixed_options, recovery_table
 from pipelines import Place, furnished
 
 FIVE = ["kill worker", "clock host", "reset feeder-scheduler", "kill feeder", "delay worker-scheduler"]
@@ -37,3 +37,12 @@ def test_the_stream_is_as_planned(place: Place, faults: list[str] | int, seed: i
         findings = chaos(place, faults, seed=seed, batches=20, with_run=False)
         assert findings["faults"] == dict.fromkeys(faults, 1), "each had a victim"
     assert not findings["problems"], findings
+
+
+@pytest.mark.nightly  # of 50 faults: four seeds are the 200 kills that a mixed, followed and balanced run survives
+@pytest.mark.parametrize("seed", range(4))
+def test_a_mixed_followed_balanced_stream_is_as_planned(place: Place, seed: int):
+    faulthandler.cancel_dump_traceback_later()
+    findings = chaos(place, 50, seed=seed, only="kill", **mixed_options(place.table, place.folder, seed))
+    assert not findings["problems"], findings
+    assert findings["last_epoch"] > 2
