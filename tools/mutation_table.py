@@ -339,8 +339,8 @@ MUTATIONS = (
     Mutation(
         "blocks",
         "runs-of-later-pieces",
-        "run_starts(pl.concat(groups)) + block_rows",
-        "run_starts(pl.concat(groups))",
+        "run_starts(values(index)) + rows",
+        "run_starts(values(index))",
         "runs of rows that stay together are cut elsewhere in a block's later pieces",
     ),
     # -- planning -------------------------------------------------------------------------------------------------
@@ -368,7 +368,7 @@ MUTATIONS = (
     Mutation(
         "planning",
         "restarted-rank",
-        'and start.rank not in agreement["ranks"]',
+        'and start.member not in agreement["ranks"]',
         "",
         "a rank that starts again joins the snapshot of the start before",
     ),

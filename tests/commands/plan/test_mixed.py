@@ -43,7 +43,7 @@ def test_the_facts_of_each_source_and_of_the_mix(folder: Path):
     text = rendered(facts)
     assert "8 of the 10 rows of a lane's step (80.0%); a pass has 75 steps, an epoch 1.49 passes" in text
     assert "112 on each of 2 ranks: the longest source ends an epoch" in text
-    assert text.count("what remains after") == 2
+    assert " ".join(text.split()).count("what remains after") == 2  # after the table's path, however long that is
 
 
 def test_a_mix_holds_no_more_than_one_source_of_the_same_window(folder: Path):
