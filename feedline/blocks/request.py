@@ -6,8 +6,8 @@ Runs in: the feeder and Dask workers. Frozen values that travel between processe
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -159,12 +159,11 @@ class BlockDraws:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockRequest:
-    """One block: its pieces, the rows that it has of them, and the key of its permutation (None: in plan order). epoch:
-    for a cache that decides for itself. shares: where lengths are balanced. buckets: where rows are of buckets. draws:
-    where they are drawn."""
+class BlockFacts:
+    """What a request says besides its pieces: the rows that the block has of them, and the key of its permutation
+    (None: in plan order). epoch: for a cache that decides for itself. shares: where lengths are balanced. buckets:
+    where rows are of buckets. draws: where they are drawn."""
 
-    pieces: tuple[PieceRequest, ...]
     rows: int
     permutation: tuple[int | str, ...] | None
     nbytes: int  # compressed bytes of the column chunks it reads
@@ -173,6 +172,13 @@ class BlockRequest:
     buckets: BucketRows | None = None
     draws: BlockDraws | None = None
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockRequest(BlockFacts):
+    """One block: its pieces, and what becomes of their rows."""
+
+    pieces: tuple[PieceRequest, ...]
+
     @property
     def read_rows(self) -> int:
         """Rows of the pieces: the block's own, unless its order leaves some out or repeats others."""
@@ -180,32 +186,20 @@ class BlockRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackedRequest:
+class PackedRequest(BlockFacts):
     """A request of many pieces as the scheduler gets it, which reads and writes the task's arguments as they are."""
 
     pieces: Packed
-    rows: int
-    permutation: tuple[int | str, ...] | None
-    nbytes: int
-    epoch: int = 0
-    shares: StepShares | None = None
-    buckets: BucketRows | None = None
-    draws: BlockDraws | None = None
 
     def unpack(self) -> BlockRequest:
         pieces = tuple(
             PieceRequest(fragment=fragment, skip=skip, rows=rows) for fragment, skip, rows in unpack_pieces(self.pieces)
         )
-        return BlockRequest(
-            pieces=pieces,
-            rows=self.rows,
-            permutation=self.permutation,
-            nbytes=self.nbytes,
-            epoch=self.epoch,
-            shares=self.shares,
-            buckets=self.buckets,
-            draws=self.draws,
-        )
+        return BlockRequest(pieces=pieces, **_facts_of(self))
+
+
+def _facts_of(request: BlockFacts) -> dict[str, Any]:
+    return {each.name: getattr(request, each.name) for each in fields(BlockFacts)}
 
 
 def pack_request(request: BlockRequest, travels: bool = True) -> BlockRequest | PackedRequest:
@@ -213,16 +207,7 @@ def pack_request(request: BlockRequest, travels: bool = True) -> BlockRequest | 
     if not travels or len(request.pieces) < _PACKED_PIECES:
         return request
     packed = pack_pieces([(piece.fragment, piece.skip, piece.rows) for piece in request.pieces])
-    return PackedRequest(
-        pieces=packed,
-        rows=request.rows,
-        permutation=request.permutation,
-        nbytes=request.nbytes,
-        epoch=request.epoch,
-        shares=request.shares,
-        buckets=request.buckets,
-        draws=request.draws,
-    )
+    return PackedRequest(pieces=packed, **_facts_of(request))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

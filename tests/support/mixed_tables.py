@@ -13,7 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from feedline import Pipeline
 from feedline.loader.batch import Batch
+from feedline.planning.sources.mixed_plan import MixedPlan
 
 VIEWS = 1_000_000
 NAMES = {"clicks": ("id", "price", "item"), "views": ("row", "cost", "product")}
@@ -68,6 +70,13 @@ def mixed_pipeline(folder: Path, *, stop: object = "first", size: int = 10, **ch
         "memory": "64MiB",
     }
     return {key: value for key, value in {**pipeline, **changes}.items() if value is not None}
+
+
+def mixed_plan_of(folder: Path, world_size: int = 1, **changes: Any) -> MixedPlan:
+    """The plan of `mixed_pipeline`."""
+    plan = Pipeline.from_dict(mixed_pipeline(folder, **changes)).plan(world_size=world_size)
+    assert isinstance(plan, MixedPlan)
+    return plan
 
 
 def ids_of(batch: Batch, lanes: int = 1) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -22,6 +21,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 import torch
+from example_programs import example_programs
 from sklearn.metrics import roc_auc_score
 
 from feedline import Pipeline
@@ -32,23 +32,10 @@ START_S, STOP_S = 60, 15
 HELD_OUT = "2026-01-06"
 
 
-def load(name: str) -> ModuleType:
-    """One of the example's programs as a module."""
-    spec = importlib.util.spec_from_file_location(f"mind_{name}", EXAMPLE / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def programs() -> Iterator[dict[str, ModuleType]]:
-    """The example's programs, which import model.py from beside them."""
-    threads = torch.get_num_threads()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(EXAMPLE))
-        yield {name: load(name) for name in ("generate", "train")}
-        sys.modules.pop("model")
-    torch.set_num_threads(threads)
+    with example_programs(EXAMPLE) as programs:
+        yield programs
 
 
 @pytest.fixture(scope="module")
