@@ -1,0 +1,87 @@
+"""The commands of modules of their own, which the command line imports when one of them runs.
+
+Runs in: the process of the command.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import typer
+import typer.core
+
+# Commands that are declared in modules of their own: module and first sentence of the help.
+ELSEWHERE = {
+    "check": (
+        "feedline.commands.check",
+        "Find bad files, nulls that features cannot hold and, with --rows, bad rows, before a run does.",
+    ),
+    "fit": (
+        "feedline.commands.fit",
+        "Fit the ops that learn from the table, such as vocabularies and means, and keep the result under `artifacts`.",
+    ),
+    "materialize": (
+        "feedline.commands.materialize",
+        "Write the finished features of all selected rows, in the table's order, as arrays or Parquet.",
+    ),
+    "optimize": (
+        "feedline.commands.table.table_layout",
+        "Rewrite a table so that reading it is cheap: clustered, compacted, each column in its best encoding.",
+    ),
+    "usage": (
+        "feedline.commands.table.table_layout",
+        "Show what runs of Feedline read of a table: columns, bytes, partitions.",
+    ),
+    "verify": (
+        "feedline.commands.verify",
+        "Compare the batches that trainers received with the plan. Exit status 1 if any differs or is missing.",
+    ),
+    "scheduler": ("feedline.commands.cluster.scheduler", "Serve jobs and their workers with one scheduler."),
+    "worker": ("feedline.commands.cluster.worker", "Compute blocks for the jobs of a scheduler."),
+    "jobs": (
+        "feedline.commands.cluster.list_jobs",
+        "List the jobs of a scheduler: their rates, the threads of workers that they use, their fair parts, who waits.",
+    ),
+    "transform": (
+        "feedline.commands.transform",
+        "Turn rows of a file into features, exactly as training does. Needs only pipeline.yaml and its artifacts.",
+    ),
+    "certs": (
+        "feedline.commands.cluster.certs",
+        "Make a certificate authority, and certificates for a cluster's scheduler, workers and clients.",
+    ),
+    "cache": (
+        "feedline.commands.cache.cache_commands",
+        "Look after a cache of computed features: list, prune and verify its entries.",
+    ),
+}
+
+
+class CommandList(typer.core.TyperGroup):
+    """The commands of `feedline.cli`, and those of `ELSEWHERE`, which are imported to be run but not to be listed."""
+
+    _listing = False
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*super().list_commands(ctx), *ELSEWHERE]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in ELSEWHERE:
+            return super().get_command(ctx, cmd_name)
+        module, summary = ELSEWHERE[cmd_name]
+        if self._listing:
+            return typer.core.TyperCommand(cmd_name, help=summary)
+        command = getattr(importlib.import_module(module), cmd_name)
+        if isinstance(command, typer.Typer):
+            return typer.main.get_command(command)
+        alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        alone.command(cmd_name)(command)
+        return typer.main.get_command(alone)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self._listing = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self._listing = False
