@@ -1,0 +1,101 @@
+"""The status of a feeder: one value that holds all that pages, metrics and explanations show of it.
+
+Runs in: the feeder, which builds it about once a second; the scheduler, which keeps the last one of each feeder; the
+processes that show it. Pure; no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from feedline.loader.wire.facts import FeederStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadPart:
+    """A part of a table that a plan reads or prunes. what: "partitions", "row groups by statistics", ...; total, kept:
+    of files or row groups; nbytes: compressed bytes of the kept ones' columns (None: unknown)."""
+
+    what: str
+    total: int
+    kept: int
+    nbytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanStatus:
+    """The plan of a rank: its fingerprint and snapshot, rows and steps of an epoch, and what is pruned."""
+
+    plan: str
+    snapshot: str
+    rows: int
+    rows_dropped: int
+    steps: int
+    batch_size: int
+    pruning: tuple[ReadPart, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStatus:
+    """What a feeder does for one rank.
+
+    stats: its counts so far. stalled_s: seconds for which the trainer says it has waited for batches, beyond a
+    stream's first. step_s: median seconds per step that the trainer takes without waiting (0: unknown). starved: its
+    next step waits for a block. ready: batches in the ring. held_bytes: of finished blocks. trainer: its process id (0:
+    unknown). findings: warnings of the quality of features, the last ones last. error: that ended the last trainer.
+    """
+
+    rank: int
+    state: Literal["waiting", "planning", "feeding", "ended"]
+    stats: FeederStats
+    stalled_s: float = 0.0
+    step_s: float = 0.0
+    starved: bool = False
+    ready: int = 0
+    held_bytes: int = 0
+    trainer: int = 0
+    trainers: int = 0
+    plan: PlanStatus | None = None
+    findings: tuple[str, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeederDecision:
+    """A decision that a feeder took, and why: about its window, workers or cache. at_s: unix time."""
+
+    at_s: float
+    topic: Literal["window", "workers", "cache", "cluster"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeederStatus:
+    """A feeder as of `now_s`, unix time, as `started_s`.
+
+    job: the same for all feeders of a job; feeder: unique per process. pipeline: the path of pipeline.yaml. epochs: of
+    the run. form: of `cluster`. cores: that the feeder may use. cpu_s: CPU seconds that the feeder's process has used.
+    workers, threads: that compute its blocks. lost, regained: connections to the scheduler. decisions: the last ones.
+    """
+
+    job: str
+    feeder: str
+    name: str
+    pipeline: str
+    host: str
+    pid: int
+    version: str
+    started_s: float
+    now_s: float
+    epochs: int
+    form: str
+    cores: float
+    cpu_s: float
+    workers: int
+    threads: int
+    ranks: tuple[RankStatus, ...]
+    lost: int = 0
+    regained: int = 0
+    decisions: tuple[FeederDecision, ...] = ()
+    dashboard: str | None = None
