@@ -131,9 +131,7 @@ def _rank(column: ColumnProfile) -> float:
     return (column.null_rate or 0.0) - 2 * abs(column.correlation or 0.0)
 
 
-def keep_best(
-    features: Iterable[FeatureChoice], most: int
-) -> tuple[list[FeatureChoice], list[FeatureChoice]]:
+def keep_best(features: Iterable[FeatureChoice], most: int) -> tuple[list[FeatureChoice], list[FeatureChoice]]:
     """The `most` features of the least rank, and the others, each in the table's order."""
     listed = list(features)
     order = sorted(range(len(listed)), key=lambda index: (listed[index].rank, index))

@@ -77,10 +77,9 @@ def _by_time(facts: TableFacts, column: ColumnProfile) -> HeldOut | None:
         return None
     if begin >= end:
         return None
-    border = _rounded(end - SHARE * (end - begin), end - begin)
-    if column.type.startswith("date"):
-        return _later(column.name, name, literal(border.date().isoformat()), reason)
-    return _later(column.name, name, literal(border.isoformat()), reason)
+    moment = _rounded(end - SHARE * (end - begin), end - begin)
+    border = moment.date().isoformat() if column.type.startswith("date") else moment.isoformat()
+    return _later(column.name, name, literal(border), reason)
 
 
 def _later(column: str, name: str, border: str, reason: str) -> HeldOut:
@@ -98,5 +97,7 @@ def _rounded(moment: datetime, width: timedelta) -> datetime:
 
 def _by_id(column: ColumnProfile) -> HeldOut:
     name = column_expr(column.name)
-    found = HeldOut(by=column.name, train="", held_out="", reason=f"a tenth of the rows, by the last digit of {column.name}")
+    found = HeldOut(
+        by=column.name, train="", held_out="", reason=f"a tenth of the rows, by the last digit of {column.name}"
+    )
     return replace(found, train=f"{name} % {_IDS} != 9", held_out=f"{name} % {_IDS} == 9")

@@ -82,7 +82,7 @@ def choose_label(facts: TableFacts, label: str) -> LabelChoice:
     if (low, high) == (0, 1) and count == 2:
         return _label(column, "binary", f"{reason}; {_ones(numbers.mean)}", where, share=numbers.mean)
     if _is_integer(column) and count is not None and count <= MOST_CLASSES and _CLASS_NAME.search(label):
-        values = sorted((int(float(each.value)) for each in column.frequent if each.value is not None))
+        values = sorted(int(float(each.value)) for each in column.frequent if each.value is not None)
         if len(values) == count:
             return _classes(column, values, reason, where)
     mean, std = numbers.mean or 0.0, numbers.std or 1.0
@@ -127,9 +127,7 @@ def _label(
     )
 
 
-def _classes(
-    column: ColumnProfile, values: Sequence[object], reason: str, where: str | None
-) -> LabelChoice:
+def _classes(column: ColumnProfile, values: Sequence[object], reason: str, where: str | None) -> LabelChoice:
     """A label of a few classes, or of two strings."""
     keys = [value for value in values if value is not None]
     count = 0 if column.vocabulary is None else column.vocabulary.table

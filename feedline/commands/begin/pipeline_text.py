@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from feedline.commands.begin.figures import number, percent
 from feedline.commands.begin.init_plan import FeatureChoice, InitPlan, LeftOut
 from feedline.commands.begin.quoting import comment, yaml_key, yaml_string, yaml_value
 from feedline.planning.dedup.proposals import with_ranges
@@ -168,11 +166,14 @@ def _noted(line: str, note: str) -> str:
 def _wrapped(text: str, indent: str = "") -> list[str]:
     """A comment, wrapped."""
     before = f"{indent}# "
-    lines = textwrap.wrap(
-        comment(text), _WIDTH, initial_indent=before, subsequent_indent=before, break_long_words=False,
+    return textwrap.wrap(
+        comment(text),
+        _WIDTH,
+        initial_indent=before,
+        subsequent_indent=before,
+        break_long_words=False,
         break_on_hyphens=False,
     )
-    return lines
 
 
 def summary_of(plan: InitPlan) -> Iterator[tuple[str, str]]:

@@ -29,7 +29,9 @@ def guess_choices(facts: TableFacts, choices: Choices) -> Choices:
     """The caller's choices, and guesses for the others: "" where there is none. Raises SpecError for a column that the
     table lacks."""
     if not facts.rows:
-        raise PlanError(f"{facts.uri} has no rows: got 0 rows in {facts.files} files, expected some. Name another table")
+        raise PlanError(
+            f"{facts.uri} has no rows: got 0 rows in {facts.files} files, expected some. Name another table"
+        )
     for name, option in ((choices.time, "--time"), (choices.session, "--session")):
         if name:
             require_column(facts, name, option)
@@ -94,8 +96,9 @@ def size_of_batches(rows: int) -> int:
 
 def pipeline_name(table: str) -> str:
     """A name for the pipeline, of the table's last folder or file."""
-    last = posixpath.basename(table.split("?")[0].rstrip("/*")) or "table"
-    return _NAME.sub("-", posixpath.splitext(last)[0]).strip("-").lower() or "table"
+    parts = [part for part in table.split("?")[0].split("/") if part and not set(part) & set("*?[]")]
+    last = posixpath.splitext(parts[-1])[0] if parts else ""
+    return _NAME.sub("-", last).strip("-").lower() or "table"
 
 
 def _worthwhile_session(sessions: Sequence[SessionCandidate]) -> str:
@@ -125,12 +128,10 @@ def _reasons(left_out: Sequence[LeftOut]) -> str:
 
 def _notes(facts: TableFacts) -> tuple[str, ...]:
     clustered = [each for each in facts.sessions if each.saved_share >= WORTHWHILE and not each.clustered]
-    sessions = (
-        [
-            f"rows of equal {each.column} are apart: stored together (feedline optimize --cluster-by), groups that repeat "
-            f"would save {percent(each.saved_share)} of a batch's bytes (feedline plan --dedup)"
-            for each in clustered[:1]
-        ]
-    )
+    sessions = [
+        f"rows of equal {each.column} are apart: stored together (feedline optimize --cluster-by), groups that repeat "
+        f"would save {percent(each.saved_share)} of a batch's bytes (feedline plan --dedup)"
+        for each in clustered[:1]
+    ]
     skipped = [f"{len(facts.skipped)} corrupt files are left out"] if facts.skipped else []
     return (*facts.warnings, *skipped, *sessions)

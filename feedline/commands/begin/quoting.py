@@ -9,7 +9,6 @@ import json
 import keyword
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from feedline.spec.column_ranges import has_range
 from feedline.spec.document.yaml_document import resolve_scalar

@@ -67,7 +67,7 @@ def try_plan(facts: TableFacts, choices: Choices, *, table: str, folder: TrialFo
 
 
 def without_refused(plan: InitPlan, spec: PipelineSpec, snapshot: Snapshot) -> InitPlan:
-    """The plan without the features that do not compile against the table's columns. Raises PlanError if none is left."""
+    """The plan without features that do not compile against the table's columns. Raises PlanError if none is left."""
     try:
         compile_spec(spec, snapshot.schema)
     except FeedlineError:
@@ -93,7 +93,7 @@ def without_refused(plan: InitPlan, spec: PipelineSpec, snapshot: Snapshot) -> I
 
 
 def _plan_on(spec: PipelineSpec, snapshot: Snapshot) -> Plan:
-    return require_plain(preview_plan(spec, [snapshot], lanes=1))
+    return require_plain(preview_plan(spec, [snapshot], lanes=1), "init")
 
 
 def _is_countable(plan: InitPlan, facts: TableFacts) -> bool:
