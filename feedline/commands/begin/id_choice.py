@@ -43,7 +43,7 @@ def choose_ids(column: ColumnProfile) -> FeatureChoice | LeftOut:
             enable=_hashed(column, "categorical", buckets_for(values), ""),
         )
     ops, reason = id_ops(values, has_nulls=may_hold_nulls(column))
-    reasons = [reason, *null_reasons(column, "an id of its own")]
+    reasons = [reason, *null_reasons(column)]
     return FeatureChoice(
         name=column.name,
         group="categorical",
@@ -78,7 +78,7 @@ def id_ops(values: DistinctCount | None, *, has_nulls: bool) -> tuple[tuple[obje
         rare = values is not None and values.table > _RARE
         return (
             ({"vocabulary": {"min_count": 2}} if rare else "vocabulary",),
-            f"{_count(values)}: vocabulary" + (", without those that occur once" if rare else ""),
+            f"{_count(values)}: vocabulary" + (" of those that come twice" if rare else ""),
         )
     buckets = buckets_for(values)
     return (hash_op(buckets, has_nulls=has_nulls),), f"{_count(values)}: hash_bucket"

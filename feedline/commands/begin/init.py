@@ -11,6 +11,7 @@ import os
 import shlex
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -31,7 +32,7 @@ from feedline.commands.display.progress_line import ProgressLine
 from feedline.commands.exit_status import exit_on_signals
 from feedline.errors import SpecError
 from feedline.pipeline import Pipeline
-from feedline.profiling.profile_table import ProfileOptions, profile_table
+from feedline.profiling.profile_table import ProfileOptions, facts_of, sample_table
 from feedline.profiling.table_facts import TableFacts
 
 PIPELINE_FILE, SCRIPT_FILE = "pipeline.yaml", "train.py"
@@ -86,17 +87,22 @@ def _look(
         def show(phase: str, done: int, total: int) -> None:
             line.show(f"{phase}: {done:,} of {total:,}")
 
-        def profiled(label: str | None, time: str | None, session: str | None) -> TableFacts:
-            options = ProfileOptions(label=label, time=time, session=session, values=True, format=table_format)
-            return profile_table(table, options, progress=show)
-
-        facts = profiled(choices.label, choices.time or None, choices.session or None)
+        options = ProfileOptions(
+            label=choices.label,
+            time=choices.time or None,
+            session=choices.session or None,
+            values=True,
+            format=table_format,
+        )
+        sample = sample_table(table, options, progress=show)
+        facts = facts_of(sample, options, progress=show)
         line.close()
         asked = ask_choices(facts, choices, console) if ask and facts.rows else choices
         chosen = guess_choices(facts, asked)
         require_label(facts, chosen.label)
-        if (chosen.label, chosen.time or None) != (facts.label, facts.time):
-            facts = profiled(chosen.label, chosen.time or None, chosen.session or None)
+        if (chosen.label, chosen.time or None) != (facts.label, facts.time):  # compare the columns with this label
+            options = replace(options, label=chosen.label, time=chosen.time or None, session=chosen.session or None)
+            facts = facts_of(sample, options, progress=show)
     return facts, chosen
 
 

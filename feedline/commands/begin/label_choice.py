@@ -68,7 +68,7 @@ def choose_label(facts: TableFacts, label: str) -> LabelChoice:
     numbers = column.numbers
     if column.type == "bool":
         share = None if numbers is None else numbers.mean
-        return _label(column, "binary", f"{reason}; {_ones(share)}", where, share=share)
+        return _label(column, "binary", _ones(reason, share), where, share=share)
     if numbers is None:
         return _classes(column, [each.value for each in column.frequent], reason, where)
     if numbers.nan_rate + numbers.inf_rate > 0:
@@ -78,9 +78,9 @@ def choose_label(facts: TableFacts, label: str) -> LabelChoice:
     if _is_integer(column) and count == 2 and low is not None and high is not None:
         share = sum(each.share for each in column.frequent if each.value is not None and float(each.value) == high)
         expr = None if (low, high) == (0, 1) else f"{name} > {low}"
-        return _label(column, "binary", f"{reason}; {_ones(share)}", where, share=share, expr=expr)
+        return _label(column, "binary", _ones(reason, share), where, share=share, expr=expr)
     if (low, high) == (0, 1) and count == 2:
-        return _label(column, "binary", f"{reason}; {_ones(numbers.mean)}", where, share=numbers.mean)
+        return _label(column, "binary", _ones(reason, numbers.mean), where, share=numbers.mean)
     if _is_integer(column) and count is not None and count <= MOST_CLASSES and _CLASS_NAME.search(label):
         values = sorted(int(float(each.value)) for each in column.frequent if each.value is not None)
         if len(values) == count:
@@ -157,8 +157,9 @@ def _is_integer(column: ColumnProfile) -> bool:
     return column.type.startswith(("int", "uint"))
 
 
-def _ones(share: float | None) -> str:
-    return "" if share is None else f"{percent(share)} are 1"
+def _ones(reason: str, share: float | None) -> str:
+    """The reason with the share of ones, unless it names that."""
+    return reason if share is None or "ones" in reason else f"{reason}; {percent(share)} are 1"
 
 
 def _values(column: ColumnProfile) -> str:

@@ -27,10 +27,10 @@ def choose_number(column: ColumnProfile) -> FeatureChoice:
         numbers = column.numbers
         if numbers is not None and numbers.nan_rate + numbers.inf_rate > 0:
             ops.append({"fill_nonfinite": 0})
-            reasons.append(f"{percent(numbers.nan_rate + numbers.inf_rate)} NaN or infinite: the mean")
+            reasons.append(f"{percent(numbers.nan_rate + numbers.inf_rate)} NaN or infinite")
     if may_hold_nulls(column):
         ops.append({"fill_null": 0})
-        reasons += null_reasons(column, "the mean, which is 0 after standardize")
+        reasons += null_reasons(column)
     return FeatureChoice(
         name=column.name,
         group="dense",
@@ -52,7 +52,7 @@ def choose_indicator(column: ColumnProfile, name: str) -> FeatureChoice | None:
         group="dense",
         column=column.name,
         expr=f"{column_expr(column.name)} is None",
-        reason=f"{percent(rate)} null, which may mean something",
+        reason=f"{percent(rate)} null",
     )
 
 
@@ -62,7 +62,7 @@ def shape_ops(numbers: NumberFacts | None) -> tuple[list[object], str]:
         return [], ""
     low, high = numbers.quantiles[0], numbers.quantiles[-1]
     median = numbers.median or 0
-    tails = f"skewness {number(numbers.skewness)}, median {number(median)}, maximum {number(numbers.max)}"
+    tails = f"median {number(median)}, maximum {number(numbers.max)}"
     is_skewed = abs(numbers.skewness) > _SKEWED or (median > 0 and high > _LONG_TAIL * median)
     if not is_skewed or low == high:
         return [], ""
@@ -70,7 +70,12 @@ def shape_ops(numbers: NumberFacts | None) -> tuple[list[object], str]:
         if numbers.min < 0:
             return [{"clip": {"min": 0}}, "log1p"], f"skewed: {tails}; {percent(numbers.negative_rate)} negative"
         return ["log1p"], f"skewed: {tails}"
-    return [{"clip": {"min": low, "max": high}}], f"long tails: {tails}; limited to the 1st and 99th percentile"
+    return [{"clip": {"min": _rounded(low), "max": _rounded(high)}}], f"long tails: {tails}"
+
+
+def _rounded(bound: float) -> float:
+    """A bound with three significant digits."""
+    return bound if isinstance(bound, int) else float(f"{bound:.3g}")
 
 
 def may_hold_nulls(column: ColumnProfile) -> bool:
@@ -78,9 +83,9 @@ def may_hold_nulls(column: ColumnProfile) -> bool:
     return column.nullable and not (column.null_exact and column.null_rate == 0)
 
 
-def null_reasons(column: ColumnProfile, become: str) -> list[str]:
-    """What nulls become, if any were seen."""
-    return [f"{percent(column.null_rate)} null: {become}"] if column.null_rate else []
+def null_reasons(column: ColumnProfile) -> list[str]:
+    """The share of nulls, if any were seen."""
+    return [f"{percent(column.null_rate)} null"] if column.null_rate else []
 
 
 def number_range(numbers: NumberFacts | None) -> str:

@@ -32,7 +32,7 @@ def pipeline_text(plan: InitPlan, *, schema_file: str | None = SCHEMA_FILE) -> s
     for group in GROUPS:
         members = [plan.label.feature] if group == "label" else [each for each in plan.features if each.group == group]
         if members:
-            lines.append(f"  {group}:")
+            lines += [f"  {group}:", *_wrapped(_GROUP_NOTES[group], indent="    ")]
             lines += [line for run in _runs(members) for line in _entry(run)]
     lines += _left_out(plan.left_out)
     lines += _delivery(plan)
@@ -46,11 +46,21 @@ _LEAKAGE = (
 )
 
 
+_GROUP_NOTES = {
+    "dense": "Ops leave nulls alone until they are filled: with 0, which is the mean after standardize. `clip` limits "
+    "long tails to the 1st and 99th percentile.",
+    "categorical": "Ids of embeddings: a vocabulary numbers values by frequency, a hash needs no table of them. Nulls "
+    "have an id of their own.",
+    "sparse": "Lists of ids, the first elements of each; `list_slice: -5` would keep the last.",
+    "label": "",
+    "extra": "",
+}
+
+
 def _head(plan: InitPlan) -> Iterator[str]:
-    yield from _wrapped(
-        f"Written by `feedline init` for {plan.rows:,} rows, and yours to edit. Figures are of a sample of the rows "
-        "where they say so, or cannot be read from the files' footers."
-    )
+    whole = plan.sampled_rows >= plan.rows
+    figures = "" if whole else f" Figures are of a sample of {plan.sampled_rows:,} rows, or of the files' footers."
+    yield from _wrapped(f"Written by `feedline init` for {plan.rows:,} rows, and yours to edit.{figures}")
     for note in plan.notes:
         yield from _wrapped(f"Note: {note}")
 
@@ -72,22 +82,21 @@ def _source(plan: InitPlan) -> Iterator[str]:
 
 def _delivery(plan: InitPlan) -> Iterator[str]:
     if plan.dedup is not None and plan.dedup.groups:
-        yield from _wrapped(plan.dedup.reason)
-        yield "dedup:"
+        yield from ("", *_wrapped(plan.dedup.reason), "dedup:")
         for name, columns in plan.dedup.groups:
             yield f"  {yaml_key(name)}: {{columns: [{', '.join(map(yaml_string, with_ranges(columns)))}]}}"
     yield ""
     yield "batch:"
-    yield _noted(f"  size: {plan.batch_size}", "rows of a step on each rank")
+    yield from _noted(f"  size: {plan.batch_size}", "rows of a step on each rank")
     tail = "the last rows that do not fill a step are left out" if plan.tail == "drop" else "the last step is shorter"
-    yield _noted(f"  tail: {plan.tail}", tail)
+    yield from _noted(f"  tail: {plan.tail}", tail)
     if plan.dedup is not None and plan.dedup.groups:
         by = f"shuffle: {{seed: 0, by: {yaml_string(plan.dedup.by)}}}"
-        yield _noted(by, "sessions are shuffled, their rows stay together")
+        yield from _noted(by, "sessions are shuffled, their rows stay together")
     else:
-        yield _noted("shuffle: {seed: 0}", "another seed gives another order of rows")
-    yield _noted("on_nonfinite: zero", "NaN and infinities become 0, which is the mean after standardize")
-    yield _noted("epochs: 1", "of `feedline run`; train.py counts its own")
+        yield from _noted("shuffle: {seed: 0}", "another seed gives another order of rows")
+    yield from _noted("on_nonfinite: zero", "NaN and infinities become 0")
+    yield from _noted("epochs: 1", "of `feedline run`; train.py counts its own")
 
 
 def _runs(features: Sequence[FeatureChoice]) -> list[list[FeatureChoice]]:
@@ -116,12 +125,12 @@ def _is_plain(feature: FeatureChoice) -> bool:
 def _entry(run: Sequence[FeatureChoice]) -> Iterator[str]:
     first, last = run[0], run[-1]
     if len(run) == 1:
-        yield _noted(f"    {entry_of(first)}", first.reason)
+        yield from _noted(f"    {entry_of(first)}", first.reason)
     else:
         [name] = with_ranges([each.name for each in run])
         reasons = list(dict.fromkeys(each.reason for each in run))
         shown = reasons[0] if len(reasons) == 1 else f"{len(run)} columns, such as {first.name}: {first.reason}"
-        yield _noted(f"    {yaml_key(name)}: {yaml_value(list(last.ops))}", shown)
+        yield from _noted(f"    {yaml_key(name)}: {yaml_value(list(last.ops))}", shown)
     for feature in run:
         if feature.check is not None:
             yield from _wrapped(f"CHECK {feature.name}: {feature.check}", indent="    ")
@@ -157,10 +166,14 @@ def _left_out(columns: Sequence[LeftOut]) -> Iterator[str]:
         yield from _wrapped(f"{len(names):,} more, from {names[0]} to {names[-1]}: {reason}", indent="  ")
 
 
-def _noted(line: str, note: str) -> str:
-    """A line with its reason behind it."""
-    text = comment(note)
-    return f"{line:<{_NOTE_AT}}  # {text}" if text else line
+def _noted(line: str, note: str) -> list[str]:
+    """A line with its reason behind it, or above it where that is too long."""
+    if not note:
+        return [line]
+    behind = f"{line:<{_NOTE_AT}}  # {comment(note)}"
+    if len(behind) <= _WIDTH:
+        return [behind]
+    return [*_wrapped(note, indent=" " * (len(line) - len(line.lstrip()))), line]
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:

@@ -65,6 +65,7 @@ def plan_pipeline(facts: TableFacts, choices: Choices, *, table: str, refused: C
         table=table,
         format=facts.format,
         rows=facts.rows,
+        sampled_rows=facts.sampled.rows,
         label=label,
         features=tuple(features),
         left_out=tuple(left_out),
@@ -75,7 +76,7 @@ def plan_pipeline(facts: TableFacts, choices: Choices, *, table: str, refused: C
         batch_size=_FEWEST_ROWS_OF_A_BATCH,
         tail="partial",
         skip_bad_files=bool(facts.skipped),
-        notes=_notes(facts),
+        notes=_notes(facts, session),
     )
     return fitting_batches(plan, facts.rows)
 
@@ -126,12 +127,16 @@ def _reasons(left_out: Sequence[LeftOut]) -> str:
     return f" ({shown})" if shown else ""
 
 
-def _notes(facts: TableFacts) -> tuple[str, ...]:
-    clustered = [each for each in facts.sessions if each.saved_share >= WORTHWHILE and not each.clustered]
+def _notes(facts: TableFacts, session: str | None) -> tuple[str, ...]:
+    """Sentences that no line of the features says."""
+    said = [f"column {column.name!r} may be the label" for column in facts.disguises]
+    warnings = [each for each in facts.warnings if not each.startswith(tuple(said))]
+    apart = [each for each in facts.sessions if each.saved_share >= WORTHWHILE and not each.clustered]
     sessions = [
         f"rows of equal {each.column} are apart: stored together (feedline optimize --cluster-by), groups that repeat "
-        f"would save {percent(each.saved_share)} of a batch's bytes (feedline plan --dedup)"
-        for each in clustered[:1]
+        f"would save about {percent(each.saved_share)} of a batch's bytes (feedline plan --dedup)"
+        for each in apart[:1]
+        if session is None
     ]
     skipped = [f"{len(facts.skipped)} corrupt files are left out"] if facts.skipped else []
-    return (*facts.warnings, *skipped, *sessions)
+    return (*warnings, *skipped, *sessions)

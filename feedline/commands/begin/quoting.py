@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from feedline.spec.column_ranges import has_range
 from feedline.spec.document.yaml_document import resolve_scalar
 
-_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./+-]*")
+_WORD = r"[A-Za-z0-9_./+()<>=%*-]+"
+# Strings that need no quotes anywhere in YAML: words of an expression or a path, and URIs.
+_PLAIN = re.compile(rf"(?=[A-Za-z_./]){_WORD}( {_WORD})*|[a-z][a-z0-9+]*://[A-Za-z0-9_./=-]+")
 _NOT_PLAIN_WORDS = {"y", "n", "yes", "no", "on", "off"}  # booleans of YAML 1.1, as other readers take them
 
 
@@ -21,6 +23,8 @@ def yaml_key(text: str) -> str:
     """A key of a mapping. Variables are not replaced in keys."""
     if _PLAIN.fullmatch(text) and text.lower() not in _NOT_PLAIN_WORDS and resolve_scalar(text) == text:
         return text
+    if '"' in text and text.isprintable() and "'" not in text:
+        return f"'{text}'"
     return '"' + "".join(map(_escaped, text)) + '"'
 
 

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from feedline.commands.begin.init_plan import InitPlan
+from feedline.commands.begin.quoting import literal
 
 _PROGRAM = Path(__file__).with_name("train.py.txt")
 
@@ -18,14 +19,19 @@ def train_script(plan: InitPlan) -> str:
     label = plan.label
     text = _PROGRAM.read_text(encoding="utf-8")
     for name, value in (
-        ("LABEL", repr(label.feature.name)),
-        ("TASK", repr(label.task)),
+        ("LABEL", _string(label.feature.name)),
+        ("TASK", _string(label.task)),
         ("CLASSES", repr(label.classes)),
         ("MEAN, STD", f"{label.mean!r}, {label.std!r}"),
-        ("HELD_OUT", repr(plan.held_out_where)),
+        ("HELD_OUT", "None" if plan.held_out_where is None else _string(plan.held_out_where)),
     ):
         text = _with_value(text, name, value)
     return text
+
+
+def _string(text: str) -> str:
+    """A literal in double quotes, unless the string contains some."""
+    return repr(text) if '"' in text else literal(text)
 
 
 def _with_value(text: str, name: str, value: str) -> str:
