@@ -17,10 +17,10 @@ from distributed import Nanny, Security, SpecCluster
 from distributed.scheduler import DEFAULT_EXTENSIONS
 
 from feedline.errors import ClusterError
-from feedline.service.cluster.dashboard import DashboardOnDemand
 from feedline.service.dask_patches.prompt_streams import send_promptly
 from feedline.service.dask_patches.rare_heartbeat import with_rare_heartbeat
 from feedline.service.dask_patches.without_http import scheduler_class, worker_class
+from feedline.service.page.dashboard import DashboardOnDemand
 from feedline.service.scheduler.extension import install
 from feedline.spec.cluster_section import ClusterSpec
 
@@ -38,6 +38,9 @@ def start_threads(spec: ClusterSpec, *, threads: int, dashboard_port: int) -> Sp
     node = {"protocol": "inproc://", "host": None, "security": Security(), **_NODE}
     worker = {"cls": with_rare_heartbeat(worker_class(http=spec.dashboard)), "options": {**node, **_worker(threads)}}
     cluster = _start(spec, node, worker, dashboard_port)
+    if spec.dashboard:
+        scheduler: Any = cluster.scheduler
+        scheduler.http_application.add_application(DashboardOnDemand(scheduler, tuple))
     cluster.scale(1)
     return cluster
 
@@ -71,16 +74,12 @@ def _worker(threads: int) -> dict[str, Any]:
 def _start(spec: ClusterSpec, node: dict[str, Any], worker: dict[str, Any], dashboard_port: int) -> SpecCluster:
     """A scheduler, and no worker yet. node: the options of both; worker: the class and options of a worker."""
     options = {**node, "port": 0, "dashboard_address": f"{_LOOPBACK}:{dashboard_port}", "extensions": _extensions()}
-    cluster = SpecCluster(
+    return SpecCluster(
         scheduler={"cls": scheduler_class(http=spec.dashboard), "options": options},
         worker=worker,
         security=node["security"],
         silence_logs=logging.ERROR,
     )
-    if spec.dashboard:
-        scheduler: Any = cluster.scheduler
-        scheduler.http_application.add_application(DashboardOnDemand(scheduler))
-    return cluster
 
 
 def _extensions() -> dict[str, Any]:
