@@ -30,7 +30,7 @@ from feedline.spec import PipelineSpec
 logger = logging.getLogger(__name__)
 
 # Keys of pipeline.yaml for how a job runs, not what it delivers: feeder and trainer may differ in them.
-_RUN_KEYS = ("epochs", "cluster", "memory", "feeder", "cache")
+_RUN_KEYS = ("epochs", "cluster", "memory", "feeder", "cache", "metrics", "traces")
 # A feeder accepts and greets right away, unless it is stopped or swapped out.
 _GREETING_S = 5.0
 _BACKLOG = 16
