@@ -78,6 +78,7 @@ INSIDE = {
         {"scheduler", "worker"},
         {"scaling", "cluster"},
         {"feeder"},
+        {"status"},
     ],
 }
 LOOKED_UP = {"OPS", "bind", "resolve"}  # by `transforms.ops`, which has declared all ops; but for these packages
