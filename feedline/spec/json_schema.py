@@ -85,6 +85,11 @@ def document_schema(model: type[BaseModel], op_schema: Schema | None) -> Schema:
         "description": definitions["CacheSpec"]["description"],
         "anyOf": [{"const": "off"}, LOCAL_PATH, {"type": "null"}, {"$ref": "#/$defs/CacheSpec"}],
     }
+    for key, section in (("metrics", "MetricsSpec"), ("traces", "TracesSpec")):
+        properties[key] = {
+            "description": properties[key]["description"],
+            "anyOf": [{"type": "string", "minLength": 1}, {"type": "null"}, {"$ref": f"#/$defs/{section}"}],
+        }
     schema |= {
         "title": "pipeline.yaml of Feedline",
         "description": "Which rows are read, what they become, how they are fed.",

@@ -10,18 +10,22 @@ from __future__ import annotations
 
 import importlib
 import logging
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import dask
-from distributed import Nanny, Security, SpecCluster
+from distributed import Nanny, Scheduler, Security, SpecCluster
 from distributed.scheduler import DEFAULT_EXTENSIONS
 
 from feedline.errors import ClusterError
+from feedline.loader.wire.run_status import FeederStatus
 from feedline.service.dask_patches.prompt_streams import send_promptly
 from feedline.service.dask_patches.rare_heartbeat import with_rare_heartbeat
 from feedline.service.dask_patches.without_http import scheduler_class, worker_class
 from feedline.service.page.dashboard import DashboardOnDemand
 from feedline.service.scheduler.extension import install
+from feedline.service.scheduler.status_source import statuses_of
 from feedline.spec.cluster_section import ClusterSpec
 
 _LOOPBACK = "127.0.0.1"
@@ -40,7 +44,7 @@ def start_threads(spec: ClusterSpec, *, threads: int, dashboard_port: int) -> Sp
     cluster = _start(spec, node, worker, dashboard_port)
     if spec.dashboard:
         scheduler: Any = cluster.scheduler
-        scheduler.http_application.add_application(DashboardOnDemand(scheduler, tuple))
+        scheduler.http_application.add_application(DashboardOnDemand(scheduler, partial(_statuses, scheduler)))
     cluster.scale(1)
     return cluster
 
@@ -65,6 +69,12 @@ def start_processes(spec: ClusterSpec, *, threads: int, dashboard_port: int, ela
         cluster.scale(max(1, workers.min))
         cluster.adapt(minimum=workers.min, maximum=workers.max, interval=_ADAPT_S, wait_count=_SHRINK_ANSWERS)
     return cluster
+
+
+def _statuses(scheduler: Scheduler) -> Sequence[FeederStatus]:
+    """The status of the feeder that this process is, once it publishes one."""
+    source = statuses_of(scheduler)
+    return () if source is None else source()
 
 
 def _worker(threads: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from statistics import median
 from typing import NamedTuple
 
 from feedline.loader.encoding.cache_counts import CacheCounts
+from feedline.loader.limits.run_facts import RunFacts
 from feedline.loader.wire.facts import BlockStats
 from feedline.loader.wire.run_status import FeederDecision, FeederStatus, PlanStatus, RankStatus
 from feedline.service.page.status_history import RankRates, StatusHistory, ring_fill, workers_of
@@ -50,7 +51,8 @@ class RankRow:
 
 
 class StageShare(NamedTuple):
-    """A stage of computing blocks: its seconds in all threads, and its share of those of all stages."""
+    """A stage of computing blocks: its seconds in all threads, and its share of those of all stages. The names are
+    those of `loader/limits`."""
 
     name: str
     seconds: float
@@ -89,13 +91,22 @@ class ComputedBlocks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LimitedRank:
+    """The rank whose trainer waits most, with what it used over the last seconds, and its feeder."""
+
+    rank: RankStatus
+    feeder: FeederStatus
+    facts: RunFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
     """A job as the page shows it. first: the status of its first feeder. cores, cpu_s, workers, threads, lost,
     regained: of all feeders; seconds: since the first one's start.
 
     rows_per_s: of all ranks; trainer, slots: the greatest share of a rank's time that the trainer waited for a batch,
     and that finished batches waited for the trainer (None before the second status). done: of the rank with the least,
-    of 1; eta_s: of the last one to end. decisions: the newest first.
+    of 1; eta_s: of the last one to end. slowest: of the ranks with rates. decisions: the newest first.
     """
 
     job: str
@@ -118,6 +129,7 @@ class JobView:
     threads: int
     lost: int
     regained: int
+    slowest: LimitedRank | None
     decisions: tuple[FeederDecision, ...]
     plan: PlanStatus | None
     findings: tuple[SourcedText, ...]
@@ -158,11 +170,22 @@ def view_job(history: StatusHistory, job: str) -> JobView | None:
         threads=threads,
         lost=sum(status.lost for status in statuses),
         regained=sum(status.regained for status in statuses),
+        slowest=_slowest(history, statuses),
         decisions=tuple(sorted(decisions, key=lambda each: each.at_s, reverse=True)[:_DECISIONS]),
         plan=next((rank.plan for rank in ranks if rank.plan is not None), None),
         findings=tuple(SourcedText(f"rank {rank.rank}", text) for rank in ranks for text in rank.findings),
         errors=tuple(SourcedText(f"rank {rank.rank}", rank.error) for rank in ranks if rank.error),
     )
+
+
+def _slowest(history: StatusHistory, statuses: Sequence[FeederStatus]) -> LimitedRank | None:
+    ranks = [
+        LimitedRank(rank=rank, feeder=status, facts=facts)
+        for status in statuses
+        for rank in status.ranks
+        if rank.state == "feeding" and (facts := history.facts(status.feeder, rank.rank)) is not None
+    ]
+    return max(ranks, key=lambda each: each.facts.trainer_wait or 0.0, default=None)
 
 
 def _buffers(ranks: Sequence[RankStatus]) -> Buffers:
@@ -177,10 +200,12 @@ def _buffers(ranks: Sequence[RankStatus]) -> Buffers:
 
 
 def _work(delivery: Sequence[BlockStats]) -> ComputedBlocks:
+    fetch_s = sum(each.fetch_s for each in delivery)
     seconds = {
-        "read": sum(each.read_s for each in delivery),
-        "transform": sum(each.transform_s for each in delivery),
-        "encode": sum(each.encode_s for each in delivery),
+        "store wait": fetch_s,
+        "decoding": max(0.0, sum(each.read_s for each in delivery) - fetch_s),
+        "ops": sum(each.transform_s for each in delivery),
+        "encoding": sum(each.encode_s for each in delivery),
     }
     total = sum(seconds.values())
     cached = [each.cached for each in delivery if each.cached is not None]

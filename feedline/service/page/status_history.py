@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from feedline.loader.limits.run_facts import RunFacts
 from feedline.loader.wire.run_status import FeederStatus, RankStatus
 
 POINTS = 600  # of a job's series: ten minutes of a page that is open
@@ -20,12 +22,11 @@ _SHARED = "scheduler"  # the form of a cluster whose workers all feeders of a jo
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRates:
     """A rank's rates over about `RATE_S`: rows and steps per second; the shares of time that the trainer waited for a
-    batch, that the feeder waited for a block, and that it waited for a free slot."""
+    batch, and that the feeder waited for a free slot."""
 
     rows_per_s: float
     steps_per_s: float
     trainer: float
-    blocks: float
     slots: float
 
 
@@ -46,15 +47,9 @@ class JobPoint:
     threads: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Sample:
+class _Sample(NamedTuple):
     at_s: float
-    trainer: int
-    rows: int
-    batches: int
-    stalled_s: float
-    blocks_s: float
-    slots_s: float
+    rank: RankStatus
 
 
 @dataclass(slots=True)
@@ -106,20 +101,26 @@ class StatusHistory:
 
     def rates(self, feeder: str, rank: int) -> RankRates | None:
         """The rates of a rank; None before its second status."""
+        facts = self.facts(feeder, rank)
+        if facts is None:
+            return None
+        return RankRates(
+            rows_per_s=facts.rows_per_s,
+            steps_per_s=facts.batches / facts.wall_s,
+            trainer=facts.trainer_wait or 0.0,
+            slots=min(1.0, max(0.0, facts.wait_slots_s / facts.wall_s)),
+        )
+
+    def facts(self, feeder: str, rank: int) -> RunFacts | None:
+        """What a rank has used over about `RATE_S`; None before its second status."""
         samples = self._feeders[feeder].samples.get(rank)
         if rank < 0 or samples is None or len(samples) < 2:
             return None
-        first, last = samples[0], samples[-1]
-        seconds = last.at_s - first.at_s
-        if seconds <= 0:  # two trainers of a rank, of which one is about to leave
+        (began_s, old), (ended_s, new) = samples[0], samples[-1]
+        if ended_s <= began_s:  # two trainers of a rank, of which one is about to leave
             return None
-        return RankRates(
-            rows_per_s=(last.rows - first.rows) / seconds,
-            steps_per_s=(last.batches - first.batches) / seconds,
-            trainer=_share(last.stalled_s - first.stalled_s, seconds),
-            blocks=_share(last.blocks_s - first.blocks_s, seconds),
-            slots=_share(last.slots_s - first.slots_s, seconds),
-        )
+        waited_s = new.stalled_s - old.stalled_s
+        return RunFacts.between(new.stats, old.stats, wall_s=ended_s - began_s, trainer_wait_s=waited_s)
 
     def points(self, job: str) -> Sequence[JobPoint]:
         """The series of a job, a point for each `add`."""
@@ -160,24 +161,13 @@ def workers_of(statuses: Sequence[FeederStatus]) -> tuple[int, int]:
 def _add_samples(feeder: _Feeder, status: FeederStatus) -> None:
     """Add the counts of each rank; a new trainer, or a status without a batch, starts them afresh."""
     for rank in status.ranks:
-        sample = _Sample(
-            status.now_s,
-            rank.trainer,
-            rank.stats.rows,
-            rank.stats.batches,
-            rank.stalled_s,
-            rank.stats.wait_blocks_s,
-            rank.stats.wait_slots_s,
-        )
         samples = feeder.samples.setdefault(rank.rank, deque())
-        if samples and (
-            not samples[-1].rows or sample.rows < samples[-1].rows or sample.trainer != samples[-1].trainer
-        ):
+        if samples and _begins(rank, samples[-1].rank):
             samples.clear()
-        samples.append(sample)
-        while len(samples) > 2 and sample.at_s - samples[1].at_s >= RATE_S:
+        samples.append(_Sample(status.now_s, rank))
+        while len(samples) > 2 and status.now_s - samples[1].at_s >= RATE_S:
             samples.popleft()
 
 
-def _share(part_s: float, seconds: float) -> float:
-    return min(1.0, max(0.0, part_s / seconds))
+def _begins(new: RankStatus, old: RankStatus) -> bool:
+    return not old.stats.rows or new.stats.rows < old.stats.rows or new.trainer != old.trainer

@@ -7,7 +7,7 @@ import sys
 from urllib.request import urlopen
 
 import pytest
-from feeder_statuses import status_at
+from page_statuses import status_at
 from served_page import served_page
 
 from feedline.service.page.dashboard import page_address

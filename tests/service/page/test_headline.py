@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from feeder_statuses import START_S, status_at
+from page_statuses import START_S, status_at
 
 from feedline.service.page.headline import headline_of
 from feedline.service.page.job_view import JobView, view_job
@@ -24,16 +24,19 @@ def view(wait: float) -> JobView:
 def test_a_trainer_that_waits_is_limited_by_data():
     headline = headline_of(view(0.41))
     assert headline.side == "data"
-    assert headline.sentence == "The trainer waits 41 % of its time: read takes 69 % of computing blocks."
+    assert headline.sentence.startswith("Trainer waits 41%: decoding takes ")
+    assert headline.detail.startswith("Rank 0, whose trainer waits most. Would help: ")
+    assert headline.detail.endswith("feedline explain --attach.")
 
 
 def test_a_trainer_that_does_not_wait_is_the_limit():
     headline = headline_of(view(0.01))
-    assert headline.side == "trainer"
-    assert headline.sentence.startswith("The trainer is the limit: it waits for data 1 % of its time")
+    assert (headline.side, headline.badge) == ("trainer", "● the trainer is the limit")
+    assert headline.sentence.startswith("Nothing: your trainer is the limit. It waits 1.0% of the time")
+    assert "Rank" not in headline.detail
 
 
 @pytest.mark.parametrize("state", ["waiting", "planning", "ended"])
 def test_a_job_that_is_not_fed_has_no_limit(state: str):
-    headline = headline_of(replace(view(0.4), state=state))
+    headline = headline_of(replace(view(0.4), state=state, slowest=None))
     assert (headline.side, headline.badge) == ("", state)

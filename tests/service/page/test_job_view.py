@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from feeder_statuses import START_S, rank_at, status_at, troubled
+from page_statuses import START_S, rank_at, status_at, troubled
 
 from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.wire.run_status import FeederStatus
@@ -47,9 +47,10 @@ def test_numbers_of_two_hosts_are_one_job():
 def test_stages_are_shares_of_computing():
     view = view_of([status_at(10)])
     assert {stage.name: round(stage.share, 3) for stage in view.work.stages} == {
-        "read": 0.688,
-        "transform": 0.188,
-        "encode": 0.125,
+        "store wait": 0.062,
+        "decoding": 0.625,
+        "ops": 0.188,
+        "encoding": 0.125,
     }
     assert sum(stage.share for stage in view.work.stages) == pytest.approx(1)
 
@@ -103,3 +104,11 @@ def test_decisions_are_the_newest_first_and_troubles_name_their_rank():
     assert [each.source for each in view.findings] == ["rank 0", "rank 0"]
     assert [each.source for each in view.errors] == ["rank 1"]
     assert (view.lost, view.regained) == (2, 2)
+
+
+def test_the_limit_is_sought_at_the_rank_whose_trainer_waits_most():
+    view = view_of(*([host(0, at, 0.1, 0.4), host(1, at, 0.2, 0.3)] for at in (10, 20)))
+    assert view.slowest is not None
+    assert (view.slowest.rank.rank, view.slowest.feeder.host) == (1, "node-0")
+    assert view.slowest.facts.trainer_wait == pytest.approx(0.4)
+    assert view_of([host(0, 10, 0.1)]).slowest is None

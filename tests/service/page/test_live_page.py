@@ -8,7 +8,7 @@ from urllib.request import urlopen
 
 import pytest
 from bokeh.document import Document
-from feeder_statuses import START_S, status_at
+from page_statuses import START_S, status_at
 from served_page import served_page
 
 from feedline.loader.wire.run_status import FeederStatus

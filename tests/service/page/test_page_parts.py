@@ -6,7 +6,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from feeder_statuses import START_S, status_at, troubled
+from page_statuses import START_S, status_at, troubled
 
 from feedline.loader.wire.facts import FeederStats
 from feedline.loader.wire.run_status import FeederDecision, FeederStatus, RankStatus, ReadPart

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from feeder_statuses import START_S, rank_at, status_at
 from hypothesis import given
 from hypothesis import strategies as st
+from page_statuses import START_S, rank_at, status_at
 
 from feedline.loader.wire.run_status import FeederStatus
 from feedline.service.page.status_history import POINTS, StatusHistory, ring_fill, workers_of
