@@ -14,6 +14,7 @@ from feedline.profiling.table_facts import (
     ListLengths,
     NumberFacts,
     PartitionKey,
+    RepeatedColumns,
     SampledPart,
     SessionCandidate,
     TableFacts,
@@ -114,8 +115,7 @@ def session_of(name: str, saved: float = 0.3, run_rows: float = 8.0) -> SessionC
         rows_per_key=8.0,
         run_rows=run_rows,
         repeated={"user": 0.9},
-        factor=4.0,
-        saved_share=saved,
+        groups=(RepeatedColumns(columns=("user",), factor=4.0, saved_share=saved),),
     )
 
 

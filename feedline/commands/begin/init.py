@@ -6,7 +6,6 @@ Runs in: the process of the command. It reads the table's footers and a sample o
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import tempfile
@@ -21,7 +20,7 @@ from rich.table import Table
 
 from feedline.commands.begin.init_plan import Choices, InitPlan
 from feedline.commands.begin.label_choice import require_label
-from feedline.commands.begin.pipeline_text import SCHEMA_FILE, pipeline_text, summary_of
+from feedline.commands.begin.pipeline_text import pipeline_text, summary_of
 from feedline.commands.begin.plan_pipeline import guess_choices
 from feedline.commands.begin.questions import ask_choices, is_interactive
 from feedline.commands.begin.quoting import comment
@@ -30,10 +29,13 @@ from feedline.commands.begin.trial import TrialFolder, try_plan
 from feedline.commands.display.consoles import console_on, say
 from feedline.commands.display.progress_line import ProgressLine
 from feedline.commands.exit_status import exit_on_signals
+from feedline.commands.schema import SCHEMA_FILE, write_json_schema
 from feedline.errors import SpecError
 from feedline.pipeline import Pipeline
-from feedline.profiling.profile_table import ProfileOptions, facts_of, sample_table
+from feedline.profiling.profile_table import facts_of
 from feedline.profiling.table_facts import TableFacts
+from feedline.profiling.table_sample import ProfileOptions, sample_table
+from feedline.progress import Progress
 
 PIPELINE_FILE, SCRIPT_FILE = "pipeline.yaml", "train.py"
 
@@ -74,7 +76,8 @@ def init(
         if stdout:
             print(pipeline_text(plan), end="")
             return
-        _write(output, {PIPELINE_FILE: pipeline_text(plan), SCRIPT_FILE: train_script(plan), SCHEMA_FILE: _schema()})
+        _write(output, {PIPELINE_FILE: pipeline_text(plan), SCRIPT_FILE: train_script(plan)})
+        write_json_schema(output / SCHEMA_FILE, Pipeline.json_schema())
     _print_summary(plan, output, console)
 
 
@@ -85,7 +88,7 @@ def _look(
     with ProgressLine() as line:
 
         def show(phase: str, done: int, total: int) -> None:
-            line.show(f"{phase}: {done:,} of {total:,}")
+            line.show(Progress(phase=phase, done=done, total=total, unit="parts"))
 
         options = ProfileOptions(
             label=choices.label,
@@ -96,7 +99,7 @@ def _look(
         )
         sample = sample_table(table, options, progress=show)
         facts = facts_of(sample, options, progress=show)
-        line.close()
+        line.clear()
         asked = ask_choices(facts, choices, console) if ask and facts.rows else choices
         chosen = guess_choices(facts, asked)
         require_label(facts, chosen.label)
@@ -121,10 +124,6 @@ def _refuse_existing(folder: Path) -> None:
             f"{' and '.join(there)} exist in {folder}: got files that somebody may have edited, expected none. "
             "Add --force to replace them, or name another folder with -o"
         )
-
-
-def _schema() -> str:
-    return json.dumps(Pipeline.json_schema(), indent=2) + "\n"
 
 
 def _write(folder: Path, files: Mapping[str, str]) -> None:

@@ -94,7 +94,8 @@ class Choices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitPlan:
-    """What `feedline init` writes. rows: of the table; sampled_rows: those that figures are of. notes: sentences for the head of the file and the terminal."""
+    """What `feedline init` writes. rows: of the table; sampled_rows: those that figures are of. notes: sentences for
+    the head of the file and the terminal."""
 
     name: str
     table: str

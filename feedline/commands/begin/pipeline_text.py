@@ -12,20 +12,19 @@ from itertools import groupby
 
 from feedline.commands.begin.init_plan import FeatureChoice, InitPlan, LeftOut
 from feedline.commands.begin.quoting import comment, yaml_key, yaml_string, yaml_value
+from feedline.commands.schema import SCHEMA_LINE
 from feedline.planning.dedup.proposals import with_ranges
 from feedline.spec.features import GROUPS
 
-SCHEMA_FILE = "pipeline.schema.json"
 _WIDTH, _NOTE_AT = 120, 60
 _MOST_LEFT_OUT = 100  # columns left out that have a line of their own
 _NUMBERED = re.compile(r"(.*?)(0|[1-9][0-9]*)$", re.DOTALL)
 _FEWEST_OF_A_RANGE = 3
 
 
-def pipeline_text(plan: InitPlan, *, schema_file: str | None = SCHEMA_FILE) -> str:
+def pipeline_text(plan: InitPlan) -> str:
     """The text of pipeline.yaml."""
-    lines = [] if schema_file is None else [f"# yaml-language-server: $schema={schema_file}"]
-    lines += _head(plan)
+    lines = [SCHEMA_LINE, *_head(plan)]
     lines += ["version: 1", f"name: {yaml_string(plan.name)}", "work_dir: .feedline"]
     lines += _source(plan)
     lines += ["", *_wrapped(_LEAKAGE), "features:"]

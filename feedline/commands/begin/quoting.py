@@ -10,7 +10,7 @@ import keyword
 import re
 from collections.abc import Mapping, Sequence
 
-from feedline.spec.column_ranges import has_range
+from feedline.spec.document.column_ranges import has_range
 from feedline.spec.document.yaml_document import resolve_scalar
 
 _WORD = r"[A-Za-z0-9_./+()<>=%*-]+"

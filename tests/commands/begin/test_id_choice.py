@@ -13,7 +13,7 @@ from feedline.commands.begin.init_plan import FeatureChoice, LeftOut
     ("count", "ops", "reason"),
     [
         (3, ("vocabulary",), "3 distinct: vocabulary"),
-        (5_000, ({"vocabulary": {"min_count": 2}},), "5,000 distinct: vocabulary, without those that occur once"),
+        (5_000, ({"vocabulary": {"min_count": 2}},), "5,000 distinct: vocabulary of those that come twice"),
         (12_400_000, ({"hash_bucket": {"buckets": 1 << 20, "null_bucket": True}},), "12.4 M distinct: hash_bucket"),
         (150_000, ({"hash_bucket": {"buckets": 1 << 18, "null_bucket": True}},), "150 k distinct: hash_bucket"),
     ],
@@ -27,7 +27,7 @@ def test_few_values_are_a_vocabulary_and_many_are_hashed(count: int, ops: tuple[
 def test_estimates_and_nulls_are_named():
     facts = column("shop", "string", "string", vocabulary=distinct(300_000, sample=20_000), null_rate=0.07)
     chosen = choose_ids(facts)
-    assert chosen.reason == "300 k distinct (estimate): hash_bucket; 7 % null: an id of its own"
+    assert chosen.reason == "300 k distinct (estimate): hash_bucket; 7 % null"
 
 
 def test_without_nulls_there_is_no_bucket_for_them():

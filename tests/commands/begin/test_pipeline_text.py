@@ -26,13 +26,12 @@ def test_each_line_has_its_reason():
     text = pipeline_text(plan)
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert lines[0] == "# yaml-language-server: $schema=pipeline.schema.json"
-    assert (
-        "price: [log1p, standardize, {fill_null: 0}] # skewed: skewness 5, median 450, maximum 900; 12 % null: the "
-        "mean, which is 0 after standardize" in lines
+    assert lines[lines.index("price: [log1p, standardize, {fill_null: 0}]") - 1] == (
+        "# skewed: median 450, maximum 900; 12 % null"
     )
     assert "shop: [{hash_bucket: 1048576}] # 12.4 M distinct (estimate): hash_bucket" in lines
     assert "# empty: null in every row" in lines
-    assert max(map(len, text.splitlines())) < 200
+    assert max(map(len, text.splitlines())) <= 120
 
 
 def test_columns_that_are_alike_share_an_entry():
