@@ -43,7 +43,6 @@ def choose_columns(
             left_out.append(found)
         else:
             features += [replace(each, rank=_rank(column)) for each in found]
-            taken |= {each.name for each in found}
     return features, left_out
 
 
@@ -76,14 +75,13 @@ def _telltale(column: ColumnProfile, outcomes: dict[str, str]) -> str | None:
 
 
 def _choose(column: ColumnProfile, facts: TableFacts, taken: set[str]) -> list[FeatureChoice] | LeftOut:
-    """The features of a column by its role, with names that are free."""
-    names = set(taken)
+    """The features of a column by its role, with names that are free, and are taken from now on."""
     candidate = next((each for each in facts.times if each.column == column.name), None)
     if column.role == "time" or (candidate is not None and candidate.unit is not None and column.time_like):
         found = choose_times(column, candidate)
         if not found:
             return LeftOut(column=column.name, reason="a time without a part that comes again")
-        return [replace(each, name=feature_name(column.name + end, names)) for end, each in found]
+        return [replace(each, name=feature_name(column.name + end, taken)) for end, each in found]
     if column.role == "nested":
         return _nested(column)
     if column.role == "unsupported":
@@ -91,14 +89,16 @@ def _choose(column: ColumnProfile, facts: TableFacts, taken: set[str]) -> list[F
     if column.rows == 0:
         return LeftOut(column=column.name, reason="not sampled")
     if column.role == "numeric":
-        name = feature_name(column.name, names)
-        indicator = choose_indicator(column, feature_name(f"{column.name}_is_null", names))
-        return [replace(choose_number(column), name=name), *([] if indicator is None else [indicator])]
+        number = replace(choose_number(column), name=feature_name(column.name, taken))
+        indicator = choose_indicator(column)
+        if indicator is None:
+            return [number]
+        return [number, replace(indicator, name=feature_name(f"{column.name}_is_null", taken))]
     chosen = _one(column)
     if isinstance(chosen, LeftOut):
         enable = chosen.enable
-        return replace(chosen, enable=enable and replace(enable, name=feature_name(column.name, names)))
-    return [replace(chosen, name=feature_name(column.name, names))]
+        return replace(chosen, enable=enable and replace(enable, name=feature_name(column.name, taken)))
+    return [replace(chosen, name=feature_name(column.name, taken))]
 
 
 def _one(column: ColumnProfile) -> FeatureChoice | LeftOut:

@@ -15,18 +15,22 @@ from feedline.commands.begin.init_plan import HeldOut
 from feedline.commands.begin.quoting import column_expr, literal
 from feedline.profiling.table_facts import ColumnProfile, PartitionKey, TableFacts
 
-SHARE = 0.1  # of the time's range
+SHARE = 0.1  # of the range of times
 _IDS = 10  # ids ending in 9 are held out
 _PERIODS = (timedelta(days=1), timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=1))
-_FEWEST_PERIODS = 20  # in the range: the border lies between two of the longest period that is not longer than that
+_FEWEST_PERIODS = 2  # in the held-out part of the range, of those between two of which its border lies
 _CALENDAR = ("year", "month", "week", "day", "date", "ds", "dt", "hour")
 
 
-def choose_held_out(facts: TableFacts, time: str | None) -> list[HeldOut]:
-    """Ways to hold rows out, the best first; whether there are rows on both sides is for the caller to count."""
+def choose_held_out(facts: TableFacts, time: str | None, share: float = SHARE) -> list[HeldOut]:
+    """Ways to hold rows out, the best first; whether there are rows on both sides is for the caller to count.
+
+    share: of the range of the chosen time. Where few rows are far from the others, another share of the range has a
+    tenth of the rows.
+    """
     found = [_by_key(key) for key in _ordered(facts.partitions, time)]
     if time is not None and time not in {key.name for key in facts.partitions}:
-        found.append(_by_time(facts, facts.column(time)))
+        found.append(_by_time(facts, facts.column(time), share))
     found += [_by_id(column) for column in facts.columns if column.id_like and column.type.startswith("int")]
     return [each for each in found if each is not None]
 
@@ -60,14 +64,14 @@ def _by_key(key: PartitionKey) -> HeldOut | None:
     )
 
 
-def _by_time(facts: TableFacts, column: ColumnProfile) -> HeldOut | None:
+def _by_time(facts: TableFacts, column: ColumnProfile, share: float) -> HeldOut | None:
     candidate = next((each for each in facts.times if each.column == column.name), None)
     first = candidate.first if candidate is not None and candidate.first else column.first
     last = candidate.last if candidate is not None and candidate.last else column.last
-    name, reason = column_expr(column.name), f"the last tenth of the time of {column.name}"
+    name, reason = column_expr(column.name), f"the latest rows by {column.name}"
     if candidate is not None and candidate.unit is not None and column.numbers is not None:
         low, high = column.numbers.quantiles[0], column.numbers.quantiles[-1]
-        border = str(int(high - SHARE * (high - low)))
+        border = str(max(int(high - share * (high - low)), int(low) + 1))
         return None if low >= high else _later(column.name, name, border, reason)
     if first is None or last is None:
         return None
@@ -77,7 +81,7 @@ def _by_time(facts: TableFacts, column: ColumnProfile) -> HeldOut | None:
         return None
     if begin >= end:
         return None
-    moment = _rounded(end - SHARE * (end - begin), end - begin)
+    moment = _rounded(end - share * (end - begin), share * (end - begin))
     border = moment.date().isoformat() if column.type.startswith("date") else moment.isoformat()
     return _later(column.name, name, literal(border), reason)
 
@@ -87,7 +91,7 @@ def _later(column: str, name: str, border: str, reason: str) -> HeldOut:
 
 
 def _rounded(moment: datetime, width: timedelta) -> datetime:
-    """The moment rounded down to a period of which there are some in the range."""
+    """The moment rounded down to a period of which there are some in a width."""
     period = next((each for each in _PERIODS if width >= _FEWEST_PERIODS * each), None)
     if period is None:
         return moment

@@ -36,6 +36,8 @@ from feedline.profiling.profile_table import facts_of
 from feedline.profiling.table_facts import TableFacts
 from feedline.profiling.table_sample import ProfileOptions, sample_table
 from feedline.progress import Progress
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.storage.locations import redact
 
 PIPELINE_FILE, SCRIPT_FILE = "pipeline.yaml", "train.py"
 
@@ -67,12 +69,12 @@ def init(
     console = console_on(stderr=stdout)
     choices = Choices(label=label, time=time, session=session, max_features=max_features)
     with exit_on_signals(lambda: say(Console(stderr=True), "\nstopped: nothing was written")):
-        facts, choices = _look(
+        facts, choices, snapshot = _look(
             table, table_format, choices, ask=not yes and not stdout and is_interactive(), console=console
         )
         with tempfile.TemporaryDirectory() as scratch:
-            folder = TrialFolder(folder=str(output.absolute()), overrides={"work_dir": scratch})
-            plan = try_plan(facts, choices, table=_named_from(table, output), folder=folder)
+            folder = TrialFolder(folder=str(output.absolute()), work_dir=scratch)
+            plan = try_plan(facts, choices, snapshot, table=_named_from(table, output), folder=folder)
         if stdout:
             print(pipeline_text(plan), end="")
             return
@@ -83,8 +85,8 @@ def init(
 
 def _look(
     table: str, table_format: str, choices: Choices, *, ask: bool, console: Console
-) -> tuple[TableFacts, Choices]:
-    """The facts of the table beside its label, and the choices."""
+) -> tuple[TableFacts, Choices, Snapshot]:
+    """The facts of the table beside its label, the choices, and the snapshot that both are of."""
     with ProgressLine() as line:
 
         def show(phase: str, done: int, total: int) -> None:
@@ -98,15 +100,15 @@ def _look(
             format=table_format,
         )
         sample = sample_table(table, options, progress=show)
-        facts = facts_of(sample, options, progress=show)
+        facts = replace(facts_of(sample, options, progress=show), uri=redact(table))
         line.clear()
         asked = ask_choices(facts, choices, console) if ask and facts.rows else choices
         chosen = guess_choices(facts, asked)
         require_label(facts, chosen.label)
         if (chosen.label, chosen.time or None) != (facts.label, facts.time):  # compare the columns with this label
             options = replace(options, label=chosen.label, time=chosen.time or None, session=chosen.session or None)
-            facts = facts_of(sample, options, progress=show)
-    return facts, chosen
+            facts = replace(facts_of(sample, options, progress=show), uri=redact(table))
+    return facts, chosen, sample.snapshot
 
 
 def _named_from(table: str, folder: Path) -> str:

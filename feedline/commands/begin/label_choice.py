@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from feedline.commands.begin.figures import number, percent
 from feedline.commands.begin.init_plan import FeatureChoice, LabelChoice
 from feedline.commands.begin.quoting import column_expr, feature_name
-from feedline.errors import SpecError
+from feedline.errors import PlanError, SpecError
 from feedline.profiling.table_facts import ColumnProfile, TableFacts
 
 CERTAIN = 0.5  # the score of a candidate from which it is taken without a person
@@ -31,7 +31,7 @@ def guess_label(facts: TableFacts) -> str | None:
 def require_label(facts: TableFacts, label: str | None) -> str:
     """The label's column. Raises SpecError where none is named, or one that cannot be a label."""
     if label is None:
-        names = [each.column for each in facts.labels] or [each.name for each in facts.columns if _can_be_label(each)]
+        names = [each.column for each in facts.labels] or [each.name for each in facts.columns if _says_something(each)]
         raise SpecError(
             f"no column of {facts.uri} is a label without a doubt: expected one, such as `clicked` or `label`. "
             f"Name it with --label{_one_of(names)}"
@@ -43,6 +43,9 @@ def require_label(facts: TableFacts, label: str | None) -> str:
             f"--label must name numbers, Booleans or a few classes: got {label!r} of type {column.type}. "
             "Name another column, or compute one first"
         )
+    if not column.rows:
+        why = f": {facts.skipped[0][1]}" if facts.skipped else ""
+        raise PlanError(f"no value of the label {label!r} could be read: expected some{why}. Name another column")
     if column.all_null or column.constant:
         raise SpecError(f"the label {label!r} has one value only: got {_values(column)}. Name another column")
     return label
@@ -151,6 +154,13 @@ def _classes(column: ColumnProfile, values: Sequence[object], reason: str, where
 
 def _can_be_label(column: ColumnProfile) -> bool:
     return column.role in ("numeric", "category", "string") and not column.type.startswith(("binary", "large_binary"))
+
+
+def _says_something(column: ColumnProfile) -> bool:
+    """Whether a label could be made of the column."""
+    values = column.vocabulary
+    few = values is not None and values.table <= MOST_CLASSES
+    return _can_be_label(column) and not (column.all_null or column.constant) and (few or column.role != "string")
 
 
 def _is_integer(column: ColumnProfile) -> bool:

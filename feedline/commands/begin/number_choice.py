@@ -41,14 +41,14 @@ def choose_number(column: ColumnProfile) -> FeatureChoice:
     )
 
 
-def choose_indicator(column: ColumnProfile, name: str) -> FeatureChoice | None:
+def choose_indicator(column: ColumnProfile) -> FeatureChoice | None:
     """Where a column is null, as a dense feature: a null that was filled looks like a number, and means something else.
     None where nulls are rare."""
     rate = column.null_rate or 0.0
     if not INDICATED <= rate <= 1 - INDICATED:
         return None
     return FeatureChoice(
-        name=name,
+        name=column.name,
         group="dense",
         column=column.name,
         expr=f"{column_expr(column.name)} is None",

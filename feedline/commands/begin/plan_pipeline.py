@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from feedline.commands.begin.column_choice import choose_columns, keep_best
 from feedline.commands.begin.figures import number, percent
-from feedline.commands.begin.held_out import choose_held_out
+from feedline.commands.begin.held_out import SHARE, choose_held_out
 from feedline.commands.begin.init_plan import Choices, DedupChoice, FeatureChoice, InitPlan, LeftOut
 from feedline.commands.begin.label_choice import choose_label, guess_label, require_column, require_label
 from feedline.errors import PlanError
@@ -41,16 +41,18 @@ def guess_choices(facts: TableFacts, choices: Choices) -> Choices:
     return Choices(label=label, time=time, session=session, max_features=choices.max_features)
 
 
-def plan_pipeline(facts: TableFacts, choices: Choices, *, table: str, refused: Collection[str] = ()) -> InitPlan:
+def plan_pipeline(
+    facts: TableFacts, choices: Choices, *, table: str, refused: Collection[str] = (), share: float = SHARE
+) -> InitPlan:
     """The pipeline for a table. table: as pipeline.yaml names it. refused: columns that do not hold out rows, as was
-    found by counting.
+    found by counting; share: of the range of times to hold out.
 
     Raises SpecError where the label is open or cannot be one, PlanError for a table without rows or features.
     """
     choices = guess_choices(facts, choices)
     label = choose_label(facts, require_label(facts, choices.label))
     time, session = choices.time or None, choices.session or None
-    held_out = [each for each in choose_held_out(facts, time) if each.by not in refused]
+    held_out = [each for each in choose_held_out(facts, time, share) if each.by not in refused]
     split_by = next((key.name for key in facts.partitions if held_out and key.name == held_out[0].by), None)
     features, left_out = choose_columns(facts, label=label.column, time=time, session=session, split_by=split_by)
     features, beyond = keep_best(features, choices.max_features)

@@ -47,11 +47,11 @@ def test_numbers_that_are_not_finite_become_the_mean():
 
 
 def test_where_nulls_are_is_a_feature_unless_they_are_rare():
-    found = choose_indicator(column("a b", null_rate=0.4), "a_is_null")
+    found = choose_indicator(column("a b", null_rate=0.4))
     assert found is not None
     assert found.expr == 'col("a b") is None'
-    assert choose_indicator(column("a", null_rate=0.01), "x") is None
-    assert choose_indicator(column("a", null_rate=0.97), "x") is None
+    assert choose_indicator(column("a", null_rate=0.01)) is None
+    assert choose_indicator(column("a", null_rate=0.97)) is None
 
 
 def test_a_column_close_to_the_label_is_questioned():
