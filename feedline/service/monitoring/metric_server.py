@@ -27,7 +27,7 @@ from prometheus_client.registry import Collector
 
 from feedline.errors import ClusterError
 from feedline.service.monitoring.metric import Metric
-from feedline.service.monitoring.target_files import TargetFile, target_labels
+from feedline.service.monitoring.target_files import MetricsTarget, target_labels
 from feedline.spec.monitoring_section import MetricsSpec
 
 logger = logging.getLogger("feedline.metrics")
@@ -115,7 +115,7 @@ def serve_metrics(
         stack.callback(server.shutdown)
         address = _reached_at(host, server.server_address[1])
         if spec.folder is not None:
-            target = TargetFile(spec.folder, address, target_labels(labels))
+            target = MetricsTarget(spec.folder, address, target_labels(labels))
             stack.callback(target.remove)
         logger.info("metrics at http://%s/metrics", address)
         yield MetricServer(address)

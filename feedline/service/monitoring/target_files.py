@@ -30,7 +30,7 @@ def target_labels(labels: Mapping[str, str]) -> dict[str, str]:
     return {"host": platform.node(), **{name: value for name, value in labels.items() if value}}
 
 
-class TargetFile:
+class MetricsTarget:
     """The file of this process. Raises ClusterError if the folder cannot be written."""
 
     def __init__(self, folder: str, address: str, labels: Mapping[str, str]) -> None:

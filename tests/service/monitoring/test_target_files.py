@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from feedline.errors import ClusterError
-from feedline.service.monitoring.target_files import TargetFile, target_labels
+from feedline.service.monitoring.target_files import MetricsTarget, target_labels
 
 CHILD = """
 import sys, time
-from feedline.service.monitoring.target_files import TargetFile
-file = TargetFile(sys.argv[1], "127.0.0.1:1", {"role": "worker"})
+from feedline.service.monitoring.target_files import MetricsTarget
+file = MetricsTarget(sys.argv[1], "127.0.0.1:1", {"role": "worker"})
 print(file.path, flush=True)
 sys.stdin.read()
 """
@@ -25,7 +25,7 @@ sys.stdin.read()
 
 def test_a_target_is_what_file_sd_reads(tmp_path: Path):
     labels = target_labels({"role": "feeder", "feedline_job": "clicks-1", "feedline_ranks": ""})
-    file = TargetFile(str(tmp_path / "new" / "folder"), "127.0.0.1:9400", labels)
+    file = MetricsTarget(str(tmp_path / "new" / "folder"), "127.0.0.1:9400", labels)
     assert [path.name for path in file.path.parent.iterdir()] == [file.path.name]
     [group] = json.loads(file.path.read_text())
     assert group["targets"] == ["127.0.0.1:9400"]
@@ -54,7 +54,7 @@ def test_the_files_of_killed_processes_are_swept_and_those_of_living_ones_stay(t
     (abandoned := tmp_path / "feedline-worker-a-1-2.tmp").touch()
     os.utime(abandoned, (0, 0))
     (fresh := tmp_path / "feedline-worker-a-1-3.tmp").touch()
-    file = TargetFile(str(tmp_path), "127.0.0.1:2", {"role": "feeder"})
+    file = MetricsTarget(str(tmp_path), "127.0.0.1:2", {"role": "feeder"})
     assert [path.exists() for path in (*paths, tmp_path / "others.json", abandoned, fresh, file.path)] == [
         *(False, True, True),
         *(False, True, True),
@@ -68,4 +68,4 @@ def test_the_files_of_killed_processes_are_swept_and_those_of_living_ones_stay(t
 def test_a_folder_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path: Path):
     (tmp_path / "file").touch()
     with pytest.raises(ClusterError, match=r"the folder of metrics cannot be written: .*/file/x: .* Name a folder"):
-        TargetFile(str(tmp_path / "file" / "x"), "127.0.0.1:1", {})
+        MetricsTarget(str(tmp_path / "file" / "x"), "127.0.0.1:1", {})
