@@ -26,6 +26,7 @@ from feedline.errors import FeederError
 from feedline.loader.launcher import RankInfo, meeting_name
 from feedline.loader.ring.channel import pair
 from feedline.loader.ring.rendezvous import job_fingerprint, socket_paths
+from feedline.loader.ring.status_files import sweep_statuses
 from feedline.resources.allocators import allocator_environment
 from feedline.resources.cgroups import available_cores, available_memory_bytes, launcher_affinity, rank_cores
 from feedline.resources.instructions import choose_cpu, cpu_environment
@@ -131,15 +132,15 @@ class FeederAccess:
 
 
 class FeederProcess:
-    """A feeder of one rank, started by this process."""
+    """A feeder of one rank, started by this process. restarts: feeders before it that died."""
 
-    def __init__(self, command: FeederCommand) -> None:
+    def __init__(self, command: FeederCommand, *, restarts: int = 0) -> None:
         self._scratch = make_scratch()
         self._exit_s = command.exit_s
         self.channel, theirs = pair()
         self.log_path = log_path(self._scratch)
         self._log = open(self.log_path, "a+b", buffering=0)  # noqa: SIM115 -- open for as long as the process
-        words = ["--parent", str(os.getpid()), "--fd", str(theirs.fileno())]
+        words = ["--parent", str(os.getpid()), "--fd", str(theirs.fileno()), "--restarts", str(restarts)]
         try:
             self._process = command.start(words, scratch=self._scratch, log=self._log, descriptors=[theirs.fileno()])
         except BaseException:
@@ -170,6 +171,7 @@ class FeederProcess:
     def _release(self) -> None:
         self._log.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
+        sweep_statuses()
 
 
 def end_of_log(log: IO[bytes]) -> str:

@@ -104,6 +104,15 @@ def socket_paths(job: str, rank: int, world_size: int) -> list[Path]:
     return [folder / _name(job, rank, world_size) for folder in _runtime_dirs()]
 
 
+def runtime_dirs() -> list[Path]:
+    """The folders that this user's processes may use, as far as they exist and are private."""
+    found = []
+    for folder in _runtime_dirs():
+        with contextlib.suppress(OSError):
+            found.extend([folder] if _is_private(folder.lstat()) else [])
+    return found
+
+
 def _name(job: str, rank: int, world_size: int) -> str:
     return f"{job[:16]}-{rank}of{world_size}.sock"
 

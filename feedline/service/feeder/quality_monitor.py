@@ -8,11 +8,12 @@ bounds that further rows cannot restore at once, others from `ENOUGH_ROWS` rows 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 
 from feedline.errors import DataError
 from feedline.loader.encoding.layout import BatchSchema
-from feedline.loader.encoding.quality import Quality, measures, merge
+from feedline.loader.encoding.quality import COUNTS, Quality, measures, merge
 from feedline.loader.ring.reports import EpochCounts
 from feedline.planning.schedule import Block
 from feedline.spec.expectations import OnExpect, broken_bounds, complaint
@@ -20,10 +21,12 @@ from feedline.spec.features import FeatureSpec
 
 ENOUGH_ROWS = 1_000_000
 _PACKING_SHARE = 0.01
+_KEPT_FINDINGS = 20
 
 
 class QualityMonitor:
-    """The counts of one trainer's epochs. Call `begin`, `add` and `end` for each epoch in turn."""
+    """The counts of one trainer's epochs. Call `begin`, `add` and `end` for each epoch in turn. findings: the last
+    complaints about expectations."""
 
     def __init__(
         self,
@@ -42,6 +45,8 @@ class QualityMonitor:
         self._epoch_counts: Quality | None = None
         self._past_counts: Quality | None = None
         self._due_s = 0.0
+        self._broken = 0
+        self.findings: deque[str] = deque(maxlen=_KEPT_FINDINGS)
 
     def begin(self, epoch: int, seen: EpochCounts | None = None) -> None:
         """Begin an epoch, or continue it from the counts in `seen`, by another feeder or this one."""
@@ -67,9 +72,22 @@ class QualityMonitor:
     def end(self) -> list[str]:
         """End the epoch; returns a complaint per feature that breaks expectations, raised with `on_expect: error`."""
         complaints = self._complaints()
+        self._broken += len(complaints)
         if self._stops:
             self._stop(complaints)
+        self.findings.extend(complaints)
         return complaints
+
+    def problems(self) -> dict[str, int]:
+        """Values that are null, not finite or unknown, of all features and epochs, and expectations that were broken at
+        the ends of epochs."""
+        sums = {"null": 0, "nonfinite": 0, "unknown": 0, "expectation": self._broken}
+        for part in (self._past_counts, self._epoch_counts):
+            if part is not None:
+                sums["null"] += int(part.counts[COUNTS.index("nulls")].sum())
+                sums["nonfinite"] += int(part.counts[COUNTS.index("nonfinite")].sum())
+                sums["unknown"] += int(part.lookups[1].sum())
+        return sums
 
     @property
     def total(self) -> Quality | None:
@@ -104,4 +122,5 @@ class QualityMonitor:
 
     def _stop(self, complaints: Sequence[str]) -> None:
         if complaints:
+            self.findings.extend(complaints)
             raise DataError("\n".join(complaints))

@@ -20,6 +20,7 @@ from typing import IO
 from feedline.errors import FeederError
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.ring.launch import FUTILE_DEATHS, FeederCommand, await_end, feeder_words, standard_input
+from feedline.loader.ring.status_files import sweep_statuses
 from feedline.loader.wire.codec import unpack
 from feedline.loader.wire.facts import EVENT_PREFIX, FeederEvent, FeederStats, PlanFacts
 from feedline.resources.scratch import SCRATCH_VARIABLE, make_scratch
@@ -48,6 +49,7 @@ class SupervisedFeeder:
     process: subprocess.Popen[str] | None = None
     scratch: str | None = None
     futile_deaths: int = 0
+    restarts: int = 0
 
     def __str__(self) -> str:
         numbers = [str(rank.rank) for rank in self.ranks]
@@ -91,12 +93,15 @@ class Supervisor:
                 await_end(feeder.process, within_s=feeder.command.exit_s)
             if feeder.scratch is not None:
                 shutil.rmtree(feeder.scratch, ignore_errors=True)
+        sweep_statuses()
 
     def _start(self, feeder: SupervisedFeeder) -> None:
         if feeder.scratch is not None:
             shutil.rmtree(feeder.scratch, ignore_errors=True)
+            sweep_statuses()
         feeder.scratch = make_scratch()
         words = ["--listen", "--parent", str(os.getpid()), "--scratch", feeder.scratch]
+        words += ["--restarts", str(feeder.restarts)]
         with standard_input(feeder.command.overrides) as overrides:
             process = subprocess.Popen(
                 [*feeder_words(os.environ), *feeder.command.arguments, *words],
@@ -167,6 +172,7 @@ class Supervisor:
                 f"the feeder of {feeder} died {feeder.futile_deaths} times without delivering a batch (exit status "
                 f"{status}): see its messages above"
             )
+        feeder.restarts += 1
         events.append((str(feeder), FeederEvent(type="died", rank=None, status=status)))
         self._start(feeder)
 

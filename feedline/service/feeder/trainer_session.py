@@ -145,33 +145,33 @@ class TrainerSession:
         self._hello: Hello | None = None  # the last request's
         self._planning: Future[RunPlan] | None = None
         self._agreement: Agreement | None = None
-        self._pace = TrainerPace()
+        self.pace = TrainerPace()
         self._report_s = 0.0
         self.runnable = False  # something has happened since `advance` had nothing to do
         self.starved = False  # the trainer's next step waits for a block
         self._starved_s: float | None = None  # since when it has, after the first batch
         self.counters = FeederCounters()
-        self._streams = TrainerStreams(cluster, planner, self._pace, self.counters.delivery, self._wake)
-        self.running = self._streams.running  # the streams that have not ended
+        self.streams = TrainerStreams(cluster, planner, self.pace, self.counters.delivery, self._wake)
+        self.running = self.streams.running  # the streams that have not ended
         self.monitor = QualityMonitor(BatchSchema(()), (), "warn")
         self._about = about
         self.trainer = _pidfd(channel)
 
     def count_wait(self, slept_s: float) -> None:
         """Count the sleep of the loop; called before something is done for the trainer. slept_s: its sleep in all."""
-        self.counters.count_wait(slept_s, self._streams.current)
+        self.counters.count_wait(slept_s, self.streams.current)
 
     def load(self) -> TrainerLoad:
-        return self.counters.load(self._streams.current, starved=self.starved)
+        return self.counters.load(self.streams.current, starved=self.starved)
 
     def look(self) -> None:
         """Check the blocks in flight, and what ranks agreed on. Called about once a second."""
         self.runnable = True
         if self._agreement is not None:
             self._agreement.look(time.monotonic())
-        streams = self._streams.running()
+        streams = self.streams.running()
         for stream in streams:
-            stream.delivery.look(starved=self.starved and stream is self._streams.current)
+            stream.delivery.look(starved=self.starved and stream is self.streams.current)
         if streams:
             self._adjust_window(streams[0])
 
@@ -179,9 +179,9 @@ class TrainerSession:
         """Adjust how many blocks are in flight, and how many slots the ring has."""
         decision = stream.window.observe(
             threads=self._cluster.threads_per_trainer(),
-            step_s=self._pace.known_step_s,
+            step_s=self.pace.known_step_s,
             blocks_per_step=stream.blocks_per_step,
-            held_bytes=self._streams.held_bytes,
+            held_bytes=self.streams.held_bytes,
             available_bytes=available_memory_bytes(),
         )
         if decision is not None:
@@ -191,7 +191,7 @@ class TrainerSession:
 
     def send_error(self, name: str, message: str) -> None:
         """Send the error that ends the session, after the batches before it."""
-        stream = self._streams.current
+        stream = self.streams.current
         if stream is not None and not stream.ended:
             with contextlib.suppress(Exception):  # the first error is the one to send
                 self._writers.finish(stream.number)
@@ -228,7 +228,7 @@ class TrainerSession:
                 case ring_messages.GrowRing():
                     self._ring.grow()
                 case ring_messages.Diagnose():
-                    text = self._streams.diagnose(self._ring.slots, planning=self._planning is not None)
+                    text = self.streams.diagnose(self._ring.slots, planning=self._planning is not None)
                     self.channel.post_message(ring_messages.Diagnosis(text=text))
                 case ring_messages.StallReport(seconds=seconds):
                     self.counters.stalled_s += seconds
@@ -248,7 +248,7 @@ class TrainerSession:
             self._end_stream()
             self._agreement = agreement
         else:  # the next epoch of a followed table, whose blocks may be computed already
-            self._streams.stop_opening(self._planning)
+            self.streams.stop_opening(self._planning)
         self._hello, self._planning = hello, planning
 
     def _answer_hello(self, planning: Future[RunPlan]) -> None:
@@ -259,7 +259,7 @@ class TrainerSession:
         plan = planning.result()
         assert self.rank is not None and self._hello is not None  # noqa: PT018
         lanes = rank_lanes(plan.lanes, self.rank, self._world_size)
-        if self._streams.use(plan, lanes, self._blocks_bytes, self._hello):
+        if self.streams.use(plan, lanes, self._blocks_bytes, self._hello):
             self._writers.drop()
             self.monitor = QualityMonitor(plan.layout.schema, plan.feature_specs, plan.on_expect)
         self._on_plan(plan)
@@ -268,13 +268,13 @@ class TrainerSession:
 
     def _on_begin(self, begin: ring_messages.BeginStream) -> None:
         self._writers.drop()
-        self._streams.begin(begin)
+        self.streams.begin(begin)
         if self._agreement is not None:
             self._agreement.begin()
             self._agreement.look(time.monotonic())
 
     def _open_stream(self) -> None:
-        begin, stream = self._streams.open(), self._streams.current
+        begin, stream = self.streams.open(), self.streams.current
         if begin is not None and stream is not None:
             self._ring.node = begin.node
             seen = None if begin.seen is None else EpochCounts.from_bytes(begin.seen)
@@ -285,7 +285,7 @@ class TrainerSession:
         if self._planning is not None:
             self._planning.cancel()
         self._writers.drop()
-        self._streams.end()
+        self.streams.end()
 
     # -- filling --------------------------------------------------------------------------------------------------
 
@@ -298,11 +298,11 @@ class TrainerSession:
         self._open_stream()
         if self._fill():
             self.runnable = True
-        self._streams.compute_ahead()
+        self.streams.compute_ahead()
 
     def _fill(self) -> bool:
         """Announce batches and begin to write more, or end the stream; False if nothing is to do before an event."""
-        stream = self._streams.current
+        stream = self.streams.current
         self.starved = False
         if stream is None or stream.ended:
             return False
@@ -321,7 +321,7 @@ class TrainerSession:
     def _announce(self, stream: TrainerStream) -> None:
         """Announce the batches that are written."""
         while written := self._writers.announce(stream.number):
-            self._pace.step(time.perf_counter(), self.counters.wait_blocks_s, len(written))
+            self.pace.step(time.perf_counter(), self.counters.wait_blocks_s, len(written))
             self.counters.add(written, self._ring)
             self._report(every_s=_REPORT_S)
             last_step = written[-1].header.step
@@ -329,9 +329,9 @@ class TrainerSession:
 
     def _write(self, stream: TrainerStream) -> bool:
         """Begin to write batches, as far as there are blocks and slots; True if there may be more of both."""
-        if not stream.window.knows_pace and self._pace.known_step_s:
+        if not stream.window.knows_pace and self.pace.known_step_s:
             self._adjust_window(stream)
-        more = stream.write(self._writers, self._pace.step_s, ready=self._say_caught_up)
+        more = stream.write(self._writers, self.pace.step_s, ready=self._say_caught_up)
         self.starved = stream.starved
         if self.starved and self._starved_s is None and self.counters.batches:
             self._starved_s = time.monotonic()
@@ -345,7 +345,7 @@ class TrainerSession:
             logger.warning("rank %s caught up: its next batch had waited %.0f s for blocks", self.rank, waited_s)
 
     def _report(self, warnings: Sequence[str] = (), *, every_s: float = 0.0) -> None:
-        stream = self._streams.current
+        stream = self.streams.current
         if stream is None or time.monotonic() - self._report_s < every_s:
             return
         if every_s and self.channel.has_posted:
