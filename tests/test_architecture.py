@@ -66,6 +66,7 @@ INSIDE = {
     "loader": [
         {"encoding", "launcher"},
         {"wire"},
+        {"limits"},
         {"plan_descriptions", "state", "ring"},
         {"tensors", "rank_agreement", "dataset_stats", "dataset_messages", "followed_epochs"},
         {"batch"},

@@ -56,9 +56,12 @@ class FeederCounters(FeederStats):
     delivery: DeliveryStats = field(default_factory=DeliveryStats)
     stalled_s: float = 0.0  # the trainer's own count of its waits
     slept_s: float = 0.0  # of the loop, as far as it is counted
+    requested_s: float | None = None  # when a plan was requested that is not answered
+    began_cpu_s: float = field(default_factory=time.thread_time)  # of the loop's thread
 
     def stats(self) -> FeederStats:
-        """The counts so far."""
+        """The counts so far; called by the loop."""
+        self.loop_cpu_s = time.thread_time() - self.began_cpu_s
         blocks = BlockStats(**{name: getattr(self.delivery, name) for name in BlockStats.__slots__})
         return FeederStats(**{name: getattr(self, name) for name in FeederStats.__slots__} | {"delivery": blocks})
 
@@ -77,9 +80,9 @@ class FeederCounters(FeederStats):
             in_flight=0 if stream is None or stream.ended else stream.window.in_flight,
         )
 
-    def begin(self, stream: ring_messages.BeginStream, steps: int) -> None:
-        """Count the steps of a stream from here on."""
-        self.epoch, self.step, self.steps = stream.epoch, stream.step, steps
+    def begin(self, stream: ring_messages.BeginStream, steps: int, threads: int) -> None:
+        """Count the steps of a stream from here on. threads: that compute its blocks."""
+        self.epoch, self.step, self.steps, self.threads = stream.epoch, stream.step, steps, threads
 
     def count_wait(self, slept_s: float, stream: TrainerStream | None) -> None:
         """Count the time in which the loop has slept since the last call as waiting for a slot or for blocks of the
@@ -97,7 +100,17 @@ class FeederCounters(FeederStats):
         if self.delivery.cached is not None:
             _cache_logger.info("rank %s: after epoch %d, %s", rank, self.epoch, self.delivery.cached.describe())
 
-    def add(self, batches: Sequence[Draft], ring: RingWriter) -> None:
+    def count_flight(self, blocks: int, threads: int) -> None:
+        """Note the blocks in flight, and the threads that compute them."""
+        self.blocks_in_flight, self.threads = blocks, threads
+
+    def count_planning(self) -> None:
+        """The plan that was requested is there."""
+        if self.requested_s is not None:
+            self.planning_s += time.monotonic() - self.requested_s
+            self.requested_s = None
+
+    def add(self, batches: Sequence[Draft], ring: RingWriter, writers: SlotWriters) -> None:
         """Count batches that were announced."""
         for batch in batches:
             self.batches += 1
@@ -105,6 +118,7 @@ class FeederCounters(FeederStats):
             self.nbytes += batch.placement.nbytes
             self.step = batch.header.step + 1
         self.ring_slots, self.ring_free = ring.slots, ring.free_slots
+        self.copy_s, self.copy_cpu_s = writers.copy_s, writers.copy_cpu_s
 
 
 class TrainerSession:
@@ -187,7 +201,7 @@ class TrainerSession:
         if decision is not None:
             _window_logger.info("rank %s: %s", self.rank, decision.describe(self._ring.provide(decision.slots)))
             self.counters.window, self.counters.window_reason = decision.blocks, decision.reason
-        self.counters.blocks_in_flight = stream.window.in_flight
+        self.counters.count_flight(stream.window.in_flight, self._cluster.threads_per_trainer())
 
     def send_error(self, name: str, message: str) -> None:
         """Send the error that ends the session, after the batches before it."""
@@ -243,6 +257,7 @@ class TrainerSession:
             self.channel.post_message(ring_messages.FeederBusy())
             raise ChannelClosedError("another trainer of this rank is served")
         self.rank, self.global_rank = hello.rank, hello.global_rank
+        self.counters.requested_s = time.monotonic()
         planning, agreement = self._planner.plan(hello, self._wake)
         if hello.epoch is None or self._hello is None:
             self._end_stream()
@@ -257,6 +272,7 @@ class TrainerSession:
             return
         self._planning = None
         plan = planning.result()
+        self.counters.count_planning()
         assert self.rank is not None and self._hello is not None  # noqa: PT018
         lanes = rank_lanes(plan.lanes, self.rank, self._world_size)
         if self.streams.use(plan, lanes, self._blocks_bytes, self._hello):
@@ -279,7 +295,7 @@ class TrainerSession:
             self._ring.node = begin.node
             seen = None if begin.seen is None else EpochCounts.from_bytes(begin.seen)
             self.monitor.begin(begin.epoch, seen)
-            self.counters.begin(begin, stream.schedule.steps)
+            self.counters.begin(begin, stream.schedule.steps, self._cluster.threads_per_trainer())
 
     def _end_stream(self) -> None:
         if self._planning is not None:
@@ -322,7 +338,7 @@ class TrainerSession:
         """Announce the batches that are written."""
         while written := self._writers.announce(stream.number):
             self.pace.step(time.perf_counter(), self.counters.wait_blocks_s, len(written))
-            self.counters.add(written, self._ring)
+            self.counters.add(written, self._ring, self._writers)
             self._report(every_s=_REPORT_S)
             last_step = written[-1].header.step
             self.monitor.add(last_step, stream.drop_blocks(last_step))

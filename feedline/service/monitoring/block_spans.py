@@ -52,23 +52,7 @@ class BlockSpans:
         start, end = (int((moment_s + offset_s) * 1e9) for moment_s in (block.submitted_s, block.arrived_s))
         span = self._tracer.start_span("feedline.block", start_time=start)
         if span.is_recording():
-            span.set_attributes(
-                {
-                    "feedline.block.name": block.name,
-                    "feedline.block.lane": block.lane,
-                    "feedline.block.index": block.index,
-                    "feedline.block.first_step": block.first_step,
-                    "feedline.block.rows": block.rows,
-                    "feedline.block.read_bytes": block.nbytes_read,
-                    "feedline.block.encoded_bytes": block.nbytes_encoded,
-                    "feedline.block.attempts": block.attempts,
-                    "feedline.stage.read_seconds": block.read_s,
-                    "feedline.stage.transform_seconds": block.transform_s,
-                    "feedline.stage.encode_seconds": block.encode_s,
-                    "feedline.cache.found": block.cached,
-                    "feedline.cache.computed": block.missed,
-                }
-            )
+            span.set_attributes(block.attributes())
         span.end(end_time=end)
 
     def close(self) -> None:
@@ -112,4 +96,4 @@ class _OnceComplaining(SpanExporter):
 
     def shutdown(self) -> None:
         """End."""
-        self._exporter.shutdown()
+        self._exporter.shutdown()  # type: ignore[no-untyped-call]

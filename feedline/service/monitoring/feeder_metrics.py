@@ -43,8 +43,14 @@ def _ranks_by(
 
 
 def _stages(rank: RankStatus) -> dict[str, float]:
-    blocks = rank.stats.delivery
-    return {"read": blocks.read_s, "transform": blocks.transform_s, "encode": blocks.encode_s}
+    blocks, copy_s = rank.stats.delivery, rank.stats.copy_s
+    return {"read": blocks.read_s, "transform": blocks.transform_s, "encode": blocks.encode_s, "copy": copy_s}
+
+
+def _stages_cpu(rank: RankStatus) -> dict[str, float]:
+    blocks, copy_s = rank.stats.delivery, rank.stats.copy_cpu_s
+    seconds = {"read": blocks.read_cpu_s, "transform": blocks.transform_cpu_s, "encode": blocks.encode_cpu_s}
+    return {**seconds, "copy": copy_s}
 
 
 def _cache_columns(rank: RankStatus) -> dict[str, float]:
@@ -100,7 +106,26 @@ _OF_RANKS = (
         lambda rank: rank.stats.delivery.nbytes_read,
     ),
     _rank("encoded_bytes_total", "Bytes of the received blocks.", lambda rank: rank.stats.delivery.nbytes_encoded),
-    _ranks_by("stage", "stage_seconds_total", "Seconds that workers took for the received blocks, by stage.", _stages),
+    _ranks_by(
+        "stage", "stage_seconds_total", "Seconds of threads for the received blocks, and for copies to slots.", _stages
+    ),
+    _ranks_by("stage", "stage_cpu_seconds_total", "CPU seconds among them.", _stages_cpu),
+    _rank(
+        "fetch_seconds_total",
+        "Seconds of the stage `read` that waited for the store or the disk.",
+        lambda rank: rank.stats.delivery.fetch_s,
+    ),
+    _rank(
+        "contended_seconds_total",
+        "Seconds in which threads of blocks were ready to run while others had the CPUs.",
+        lambda rank: rank.stats.delivery.contended_s,
+    ),
+    _rank(
+        "queued_seconds_total",
+        "Seconds of blocks between submission and result, without computing.",
+        lambda rank: rank.stats.delivery.queued_s,
+    ),
+    _rank("planning_seconds_total", "Seconds from requests for plans to answers.", lambda rank: rank.stats.planning_s),
     _ranks_by("result", "cache_columns_total", "Features x row groups that the cache was asked for.", _cache_columns),
     _ranks_by("direction", "cache_bytes_total", "Bytes read from and written to the cache.", _cache_bytes),
     _rank(

@@ -31,5 +31,23 @@ class FinishedBlock:
     cached: int = 0
     missed: int = 0
 
+    def attributes(self) -> dict[str, str | int | float]:
+        """The attributes of its span."""
+        return {
+            "feedline.block.name": self.name,
+            "feedline.block.lane": self.lane,
+            "feedline.block.index": self.index,
+            "feedline.block.first_step": self.first_step,
+            "feedline.block.rows": self.rows,
+            "feedline.block.read_bytes": self.nbytes_read,
+            "feedline.block.encoded_bytes": self.nbytes_encoded,
+            "feedline.block.attempts": self.attempts,
+            "feedline.stage.read_seconds": self.read_s,
+            "feedline.stage.transform_seconds": self.transform_s,
+            "feedline.stage.encode_seconds": self.encode_s,
+            "feedline.cache.found": self.cached,
+            "feedline.cache.computed": self.missed,
+        }
+
 
 ObserveBlock: TypeAlias = Callable[[FinishedBlock], None]
