@@ -242,19 +242,27 @@ def schema(
     pipeline: Annotated[
         Path | None, typer.Argument(metavar="[PIPELINE.YAML]", help="The pipeline whose batches are described.")
     ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the JSON Schema to this file: pipeline.schema.json")
+    ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the tensors of a pipeline's batches: positions, widths, rows of embeddings. Without a pipeline, print the
-    JSON Schema of pipeline.yaml."""
-    from feedline.commands.schema import describe_schema, schema_table
+    JSON Schema of pipeline.yaml, for editors."""
+    from feedline.commands.schema import describe_schema, schema_table, write_json_schema
     from feedline.pipeline import Pipeline
 
     if pipeline is None:
         if overrides:
             raise SpecError("--set overrides a pipeline's keys: got no pipeline. Name one, or omit --set")
-        print(json.dumps(Pipeline.json_schema(), indent=2))
+        if output is not None:
+            write_json_schema(output, Pipeline.json_schema())
+        else:
+            print(json.dumps(Pipeline.json_schema(), indent=2))
         return
+    if output is not None:
+        raise SpecError("--output writes the JSON Schema of any pipeline.yaml: got a pipeline. Leave it out")
     spec = _load(pipeline, overrides)
     with ProgressLine():
         facts = describe_schema(Pipeline(spec).schema, spec.batch.size)

@@ -34,9 +34,9 @@ _SCRAPE_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOptions:
-    """Where a scheduler listens. dashboard: "host:port" of its HTTP server: Dask's pages and metrics, `/health`, and
-    the number of workers that jobs need, all without a key (None: no HTTP server). metrics: where it serves its own
-    metrics alone (None: not)."""
+    """Where a scheduler listens. dashboard: "host:port" of its HTTP server: the pages and metrics of Dask and
+    Feedline, `/health`, and the number of workers that jobs need, all without a key (None: no HTTP server).
+    metrics: where it serves its own metrics alone (None: not)."""
 
     host: str = "127.0.0.1"
     port: int = 8786
@@ -76,7 +76,7 @@ async def _serve(options: SchedulerOptions, security: Security) -> None:
         port=options.port,
         protocol="tcp://" if options.tls is None else "tls://",
         security=security,
-        dashboard=options.dashboard is not None,
+        dashboard=False,  # the extension adds the pages when one is opened
         dashboard_address=options.dashboard or "127.0.0.1:0",
     )
     try:
