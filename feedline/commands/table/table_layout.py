@@ -19,6 +19,8 @@ from pydantic_core import PydanticCustomError
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from feedline.commands.arguments.completions import complete_words
+from feedline.commands.arguments.pipeline_arguments import AsJson
 from feedline.commands.display.consoles import console_on, say
 from feedline.commands.display.progress_line import ProgressLine
 from feedline.errors import SpecError
@@ -46,7 +48,6 @@ _MAX_PARTITIONS = 10
 _MAX_COLUMNS = 3  # the ones that grew most
 _NOTABLE_SHARE = 0.1  # of a growth: smaller contributions are not reported as its cause
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 RowGroupBytes = Annotated[
     str | None, typer.Option(help="Decoded bytes of a row group, at most: 64MiB (default: no limit).")
 ]
@@ -56,7 +57,11 @@ DedupOption = Annotated[
 ]
 GoalOption = Annotated[
     str,
-    typer.Option("--for", help="Goal of the encodings: decode (with the decoder of this process), balanced, size."),
+    typer.Option(
+        "--for",
+        help="Goal of the encodings: decode (with the decoder of this process), balanced, size.",
+        autocompletion=complete_words(*GOALS),
+    ),
 ]
 WorkDir = Annotated[str, typer.Option(help="The work_dir of the runs, with their usage record.")]
 
@@ -66,13 +71,22 @@ def optimize(
     target: Annotated[str, typer.Argument(metavar="DST", help="An empty or missing folder, or an earlier run's.")],
     cluster_by: Annotated[str, typer.Option(help="Rows of a key together, keys in hashed order: session_id.")] = "",
     sort_by: Annotated[str, typer.Option(help="The order of a key's rows: ts.")] = "",
-    order: Annotated[str, typer.Option(help="Columns first in files: keep, popular, or a,b,c.")] = "keep",
+    order: Annotated[
+        str,
+        typer.Option(
+            help="Columns first in files: keep, popular, or a,b,c.", autocompletion=complete_words("keep", "popular")
+        ),
+    ] = "keep",
     goal: GoalOption = "balanced",
     row_group_rows: Annotated[int, typer.Option(help="Rows of a row group.")] = 65_536,
     row_group_bytes: RowGroupBytes = None,
     file_bytes: Annotated[str, typer.Option(help="Bytes of a file, at most (one row group may be more).")] = "256MiB",
     small_partitions: Annotated[
-        str, typer.Option(help="Partitions smaller than a row group: merge their files, or keep them apart.")
+        str,
+        typer.Option(
+            help="Partitions smaller than a row group: merge their files, or keep them apart.",
+            autocompletion=complete_words("merge", "keep"),
+        ),
     ] = "merge",
     flatten: Annotated[list[str] | None, typer.Option(help="A map column whose keys become columns.")] = None,
     flatten_coverage: Annotated[float, typer.Option(help="Share of rows that must have such a key.")] = 0.01,
