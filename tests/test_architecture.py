@@ -76,6 +76,7 @@ INSIDE = {
     ],
     "service": [
         {"dask_patches", "tls", "verify", "log_lines", "plan_frame", "drain"},
+        {"page"},
         {"scheduler", "worker"},
         {"scaling", "cluster"},
         {"feeder"},
@@ -145,6 +146,8 @@ FENCES = {
     "distributed": ("service", "warehouse.dask_frame", "warehouse.synthetic"),
     "typer": ("cli", "commands"),
     "rich": ("cli", "commands"),
+    "bokeh": ("service.page",),
+    "jinja2": ("service.page",),
     "zarr": ("artifacts.zarr_array", "materialize.array_files"),
     "tenacity": ("warehouse.storage",),
     "pickle": (),

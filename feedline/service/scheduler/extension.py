@@ -25,6 +25,7 @@ from feedline.service.dask_patches.adaptive_target import replace_adaptive_targe
 from feedline.service.dask_patches.retirement import finish_before_retirement
 from feedline.service.dask_patches.steady_loop import steady_clock, steady_scheduler
 from feedline.service.dask_patches.task_queue import TaskQueue
+from feedline.service.page.dashboard import DashboardOnDemand
 from feedline.service.scheduler.job_book import START_S, ClusterSize, JobBook
 from feedline.service.scheduler.status_source import offer_statuses
 from feedline.version import VERSION
@@ -176,4 +177,5 @@ def install(scheduler: Scheduler) -> JobExtension:
     application: Any = getattr(scheduler, "http_application", None)  # None: without an HTTP server
     if application is not None:
         application.add_handlers(r".*", [(r"/api/v1/adaptive_target", _TargetHandler, {"extension": extension})])
+        application.add_application(DashboardOnDemand(scheduler, extension.statuses))
     return extension

@@ -13,6 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from answers import FEEDER, plan_facts
+from drawn_examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -114,7 +115,7 @@ def sample(cls: type[Any]) -> Any:
 
 @pytest.mark.parametrize("cls", TYPES, ids=lambda cls: cls.__name__)
 def test_messages_survive_the_wire(cls: type[Any]):
-    @settings(max_examples=30)
+    @examples(30)
     @given(messages_of(cls))
     def check(message: Any) -> None:
         packed = pack(message)
