@@ -71,22 +71,13 @@ def optimize(
     target: Annotated[str, typer.Argument(metavar="DST", help="An empty or missing folder, or an earlier run's.")],
     cluster_by: Annotated[str, typer.Option(help="Rows of a key together, keys in hashed order: session_id.")] = "",
     sort_by: Annotated[str, typer.Option(help="The order of a key's rows: ts.")] = "",
-    order: Annotated[
-        str,
-        typer.Option(
-            help="Columns first in files: keep, popular, or a,b,c.", autocompletion=complete_words("keep", "popular")
-        ),
-    ] = "keep",
+    order: Annotated[str, typer.Option(help="Columns first in files: keep, popular, or a,b,c.")] = "keep",
     goal: GoalOption = "balanced",
     row_group_rows: Annotated[int, typer.Option(help="Rows of a row group.")] = 65_536,
     row_group_bytes: RowGroupBytes = None,
     file_bytes: Annotated[str, typer.Option(help="Bytes of a file, at most (one row group may be more).")] = "256MiB",
     small_partitions: Annotated[
-        str,
-        typer.Option(
-            help="Partitions smaller than a row group: merge their files, or keep them apart.",
-            autocompletion=complete_words("merge", "keep"),
-        ),
+        str, typer.Option(help="Partitions smaller than a row group: merge their files, or keep them apart.")
     ] = "merge",
     flatten: Annotated[list[str] | None, typer.Option(help="A map column whose keys become columns.")] = None,
     flatten_coverage: Annotated[float, typer.Option(help="Share of rows that must have such a key.")] = 0.01,
