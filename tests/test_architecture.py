@@ -28,7 +28,7 @@ OUTSIDE = [
 ]
 
 # Modules of the root that all may import, and that import nothing but each other.
-GROUND = {"errors", "hashing", "native", "resources", "version"}
+GROUND = {"errors", "hashing", "native", "progress", "resources", "version"}
 
 # The packages and the other modules of the root, floor by floor. Each may import all floors below its own, the ground
 # and itself; those of one floor never import each other.
@@ -66,6 +66,7 @@ INSIDE = {
     "loader": [
         {"encoding", "launcher"},
         {"wire"},
+        {"limits"},
         {"plan_descriptions", "state", "ring"},
         {"tensors", "rank_agreement", "dataset_stats", "dataset_messages", "followed_epochs"},
         {"batch"},
@@ -75,9 +76,11 @@ INSIDE = {
     ],
     "service": [
         {"dask_patches", "tls", "verify", "log_lines", "plan_frame", "drain"},
+        {"page"},
         {"scheduler", "worker"},
         {"scaling", "cluster"},
         {"feeder"},
+        {"status"},
     ],
 }
 LOOKED_UP = {"OPS", "bind", "resolve"}  # by `transforms.ops`, which has declared all ops; but for these packages
@@ -141,6 +144,8 @@ FENCES = {
     "distributed": ("service", "warehouse.dask_frame", "warehouse.synthetic"),
     "typer": ("cli", "commands"),
     "rich": ("cli", "commands"),
+    "bokeh": ("service.page",),
+    "jinja2": ("service.page",),
     "zarr": ("artifacts.zarr_array", "materialize.array_files"),
     "tenacity": ("warehouse.storage",),
     "pickle": (),

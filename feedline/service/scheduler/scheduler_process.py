@@ -26,8 +26,8 @@ logger = logging.getLogger("feedline.scheduler")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOptions:
-    """Where a scheduler listens. dashboard: "host:port" of its HTTP server: Dask's pages and metrics, `/health`, and
-    the number of workers that jobs need, all without a key (None: no HTTP server)."""
+    """Where a scheduler listens. dashboard: "host:port" of its HTTP server: the pages and metrics of Dask and
+    Feedline, `/health`, and the number of workers that jobs need, all without a key (None: no HTTP server)."""
 
     host: str = "127.0.0.1"
     port: int = 8786
@@ -66,7 +66,7 @@ async def _serve(options: SchedulerOptions, security: Security) -> None:
         port=options.port,
         protocol="tcp://" if options.tls is None else "tls://",
         security=security,
-        dashboard=options.dashboard is not None,
+        dashboard=False,  # the extension adds the pages when one is opened
         dashboard_address=options.dashboard or "127.0.0.1:0",
     )
     try:
