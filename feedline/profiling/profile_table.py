@@ -65,7 +65,9 @@ def profile_table(
     return table_facts_of(taken, options, progress=progress)
 
 
-def table_facts_of(taken: TableSample, options: ProfileOptions, *, progress: ReportProgress = report_nothing) -> TableFacts:
+def table_facts_of(
+    taken: TableSample, options: ProfileOptions, *, progress: ReportProgress = report_nothing
+) -> TableFacts:
     """The facts of a sampled table."""
     snapshot, sample = taken.snapshot, taken.sample
     selection = screen_rows(snapshot, taken.where)
