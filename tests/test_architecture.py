@@ -40,7 +40,7 @@ FLOORS = [
     {"planning"},
     {"service", "serving"},
     {"fitting"},
-    {"materialize"},
+    {"materialize", "explain"},
     {"pipeline"},
     {"commands", "face"},  # the face is feedline/__init__.py
     {"cli"},
