@@ -46,7 +46,7 @@ $(INSTALLED): pyproject.toml constraints.txt $(wildcard feedline/native/*.[ch])
 	  echo "$(PYTHON) cannot make a virtual environment. Install its venv module (on Debian and Ubuntu:" >&2; \
 	  echo "apt install python3-venv) or name another interpreter with PYTHON=." >&2; exit 1; }
 	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) --constraint constraints.txt \
-	  --editable '.[delta,iceberg,tls,kubernetes,jobqueue,test,examples,frameworks,bench]'
+	  --editable '.[delta,iceberg,tls,kubernetes,jobqueue,otel,test,examples,frameworks,bench]'
 	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) --constraint constraints.txt --no-deps $(TORCHREC)
 	$(BIN)/python -m compileall -q feedline  # as pip does for a wheel: else each feeder compiles it again, 0.3 s
 	@touch $@

@@ -16,13 +16,13 @@ from rich.console import Console
 
 from feedline.commands.command_list import CommandList
 from feedline.commands.display.consoles import console_on, print_facts, say
+from feedline.commands.display.progress_line import ProgressLine
 from feedline.commands.exit_status import end_with
 from feedline.errors import SpecError
 from feedline.version import VERSION
 
 if TYPE_CHECKING:
     from feedline.spec import PipelineSpec
-    from feedline.warehouse.storage.kept_waves import WaveProgress
 
 _HELP = """Feed PyTorch trainers from a Parquet warehouse, and look after the tables that feed them.
 
@@ -152,7 +152,6 @@ def plan(
     from feedline.pipeline import Pipeline
     from feedline.planning.binding.table_features import required_functions
     from feedline.transforms.registry.user_functions import keep_pandas_out
-    from feedline.warehouse.storage.kept_waves import on_wave_progress
 
     spec = _load(pipeline, overrides, source)
     keep_pandas_out(required_functions(spec))
@@ -164,7 +163,7 @@ def plan(
         views.print_saved_plan(spec, world_size, rows_per_s, as_json=as_json)
         return
     own = Pipeline(spec)
-    with on_wave_progress(_print_progress):
+    with ProgressLine():
         resolved = own.plan(world_size=world_size) if state is None else own.plan_for(read_state(state))
     if step is not None:
         views.print_step(resolved, epoch=epoch, step=step, rank=rank, world_size=world_size, as_json=as_json)
@@ -189,7 +188,8 @@ def head(
     """Show the first rows of the table beside their features; ids of vocabularies with their values."""
     from feedline.commands.table.head import json_facts, preview, preview_table
 
-    facts = preview(_load(pipeline, overrides, source), rows)
+    with ProgressLine():
+        facts = preview(_load(pipeline, overrides, source), rows)
     print_facts(json_facts(facts) if as_json else facts, preview_table, as_json=as_json)
 
 
@@ -209,7 +209,8 @@ def rebase(
     from feedline.loader.wire.codec import to_values
     from feedline.pipeline import Pipeline
 
-    plan = Pipeline(_load(pipeline, overrides)).rebase(before := read_state(state))
+    with ProgressLine():
+        plan = Pipeline(_load(pipeline, overrides)).rebase(before := read_state(state))
     after = plan.state_after(before)
     rest = None if after == before else plan.facts().rest
     say(Console(stderr=True), "the table has not changed" if rest is None else describe_rebase(rest))
@@ -231,7 +232,8 @@ def snapshot(
     """Write a snapshot of the current table to one file, for `source.snapshot: FILE`."""
     from feedline.planning.table_snapshot import freeze
 
-    frozen = freeze(_load(pipeline, overrides, source), file)
+    with ProgressLine():
+        frozen = freeze(_load(pipeline, overrides, source), file)
     print(f"snapshot {frozen.id}: {len(frozen.files):,} files, {frozen.rows:,} rows: {file}")
 
 
@@ -240,21 +242,30 @@ def schema(
     pipeline: Annotated[
         Path | None, typer.Argument(metavar="[PIPELINE.YAML]", help="The pipeline whose batches are described.")
     ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the JSON Schema to this file: pipeline.schema.json")
+    ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the tensors of a pipeline's batches: positions, widths, rows of embeddings. Without a pipeline, print the
-    JSON Schema of pipeline.yaml."""
-    from feedline.commands.schema import describe_schema, schema_table
+    JSON Schema of pipeline.yaml, for editors."""
+    from feedline.commands.schema import describe_schema, schema_table, write_json_schema
     from feedline.pipeline import Pipeline
 
     if pipeline is None:
         if overrides:
             raise SpecError("--set overrides a pipeline's keys: got no pipeline. Name one, or omit --set")
-        print(json.dumps(Pipeline.json_schema(), indent=2))
+        if output is not None:
+            write_json_schema(output, Pipeline.json_schema())
+        else:
+            print(json.dumps(Pipeline.json_schema(), indent=2))
         return
+    if output is not None:
+        raise SpecError("--output writes the JSON Schema of any pipeline.yaml: got a pipeline. Leave it out")
     spec = _load(pipeline, overrides)
-    facts = describe_schema(Pipeline(spec).schema, spec.batch.size)
+    with ProgressLine():
+        facts = describe_schema(Pipeline(spec).schema, spec.batch.size)
     print_facts(facts, schema_table, as_json=as_json, highlight=False)
 
 
@@ -306,7 +317,8 @@ def clicks(
         seed=seed,
         clustered=order == "session",
     )
-    report = generate_clicks(directory, recipe, overwrite=overwrite)
+    with ProgressLine():
+        report = generate_clicks(directory, recipe, overwrite=overwrite)
     print(
         f"{report.rows:,} rows in {report.files} files, {report.bytes:,} bytes, {report.sessions:,} sessions, "
         f"{report.clicks:,} clicks: {report.uri}"
@@ -317,11 +329,3 @@ def clicks(
 def version() -> None:
     """Print Feedline's version."""
     print(VERSION)
-
-
-def _print_progress(progress: WaveProgress) -> None:
-    """Show the progress of reading footers and of counting, for a table that takes more than one wave."""
-    from feedline.commands.display.progress_line import ProgressLine
-
-    if progress.done < progress.total:
-        ProgressLine().note(progress.text())

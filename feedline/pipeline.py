@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from feedline.fitting.fit_report import FitReport
-from feedline.fitting.passes import FitCallback, fit_pipeline
+from feedline.fitting.passes import fit_pipeline
 from feedline.fitting.reduction import Workers, threads_here
-from feedline.fitting.row_check import MAX_SHARE, RowBudget, RowReport, RowsChecked, find_exclusion
+from feedline.fitting.row_check import MAX_SHARE, RowBudget, RowReport, find_exclusion
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import measures, merge
 from feedline.loader.plan_descriptions import describe_bad_files
@@ -49,7 +49,7 @@ from feedline.warehouse.storage.parallel import Map
 
 if TYPE_CHECKING:
     from feedline.loader.batch import Batch
-    from feedline.materialize.write_plan import MaterializeProgress, MaterializeReport
+    from feedline.materialize.write_plan import MaterializeReport
 
 
 # The snapshot of the table, or those of all sources.
@@ -110,16 +110,14 @@ class Pipeline:
         *,
         map: Map | None = None,
         workers: Workers | None = None,
-        say: FitCallback = lambda progress: None,
     ) -> RunPlan:
         """The plan of a new run with every artifact, on a new snapshot unless one is given; snapshot, counts and
         artifacts are kept in work_dir.
 
-        With `fit: auto`, `workers` fit what is missing (default: threads of this process), and `say` is called after
-        every task. Raises SpecError where an artifact is missing, DataError for nulls that the run is certain to
-        contain.
+        With `fit: auto`, `workers` fit what is missing (default: threads of this process). Raises SpecError where an
+        artifact is missing, DataError for nulls that the run is certain to contain.
         """
-        lanes, fit = lanes_for(self.spec.lanes, world_size), self._fit_with(workers, say)
+        lanes, fit = lanes_for(self.spec.lanes, world_size), self._fit_with(workers)
         snapshots = _snapshots_of(self, snapshot, map)
         return resolve_snapshots(self.spec, snapshots, lanes=lanes, fit=fit, map=map).without_gaps()
 
@@ -173,27 +171,26 @@ class Pipeline:
         snapshot: Snapshots | None = None,
         workers: Workers | None = None,
         map: Map | None = None,
-        say: FitCallback = lambda progress: None,
     ) -> FitReport:
         """Fit all ops on the rows selected by `fit.where`, make the result the current artifact set, and write golden
         vectors.
 
-        missing: fit only what is missing. workers: where to compute (default: threads of this process). `say` is called
-        after every task. Raises SpecError, PlanError where there is no row to fit on, and reading errors; then the
-        current artifact set stays, unless only the golden vectors could not be written.
+        missing: fit only what is missing. workers: where to compute (default: threads of this process). Raises
+        SpecError, PlanError where there is no row to fit on, and reading errors; then the current artifact set stays,
+        unless only the golden vectors could not be written.
         """
         snapshots = _snapshots_of(self, snapshot, map)
         try:
             if workers is not None:
-                return fit_pipeline(self.spec, snapshots, workers, keep=missing, say=say)
+                return fit_pipeline(self.spec, snapshots, workers, keep=missing)
             with self._threads() as local_workers:
-                return fit_pipeline(self.spec, snapshots, local_workers, keep=missing, say=say)
+                return fit_pipeline(self.spec, snapshots, local_workers, keep=missing)
         finally:  # not earlier: rows transformed meanwhile would keep the set that is being replaced
             self._serving = Serving(self.spec)
 
-    def _fit_with(self, workers: Workers | None, say: FitCallback = lambda progress: None) -> Fit:
+    def _fit_with(self, workers: Workers | None) -> Fit:
         """Fits missing artifacts, for `fit: auto`."""
-        return lambda snapshots: self.fit(missing=True, snapshot=snapshots, workers=workers, say=say).manifest
+        return lambda snapshots: self.fit(missing=True, snapshot=snapshots, workers=workers).manifest
 
     def check_rows(
         self,
@@ -204,18 +201,17 @@ class Pipeline:
         earlier: str | None = None,
         workers: Workers | None = None,
         map: Map | None = None,
-        say: RowsChecked = lambda done, total: None,
     ) -> RowReport:
         """Find all rows that features refuse or that break an expectation alone, and write them as an exclusion, for
         `source.exclude`: to a file or URI `out`, and below work_dir.
 
         max_rows, max_share: more bad rows are an error. earlier: an exclusion whose unchanged files are not read again.
-        workers: where to compute (default: threads of this process). `say` is called after every task. Raises
-        DataError for too many bad rows, SpecError, and what planning and reading raise; then nothing is written.
+        workers: where to compute (default: threads of this process). Raises DataError for too many
+        bad rows, SpecError, and what planning and reading raise; then nothing is written.
         """
         budget, file = RowBudget(rows=max_rows, share=max_share), None if out is None else os.fspath(out)
         with nullcontext(workers) if workers is not None else self._threads() as own:
-            return find_exclusion(self.spec, own, budget=budget, out=file, earlier=earlier, map=map, say=say)
+            return find_exclusion(self.spec, own, budget=budget, out=file, earlier=earlier, map=map)
 
     # -- using ----------------------------------------------------------------------------------------------------
 
@@ -283,13 +279,12 @@ class Pipeline:
         overwrite: bool = False,
         workers: Workers | None = None,
         map: Map | None = None,
-        say: Callable[[MaterializeProgress], None] = lambda progress: None,
     ) -> MaterializeReport:
         """Write the features of all selected rows, in the table's order, into a folder or URI: zarr or Parquet.
 
         overwrite: replace what an earlier call wrote there. workers: where to compute (default: threads of this
-        process). `say` is called after every task. Raises SpecError, also for a folder that holds anything else,
-        TableError where it cannot be written, and what blocks raise; then OUT is as it was, or lacks its marker.
+        process). Raises SpecError, also for a folder that holds anything else, TableError where it cannot be written,
+        and what blocks raise; then OUT is as it was, or lacks its marker.
         """
         from feedline.materialize.write_plan import open_output, write_plan  # noqa: PLC0415 -- zarr: 0.3 s
 
@@ -301,7 +296,7 @@ class Pipeline:
             monitor = QualityMonitor(plan.layout.schema, plan.job.features, plan.on_expect)
             self._monitors.append(monitor)
             monitor.begin(0)
-            return write_plan(plan, folder, format, own, monitor=monitor, say=say)
+            return write_plan(plan, folder, format, own, monitor=monitor)
 
     def _threads(self) -> AbstractContextManager[Workers]:
         threads = self.spec.cluster.threads

@@ -28,7 +28,7 @@ OUTSIDE = [
 ]
 
 # Modules of the root that all may import, and that import nothing but each other.
-GROUND = {"errors", "hashing", "native", "resources", "version"}
+GROUND = {"errors", "hashing", "native", "progress", "resources", "version"}
 
 # The packages and the other modules of the root, floor by floor. Each may import all floors below its own, the ground
 # and itself; those of one floor never import each other.
@@ -40,7 +40,7 @@ FLOORS = [
     {"planning"},
     {"service", "serving"},
     {"fitting"},
-    {"materialize", "explain"},
+    {"materialize", "explain", "profiling"},
     {"pipeline"},
     {"commands", "face"},  # the face is feedline/__init__.py
     {"cli"},
@@ -66,6 +66,7 @@ INSIDE = {
     "loader": [
         {"encoding", "launcher"},
         {"wire"},
+        {"limits"},
         {"plan_descriptions", "state", "ring"},
         {"tensors", "rank_agreement", "dataset_stats", "dataset_messages", "followed_epochs"},
         {"batch"},
@@ -78,6 +79,7 @@ INSIDE = {
         {"scheduler", "worker"},
         {"scaling", "cluster"},
         {"feeder"},
+        {"status"},
     ],
 }
 LOOKED_UP = {"OPS", "bind", "resolve"}  # by `transforms.ops`, which has declared all ops; but for these packages

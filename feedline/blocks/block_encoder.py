@@ -5,6 +5,7 @@ Runs in: Dask workers: threads of the feeder, processes on this machine, or anyw
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,12 +27,14 @@ from feedline.loader.encoding.shuffled_rows import Rows, shuffle
 from feedline.native.coded_values import CodedValues
 from feedline.native.turns import TURN
 from feedline.native.unique_rows import UniqueRows, first_uses, join_inverses
+from feedline.resources.thread_clocks import POOL, contended_s
 from feedline.transforms.compile.coded_features import Evaluated
 from feedline.transforms.values.lookup_counts import RowLookups
 from feedline.warehouse.reading.columns import CHUNK_ROWS
 from feedline.warehouse.reading.fragment import Chunk
 from feedline.warehouse.reading.row_position import with_row_position
 from feedline.warehouse.reading.stored_groups import expand_group
+from feedline.warehouse.storage.fetch_clock import FETCH_CLOCK
 
 _Stored: TypeAlias = UniqueRows[DictionaryFrame]
 
@@ -48,16 +51,35 @@ class HandOver:
 
 
 class StageClock:
-    """Seconds per stage."""
+    """Seconds per stage, and CPU seconds of the thread that made it. `fetch_s`: waiting for the store or the disk."""
 
     def __init__(self) -> None:
         self.seconds = {"read": 0.0, "transform": 0.0, "encode": 0.0}
-        self._last = time.perf_counter()
+        self.cpu = dict(self.seconds)
+        self._fetch_s, self._contended_s, self._disk_reads = FETCH_CLOCK.seconds, contended_s(), _disk_reads()
+        self._last, self._last_cpu = time.perf_counter(), time.thread_time()
 
     def lap(self, stage: str) -> None:
-        now = time.perf_counter()
+        now, cpu = time.perf_counter(), time.thread_time()
         self.seconds[stage] += now - self._last
-        self._last = now
+        self.cpu[stage] += cpu - self._last_cpu
+        self._last, self._last_cpu = now, cpu
+
+    def times(self) -> dict[str, float]:
+        """The fields of a `BlockResult` that are times, in the thread that made the clock."""
+        contended = contended_s() - self._contended_s
+        fetch_s = FETCH_CLOCK.seconds - self._fetch_s
+        if _disk_reads() > self._disk_reads:  # a local file that was not in memory
+            fetch_s = max(fetch_s, self.seconds["read"] - self.cpu["read"] - contended)
+        times = {f"{stage}_s": seconds for stage, seconds in self.seconds.items()}
+        times |= {f"{stage}_cpu_s": seconds for stage, seconds in self.cpu.items()}
+        times["transform_cpu_s"] += POOL.take(self._last)
+        return times | {"fetch_s": min(max(fetch_s, 0.0), times["read_s"]), "contended_s": max(contended, 0.0)}
+
+
+def _disk_reads() -> int:
+    """Reads of a disk that this thread has waited for, or asked for ahead."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_inblock if hasattr(resource, "RUSAGE_THREAD") else 0
 
 
 class BlockEncoder:

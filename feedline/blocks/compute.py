@@ -142,12 +142,10 @@ def _result(
         rows=request.rows,
         parts=None if packed else tuple(rows),
         image=image,
-        read_s=clock.seconds["read"],
-        transform_s=clock.seconds["transform"],
-        encode_s=clock.seconds["encode"],
         nbytes_read=request.nbytes,
         quality=quality,
         cached=cached,
+        **clock.times(),
     )
 
 

@@ -214,7 +214,7 @@ def pack_request(request: BlockRequest, travels: bool = True) -> BlockRequest | 
 class BlockResult:
     """A block's rows: as `parts` within a process, as an `image` in slot layout between processes.
 
-    cached: what it found in the job's cache; None without one."""
+    cached: what it found in the job's cache; None without one. The other times: see `BlockStats`."""
 
     key: str
     rows: int
@@ -226,6 +226,11 @@ class BlockResult:
     nbytes_read: int
     quality: Quality
     cached: CacheCounts | None = None
+    read_cpu_s: float = 0.0
+    transform_cpu_s: float = 0.0
+    encode_cpu_s: float = 0.0
+    fetch_s: float = 0.0
+    contended_s: float = 0.0
 
     @property
     def nbytes(self) -> int:

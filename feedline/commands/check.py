@@ -34,11 +34,10 @@ from feedline.spec import PipelineSpec, load_spec
 from feedline.spec.document.overrides import parse_overrides
 from feedline.warehouse.bad_files import BadFile, load_findings, record_findings
 from feedline.warehouse.parquet.schemas import SchemaRules
-from feedline.warehouse.scan import Findings, Problem, ProgressCallback, check_footers, check_pages, check_presence
+from feedline.warehouse.scan import Findings, Problem, check_footers, check_pages, check_presence
 from feedline.warehouse.selection.exclusion import covers
 from feedline.warehouse.selection.select import screen_rows
 from feedline.warehouse.snapshot.take import snapshot_of
-from feedline.warehouse.storage.kept_waves import on_wave_progress
 from feedline.warehouse.storage.locations import redact
 
 _TASKS_AHEAD = 8  # tasks per thread submitted to a cluster at once: the rest waits, so that progress can be shown
@@ -140,11 +139,9 @@ class CheckReports:
         return "\n".join(f"source {name}: {report.text()}" for name, report in pairs)
 
 
-def check_tables(
-    spec: PipelineSpec, *, deep: bool = False, all_columns: bool = False, progress: ProgressCallback | None = None
-) -> CheckReports:
+def check_tables(spec: PipelineSpec, *, deep: bool = False, all_columns: bool = False) -> CheckReports:
     """Check the table of each source, as `run_check`."""
-    reports = [run_check(each, deep=deep, all_columns=all_columns, progress=progress) for each in spec.per_source()]
+    reports = [run_check(each, deep=deep, all_columns=all_columns) for each in spec.per_source()]
     return CheckReports(tuple(source.name for source in spec.sources), tuple(reports))
 
 
@@ -187,8 +184,8 @@ def check(
         found = _check_rows(spec, out=out, max_rows=max_rows, max_share=share, earlier=earlier)
         print(json.dumps(asdict(found)) if as_json else found.text())
         return
-    with ProgressLine() as line:
-        reports = check_tables(spec, deep=deep, all_columns=all_columns, progress=check_progress(line))
+    with ProgressLine(), exit_on_signals():
+        reports = check_tables(spec, deep=deep, all_columns=all_columns)
     print(json.dumps(reports.facts()) if as_json else reports.text())
     if not reports.clean:
         raise typer.Exit(1)
@@ -199,20 +196,13 @@ def _check_rows(spec: PipelineSpec, **options: Any) -> RowReport:
     with (
         ProgressLine() as line,
         exit_on_signals(lambda: line.note("stopped: no exclusion was written")),
-        on_wave_progress(lambda progress: line.show(progress.text())),
         pipeline_cluster(spec) as cluster,
     ):
-        check_rows = partial(Pipeline(spec).check_rows, say=partial(_show_rows, line), **options)
+        check_rows = partial(Pipeline(spec).check_rows, **options)
         return check_rows() if cluster is None else check_rows(workers=DaskWorkers(cluster), map=cluster.map)
 
 
-def _show_rows(line: ProgressLine, done: int, total: int) -> None:
-    line.show(f"checked {done:,} of {total:,} rows", last=done == total)
-
-
-def run_check(
-    spec: PipelineSpec, *, deep: bool = False, all_columns: bool = False, progress: ProgressCallback | None = None
-) -> CheckReport:
+def run_check(spec: PipelineSpec, *, deep: bool = False, all_columns: bool = False) -> CheckReport:
     """Check the table of a pipeline. Raises what listing it raises; faults of files are in the report.
 
     `deep`: decode every page of the columns that the pipeline reads, or of all columns with `all_columns`.
@@ -223,7 +213,7 @@ def run_check(
     with pipeline_cluster(spec, computes=False) as cluster:
         map = None if cluster is None else partial(_on_cluster, cluster)
         rules = schema_rules(spec.source)
-        findings = check_footers(listing, map=map, rules=rules, progress=progress)
+        findings = check_footers(listing, map=map, rules=rules)
         _remember(spec.work_dir, findings, deep=False)
         if rules.missing_error and findings.kinds:
             read = read_columns_of(spec, findings.table_schema())
@@ -231,13 +221,7 @@ def run_check(
         gaps = _gaps(spec, findings, rules)
         if deep and findings.kinds:
             columns = _columns(spec, findings, all_columns=all_columns)
-            check_pages(
-                findings,
-                columns,
-                map=map,
-                decoder=spec.source.decoder,
-                progress=progress,
-            )
+            check_pages(findings, columns, map=map, decoder=spec.source.decoder)
             _remember(spec.work_dir, findings, deep=True)
     return CheckReport(
         table=redact(listing.uri),
@@ -252,16 +236,6 @@ def run_check(
         expects_absent="missing" in spec.source.schema_rules.model_fields_set,
         seconds=time.perf_counter() - began,
     )
-
-
-def check_progress(line: ProgressLine) -> ProgressCallback:
-    """Show on a line what a check reads, and how much of it is done."""
-
-    def show(phase: str, done: int, total: int) -> None:
-        unit = "files" if phase == "footers" else "tasks"
-        line.show(f"{phase}: {done:,} of {total:,} {unit}", last=done == total)
-
-    return show
 
 
 def _gaps(spec: PipelineSpec, findings: Findings, rules: SchemaRules) -> Gaps | None:

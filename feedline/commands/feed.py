@@ -116,7 +116,7 @@ def feed_over(fd: int, request: FeedRequest) -> int:
         ownership.add(request.parent or os.getppid())
         try:
             with open_sessions(request, early=True) as sessions:
-                feeder = Feeder(sessions.cluster, on_end=ended, demand=sessions.demand)
+                feeder = Feeder(sessions.cluster, on_end=ended, demand=sessions.demand, status=sessions.status)
                 feeder.add(sessions.open(channel, rank=request.ranks[0], wake=feeder.wake))
                 feeder.serve(until=lambda: ownership.is_ending or not feeder.sessions)
         except FeedlineError as error:
@@ -135,7 +135,7 @@ def feed_host(listener: HostListener, request: FeedRequest) -> int:
         try:
             with open_sessions(request, early=True) as sessions:
                 door = _HostDoor(listener, sessions, ownership)
-                feeder = Feeder(sessions.cluster, doors=[door], demand=sessions.demand)
+                feeder = Feeder(sessions.cluster, doors=[door], demand=sessions.demand, status=sessions.status)
                 feeders.append(feeder)
                 door.feeder = feeder
                 deadline_s = time.monotonic() + _FIRST_RANK_S
@@ -220,7 +220,9 @@ def feed_listening(request: FeedRequest) -> int:
             with events:
                 doors[session.rank].on_end(session, error)
 
-        feeder = Feeder(sessions.cluster, doors=list(doors.values()), on_end=ended, demand=sessions.demand)
+        feeder = Feeder(
+            sessions.cluster, doors=list(doors.values()), on_end=ended, demand=sessions.demand, status=sessions.status
+        )
         for rank, door in doors.items():
             door.open(feeder)
             pipe.put(FeederEvent(type="ready", rank=rank, dashboard=sessions.cluster.dashboard, pid=os.getpid()))

@@ -29,7 +29,8 @@ from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.feeder.feeder_process import ignore_sigterm, keep_log_short, startup_seconds
 from feedline.service.feeder.planner import Planner
 from feedline.service.feeder.trainer_session import TrainerSession
-from feedline.service.scaling.demand import Demand
+from feedline.service.scaling.demand import Demand, feeder_name, job_name
+from feedline.service.status.status_gatherer import StatusGatherer
 from feedline.spec import PipelineSpec, load_spec
 from feedline.transforms.registry.user_functions import keep_pandas_out
 from feedline.warehouse.optimize.usage import record_usage
@@ -67,6 +68,7 @@ class FeederSessions:
     cluster: Cluster
     planner: Planner
     demand: Demand | None
+    status: StatusGatherer
 
     def open(
         self,
@@ -111,7 +113,7 @@ def open_sessions(request: FeedRequest, *, early: bool = False) -> Iterator[Feed
     # A thread connects: a signal then interrupts the wait for it, and the cluster that it has started is closed.
     in_thread = early or spec.cluster.kind != "threads"
     cluster = open_cluster(spec.cluster, threads=threads, early=in_thread, elastic=True, report=report, code=code)
-    planner = None
+    planner = status = None
     try:
         if not early:
             cluster.check_workers(code)
@@ -120,9 +122,20 @@ def open_sessions(request: FeedRequest, *, early: bool = False) -> Iterator[Feed
             job=job_fingerprint(spec),
             verify=lambda start: verify_agreement(start, spec.work_dir),
         )
-        yield FeederSessions(request, spec, cluster, planner, demand)
+        status = StatusGatherer(
+            spec,
+            cluster,
+            job=job_name(spec.name, job_fingerprint(spec)) if demand is None else demand.job,
+            feeder=feeder_name() if demand is None else demand.feeder,
+            ranks=request.ranks,
+            world_size=request.world_size,
+            cores=request.cores,
+        )
+        yield FeederSessions(request, spec, cluster, planner, demand, status)
     finally:
         ignore_sigterm()
+        if status is not None:
+            status.close()
         stop_waiting()
         cluster.close()  # native code of tasks must not run in threads when the interpreter ends
         if planner is not None:

@@ -24,7 +24,6 @@ from feedline.commands.display.progress_line import ProgressLine
 from feedline.commands.exit_status import exit_on_signals
 from feedline.errors import SpecError
 from feedline.fitting.fit_report import FitFacts, FitReport, load_fit_facts
-from feedline.fitting.passes import FitProgress
 from feedline.pipeline import Pipeline
 from feedline.service.cluster.fit_workers import DaskWorkers
 from feedline.spec import PipelineSpec, load_spec
@@ -65,17 +64,8 @@ def _run_fit(spec: PipelineSpec, *, missing: bool) -> FitReport:
         exit_on_signals(lambda: line.note("stopped: the previous artifact set is still current")),
         pipeline_cluster(spec) as cluster,
     ):
-        fit = partial(Pipeline(spec).fit, missing=missing, say=partial(_show_progress, line))
+        fit = partial(Pipeline(spec).fit, missing=missing)
         return fit() if cluster is None else fit(workers=DaskWorkers(cluster), map=cluster.map)
-
-
-def _show_progress(line: ProgressLine, progress: FitProgress) -> None:
-    """Show the size of a pass before its first task, then its progress."""
-    if progress.tasks:
-        line.show(f"  {progress.tasks / progress.all_tasks:.0%} of the rows")
-    else:
-        statistics = _quantity(progress.fits, "statistic")
-        line.note(f"pass {progress.step} of {progress.passes}: {statistics} over {progress.rows:,} rows")
 
 
 def _show_report(report: FitReport, console: Console) -> None:

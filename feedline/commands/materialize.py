@@ -18,7 +18,7 @@ import typer
 from feedline.commands.cluster.connect import pipeline_cluster
 from feedline.commands.display.progress_line import ProgressLine
 from feedline.commands.exit_status import exit_on_signals
-from feedline.materialize.write_plan import MaterializeProgress, MaterializeReport
+from feedline.materialize.write_plan import MaterializeReport
 from feedline.pipeline import Pipeline
 from feedline.service.cluster.fit_workers import DaskWorkers
 from feedline.spec import PipelineSpec, load_spec
@@ -57,13 +57,5 @@ def _write(spec: PipelineSpec, out: str, format: str, *, overwrite: bool) -> Mat
         warnings.catch_warnings(),
     ):
         warnings.showwarning = lambda message, *_: line.note(f"warning: {message}")
-        write = partial(
-            Pipeline(spec).materialize, out, format=format, overwrite=overwrite, say=partial(_show_progress, line)
-        )
+        write = partial(Pipeline(spec).materialize, out, format=format, overwrite=overwrite)
         return write() if cluster is None else write(workers=DaskWorkers(cluster), map=cluster.map)
-
-
-def _show_progress(line: ProgressLine, progress: MaterializeProgress) -> None:
-    share = progress.done / max(progress.total, 1)
-    done = progress.done == progress.total
-    line.show(f"  {share:.0%} of the {'rows' if progress.what == 'rows' else 'arrays'}", last=done)

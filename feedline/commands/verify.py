@@ -37,13 +37,9 @@ def verify(
     """Compare the batches that trainers received with the plan. Exit status 1 if any differs or is missing."""
     spec = load_spec(pipeline, parse_overrides(overrides or []))
     _compute_as_feeders_do(spec)
-    with ProgressLine() as line, exit_on_signals():
+    with ProgressLine(), exit_on_signals():
         found, unreadable = read_receipts(_files(receipts))
-        findings = verify_receipts(
-            found,
-            Pipeline(spec).plan_for,
-            progress=lambda done: line.show(f"  {done:,} of {len(found):,} batches"),
-        )
+        findings = verify_receipts(found, Pipeline(spec).plan_for)
         findings.unreadable = unreadable
     print(json.dumps(findings.to_json()) if as_json else report(findings))
     if not findings.equal:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -43,6 +43,7 @@ from feedline.fitting.reduction import FAN_IN, Workers, map_tasks, reduce_tasks
 from feedline.fitting.spill import PARTS, Scratch, SpilledState, discard, state_parts
 from feedline.planning.binding.fitted_artifacts import artifact_set_key, artifact_set_ref, artifacts_dir, require_fitted
 from feedline.planning.binding.table_features import compile_spec
+from feedline.progress import report_progress
 from feedline.resources.cgroups import available_memory_bytes
 from feedline.serving.golden_check import record
 from feedline.spec import PipelineSpec
@@ -55,21 +56,6 @@ from feedline.warehouse.storage.locations import absolute, below, locate, redact
 
 # Default of `fit.memory`: this, or half of the free memory if that is less.
 _MEMORY_BYTES = 4 * 2**30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitProgress:
-    """Progress of a fit: pass `step` of `passes`, `fits` statistics over `rows` stored rows; tasks done and in all."""
-
-    step: int
-    passes: int
-    fits: int
-    rows: int
-    tasks: int
-    all_tasks: int
-
-
-FitCallback = Callable[[FitProgress], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +97,6 @@ def fit_pipeline(
     workers: Workers,
     *,
     keep: bool = False,
-    say: FitCallback = lambda progress: None,
 ) -> FitReport:
     """Fit all ops, make the result the current artifact set, and write golden vectors. snapshots: of each source. keep:
     keep valid fits.
@@ -127,7 +112,7 @@ def fit_pipeline(
             f"fits learn from all sources together: got {spec.source_name} alone. Fit the pipeline without --source"
         )
         raise spec.error(("source",), message)
-    run = _Run(spec, snapshots, workers, keep or spec.artifacts.shared is not None, say)
+    run = _Run(spec, snapshots, workers, keep or spec.artifacts.shared is not None)
     report = FitReport(table=run.table, snapshot=run.snapshot)
     try:
         try:
@@ -148,14 +133,11 @@ def fit_pipeline(
 class _Run:
     """One fit of a pipeline, pass after pass."""
 
-    def __init__(
-        self, spec: PipelineSpec, snapshots: Sequence[Snapshot], workers: Workers, keep: bool, say: FitCallback
-    ) -> None:
+    def __init__(self, spec: PipelineSpec, snapshots: Sequence[Snapshot], workers: Workers, keep: bool) -> None:
         self._spec = spec
         self.table = ", ".join(dict.fromkeys(snapshot.uri for snapshot in snapshots))
         self.snapshot = ",".join(snapshot.id for snapshot in snapshots)
         self._workers = workers
-        self._say = say
         self._tables = fit_tables(spec, snapshots)
         self._request = replace(artifact_set_key(spec), root=redact(snapshots[0].uri))
         stored = StoredArtifactSet(replace(artifact_set_ref(spec), request=self._request), newest=keep)
@@ -273,15 +255,15 @@ class _Run:
             parts = compile_fit(job).parts
             table.require(parts)
             self._nbytes_read += table.pass_bytes(parts, selection)
-        rows, all_tasks = sum(table.rows(selection) for table, selection in pairs), sum(map(len, tasks))
-        now = FitProgress(step=self._step, passes=passes, fits=len(ready), rows=rows, tasks=0, all_tasks=all_tasks)
+        total, all_tasks, done = sum(table.rows(selection) for table, selection in pairs), sum(map(len, tasks)), 0
+        phase = f"fitting, pass {self._step} of {passes}"
 
         def advance(task: tuple[Fragment, ...]) -> None:
-            nonlocal now
-            now = replace(now, tasks=now.tasks + 1)
-            self._say(now)
+            nonlocal done
+            done += 1
+            report_progress(phase, total * done // all_tasks, total, "rows")  # tasks have about the same rows
 
-        self._say(now)
+        report_progress(phase, 0, total, "rows")
         states = [
             reduce_tasks(self._workers, observe_fragments, merge_states, job, own, on_done=advance) if own else NO_ROWS
             for job, own in zip(jobs, tasks, strict=True)

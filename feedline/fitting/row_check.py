@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
@@ -28,6 +28,7 @@ from feedline.planning.plan import Plan
 from feedline.planning.resolve import current_snapshot
 from feedline.planning.rows.exclusions import recorded_sample
 from feedline.planning.rows.kept_rows import read_kept_rows
+from feedline.progress import report_progress
 from feedline.spec import PipelineSpec
 from feedline.warehouse.reading.fragment import count_excluded
 from feedline.warehouse.rebase.file_changes import file_changes
@@ -38,8 +39,7 @@ from feedline.warehouse.storage.parallel import Map
 
 MAX_SHARE = 0.01
 _SHOWN_REASONS = 20
-
-RowsChecked = Callable[[int, int], None]  # rows that are done, and all
+_PHASE = "checking"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +130,6 @@ def find_exclusion(
     out: str | None = None,
     earlier: str | None = None,
     map: Map | None = None,
-    say: RowsChecked = lambda done, total: None,
 ) -> RowReport:
     """Find all bad rows of a pipeline's plan, and write them to `out`, if given, and below `work_dir`.
 
@@ -150,7 +149,7 @@ def find_exclusion(
     rows, most = origin.rows, budget.most(origin.rows)
     job = replace(plan.job, by=None, order=None, record=None, cache=None, auto=None, environment=workers.environment)
     check = RowCheck(job=job, unfitted=frozenset(origin.unfitted), most=most)
-    _search(plan, workers, check, known, found, say)
+    _search(plan, workers, check, known, found)
     exclusion = found.exclusion(origin)
     findings = _findings(plan, exclusion.faults)
     if found.rows > most:
@@ -190,9 +189,7 @@ class _Found:
         return Exclusion(origin=origin, excluded=dict(sorted(self.excluded.items())), faults=tuple(faults))
 
 
-def _search(
-    plan: Plan, workers: Workers, check: RowCheck, known: NDArray[np.bool_], found: _Found, say: RowsChecked
-) -> None:
+def _search(plan: Plan, workers: Workers, check: RowCheck, known: NDArray[np.bool_], found: _Found) -> None:
     """Add the bad rows of all row groups but known ones, or until there are too many."""
     selection = replace(plan.selection, rows=np.where(known, 0, plan.selection.rows))
     tasks = fit_tasks(plan.snapshot, selection, workers.threads)
@@ -201,6 +198,7 @@ def _search(
     sizes = [sum(len(fragment.row_groups) for fragment in task) for task in tasks]
     groups = np.split(np.flatnonzero(selection.rows), np.cumsum(sizes)[:-1])  # tasks are in the table's order
     done, total = 0, int(selection.rows.sum())
+    report_progress(_PHASE, done, total, "rows")
     with closing(run_tasks(workers, find_bad_rows, check, tasks)) as results:
         for index, bad in results:
             for each in bad:
@@ -209,7 +207,7 @@ def _search(
             if found.rows > check.most:
                 return
             done += int(selection.rows[groups[index]].sum())
-            say(done, total)
+            report_progress(_PHASE, done, total, "rows")
 
 
 def _faults_of(bad: BadRows, row_group: int) -> Iterator[RowFault]:

@@ -27,6 +27,7 @@ from feedline.materialize.output_folder import OutputFolder
 from feedline.materialize.parquet_files import file_columns, write_block_file
 from feedline.planning.plan import Plan
 from feedline.planning.schedule import Block, Schedule
+from feedline.progress import report_progress
 from feedline.service.feeder.quality_monitor import QualityMonitor
 from feedline.version import VERSION
 from feedline.warehouse.optimize.landing import refuse_overlap
@@ -36,16 +37,9 @@ _FORMAT = 1  # of the facts in the marker
 _BLOCK_ROWS = 131_072
 _BLOCK_BYTES = 64 << 20  # compressed bytes that a block reads
 
+_COMPUTING, _WRITING = "computing", "writing arrays"  # phases of progress
+
 Format = Literal["zarr", "parquet"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MaterializeProgress:
-    """How much of a pass is done: rows computed, then bytes of arrays written."""
-
-    what: Literal["rows", "bytes"]
-    done: int
-    total: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +52,6 @@ class MaterializeReport:
     features: int
     bytes: int
     seconds: float
-
-
-ProgressOfFiles = Callable[[MaterializeProgress], None]
 
 
 def open_output(out: str, format: str, *, overwrite: bool) -> OutputFolder:
@@ -77,7 +68,6 @@ def write_plan(
     workers: Workers,
     *,
     monitor: QualityMonitor,
-    say: ProgressOfFiles = lambda progress: None,
 ) -> MaterializeReport:
     """Write the features of all of a plan's rows. monitor: checks their quality; a warning for what it complains of.
 
@@ -93,12 +83,13 @@ def write_plan(
         arrays_of(schema)  # raises for features that no array holds, before anything is written
     blocks, rows = _blocks(plan)
     done = 0
+    report_progress(_COMPUTING, done, rows, "rows")
 
     def add(block: Block, quality: Quality) -> None:
         nonlocal done
         monitor.add(done, [(replace(block, last_step=done + block.rows), quality)])  # in the order of arrival
         done += block.rows
-        say(MaterializeProgress(what="rows", done=done, total=rows))
+        report_progress(_COMPUTING, done, rows, "rows")
 
     requests = [replace(plan.request(block, 0), permutation=None) for block in blocks]
     tasks = [NumberedBlock(index, request) for index, request in enumerate(requests)]
@@ -112,7 +103,7 @@ def write_plan(
         else:
             columns = array_columns(schema)
             sizes = _write_parts(files, schema, tasks, workers, lambda index, quality: add(blocks[index], quality))
-            nbytes = _write_arrays(files, sizes, workers, say)
+            nbytes = _write_arrays(files, sizes, workers)
         for complaint in monitor.end():
             warnings.warn(complaint, UserWarning, stacklevel=3)
         folder.finish({**_facts(plan, format, rows), "columns": columns}, group=format == "zarr")
@@ -161,13 +152,14 @@ def _write_parts(
     return PartSizes(arrays, np.array([task.request.rows for task in tasks], np.int64), counts)
 
 
-def _write_arrays(files: FilesJob, sizes: PartSizes, workers: Workers, say: ProgressOfFiles) -> int:
+def _write_arrays(files: FilesJob, sizes: PartSizes, workers: Workers) -> int:
     """Write all shards; returns their bytes."""
     total = sum(sizes.total(index) * array.item_bytes for index, array in enumerate(sizes.arrays))
     nbytes = 0
+    report_progress(_WRITING, nbytes, total, "bytes")
     for _, written in run_tasks(workers, write_shards, files, create_arrays(files.output, sizes)):
         nbytes += written
-        say(MaterializeProgress(what="bytes", done=nbytes, total=total))
+        report_progress(_WRITING, nbytes, total, "bytes")
     return nbytes
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from feedline.spec.column_ranges import expand_range, has_range
+from feedline.spec.document.column_ranges import expand_range, has_range
 from feedline.spec.document.positions import Document, Path, Problems, describe_value, path_text, unknown_message
 from feedline.spec.expectations import Expectation, bounds_to_yaml, read_bounds
 

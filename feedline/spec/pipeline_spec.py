@@ -9,16 +9,14 @@ together. Later layers report through `PipelineSpec.error`, which knows the same
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import posixpath
-import re
 import shlex
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, PrivateAttr, SkipValidation, ValidationError, WithJsonSchema
+from pydantic import Field, PrivateAttr, SkipValidation, ValidationError, WithJsonSchema
 from pydantic_core import ErrorDetails
 
 from feedline.errors import SpecError
@@ -26,12 +24,14 @@ from feedline.spec.batch_section import BatchSpec
 from feedline.spec.cache_section import Cache
 from feedline.spec.cluster_section import ClusterSpec
 from feedline.spec.dedup_section import NEEDS_RUNS, DedupSpec, read_groups
+from feedline.spec.document.expected_types import expectation_of
 from feedline.spec.document.overrides import apply_overrides, override_options, plain_value, substitute_variables
 from feedline.spec.document.positions import Document, Path, Problems, describe_value, unknown_message
 from feedline.spec.document.yaml_document import MAX_BYTES, read_document
 from feedline.spec.expectations import OnExpect
 from feedline.spec.features import FeatureSpec, OnNonfinite, canonical_json, read_features
 from feedline.spec.json_schema import document_schema
+from feedline.spec.monitoring_section import Metrics, Traces, without_unset
 from feedline.spec.sections import (
     Artifacts,
     ArtifactsSpec,
@@ -100,6 +100,8 @@ class PipelineSpec(Section):
         default="keep", description="What to do with finished numbers that are NaN or infinite."
     )
     on_expect: OnExpect = Field(default="warn", description="What to do if a feature breaks its expectations.")
+    metrics: Metrics = Field(default=None, description="Where feeders serve Prometheus metrics, or off.")
+    traces: Traces = Field(default=None, description="Where spans of blocks are sent by OTLP, or off.")
 
     _document: Document = PrivateAttr(default_factory=lambda: Document(file="<pipeline>", value=None))
     _base_dir: str = PrivateAttr(default="")
@@ -179,7 +181,7 @@ class PipelineSpec(Section):
 
     def canonical(self) -> str:
         """The spec as JSON, which `from_canonical` reads; equal for equal specs, so it may be hashed."""
-        content = self.model_dump(exclude={"features", "dedup"}, by_alias=True)
+        content = without_unset(self.model_dump(exclude={"features", "dedup"}, by_alias=True))
         if self.dedup:
             content["dedup"] = {group.name: {"columns": group.columns} for group in self.dedup}
         content["features"] = [[feature.group, feature.name, feature.long_form()] for feature in self.features]
@@ -346,7 +348,8 @@ def _add_problem(detail: ErrorDetails, document: Document, problems: Problems) -
     elif kind == "extra_forbidden":
         problems.add(path, _REMOVED.get(path) or _unknown_key(str(path[-1]), tuple(fields)), key=True)
     else:
-        expectation, remedy = _expectation(detail, section_at(PipelineSpec, path))
+        section = section_at(PipelineSpec, path)
+        expectation, remedy = expectation_of(detail, tuple(keys_of(section)) if section else ())
         variable = document.position(path).variable
         got = describe_value(detail["input"]) + (f" from ${{{variable}}}" if variable else "")
         problems.add(path, f"must be {expectation}: got {got}" + (f". {remedy}" if remedy else ""))
@@ -365,52 +368,3 @@ def _unknown_key(key: str, allowed: tuple[str, ...]) -> str:
     if not owners or "Did you mean" in message:
         return message
     return f"{message}. It is a key of {' and of '.join(owners)}"
-
-
-_BOUNDS = {
-    "greater_than_equal": ("at least", "ge"),
-    "less_than_equal": ("at most", "le"),
-    "greater_than": ("greater than", "gt"),
-    "less_than": ("less than", "lt"),
-}
-_TYPES = {
-    "int_type": "an integer",
-    "int_from_float": "an integer",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "bool_type": "true or false",
-    "string_type": "a string",
-    "string_too_short": "a non-empty string",
-}
-
-
-def _expectation(detail: ErrorDetails, section: type[BaseModel] | None) -> tuple[str, str]:
-    """What a value must be, by pydantic's type of error, and the usual remedy for the value found."""
-    kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
-    if kind == "expected":
-        return context["expected"], context["remedy"]
-    if kind == "literal_error":
-        words = re.findall(r"'([^']*)'", context["expected"]) or [context["expected"]]
-        near = difflib.get_close_matches(str(value).lower(), words, n=1)
-        remedy = f"Did you mean {near[0]}?" if near and len(words) > 1 else ""
-        return (f"one of {', '.join(words)}" if len(words) > 1 else words[0]), remedy
-    if kind == "model_type" and section is not None:
-        remedy = "" if value is not None else "Write one of its keys below it"
-        return f"a mapping with the keys {', '.join(keys_of(section))}", remedy
-    if kind in _BOUNDS:
-        bound, key = _BOUNDS[kind]
-        limit = f"{context[key]:.17g}" if key in ("gt", "lt") else context[key]
-        return f"{bound} {limit}", ""
-    return _TYPES.get(kind, f"valid ({detail['msg']})"), _remedy(kind, value)
-
-
-def _remedy(kind: str, value: object) -> str:
-    if kind == "string_type":
-        return "Quote it" if isinstance(value, (bool, int, float)) else ""
-    if kind == "bool_type":
-        return "YAML 1.2 has no other booleans" if isinstance(value, str) else ""
-    if isinstance(value, float) and value.is_integer() and abs(value) < 1e18:
-        return f"Write {int(value)}"
-    if isinstance(value, str) and re.fullmatch(r"[0-9]+(_[0-9]+)*", value):
-        return f"Write {value.replace('_', '')}, without quotes or underscores"
-    return ""

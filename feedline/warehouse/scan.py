@@ -7,15 +7,15 @@ out. A *problem* is anything else that would stop a run (encrypted, no permissio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from feedline.errors import CorruptFileError, DataError, StoreError, TableError
 from feedline.expressions import BoundExpression
+from feedline.progress import report_progress, track
 from feedline.warehouse.bad_files import BadFile, reason_of
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.discovery.table_log import unite_schemas
@@ -23,7 +23,7 @@ from feedline.warehouse.parquet.schemas import SchemaRules
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, gather
 from feedline.warehouse.reading.read import decode_fragment
 from feedline.warehouse.selection.missing_columns import files_asked, has
-from feedline.warehouse.snapshot.footer_tasks import read_footers
+from feedline.warehouse.snapshot.footer_tasks import FOOTERS, read_footers
 from feedline.warehouse.snapshot.packed_facts import FactBlock
 from feedline.warehouse.snapshot.take import partition_values
 from feedline.warehouse.storage.locations import join, redact
@@ -31,7 +31,7 @@ from feedline.warehouse.storage.parallel import Map, in_threads
 
 _TASK_ROWS = 1_000_000  # rows of a decoding task, which has at least one row group
 _TASK_FILES = 32
-ProgressCallback: TypeAlias = Callable[[str, int, int], None]  # of a pass: what is checked, how many of how many
+_PAGES = "decoding pages"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,9 +110,7 @@ class Findings:
         )
 
 
-def check_footers(
-    listing: Listing, *, map: Map | None, rules: SchemaRules | None = None, progress: ProgressCallback | None = None
-) -> Findings:
+def check_footers(listing: Listing, *, map: Map | None, rules: SchemaRules | None = None) -> Findings:
     """Read every footer of a table. A faulty file is a finding; a store that keeps failing is an error.
 
     `map` runs the tasks (default: threads of this process).
@@ -122,6 +120,7 @@ def check_footers(
     files = list(zip(range(len(paths)), paths, sizes, strict=True))
     kinds: dict[bytes, tuple[pa.Schema, list[int]]] = {}  # by bytes: equal schemas may differ in field ids
     done = 0
+    report_progress(FOOTERS, done, len(files), "files")
     for result in read_footers(listing.uri, files, map, stored_names=listing.stored_names, collect=True):
         for index, message in result.corrupt:
             findings.add_bad(index, reason_of(message, findings.name(index)))
@@ -132,9 +131,8 @@ def check_footers(
             findings.footers |= _footers(block)
             same = kinds.setdefault(block.schema.serialize().to_pybytes(), (block.schema, []))
             same[1].extend(block.files["file"].to_pylist())
-        done += len(result.corrupt) + len(result.problems) + sum(len(block.files) for block in result.blocks)
-        if progress is not None:
-            progress("footers", done, len(files))
+        done += result.files
+        report_progress(FOOTERS, done, len(files), "files")
     findings.footers = dict(sorted(findings.footers.items()))
     for _, indices in kinds.values():
         indices.sort()
@@ -158,14 +156,7 @@ def check_presence(findings: Findings, columns: Collection[str], where: BoundExp
             ]
 
 
-def check_pages(
-    findings: Findings,
-    columns: Sequence[str],
-    *,
-    map: Map | None,
-    decoder: str = "auto",
-    progress: ProgressCallback | None = None,
-) -> None:
+def check_pages(findings: Findings, columns: Sequence[str], *, map: Map | None, decoder: str = "auto") -> None:
     """Decode these columns of every file without a problem so far, adding to the findings. decoder: of the runs."""
     stored = tuple(name for name in columns if name in findings.schema.names)
     faulty = {problem.file for problem in findings.problems}
@@ -179,7 +170,9 @@ def check_pages(
     ]
     indices = {path: index for index, path in enumerate(findings.listing.files["path"].to_pylist())}
     failures: set[int] = set()
-    for number, (task, results) in enumerate(zip(tasks, (map or in_threads)(decode_pages, tasks), strict=True)):
+    sizes = [_rows_of(findings, indices, task) for task in tasks]
+    decoded = track((map or in_threads)(decode_pages, tasks), _PAGES, sizes, "rows")
+    for task, results in zip(tasks, decoded, strict=True):
         for fragment, (corrupt, problem) in zip(task.fragments, results, strict=True):
             index = indices[fragment.path]
             if index in failures or (corrupt is None and problem is None):
@@ -189,8 +182,12 @@ def check_pages(
                 findings.add_bad(index, corrupt, findings.footers[index])
             else:
                 findings.problems.append(Problem(file=findings.name(index), reason=problem or ""))
-        if progress is not None:
-            progress("pages", number + 1, len(tasks))
+
+
+def _rows_of(findings: Findings, indices: Mapping[str, int], task: PageTask) -> int:
+    """The stored rows of a task."""
+    footers = [(findings.footers[indices[fragment.path]], fragment.row_groups) for fragment in task.fragments]
+    return sum(footer.rows[group] for footer, groups in footers for group in groups)
 
 
 def decode_pages(task: PageTask) -> list[tuple[str | None, str | None]]:

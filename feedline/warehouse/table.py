@@ -16,7 +16,7 @@ import pyarrow as pa
 from feedline.errors import TableError
 from feedline.expressions import BoundExpression, bind_where
 from feedline.warehouse.discovery.formats import list_table
-from feedline.warehouse.optimize.optimize import OptimizeReport, Say, optimize
+from feedline.warehouse.optimize.optimize import OptimizeReport, optimize
 from feedline.warehouse.optimize.recipe import Names, Settings, names_of
 from feedline.warehouse.optimize.usage import load_uses, popular_columns
 from feedline.warehouse.reading.fragment import Fragment, field_of
@@ -125,7 +125,6 @@ class Table:
         map: Map | None = None,
         threads: int | None = None,
         memory_bytes: int | None = None,
-        say: Say | None = None,
         **options: Any,
     ) -> OptimizeReport:
         """Write the table to `target` in a layout that is cheap to read: see `warehouse.optimize`.
@@ -152,7 +151,6 @@ class Table:
             map=map,
             threads=threads,
             memory_bytes=memory_bytes,
-            say=say,
         )
 
 

@@ -21,6 +21,7 @@ from feedline.commands.check import CheckReport, run_check
 from feedline.commands.plan.report import describe
 from feedline.errors import CorruptFileError, SpecError, StoreError, TableError, TableNotFoundError
 from feedline.native import parquet as native
+from feedline.progress import Progress, on_progress
 from feedline.spec import load_spec
 from feedline.warehouse.bad_files import load_findings
 from feedline.warehouse.parquet.decode import DECODER_VARIABLE
@@ -269,10 +270,12 @@ def test_on_worker_processes(tmp_path: Path):
     truncate(part(tmp_path, 0))
     flip_a_page(part(tmp_path, 1))
     path = pipeline(tmp_path, cluster={"workers": 1, "threads": 1})
-    said: list[tuple[str, int, int]] = []
-    report = checked(path, deep=True, progress=lambda *words: said.append(words))
+    said: list[Progress] = []
+    with on_progress(said.append):
+        report = checked(path, deep=True)
     assert [bad.file for bad in report.bad_files] == [str(part(tmp_path, number)) for number in (0, 1)]
-    assert [words for words in said if words[1] == words[2]] == [("footers", 4, 4), ("pages", 1, 1)]
+    assert Progress(phase="reading footers", done=4, total=4, unit="files") in said
+    assert {each.done for each in said if each.phase == "decoding pages"} == {0, said[-1].total}
 
 
 def test_hundreds_of_files(tmp_path: Path):

@@ -29,7 +29,10 @@ SIGNALLED = """
 import os, signal, sys
 number = getattr(signal, sys.argv.pop())
 import feedline.commands.materialize as command
-command._show_progress = lambda line, progress: os.kill(os.getpid(), number)
+def show(line, progress):
+    if progress.phase == "computing" and progress.done:
+        os.kill(os.getpid(), number)
+command.ProgressLine.show = show
 from feedline.__main__ import main
 main()
 """

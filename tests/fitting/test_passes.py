@@ -19,8 +19,8 @@ from feedline import Pipeline
 from feedline.artifacts.store import load_artifact, load_manifest
 from feedline.errors import CorruptFileError, DataError, PlanError, SpecError
 from feedline.fitting.fit_report import FitReport
-from feedline.fitting.passes import FitProgress
 from feedline.fitting.spill import Scratch, discard
+from feedline.progress import Progress, on_progress
 from feedline.transforms.learning.learner import Artifact
 from feedline.warehouse.reading.read import bytes_of
 from feedline.warehouse.table import Table
@@ -59,13 +59,15 @@ def cut(folder: Path, rows: pa.Table, *, order: np.ndarray, files: int, row_grou
 
 
 def test_the_longest_chain_of_fits_gives_the_number_of_passes(tmp_path: Path, clicks: Path, rows: pa.Table):
-    said: list[FitProgress] = []
+    said: list[Progress] = []
     pipeline = Pipeline.from_yaml(written(tmp_path, clicks))
-    report = pipeline.fit(say=said.append)
-    assert [(one.step, one.passes, one.fits, one.rows) for one in said if one.tasks == 0] == [
-        (1, 2, 4, 20_000),
-        (2, 2, 1, 20_000),
-    ]
+    with on_progress(said.append):
+        report = pipeline.fit()
+    for done in (0, 20_000):
+        assert [(one.phase, one.total) for one in said if one.phase.startswith("fitting") and one.done == done] == [
+            ("fitting, pass 1 of 2", 20_000),
+            ("fitting, pass 2 of 2", 20_000),
+        ]
     assert (report.passes, report.made, report.rows, len(report.fits)) == (2, 5, 20_000, 5)
     frame = pl.from_arrow(rows)
     assert isinstance(frame, pl.DataFrame)
@@ -205,15 +207,16 @@ def test_nothing_to_fit(tmp_path: Path, clicks: Path):
 def test_an_interrupted_fit_leaves_the_current_set(tmp_path: Path, clicks: Path, when: int):
     path = written(tmp_path, clicks)
     before = Pipeline.from_yaml(path).fit()
-    said: list[FitProgress] = []
+    said: list[Progress] = []
 
-    def stop(progress: FitProgress) -> None:
-        said.append(progress)
+    def stop(progress: Progress) -> None:
+        if progress.phase.startswith("fitting"):
+            said.append(progress)
         if len(said) > when:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        Pipeline.from_yaml(path, {"source.where": "id_0 > 5"}).fit(say=stop)
+    with pytest.raises(KeyboardInterrupt), on_progress(stop):
+        Pipeline.from_yaml(path, {"source.where": "id_0 > 5"}).fit()
     assert next(Pipeline.from_yaml(path).batches()) is not None
     [file] = (tmp_path / "work" / "artifacts").glob("pipelines/*/*.json")
     pointer = json.loads(file.read_text())

@@ -244,7 +244,10 @@ SIGNALLED = """
 import os, signal, sys
 number = getattr(signal, sys.argv.pop())
 import feedline.commands.check as command
-command._show_rows = lambda line, done, total: os.kill(os.getpid(), number)
+def show(line, progress):
+    if progress.phase == "checking" and progress.done:
+        os.kill(os.getpid(), number)
+command.ProgressLine.show = show
 from feedline.__main__ import main
 main()
 """

@@ -237,7 +237,7 @@ def _keys():
 ALTERNATIVES = {
     (): (
         "version name work_dir source sources mix features dedup batch shuffle lanes epochs cluster feeder memory "
-        "cache artifacts fit allow_code on_nonfinite on_expect"
+        "cache artifacts fit allow_code on_nonfinite on_expect metrics traces"
     ),
     ("source",): (
         "table format version snapshot_id as_of snapshot partitions schema where sample exclude row_key on_bad_file "
@@ -258,6 +258,8 @@ ALTERNATIVES = {
     ("cache",): "dir size free mode write_budget shared",
     ("artifacts",): "folder from",
     ("fit",): "where auto out_of_fold memory golden",
+    ("metrics",): "listen dir",
+    ("traces",): "endpoint sample",
 }
 
 FEATURE = "column expr op inputs ops on_nonfinite expect"

@@ -95,8 +95,9 @@ class Trainer:
 
 
 @contextmanager
-def trainers_of(path: Path, ranks: int = 1) -> Iterator[list[Trainer]]:
-    """A trainer per rank, of one feeder with its Dask cluster. What a feeder's end does to its process is left out."""
+def trainers_of(path: Path, ranks: int = 1, *, with_status: bool = False) -> Iterator[list[Trainer]]:
+    """A trainer per rank, of one feeder with its Dask cluster. What a feeder's end does to its process is left out.
+    with_status: the feeder gathers its status."""
     request = feeder_sessions.FeedRequest(
         path=str(path), overrides={}, ranks=range(ranks), world_size=ranks, local_ranks=ranks, cores=1
     )
@@ -105,7 +106,7 @@ def trainers_of(path: Path, ranks: int = 1) -> Iterator[list[Trainer]]:
         for name in ("stop_waiting", "ignore_sigterm"):
             patch.setattr(feeder_sessions, name, lambda: None)
         sessions = stack.enter_context(feeder_sessions.open_sessions(request))
-        feeder = Feeder(sessions.cluster)
+        feeder = Feeder(sessions.cluster, status=sessions.status if with_status else None)
         channels = []
         for rank in range(ranks):
             ours, theirs = pair()

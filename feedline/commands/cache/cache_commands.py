@@ -18,6 +18,7 @@ from rich.table import Table as RichTable
 
 from feedline.commands.display.consoles import console_on, print_facts, say
 from feedline.commands.display.progress_line import ProgressLine
+from feedline.commands.exit_status import exit_on_signals
 from feedline.errors import SpecError
 from feedline.warehouse.cache.cache_folder import check_folder
 from feedline.warehouse.cache.maintenance import (
@@ -32,7 +33,6 @@ from feedline.warehouse.storage.locations import absolute, redact
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _NAMED = 5  # tables in an error
-_PROGRESS_FILES = 100  # between two lines of progress
 
 CachePath = Annotated[Path, typer.Argument(metavar="CACHE", help="The cache's folder.")]
 TableOption = Annotated[str | None, typer.Option("--table", help="Entries of this table alone: its path or URI.")]
@@ -101,7 +101,8 @@ def prune_cache(
         older_than_s=None if older_than is None else parse_age(older_than),
         everything=everything,
     )
-    report = prune_entries(folder, choice, time.time())
+    with ProgressLine(), exit_on_signals():
+        report = prune_entries(folder, choice, time.time())
     if as_json:
         print(json.dumps(asdict(report)))
         return
@@ -113,13 +114,8 @@ def prune_cache(
 @cache.command("verify")
 def verify_cache(path: CachePath, as_json: AsJson = False) -> None:
     """Read all entries and remove damaged ones. Exit status 1 if there are any."""
-    with ProgressLine() as line:
-
-        def note(files: int) -> None:
-            if files % _PROGRESS_FILES == 0:
-                line.note(f"{files:,} files verified")
-
-        report = verify_entries(folder_of(path), note)
+    with ProgressLine(), exit_on_signals():
+        report = verify_entries(folder_of(path))
     if as_json:
         print(json.dumps(asdict(report)))
     else:

@@ -16,9 +16,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from feedline.commands.display.progress_line import LINE_S
+from feedline.commands.display.progress_line import format_duration
 
 _REDRAWS_PER_S = 4  # on a terminal
+_LINE_S = 5.0  # between lines elsewhere: the log of a job
 # Window of the rates: long enough to smooth uneven blocks, short enough to show a change.
 _WINDOW_S = 10.0
 _MIN_TABLE_WIDTH = 80  # columns; on a narrower terminal, each rank is one line
@@ -120,7 +121,7 @@ class LiveTable:
         now = time.monotonic()
         if self._live is not None:
             self._live.update(display(self._console, self._title, views), refresh=True)
-        elif force or now - self._last_line_s >= LINE_S:
+        elif force or now - self._last_line_s >= _LINE_S:
             lines = [line(view) for view in views]
             if not force or lines != self._last_lines:
                 self._last_line_s, self._last_lines = now, lines
@@ -151,7 +152,7 @@ def _table(title: str, views: Sequence[RankView]) -> Table:
             _percent(view),
             f"{view.rows:,}",
             f"{view.rows_per_s:,.0f}",
-            _format_duration(view.remaining_s),
+            format_duration(view.remaining_s),
             _bar(view.ring_fill),
             view.waits,
         )
@@ -162,7 +163,7 @@ def line(view: RankView) -> str:
     """Render a rank in one full line, for output other than a terminal."""
     if not view.steps:
         return f"rank {view.rank} {view.state}"
-    eta = "" if view.remaining_s is None else f", ETA {_format_duration(view.remaining_s)}"
+    eta = "" if view.remaining_s is None else f", ETA {format_duration(view.remaining_s)}"
     fill = "" if view.ring_fill is None else f", ring {view.ring_fill:.0%} full"
     waits = f", {view.waits} waits" if view.waits else ""
     blocks = f", {view.blocks} blocks in flight" if view.blocks else ""
@@ -177,7 +178,7 @@ def short_line(view: RankView) -> str:
     """Render a rank in one line that fits a narrow terminal."""
     if not view.steps:
         return f"rank {view.rank} {view.state}"
-    eta = "" if view.remaining_s is None else f", ETA {_format_duration(view.remaining_s)}"
+    eta = "" if view.remaining_s is None else f", ETA {format_duration(view.remaining_s)}"
     waits = f", {view.waits} waits" if view.waits else ""
     return f"rank {view.rank}: epoch {_epoch(view)}, {_percent(view)}, {view.rows_per_s:,.0f} rows/s{eta}{waits}"
 
@@ -191,17 +192,6 @@ def _epoch(view: RankView) -> str:
 
 def _percent(view: RankView) -> str:
     return f"{view.step / view.steps:.0%}" if view.steps else "-"
-
-
-def _format_duration(seconds: float | None) -> str:
-    """`0:42`, `1:02:03`, `3d 4h`."""
-    if seconds is None:
-        return "-"
-    whole = round(seconds)
-    minutes, hours, days = whole // 60, whole // 3600, whole // 86_400
-    if days:
-        return f"{days:,}d {hours % 24}h"
-    return f"{hours}:{minutes % 60:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
 def _bar(fill: float | None, width: int = 8) -> str:

@@ -10,7 +10,6 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
@@ -38,7 +37,7 @@ from feedline.service.feeder.window import window_bounds
 from feedline.service.scaling.scheduler_load import describe_load, scheduler_load
 from feedline.warehouse.reading.columns import part_bytes
 from feedline.warehouse.reading.read import arrow_columns, bytes_of
-from feedline.warehouse.selection.pruning_report import SelectionReport, stages_of
+from feedline.warehouse.selection.pruning_report import SelectionReport, count_files, stages_of
 from feedline.warehouse.snapshot.column_facts import contiguous
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.locations import absolute, join, redact
@@ -192,7 +191,7 @@ def stages(plan: Plan, table_bytes: int) -> list[dict[str, Any]]:
     decided = stages_of(snapshot, selection.verdicts, rows=kept, matched=selection.matched)
     for stage in (*decided, *excluded_stage(plan)):
         remaining = {
-            "files": _file_count(snapshot, stage.row_groups) if facts else len(snapshot.files),
+            "files": count_files(snapshot, stage.row_groups) if facts else len(snapshot.files),
             "row_groups": int(stage.row_groups.sum()),
             "rows": stage.rows,
         }
@@ -201,12 +200,6 @@ def stages(plan: Plan, table_bytes: int) -> list[dict[str, Any]]:
         name = stage.name if len(facts) > 1 else "columns"
         facts.append({"stage": name, **remaining, "bytes": int(projection[stage.row_groups].sum())})
     return facts
-
-
-def _file_count(snapshot: Snapshot, row_groups: NDArray[np.bool_]) -> int:
-    """The number of files that have one of these row groups, which are in the files' order."""
-    files = snapshot.file_of_row_group[row_groups]
-    return int(np.count_nonzero(np.diff(files))) + 1 if len(files) else 0
 
 
 def plan_table(facts: dict[str, Any]) -> Group:

@@ -13,14 +13,12 @@ import numpy as np
 from feedline.commands.cluster.connect import pipeline_cluster
 from feedline.commands.display.progress_line import ProgressLine
 from feedline.commands.exit_status import exit_on_signals
-from feedline.fitting.passes import FitProgress
 from feedline.pipeline import Pipeline
 from feedline.planning.sources.mixed_plan import RunPlan
 from feedline.planning.table_snapshot import save_for_runs
 from feedline.service.cluster.fit_workers import DaskWorkers
 from feedline.spec import PipelineSpec
 from feedline.warehouse.selection.pruning_report import COUNTED
-from feedline.warehouse.storage.kept_waves import on_wave_progress
 from feedline.warehouse.storage.locations import absolute, redact
 
 
@@ -61,16 +59,13 @@ def save_plan(spec: PipelineSpec, *, world_size: int) -> tuple[RunPlan, SavedPla
     with (
         ProgressLine() as line,
         exit_on_signals(lambda: line.note(stopped)),
-        on_wave_progress(lambda progress: line.show(progress.text())),
         pipeline_cluster(spec) as cluster,
     ):
         pipeline = Pipeline(spec)
         map = None if cluster is None else cluster.map
         workers = None if cluster is None else DaskWorkers(cluster)
         snapshots = pipeline.snapshots(map=map)
-        plan = pipeline.complete_plan(
-            world_size, snapshots, map=map, workers=workers, say=lambda progress: _show_fit(line, progress)
-        )
+        plan = pipeline.complete_plan(world_size, snapshots, map=map, workers=workers)
         files = [
             each.source.snapshot or save_for_runs(each, snapshot)
             for each, snapshot in zip(spec.per_source(), snapshots, strict=True)
@@ -85,9 +80,3 @@ def save_plan(spec: PipelineSpec, *, world_size: int) -> tuple[RunPlan, SavedPla
         counted_row_groups=sum(int(np.count_nonzero(each.selection.verdicts.fate == COUNTED)) for each in plan.sources),
         artifacts=first.job.artifacts.manifest if first.features.artifacts is not None else None,
     )
-
-
-def _show_fit(line: ProgressLine, progress: FitProgress) -> None:
-    if progress.all_tasks:
-        part = progress.tasks / progress.all_tasks
-        line.show(f"fit: pass {progress.step} of {progress.passes}, {part:.0%} of {progress.rows:,} rows")

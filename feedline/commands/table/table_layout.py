@@ -30,7 +30,7 @@ from feedline.resources.scratch import make_scratch
 from feedline.service.cluster.open_cluster import open_cluster
 from feedline.spec import load_spec
 from feedline.spec.cluster_section import ClusterSpec
-from feedline.spec.column_ranges import split_names
+from feedline.spec.document.column_ranges import split_names
 from feedline.spec.sections import parse_bytes
 from feedline.warehouse.optimize.footprint import Footprint
 from feedline.warehouse.optimize.optimize import OptimizeReport
@@ -130,13 +130,14 @@ def usage(
     as_json: AsJson = False,
 ) -> None:
     """Show what runs of Feedline read of a table: columns, bytes, partitions."""
-    if _is_pipeline(table):
-        pipeline = Pipeline.from_yaml(table)
-        pipeline = pipeline if source is None else pipeline.of_source(source)
-        snapshot, work_dir = pipeline.snapshot(), pipeline.spec.work_dir  # the files of its runs
-    else:
-        snapshot = Table(table).snapshot()
-    facts = popularity(load_uses(work_dir, snapshot.uri), snapshot)
+    with ProgressLine():
+        if _is_pipeline(table):
+            pipeline = Pipeline.from_yaml(table)
+            pipeline = pipeline if source is None else pipeline.of_source(source)
+            snapshot, work_dir = pipeline.snapshot(), pipeline.spec.work_dir  # the files of its runs
+        else:
+            snapshot = Table(table).snapshot()
+        facts = popularity(load_uses(work_dir, snapshot.uri), snapshot)
     if as_json:
         print(json.dumps(asdict(facts)))
     else:
@@ -152,7 +153,8 @@ def _run_optimize(
     cluster = open_cluster(spec, threads=1 if workers else threads, scratch=scratch)
     try:
         cluster.check_workers()
-        return run(map=cluster.map, threads=workers or threads, say=ProgressLine(console.file).note)
+        with ProgressLine():
+            return run(map=cluster.map, threads=workers or threads)
     except KeyboardInterrupt:
         console.print("stopped: finished partitions stay; run the same command to continue")
         raise typer.Exit(130) from None

@@ -26,6 +26,7 @@ from feedline.errors import FeederError
 from feedline.loader.ring.channel import Channel
 from feedline.loader.ring.launch import FUTILE_DEATHS, HostLaunch, end_of_log, log_path
 from feedline.loader.ring.rendezvous import address_of, dial, open_lock, own_channel, runtime_dir
+from feedline.loader.ring.status_files import sweep_statuses
 from feedline.loader.wire.ring_messages import FeederLeaving, Welcome
 from feedline.resources.scratch import make_scratch
 
@@ -199,6 +200,7 @@ def _clean_up(path: Path, record: _Record | None, *, keep_lock: bool = False) ->
     path.unlink(missing_ok=True)
     if record is not None:
         shutil.rmtree(record.scratch, ignore_errors=True)
+    sweep_statuses()
     if not keep_lock:
         path.with_suffix(".lock").unlink(missing_ok=True)
 

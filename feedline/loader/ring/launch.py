@@ -26,6 +26,7 @@ from feedline.errors import FeederError
 from feedline.loader.launcher import RankInfo, meeting_name
 from feedline.loader.ring.channel import pair
 from feedline.loader.ring.rendezvous import job_fingerprint, socket_paths
+from feedline.loader.ring.status_files import sweep_statuses
 from feedline.resources.allocators import allocator_environment
 from feedline.resources.cgroups import available_cores, available_memory_bytes, launcher_affinity, rank_cores
 from feedline.resources.instructions import choose_cpu, cpu_environment
@@ -170,6 +171,7 @@ class FeederProcess:
     def _release(self) -> None:
         self._log.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
+        sweep_statuses()
 
 
 def end_of_log(log: IO[bytes]) -> str:

@@ -30,7 +30,7 @@ from feedline.spec import PipelineSpec
 logger = logging.getLogger(__name__)
 
 # Keys of pipeline.yaml for how a job runs, not what it delivers: feeder and trainer may differ in them.
-_RUN_KEYS = ("epochs", "cluster", "memory", "feeder", "cache")
+_RUN_KEYS = ("epochs", "cluster", "memory", "feeder", "cache", "metrics", "traces")
 # A feeder accepts and greets right away, unless it is stopped or swapped out.
 _GREETING_S = 5.0
 _BACKLOG = 16
@@ -102,6 +102,15 @@ def socket_path(job: str, rank: int, world_size: int) -> Path:
 def socket_paths(job: str, rank: int, world_size: int) -> list[Path]:
     """The sockets on which that feeder may listen, for a trainer to try."""
     return [folder / _name(job, rank, world_size) for folder in _runtime_dirs()]
+
+
+def runtime_dirs() -> list[Path]:
+    """The folders that this user's processes may use, as far as they exist and are private."""
+    found = []
+    for folder in _runtime_dirs():
+        with contextlib.suppress(OSError):
+            found.extend([folder] if _is_private(folder.lstat()) else [])
+    return found
 
 
 def _name(job: str, rank: int, world_size: int) -> str:

@@ -184,14 +184,27 @@ class FeederFacts:
 @dataclass(slots=True, kw_only=True)
 class BlockStats:
     """Sums over the blocks that a feeder received; `resubmitted` counts second attempts, `cached` is None without a
-    cache."""
+    cache.
+
+    rows: of the blocks. read_s, transform_s, encode_s: of their threads, with CPU seconds among them;
+    `transform_cpu_s` includes Polars' own threads. fetch_s: of `read_s`, waiting for the store or the disk.
+    contended_s: of all three, ready to run while other threads had the CPUs. queued_s: between submission and result,
+    without computing.
+    """
 
     blocks: int = 0
+    rows: int = 0
     nbytes_read: int = 0
     nbytes_encoded: int = 0
     read_s: float = 0.0
     transform_s: float = 0.0
     encode_s: float = 0.0
+    read_cpu_s: float = 0.0
+    transform_cpu_s: float = 0.0
+    encode_cpu_s: float = 0.0
+    fetch_s: float = 0.0
+    contended_s: float = 0.0
+    queued_s: float = 0.0
     resubmitted: int = 0
     cached: CacheCounts | None = None
 
@@ -201,7 +214,10 @@ class FeederStats:
     """A feeder's work for one trainer: batches and rows announced, bytes written, seconds waiting for blocks and slots.
 
     `epochs`: one more than the last epoch that the trainer took to its end. `step`: the next of the `steps` of `epoch`.
-    `window`: the limit of `blocks_in_flight` (0 before it is decided), and what decided it.
+    `window`: the limit of `blocks_in_flight` (0 before it is decided), and what decided it. threads: that compute
+    blocks for this trainer (0 before the first). planning_s: from a request for a plan to its answer. loop_cpu_s: of
+    the feeder's loop since the trainer connected, for all of the feeder's trainers. copy_s: of the threads that write
+    slots, with their CPU seconds.
     """
 
     batches: int = 0
@@ -218,6 +234,11 @@ class FeederStats:
     blocks_in_flight: int = 0
     window: int = 0
     window_reason: str = ""
+    threads: int = 0
+    planning_s: float = 0.0
+    loop_cpu_s: float = 0.0
+    copy_s: float = 0.0
+    copy_cpu_s: float = 0.0
     delivery: BlockStats = field(default_factory=BlockStats)
 
 

@@ -43,7 +43,8 @@ class RankStatus:
     stats: its counts so far. stalled_s: seconds for which the trainer says it has waited for batches, beyond a
     stream's first. step_s: median seconds per step that the trainer takes without waiting (0: unknown). starved: its
     next step waits for a block. ready: batches in the ring. held_bytes: of finished blocks. trainer: its process id (0:
-    unknown). findings: warnings of the quality of features, the last ones last. error: that ended the last trainer.
+    unknown). trainers: that have come so far. findings: warnings of the quality of features, the last ones last. error:
+    that ended the last trainer. Neither quotes a value of a row.
     """
 
     rank: int

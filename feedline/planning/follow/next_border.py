@@ -54,7 +54,10 @@ Int64s = npt.NDArray[np.int64]
 
 
 class NothingLandedError(Exception):
-    """The next epoch has no rows yet. Internal: whoever asks for its border asks again later."""
+    """The next epoch has no rows yet. Internal: whoever asks for its border asks again later. ends_in_s: seconds until
+    the run ends if nothing lands (None: it does not)."""
+
+    ends_in_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,13 +171,14 @@ def _decide(request: FollowRequest, border: Border) -> Next:
         snapshot = _take(request, before, None)
         after = save_border(spec.work_dir, snapshot.id, epoch=epoch, previous=border)
         return Next(border=after.id, until=request.until)
-    over = request.until is not None and request.now_ns() > moment_of(request.until).timestamp() * 1e9
+    left_s = None if request.until is None else moment_of(request.until).timestamp() - request.now_ns() / 1e9
     unread = _ReadOnce(spec, load_seen(spec.work_dir, border))
     try:
         snapshot = _take_new(request, before, unread)
-    except NothingLandedError:
-        if over:
+    except NothingLandedError as nothing:
+        if left_s is not None and left_s < 0:
             return Next(border=None, until=request.until)
+        nothing.ends_in_s = left_s
         raise
     seen = files_seen(files_seen(unread.seen, unread.moved), seen_of(snapshot, epoch))
     after = save_border(spec.work_dir, snapshot.id, epoch=epoch, previous=border, seen=seen)

@@ -23,6 +23,7 @@ from distributed.deploy.cluster import Cluster as DaskDeployment
 
 from feedline.errors import ClusterError
 from feedline.loader.wire.job_reports import JobReport
+from feedline.loader.wire.run_status import FeederStatus
 from feedline.resources.allocators import allocator_environment
 from feedline.resources.instructions import Cpu, cpu_environment
 from feedline.service.cluster.attempts import Arrived
@@ -38,6 +39,7 @@ from feedline.service.cluster.threads.local_tasks import LocalTask, LocalTasks
 from feedline.service.dask_patches.dask_config import FEEDER_CONFIG, THREADS_CONFIG
 from feedline.service.dask_patches.steady_loop import steady
 from feedline.service.scheduler.job_book import ClusterSize
+from feedline.service.scheduler.status_source import offer_statuses
 from feedline.service.tls.refused_connection import explain_refusal
 from feedline.service.tls.security import security_of
 from feedline.spec.cluster_section import ClusterSpec
@@ -160,6 +162,14 @@ class DaskCluster:
         """Check scheduler, workers and tasks; see `SchedulerConnection.look`."""
         self.connection.look(waiting=waiting)
         self._tasks.look()
+
+    def publish(self, status: Callable[[], FeederStatus]) -> None:
+        """Make the feeder's status available to its scheduler, whose process may be another one."""
+        if self._reports:
+            self.reporter.status = status
+        elif self._cluster is not None:
+            deployment: Any = self._cluster
+            offer_statuses(deployment.scheduler, lambda: [status()])
 
     def size(self) -> ClusterSize:
         """The workers and their threads, as of a few seconds ago."""

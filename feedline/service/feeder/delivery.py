@@ -46,13 +46,21 @@ _LATE = "a block has taken more than %.0f s on %s: it is also computed on anothe
 class DeliveryStats(BlockStats):
     """The sums while they are counted."""
 
-    def add(self, result: BlockResult) -> None:
+    def add(self, result: BlockResult, turnaround_s: float = 0.0) -> None:
+        """Count a block. turnaround_s: from its submission to its result."""
         self.blocks += 1
+        self.rows += result.rows
         self.nbytes_read += result.nbytes_read
         self.nbytes_encoded += result.nbytes
         self.read_s += result.read_s
         self.transform_s += result.transform_s
         self.encode_s += result.encode_s
+        self.read_cpu_s += result.read_cpu_s
+        self.transform_cpu_s += result.transform_cpu_s
+        self.encode_cpu_s += result.encode_cpu_s
+        self.fetch_s += result.fetch_s
+        self.contended_s += result.contended_s
+        self.queued_s += max(0.0, turnaround_s - result.read_s - result.transform_s - result.encode_s)
         if result.cached is not None:
             self.cached = (self.cached or CacheCounts()) + result.cached
 
@@ -294,7 +302,7 @@ class Delivery:
         busy_s = result.read_s + result.transform_s + result.encode_s
         self._cluster.share.computed(busy_s)
         self._window.record(busy_s, result.nbytes)
-        self.stats.add(result)
+        self.stats.add(result, now_s - attempt.submitted_s)
 
     def _forget(self, work: BlockWork) -> None:
         for attempt in list(work.attempts):

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from feedline.errors import FeedlineError
 from feedline.loader.ring.channel import Channel, ChannelClosedError
+from feedline.loader.wire.run_status import FeederStatus
 from feedline.resources.allocators import use_huge_pages
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.feeder.trainer_session import TrainerSession
@@ -38,9 +39,19 @@ class Door(Protocol):
     def accept(self) -> TrainerSession | None: ...
 
 
+class StatusKeeper(Protocol):
+    """Gathers the feeder's status, about once a second and when a session ends."""
+
+    @property
+    def status(self) -> FeederStatus: ...
+    def look(self, sessions: Sequence[TrainerSession]) -> None: ...
+    def end(self, session: TrainerSession, error: Exception | None) -> None: ...
+
+
 class Feeder:
     """Serves sessions. doors: where further trainers connect. on_end: called with a session that ended, and why (None:
-    its trainer left). demand: decides how many workers they need (None: the cluster does not scale)."""
+    its trainer left). demand: decides how many workers they need (None: the cluster does not scale). status: gathers
+    what pages and metrics show (None: nothing)."""
 
     def __init__(
         self,
@@ -49,11 +60,13 @@ class Feeder:
         doors: Sequence[Door] = (),
         on_end: Callable[[TrainerSession, Exception | None], None] = lambda session, error: None,
         demand: Demand | None = None,
+        status: StatusKeeper | None = None,
     ) -> None:
         self._cluster = cluster
         self._doors = [*doors, *([] if cluster.door is None else [cluster.door])]
         self._on_end = on_end
         self._demand = demand
+        self._status = status
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll: select.poll | None = None  # made again when sessions come or go
         self._sources: dict[int, TrainerSession | Channel | Door | None] = {}  # by descriptor
@@ -96,6 +109,8 @@ class Feeder:
             while self._leaving:  # until their trainers have read why their sessions ended, or have left
                 self._sleep()
         finally:
+            if self._status is not None:
+                self._status.look(self.sessions)
             for session in self.sessions:
                 session.close()
             for channel in (*self._leaving, *(session.channel for session in self.sessions)):
@@ -183,6 +198,12 @@ class Feeder:
         if self._demand is not None and (dask := self._cluster.dask) is not None:
             loads = {id(session): session.load() for session in self.sessions}
             dask.reporter.report = self._demand.look(loads, now_s, dask.size(), self._cluster.share.answer)
+        if self._status is not None:
+            self._status.look(self.sessions)
+
+    def status(self) -> FeederStatus | None:
+        """The status as of the last second, if it is gathered. Any thread may call this."""
+        return None if self._status is None else self._status.status
 
     # -- ending ---------------------------------------------------------------------------------------------------
 
@@ -207,6 +228,8 @@ class Feeder:
     def _end(self, session: TrainerSession, error: Exception | None) -> None:
         if session in self.sessions:
             self.sessions.remove(session)
+            if self._status is not None:
+                self._status.end(session, error)
             self._count_trainers()
             session.close()
             if error is None:

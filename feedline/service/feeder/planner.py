@@ -46,6 +46,7 @@ T = TypeVar("T")
 
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 1.0, 60.0
 _LONGEST_WAIT_S = 30.0  # between two looks at a table from which nothing has landed
+_AFTER_END_S = 0.1
 _END_S = 5.0  # time for a request under way when the feeder ends
 # What a thread does in one of these functions; the innermost call decides.
 _ACTIVITIES: tuple[tuple[str, Sequence[Callable[..., object]]], ...] = (
@@ -85,10 +86,13 @@ class _Waiting:
     pause_s: float = 0.0
     reason: str = ""
 
-    def look_later(self, reason: str, now_s: float) -> None:
-        self.reason = reason
+    def look_later(self, nothing: NothingLandedError, now_s: float) -> None:
+        """Look again after a pause that grows, but soon after the moment at which the run ends."""
+        self.reason = str(nothing)
         self.pause_s = min(max(2 * self.pause_s, _FIRST_LOOK_S), _LONGEST_WAIT_S)
         self.due_s = now_s + self.pause_s
+        if nothing.ends_in_s is not None:
+            self.due_s = min(self.due_s, now_s + nothing.ends_in_s + _AFTER_END_S)
 
 
 class Planner:
@@ -198,7 +202,7 @@ class Planner:
         try:
             waiting.run()
         except NothingLandedError as nothing:
-            waiting.look_later(str(nothing), self._now_s())
+            waiting.look_later(nothing, self._now_s())
             self._waiting.append(waiting)
         return True
 

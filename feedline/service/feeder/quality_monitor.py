@@ -8,6 +8,7 @@ bounds that further rows cannot restore at once, others from `ENOUGH_ROWS` rows 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 
 from feedline.errors import DataError
@@ -20,10 +21,12 @@ from feedline.spec.features import FeatureSpec
 
 ENOUGH_ROWS = 1_000_000
 _PACKING_SHARE = 0.01
+_KEPT_FINDINGS = 20
 
 
 class QualityMonitor:
-    """The counts of one trainer's epochs. Call `begin`, `add` and `end` for each epoch in turn."""
+    """The counts of one trainer's epochs. Call `begin`, `add` and `end` for each epoch in turn. findings: the last
+    complaints about expectations."""
 
     def __init__(
         self,
@@ -42,6 +45,7 @@ class QualityMonitor:
         self._epoch_counts: Quality | None = None
         self._past_counts: Quality | None = None
         self._due_s = 0.0
+        self.findings: deque[str] = deque(maxlen=_KEPT_FINDINGS)
 
     def begin(self, epoch: int, seen: EpochCounts | None = None) -> None:
         """Begin an epoch, or continue it from the counts in `seen`, by another feeder or this one."""
@@ -69,6 +73,7 @@ class QualityMonitor:
         complaints = self._complaints()
         if self._stops:
             self._stop(complaints)
+        self.findings.extend(complaints)
         return complaints
 
     @property
@@ -104,4 +109,5 @@ class QualityMonitor:
 
     def _stop(self, complaints: Sequence[str]) -> None:
         if complaints:
+            self.findings.extend(complaints)
             raise DataError("\n".join(complaints))

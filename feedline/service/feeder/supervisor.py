@@ -20,6 +20,7 @@ from typing import IO
 from feedline.errors import FeederError
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.ring.launch import FUTILE_DEATHS, FeederCommand, await_end, feeder_words, standard_input
+from feedline.loader.ring.status_files import sweep_statuses
 from feedline.loader.wire.codec import unpack
 from feedline.loader.wire.facts import EVENT_PREFIX, FeederEvent, FeederStats, PlanFacts
 from feedline.resources.scratch import SCRATCH_VARIABLE, make_scratch
@@ -91,10 +92,12 @@ class Supervisor:
                 await_end(feeder.process, within_s=feeder.command.exit_s)
             if feeder.scratch is not None:
                 shutil.rmtree(feeder.scratch, ignore_errors=True)
+        sweep_statuses()
 
     def _start(self, feeder: SupervisedFeeder) -> None:
         if feeder.scratch is not None:
             shutil.rmtree(feeder.scratch, ignore_errors=True)
+            sweep_statuses()
         feeder.scratch = make_scratch()
         words = ["--listen", "--parent", str(os.getpid()), "--scratch", feeder.scratch]
         with standard_input(feeder.command.overrides) as overrides:

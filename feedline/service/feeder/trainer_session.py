@@ -56,9 +56,12 @@ class FeederCounters(FeederStats):
     delivery: DeliveryStats = field(default_factory=DeliveryStats)
     stalled_s: float = 0.0  # the trainer's own count of its waits
     slept_s: float = 0.0  # of the loop, as far as it is counted
+    requested_s: float | None = None  # when a plan was requested that is not answered
+    began_cpu_s: float = field(default_factory=time.thread_time)  # of the loop's thread
 
     def stats(self) -> FeederStats:
-        """The counts so far."""
+        """The counts so far; called by the loop."""
+        self.loop_cpu_s = time.thread_time() - self.began_cpu_s
         blocks = BlockStats(**{name: getattr(self.delivery, name) for name in BlockStats.__slots__})
         return FeederStats(**{name: getattr(self, name) for name in FeederStats.__slots__} | {"delivery": blocks})
 
@@ -77,9 +80,9 @@ class FeederCounters(FeederStats):
             in_flight=0 if stream is None or stream.ended else stream.window.in_flight,
         )
 
-    def begin(self, stream: ring_messages.BeginStream, steps: int) -> None:
-        """Count the steps of a stream from here on."""
-        self.epoch, self.step, self.steps = stream.epoch, stream.step, steps
+    def begin(self, stream: ring_messages.BeginStream, steps: int, threads: int) -> None:
+        """Count the steps of a stream from here on. threads: that compute its blocks."""
+        self.epoch, self.step, self.steps, self.threads = stream.epoch, stream.step, steps, threads
 
     def count_wait(self, slept_s: float, stream: TrainerStream | None) -> None:
         """Count the time in which the loop has slept since the last call as waiting for a slot or for blocks of the
@@ -97,7 +100,17 @@ class FeederCounters(FeederStats):
         if self.delivery.cached is not None:
             _cache_logger.info("rank %s: after epoch %d, %s", rank, self.epoch, self.delivery.cached.describe())
 
-    def add(self, batches: Sequence[Draft], ring: RingWriter) -> None:
+    def count_flight(self, blocks: int, threads: int) -> None:
+        """Note the blocks in flight, and the threads that compute them."""
+        self.blocks_in_flight, self.threads = blocks, threads
+
+    def count_planning(self) -> None:
+        """The plan that was requested is there."""
+        if self.requested_s is not None:
+            self.planning_s += time.monotonic() - self.requested_s
+            self.requested_s = None
+
+    def add(self, batches: Sequence[Draft], ring: RingWriter, writers: SlotWriters) -> None:
         """Count batches that were announced."""
         for batch in batches:
             self.batches += 1
@@ -105,6 +118,7 @@ class FeederCounters(FeederStats):
             self.nbytes += batch.placement.nbytes
             self.step = batch.header.step + 1
         self.ring_slots, self.ring_free = ring.slots, ring.free_slots
+        self.copy_s, self.copy_cpu_s = writers.copy_s, writers.copy_cpu_s
 
 
 class TrainerSession:
@@ -145,33 +159,33 @@ class TrainerSession:
         self._hello: Hello | None = None  # the last request's
         self._planning: Future[RunPlan] | None = None
         self._agreement: Agreement | None = None
-        self._pace = TrainerPace()
+        self.pace = TrainerPace()
         self._report_s = 0.0
         self.runnable = False  # something has happened since `advance` had nothing to do
         self.starved = False  # the trainer's next step waits for a block
         self._starved_s: float | None = None  # since when it has, after the first batch
         self.counters = FeederCounters()
-        self._streams = TrainerStreams(cluster, planner, self._pace, self.counters.delivery, self._wake)
-        self.running = self._streams.running  # the streams that have not ended
+        self.streams = TrainerStreams(cluster, planner, self.pace, self.counters.delivery, self._wake)
+        self.running = self.streams.running  # the streams that have not ended
         self.monitor = QualityMonitor(BatchSchema(()), (), "warn")
         self._about = about
         self.trainer = _pidfd(channel)
 
     def count_wait(self, slept_s: float) -> None:
         """Count the sleep of the loop; called before something is done for the trainer. slept_s: its sleep in all."""
-        self.counters.count_wait(slept_s, self._streams.current)
+        self.counters.count_wait(slept_s, self.streams.current)
 
     def load(self) -> TrainerLoad:
-        return self.counters.load(self._streams.current, starved=self.starved)
+        return self.counters.load(self.streams.current, starved=self.starved)
 
     def look(self) -> None:
         """Check the blocks in flight, and what ranks agreed on. Called about once a second."""
         self.runnable = True
         if self._agreement is not None:
             self._agreement.look(time.monotonic())
-        streams = self._streams.running()
+        streams = self.streams.running()
         for stream in streams:
-            stream.delivery.look(starved=self.starved and stream is self._streams.current)
+            stream.delivery.look(starved=self.starved and stream is self.streams.current)
         if streams:
             self._adjust_window(streams[0])
 
@@ -179,19 +193,19 @@ class TrainerSession:
         """Adjust how many blocks are in flight, and how many slots the ring has."""
         decision = stream.window.observe(
             threads=self._cluster.threads_per_trainer(),
-            step_s=self._pace.known_step_s,
+            step_s=self.pace.known_step_s,
             blocks_per_step=stream.blocks_per_step,
-            held_bytes=self._streams.held_bytes,
+            held_bytes=self.streams.held_bytes,
             available_bytes=available_memory_bytes(),
         )
         if decision is not None:
             _window_logger.info("rank %s: %s", self.rank, decision.describe(self._ring.provide(decision.slots)))
             self.counters.window, self.counters.window_reason = decision.blocks, decision.reason
-        self.counters.blocks_in_flight = stream.window.in_flight
+        self.counters.count_flight(stream.window.in_flight, self._cluster.threads_per_trainer())
 
     def send_error(self, name: str, message: str) -> None:
         """Send the error that ends the session, after the batches before it."""
-        stream = self._streams.current
+        stream = self.streams.current
         if stream is not None and not stream.ended:
             with contextlib.suppress(Exception):  # the first error is the one to send
                 self._writers.finish(stream.number)
@@ -228,7 +242,7 @@ class TrainerSession:
                 case ring_messages.GrowRing():
                     self._ring.grow()
                 case ring_messages.Diagnose():
-                    text = self._streams.diagnose(self._ring.slots, planning=self._planning is not None)
+                    text = self.streams.diagnose(self._ring.slots, planning=self._planning is not None)
                     self.channel.post_message(ring_messages.Diagnosis(text=text))
                 case ring_messages.StallReport(seconds=seconds):
                     self.counters.stalled_s += seconds
@@ -243,12 +257,13 @@ class TrainerSession:
             self.channel.post_message(ring_messages.FeederBusy())
             raise ChannelClosedError("another trainer of this rank is served")
         self.rank, self.global_rank = hello.rank, hello.global_rank
+        self.counters.requested_s = time.monotonic()
         planning, agreement = self._planner.plan(hello, self._wake)
         if hello.epoch is None or self._hello is None:
             self._end_stream()
             self._agreement = agreement
         else:  # the next epoch of a followed table, whose blocks may be computed already
-            self._streams.stop_opening(self._planning)
+            self.streams.stop_opening(self._planning)
         self._hello, self._planning = hello, planning
 
     def _answer_hello(self, planning: Future[RunPlan]) -> None:
@@ -257,9 +272,10 @@ class TrainerSession:
             return
         self._planning = None
         plan = planning.result()
+        self.counters.count_planning()
         assert self.rank is not None and self._hello is not None  # noqa: PT018
         lanes = rank_lanes(plan.lanes, self.rank, self._world_size)
-        if self._streams.use(plan, lanes, self._blocks_bytes, self._hello):
+        if self.streams.use(plan, lanes, self._blocks_bytes, self._hello):
             self._writers.drop()
             self.monitor = QualityMonitor(plan.layout.schema, plan.feature_specs, plan.on_expect)
         self._on_plan(plan)
@@ -268,24 +284,24 @@ class TrainerSession:
 
     def _on_begin(self, begin: ring_messages.BeginStream) -> None:
         self._writers.drop()
-        self._streams.begin(begin)
+        self.streams.begin(begin)
         if self._agreement is not None:
             self._agreement.begin()
             self._agreement.look(time.monotonic())
 
     def _open_stream(self) -> None:
-        begin, stream = self._streams.open(), self._streams.current
+        begin, stream = self.streams.open(), self.streams.current
         if begin is not None and stream is not None:
             self._ring.node = begin.node
             seen = None if begin.seen is None else EpochCounts.from_bytes(begin.seen)
             self.monitor.begin(begin.epoch, seen)
-            self.counters.begin(begin, stream.schedule.steps)
+            self.counters.begin(begin, stream.schedule.steps, self._cluster.threads_per_trainer())
 
     def _end_stream(self) -> None:
         if self._planning is not None:
             self._planning.cancel()
         self._writers.drop()
-        self._streams.end()
+        self.streams.end()
 
     # -- filling --------------------------------------------------------------------------------------------------
 
@@ -298,11 +314,11 @@ class TrainerSession:
         self._open_stream()
         if self._fill():
             self.runnable = True
-        self._streams.compute_ahead()
+        self.streams.compute_ahead()
 
     def _fill(self) -> bool:
         """Announce batches and begin to write more, or end the stream; False if nothing is to do before an event."""
-        stream = self._streams.current
+        stream = self.streams.current
         self.starved = False
         if stream is None or stream.ended:
             return False
@@ -321,17 +337,17 @@ class TrainerSession:
     def _announce(self, stream: TrainerStream) -> None:
         """Announce the batches that are written."""
         while written := self._writers.announce(stream.number):
-            self._pace.step(time.perf_counter(), self.counters.wait_blocks_s, len(written))
-            self.counters.add(written, self._ring)
+            self.pace.step(time.perf_counter(), self.counters.wait_blocks_s, len(written))
+            self.counters.add(written, self._ring, self._writers)
             self._report(every_s=_REPORT_S)
             last_step = written[-1].header.step
             self.monitor.add(last_step, stream.drop_blocks(last_step))
 
     def _write(self, stream: TrainerStream) -> bool:
         """Begin to write batches, as far as there are blocks and slots; True if there may be more of both."""
-        if not stream.window.knows_pace and self._pace.known_step_s:
+        if not stream.window.knows_pace and self.pace.known_step_s:
             self._adjust_window(stream)
-        more = stream.write(self._writers, self._pace.step_s, ready=self._say_caught_up)
+        more = stream.write(self._writers, self.pace.step_s, ready=self._say_caught_up)
         self.starved = stream.starved
         if self.starved and self._starved_s is None and self.counters.batches:
             self._starved_s = time.monotonic()
@@ -345,7 +361,7 @@ class TrainerSession:
             logger.warning("rank %s caught up: its next batch had waited %.0f s for blocks", self.rank, waited_s)
 
     def _report(self, warnings: Sequence[str] = (), *, every_s: float = 0.0) -> None:
-        stream = self._streams.current
+        stream = self.streams.current
         if stream is None or time.monotonic() - self._report_s < every_s:
             return
         if every_s and self.channel.has_posted:

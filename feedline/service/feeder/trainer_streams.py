@@ -64,6 +64,11 @@ class TrainerStreams:
         self.current: TrainerStream | None = None
 
     @property
+    def plan(self) -> RunPlan | None:
+        """The plan that streams are opened of; None before the first."""
+        return None if self._source is None else self._source[0]
+
+    @property
     def is_opening(self) -> bool:
         """Whether the trainer waits for a schedule."""
         return self._begin is not None

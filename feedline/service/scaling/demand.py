@@ -27,12 +27,12 @@ _CALM, _LEAST_THREADS = 1.1, 0.05
 
 
 class Demand:
-    """The demand of one feeder. name, fingerprint: of the pipeline, the same on all hosts of a job."""
+    """The demand of one feeder. name, fingerprint: of the pipeline, the same on all hosts of a job. job, feeder: their
+    names in reports."""
 
     def __init__(self, name: str, fingerprint: str, spec: ClusterSpec) -> None:
-        self._job = f"{name}-{fingerprint[:8]}"
+        self.job, self.feeder = job_name(name, fingerprint), feeder_name()
         self._host = platform.node()
-        self._feeder = f"{self._host}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._spec = spec
         self._meter = LoadMeter()
         self._counts_threads = spec.kind == "scheduler"  # the demands of many feeders make up a worker
@@ -79,8 +79,8 @@ class Demand:
     def _report(self, load: FeederLoad, demand_threads: float) -> JobReport:
         workers = self._spec.workers
         return JobReport(
-            job=self._job,
-            feeder=self._feeder,
+            job=self.job,
+            feeder=self.feeder,
             host=self._host,
             ranks=load.ranks,
             share=self._spec.share,
@@ -95,6 +95,16 @@ class Demand:
             blocks_per_s=load.blocks_per_s,
             busy_s_total=load.busy_s_total,
         )
+
+
+def job_name(name: str, fingerprint: str) -> str:
+    """The name of a job in reports and statuses."""
+    return f"{name}-{fingerprint[:8]}"
+
+
+def feeder_name() -> str:
+    """A name of this process that no other has."""
+    return f"{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
 def scaling_rules(spec: ClusterSpec) -> ScalingRules:

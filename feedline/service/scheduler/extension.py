@@ -20,11 +20,13 @@ from tornado.web import RequestHandler
 from feedline.errors import ClusterError
 from feedline.loader.wire.codec import WIRE_VERSION, pack, unpack
 from feedline.loader.wire.job_reports import LOST_TOPIC, FeederShare, JobReport
+from feedline.loader.wire.run_status import FeederStatus
 from feedline.service.dask_patches.adaptive_target import replace_adaptive_target
 from feedline.service.dask_patches.retirement import finish_before_retirement
 from feedline.service.dask_patches.steady_loop import steady_clock, steady_scheduler
 from feedline.service.dask_patches.task_queue import TaskQueue
 from feedline.service.scheduler.job_book import START_S, ClusterSize, JobBook
+from feedline.service.scheduler.status_source import offer_statuses
 from feedline.version import VERSION
 
 logger = logging.getLogger("feedline.scheduler")
@@ -49,14 +51,18 @@ class JobExtension(SchedulerPlugin):
         self._scheduler = scheduler
         self._clock = clock or steady_clock()  # near what feeders without an answer count by
         self.book = JobBook()
+        self._statuses: dict[str, bytes] = {}  # by feeder; unpacked when they are looked at
         self._queue = TaskQueue(scheduler)
 
-    def feedline_report(self, report: bytes) -> bytes:
-        """Keep a feeder's `JobReport`; returns a `JobAnswer`, packed as well."""
+    def feedline_report(self, report: bytes, status: bytes = b"") -> bytes:
+        """Keep a feeder's `JobReport`, and its `FeederStatus` if it sends one; returns a `JobAnswer`, packed as
+        well."""
         scheduler: Any = self._scheduler
         received = unpack(JobReport, report)
         now_s = self._clock()
         answer = self.book.record(received, now_s, self._size(), scheduler.workers.keys())
+        if status:
+            self._statuses[received.feeder] = status
         self._queue.bypass(bool(self.book.routes), f"feedline-routes-{now_s}")
         return pack(answer)
 
@@ -73,6 +79,19 @@ class JobExtension(SchedulerPlugin):
             pack(FeederShare(report=each, threads=parts[each.feeder], workers=route_of(each.feeder) or size.workers))
             for each in self.book.reports(now_s)
         ]
+
+    def statuses(self) -> list[FeederStatus]:
+        """The last status of each feeder that is alive, by job and feeder; see `status_source`."""
+        return [unpack(FeederStatus, each) for each in self._packed_statuses()]
+
+    def feedline_statuses(self) -> list[bytes]:
+        """The same, packed, for another process."""
+        return self._packed_statuses()
+
+    def _packed_statuses(self) -> list[bytes]:
+        alive = [report.feeder for report in self.book.reports(self._clock())]
+        self._statuses = {feeder: self._statuses[feeder] for feeder in alive if feeder in self._statuses}
+        return list(self._statuses.values())
 
     def adaptive_target(self, target_duration: object = None) -> int:
         """The workers that all jobs together need. target_duration: of Dask's interface; of no use here."""
@@ -144,6 +163,8 @@ def install(scheduler: Scheduler) -> JobExtension:
     scheduler.handlers["feedline_report"] = extension.feedline_report
     scheduler.handlers["feedline_clock"] = extension.feedline_clock
     scheduler.handlers["feedline_jobs"] = extension.feedline_jobs
+    scheduler.handlers["feedline_statuses"] = extension.feedline_statuses
+    offer_statuses(scheduler, extension.statuses)
     replace_adaptive_target(scheduler, extension.adaptive_target, extension.answer_target)
     extension.restart(scheduler)
     extension.book.begin(extension.feedline_clock())

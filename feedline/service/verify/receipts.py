@@ -21,9 +21,11 @@ from feedline.planning.column_groups import plan_column_group
 from feedline.planning.plan import group_name
 from feedline.planning.schedule import rank_lanes
 from feedline.planning.sources.mixed_plan import RunPlan
+from feedline.progress import report_progress
 from feedline.service.verify.expected import ExpectedRows, RowGroupDigests
 from feedline.spec.chosen_features import column_group_name
 
+_PHASE = "verifying"
 _KEPT_DIFFERENCES = 1000  # that are described; all are counted
 _NUMBERS = ("rank", "world_size", "trainer", "rows")
 
@@ -163,12 +165,7 @@ def read_receipts(paths: Iterable[Path]) -> tuple[list[Receipt], int]:
     return receipts, unreadable
 
 
-def verify_receipts(
-    receipts: Sequence[Receipt],
-    resolve: Callable[[Mapping[str, Any]], RunPlan],
-    *,
-    progress: Callable[[int], None] = lambda batches: None,
-) -> ReceiptFindings:
+def verify_receipts(receipts: Sequence[Receipt], resolve: Callable[[Mapping[str, Any]], RunPlan]) -> ReceiptFindings:
     """Compare the digest of every receipt with the plan's, and find steps that are missing or came more than once.
 
     resolve: the plan of a state. Raises the errors of planning and of reading the table.
@@ -179,8 +176,9 @@ def verify_receipts(
         plans[receipt.state["snapshot"], receipt.state["plan"], receipt.state["features"]].append(receipt)
     for of_plan in plans.values():
         plan = resolve(of_plan[0].state)
+        report_progress(_PHASE, findings.batches, len(receipts), "batches")
         for group, of_group in _by_column_group(of_plan).items():
-            _compare_group(findings, plan_column_group(plan, group), of_group, progress)
+            _compare_group(findings, plan_column_group(plan, group), of_group, len(receipts))
     for group, of_group in _by_column_group(receipts).items():
         _find_gaps(findings, column_group_name(group), of_group)
     return findings
@@ -193,21 +191,17 @@ def _by_column_group(receipts: Iterable[Receipt]) -> dict[tuple[str, ...], list[
     return groups
 
 
-def _compare_group(
-    findings: ReceiptFindings, plan: RunPlan, receipts: Sequence[Receipt], progress: Callable[[int], None]
-) -> None:
-    """Compare the receipts of one plan and column group, epoch by epoch."""
+def _compare_group(findings: ReceiptFindings, plan: RunPlan, receipts: Sequence[Receipt], total: int) -> None:
+    """Compare the receipts of one plan and column group, epoch by epoch. total: of all receipts."""
     epochs: dict[int, list[Receipt]] = defaultdict(list)
     for receipt in receipts:
         epochs[receipt.epoch].append(receipt)
     groups = [RowGroupDigests(each) for each in plan.sources]
     for epoch in sorted(epochs):
-        _compare_epoch(findings, ExpectedRows(plan, epoch, groups), epochs[epoch], progress)
+        _compare_epoch(findings, ExpectedRows(plan, epoch, groups), epochs[epoch], total)
 
 
-def _compare_epoch(
-    findings: ReceiptFindings, expected: ExpectedRows, receipts: list[Receipt], progress: Callable[[int], None]
-) -> None:
+def _compare_epoch(findings: ReceiptFindings, expected: ExpectedRows, receipts: list[Receipt], total: int) -> None:
     """Compare the receipts of one epoch, step by step, so that each row group is read once."""
     batches: dict[tuple[int, int, int], list[Receipt]] = defaultdict(list)
     group = group_name(expected.plan.sources[0])
@@ -224,7 +218,7 @@ def _compare_epoch(
                 problem = f"trainer {receipt.trainer} received other rows: got digest {receipt.digest}, expected "
                 at = BatchPosition(epoch=receipt.epoch, step=step, rank=rank, world_size=world_size, column_group=group)
                 findings.add(BatchDifference(at=at, problem=problem + digest))
-        progress(findings.batches)
+        report_progress(_PHASE, findings.batches, total, "batches")
 
 
 def _find_gaps(findings: ReceiptFindings, group: str, receipts: Sequence[Receipt]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import decimal
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from feedline.errors import ExpressionError, SpecError
 from feedline.expressions import Expression, bind_where, parse
+from feedline.progress import report_progress, track
 from feedline.warehouse.cache.cache_folder import check_folder
 from feedline.warehouse.cache.entry_file import DamagedEntryError, EntryFile, EntryIndex, OtherVersionError
 from feedline.warehouse.cache.eviction import StoredFileStat, is_abandoned, list_entries, remove_file
@@ -144,7 +145,7 @@ def prune_entries(folder: str, choice: PruneChoice, now_s: float) -> PruneReport
     judged: list[tuple[StoredFileStat, EntryIndex]] = []
     kept = 0
     needs_index = choice.table is not None or where is not None
-    for file in list_entries(folder):
+    for file in _listed(folder):
         if file.temporary:
             if is_abandoned(file, now_s):
                 chosen.append(file)
@@ -163,22 +164,22 @@ def prune_entries(folder: str, choice: PruneChoice, now_s: float) -> PruneReport
     if where is not None:
         judged, refused = _select(where, judged, undecided)
         kept += refused
-    removed = [file for file in (*chosen, *(file for file, _ in judged)) if remove_file(file.path)]
+    chosen += [file for file, _ in judged]
+    removed = [file for file in track(chosen, "removing", [1] * len(chosen), "files") if remove_file(file.path)]
     return PruneReport(files=len(removed), bytes=_bytes(removed), kept=kept, undecided=dict(undecided))
 
 
-def verify_entries(folder: str, progress: Callable[[int], object] = lambda files: None) -> VerifyReport:
+def verify_entries(folder: str) -> VerifyReport:
     """Read every array of this version's files, and remove files that are not as they were written.
 
-    progress: called with the files so far. Raises SpecError for a foreign folder.
+    Raises SpecError for a foreign folder.
     """
     check_folder(folder)
     files = nbytes = others = 0
     damaged: list[str] = []
     unreadable: list[str] = []
-    for file in list_entries(folder):
-        if file.temporary:
-            continue
+    whole_files = [file for file in _listed(folder) if not file.temporary]
+    for file in track(whole_files, "verifying", [file.nbytes for file in whole_files], "bytes"):
         try:
             with EntryFile(file.path) as entry:
                 whole = all(entry.read([name])[1] for name in entry.index.columns)
@@ -197,10 +198,15 @@ def verify_entries(folder: str, progress: Callable[[int], object] = lambda files
             damaged.append(file.path)
             if not remove_file(file.path):
                 unreadable.append(file.path)
-        progress(files)
     return VerifyReport(
         files=files, bytes=nbytes, damaged=tuple(damaged), unreadable=tuple(unreadable), other_versions=others
     )
+
+
+def _listed(folder: str) -> Iterator[StoredFileStat]:
+    for number, file in enumerate(list_entries(folder), 1):
+        report_progress("listing", number, None, "files")
+        yield file
 
 
 def _index_of(file: StoredFileStat) -> tuple[EntryIndex | None, str]:

@@ -28,7 +28,8 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 
 from feedline.errors import TableError, TableNotFoundError
-from feedline.warehouse.discovery.links import Walk, links_among, refuse_same_files, walk
+from feedline.progress import report_progress
+from feedline.warehouse.discovery.links import LISTING, Walk, links_among, refuse_same_files, walk
 from feedline.warehouse.discovery.logs import LogFoundError, logs_above, logs_below, refuse_files_with_log
 from feedline.warehouse.discovery.partitions import is_hidden, is_partition, typed_columns
 from feedline.warehouse.parquet.stored_names import StoredNames
@@ -218,6 +219,7 @@ def _info(location: Location) -> pafs.FileInfo:
 
 def _folder(location: Location) -> _NamedFiles:
     root, local = location.path, is_local(location.filesystem)
+    report_progress(LISTING, 0, None, "files")
     with explain_errors(redact(location.uri)):
         tree = walk(root) if local else Walk(list_tree(location))
     files: list[pafs.FileInfo] = []

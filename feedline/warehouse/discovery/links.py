@@ -16,8 +16,10 @@ from pathlib import Path
 import pyarrow.fs as pafs
 
 from feedline.errors import TableError
+from feedline.progress import report_progress
 from feedline.warehouse.discovery.partitions import is_hidden
 
+LISTING = "listing"  # the phase of progress
 _KINDS = {True: pafs.FileType.File, False: pafs.FileType.Unknown}
 
 
@@ -54,6 +56,7 @@ def walk(root: str) -> Walk:
                 tree.duplicates[path] = entered[real]
                 continue
             entered[real] = path
+        report_progress(LISTING, len(tree.infos), None, "files")
         with os.scandir(path) as entries:
             for entry in entries:
                 covered = hidden or is_hidden(entry.name)

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from feedline.progress import track
 from feedline.warehouse.optimize.survey import footer_of, whole_file
 from feedline.warehouse.parquet.dedup_columns import METADATA_KEY, DedupMetadata, flag_column
 from feedline.warehouse.parquet.footer import column_leaves
@@ -114,7 +115,7 @@ def footprint(snapshot: Snapshot, projection: Sequence[str], *, map: Map) -> Foo
     parts = [tuple(fragments[start : start + _TASK_FILES]) for start in range(0, len(fragments), _TASK_FILES)]
     tasks = [FootprintTask(fragments=part, columns=tuple(projection)) for part in parts]
     total = FootprintSums()
-    for measured in map(measure_files, tasks):
+    for measured in track(map(measure_files, tasks), "measuring files", [len(part) for part in parts], "files"):
         total.add(measured)
     return Footprint(
         files=len(fragments),

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
 from feedline.errors import FeedlineError
 from feedline.expressions.column_parts import flattened_name
+from feedline.progress import report_progress
 from feedline.resources.cgroups import available_cores, available_memory_bytes
 from feedline.warehouse.optimize.footprint import Footprint, footprint
 from feedline.warehouse.optimize.landing import Target, TargetFile, is_complete, refuse_overlap
@@ -40,7 +41,7 @@ from feedline.warehouse.storage.parallel import Map, in_threads
 _UNIT_BYTES = 2 << 30  # at most, so that the offsets of a unit's lists fit 32 bits
 _LEAST_UNIT_BYTES = 64 << 20  # partitions are not divided further just to use more cores
 _WAVES, _WAVE_TASKS = 20, 8  # most progress reports, and fewest tasks per thread between two
-Say = Callable[[str], None]
+_WRITING = "writing"  # the phase of progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +89,6 @@ def optimize(
     map: Map | None = None,
     threads: int | None = None,
     memory_bytes: int | None = None,
-    say: Say | None = None,
 ) -> OptimizeReport:
     """Write the snapshot's rows to `target`, a folder or URI, with the same partition folders.
 
@@ -99,7 +99,6 @@ def optimize(
     """
     threads = threads or available_cores()
     run = map or partial(in_threads, threads=threads)
-    say = say or (lambda _: None)
     check_settings(snapshot, settings, projection)
     refuse_overlap(source or [snapshot.uri], target)
     old_files = (destination := Target(target)).files_by_folder()
@@ -114,9 +113,8 @@ def optimize(
     if pending:
         recipe, sizes, choices = _measure(snapshot, pending, recipe, settings.goal, memory_bytes, threads)
         measured_s = time.perf_counter()
-        say(f"{len(pending)} of {len(partitions)} partitions to write; {len(choices)} columns measured")
         with _cleaned_after_errors(destination):
-            _write(snapshot, destination, recipe, pending, sizes, settings, run, threads, say)
+            _write(snapshot, destination, recipe, pending, sizes, settings, run, threads)
     written_s = time.perf_counter()
     return OptimizeReport(
         source=snapshot.uri,
@@ -194,7 +192,6 @@ def _write(
     settings: Settings,
     run: Map,
     threads: int,
-    say: Say,
 ) -> None:
     small: list[PartitionTask] = []
     large: list[Partition] = []
@@ -207,9 +204,14 @@ def _write(
             small.append(partition.task(recipe, *units))
     small.sort(key=lambda task: -sum(fragment.bytes for unit in task.units for fragment in unit.fragments))
     wave = max(_WAVE_TASKS * threads, math.ceil(len(small) / _WAVES))
+    done, total, rows = 0, sum(partition.rows for partition in pending), {each.folder: each.rows for each in pending}
+    report_progress(_WRITING, done, total, "rows")
     for start in range(0, len(small), wave):  # sorted by size: the tasks of a wave end together
-        list(run(rewrite_partition, small[start : start + wave]))
-        say(f"{min(start + wave, len(small))} of {len(pending)} partitions written")
-    for number, partition in enumerate(large):
-        say(f"partition {partition.folder or 'without keys'} ({number + 1} of {len(large)} larger than a task)")
+        tasks = small[start : start + wave]
+        for task, _ in zip(tasks, run(rewrite_partition, tasks), strict=True):
+            done += rows[task.folder]
+            report_progress(_WRITING, done, total, "rows")
+    for partition in large:
         write_large(snapshot, destination, partition, recipe, sizes, run)
+        done += partition.rows
+        report_progress(_WRITING, done, total, "rows")

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pat
 
+from feedline.progress import track
 from feedline.warehouse.optimize.flattening import Key, count_keys
 from feedline.warehouse.parquet.footer import column_leaves
 from feedline.warehouse.parquet.schemas import is_list, nested_like
@@ -76,7 +77,8 @@ def survey(
             SurveyTask(fragments=part, schema=schema, columns=tuple(uncounted), maps=tuple(maps))
             for part in gather(((file, file.bytes) for file in files), _TASK_BYTES, _TASK_FILES)
         ]
-        for found in map(survey_files, tasks):
+        files_of = [len(task.fragments) for task in tasks]
+        for found in track(map(survey_files, tasks), "looking for nulls and keys", files_of, "files"):
             nulls |= found.nulls
             for name, counts in found.keys.items():
                 keys[name].update(counts)

@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from feedline.native import parquet as native
+from feedline.progress import track
 from feedline.warehouse.parquet.column_kinds import ColumnKind
 from feedline.warehouse.parquet.decode import DecodeRequest, FileDecoder, kernel_refusal
 from feedline.warehouse.parquet.footer import open_parquet
@@ -96,7 +97,8 @@ def choose(sample: pa.Table, goal: Goal, *, repeated: Collection[str] = ()) -> l
     which readers get values, not codes.
     """
     choices: list[Choice] = []
-    for name in sample.schema.names:
+    names = sample.schema.names
+    for name in track(names, "measuring encodings", [1] * len(names), "columns"):
         column = sample.select([name])
         rows = max(1, int(sample.num_rows * min(1.0, _COLUMN_BYTES / max(column.nbytes, 1))))
         choices += _choose_column(column.slice(0, rows).combine_chunks(), goal, name not in repeated)

@@ -36,6 +36,7 @@ from feedline.warehouse.parquet.footer import (
 )
 from feedline.warehouse.parquet.stored_names import StoredNames, groups_under_other_names
 from feedline.warehouse.storage.faults import Outlook, explain_errors, outlook
+from feedline.warehouse.storage.fetch_clock import FETCH_CLOCK
 from feedline.warehouse.storage.ranges import Range, SparseFile, chunk_ranges, coalesce, read_range
 from feedline.warehouse.storage.retry import is_local, with_retries
 
@@ -181,7 +182,8 @@ class _RemoteFile(OpenFile):
 
     def __init__(self, filesystem: pafs.FileSystem, path: str, version: FileVersion, chunks: FileChunks | None) -> None:
         self._filesystem, self._path, self._version, self._chunks = filesystem, path, version, chunks
-        self._source, self._stamp, metadata = with_retries(self._open, filesystem, version.uri, listed=True)
+        with FETCH_CLOCK.waiting():
+            self._source, self._stamp, metadata = with_retries(self._open, filesystem, version.uri, listed=True)
         self._dictionaries: Sequence[str] = ()
         self._dropped: set[int] = set()  # row groups that are read from the store alone
         super().__init__(open_parquet(pa.BufferReader(b""), metadata), self._source, version)
@@ -234,7 +236,8 @@ class _RemoteFile(OpenFile):
                 raise
             self._verify_unchanged()
 
-        with_retries(fetch, self._filesystem, self._version.uri, row_group=row_group, listed=True)
+        with FETCH_CLOCK.waiting():
+            with_retries(fetch, self._filesystem, self._version.uri, row_group=row_group, listed=True)
 
     def _identity(self) -> tuple[str, ...] | None:
         """What names the file's content for a cache; None if its store has neither entity tags nor times.

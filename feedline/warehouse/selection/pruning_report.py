@@ -130,6 +130,12 @@ def stages_of(snapshot: Snapshot, verdicts: Verdicts, *, rows: Int64s, matched: 
         yield Stage(name=name, row_groups=kept > 0, rows=int(kept[kept > 0].sum()))
 
 
+def count_files(snapshot: Snapshot, row_groups: Bools) -> int:
+    """Count the files that have one of these row groups, which are in the files' order."""
+    files = snapshot.file_of_row_group[row_groups]
+    return int(np.count_nonzero(np.diff(files))) + 1 if len(files) else 0
+
+
 def deciding_parts(
     proofs: npt.NDArray[np.uint8],
     where: BoundExpression | None,

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from feedline.errors import DataError
 from feedline.expressions import BoundExpression
+from feedline.progress import report_progress
 from feedline.warehouse.reading.fragment import Fragment, field_of, gather
 from feedline.warehouse.reading.read import read_fragment
 from feedline.warehouse.reading.sample import BoundSample, Sample
@@ -30,11 +31,12 @@ from feedline.warehouse.selection.waves import FIRST_TASKS, next_tasks
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.faults import label
-from feedline.warehouse.storage.kept_waves import KeptWaves, WaveProgress, report_progress
+from feedline.warehouse.storage.kept_waves import KeptWaves
 from feedline.warehouse.storage.locations import absolute, locate
 from feedline.warehouse.storage.parallel import Map, in_threads
 
 _VERSION = 1
+_PHASE = "measuring lists"
 _TASK_ROWS = 2_000_000  # rows that one task reads: tenths of a second
 _TASK_FILES = 32  # files that one task opens
 
@@ -81,7 +83,7 @@ def measure_rows(
     map: Map | None = None,
 ) -> Int64s:
     """int64 [row groups, width]: the measure of the selected rows of each row group, 0 where there are none. Progress
-    goes to `kept_waves.on_wave_progress`. Raises DataError, with file, row group and row, for values that break a rule
+    is reported. Raises DataError, with file, row group and row, for values that break a rule
     of the measure, and what reading raises."""
     groups = np.flatnonzero(selection.rows)
     name = _measure_name(snapshot, selection, measure, where, sample)
@@ -141,18 +143,24 @@ def _measure(
     found = _table(np.zeros(0, np.int64), np.zeros((0, measure.width), np.int64)) if found is None else found
     missing = np.setdiff1d(wanted, found["row_group"].to_numpy())
     tasks = _tasks(snapshot, selection, request, missing) if len(missing) else iter(())
+    total, ends, done = int(stored[wanted].sum()), np.cumsum(stored[missing]), 0
+    rows_before = total - int(ends[-1]) if len(ends) else total
+    report_progress(_PHASE, rows_before, total, "rows")
     first, size = 0, FIRST_TASKS
     while wave := list(itertools.islice(tasks, size)):
         began_s = _now_s()
-        measured = np.concatenate(list(map(measure_task, wave)))
+        parts = []
+        for part in map(measure_task, wave):
+            parts.append(part)
+            done += len(part)
+            report_progress(_PHASE, rows_before + int(ends[done - 1]), total, "rows")
+        measured = np.concatenate(parts)
         groups = missing[first : first + len(measured)]
         first += len(measured)
         found = pa.concat_tables([found, _table(groups, measured)]).sort_by("row_group").combine_chunks()
         size = next_tasks(len(wave), _now_s() - began_s)
         if first < len(missing):
             kept.save(begun, [found])
-        rows = int(stored[found["row_group"].to_numpy()].sum())
-        report_progress(WaveProgress(verb="measured", unit="rows", done=rows, total=int(stored[wanted].sum())))
     return found
 
 

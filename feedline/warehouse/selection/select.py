@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from feedline.errors import DataError, StateError
 from feedline.expressions import BoundExpression, bind_where
+from feedline.progress import report_progress
 from feedline.warehouse.bad_files import BadFilesFoundError
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at, gather
 from feedline.warehouse.reading.row_filter import SAMPLED, UNSAMPLED, WHERE_TRUE
@@ -54,11 +55,12 @@ from feedline.warehouse.selection.waves import (
 )
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage import content_store
-from feedline.warehouse.storage.kept_waves import KeptWaves, WaveProgress, report_progress
+from feedline.warehouse.storage.kept_waves import KeptWaves
 from feedline.warehouse.storage.locations import absolute, locate
 from feedline.warehouse.storage.parallel import Map, in_threads
 
 _COUNTS_VERSION = 2
+_PHASE = "counting"
 _TASK_ROWS = 2_000_000  # rows that one counting task reads: tenths of a second
 _TASK_FILES = 32  # files that one counting task opens
 
@@ -164,7 +166,7 @@ def select_rows(
 ) -> Selection:
     """Count the rows that filter and sample keep of each row group, reading as little as possible.
 
-    Progress goes to `kept_waves.on_wave_progress`. earlier: loads an older snapshot, whose kept counts hold for files
+    earlier: loads an older snapshot, whose kept counts hold for files
     that have not changed. Raises what reading raises: TableChangedError, CorruptFileError, TableError.
     """
     verdicts = _verdicts(snapshot, where, sample)
@@ -337,20 +339,27 @@ def _read(request: _CountRequest, row_groups: Int64s) -> pa.Table:
     stored = request.snapshot.rows_per_row_group
     found = counts_of(request.kept.load(request.name), row_groups, stored)
     uncounted = np.setdiff1d(row_groups, found["row_group"].to_numpy())
-    all_rows, first, size = int(stored[row_groups].sum()), 0, FIRST_TASKS
+    all_rows, ends, first, size = int(stored[row_groups].sum()), np.cumsum(stored[uncounted]), 0, FIRST_TASKS
+    rows_before = all_rows - int(stored[uncounted].sum())
+    report_progress(_PHASE, rows_before, all_rows, "rows")
     bad: dict[str, str] = {}
     tasks = _tasks(request, uncounted) if len(uncounted) else iter(())
     while wave := list(itertools.islice(tasks, size)):
         groups = uncounted[
             first : first + sum(len(fragment.row_groups) for task in wave for fragment in task.fragments)
         ]
-        first += len(groups)
-        began_s = _now_s()
+        began_s, counts = _now_s(), list[Count]()
         try:
-            counts = [count for counts in request.map(count_task, wave) for count in counts]
+            for of_task in request.map(count_task, wave):
+                counts += of_task
+                report_progress(
+                    _PHASE, rows_before + int(ends[min(first + len(counts), len(ends)) - 1]), all_rows, "rows"
+                )
         except BadFilesFoundError as error:
             bad |= error.reasons
             continue
+        finally:
+            first += len(groups)
         if len(counts) != len(groups):
             raise DataError(f"counting pass is incomplete: got {len(counts)} counts, expected {len(groups)}")
         counted = counts_table(groups, [np.array(values) for values in zip(*counts, strict=True)])
@@ -358,8 +367,6 @@ def _read(request: _CountRequest, row_groups: Int64s) -> pa.Table:
         found = pa.concat_tables([found, counted]).sort_by("row_group").combine_chunks()
         if first < len(uncounted):
             request.kept.save(request.name, [found])
-        rows = int(stored[found["row_group"].to_numpy()].sum())
-        report_progress(WaveProgress(verb="counted", unit="rows", done=rows, total=all_rows))
     if bad:
         request.kept.forget()
         raise BadFilesFoundError(bad)

@@ -21,6 +21,7 @@ from feedline.warehouse.storage.retry import is_local
 # Footers in flight: as many as hide an object store's latency. Of a local file, whose bytes are there at once, the
 # interpreter's lock is all that they wait for: 16 threads take a quarter longer than 4, one of them no less.
 _THREADS, _LOCAL_THREADS = 16, 4
+FOOTERS = "reading footers"  # the phase of progress
 _TASK_FILES = 256  # a third of a second of parsing; a few hundred kB of results
 _WAVE_TASKS = 64
 _PARSED_CHUNKS = 131_072  # column chunks held as Python objects, about 650 bytes each, until they are packed
@@ -48,6 +49,11 @@ class FooterResult:
     blocks: tuple[FactBlock, ...]
     corrupt: tuple[tuple[int, str], ...]
     problems: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def files(self) -> int:
+        """The number of files."""
+        return len(self.corrupt) + len(self.problems) + sum(len(block.files) for block in self.blocks)
 
 
 def read_footers(

@@ -15,12 +15,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from feedline.progress import report_progress
 from feedline.version import VERSION
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.snapshot.assembly import CLOCK_GRAIN_NS
-from feedline.warehouse.snapshot.footer_tasks import FooterResult, read_footers
+from feedline.warehouse.snapshot.footer_tasks import FOOTERS, FooterResult, read_footers
 from feedline.warehouse.snapshot.packed_facts import FactBlock
-from feedline.warehouse.storage.kept_waves import KeptWaves, WaveProgress, report_progress
+from feedline.warehouse.storage.kept_waves import KeptWaves
 from feedline.warehouse.storage.parallel import Map
 
 _WAVE_FILES = 16_384  # 40 s of one core: an interruption loses little
@@ -40,15 +41,13 @@ class FooterWaves:
         self._now_ns = now_ns
         self._map = map
         self._kept = KeptWaves(work_dir)
+        self._done = 0  # files
 
     def read(self) -> Iterator[FooterResult]:
         """The footers, from kept waves where there are any. Raises as `read_footers`."""
         for start in range(0, len(self._indices), _WAVE_FILES):
             part = self._indices[start : start + _WAVE_FILES]
             yield from self._wave(part) if len(self._indices) > _WAVE_FILES else self._read(part)
-            if len(self._indices) > _WAVE_FILES:
-                done, total = start + len(part), len(self._indices)
-                report_progress(WaveProgress(verb="read the footers of", unit="files", done=done, total=total))
 
     def forget(self) -> None:
         """Remove the kept waves, as the snapshot is saved, and those of other snapshots that are a week old."""
@@ -63,6 +62,7 @@ class FooterWaves:
         tables = self._kept.load(name)
         if tables is not None:
             result = _result(tables)
+            self._report(result.files)
         else:
             results = list(self._read(indices))
             result = FooterResult(
@@ -75,7 +75,14 @@ class FooterWaves:
     def _read(self, indices: npt.NDArray[np.int64]) -> Iterator[FooterResult]:
         files = self._listing.files.select(["path", "bytes"]).take(pa.array(indices))
         values = zip(indices.tolist(), files["path"].to_pylist(), files["bytes"].to_pylist(), strict=True)
-        return read_footers(self._listing.uri, list(values), self._map, stored_names=self._listing.stored_names)
+        self._report(0)
+        for result in read_footers(self._listing.uri, list(values), self._map, stored_names=self._listing.stored_names):
+            self._report(result.files)
+            yield result
+
+    def _report(self, files: int) -> None:
+        self._done += files
+        report_progress(FOOTERS, self._done, len(self._indices), "files")
 
 
 def _is_settled(files: pa.Table, now_ns: int) -> bool:

@@ -111,7 +111,12 @@ def is_denied(error: BaseException) -> bool:
 
 def safe_message(error: BaseException) -> str:
     """An error's message in one line, without anything that may be a secret."""
-    text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    return safe_text(str(error)) or type(error).__name__
+
+
+def safe_text(text: str) -> str:
+    """A text in one line, without anything that may be a secret."""
+    text = " ".join(text.split()).rstrip(".")
     text = _URL_USER.sub(r"\1", _URL_OPTIONS.sub(r"\1?…", text))
     text = _SECRET.sub(r"\1…", text)
     return text if len(text) <= _MESSAGE_CHARACTERS else text[:_MESSAGE_CHARACTERS] + "…"

@@ -17,9 +17,11 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from dask.base import compute
+from dask.callbacks import Callback
 from dask.delayed import delayed
 
 from feedline.errors import SpecError, TableArgumentError
+from feedline.progress import report_progress
 from feedline.warehouse.synthetic.clicks import ClickFile, ClickRecipe
 
 
@@ -55,10 +57,24 @@ def generate_clicks(
     write = delayed(_write_file, pure=False)
     tasks = [write(uri, recipe, day, number) for day in range(recipe.days) for number in range(recipe.parts(day))]
     options: dict[str, Any] = {} if threads is None else {"scheduler": "threads", "num_workers": threads}
-    written = compute(*tasks, **options)
+    with _FilesWritten(len(tasks)):
+        written = compute(*tasks, **options)
     groups, size, sessions, clicks = (sum(column) for column in zip(*written, strict=True))
     counts = {"files": len(tasks), "row_groups": groups, "bytes": size, "sessions": sessions, "clicks": clicks}
     return GenerationReport(uri=uri, rows=recipe.rows, days=recipe.days, **counts)
+
+
+class _FilesWritten(Callback):
+    """Reports the progress of tasks in threads of this process."""
+
+    def __init__(self, files: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # Dask is untyped
+        self._files, self._done = files, 0
+        report_progress("writing", 0, files, "files")
+
+    def _posttask(self, *_: object) -> None:
+        self._done = min(self._done + 1, self._files)
+        report_progress("writing", self._done, self._files, "files")
 
 
 def _write_file(uri: str, recipe: ClickRecipe, day: int, number: int) -> tuple[int, int, int, int]:

@@ -202,8 +202,9 @@ def test_a_run_ends_when_nothing_more_lands(table: GrowingTable):
     assert plan.border is not None
     clock = [int((now + 50) * 1e9)]
     request = _request(spec, lambda: clock[0])
-    with pytest.raises(NothingLandedError):
+    with pytest.raises(NothingLandedError) as nothing:
         border_of_epoch(request, plan.border, 1)
+    assert nothing.value.ends_in_s == pytest.approx(50, abs=2), "`until` has whole seconds"
     clock[0] = int((now + 101) * 1e9)
     late = table.land(3)
     for path in (late, table.day(3) / "_SUCCESS"):

@@ -22,7 +22,7 @@ from feedline.service.cluster.cluster import Cluster
 from feedline.service.cluster.connection.scheduler_connection import SchedulerConnection
 from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.cluster.threads.thread_cluster import ThreadCluster
-from feedline.service.feeder.planner import Planner, activity
+from feedline.service.feeder.planner import Planner, _Waiting, activity
 from feedline.spec.cluster_section import ClusterSpec
 from feedline.warehouse.discovery.formats import list_table
 from feedline.warehouse.selection.select import select_rows
@@ -156,3 +156,13 @@ def test_a_plan_that_waits_for_files_to_land_delays_no_other():
         nothing.clear()
         clock[0] = 100.0
         assert waiting.result(30) is plan
+
+
+def test_the_end_of_a_followed_run_is_seen_when_it_comes():
+    waiting, nothing = _Waiting(run=object, since_s=0.0), NothingLandedError("no new file has landed")
+    for pause_s in (1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0):
+        waiting.look_later(nothing, 100.0)
+        assert waiting.due_s == 100.0 + pause_s
+    nothing.ends_in_s = 3.0
+    waiting.look_later(nothing, 100.0)
+    assert 103.0 < waiting.due_s < 104.0

@@ -13,6 +13,7 @@ import pytest
 from cache_entries import columns_of, files_of, filled, group_of, ref_of
 
 from feedline.errors import ExpressionError, SpecError
+from feedline.progress import Progress, on_progress
 from feedline.warehouse.cache.cache_folder import CacheFolder
 from feedline.warehouse.cache.eviction import touched_ns
 from feedline.warehouse.cache.maintenance import PruneChoice, describe_folder, prune_entries, verify_entries
@@ -185,9 +186,12 @@ def test_temporary_files_of_dead_writers_are_pruned(folder: str):
 
 
 def test_verify_finds_and_removes_damaged_files(folder: str):
-    files: list[int] = []
-    whole = verify_entries(folder, files.append)
-    assert (whole.files, whole.damaged, whole.unreadable, files) == (4, (), (), [1, 2, 3, 4])
+    said: list[Progress] = []
+    with on_progress(said.append):
+        whole = verify_entries(folder)
+    assert (whole.files, whole.damaged, whole.unreadable) == (4, (), ())
+    assert [each.total for each in said if each.phase == "verifying"] == [whole.bytes] * 5
+    assert said[-1].done == whole.bytes
     first, second, third, _ = files_of(folder)
     content = bytearray(first.read_bytes())
     content[-100] ^= 1  # in an array

@@ -29,6 +29,7 @@ from warehouse_samples import sample
 from feedline import Table
 from feedline.errors import TableChangedError, TableError, TableNotFoundError
 from feedline.native import parquet as native
+from feedline.progress import Progress, on_progress
 from feedline.warehouse.optimize import rewrite as rewriting
 from feedline.warehouse.parquet.decode import DECODER_VARIABLE
 from feedline.warehouse.parquet.encodings import GOALS, Goal
@@ -207,15 +208,18 @@ def test_a_source_that_changes_meanwhile_is_an_error(tmp_path: Path, monkeypatch
 
 def test_table_optimize_takes_names_as_strings_and_lists(tmp_path: Path) -> None:
     source = warehouse(tmp_path / "in", days=2)
-    said: list[str] = []
-    report = Table(source).optimize(
-        tmp_path / "out", cluster_by="session", sort_by=["ts"], order=["word"], goal="size", row_group_rows=512,
-        projection="price", say=said.append,
-    )  # fmt: skip
+    said: list[Progress] = []
+    with on_progress(said.append):
+        report = Table(source).optimize(
+            tmp_path / "out", cluster_by="session", sort_by=["ts"], order=["word"], goal="size", row_group_rows=512,
+            projection="price",
+        )  # fmt: skip
     assert_clustered(tmp_path / "out")
     assert report.projection == ("price",)
     assert report.columns[0] == "word"
-    assert said == ["2 of 2 partitions to write; 7 columns measured", "2 of 2 partitions written"]
+    last = {each.phase: (each.done, each.total, each.unit) for each in said}
+    rows = report.before.rows
+    assert (last["measuring encodings"], last["writing"]) == ((7, 7, "columns"), (rows, rows, "rows"))
 
 
 def test_lists_of_files_and_globs_are_tables_too(tmp_path: Path) -> None:

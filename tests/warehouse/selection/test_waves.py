@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline import cli
 from feedline.expressions import BoundExpression, bind_where
+from feedline.progress import Progress, on_progress
 from feedline.warehouse.bad_files import BadFilesFoundError, ForgivingMap
 from feedline.warehouse.selection import select
 from feedline.warehouse.selection.select import CountTask, Selection, select_rows
@@ -26,7 +26,6 @@ from feedline.warehouse.selection.waves import (
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot
 from feedline.warehouse.storage import content_store
-from feedline.warehouse.storage.kept_waves import WaveProgress, on_wave_progress
 
 FILES, GROUPS, ROWS = 12, 2, 5
 
@@ -47,8 +46,8 @@ def where(table: Snapshot) -> BoundExpression:
     return bind_where("x % 3 == 0", table.schema)
 
 
-def progress_of(rows: int, total: int) -> WaveProgress:
-    return WaveProgress(verb="counted", unit="rows", done=rows, total=total)
+def progress_of(rows: int, total: int) -> Progress:
+    return Progress(phase="counting", unit="rows", done=rows, total=total)
 
 
 class Waves:
@@ -75,7 +74,7 @@ def expected() -> list[int]:
 
 
 def counted(table: Snapshot, where: BoundExpression, folder: Path, map: Any, say: Any = print) -> Selection:
-    with on_wave_progress(say):
+    with on_progress(say):
         return select_rows(table, where, work_dir=str(folder), map=map)
 
 
@@ -89,7 +88,7 @@ def test_waves_cover_the_table_in_order(table, where, tmp_path, monkeypatch):
     assert found.rows.tolist() == expected()
     assert waves.sizes == [5, 5, 2]
     assert waves.paths == table.files["path"].to_pylist()
-    assert said == [progress_of(rows, 120) for rows in (50, 100, 120)]
+    assert said == [progress_of(rows, 120) for rows in range(0, 121, 10)]
     assert begun(tmp_path / "w") == []
     assert counted(table, where, tmp_path / "w", None).report.cached
 
@@ -102,7 +101,7 @@ def test_an_interrupted_count_resumes_where_it_stopped(table, where, tmp_path, m
     found = counted(table, where, tmp_path / "w", again, say=said.append)
     assert found.rows.tolist() == expected()
     assert again.paths == table.files["path"].to_pylist()[6:]
-    assert said[0] == progress_of(100, 120)
+    assert said == [progress_of(rows, 120) for rows in range(60, 121, 10)]
     assert begun(tmp_path / "w") == []
 
 
@@ -177,10 +176,3 @@ def test_waves_follow_the_pace():
         sizes.append(tasks)
         tasks = next_tasks(tasks, tasks * pace_s)
     assert [*sizes, tasks] == [64, 256, 1024, 4096, 30, 1, 4]
-
-
-def test_a_plan_of_several_waves_says_how_far_it_is(capsys: pytest.CaptureFixture[str]):
-    for rows in (1_000, 2_000):
-        cli._print_progress(progress_of(rows, 2_000))
-    out, err = capsys.readouterr()
-    assert (out, err) == ("", "counted 1,000 of 2,000 rows\n")

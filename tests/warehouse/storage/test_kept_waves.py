@@ -1,30 +1,14 @@
-"""Kept waves are loaded as they were saved, damaged ones are not, and progress reaches its listener or the log."""
+"""Kept waves are loaded as they were saved; damaged ones are not."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pyarrow as pa
-import pytest
 
-from feedline.warehouse.storage.kept_waves import KeptWaves, WaveProgress, on_wave_progress, report_progress
+from feedline.warehouse.storage.kept_waves import KeptWaves
 
 TABLES = [pa.table({"x": [1, 2]}), pa.table({"y": ["a"]})]
-
-
-def progress(done: int, total: int) -> WaveProgress:
-    return WaveProgress(verb="counted", unit="rows", done=done, total=total)
-
-
-def test_progress_is_logged_without_a_listener(caplog: pytest.LogCaptureFixture):
-    heard: list[WaveProgress] = []
-    with caplog.at_level("INFO", logger="feedline.warehouse.storage.kept_waves"):
-        with on_wave_progress(heard.append):
-            report_progress(progress(1, 2))
-        assert caplog.messages == []
-        report_progress(progress(1_000, 2_000))
-    assert heard == [progress(1, 2)]
-    assert caplog.messages == ["counted 1,000 of 2,000 rows"]
 
 
 def test_waves_of_an_interrupted_pass_are_loaded_and_removed_in_the_end(tmp_path: Path):

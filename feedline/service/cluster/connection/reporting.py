@@ -19,6 +19,7 @@ from tornado.ioloop import PeriodicCallback
 
 from feedline.loader.wire.codec import WIRE_VERSION, pack, unpack
 from feedline.loader.wire.job_reports import LOST_TOPIC, JobAnswer, JobReport
+from feedline.loader.wire.run_status import FeederStatus
 from feedline.service.cluster.connection.fair_share import FairShare
 from feedline.service.cluster.connection.idle_connections import IdleConnections
 from feedline.service.cluster.connection.pass_demand import PassDemand
@@ -35,11 +36,13 @@ _GREETING_S = 2.0
 
 
 class Reporter:
-    """Sends the last report every two seconds while there is a connection, and hands the answers to `share`.
+    """Sends the last report, and the feeder's status, every two seconds while there is a connection, and hands the
+    answers to `share`.
 
     A cluster without workers starts one for the first report, so it must not wait for the first trainer.
-    report: the one that is sent (None: none yet). passes: what they demand; `open_tasks`: each counts the tasks of a
-    pass that have not ended. is_remote: whether the scheduler is in another process, which logs lost workers there.
+    report: the one that is sent (None: none yet). status: the feeder's, if there is one. passes: what they demand;
+    `open_tasks`: each counts the tasks of a pass that have not ended. is_remote: whether the scheduler is in another
+    process, which logs lost workers there.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Reporter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.report = report
+        self.status: Callable[[], FeederStatus] | None = None
         self.open_tasks: list[Callable[[], int]] = []
         self._passes = passes
         self._pass_threads = 0.0
@@ -129,7 +133,8 @@ class Reporter:
                 self._hear_losses(client)
                 if self._is_extended and (report := self.next_report()) is not None:
                     report = replace(report, route=route_digest(self._share.route), client=client.id)
-                    answer = await scheduler.feedline_report(report=pack(report))
+                    status = b"" if self.status is None else pack(self.status())
+                    answer = await scheduler.feedline_report(report=pack(report), status=status)
                     self._share.update(unpack(JobAnswer, answer), self._clock())
                     self._idle.close_others(client.rpc, self._share.route, self._clock())
         except (OSError, TimeoutError):  # the scheduler is away, or busy: the next report follows soon

@@ -45,7 +45,8 @@ def _no_worker(address: str, wait_s: float, provider: str | None) -> ClusterErro
 
 
 class SchedulerConnection:
-    """The current client of a scheduler. `number` counts clients: futures of earlier ones are lost.
+    """The current client of a scheduler. `number` counts clients: futures of earlier ones are lost. lost, regained:
+    how often the scheduler was gone, and back.
 
     connect: creates a client; raises ClusterError if no scheduler answers. returns: whether a lost one may come back.
     provider: the class that starts workers.
@@ -76,7 +77,7 @@ class SchedulerConnection:
         self._closed = threading.Event()
         self._members: frozenset[str] = frozenset()
         self._members_s = float("-inf")
-        self.number = 0
+        self.number = self.lost = self.regained = 0
         self.client = connect()
 
     def look(self, *, waiting: bool) -> None:
@@ -92,6 +93,7 @@ class SchedulerConnection:
             verdict = self._outage.look(now_s, "scheduler", waiting=waiting)
             if verdict == "new":
                 self._lost_s = now_s
+                self.lost += 1
                 logger.warning("the Dask scheduler at %s is gone; waiting for it", self._address())
             elif verdict == "over":
                 raise self._not_found()
@@ -101,6 +103,7 @@ class SchedulerConnection:
             return
         if self._lost_s is not None:
             lost_s, self._lost_s = self._lost_s, None
+            self.regained += 1
             self._empty_s = None  # its workers come after it
             logger.warning("the Dask scheduler at %s is back after %.0f s", self._address(), now_s - lost_s)
         if self._returns:

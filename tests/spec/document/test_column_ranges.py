@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.spec.column_ranges import join_names, split_names
+from feedline.spec.document.column_ranges import join_names, split_names
 
 
 @given(st.lists(st.text(st.sampled_from("ab,\" \t{}.0'=é"), min_size=1, max_size=6)))

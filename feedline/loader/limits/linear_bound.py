@@ -1,0 +1,163 @@
+"""The linear bound of a run: how many rows per second each resource allows, by what a row uses of it.
+
+Runs in: whatever explains a run. Pure; no torch. As Plumber's linear program (Kuchnik et al., MLSys 2022), with disk
+and network among the resources: maximise X subject to X * use_r <= capacity_r for all resources r. Where each stage has
+its resource, the optimum is the least quotient. A stage that runs on cores which others share adds to their use; a
+stage in one thread is a resource of its own with the capacity 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from feedline.loader.limits.run_facts import Capacity, RunFacts
+
+ResourceName = Literal["trainer", "threads", "cores", "store", "memory", "loop", "copy"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resource:
+    """A resource: what there is of it per second, and what a row uses, by stage. unit: of both."""
+
+    name: ResourceName
+    capacity: float
+    uses: Mapping[str, float]
+    unit: str
+
+    @property
+    def use(self) -> float:
+        """What a row uses."""
+        return sum(self.uses.values())
+
+    @property
+    def rows_per_s(self) -> float:
+        """The rows per second that it allows."""
+        return self.capacity / self.use if self.use > 0 else math.inf
+
+    @property
+    def stage(self) -> str:
+        """The stage that uses most of it."""
+        return max(self.uses, key=self.uses.__getitem__)
+
+    @property
+    def stage_share(self) -> float:
+        """That stage's share of its use."""
+        return self.uses[self.stage] / self.use if self.use > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceLimits:
+    """The resources of a run, and the rows per second that were measured of it."""
+
+    resources: tuple[Resource, ...]
+    measured: float
+
+    @property
+    def binding(self) -> Resource:
+        """The resource that allows the fewest rows per second."""
+        return min(self.resources, key=lambda each: each.rows_per_s)
+
+    @property
+    def rows_per_s(self) -> float:
+        """The rows per second that all resources allow; infinite without any."""
+        return min((each.rows_per_s for each in self.resources), default=math.inf)
+
+    def get(self, name: str) -> Resource | None:
+        """A resource by name."""
+        return next((each for each in self.resources if each.name == name), None)
+
+    def without(self, *names: str) -> ResourceLimits:
+        """The limits as if some resources were endless."""
+        return replace(self, resources=tuple(each for each in self.resources if each.name not in names))
+
+    def with_capacity(self, capacities: Mapping[str, float]) -> ResourceLimits:
+        """The limits with other capacities."""
+        changed = (replace(each, capacity=capacities.get(each.name, each.capacity)) for each in self.resources)
+        return replace(self, resources=tuple(changed))
+
+    def with_uses(self, change: Mapping[str, Mapping[str, float]]) -> ResourceLimits:
+        """The limits with other uses of stages: by resource, by stage."""
+        changed = (replace(each, uses={**each.uses, **change.get(each.name, {})}) for each in self.resources)
+        return replace(self, resources=tuple(changed))
+
+    def saving(self, stage: str, seconds: float) -> ResourceLimits:
+        """The limits if a stage needs fewer CPU seconds per row: on cores, and in the threads that run it."""
+        change: dict[str, dict[str, float]] = {
+            each.name: {stage: max(0.0, each.uses[stage] - seconds)}
+            for each in self.resources
+            if each.name in ("cores", "threads", "memory") and stage in each.uses
+        }
+        return self.with_uses(change)
+
+    def ratio_to(self, other: ResourceLimits) -> float:
+        """Predicted rows per second with the other limits over the measured ones.
+
+        What was measured lies below the bound by what the bound leaves out: queues, pauses, uneven blocks. The same
+        part is expected to be lost with the other limits, but not of a trainer's own pace.
+        """
+        if self.measured <= 0 or not math.isfinite(self.rows_per_s):
+            return 1.0
+        efficiency = min(1.0, self.measured / self.rows_per_s)
+        trainer = other.get("trainer")
+        predicted = efficiency * other.without("trainer").rows_per_s if len(other.resources) > 1 else math.inf
+        if trainer is not None:
+            predicted = min(predicted, trainer.rows_per_s)
+        return predicted / self.measured if math.isfinite(predicted) else 1.0
+
+
+def limits_of(facts: RunFacts, capacity: Capacity) -> ResourceLimits:
+    """The resources that a run has used, as far as they were measured."""
+    return ResourceLimits(resources=tuple(_resources(facts, capacity)), measured=facts.rows_per_s)
+
+
+def _resources(facts: RunFacts, capacity: Capacity) -> Iterable[Resource]:
+    if facts.trainer_wait_s is not None and facts.rows:
+        own_s = max(facts.wall_s - facts.trainer_wait_s, 0.0) / facts.rows
+        yield Resource(name="trainer", capacity=1.0, uses={"trainer": own_s}, unit="s")
+    cpu, busy = _block_uses(facts)
+    if busy:
+        yield Resource(name="threads", capacity=capacity.threads, uses=busy, unit="thread-s")
+        if capacity.window and capacity.window < capacity.threads and "memory" in capacity.window_reason:
+            yield Resource(name="memory", capacity=capacity.window, uses=busy, unit="block-s")
+    rows = max(facts.rows, 1)
+    if capacity.own_cores and facts.rows:
+        cpu |= {"delivery": facts.loop_cpu_s / rows, "copy": facts.copy_cpu_s / rows}
+        cpu["trainer"] = facts.trainer_cpu_s / rows
+    if sum(cpu.values()) > 0:
+        yield Resource(name="cores", capacity=capacity.cores, uses=cpu, unit="core-s")
+    if facts.loop_cpu_s > 0 and facts.rows:
+        yield Resource(name="loop", capacity=1.0, uses={"delivery": facts.loop_cpu_s / rows}, unit="s")
+    if facts.copy_s > 0 and facts.rows:
+        yield Resource(name="copy", capacity=capacity.copiers, uses={"copy": facts.copy_s / rows}, unit="thread-s")
+    if capacity.store_bytes_per_s and facts.block_rows and facts.nbytes_read:
+        uses = {"store wait": facts.nbytes_read / facts.block_rows}
+        yield Resource(name="store", capacity=capacity.store_bytes_per_s, uses=uses, unit="bytes")
+
+
+def _block_uses(facts: RunFacts) -> tuple[dict[str, float], dict[str, float]]:
+    """CPU seconds, and seconds of a block thread without those in which others had the CPU, per row and stage."""
+    if not facts.block_rows:
+        return {}, {}
+    rows = facts.block_rows
+    cpu = {
+        "decoding": facts.read_cpu_s / rows,
+        "ops": facts.transform_cpu_s / rows,
+        "encoding": facts.encode_cpu_s / rows,
+    }
+    decode_s = max(0.0, facts.read_s - facts.fetch_s)
+    walls = {"decoding": decode_s, "ops": facts.transform_s, "encoding": facts.encode_s}
+    computing = sum(walls.values())
+    kept = max(0.0, 1 - facts.contended_s / computing) if computing > 0 else 1.0
+    busy = {"store wait": facts.fetch_s / rows}
+    for stage, wall_s in walls.items():
+        busy[stage] = wall_s * kept / rows
+    return cpu, busy
+
+
+def ties(resources: Sequence[Resource], within: float) -> tuple[Resource, ...]:
+    """The resources whose bounds are within a part of the least one, ascending."""
+    ordered = sorted(resources, key=lambda each: each.rows_per_s)
+    return tuple(each for each in ordered if each.rows_per_s <= ordered[0].rows_per_s * (1 + within))

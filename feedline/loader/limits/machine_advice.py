@@ -1,0 +1,189 @@
+"""Advice on machines and settings: workers, threads or processes, the store, the cache, memory.
+
+Runs in: whatever explains a run. Pure; no torch. Each change is predicted by the bound with the changed capacities or
+uses; the part of the bound that the run reaches today is expected of the changed run, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+from feedline.loader.limits.advice import Advice, AdviceKind
+from feedline.loader.limits.linear_bound import Resource, ResourceLimits
+from feedline.loader.limits.run_facts import Capacity, Interval, RunFacts
+
+_WAITS = 0.2  # the share of block threads' time that waiting for a store, or for the interpreter, must take
+_MOST_THREADS = 64  # that are advised in one process: each holds a block and a decoder's buffers
+# What is read from a cache costs about a copy of it; measured in docs/explain.md.
+_CACHED_BYTES_PER_CPU_S = 1.0e9
+
+
+def machine_advice(
+    limits: ResourceLimits, facts: RunFacts, capacity: Capacity, limit: Resource, noise: float
+) -> Iterable[Advice]:
+    """Advice for a run whose trainer waits, or which has none. noise: of the measured rate, as a part of it."""
+    yield from _more_threads(limits, facts, capacity, limit, noise)
+    yield from _processes(limits, facts, capacity, limit, noise)
+    yield from _source_cache(limits, capacity, noise)
+    yield from _feature_cache(limits, facts, capacity, noise)
+    if limit.name == "memory":
+        yield _advice(
+            "memory", limits, limits.without("memory"), noise,
+            change="memory: a larger share",
+            reason=f"{capacity.window} blocks have room, {capacity.threads} threads could compute",
+        )  # fmt: skip
+    if limit.name in ("loop", "copy"):
+        halved = {"loop": {"delivery": limit.use / 2}} if limit.name == "loop" else {}
+        yield _advice(
+            "batch", limits, limits.with_uses(halved), noise,
+            change="batch.size: twice as many rows",
+            reason="the feeder's loop takes a time per step, whatever its rows",
+        )  # fmt: skip
+
+
+def predicted(limits: ResourceLimits, changed: ResourceLimits, noise: float) -> tuple[float, Interval]:
+    """The ratio of rows per second after a change, with its interval: the measured rate's noise on either side, but no
+    more than a trainer that stays takes."""
+    ratio = limits.ratio_to(changed)
+    return ratio, Interval(low=ratio * (1 - noise), high=ratio * (1 + noise))
+
+
+def _advice(
+    kind: AdviceKind,
+    limits: ResourceLimits,
+    changed: ResourceLimits,
+    noise: float,
+    *,
+    change: str,
+    reason: str,
+    caveat: str = "",
+) -> Advice:
+    ratio, interval = predicted(limits, changed, noise)
+    return Advice(
+        kind=kind,
+        change=change,
+        reason=reason,
+        rows_ratio=ratio,
+        rows_interval=interval,
+        caveat=caveat,
+    )
+
+
+def threads_needed(limits: ResourceLimits) -> int | None:
+    """The block threads until something else is the limit: the trainer, where there is one. None: threads are not."""
+    threads = limits.get("threads")
+    if threads is None or threads.use <= 0:
+        return None
+    goal = limits.without("threads", "memory").rows_per_s
+    efficiency = min(1.0, limits.measured / limits.rows_per_s) if limits.rows_per_s > 0 else 1.0
+    trainer = limits.get("trainer")
+    if trainer is not None and goal >= trainer.rows_per_s:
+        goal = trainer.rows_per_s / max(efficiency, 0.1)
+    return math.ceil(goal * threads.use) if math.isfinite(goal) else None
+
+
+def _more_threads(
+    limits: ResourceLimits, facts: RunFacts, capacity: Capacity, limit: Resource, noise: float
+) -> Iterator[Advice]:
+    """More threads where they wait; else more workers, which bring cores."""
+    threads = limits.get("threads")
+    if threads is None or limit.name not in ("threads", "cores", "memory"):
+        return
+    is_local = capacity.form in ("threads", "processes")
+    per_worker = max(1, round(capacity.threads / max(capacity.workers, 1)))
+    if limit.name == "threads" and capacity.form == "threads":
+        needed = min(threads_needed(limits) or 2 * capacity.threads, _MOST_THREADS)
+        if needed > capacity.threads:
+            yield _advice(
+                "threads", limits, limits.with_capacity({"threads": needed}), noise,
+                change=f"cluster: {{threads: {needed}}}",
+                reason=f"its {capacity.threads} threads wait, for the store or within ops, and leave cores idle",
+                caveat="a store that slows down with more requests gives less",
+            )  # fmt: skip
+        return
+    elastic = limits.without("cores") if not is_local or limit.name == "cores" else limits
+    needed = threads_needed(elastic) or 2 * capacity.threads
+    workers = max(math.ceil(needed / per_worker), capacity.workers + 1)
+    more = {"threads": float(workers * per_worker)}
+    if is_local and limit.name == "cores":
+        factor = workers * per_worker / capacity.threads
+        more["cores"] = factor * capacity.cores
+        hosts = f"{more['cores']:g} cores in all"
+        yield _advice(
+            "workers", limits, limits.with_capacity(more), noise,
+            change=f"cluster: {{scheduler: tcp://…}} with workers on other hosts: {hosts}",
+            reason=f"{capacity.cores:g} cores are busy; the loader is at its limit at {hosts}"
+            if limits.get("trainer") is None
+            else f"{capacity.cores:g} cores are busy; with {hosts} the trainer is the limit",
+            caveat="blocks that come over a network are copied once more",
+        )  # fmt: skip
+        return
+    yield _advice(
+        "workers", limits, elastic.with_capacity(more), noise,
+        change=f"cluster: {{workers: {workers}}}",
+        reason=f"{capacity.workers} workers of {per_worker} threads are busy; with {workers} "
+        + ("the trainer is the limit" if limits.get("trainer") is not None else "something else is the limit"),
+    )  # fmt: skip
+
+
+def _processes(
+    limits: ResourceLimits, facts: RunFacts, capacity: Capacity, limit: Resource, noise: float
+) -> Iterator[Advice]:
+    """Processes instead of threads, where threads wait for each other: the interpreter's lock, turns, Polars' pool."""
+    threads = limits.get("threads")
+    if capacity.form != "threads" or limit.name != "threads" or threads is None or capacity.threads < 2:
+        return
+    computing_s = facts.block_busy_s - facts.fetch_s
+    waiting_s = computing_s - facts.block_cpu_s
+    if computing_s <= 0 or waiting_s < _WAITS * facts.block_busy_s:
+        return
+    kept = facts.block_cpu_s / computing_s
+    uses = {stage: use if stage == "store wait" else use * kept for stage, use in threads.uses.items()}
+    ratio, _ = predicted(limits, limits.with_uses({"threads": uses}), noise)
+    yield Advice(
+        kind="processes",
+        change=f"cluster: {{workers: {capacity.threads}, threads: 1}}",
+        reason=f"block threads wait {waiting_s / facts.block_busy_s:.0%} within decoding, ops and encoding",
+        rows_ratio=math.sqrt(max(ratio, 1.0)),
+        rows_interval=Interval(low=1.0, high=max(ratio, 1.0)),
+        caveat="only if they wait for the interpreter's lock; ops that sleep or call a service wait in processes, too",
+    )
+
+
+def _source_cache(limits: ResourceLimits, capacity: Capacity, noise: float) -> Iterator[Advice]:
+    threads = limits.get("threads")
+    if threads is None or threads.use <= 0 or threads.uses["store wait"] < _WAITS * threads.use or capacity.epochs < 2:
+        return
+    without = {name: {"store wait": 0.0} for name in ("threads", "memory", "store")}
+    yield _advice(
+        "store", limits, limits.with_uses(without), noise,
+        change="cache: {dir: FOLDER, mode: source}",
+        reason=f"waiting for the store takes {threads.uses['store wait'] / threads.use:.0%} of the block threads' time",
+        caveat="from the second epoch on; the first one writes what it reads",
+    )  # fmt: skip
+
+
+def _feature_cache(limits: ResourceLimits, facts: RunFacts, capacity: Capacity, noise: float) -> Iterator[Advice]:
+    """A cache of features: later epochs find what the first one computes."""
+    threads, cores = limits.get("threads"), limits.get("cores")
+    columns = facts.found + facts.computed
+    missed = facts.computed / columns if columns else 1.0
+    if threads is None or not facts.block_rows or missed < _WAITS or (capacity.epochs < 2 and not capacity.cached):
+        return
+    read = facts.nbytes_encoded / facts.block_rows / _CACHED_BYTES_PER_CPU_S
+    uses = {"store wait": 0.0, "decoding": read, "ops": 0.0}
+    change = dict.fromkeys(("threads", "cores", "memory"), uses)
+    if cores is not None:
+        change["cores"] = {"decoding": read, "ops": 0.0}
+    saved = 0.0 if cores is None else max(0.0, cores.use - limits.with_uses(change).get("cores").use)  # type: ignore[union-attr]
+    ratio, interval = predicted(limits, limits.with_uses({**change, "store": {"store wait": 0.0}}), noise)
+    yield Advice(
+        kind="cache",
+        change="wait for the second epoch: the cache is cold" if capacity.cached else "cache: {dir: FOLDER}",
+        reason=f"{missed:.0%} of features are computed, which later epochs need again",
+        rows_ratio=ratio,
+        rows_interval=Interval(low=min(1.0, interval.low), high=interval.high),
+        cpu_s_saved=1e6 * saved,
+        caveat="from the second epoch on, if the cache's folder is as fast as memory",
+    )

@@ -1,0 +1,175 @@
+"""Sums of what a run used over a stretch of time, and the capacities that it used them of.
+
+Runs in: whatever explains a run: the trainer, `feedline explain`, the dashboard. Pure; no torch. Two statuses of a
+feeder some seconds apart make a sample; samples add up, and their variation gives the intervals of all rates.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Self
+
+from feedline.loader.wire.facts import BlockStats, FeederStats
+
+_RESAMPLES = 200
+_LEAST_SAMPLES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """The limits between which a value lies with about 95 % probability, as far as its samples tell."""
+
+    low: float
+    high: float
+
+    def scaled(self, factor: float) -> Interval:
+        """The interval of the value times a factor."""
+        low, high = sorted((self.low * factor, self.high * factor))
+        return Interval(low=low, high=high)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What a run may use. cores: that compute blocks; threads: of all workers, for this trainer; workers: processes.
+
+    form: of `cluster`: "threads", "processes", "provider" or "scheduler". own_cores: whether blocks, feeder and
+    trainer share `cores`. store_bytes_per_s: that its store delivers at most (None: unknown). window: blocks in flight
+    (0: undecided), with its reason. epochs: of the run. cached: whether it has a cache of features. copiers: threads
+    that copy batches into slots.
+    """
+
+    cores: float
+    threads: int
+    workers: int = 1
+    form: str = "threads"
+    own_cores: bool = True
+    store_bytes_per_s: float | None = None
+    window: int = 0
+    window_reason: str = ""
+    epochs: int = 1
+    cached: bool = False
+    copiers: int = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """Sums over `wall_s` seconds of a run for one trainer. Seconds of block stages are those of all block threads.
+
+    rows, batches: delivered. trainer_wait_s: of the trainer for batches (None: there is no trainer). trainer_cpu_s: of
+    its process, where it shares the cores (0: unknown). blocks, block_rows, nbytes_read, nbytes_encoded: of computed
+    blocks. read_s, transform_s, encode_s: seconds of their stages, with the CPU seconds among them; transform_cpu_s
+    includes Polars' threads. fetch_s: of `read_s`, waiting for the store. contended_s: of all three, ready to run
+    while other threads had the CPUs. queued_s: between a block's submission and its result, without its computing.
+    loop_cpu_s: of the feeder's loop. copy_s: of writing slots, copy_cpu_s its CPU. planning_s: until the plan was
+    there. found, computed: columns that a cache had and had not.
+    """
+
+    wall_s: float = 0.0
+    rows: int = 0
+    batches: int = 0
+    trainer_wait_s: float | None = None
+    trainer_cpu_s: float = 0.0
+    blocks: int = 0
+    block_rows: int = 0
+    nbytes_read: int = 0
+    nbytes_encoded: int = 0
+    read_s: float = 0.0
+    read_cpu_s: float = 0.0
+    fetch_s: float = 0.0
+    transform_s: float = 0.0
+    transform_cpu_s: float = 0.0
+    encode_s: float = 0.0
+    encode_cpu_s: float = 0.0
+    contended_s: float = 0.0
+    queued_s: float = 0.0
+    loop_cpu_s: float = 0.0
+    copy_s: float = 0.0
+    copy_cpu_s: float = 0.0
+    wait_slots_s: float = 0.0
+    planning_s: float = 0.0
+    found: int = 0
+    computed: int = 0
+
+    @classmethod
+    def between(
+        cls,
+        new: FeederStats,
+        old: FeederStats,
+        *,
+        wall_s: float,
+        trainer_wait_s: float | None,
+        trainer_cpu_s: float = 0,
+    ) -> Self:
+        """What was used between two counts of one trainer; since its start, where counts have begun again."""
+        if new.batches < old.batches or new.delivery.blocks < old.delivery.blocks:
+            old = FeederStats()
+        of_loop = {name: getattr(new, name) - getattr(old, name) for name in _OF_FEEDER}
+        of_blocks = {name: getattr(new.delivery, name) - getattr(old.delivery, name) for name in _OF_BLOCKS}
+        found, computed = (
+            sum(sign * getattr(each.delivery.cached, name, 0) for sign, each in ((1, new), (-1, old)))
+            for name in ("found", "computed")
+        )
+        return cls(
+            wall_s=wall_s,
+            trainer_wait_s=trainer_wait_s,
+            trainer_cpu_s=trainer_cpu_s,
+            found=found,
+            computed=computed,
+            block_rows=new.delivery.rows - old.delivery.rows,
+            **of_loop,
+            **of_blocks,
+        )
+
+    def __add__(self, other: RunFacts) -> RunFacts:
+        waits = [each.trainer_wait_s for each in (self, other) if each.trainer_wait_s is not None]
+        names = [field.name for field in fields(self) if field.name != "trainer_wait_s"]
+        sums = {name: getattr(self, name) + getattr(other, name) for name in names}
+        return replace(self, trainer_wait_s=sum(waits) if waits else None, **sums)
+
+    @property
+    def rows_per_s(self) -> float:
+        """Delivered rows per second."""
+        return self.rows / self.wall_s if self.wall_s > 0 else 0.0
+
+    @property
+    def trainer_wait(self) -> float | None:
+        """The share of time that the trainer waited."""
+        if self.trainer_wait_s is None or self.wall_s <= 0:
+            return None
+        return min(1.0, max(0.0, self.trainer_wait_s / self.wall_s))
+
+    @property
+    def block_cpu_s(self) -> float:
+        """CPU seconds of computing blocks."""
+        return self.read_cpu_s + self.transform_cpu_s + self.encode_cpu_s
+
+    @property
+    def block_busy_s(self) -> float:
+        """Seconds in which block threads computed or waited for something else than a CPU."""
+        return max(0.0, self.read_s + self.transform_s + self.encode_s - self.contended_s)
+
+
+_OF_FEEDER = sorted({field.name for field in fields(RunFacts)} & {field.name for field in fields(FeederStats)})
+_OF_BLOCKS = sorted(
+    {field.name for field in fields(RunFacts)} & {field.name for field in fields(BlockStats)} - {*_OF_FEEDER}
+)
+
+
+def sum_samples(samples: Sequence[RunFacts]) -> RunFacts:
+    """The samples of one trainer as one."""
+    return sum(samples[1:], samples[0]) if samples else RunFacts()
+
+
+def interval_of(samples: Sequence[RunFacts], value: Callable[[RunFacts], float]) -> Interval | None:
+    """The 95 % interval of a value by bootstrap over the samples; None of fewer than three, which say nothing.
+
+    Samples of a second each are drawn with replacement: what varies within a second averages out, what drifts does not.
+    """
+    busy = [sample for sample in samples if sample.wall_s > 0]
+    if len(busy) < _LEAST_SAMPLES:
+        return None
+    draw = random.Random(0)  # the same samples give the same interval
+    values = sorted(value(sum_samples(draw.choices(busy, k=len(busy)))) for _ in range(_RESAMPLES))
+    return Interval(low=values[_RESAMPLES // 40], high=values[-1 - _RESAMPLES // 40])

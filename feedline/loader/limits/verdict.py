@@ -1,0 +1,213 @@
+"""The verdict on a run: what limits it, in a sentence, with the rates of its stages and the advice that follows.
+
+Runs in: whatever explains a run. Pure; no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from feedline.loader.limits.advice import Advice, sorted_advice
+from feedline.loader.limits.linear_bound import Resource, ResourceLimits, limits_of, ties
+from feedline.loader.limits.machine_advice import machine_advice
+from feedline.loader.limits.run_facts import Capacity, Interval, RunFacts, interval_of, sum_samples
+
+WAITS = 0.03  # the share of waiting up to which the trainer is the limit; the same as `autoscale.wait`
+TIE = 0.1  # bounds this close are not told apart by a measurement of seconds
+BUSY = 0.85  # the share of the cores' time in use from which they are the limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRate:
+    """A stage over the measured time: seconds of its threads, CPU seconds of them, and the rows per second that it
+    would allow by itself, with their interval."""
+
+    name: str
+    seconds: float
+    cpu_s: float | None
+    rows_per_s: float
+    interval: Interval | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What limits a run. limit: the resource; stage: that uses most of it; ties: other resources that are as close.
+
+    rows_per_s: measured; bound: that the limit allows. headroom: rows per second without waiting over the measured
+    ones (1: the trainer is the limit)."""
+
+    sentence: str
+    limit: str
+    stage: str
+    ties: tuple[str, ...]
+    trainer_wait: float | None
+    rows_per_s: float
+    interval: Interval | None
+    bound: float
+    headroom: float
+    stages: tuple[StageRate, ...]
+    limits: ResourceLimits
+    advice: tuple[Advice, ...] = ()
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+def judge(samples: Sequence[RunFacts], capacity: Capacity, advice: Sequence[Advice] = ()) -> Verdict:
+    """The verdict on the samples of one trainer. advice: on other things than machines."""
+    facts = sum_samples(samples)
+    limits, wait = limits_of(facts, capacity), facts.trainer_wait
+    interval = interval_of(samples, lambda each: each.rows_per_s)
+    if not facts.rows or not limits.resources:
+        return _undecided(facts, limits)
+    limit, others = _limit(limits, facts, capacity)
+    share = _noise(interval, facts.rows_per_s)
+    trainer = limits.get("trainer")
+    own = machine_advice(limits, facts, capacity, limit, share) if limit.name != "trainer" else ()
+    return Verdict(
+        sentence=_sentence(limits, limit, others, facts, capacity),
+        limit=limit.name,
+        stage=limit.stage,
+        ties=tuple(each.name for each in others),
+        trainer_wait=wait,
+        rows_per_s=facts.rows_per_s,
+        interval=interval,
+        bound=limit.rows_per_s,
+        headroom=1.0 if trainer is None else max(1.0, trainer.rows_per_s / facts.rows_per_s),
+        stages=stage_rates(samples, capacity),
+        limits=limits,
+        advice=sorted_advice([*own, *advice]) if limit.name != "trainer" else sorted_advice(advice),
+    )
+
+
+def stage_rates(samples: Sequence[RunFacts], capacity: Capacity) -> tuple[StageRate, ...]:
+    """The stages of a run in the order in which a row passes them."""
+    facts = sum_samples(samples)
+    rates = [StageRate(name="planning", seconds=facts.planning_s, cpu_s=None, rows_per_s=math.inf)]
+    cpu = {"decoding": facts.read_cpu_s, "ops": facts.transform_cpu_s, "encoding": facts.encode_cpu_s}
+    for name in ("store wait", "decoding", "ops", "encoding"):
+
+        def rate(each: RunFacts, name: str = name) -> float:
+            threads = limits_of(each, capacity).get("threads")
+            use = 0.0 if threads is None else threads.uses[name]
+            return capacity.threads / use if use > 0 else math.inf
+
+        found = rate(facts)
+        own_s = {"store wait": facts.fetch_s, "decoding": facts.read_s - facts.fetch_s, "ops": facts.transform_s}
+        seconds = own_s.get(name, facts.encode_s)
+        interval = interval_of(samples, rate) if math.isfinite(found) else None
+        rates.append(
+            StageRate(name=name, seconds=seconds, cpu_s=cpu.get(name, 0.0), rows_per_s=found, interval=interval)
+        )
+    for resource, name, seconds, cpu_s in (
+        ("loop", "delivery", facts.loop_cpu_s, facts.loop_cpu_s),
+        ("copy", "copy", facts.copy_s, facts.copy_cpu_s),
+        ("trainer", "trainer", facts.wall_s - (facts.trainer_wait_s or 0.0), facts.trainer_cpu_s or None),
+    ):
+
+        def single(each: RunFacts, resource: str = resource) -> float:
+            found = limits_of(each, capacity).get(resource)
+            return math.inf if found is None else found.rows_per_s
+
+        if math.isfinite(found := single(facts)):
+            interval = interval_of(samples, single)
+            rates.append(StageRate(name=name, seconds=seconds, cpu_s=cpu_s, rows_per_s=found, interval=interval))
+    waits = StageRate(name="slot wait", seconds=facts.wait_slots_s, cpu_s=0.0, rows_per_s=math.inf)
+    return (*rates, waits)
+
+
+def _limit(limits: ResourceLimits, facts: RunFacts, capacity: Capacity) -> tuple[Resource, tuple[Resource, ...]]:
+    """The resource that limits the run, and others that are as close."""
+    wait, trainer = facts.trainer_wait, limits.get("trainer")
+    loader = limits.without("trainer")
+    if trainer is not None and (not loader.resources or (wait is not None and wait <= WAITS)):
+        close = [each for each in loader.resources if each.rows_per_s <= trainer.rows_per_s * (1 + TIE)]
+        return trainer, tuple(sorted(close, key=lambda each: each.rows_per_s)) if close else ()
+    first, *others = ties(loader.resources, TIE)
+    cores = limits.get("cores")
+    if cores is not None and first.name == "threads" and facts.rows_per_s * cores.use >= BUSY * cores.capacity:
+        first, others = cores, [each for each in others if each.name != "cores"]
+    # A thread that computes uses a core: as many threads as cores are one limit, not two.
+    twins = {"threads", "cores"}
+    return first, tuple(each for each in others if not (first.name in twins and each.name in twins))
+
+
+def _noise(interval: Interval | None, rate: float) -> float:
+    """The half width of the rate's interval, as a part of it."""
+    return 0.1 if interval is None or rate <= 0 else max(0.02, (interval.high - interval.low) / 2 / rate)
+
+
+def _sentence(
+    limits: ResourceLimits, limit: Resource, others: Sequence[Resource], facts: RunFacts, capacity: Capacity
+) -> str:
+    wait = facts.trainer_wait
+    if limit.name == "trainer":
+        loader = limits.without("trainer")
+        could = f"; the loader could deliver {short(loader.rows_per_s)}" if loader.resources and not others else ""
+        if others:
+            names = " and ".join(_DESCRIPTIONS[each.name] for each in others)
+            could = f"; {names} would follow at once: a tie"
+        waits = "" if wait is None else f" It waits {wait:.1%} of the time and takes {short(limit.rows_per_s)}{could}."
+        return f"Nothing: your trainer is the limit.{waits}"
+    who = "" if wait is None else f"Trainer waits {wait:.0%}: "
+    what = f"{limit.stage} takes {limit.stage_share:.0%} of {_OF[limit.name]}"
+    sizes = {
+        "cores": f"{capacity.cores:g} cores",
+        "threads": f"{capacity.threads} threads",
+        "memory": f"{capacity.window} blocks in memory",
+        "store": f"{(capacity.store_bytes_per_s or 0) / 1e6:,.0f} MB/s of the store",
+        "loop": "the feeder's loop, which is one thread",
+        "copy": f"{capacity.copiers} threads that copy",
+    }
+    tied = "".join(f"; {_DESCRIPTIONS[each.name]} {short(each.rows_per_s)}: a tie" for each in others)
+    sentence = f"{who}{what}; the limit is {short(limit.rows_per_s)} with {sizes[limit.name]}{tied}"
+    return sentence[0].upper() + sentence[1:] + "."
+
+
+_OF = {
+    "cores": "CPU",
+    "threads": "the block threads' time",
+    "memory": "the block threads' time",
+    "store": "the store",
+    "loop": "the feeder's loop",
+    "copy": "the copying",
+}
+_DESCRIPTIONS = {
+    "trainer": "the trainer allows",
+    "threads": "block threads allow",
+    "cores": "the cores allow",
+    "memory": "`memory` allows",
+    "store": "the store allows",
+    "loop": "the feeder's loop allows",
+    "copy": "copying into slots allows",
+}
+
+
+def short(rows_per_s: float) -> str:
+    """A rate in a word: "312 k rows/s"."""
+    if not math.isfinite(rows_per_s):
+        return "any rows/s"
+    for unit, factor in (("M", 1e6), ("k", 1e3)):
+        if rows_per_s >= factor:
+            return f"{rows_per_s / factor:.3g} {unit} rows/s"
+    return f"{rows_per_s:.3g} rows/s"
+
+
+def _undecided(facts: RunFacts, limits: ResourceLimits) -> Verdict:
+    """The verdict where nothing was delivered."""
+    what = f"it planned for {facts.planning_s:.1f} s" if facts.planning_s else "no block was computed"
+    return Verdict(
+        sentence=f"Nothing was delivered in {facts.wall_s:.1f} s ({what}): there is no rate to explain yet.",
+        limit="",
+        stage="planning",
+        ties=(),
+        trainer_wait=facts.trainer_wait,
+        rows_per_s=0.0,
+        interval=None,
+        bound=0.0,
+        headroom=1.0,
+        stages=(),
+        limits=limits,
+    )

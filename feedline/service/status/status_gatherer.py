@@ -1,0 +1,217 @@
+"""Gather the status of a feeder, and publish it: to the process, to its Dask scheduler, and as files.
+
+Runs in: the feeder. `look` and `end` are called in the thread of its loop; a thread writes the files, so that a slow
+disk or store delays no batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from feedline.errors import DataError, FeedlineError
+from feedline.loader.ring.status_files import StatusFile
+from feedline.loader.wire.facts import FeederStats
+from feedline.loader.wire.run_status import FeederStatus, PlanStatus, RankStatus
+from feedline.planning.sources.mixed_plan import RunPlan
+from feedline.service.cluster.cluster import Cluster
+from feedline.service.feeder.trainer_session import TrainerSession
+from feedline.service.status.decision_log import DecisionLog
+from feedline.service.status.last_runs import LastRun
+from feedline.service.status.rank_status import plan_status, rank_status
+from feedline.service.status.shown_text import shown_text
+from feedline.spec import PipelineSpec
+from feedline.version import VERSION
+from feedline.warehouse.storage.faults import safe_text
+from feedline.warehouse.storage.locations import redact
+
+logger = logging.getLogger(__name__)
+
+# How often the live file is written.
+_WRITE_S = 2.0
+# A feeder's end waits so long for its last status to be written: the processes it belongs to are gone.
+_LAST_S = 3.0
+
+
+class StatusGatherer:
+    """The status of one feeder.
+
+    job, feeder: their names in its reports. ranks: those that it is to serve (empty: its trainers name theirs).
+    """
+
+    def __init__(
+        self,
+        spec: PipelineSpec,
+        cluster: Cluster,
+        *,
+        job: str,
+        feeder: str,
+        ranks: Sequence[int],
+        world_size: int,
+        cores: float,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._cluster, self._clock = cluster, clock
+        self._decisions = DecisionLog()
+        self._decisions.begin()
+        self._plan: tuple[RunPlan, PlanStatus] | None = None  # the last that was described
+        self._trainers: dict[int, int] = {}  # by rank, that have come
+        self._sessions: dict[TrainerSession, int] = {}  # the process ids of their trainers
+        self._ranks = {rank: RankStatus(rank=rank, state="waiting", stats=FeederStats()) for rank in ranks}
+        self._has_failed = False
+        now_s = clock()
+        self.status = FeederStatus(
+            job=job,
+            feeder=feeder,
+            name=spec.name,
+            pipeline=redact(spec.file),
+            host=platform.node(),
+            pid=os.getpid(),
+            version=VERSION,
+            started_s=now_s,
+            now_s=now_s,
+            epochs=spec.epochs,
+            form=spec.cluster.kind,
+            cores=cores,
+            cpu_s=0.0,
+            workers=0,
+            threads=0,
+            ranks=(),
+        )
+        self._files = _StatusWriter(LastRun(spec, world_size), lambda: self.status)
+
+    def look(self, sessions: Sequence[TrainerSession]) -> None:
+        """Gather the status of the moment, and publish it. Called about once a second. A failure is logged once: the
+        trainers do not need it."""
+        try:
+            self._gather(sessions)
+        except Exception:
+            if not self._has_failed:
+                logger.exception("the feeder's status cannot be gathered")
+            self._has_failed = True
+            return
+        if (dask := self._cluster.dask) is not None:
+            dask.publish(lambda: self.status)
+        self._files.start()
+
+    def end(self, session: TrainerSession, error: Exception | None) -> None:
+        """Keep what a session that ends has done, and why it ended (None: its trainer left). Call it before the session
+        is closed."""
+        self.look([session])
+        if session.rank is not None and session in self._sessions:
+            ended = replace(self._ranks[session.rank], state="ended", starved=False, error=_shown_error(error))
+            self._ranks[session.rank] = ended
+            del self._sessions[session]
+            self._publish_ranks()
+        self._files.keep()
+
+    def close(self) -> None:
+        """Keep the last status, and remove the live one."""
+        self._decisions.close()
+        self._files.close()
+
+    def _gather(self, sessions: Sequence[TrainerSession]) -> None:
+        for session in sessions:
+            if session.rank is None:
+                continue
+            if session not in self._sessions:
+                self._sessions[session] = session.channel.peer_pid()
+                self._trainers[session.rank] = self._trainers.get(session.rank, 0) + 1
+            plan = None if (found := session.streams.plan) is None else self._described(found)
+            pid, trainers = self._sessions[session], self._trainers[session.rank]
+            self._ranks[session.rank] = rank_status(session, plan, trainer=pid, trainers=trainers)
+        self._publish_ranks()
+
+    def _publish_ranks(self) -> None:
+        cluster, dask = self._cluster, self._cluster.dask
+        workers, threads = (0, 0) if cluster.packed else (1, cluster.threads())
+        if cluster.packed and dask is not None:
+            size = dask.size()
+            workers, threads = size.workers, size.threads
+        connection = None if dask is None else dask.connection
+        self.status = replace(
+            self.status,
+            now_s=self._clock(),
+            cpu_s=time.process_time(),
+            workers=workers,
+            threads=threads,
+            ranks=tuple(self._ranks[rank] for rank in sorted(self._ranks)),
+            lost=0 if connection is None else connection.lost,
+            regained=0 if connection is None else connection.regained,
+            decisions=self._decisions.last(),
+            dashboard=cluster.dashboard if dask is not None or cluster.door is not None else None,
+        )
+
+    def _described(self, plan: RunPlan) -> PlanStatus:
+        if self._plan is None or self._plan[0] is not plan:
+            self._plan = plan, plan_status(plan)
+        return self._plan[1]
+
+
+def _shown_error(error: Exception | None) -> str:
+    if error is None:
+        return ""
+    text = (shown_text if isinstance(error, DataError) else safe_text)(str(error))
+    return f"{type(error).__name__}: {text}"
+
+
+class _StatusWriter:
+    """Writes the live file every two seconds, and a run's last status when there is one to keep, in a thread."""
+
+    def __init__(self, last_run: LastRun, status: Callable[[], FeederStatus]) -> None:
+        self._last_run, self._status = last_run, status
+        self._wake = threading.Event()
+        self._is_due = self._is_closing = False
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to write, unless that has begun."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write, name="feedline-status", daemon=True)
+            self._thread.start()
+
+    def keep(self) -> None:
+        """Keep the status of the moment as the run's last one."""
+        self._is_due = True
+        self._wake.set()
+
+    def close(self) -> None:
+        """Keep the run's last status, and remove the live one. Takes 3 s at most."""
+        self._is_closing = True
+        self.keep()
+        if self._thread is not None:
+            self._thread.join(_LAST_S)
+
+    def _write(self) -> None:
+        live = _live_file()
+        while True:
+            is_closing = self._is_closing
+            if live is not None and not is_closing:
+                try:
+                    live.write(self._status())
+                except OSError as error:
+                    logger.warning("the live status cannot be written: %s", error)
+                    live = None
+            if self._is_due:
+                self._is_due = False
+                if any(rank.trainers for rank in self._status().ranks):
+                    self._last_run.write(self._status())
+            if is_closing:
+                break
+            if self._wake.wait(_WRITE_S):
+                self._wake.clear()
+        if live is not None:
+            live.remove()
+
+
+def _live_file() -> StatusFile | None:
+    try:
+        return StatusFile()
+    except (OSError, FeedlineError) as error:
+        logger.warning("there is no live status of this feeder: %s", error)
+        return None

@@ -1,0 +1,92 @@
+"""What is predicted of more threads, workers, caches is what the bound says of the changed machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feedline.loader.limits.linear_bound import Resource, ResourceLimits, limits_of
+from feedline.loader.limits.machine_advice import threads_needed
+from feedline.loader.limits.run_facts import Capacity, RunFacts
+from feedline.loader.limits.verdict import judge
+
+Staged = Callable[..., RunFacts]
+
+
+@settings(max_examples=25)
+@given(st.floats(1e-6, 1e-2), st.floats(10, 1e6), st.integers(1, 32))
+def test_threads_needed_are_the_fewest_with_which_the_trainer_is_the_limit(use: float, rate: float, have: int):
+    resources = (
+        Resource(name="threads", capacity=have, uses={"ops": use}, unit="thread-s"),
+        Resource(name="trainer", capacity=1, uses={"trainer": 1 / rate}, unit="s"),
+    )
+    limits = ResourceLimits(resources=resources, measured=min(have / use, rate))
+    needed = threads_needed(limits)
+    assert needed is not None
+    assert needed / use >= rate * (1 - 1e-9)
+    assert (needed - 1) / use < rate * (1 + 1e-9)
+
+
+def test_sleeping_ops_get_as_many_workers_as_the_trainer_needs(staged: Staged):
+    """Two workers deliver 1 M rows/s, the trainer takes 2.5 M: five."""
+    capacity = Capacity(cores=64, threads=2, workers=2, form="scheduler", own_cores=False)
+    first = judge([staged(wait_s=0.6, slept_s=2.0)], capacity).advice[0]
+    assert first.change == "cluster: {workers: 5}"
+    assert first.rows_ratio == pytest.approx(2.5)
+    assert first.rows_interval is not None
+    assert first.rows_interval.low < 2.5 < first.rows_interval.high
+
+
+def test_waiting_threads_get_more_threads(staged: Staged):
+    first = judge([staged(wait_s=0.75, decode_s=0.2, fetch_s=1.8)], Capacity(cores=2, threads=2)).advice[0]
+    assert (first.kind, first.change) == ("threads", "cluster: {threads: 8}")
+    assert first.rows_ratio == pytest.approx(4.0)
+
+
+def test_busy_cores_get_no_threads_but_other_hosts(staged: Staged):
+    kinds = {
+        each.kind: each
+        for each in judge([staged(wait_s=0.5, decode_s=1.0, ops_s=1.0)], Capacity(cores=2, threads=2)).advice
+    }
+    assert "threads" not in kinds
+    assert kinds["workers"].rows_ratio == pytest.approx(2.0)
+    assert "scheduler" in kinds["workers"].change
+
+
+def test_a_source_cache_takes_the_stores_waiting_away_if_there_is_another_epoch(staged: Staged):
+    facts = staged(wait_s=0.8, decode_s=0.4, fetch_s=1.6)
+    several = judge([facts], Capacity(cores=2, threads=2, epochs=2)).advice
+    source = next(each for each in several if each.kind == "store")
+    assert source.rows_ratio == pytest.approx(5.0)
+    assert not any(each.kind == "store" for each in judge([facts], Capacity(cores=2, threads=2)).advice)
+
+
+def test_a_cold_cache_is_said_to_be_cold(staged: Staged):
+    facts = staged(wait_s=0.5, ops_s=1.9, computed=10)
+    cold = judge([facts], Capacity(cores=2, threads=2, cached=True, epochs=3)).advice
+    assert any("the cache is cold" in each.change and each.rows_ratio == pytest.approx(2.0) for each in cold)
+    warm = judge([staged(wait_s=0.5, ops_s=1.9, found=99, computed=1)], Capacity(cores=2, threads=2, cached=True))
+    assert not any(each.kind == "cache" for each in warm.advice)
+
+
+def test_threads_that_wait_for_each_other_may_gain_by_processes(staged: Staged):
+    capacity = Capacity(cores=8, threads=4)
+    advice = judge([staged(wait_s=0.5, ops_s=2.0, slept_s=1.9)], capacity).advice
+    processes = next(each for each in advice if each.kind == "processes")
+    assert processes.change == "cluster: {workers: 4, threads: 1}"
+    assert processes.rows_interval is not None
+    assert processes.rows_interval.low == 1.0 < processes.rows_ratio < processes.rows_interval.high
+
+
+def test_no_advice_promises_more_than_the_trainer_takes(staged: Staged):
+    for wait_s in (0.1, 0.4, 0.9):
+        facts = staged(wait_s=wait_s, decode_s=0.5, fetch_s=0.9, slept_s=0.5)
+        for each in judge([facts], Capacity(cores=2, threads=2, epochs=2)).advice:
+            assert each.rows_ratio <= 1 / (1 - wait_s) + 1e-9
+
+
+def test_unused_threads_need_no_more():
+    assert threads_needed(limits_of(RunFacts(wall_s=1, rows=1), Capacity(cores=1, threads=1))) is None

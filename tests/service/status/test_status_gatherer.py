@@ -1,0 +1,121 @@
+"""The status of a real feeder, while it runs and when it has ended."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import psutil
+import pytest
+from pipelines import Place, eventually, furnished
+from ringless_trainers import trainers_of, write_pipeline
+
+from feedline import FeedlineDataset
+from feedline.errors import DataError
+from feedline.loader.ring.status_files import live_statuses
+from feedline.loader.wire.run_status import FeederStatus
+from feedline.service.status.last_runs import last_status
+from feedline.service.status.status_gatherer import StatusGatherer
+from feedline.spec import load_spec
+
+ROWS = 20_000
+
+
+@pytest.fixture
+def place(tmp_path: Path, clicks: Path) -> Iterator[Place]:
+    with furnished(tmp_path, clicks) as place:
+        yield place
+
+
+def live(condition: Any) -> FeederStatus:
+    """The status of the only feeder, as soon as a condition holds."""
+    found = eventually(lambda: [each for each in live_statuses() if condition(each)])
+    assert len(found) == 1
+    return cast("FeederStatus", found[0])
+
+
+def test_a_run_is_seen_while_it_runs_and_afterwards(place: Place):
+    path = place.write(epochs=2)
+    with FeedlineDataset(path) as dataset:
+        iterator = iter(dataset)
+        for _ in range(10):
+            next(iterator)
+        status = live(lambda each: each.ranks and each.ranks[0].stats.batches >= 10 and each.ranks[0].plan is not None)
+        feeder = psutil.Process(status.pid)
+        assert feeder.ppid() == os.getpid()
+        assert (status.name, status.pipeline, status.form) == ("clicks", str(path), "threads")
+        assert (status.workers, status.threads, status.epochs, status.cores) == (1, 1, 2, status.cores)
+        assert 0 < status.cpu_s <= sum(feeder.cpu_times()[:2]) + 0.1
+        assert status.started_s < status.now_s
+        [rank] = status.ranks
+        assert (rank.rank, rank.state, rank.trainer, rank.trainers) == (0, "feeding", os.getpid(), 1)
+        assert rank.plan is not None
+        assert (rank.plan.rows, rank.plan.steps, rank.plan.plan) == (ROWS, ROWS // 256, dataset.state_dict()["plan"])
+        assert any(decision.topic == "window" for decision in status.decisions)
+        for _ in iterator:
+            pass
+    assert live_statuses() == []
+    last = last_status(load_spec(path))
+    assert last is not None
+    assert (last.feeder, last.ranks[0].state, last.ranks[0].error) == (status.feeder, "ended", "")
+    assert last.ranks[0].stats.rows >= ROWS // 256 * 256
+    assert last.ranks[0].stats.delivery.blocks > 0
+
+
+def test_an_error_is_kept_without_the_value_that_it_quotes(place: Place):
+    features = {
+        "dense": {"dense_1": [{"fill_null": 0}]},
+        "categorical": {"id_0": {"column": "id_0", "expect": {"max": "< 3"}}},
+        "label": {"clicked": []},
+    }
+    path = place.write(features=features, on_expect="error")
+    with FeedlineDataset(path) as dataset, pytest.raises(DataError, match="got max"):
+        for _ in dataset:
+            pass
+    last = last_status(load_spec(path))
+    assert last is not None
+    [rank] = last.ranks
+    assert rank.error.startswith("DataError: feature 'id_0' is not as expected in epoch 0 (the log has the value)")
+    assert [finding.partition(": ")[2].partition(",")[0] for finding in rank.findings] == ["got max …"]
+
+
+def test_ranks_wait_before_trainers_come_and_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A feeder in this process, whose loop looks as often as it can."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "r"))
+    states: list[str] = []
+    gatherers: list[StatusGatherer] = []
+    original = StatusGatherer._gather
+
+    def gather(gatherer: StatusGatherer, sessions: Any) -> None:
+        if not gatherers:
+            gatherers.append(gatherer)
+            gatherer._publish_ranks()
+            states.extend(rank.state for rank in gatherer.status.ranks)
+        original(gatherer, sessions)
+
+    monkeypatch.setattr(StatusGatherer, "_gather", gather)
+    with trainers_of(write_pipeline(tmp_path, steps=8), ranks=2, with_status=True) as (first, second):
+        for trainer in (first, second):
+            trainer.begin(last=True)
+            assert trainer.read() == [0, 1, 2, 3]
+    [gatherer] = gatherers
+    assert states == ["waiting", "waiting"]
+    assert [(rank.state, rank.stats.batches) for rank in gatherer.status.ranks] == [("ended", 4)] * 2
+    assert live_statuses() == []
+
+
+def test_a_status_that_cannot_be_gathered_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "r"))
+
+    def fail(gatherer: StatusGatherer, sessions: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(StatusGatherer, "_gather", fail)
+    with trainers_of(write_pipeline(tmp_path, steps=4), with_status=True) as (trainer,):
+        trainer.begin(last=True)
+        assert trainer.read() == [0, 1, 2, 3]
+    assert caplog.text.count("the feeder's status cannot be gathered") == 1
