@@ -129,7 +129,7 @@ def measure_costs(
     Raises DataError where a row of the sample cannot be computed, PlanError where a fit is missing.
     """
     if plan.features.missing_fits:
-        raise PlanError("features have fits to run before they can be measured: got none. Run feedline fit")
+        raise PlanError("features wait for fits: got no artifact set with them, expected one. Run feedline fit")
     budget = CpuBudget(budget_s)
     sample = sample or sample_blocks(plan)
     compiled = compile_job(sample.job)

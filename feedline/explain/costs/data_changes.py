@@ -9,15 +9,16 @@ that can be told from noise are left out.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from feedline.blocks.compute import run_block
 from feedline.blocks.jobs import CompiledJob, compile_job
@@ -27,6 +28,7 @@ from feedline.explain.costs.cost_account import CostAccount, FeatureAccount
 from feedline.explain.costs.cpu_time import ROUNDS, CpuBudget, CpuEstimate, estimate, measure_in_turn
 from feedline.explain.costs.rewritten_blocks import (
     ROW_GROUP_ROWS,
+    RewrittenSample,
     mean_row_group_rows,
     rewrite_sample,
     scratch_folder,
@@ -41,13 +43,15 @@ from feedline.warehouse.cache.cache_folder import CacheRef
 
 ChangeKind = Literal["drop", "truncate", "optimize", "cache", "dedup", "row_groups", "op"]
 
-WORTHWHILE = 0.03  # the share of today's CPU time that a change has to save
+STAGES = ("decoding", "ops", "encoding")
+WORTHWHILE_SHARE = 0.03  # the share of today's CPU time that a change has to save
 _FEATURES = 3  # that are dropped or shortened, each by itself
 _LEAST_SHARE = 0.05  # of the CPU time that a feature or an op must take to be tried
 _SHORTENS = ("first_x", "list_slice", "pad")  # ops that bound the length of lists
 _PERCENTILE = 95
 _MOST_KEPT = 0.9  # of the elements of lists, where shortening is tried
 _BETTER_COLUMNS, _BETTER_SHARE = 8, 0.9  # columns whose encodings are tried: those that take most of decoding
+_CHOOSING_S = 0.5  # CPU of choosing a column's encoding, about
 _FEW_ROWS = ROW_GROUP_ROWS // 2  # of row groups that are joined
 
 
@@ -55,7 +59,8 @@ _FEW_ROWS = ROW_GROUP_ROWS // 2  # of row groups that are joined
 class DataChange:
     """A change and what it gains, per million rows. subject: the feature, op or group. how: what to do. loses: what is
     given up. before_s, after_s: CPU seconds of blocks. saved_bytes: compressed ones less to read; disk_bytes: of an
-    epoch, to keep. is_measured: on blocks; else from the account of costs. from_epoch: the first that gains.
+    epoch, to keep. is_measured: on blocks; else from the account of costs. from_epoch: the first that gains. stages:
+    the gain of decoding, ops and encoding.
     """
 
     kind: ChangeKind
@@ -68,6 +73,16 @@ class DataChange:
     disk_bytes: float = 0.0
     is_measured: bool = True
     from_epoch: int = 0
+    stages: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> Self:
+        """The change of `facts`."""
+        return cls(**{**facts, "gain_s": CpuEstimate(**facts["gain_s"])})
+
+    def facts(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
 
     @property
     def share(self) -> float:
@@ -76,11 +91,11 @@ class DataChange:
 
     @property
     def is_worthwhile(self) -> bool:
-        return self.share >= WORTHWHILE and self.gain_s.low > 0
+        return self.share >= WORTHWHILE_SHARE and self.gain_s.low > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Candidate:
+class _Trial:
     """A change that is to be measured."""
 
     change: DataChange
@@ -102,19 +117,20 @@ def find_changes_of_data(
     """Measure the changes that may pay, those that gain most first. only: these kinds (default: all)."""
     budget = CpuBudget(budget_s)
     compiled = compile_job(sample.job)
-    makers: list[tuple[ChangeKind, Callable[[Path], list[_Candidate]]]] = [
-        ("drop", lambda _: _dropped(sample, account)),
-        ("truncate", lambda _: _truncated(sample, compiled, account)),
-        ("row_groups", partial(_larger_row_groups, plan, sample, compiled)),
-        ("optimize", partial(_optimized, plan, sample, compiled, account)),
-        ("cache", partial(_cached, plan, sample)),
-        ("dedup", lambda _: _deduplicated(plan, sample)),
+    block_s = account.block_s.cpu_s / sample.per_million
+    better = _slow_columns(account)
+    makers: list[tuple[ChangeKind, float, Callable[[Path], list[_Trial]]]] = [  # with CPU seconds to prepare, about
+        ("drop", 0.0, lambda _: _dropped(sample, account)),
+        ("truncate", block_s, lambda _: _truncated(sample, compiled, account)),
+        ("row_groups", 3 * block_s, partial(_larger_row_groups, plan, sample, compiled)),
+        ("cache", 3 * block_s, partial(_cached, plan, sample)),
+        ("dedup", 4 * block_s, lambda _: _deduplicated(plan, sample)),
+        ("optimize", 3 * block_s + _CHOOSING_S * len(better), partial(_optimized, plan, sample, compiled, better)),
     ]
     with ExitStack() as stack:
-        candidates: list[_Candidate] = []
-        for kind, make in makers:
-            block_s = account.block_s.cpu_s / sample.per_million
-            enough = budget.left_s >= 2 * block_s * (len(candidates) + 2)
+        candidates: list[_Trial] = []
+        for kind, prepare_s, make in makers:
+            enough = budget.left_s >= prepare_s + 2 * block_s * (len(candidates) + _FEATURES)
             if (only is None or kind in only) and enough:
                 candidates += make(stack.enter_context(scratch_folder()))
         measured = _measure(sample, candidates, budget, rounds)
@@ -122,22 +138,37 @@ def find_changes_of_data(
     return sorted((each for each in [*measured, *heavy] if each.is_worthwhile), key=lambda each: -each.gain_s.cpu_s)
 
 
-def _measure(sample: BlockSample, candidates: Sequence[_Candidate], budget: CpuBudget, rounds: int) -> list[DataChange]:
+def _measure(sample: BlockSample, candidates: Sequence[_Trial], budget: CpuBudget, rounds: int) -> list[DataChange]:
     if not candidates:
         return []
-    works = [partial(run_sample, each) for each in (sample, *(candidate.sample for candidate in candidates))]
+    samples = [sample, *(candidate.sample for candidate in candidates)]
+    stages: list[list[NDArray[np.float64]]] = [[] for _ in samples]
+    works = [lambda each=each, own=own: own.append(run_sample(each)) for each, own in zip(samples, stages, strict=True)]
     seconds = measure_in_turn(works, budget, rounds=rounds) * sample.per_million
     before = float(np.median(seconds[:, 0]))
-    return [
-        replace(candidate.change, gain_s=estimate(seconds[:, 0] - seconds[:, 1 + index]), before_s=before)
-        for index, candidate in enumerate(candidates)
-    ]
+    medians = [np.median(own[-len(seconds) :], axis=0) for own in stages]
+    found = []
+    for index, candidate in enumerate(candidates, start=1):
+        gain_s = estimate(seconds[:, 0] - seconds[:, index])
+        parts = _parts_of(gain_s.cpu_s, medians[0] - medians[index])
+        found.append(replace(candidate.change, gain_s=gain_s, before_s=before, stages=parts))
+    return found
 
 
-def run_sample(sample: BlockSample) -> None:
-    """Compute the blocks of a sample, and pack their rows as a slot has them."""
+def _parts_of(gain_s: float, stages: NDArray[np.float64]) -> dict[str, float]:
+    """A gain by the stages that gain."""
+    gains = np.maximum(stages, 0.0)
+    shares = gains / gains.sum() if gains.sum() > 0 else np.full(len(STAGES), 1 / len(STAGES))
+    return dict(zip(STAGES, (gain_s * shares).tolist(), strict=True))
+
+
+def run_sample(sample: BlockSample) -> NDArray[np.float64]:
+    """Compute the blocks of a sample, and pack their rows as a slot has them; CPU seconds: float64 [stages]."""
+    found = np.zeros(len(STAGES))
     for request in sample.requests:
-        run_block(sample.job, request, "explain", packed=True)
+        result = run_block(sample.job, request, "explain", packed=True)
+        found += [result.read_cpu_s, result.transform_cpu_s, result.encode_cpu_s]
+    return found
 
 
 def _costly(account: CostAccount, *, groups: Collection[str] | None = None) -> list[FeatureAccount]:
@@ -152,7 +183,7 @@ def _costly(account: CostAccount, *, groups: Collection[str] | None = None) -> l
     return sorted(chosen, key=lambda feature: -feature.cpu_s.cpu_s)[:_FEATURES]
 
 
-def _dropped(sample: BlockSample, account: CostAccount) -> list[_Candidate]:
+def _dropped(sample: BlockSample, account: CostAccount) -> list[_Trial]:
     found = []
     for feature in _costly(account):
         others = tuple(each for each in sample.job.features if each.name != feature.name)
@@ -167,7 +198,7 @@ def _dropped(sample: BlockSample, account: CostAccount) -> list[_Candidate]:
             before_s=0.0,
             saved_bytes=feature.nbytes,
         )
-        found.append(_Candidate(change=change, sample=_with_features(sample, others)))
+        found.append(_Trial(change=change, sample=_with_features(sample, others)))
     return found
 
 
@@ -175,7 +206,7 @@ def _with_features(sample: BlockSample, features: Sequence[FeatureSpec]) -> Bloc
     return replace(sample, job=bare_job(sample.job, features))
 
 
-def _truncated(sample: BlockSample, compiled: CompiledJob, account: CostAccount) -> list[_Candidate]:
+def _truncated(sample: BlockSample, compiled: CompiledJob, account: CostAccount) -> list[_Trial]:
     """Lists without a bound, cut after the elements that 95 % of the rows have at most."""
     by_name = {feature.name: feature for feature in sample.job.features}
     found = []
@@ -202,11 +233,11 @@ def _truncated(sample: BlockSample, compiled: CompiledJob, account: CostAccount)
             gain_s=_NO_GAIN,
             before_s=0.0,
         )
-        found.append(_Candidate(change=change, sample=_with_features(sample, shorter)))
+        found.append(_Trial(change=change, sample=_with_features(sample, shorter)))
     return found
 
 
-def _list_lengths(sample: BlockSample, compiled: CompiledJob, column: str) -> np.ndarray | None:
+def _list_lengths(sample: BlockSample, compiled: CompiledJob, column: str) -> NDArray[np.int64] | None:
     """int64 [rows]: the lengths of a column's lists; None for a column of others."""
     lengths = [
         chunk.frame.get_column(column).list.len().fill_null(0).to_numpy()
@@ -218,7 +249,7 @@ def _list_lengths(sample: BlockSample, compiled: CompiledJob, column: str) -> np
     return np.concatenate(lengths).astype(np.int64) if lengths else None
 
 
-def _larger_row_groups(plan: Plan, sample: BlockSample, compiled: CompiledJob, folder: Path) -> list[_Candidate]:
+def _larger_row_groups(plan: Plan, sample: BlockSample, compiled: CompiledJob, folder: Path) -> list[_Trial]:
     mean = mean_row_group_rows(sample, plan.snapshot.rows_per_row_group)
     if mean >= _FEW_ROWS:
         return []
@@ -226,18 +257,17 @@ def _larger_row_groups(plan: Plan, sample: BlockSample, compiled: CompiledJob, f
     change = DataChange(
         kind="row_groups",
         subject=f"{mean:,.0f} rows per row group",
-        how=f"write row groups of {ROW_GROUP_ROWS:,} rows: {_optimize_command(plan, '')}",
+        how=_optimize_command(plan, rewritten),
         gain_s=_NO_GAIN,
         before_s=0.0,
         saved_bytes=(rewritten.before - rewritten.nbytes) * sample.per_million,
     )
-    return [_Candidate(change=change, sample=rewritten.sample)]
+    return [_Trial(change=change, sample=rewritten.sample)]
 
 
 def _optimized(
-    plan: Plan, sample: BlockSample, compiled: CompiledJob, account: CostAccount, folder: Path
-) -> list[_Candidate]:
-    better = _slow_columns(account)
+    plan: Plan, sample: BlockSample, compiled: CompiledJob, better: Sequence[str], folder: Path
+) -> list[_Trial]:
     if not better:
         return []
     mean = mean_row_group_rows(sample, plan.snapshot.rows_per_row_group)
@@ -245,12 +275,12 @@ def _optimized(
     change = DataChange(
         kind="optimize",
         subject=", ".join(better),
-        how=_optimize_command(plan, " --for decode"),
+        how=_optimize_command(plan, rewritten, " --for decode"),
         gain_s=_NO_GAIN,
         before_s=0.0,
         saved_bytes=(rewritten.before - rewritten.nbytes) * sample.per_million,
     )
-    return [_Candidate(change=change, sample=rewritten.sample)]
+    return [_Trial(change=change, sample=rewritten.sample)]
 
 
 def _slow_columns(account: CostAccount) -> list[str]:
@@ -267,12 +297,14 @@ def _slow_columns(account: CostAccount) -> list[str]:
     return found
 
 
-def _optimize_command(plan: Plan, options: str) -> str:
-    table = plan.spec.source.table
-    return f"feedline optimize {table if isinstance(table, str) else 'TABLE'} OUT{options}"
+def _optimize_command(plan: Plan, rewritten: RewrittenSample, options: str = "") -> str:
+    """The command that writes the whole table as the sample was written."""
+    table, rows = plan.spec.source.table, rewritten.row_group_rows
+    rows = ROW_GROUP_ROWS if rows > ROW_GROUP_ROWS // 2 else 1024 * max(1, round(rows / 1024))
+    return f"feedline optimize {table if isinstance(table, str) else 'TABLE'} OUT{options} --row-group-rows {rows}"
 
 
-def _cached(plan: Plan, sample: BlockSample, folder: Path) -> list[_Candidate]:
+def _cached(plan: Plan, sample: BlockSample, folder: Path) -> list[_Trial]:
     """Blocks whose features are in a cache: it is filled first."""
     if plan.spec.cache is not None:
         return []
@@ -290,10 +322,10 @@ def _cached(plan: Plan, sample: BlockSample, folder: Path) -> list[_Candidate]:
         disk_bytes=nbytes / max(sample.rows, 1) * sample.epoch_rows,
         from_epoch=1,
     )
-    return [_Candidate(change=change, sample=cached)]
+    return [_Trial(change=change, sample=cached)]
 
 
-def _deduplicated(plan: Plan, sample: BlockSample) -> list[_Candidate]:
+def _deduplicated(plan: Plan, sample: BlockSample) -> list[_Trial]:
     """Features in the groups that `plan --dedup` would propose, in the table's order."""
     try:
         facts = describe_proposals(plan)
@@ -317,7 +349,7 @@ def _deduplicated(plan: Plan, sample: BlockSample) -> list[_Candidate]:
         gain_s=_NO_GAIN,
         before_s=0.0,
     )
-    return [_Candidate(change=change, sample=_with_features(sample, features))]
+    return [_Trial(change=change, sample=_with_features(sample, features))]
 
 
 _CHEAPER = {
@@ -349,6 +381,7 @@ def _heavy_ops(account: CostAccount) -> list[DataChange]:
                     gain_s=cost.ops_s.scaled(min(part, 1.0)),
                     before_s=before,
                     is_measured=False,
+                    stages={"ops": cost.ops_s.cpu_s * min(part, 1.0)},
                 )
             )
     return found

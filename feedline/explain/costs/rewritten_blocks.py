@@ -37,11 +37,13 @@ _DICTIONARY_BYTES = 1 << 20  # pyarrow's, of a table that another program wrote
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewrittenSample:
-    """The sample with requests of new files. nbytes: of the new files' columns; before: of the same columns now."""
+    """The sample with requests of new files. nbytes: of the new files' columns; before: of the same columns now.
+    row_group_rows: the mean of the new row groups."""
 
     sample: BlockSample
     nbytes: int
     before: int
+    row_group_rows: int
 
 
 @contextmanager
@@ -82,7 +84,12 @@ def rewrite_sample(
         requests.append(replace(request, pieces=pieces))
         before += sum(writer.bytes_now(piece.fragment) for piece in request.pieces)
     nbytes = sum(path.stat().st_size for path in folder.glob(f"*{SUFFIX}"))
-    return RewrittenSample(sample=replace(sample, requests=tuple(requests)), nbytes=nbytes, before=before)
+    return RewrittenSample(
+        sample=replace(sample, requests=tuple(requests)),
+        nbytes=nbytes,
+        before=before,
+        row_group_rows=round(writer.rows / max(writer.groups, 1)),
+    )
 
 
 def _joined(request: BlockRequest) -> list[list[PieceRequest]]:
@@ -125,6 +132,7 @@ class _SampleWriter:
         self._encodings: list[Encoding] = []
         self._target: pa.Schema | None = None
         self._count = 0
+        self.rows = self.groups = 0
 
     def bytes_now(self, fragment: Fragment) -> int:
         """Compressed bytes of the columns in a fragment's row groups."""
@@ -200,6 +208,8 @@ class _SampleWriter:
         schema = self._target
         if any(_breaks(table, schema) for table in tables):  # a later row group has nulls
             schema = pa.schema([tables[0].schema.field(name) for name in schema.names])
+        self.rows += sum(table.num_rows for table in tables)
+        self.groups += len(tables)
         with pq.ParquetWriter(str(path), schema, **options) as writer:
             for table in tables:
                 writer.write_table(table.cast(schema), row_group_size=max(table.num_rows, 1))

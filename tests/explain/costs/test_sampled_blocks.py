@@ -36,7 +36,9 @@ def test_more_blocks_than_there_are(tmp_path: Path):
 
 
 def test_large_blocks_are_shortened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    plan = costly_plan(tmp_path, files=1, row_group_rows=1_024, shuffle="off", source={"table": str(tmp_path / "table")})
+    plan = costly_plan(
+        tmp_path, files=1, row_group_rows=1_024, shuffle="off", source={"table": str(tmp_path / "table")}
+    )
     monkeypatch.setattr(sampled_blocks, "_MOST_ROWS", 1_500)
     sample = sample_blocks(plan, 1)
     [request] = sample.requests
