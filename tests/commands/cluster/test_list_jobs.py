@@ -9,10 +9,11 @@ from job_reports import REPORT
 from processes import ended_here
 from schedulers import connected, local_cluster
 
-from feedline.commands.cluster.list_jobs import job_rows, jobs_table
+from feedline.commands.cluster.list_jobs import jobs_table
 from feedline.loader.wire.codec import pack
 from feedline.loader.wire.job_reports import FeederShare
 from feedline.service.cluster.connection.job_listing import JobListing
+from feedline.service.scheduler.job_rows import job_rows
 
 
 def test_the_jobs_of_a_scheduler_are_listed_and_the_starved_come_first():
@@ -31,15 +32,11 @@ def test_the_jobs_of_a_scheduler_are_listed_and_the_starved_come_first():
         assert "starved" not in text.split("calm")[1]
 
 
-def test_feeders_of_a_job_are_a_row():
-    second = replace(REPORT, feeder="b", host="i", ranks=2, wait_fraction=0.5, blocks_per_s=1.0)
-    members = [FeederShare(report=REPORT, threads=1.5, workers=16), FeederShare(report=second, threads=1.5, workers=20)]
-    [row] = job_rows(members)
-    assert (row.feeders, row.hosts, row.ranks, row.threads, row.fair_threads) == (2, 2, 3, 2.5, 3.0)
-    assert (row.demand_threads, row.wait_fraction, row.starved) == (6.0, 0.5, True)
-    assert (row.route_workers, row.connections) == (20, 36)
-    for workers, route in ((64, "20"), (20, "all")):
-        [*cells] = jobs_table(JobListing(workers=workers, threads=64, feeders=members), [row]).columns[8].cells
+def test_a_job_without_a_route_of_its_own_has_all_workers():
+    members = [FeederShare(report=REPORT, threads=1.5, workers=16)]
+    for workers, route in ((64, "16"), (16, "all")):
+        listing = JobListing(workers=workers, threads=64, feeders=members)
+        [*cells] = jobs_table(listing, job_rows(members)).columns[8].cells
         assert cells == [route]
 
 
