@@ -77,7 +77,8 @@ def _telltale(column: ColumnProfile, outcomes: dict[str, str]) -> str | None:
 def _choose(column: ColumnProfile, facts: TableFacts, taken: set[str]) -> list[FeatureChoice] | LeftOut:
     """The features of a column by its role, with names that are free, and are taken from now on."""
     candidate = next((each for each in facts.times if each.column == column.name), None)
-    if column.role == "time" or (candidate is not None and candidate.unit is not None and column.time_like):
+    is_time = column.role == "time" or column.type.startswith(("time32", "time64", "duration"))
+    if is_time or (candidate is not None and candidate.unit is not None and column.time_like):
         found = choose_times(column, candidate)
         if not found:
             return LeftOut(column=column.name, reason="a time without a part that comes again")

@@ -5,6 +5,7 @@ Pure.
 
 from __future__ import annotations
 
+_WHOLE = 1_000  # from there on numbers have no decimals
 _UNITS = ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e4, " k"))
 
 
@@ -14,7 +15,7 @@ def number(value: float) -> str:
         if abs(value) >= size:
             scale = 1e3 if unit == " k" else size
             return f"{value / scale:.3g}{unit}" if abs(value) < 1000 * scale else f"{value / scale:,.0f}{unit}"
-    return f"{value:,.0f}" if value == int(value) else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= _WHOLE or value == int(value) else f"{value:.3g}"
 
 
 def percent(share: float | None) -> str:

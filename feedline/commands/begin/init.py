@@ -32,7 +32,7 @@ from feedline.commands.exit_status import exit_on_signals
 from feedline.commands.schema import SCHEMA_FILE, write_json_schema
 from feedline.errors import SpecError
 from feedline.pipeline import Pipeline
-from feedline.profiling.profile_table import facts_of
+from feedline.profiling.profile_table import table_facts_of
 from feedline.profiling.table_facts import TableFacts
 from feedline.profiling.table_sample import ProfileOptions, sample_table
 from feedline.progress import Progress
@@ -100,14 +100,14 @@ def _look(
             format=table_format,
         )
         sample = sample_table(table, options, progress=show)
-        facts = replace(facts_of(sample, options, progress=show), uri=redact(table))
+        facts = replace(table_facts_of(sample, options, progress=show), uri=redact(table))
         line.clear()
         asked = ask_choices(facts, choices, console) if ask and facts.rows else choices
         chosen = guess_choices(facts, asked)
         require_label(facts, chosen.label)
         if (chosen.label, chosen.time or None) != (facts.label, facts.time):  # compare the columns with this label
             options = replace(options, label=chosen.label, time=chosen.time or None, session=chosen.session or None)
-            facts = replace(facts_of(sample, options, progress=show), uri=redact(table))
+            facts = replace(table_facts_of(sample, options, progress=show), uri=redact(table))
     return facts, chosen, sample.snapshot
 
 
