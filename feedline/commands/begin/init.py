@@ -11,6 +11,7 @@ import shlex
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -87,28 +88,29 @@ def _look(
     table: str, table_format: str, choices: Choices, *, ask: bool, console: Console
 ) -> tuple[TableFacts, Choices, Snapshot]:
     """The facts of the table beside its label, the choices, and the snapshot that both are of."""
+    options = ProfileOptions(
+        label=choices.label,
+        time=choices.time or None,
+        session=choices.session or None,
+        values=True,
+        format=table_format,
+    )
     with ProgressLine() as line:
+        sample = sample_table(table, options, progress=partial(_show, line))
+        facts = table_facts_of(sample, options, progress=partial(_show, line))
+    facts = replace(facts, uri=redact(table))
+    chosen = guess_choices(facts, ask_choices(facts, choices, console) if ask and facts.rows else choices)
+    require_label(facts, chosen.label)
+    if chosen.label == facts.label and (chosen.time or facts.time) == facts.time:
+        return facts, chosen, sample.snapshot
+    options = replace(options, label=chosen.label, time=chosen.time or None, session=chosen.session or None)
+    with ProgressLine() as line:  # the columns were compared with another label, or none
+        facts = table_facts_of(sample, options, progress=partial(_show, line))
+    return replace(facts, uri=redact(table)), chosen, sample.snapshot
 
-        def show(phase: str, done: int, total: int) -> None:
-            line.show(Progress(phase=phase, done=done, total=total, unit="parts"))
 
-        options = ProfileOptions(
-            label=choices.label,
-            time=choices.time or None,
-            session=choices.session or None,
-            values=True,
-            format=table_format,
-        )
-        sample = sample_table(table, options, progress=show)
-        facts = replace(table_facts_of(sample, options, progress=show), uri=redact(table))
-        line.clear()
-        asked = ask_choices(facts, choices, console) if ask and facts.rows else choices
-        chosen = guess_choices(facts, asked)
-        require_label(facts, chosen.label)
-        if (chosen.label, chosen.time or None) != (facts.label, facts.time):  # compare the columns with this label
-            options = replace(options, label=chosen.label, time=chosen.time or None, session=chosen.session or None)
-            facts = replace(table_facts_of(sample, options, progress=show), uri=redact(table))
-    return facts, chosen, sample.snapshot
+def _show(line: ProgressLine, phase: str, done: int, total: int) -> None:
+    line.show(Progress(phase=phase, done=done, total=total, unit="parts"))
 
 
 def _named_from(table: str, folder: Path) -> str:
@@ -151,6 +153,11 @@ def _print_summary(plan: InitPlan, folder: Path, console: Console) -> None:
     place = folder / PIPELINE_FILE
     say(console, f"\nwritten: {place}, {folder / SCRIPT_FILE}, {folder / SCHEMA_FILE}. Next:")
     name = shlex.quote(str(place))
-    say(console, f"  feedline fit {name}                learn vocabularies and means, in one pass")
-    say(console, f"  feedline run {name} --sink null    how fast it feeds")
-    say(console, f"  python {shlex.quote(str(folder / SCRIPT_FILE))}                    train, and evaluate")
+    steps = (
+        (f"feedline fit {name}", "learn vocabularies and means, in one pass"),
+        (f"feedline run {name} --sink null", "see how fast it feeds"),
+        (f"python {shlex.quote(str(folder / SCRIPT_FILE))}", "train, and evaluate"),
+    )
+    width = max(len(words) for words, _ in steps)
+    for words, what in steps:
+        say(console, f"  {words:<{width}}  # {what}")
