@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from rich.console import Console
 
@@ -17,6 +18,9 @@ from feedline.commands.begin.quoting import comment
 from feedline.commands.display.consoles import say
 from feedline.errors import SpecError
 from feedline.profiling.table_facts import TableFacts
+
+with suppress(ImportError):  # a Python without it asks, too
+    import readline  # noqa: F401 -- `input` edits its line with it, and ends at Ctrl-C even where `read` is begun again
 
 _SHOWN = 8
 NONE = "-"  # the answer for "none"
