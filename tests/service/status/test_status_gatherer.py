@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -11,11 +12,13 @@ import psutil
 import pytest
 from pipelines import Place, eventually, furnished
 from ringless_trainers import trainers_of, write_pipeline
+from schedulers import local_cluster
 
 from feedline import FeedlineDataset
 from feedline.errors import DataError
 from feedline.loader.ring.status_files import live_statuses
 from feedline.loader.wire.run_status import FeederStatus
+from feedline.service.scheduler.status_source import statuses_of
 from feedline.service.status.last_runs import last_status
 from feedline.service.status.status_gatherer import StatusGatherer
 from feedline.spec import load_spec
@@ -62,6 +65,34 @@ def test_a_run_is_seen_while_it_runs_and_afterwards(place: Place):
     assert (last.feeder, last.ranks[0].state, last.ranks[0].error) == (status.feeder, "ended", "")
     assert last.ranks[0].stats.rows >= ROWS // 256 * 256
     assert last.ranks[0].stats.delivery.blocks > 0
+
+
+def test_the_scheduler_of_a_cluster_knows_its_feeders(tmp_path: Path, clicks: Path, monkeypatch: pytest.MonkeyPatch):
+    """By address, as pages and metrics of a scheduler see them."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "r"))
+
+    def delivering() -> list[FeederStatus]:
+        return [each for each in source() if each.ranks and each.ranks[0].stats.batches >= 5]
+
+    with local_cluster("feedline.service.scheduler.preload", workers=2) as local:
+        source = statuses_of(local.scheduler)
+        assert source is not None
+        path = Place(folder=tmp_path, table=clicks).write(cluster={"scheduler": local.scheduler_address})
+        with FeedlineDataset(path) as dataset:
+            iterator = iter(dataset)
+            for _ in range(5):
+                next(iterator)
+            [status] = eventually(
+                lambda: [each for each in source() if each.ranks and each.ranks[0].stats.batches >= 5]
+            )
+            assert (status.form, status.workers, status.threads) == ("scheduler", 2, 2)
+            assert (status.lost, status.regained) == (0, 0)
+            jobs = local.scheduler.plugins["feedline-jobs"].book.reports(time.time())
+            assert [(report.job, report.feeder) for report in jobs] == [(status.job, status.feeder)]
+        assert eventually(lambda: source() == [])
+    last = last_status(load_spec(path))
+    assert last is not None
+    assert last.ranks[0].state == "ended"
 
 
 def test_an_error_is_kept_without_the_value_that_it_quotes(place: Place):
