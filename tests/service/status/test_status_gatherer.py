@@ -112,6 +112,27 @@ def test_an_error_is_kept_without_the_value_that_it_quotes(place: Place):
     assert [finding.partition(": ")[2].partition(",")[0] for finding in rank.findings] == ["got max …"]
 
 
+def test_what_a_trainer_did_is_kept_when_it_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its feeder goes on to serve the other rank."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "r"))
+    path = write_pipeline(tmp_path, steps=8)
+    spec = load_spec(path)
+
+    def kept() -> list[tuple[str, int]]:
+        status = last_status(spec)
+        return [] if status is None else [(rank.state, rank.stats.batches) for rank in status.ranks]
+
+    with trainers_of(path, ranks=2, with_status=True) as (first, second):
+        first.begin(last=True)
+        assert first.read() == [0, 1, 2, 3]
+        first.channel.close()
+        assert eventually(lambda: kept() and kept()[0] == ("ended", 4))
+        assert kept()[1][1] == 0
+        second.begin(last=True)
+        assert second.read() == [0, 1, 2, 3]
+    assert kept() == [("ended", 4)] * 2
+
+
 def test_ranks_wait_before_trainers_come_and_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A feeder in this process, whose loop looks as often as it can."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "r"))
