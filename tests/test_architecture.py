@@ -40,7 +40,7 @@ FLOORS = [
     {"planning"},
     {"service", "serving"},
     {"fitting"},
-    {"materialize", "profiling"},
+    {"materialize", "explain", "profiling"},
     {"pipeline"},
     {"commands", "face"},  # the face is feedline/__init__.py
     {"cli"},
@@ -97,6 +97,8 @@ MODULES_OF = {PACKAGE: 8, PACKAGE / "commands": 12}  # at the root with __init__
 INSIDE_FUNCTIONS = {
     ("feedline.__main__", "feedline.cli"),
     ("feedline.__main__", "feedline.commands.feed"),
+    ("feedline.commands.arguments.completions", "feedline.spec"),
+    ("feedline.commands.arguments.completions", "feedline.spec.pipeline_spec"),
     ("feedline.commands.cluster.certs", "feedline.service.tls.authority"),
     ("feedline.commands.plan.views", "feedline.commands.plan.save"),
     ("feedline.commands.exit_status", "rich.console"),
