@@ -10,6 +10,7 @@ import errno
 import logging
 import signal
 from dataclasses import dataclass
+from typing import Any
 
 import dask
 from distributed import Security
@@ -17,6 +18,7 @@ from distributed import Security
 from feedline.errors import ClusterError, SpecError
 from feedline.service.dask_patches.dask_config import SCHEDULER_CONFIG
 from feedline.service.dask_patches.without_http import scheduler_class
+from feedline.service.page.dashboard import PAGE
 from feedline.service.scheduler.preload import dask_setup
 from feedline.service.tls.security import security_of
 from feedline.spec.cluster_section import TlsSpec, is_loopback
@@ -79,6 +81,9 @@ async def _serve(options: SchedulerOptions, security: Security) -> None:
     try:
         dask_setup(scheduler)
         logger.info("scheduler at %s", scheduler.address)
+        if options.dashboard is not None:
+            server: Any = scheduler
+            logger.info("live page at http://%s:%d%s", server.http_server.address, server.http_server.port, PAGE)
         await stop.wait()
     finally:
         await scheduler.close()
