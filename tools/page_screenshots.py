@@ -29,7 +29,7 @@ from chromium import BrowserPage, browser  # noqa: E402 -- of tests/support
 
 from feedline import FeedlineDataset  # noqa: E402 -- after the path
 
-RANKS, COLORS = 2, 48
+RANKS, COLORS = 2, 96
 STEP_S = 0.002
 PIPELINE = {
     "version": 1,
@@ -48,7 +48,7 @@ PIPELINE = {
     },
     "batch": {"size": 1024, "tail": "drop"},
     "shuffle": {"seed": 0},
-    "epochs": 3,
+    "epochs": 8,
     "cluster": {"threads": 2},
 }
 
