@@ -1,0 +1,1 @@
+"""Explain a run: a short one, one that is running, or the last one."""
