@@ -8,12 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
+from feedline.commands.arguments.completions import (
+    complete_features,
+    complete_pipeline,
+    complete_words,
+    rejoin_override,
+)
+from feedline.commands.arguments.pipeline_arguments import AsJson, Overrides, PipelinePath, Source
 from feedline.commands.command_list import CommandList
 from feedline.commands.display.consoles import console_on, print_facts, say
 from feedline.commands.display.progress_line import ProgressLine
@@ -27,18 +35,12 @@ if TYPE_CHECKING:
 _HELP = """Feed PyTorch trainers from a Parquet warehouse, and look after the tables that feed them.
 
 Exit status: 0 done, 1 a job failed, 2 wrong input, 130 Ctrl-C, 143 SIGTERM."""
-app = typer.Typer(
-    cls=CommandList, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=_HELP
-)
-
-PipelinePath = Annotated[Path, typer.Argument(metavar="PIPELINE.YAML", help="The pipeline.")]
-Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key: --set batch.tail=pad")]
-Source = Annotated[str | None, typer.Option(metavar="NAME", help="One of the pipeline's `sources` alone.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+app = typer.Typer(cls=CommandList, no_args_is_help=True, pretty_exceptions_enable=False, help=_HELP)
 
 
 def main() -> NoReturn:
     """The program `feedline`."""
+    rejoin_override(os.environ)
     end_with(app)
 
 
@@ -69,7 +71,13 @@ def _load(pipeline: Path, overrides: list[str] | None, source: str | None = None
 @app.command()
 def run(
     pipeline: PipelinePath,
-    sink: Annotated[str, typer.Option(help="trainer: serve trainers on this host; null: drain the ring.")] = "trainer",
+    sink: Annotated[
+        str,
+        typer.Option(
+            help="trainer: serve trainers on this host; null: drain the ring.",
+            autocompletion=complete_words("trainer", "null"),
+        ),
+    ] = "trainer",
     overrides: Overrides = None,
     ranks: Annotated[str | None, typer.Option(help="Ranks of this host, such as 0-7 or 0,2 (default: all).")] = None,
     world_size: Annotated[
@@ -77,7 +85,11 @@ def run(
     ] = None,
     features: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Deliver a column group: this feature, or those of this group; repeatable."),
+        typer.Option(
+            metavar="NAME",
+            help="Deliver a column group: this feature, or those of this group; repeatable.",
+            autocompletion=complete_features,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -240,21 +252,34 @@ def snapshot(
 @app.command()
 def schema(
     pipeline: Annotated[
-        Path | None, typer.Argument(metavar="[PIPELINE.YAML]", help="The pipeline whose batches are described.")
+        Path | None,
+        typer.Argument(
+            metavar="[PIPELINE.YAML]",
+            help="The pipeline whose batches are described.",
+            autocompletion=complete_pipeline,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the JSON Schema to this file: pipeline.schema.json")
     ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the tensors of a pipeline's batches: positions, widths, rows of embeddings. Without a pipeline, print the
-    JSON Schema of pipeline.yaml."""
-    from feedline.commands.schema import describe_schema, schema_table
+    JSON Schema of pipeline.yaml, for editors."""
+    from feedline.commands.schema import describe_schema, schema_table, write_json_schema
     from feedline.pipeline import Pipeline
 
     if pipeline is None:
         if overrides:
             raise SpecError("--set overrides a pipeline's keys: got no pipeline. Name one, or omit --set")
-        print(json.dumps(Pipeline.json_schema(), indent=2))
+        if output is not None:
+            write_json_schema(output, Pipeline.json_schema())
+        else:
+            print(json.dumps(Pipeline.json_schema(), indent=2))
         return
+    if output is not None:
+        raise SpecError("--output writes the JSON Schema of any pipeline.yaml: got a pipeline. Leave it out")
     spec = _load(pipeline, overrides)
     with ProgressLine():
         facts = describe_schema(Pipeline(spec).schema, spec.batch.size)
@@ -288,7 +313,12 @@ def clicks(
     ] = False,
     row_group_rows: Annotated[int, typer.Option(help="Rows of a row group.")] = 65_536,
     seed: Annotated[int, typer.Option(help="Random seed; the same seed gives the same bytes.")] = 0,
-    order: Annotated[str, typer.Option(help="session: clustered by session; log: by time.")] = "session",
+    order: Annotated[
+        str,
+        typer.Option(
+            help="session: clustered by session; log: by time.", autocompletion=complete_words("session", "log")
+        ),
+    ] = "session",
     overwrite: Annotated[bool, typer.Option(help="Replace an existing table.")] = False,
 ) -> None:
     """Write a session-structured click table of any size, reproducible from its seed."""

@@ -36,8 +36,8 @@ os.environ.setdefault("FEEDLINE_DEBUG_MEMORY", "1")
 # cost.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-hypothesis.settings.register_profile("feedline", deadline=None, max_examples=60, derandomize=True, print_blob=True)
-hypothesis.settings.register_profile("nightly", hypothesis.settings.get_profile("feedline"))  # see drawn_examples.py
+hypothesis.settings.register_profile("feedline", deadline=None, max_examples=20, derandomize=True, print_blob=True)
+hypothesis.settings.register_profile("nightly", hypothesis.settings.get_profile("feedline"), max_examples=60)
 hypothesis.settings.load_profile("feedline")
 
 

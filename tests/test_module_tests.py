@@ -72,7 +72,6 @@ WITHOUT_A_TEST = {
     "service/cluster/connection/scheduler_check.py",
     "service/cluster/connection/scheduler_connection.py",
     "service/cluster/connection/scheduler_echo.py",
-    "service/cluster/dashboard.py",
     "service/cluster/dask_cluster.py",
     "service/cluster/fit_workers.py",
     "service/cluster/open_cluster.py",

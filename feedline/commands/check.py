@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from feedline.commands.arguments.pipeline_arguments import AsJson, Overrides, PipelinePath, Source
 from feedline.commands.cluster.connect import pipeline_cluster
 from feedline.commands.display.progress_line import ProgressLine
 from feedline.commands.exit_status import exit_on_signals
@@ -146,7 +146,7 @@ def check_tables(spec: PipelineSpec, *, deep: bool = False, all_columns: bool = 
 
 
 def check(
-    pipeline: Annotated[Path, typer.Argument(metavar="PIPELINE.YAML", help="The pipeline.")],
+    pipeline: PipelinePath,
     deep: Annotated[bool, typer.Option("--deep", help="Decode every page of the columns that the pipeline reads.")] = (
         False
     ),
@@ -162,9 +162,9 @@ def check(
     earlier: Annotated[
         str | None, typer.Option("--from", help="With --rows: an exclusion whose unchanged files are not read again.")
     ] = None,
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a key: --set source.where='…'")] = None,
-    source: Annotated[str | None, typer.Option(metavar="NAME", help="One of the pipeline's `sources` alone.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
+    overrides: Overrides = None,
+    source: Source = None,
+    as_json: AsJson = False,
 ) -> None:
     """Find bad files, nulls that features cannot hold and, with --rows, bad rows, before a run does.
 

@@ -6,6 +6,8 @@ Runs in: the process of the command.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import typer
@@ -16,6 +18,10 @@ ELSEWHERE = {
     "check": (
         "feedline.commands.check",
         "Find bad files, nulls that features cannot hold and, with --rows, bad rows, before a run does.",
+    ),
+    "diff": (
+        "feedline.commands.diff.diff_command",
+        "Compare two pipelines: rows, what is read, features, fingerprints, whether a run continues, cost.",
     ),
     "explain": (
         "feedline.commands.explain",
@@ -84,8 +90,17 @@ class CommandList(typer.core.TyperGroup):
         return typer.main.get_command(alone)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
+        with self._as_listed():
+            super().format_help(ctx, formatter)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        with self._as_listed():
+            return super().shell_complete(ctx, incomplete)
+
+    @contextmanager
+    def _as_listed(self) -> Iterator[None]:
         self._listing = True
         try:
-            super().format_help(ctx, formatter)
+            yield
         finally:
             self._listing = False

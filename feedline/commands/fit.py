@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -18,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from feedline.commands.arguments.pipeline_arguments import AsJson, Overrides, PipelinePath
 from feedline.commands.cluster.connect import pipeline_cluster
 from feedline.commands.display.consoles import console_on, say
 from feedline.commands.display.progress_line import ProgressLine
@@ -36,11 +36,11 @@ _SHOWN_CHARACTERS = 60
 
 
 def fit(
-    pipeline: Annotated[Path, typer.Argument(metavar="PIPELINE.YAML", help="The pipeline.")],
+    pipeline: PipelinePath,
     show: Annotated[bool, typer.Option("--show", help="Show the current fits and their rows; fit nothing.")] = False,
     missing: Annotated[bool, typer.Option("--missing", help="Fit only what is missing.")] = False,
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a key: --set fit.where='…'")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
 ) -> None:
     """Fit the ops that learn from the table, such as vocabularies and means, and keep the result under `artifacts`."""
     spec = load_spec(pipeline, parse_overrides(overrides or []))

@@ -10,11 +10,12 @@ import json
 import warnings
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from feedline.commands.arguments.completions import complete_words
+from feedline.commands.arguments.pipeline_arguments import AsJson, Overrides, PipelinePath, Source
 from feedline.commands.cluster.connect import pipeline_cluster
 from feedline.commands.display.progress_line import ProgressLine
 from feedline.commands.exit_status import exit_on_signals
@@ -26,15 +27,17 @@ from feedline.spec.document.overrides import parse_overrides
 
 
 def materialize(
-    pipeline: Annotated[Path, typer.Argument(metavar="PIPELINE.YAML", help="The pipeline.")],
+    pipeline: PipelinePath,
     out: Annotated[str, typer.Argument(metavar="OUT", help="A folder or URI, empty or missing.")],
-    format: Annotated[str, typer.Option(help="zarr (version 3) or parquet.")] = "zarr",
+    format: Annotated[
+        str, typer.Option(help="zarr (version 3) or parquet.", autocompletion=complete_words("zarr", "parquet"))
+    ] = "zarr",
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace what an earlier `feedline materialize` wrote to OUT.")
     ] = False,
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a key: --set source.where='…'")] = None,
-    source: Annotated[str | None, typer.Option(metavar="NAME", help="One of the pipeline's `sources` alone.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
+    overrides: Overrides = None,
+    source: Source = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write the finished features of all selected rows, in the table's order, as arrays or Parquet."""
     spec = load_spec(pipeline, parse_overrides(overrides or []))

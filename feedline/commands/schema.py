@@ -1,20 +1,50 @@
-"""Describe the tensors of a pipeline's batches, for `feedline schema`.
+"""Describe the tensors of a pipeline's batches, and write the JSON Schema of pipeline.yaml: `feedline schema`.
 
-Runs in: the process of the command. Pure.
+Runs in: the process of the command. Pure, but for the file.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
+from feedline.errors import SpecError
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn
 
+SCHEMA_FILE = "pipeline.schema.json"  # beside pipeline.yaml, for editors
+SCHEMA_LINE = f"# yaml-language-server: $schema={SCHEMA_FILE}"  # the first line of a pipeline.yaml that names it
+_TITLE = "pipeline.yaml of Feedline"
+
 _MATRICES = {"dense": "dense", "categorical": "categorical", "label": "labels"}
+
+
+def write_json_schema(file: Path, schema: Mapping[str, Any]) -> None:
+    """Write the JSON Schema of pipeline.yaml to a file, or over that of another version.
+
+    Raises SpecError for a file that holds anything else, or cannot be written.
+    """
+    try:
+        if file.exists() and _title_of(file)[: len(_TITLE)] != _TITLE:
+            raise SpecError(
+                f"{file} holds something else: expected a schema of pipeline.yaml, or no file. Name another"
+            )
+        file.write_text(json.dumps(schema, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise SpecError(f"{file} cannot be written: {error.strerror}. Name another file") from error
+
+
+def _title_of(file: Path) -> str:
+    try:
+        content = json.loads(file.read_bytes())
+    except ValueError:
+        return ""
+    return str(content.get("title", "")) if isinstance(content, dict) else ""
 
 
 def describe_schema(schema: BatchSchema, batch_size: int) -> dict[str, Any]:

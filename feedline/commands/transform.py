@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from feedline.commands.arguments.pipeline_arguments import AsJson, Overrides, PipelinePath
 from feedline.commands.exit_status import exit_on_signals
 from feedline.errors import SpecError
 from feedline.serving.encoder import SERVED_GROUPS, Serving
@@ -25,7 +25,7 @@ from feedline.spec.features import GROUPS
 
 
 def transform(
-    pipeline: Annotated[Path, typer.Argument(metavar="PIPELINE.YAML", help="The pipeline.")],
+    pipeline: PipelinePath,
     source: Annotated[
         str | None,
         typer.Argument(metavar="IN", help="Rows: Parquet (file, folder, glob, URI), an Arrow file, - (a stream)."),
@@ -45,8 +45,8 @@ def transform(
     ] = None,
     groups: Annotated[str, typer.Option(help="Groups of features to compute.")] = ",".join(SERVED_GROUPS),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a key: --set batch.tail=pad")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
 ) -> None:
     """Turn rows of a file into features, exactly as training does. Needs only pipeline.yaml and its artifacts.
 

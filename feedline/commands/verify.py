@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from feedline.commands.arguments.pipeline_arguments import AsJson, Overrides, PipelinePath
 from feedline.commands.display.progress_line import ProgressLine
 from feedline.commands.exit_status import exit_on_signals
 from feedline.errors import StateError
@@ -27,12 +28,12 @@ _SHOWN = 20
 
 
 def verify(
-    pipeline: Annotated[Path, typer.Argument(metavar="PIPELINE.YAML", help="The pipeline.")],
+    pipeline: PipelinePath,
     receipts: Annotated[
         list[str], typer.Option(metavar="FILE", help="Receipts of a training: a file of JSON lines, or a folder.")
     ],
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a key: --set batch.tail=pad")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
 ) -> None:
     """Compare the batches that trainers received with the plan. Exit status 1 if any differs or is missing."""
     spec = load_spec(pipeline, parse_overrides(overrides or []))

@@ -1,7 +1,7 @@
 """Describe pipeline.yaml, as users write it, by a JSON Schema.
 
 Pure. The sections' part comes from their pydantic models; the features' short forms are spelled out here. Every value
-that is not a string may also be `${NAME}`, which a run resolves.
+that is not a string may also be `${NAME}`, which a run resolves. Editors show the descriptions, defaults and examples.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from feedline.spec.cache_section import LOCAL_PATH
 from feedline.spec.expectations import BOUND, MEASURES
 from feedline.spec.features import OnNonfinite
+from feedline.version import VERSION
 
 Schema = dict[str, Any]
 
@@ -31,6 +32,26 @@ _ANY_OP: Schema = {
         {"type": "string", "pattern": r"\S"},
         {"type": "object", "minProperties": 1, "maxProperties": 1, "additionalProperties": {"not": {"type": "null"}}},
     ],
+}
+# Values that editors show beside a description, by definition ("" for the document) and key.
+_EXAMPLES: dict[tuple[str, str], list[Any]] = {
+    ("", "name"): ["clicks"],
+    ("", "work_dir"): [".feedline", "s3://bucket/feedline"],
+    ("", "memory"): ["8GiB"],
+    ("SourceSpec", "table"): ["warehouse/clicks", "s3://bucket/warehouse/clicks", ["day1.parquet", "day2.parquet"]],
+    ("SourceSpec", "where"): ["ds >= '2026-01-01' and price > 0"],
+    ("SourceSpec", "row_key"): ["request_id"],
+    ("SampleSpec", "where"): ["clicked == 0"],
+    ("BatchSpec", "size"): [8192],
+    ("BatchSpec", "buckets"): [[16, 64, 256]],
+    ("ShuffleSpec", "by"): ["session_id"],
+    ("CacheSpec", "dir"): ["/mnt/cache/feedline"],
+    ("CacheSpec", "size"): ["200GiB"],
+    ("FitSpec", "where"): ["ds < '2026-01-08'"],
+    ("ClusterSpec", "workers"): [8, {"min": 2, "max": 32}],
+    ("ClusterSpec", "scheduler"): ["tcp://scheduler:8786"],
+    ("FollowSpec", "landed"): ["_SUCCESS", "quiet 10m"],
+    ("MetricsSpec", "listen"): ["0.0.0.0:9400"],
 }
 _OWN_FEATURES = "Features of the pipeline that read other columns here; what is left out is the pipeline's."
 _GROUP_DESCRIPTIONS = {
@@ -90,11 +111,23 @@ def document_schema(model: type[BaseModel], op_schema: Schema | None) -> Schema:
             "description": properties[key]["description"],
             "anyOf": [{"type": "string", "minLength": 1}, {"type": "null"}, {"$ref": f"#/$defs/{section}"}],
         }
+    _add_defaults_and_examples(properties, definitions)
     schema |= {
-        "title": "pipeline.yaml of Feedline",
+        "title": f"pipeline.yaml of Feedline {VERSION}",
         "description": "Which rows are read, what they become, how they are fed.",
     }
     return {"$schema": DIALECT, **schema, "$defs": definitions}
+
+
+def _add_defaults_and_examples(properties: Schema, definitions: Schema) -> None:
+    for key in ("dedup", "shuffle", "fit", "artifacts"):
+        properties[key]["default"] = {}
+    for key in ("cache", "metrics", "traces"):
+        properties[key]["default"] = "off"
+    definitions["ClusterSpec"]["properties"]["options"]["default"] = {}
+    definitions["MixedSourceSpec"]["properties"]["features"]["default"] = {}
+    for (definition, key), examples in _EXAMPLES.items():
+        (definitions[definition]["properties"] if definition else properties)[key]["examples"] = examples
 
 
 def _mapping(properties: Schema, **rules: Any) -> Schema:

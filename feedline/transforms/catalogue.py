@@ -59,11 +59,12 @@ def op_schema() -> dict[str, Any]:
         choices = [mapping] if others_required else [*first, mapping]
         properties[found.name] = {"description": _summary(found), "anyOf": choices}
     properties[PYTHON] = python_schema()
-    words = [found.name for found in OPS.values() if found.is_word]
+    words = [{"const": found.name, "description": _summary(found)} for found in OPS.values() if found.is_word]
     for name in entry_point_names():
         if name not in OPS:
-            words.append(name)
-            properties[name] = {"description": "An op of an installed package, with allow_code.", "type": "object"}
+            text = "An op of an installed package, with allow_code."
+            words.append({"const": name, "description": text})
+            properties[name] = {"description": text, "type": "object"}
     calls = {
         "type": "object",
         "properties": properties,
@@ -71,7 +72,7 @@ def op_schema() -> dict[str, Any]:
         "minProperties": 1,
         "maxProperties": 1,
     }
-    return {"description": "An op: a word, or {op: parameters}.", "anyOf": [{"enum": words}, calls]}
+    return {"description": "An op: a word, or {op: parameters}.", "anyOf": [{"anyOf": words}, calls]}
 
 
 def document() -> str:

@@ -13,7 +13,8 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from toy_ops import FEATURES, toy_ops, written
 
@@ -102,7 +103,7 @@ def entry(key: str, artifact: Artifact) -> FittedArtifact:
     return FittedArtifact(fit=fit, artifact=artifact)
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(
     st.dictionaries(st.text(max_size=5), st.one_of(st.integers(), st.floats(allow_nan=False), st.text()), max_size=5),
     st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.text()), max_size=20),

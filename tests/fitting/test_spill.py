@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.errors import CorruptFileError
@@ -63,7 +64,7 @@ def held(parts: Parts) -> Counter[Any]:
     return counts
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(
     chunks=st.lists(st.lists(st.none() | st.integers(-5, 5) | st.integers(-(2**63), 2**63 - 1)), min_size=1),
     limit=st.sampled_from([1, 200, 10**9]),

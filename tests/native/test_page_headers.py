@@ -10,6 +10,7 @@ import zlib
 import numpy as np
 import pyarrow as pa
 import pytest
+from drawn_examples import examples
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from page_bytes import zigzag
@@ -118,7 +119,7 @@ def test_broken_page_headers_are_refused(header: bytes):
 
 
 @given(content=st.binary(max_size=120), values=st.integers(-1, 50))
-@settings(max_examples=200)
+@examples(200)
 def test_any_bytes_are_pages_inside_them_or_refused(content: bytes, values: int):
     try:
         found = pages_in(content, values)

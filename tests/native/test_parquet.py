@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from drawn_examples import examples
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from page_bytes import bits, exact, packed, repeated, sized, varint, zigzag
 
@@ -186,7 +186,7 @@ def delta(values: list[int], bits: int, *, block: int = 128, minis: int = 4) -> 
 
 @pytest.mark.parametrize("bits", [32, 64])
 @given(data=st.data(), shape=st.sampled_from([(128, 4), (128, 1), (256, 8), (384, 4)]))
-@settings(max_examples=40)
+@examples(40)
 def test_deltas_wrap_around(bits: int, data: st.DataObject, shape: tuple[int, int]):
     span = st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
     values = data.draw(st.lists(span | st.integers(0, 9), min_size=1, max_size=300))

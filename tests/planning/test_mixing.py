@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from combinations import combinations
+from drawn_examples import examples
 from drawn_schedules import deliver
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -125,7 +126,7 @@ def test_the_window_is_the_largest_within_its_bytes(shuffle: str, stored: float,
     assert window.blocks == 64 or window.rows / window.blocks * row_bytes.selected <= mixing._BLOCK_BYTES
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.lists(st.lists(st.integers(0, 60), min_size=1, max_size=6), min_size=1, max_size=8),
     st.integers(1, 80),
@@ -151,7 +152,7 @@ def test_splits_respect_both_limits(files: list[list[int]], split_rows: int, kep
     assert covered == np.flatnonzero(rows).tolist()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(st.integers(1, 30), min_size=4, max_size=40), st.integers(1, 6), st.integers(0, 99))
 def test_only_borders_of_lanes_cut_a_split(split_rows: list[int], lanes: int, seed: int):
     """So at most `lanes - 1` splits are decoded twice."""

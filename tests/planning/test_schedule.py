@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from drawn_examples import examples
 from drawn_schedules import deliver, schedules
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.blocks.ordering.balanced_rows import balanced_rows
@@ -84,7 +84,7 @@ def test_resuming_at_any_step_equals_iterating_there(schedule, data):
     assert deliver(schedule, lanes, first_step=step) == deliver(schedule, lanes)[step:]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(schedules())
 def test_blocks_tile_their_lane(schedule):
     for lane in range(schedule.lanes):

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 from drawn_examples import examples
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.planning.schedule import spread
@@ -100,7 +100,7 @@ def test_blocks_of_one_size_end_one_by_one(more: int, strands: int):
     assert (np.abs(steady - 60) <= len(dealt)).all()
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=120), st.integers(1, 400), st.integers(0, 2**32))
 def test_spread_splits_are_a_permutation(rows: list[int], window_rows: int, seed: int):
     order = np.random.default_rng(seed).permutation(len(rows))

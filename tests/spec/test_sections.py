@@ -2,7 +2,8 @@
 
 import pytest
 from dask.utils import parse_bytes as dask_parse_bytes
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -21,7 +22,7 @@ def refused(model, **values):
     return error["msg"]
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     st.integers(1, 999_999),
     st.sampled_from(["", ".5", ".25", ".125"]),

@@ -1,4 +1,4 @@
-"""How many examples the costly property tests draw: a third of them in `make test`, all in `make test-nightly`."""
+"""The number of examples that a property test draws: all in `make test-nightly`, a third of them in `make test`."""
 
 from __future__ import annotations
 

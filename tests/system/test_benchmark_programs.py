@@ -31,6 +31,16 @@ from shape_tables import write_table  # noqa: E402
 from shapes import SHAPES  # noqa: E402
 
 
+def test_the_status_of_a_feeder_is_measured() -> None:
+    command = [sys.executable, str(BENCHMARKS / "feeder_status.py"), "--ranks", "2", "--calls", "3", "--json"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert found["ranks"] == 2
+    assert found["bytes"] > 50 * 100, "of the decisions alone"
+    assert min(found[f"{name}_us"] for name in ("gather", "pack", "write", "unpack")) > 0
+
+
 def test_the_loop_of_a_feeder_is_measured() -> None:
     command = [sys.executable, str(BENCHMARKS / "feeder_loop.py"), "--tiny", "--ranks", "2", "--calls", "--json"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
@@ -40,6 +50,7 @@ def test_the_loop_of_a_feeder_is_measured() -> None:
     assert min(found["batches_per_s"], found["loop_us"], found["calls"]) > 0
 
 
+@pytest.mark.nightly
 def test_copies_of_many_features_are_measured() -> None:
     command = [sys.executable, str(BENCHMARKS / "torchrec_copies.py"), "--features", "45", "--steps", "5"]
     command += ["--batch-size", "16", "--device", "meta"]
@@ -50,7 +61,7 @@ def test_copies_of_many_features_are_measured() -> None:
     assert min(found["slot_us"], found["tensors_us"], found["batch_bytes"]) > 0
 
 
-@pytest.mark.parametrize("shape", ["flat", "lists"])
+@pytest.mark.parametrize("shape", ["flat", pytest.param("lists", marks=pytest.mark.nightly)])
 def test_a_cache_is_measured(shape: str) -> None:
     command = [sys.executable, str(BENCHMARKS / "cache.py"), "--shape", shape, "--rows", "3000", "--rounds", "1"]
     run = subprocess.run([*command, "--changed", "2"], capture_output=True, text=True, timeout=LIMIT_S, check=False)
@@ -64,6 +75,7 @@ def test_a_cache_is_measured(shape: str) -> None:
     assert [line.split()[0] for line in stages] == expected
 
 
+@pytest.mark.nightly
 def test_what_jobs_share_through_a_cache_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,9 +128,10 @@ def test_snapshots_of_many_files_are_measured(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("only", "ranks", "limit"),
-    [("memory", "eight", 1.5), pytest.param("speed", "two", math.inf, marks=pytest.mark.nightly)],
+    [("memory", "eight", 1.5), ("speed", "two", math.inf)],
 )
 def test_ranks_that_share_a_feeder_are_measured(only: str, ranks: str, limit: float) -> None:
     command = [sys.executable, str(BENCHMARKS / "ranks.py"), "--tiny", "--only", only]
@@ -199,6 +212,7 @@ def _with_table_rows(made: Any, *given: Any) -> Any:
         return made(*given)
 
 
+@pytest.mark.nightly
 def test_the_borders_of_epochs_are_measured() -> None:
     command = [sys.executable, str(BENCHMARKS / "epochs.py"), "--tiny", "--only", "default", "--json"]
     found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=LIMIT_S).stdout)
@@ -218,6 +232,7 @@ def test_the_first_batch_benchmark_reports_every_phase():
     assert round_["memory"] > 100e6
 
 
+@pytest.mark.nightly
 def test_mixing_is_measured_beside_one_table():
     command = [sys.executable, str(BENCHMARKS / "mixing.py"), "--tiny", "--json"]
     found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=LIMIT_S).stdout)

@@ -291,10 +291,7 @@ def test_hashed_ids_that_nothing_connects_with_strings_are_refused(capsys: pytes
 @pytest.mark.parametrize(
     ("shape", "names"),
     [
-        pytest.param("wide", ["feedline-off"], id="wide"),
         pytest.param("strings", ["thread-pool", "feedline-off"], id="strings"),
-        pytest.param("flat", ["feedline-off"], id="flat"),
-        pytest.param("short", ["thread-pool", "torchdata-nodes", "feedline-off"], id="short"),
         *(pytest.param(shape, ALL, id=f"{shape}-all", marks=pytest.mark.nightly) for shape in (*WRITTEN, "short")),
     ],
 )

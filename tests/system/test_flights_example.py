@@ -268,7 +268,8 @@ def left_in(folder: Path) -> list[str]:
     return [str(path) for path in (*folder.glob("feedline-*"), *sockets.glob("*")) if path != sockets]
 
 
-@pytest.mark.parametrize("kills", [(60,), pytest.param((20, 60), marks=pytest.mark.nightly)])
+@pytest.mark.nightly  # kills and resumes are also those of test_kill.py
+@pytest.mark.parametrize("kills", [(60,), (20, 60)])
 def test_killed_and_resumed_it_ends_the_same(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: tuple[int, ...]
 ):

@@ -32,8 +32,15 @@ TOGETHER = [
     {"train_accelerate": "accelerate", "train_hf_trainer": "transformers"},
     {"train_lightning": "lightning"},  # with two stops, so not with the others
 ]
+
+
+def is_nightly(program: str, stops: tuple[int, ...]) -> bool:
+    """Second stops, and the programs of torch itself, whose resume `test_torchrun` and `test_kill` see, too."""
+    return program in TOGETHER[1] or (stops is TWICE and program != "train_lightning")
+
+
 STARTS = [
-    pytest.param(program, stops, marks=[pytest.mark.nightly] * (stops is TWICE and program != "train_lightning"))
+    pytest.param(program, stops, marks=[pytest.mark.nightly] * is_nightly(program, stops))
     for programs in TOGETHER
     for program in programs
     for stops in (ONCE, TWICE)

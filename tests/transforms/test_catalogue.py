@@ -27,12 +27,13 @@ def accepts(schema: dict[str, Any], value: Any) -> bool:
         "object": lambda item: isinstance(item, dict),
     }
     known = {"anyOf", "enum", "type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength"}
-    known |= {"pattern", "items", "minItems"}
+    known |= {"pattern", "items", "minItems", "const"}
     known |= {"properties", "required", "additionalProperties", "minProperties", "maxProperties"}
     assert set(schema) <= known | {"description", "default"}, "a keyword that this check does not know"
     checks = {
         "anyOf": lambda choices: any(accepts(choice, value) for choice in choices),
         "enum": lambda values: value in values,
+        "const": lambda word: value == word,
         "minimum": lambda bound: value >= bound,
         "maximum": lambda bound: value <= bound,
         "exclusiveMinimum": lambda bound: value > bound,

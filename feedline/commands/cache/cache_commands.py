@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table as RichTable
 
+from feedline.commands.arguments.pipeline_arguments import AsJson
 from feedline.commands.display.consoles import console_on, print_facts, say
 from feedline.commands.display.progress_line import ProgressLine
 from feedline.commands.exit_status import exit_on_signals
@@ -36,7 +37,6 @@ _NAMED = 5  # tables in an error
 
 CachePath = Annotated[Path, typer.Argument(metavar="CACHE", help="The cache's folder.")]
 TableOption = Annotated[str | None, typer.Option("--table", help="Entries of this table alone: its path or URI.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 
 cache = typer.Typer(
     no_args_is_help=True,

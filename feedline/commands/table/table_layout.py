@@ -19,6 +19,8 @@ from pydantic_core import PydanticCustomError
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from feedline.commands.arguments.completions import complete_words
+from feedline.commands.arguments.pipeline_arguments import AsJson
 from feedline.commands.display.consoles import console_on, say
 from feedline.commands.display.progress_line import ProgressLine
 from feedline.errors import SpecError
@@ -46,7 +48,6 @@ _MAX_PARTITIONS = 10
 _MAX_COLUMNS = 3  # the ones that grew most
 _NOTABLE_SHARE = 0.1  # of a growth: smaller contributions are not reported as its cause
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 RowGroupBytes = Annotated[
     str | None, typer.Option(help="Decoded bytes of a row group, at most: 64MiB (default: no limit).")
 ]
@@ -56,7 +57,11 @@ DedupOption = Annotated[
 ]
 GoalOption = Annotated[
     str,
-    typer.Option("--for", help="Goal of the encodings: decode (with the decoder of this process), balanced, size."),
+    typer.Option(
+        "--for",
+        help="Goal of the encodings: decode (with the decoder of this process), balanced, size.",
+        autocompletion=complete_words(*GOALS),
+    ),
 ]
 WorkDir = Annotated[str, typer.Option(help="The work_dir of the runs, with their usage record.")]
 

@@ -10,18 +10,22 @@ from __future__ import annotations
 
 import importlib
 import logging
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import dask
-from distributed import Nanny, Security, SpecCluster
+from distributed import Nanny, Scheduler, Security, SpecCluster
 from distributed.scheduler import DEFAULT_EXTENSIONS
 
 from feedline.errors import ClusterError
-from feedline.service.cluster.dashboard import DashboardOnDemand
+from feedline.loader.wire.run_status import FeederStatus
 from feedline.service.dask_patches.prompt_streams import send_promptly
 from feedline.service.dask_patches.rare_heartbeat import with_rare_heartbeat
 from feedline.service.dask_patches.without_http import scheduler_class, worker_class
+from feedline.service.page.dashboard import DashboardOnDemand
 from feedline.service.scheduler.extension import install
+from feedline.service.scheduler.status_source import statuses_of
 from feedline.spec.cluster_section import ClusterSpec
 
 _LOOPBACK = "127.0.0.1"
@@ -38,6 +42,9 @@ def start_threads(spec: ClusterSpec, *, threads: int, dashboard_port: int) -> Sp
     node = {"protocol": "inproc://", "host": None, "security": Security(), **_NODE}
     worker = {"cls": with_rare_heartbeat(worker_class(http=spec.dashboard)), "options": {**node, **_worker(threads)}}
     cluster = _start(spec, node, worker, dashboard_port)
+    if spec.dashboard:
+        scheduler: Any = cluster.scheduler
+        scheduler.http_application.add_application(DashboardOnDemand(scheduler, partial(_statuses, scheduler)))
     cluster.scale(1)
     return cluster
 
@@ -64,6 +71,12 @@ def start_processes(spec: ClusterSpec, *, threads: int, dashboard_port: int, ela
     return cluster
 
 
+def _statuses(scheduler: Scheduler) -> Sequence[FeederStatus]:
+    """The status of the feeder that this process is, once it publishes one."""
+    source = statuses_of(scheduler)
+    return () if source is None else source()
+
+
 def _worker(threads: int) -> dict[str, Any]:
     return {"nthreads": threads, "memory_limit": 0, "silence_logs": logging.ERROR, "extensions": {}}
 
@@ -71,16 +84,12 @@ def _worker(threads: int) -> dict[str, Any]:
 def _start(spec: ClusterSpec, node: dict[str, Any], worker: dict[str, Any], dashboard_port: int) -> SpecCluster:
     """A scheduler, and no worker yet. node: the options of both; worker: the class and options of a worker."""
     options = {**node, "port": 0, "dashboard_address": f"{_LOOPBACK}:{dashboard_port}", "extensions": _extensions()}
-    cluster = SpecCluster(
+    return SpecCluster(
         scheduler={"cls": scheduler_class(http=spec.dashboard), "options": options},
         worker=worker,
         security=node["security"],
         silence_logs=logging.ERROR,
     )
-    if spec.dashboard:
-        scheduler: Any = cluster.scheduler
-        scheduler.http_application.add_application(DashboardOnDemand(scheduler))
-    return cluster
 
 
 def _extensions() -> dict[str, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from html.parser import HTMLParser
 from xml.etree import ElementTree as ET
 
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.commands.display.html_page import (
@@ -66,7 +67,7 @@ def test_page_needs_nothing_else():
     assert "width=device-width" in page
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1))
 def test_names_are_shown_as_they_are(name: str):
     plain, named = Elements(evil_page("x")), Elements(evil_page(name))

@@ -6,7 +6,8 @@ import re
 from xml.etree import ElementTree as ET
 
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.commands.display.html_pictures import (
@@ -80,7 +81,7 @@ def test_flame_boxes_are_shares_of_the_box_above():
     assert "tiny" not in picture.partition(">")[2]
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.lists(st.floats(0, 1e12), max_size=8), st.floats(0, 1e12))
 def test_flame_boxes_never_overflow(values: list[float], own: float):
     root = FlameNode(name="run", value=own, children=tuple(FlameNode(name="x", value=value) for value in values))

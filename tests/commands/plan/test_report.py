@@ -22,7 +22,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from sampling_definition import key_hash, place_hash, stays
 
@@ -274,7 +275,7 @@ def pipeline(warehouse: Warehouse, folder: str, where: list[Condition], sample: 
     return path
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.integers(0, 3), conditions(), samples)
 def test_every_number_equals_duckdbs(
     warehouses: list[Warehouse], number: int, where: list[Condition], sample: dict[str, Any] | None

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from drawn_examples import examples
 from fit_in_memory import fit_frames
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline import Pipeline
@@ -187,7 +187,7 @@ def test_floats_and_weights_in_lists(whole):
     assert (whole[1]["weighted"]["min"], whole[1]["weighted"]["max"]) == (min(ids), max(ids))
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(st.integers(0, 40_000), min_size=1, max_size=30))
 def test_percentiles_of_long_lists_are_nearly_exact(lengths: list[int]):
     features = compiled({"sparse": {"h": []}}, pa.schema({"h": pa.list_(pa.int64())}))
@@ -219,7 +219,7 @@ def test_merging_is_independent_of_order(data: st.DataObject):
     assert merge([Quality.from_bytes(part.to_bytes()) for part in nested]).to_bytes() == expected
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(st.integers(0, 2**32), st.sampled_from(["keep", "zero"]))
 def test_unique_rows_count_as_often_as_they_are_repeated(seed: int, on_nonfinite: str):
     """Scalars, vectors, ids, lists and weights, each of which stands for one row or several."""

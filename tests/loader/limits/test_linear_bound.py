@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.loader.limits.linear_bound import Resource, ResourceLimits, limits_of, ties
@@ -19,7 +20,7 @@ def resource(name: str, capacity: float, use: float) -> Resource:
     return Resource(name=name, capacity=capacity, uses={"ops": use}, unit="s")  # type: ignore[arg-type]
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.lists(st.tuples(st.floats(0.5, 64), USES), min_size=1, max_size=5))
 def test_bound_is_the_largest_rate_that_all_capacities_allow(pairs: list[tuple[float, float]]):
     names = ("trainer", "threads", "cores", "store", "loop")

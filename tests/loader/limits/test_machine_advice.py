@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.loader.limits.linear_bound import Resource, ResourceLimits, limits_of
@@ -17,7 +18,7 @@ from feedline.loader.limits.verdict import judge
 Staged = Callable[..., RunFacts]
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.floats(1e-6, 1e-2), st.floats(10, 1e6), st.integers(1, 32))
 def test_threads_needed_are_the_fewest_with_which_the_trainer_is_the_limit(use: float, rate: float, have: int):
     resources = (

@@ -11,7 +11,7 @@ import pandas as pd
 import polars as pl
 import pytest
 from drawn_examples import examples
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.planning.dedup.column_changes import (
@@ -116,7 +116,7 @@ def changes(draw: st.DrawFn) -> tuple[ColumnChanges, dict[str, float]]:
     return ColumnChanges(sessions=sessions, changes=found), nbytes
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(changes())
 def test_no_two_proposed_groups_save_more_as_one(found: tuple[ColumnChanges, dict[str, float]]):
     measured, nbytes = found

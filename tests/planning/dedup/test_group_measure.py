@@ -13,7 +13,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from pipelines import Place, furnished
 from rich.console import Console
@@ -249,7 +250,7 @@ names = st.text(st.sampled_from("ab_10'\"{}, :#é"), min_size=1, max_size=6).fil
 numbered = st.builds(lambda stem, number: f"{stem}{number}", st.sampled_from(["h_", "C", "x0"]), st.integers(0, 12))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.lists(names | numbered, min_size=1, unique=True).filter(lambda each: not any("{" in name for name in each)))
 def test_ranges_stand_for_their_columns(columns: list[str]):
     short = with_ranges(columns)

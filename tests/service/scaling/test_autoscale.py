@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.service.scaling.autoscale import (
@@ -59,7 +60,7 @@ def test_cachews_local_example_settles_at_two_workers(steps: int):
     assert course.stalled_s(60.0) < 0.001
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     st.floats(0.02, 2.0), st.floats(0.05, 1.5), st.sampled_from([1, 4]), st.integers(0, 1000), st.sampled_from([0, 0.3])
 )

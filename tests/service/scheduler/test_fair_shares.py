@@ -6,7 +6,8 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import example, given, settings
+from drawn_examples import examples
+from hypothesis import example, given
 from hypothesis import strategies as st
 from job_reports import REPORT
 from shared_cluster import SimulatedJob, simulate
@@ -68,7 +69,7 @@ def test_a_job_that_died_leaves_nothing_in_the_book():
 # -- simulated clusters -------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(
     jobs=st.lists(
         st.tuples(st.sampled_from([0.1, 0.3, 0.9]), st.floats(0.5, 5), st.sampled_from([1.0, 2.0, 3.0])),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from job_reports import REPORT
 
@@ -47,7 +48,7 @@ def test_a_route_has_room_for_what_its_feeder_needs(need: float, workers: int, c
     assert route_size(need, workers, size) in (0, size), "nor does it change by itself"
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(
     st.lists(st.floats(0, 20), min_size=1, max_size=25),
     st.integers(60, 120),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from drawn_examples import examples
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.errors import SpecError
@@ -105,7 +105,7 @@ def test_wrong_arguments(argument, words):
     assert str(caught.value).startswith("--set ")
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=6), min_size=1, max_size=4))
 def test_the_text_of_a_path_is_an_override_key(path):
     document = applied({path_text(tuple(path)): 1}, "other: 0")

@@ -6,7 +6,7 @@ import math
 
 import pytest
 from drawn_examples import examples
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
@@ -232,7 +232,7 @@ def test_aliases_cannot_nest_deeper_than_text():
     assert "32 levels" in refused("\n".join(rows))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.text(st.sampled_from(list("ab:-[]{},'\"#&*!|>%@`? \n\t\\\r0.~<\u2028\x85\ufeff\ud800\x07")), max_size=40))
 def test_any_text_is_read_or_refused_with_its_position(text):
     try:

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 from drawn_examples import examples
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.spec.features import FeatureSpec, OpCall
@@ -79,7 +79,7 @@ def column(draw: Any, numbers: Any, dtype: pl.DataType) -> pl.Series:
     return held[draw(st.integers(0, 3)) :]  # with another offset
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.data(), st.sampled_from([pl.Float32(), pl.Float64()]), st.lists(st.sampled_from(FLOAT_OPS[:9]), max_size=5))
 def test_chains_over_floats(data: st.DataObject, dtype: pl.DataType, ops: list[tuple[str, Any]]):
     width = 32 if dtype == pl.Float32() else 64
@@ -87,7 +87,7 @@ def test_chains_over_floats(data: st.DataObject, dtype: pl.DataType, ops: list[t
     check(column(data.draw, numbers, dtype), ops, data.draw(st.sampled_from(["extra", "dense"])))
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.data(), st.lists(st.sampled_from(ID_OPS[:5]), max_size=4), st.sampled_from([None, *ID_OPS[5:]]))
 def test_chains_over_ids(data: st.DataObject, ops: list[tuple[str, Any]], last: tuple[str, Any] | None):
     dtype = data.draw(st.sampled_from([pl.Int64(), pl.Int8(), pl.UInt64()]))
@@ -96,7 +96,7 @@ def test_chains_over_ids(data: st.DataObject, ops: list[tuple[str, Any]], last: 
     check(column(data.draw, numbers, dtype), ops, "extra")
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.data(), st.lists(st.sampled_from(ID_OPS[:5]), max_size=4))
 def test_chains_over_lists(data: st.DataObject, ops: list[tuple[str, Any]]):
     rows = data.draw(st.lists(st.one_of(st.none(), st.lists(st.one_of(st.none(), st.integers(-9, 9))))))
@@ -149,7 +149,7 @@ def test_one_call_for_a_whole_chain():
     assert calls == [2, 2, 2]
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     lists=st.lists(st.none() | st.lists(st.none() | st.integers(0, 99), max_size=6), min_size=1, max_size=9),
     op=st.one_of(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.transforms.kernels import hash_table
@@ -20,7 +21,7 @@ def found(table: CuckooTable | DirectTable, values: np.ndarray) -> list[int]:
     return out.tolist()
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(keys=st.lists(WORDS, unique=True), others=st.lists(WORDS))
 def test_words(keys, others):
     results = np.arange(1, len(keys) + 1)
@@ -30,7 +31,7 @@ def test_words(keys, others):
     assert found(table, np.array(met, dtype=np.uint64)) == [known.get(word, 0) for word in met]
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     keys=st.lists(st.integers(-(2**63), 2**63 - 1), unique=True, max_size=20)
     | st.tuples(st.integers(-(2**63), 2**63 - 1), st.sets(st.integers(0, 60))).map(
@@ -83,7 +84,7 @@ def test_keys_without_a_way_get_a_larger_table(monkeypatch: pytest.MonkeyPatch):
 TEXTS = st.text(max_size=30) | st.sampled_from(["", "a", "\0", "\0\0", "12345678", "123456789", "123456789012x"])
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     texts=st.lists(TEXTS, unique=True, max_size=20), others=st.lists(st.none() | TEXTS, max_size=9), twins=st.booleans()
 )

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.transforms.kernels import matching
@@ -42,20 +43,20 @@ def sides(rows: list[tuple[list[int], list[int]]]) -> tuple[Ragged, Ragged]:
     return ragged([left for left, _ in rows]), ragged([right for _, right in rows])
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.lists(LISTS, max_size=6))
 def test_the_first_of_each_value_of_a_row_is_marked(lists: list[list[int]]):
     expected = [value not in row[:place] for row in lists for place, value in enumerate(row)]
     assert first_of_each(ragged(lists)).tolist() == expected
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(ROWS)
 def test_members_are_the_values_that_the_other_list_of_the_row_holds(rows: list[tuple[list[int], list[int]]]):
     assert members(*sides(rows)).tolist() == [value in right for left, right in rows for value in left]
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(ROWS)
 def test_shared_ids_are_counted_on_both_sides(rows: list[tuple[list[int], list[int]]]):
     expected = []
@@ -66,7 +67,7 @@ def test_shared_ids_are_counted_on_both_sides(rows: list[tuple[list[int], list[i
     assert sorted(found) == sorted(expected)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(ROWS, st.sampled_from([(np.add, sum), (np.minimum, min), (np.maximum, max)]), st.booleans())
 def test_scores_of_an_id_are_reduced_per_row_and_side(
     rows: list[tuple[list[int], list[int]]], reduction: tuple[np.ufunc, Callable[[Any], float]], scored: bool

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from drawn_examples import examples
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from feedline.transforms.learning import exact_sums
@@ -55,7 +56,7 @@ def exactly(values: Any, *, squares: bool = False) -> Fraction:
     return sum((Fraction(value) ** (1 + squares) for value in values.tolist()), Fraction(0))
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(arrays(), st.booleans())
 @example(np.array(EXTREMES), False)
 @example(np.array(EXTREMES), True)
@@ -64,7 +65,7 @@ def test_a_sum_is_exact(values: Any, squares: bool):
     assert total(bins_of(values, squares=squares)) == exactly(values, squares=squares)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(arrays(), st.booleans(), st.randoms(use_true_random=False), st.lists(st.integers(0, 40), max_size=5))
 def test_every_order_and_partition_gives_the_same_bins(values: Any, squares: bool, random: Any, cuts: list[int]):
     whole = bins_of(values, squares=squares)
@@ -95,7 +96,7 @@ def test_a_block_of_the_largest_parts_is_added_without_rounding():
     assert total(bins_of(values)) == (exact_sums.BLOCK_VALUES - 1) * 2**31 + 1
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.dictionaries(st.integers(-60, 60), st.integers(-(2**80), 2**80), max_size=8))
 def test_the_normal_form_is_one_form_of_a_sum(bins: dict[int, int]):
     found = normal(bins)
@@ -115,7 +116,7 @@ def test_nothing_is_a_sum_of_nothing():
     assert nearest_float(total({})) == 0
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.lists(FLOATS, max_size=30))
 def test_a_rounded_sum_is_that_of_the_standard_library(values: list[float]):
     try:
@@ -152,7 +153,7 @@ def grouped_bins(values: Any, groups: Any, squares: bool = False) -> tuple[Any, 
     return groups, bins, units
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(arrays(), st.booleans(), st.data())
 def test_sums_of_groups_are_exact(values: Any, squares: bool, data: st.DataObject):
     groups = np.array(data.draw(st.lists(st.integers(0, 4), min_size=len(values), max_size=len(values))), np.int64)
@@ -172,7 +173,7 @@ def test_sums_of_groups_are_exact(values: Any, squares: bool, data: st.DataObjec
             assert abs(missing) <= abs(expected[group]) / 2**95 + Fraction(5e-324)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(arrays(), st.data())
 def test_sums_of_groups_do_not_depend_on_order_and_partition(values: Any, data: st.DataObject):
     size = len(values)

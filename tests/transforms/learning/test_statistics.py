@@ -19,7 +19,7 @@ from ddsketch.ddsketch import BaseDDSketch
 from ddsketch.mapping import CubicallyInterpolatedMapping
 from ddsketch.store import DenseStore
 from drawn_examples import examples
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from feedline.errors import DataError
@@ -86,7 +86,7 @@ def test_every_order_and_partition_gives_the_same_artifact(
     assert found.facts["nonfinite"] == len(series) - series.null_count() - len(finite(series))
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(columns())
 def test_moments_are_those_of_rational_numbers(series: pl.Series):
     values = [Fraction(value) for value in finite(series)]
@@ -101,7 +101,7 @@ def test_moments_are_those_of_rational_numbers(series: pl.Series):
         assert math.isclose(facts["std"], math.sqrt(variance), rel_tol=1e-15)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.fractions(min_value=0))
 @example(Fraction(2) ** 2000)
 @example(Fraction(1, 2**2100))
@@ -128,7 +128,7 @@ def test_moments_agree_with_numpy():
     assert facts["std"] == pytest.approx(values.std(dtype=np.float64), rel=1e-12)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(columns())
 def test_extremes(series: pl.Series):
     values = finite(series)
@@ -138,7 +138,7 @@ def test_extremes(series: pl.Series):
         assert not str(facts["min"]).startswith("-0.0")
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(columns(), st.sampled_from([2, 3, 4, 10]), st.sampled_from([0.0001, 0.01, 0.1]))
 def test_quantiles_are_off_by_their_error_at_most(series: pl.Series, parts: int, error: float):
     values = finite(series)
@@ -160,7 +160,7 @@ def test_quantiles_are_off_by_their_error_at_most(series: pl.Series, parts: int,
         assert abs(float(mine) - other) <= allowed + 2**-52 * large
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.lists(st.floats(-1e300, 1e300).filter(lambda value: not 0 < abs(value) < 1e-300), min_size=1, max_size=60))
 def test_buckets_are_those_of_the_library(values: list[float]):
     """Fed value by value, its sketch gives the same quantiles, where a bucket's number is not known exactly."""

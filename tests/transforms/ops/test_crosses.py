@@ -6,7 +6,8 @@ from itertools import product
 from typing import Any
 
 import polars as pl
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from op_oracles import (
     check_rows,
@@ -24,7 +25,7 @@ two_id_lists = st.lists(st.tuples(st.one_of(st.none(), some_ids), st.one_of(st.n
 # several columns
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(two_id_lists, st.one_of(st.integers(1, 50), st.integers(1, 2**63 - 1)))
 def test_cartesian(rows: list[Any], buckets: int):
     def oracle(left: Any, right: Any) -> Any:
@@ -36,7 +37,7 @@ def test_cartesian(rows: list[Any], buckets: int):
     check_rows("cartesian", buckets, given_rows, oracle)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.lists(st.tuples(st.one_of(st.none(), ids), st.one_of(st.none(), st.text(max_size=14))), max_size=9))
 def test_hashed_cross(rows: list[Any]):
     numbers = pl.Series([row[0] for row in rows], dtype=pl.Int64)
@@ -56,7 +57,7 @@ def test_hashed_cross_does_not_depend_on_the_width_of_integers():
     assert combined("hashed_cross", 10**9, word, wide) != combined("hashed_cross", 10**9, wide, word)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(two_id_lists)
 def test_positive_intersect(rows: list[Any]):
     given_rows = [int_lists([row[side] for row in rows]) for side in (0, 1)]

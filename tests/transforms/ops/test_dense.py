@@ -10,14 +10,14 @@ import numpy as np
 import polars as pl
 import pytest
 from drawn_examples import examples
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from op_oracles import FLOATS, INTEGERS, check_elements, columns, rounded, run, same
 
 # fill_null
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(columns(), st.integers(0, 100))
 def test_fill_null(series: pl.Series, fill: int):
     expected = [(fill if series.dtype.is_integer() else float(fill)) if value is None else value for value in series]
@@ -39,7 +39,7 @@ def test_fill_null_of_other_types():
 # clip
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(columns(), st.integers(-50, 50), st.integers(0, 100))
 def test_clip(series: pl.Series, low: int, width: int):
     def oracle(value: float) -> float:
@@ -55,7 +55,7 @@ def test_clip(series: pl.Series, low: int, width: int):
     check_elements("clip", {"min": low, "max": high}, series, oracle)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(columns(FLOATS), st.floats(-10, 10))
 def test_clip_at_one_side(series: pl.Series, border: float):
     at = rounded(border, series.dtype)
@@ -76,7 +76,7 @@ def test_clip_beyond_the_range_of_a_type_widens_it():
 # log1p, standardize
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(columns())
 def test_log1p(series: pl.Series):
     def oracle(value: float) -> float:
@@ -97,7 +97,7 @@ def test_cast_to_a_float_and_to_a_string(series: pl.Series):
     check_elements("cast", "bool", series, bool)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(columns(FLOATS), st.sampled_from(["int8", "uint16", "int64"]))
 def test_cast_of_floats_drops_the_fraction(series: pl.Series, to: str):
     limits = np.iinfo(to)
@@ -140,7 +140,7 @@ def test_strict_casts_refuse(to: str, values: list[Any], dtype: pl.DataType):
 # numbers
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(columns())
 def test_log(series: pl.Series):
     def oracle(value: float) -> float:
@@ -151,7 +151,7 @@ def test_log(series: pl.Series):
     check_elements("log", None, series, oracle, close=5e-7 if series.dtype == pl.Float32() else 1e-15)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(columns(FLOATS), st.sampled_from([0.0, 1e-3, 0.25]))
 def test_logit(series: pl.Series, eps: float):
     single = series.dtype == pl.Float32()
@@ -177,7 +177,7 @@ def test_logit(series: pl.Series, eps: float):
             )
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(columns(), st.sampled_from([-2.0, -0.5, 0.0, 1e-6, 0.5, 1.0, 3.0]), st.sampled_from([0.0, 1.0]))
 def test_box_cox(series: pl.Series, power: float, shift: float):
     single = series.dtype == pl.Float32()

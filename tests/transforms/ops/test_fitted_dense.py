@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 from drawn_examples import examples
 from fit_in_memory import fit_frames
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from op_oracles import check_elements, columns, rounded
 from op_oracles import run as run_op
@@ -304,7 +304,7 @@ def test_a_column_that_holds_nothing_to_learn_from(tmp_path: Path, clicks: Path)
         Pipeline.from_yaml(written(tmp_path / "a", clicks, features=features)).fit()
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(columns(), st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))
 def test_standardize(series: pl.Series, mean: float, std: float):
     def oracle(value: float) -> float:

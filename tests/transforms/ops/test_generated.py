@@ -12,7 +12,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from drawn_examples import examples
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from op_oracles import (
     FLOATS,
@@ -42,7 +42,7 @@ def bucket_of(value: float, borders: list[Any]) -> int | None:
     return index + 1 if index + 1 < len(borders) and not value < borders[index + 1] else index
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     columns(),
     st.lists(st.one_of(st.integers(-20, 20), st.integers(-(2**70), 2**70)), min_size=1, max_size=8),
@@ -65,7 +65,7 @@ def test_bucketize_of_integers_at_fractions(series: pl.Series, borders: list[Fra
     )
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(columns(FLOATS), st.lists(st.integers(-40, 40), min_size=1, max_size=8, unique=True))
 def test_bucketize_of_floats_binds_borders_to_the_column(series: pl.Series, tenths: list[int]):
     borders = [tenth / 10 for tenth in sorted(tenths)]
@@ -104,7 +104,7 @@ def test_expr_refuses_other_columns_and_several_rows(text: str):
         bound("expr", text, pl.Int64())
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(id_lists, st.integers(-3, 3))
 def test_enumerate(rows: list[Any], start: int):
     check_rows(
@@ -112,7 +112,7 @@ def test_enumerate(rows: list[Any], start: int):
     )
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(id_lists, st.integers(1, 4), st.one_of(st.integers(1, 50), st.integers(1, 2**63 - 1)))
 def test_ngram(rows: list[Any], n: int, buckets: int):
     def oracle(row: list[int | None] | None) -> Any:
@@ -137,7 +137,7 @@ def test_ngram_of_more_values_than_a_block():
 # times
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     st.lists(st.one_of(st.none(), st.datetimes(datetime(1990, 1, 1), datetime(2035, 1, 1))), max_size=9),
     st.sampled_from(["Europe/Zurich", "America/St_Johns", "Asia/Kathmandu", "UTC", "Australia/Lord_Howe"]),

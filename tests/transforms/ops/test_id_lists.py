@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 from drawn_examples import examples
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from op_oracles import (
     INTEGERS,
@@ -31,14 +31,14 @@ from feedline.transforms.values import arrays
 # hash_bucket, modulo
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(columns(INTEGERS), st.integers(1, 2**63 - 1), st.integers(0, 3))
 def test_hash_bucket_of_integers(series: pl.Series, buckets: int, seed: int):
     arguments = {"buckets": buckets, "seed": seed}
     check_elements("hash_bucket", arguments, series, lambda value: hash_of(value, seed) % buckets)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.lists(st.one_of(st.none(), st.text(max_size=30)), max_size=20), st.integers(1, 10**6))
 def test_hash_bucket_of_strings(values: list[str | None], buckets: int):
     series = pl.Series("a", values, dtype=pl.String)
@@ -46,7 +46,7 @@ def test_hash_bucket_of_strings(values: list[str | None], buckets: int):
     check_elements("hash_bucket", buckets, series.cast(pl.Binary), lambda value: hash_of(value) % buckets)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(columns(INTEGERS), st.integers(1, 2**63 - 1))
 def test_hash_bucket_with_a_bucket_for_nulls(series: pl.Series, buckets: int):
     wanted = [buckets if value is None else hash_of(value) % buckets for value in series.to_list()]
@@ -75,7 +75,7 @@ def test_hash_bucket_does_not_depend_on_the_layout():
     assert run("hash_bucket", 1000, lists).to_list() == [[hash_of("Paris") % 1000, None], None, []]
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(columns(INTEGERS), st.one_of(st.integers(1, 50), st.integers(1, 2**63 - 1)))
 def test_modulo(series: pl.Series, divisor: int):
     check_elements("modulo", divisor, series, lambda value: value % divisor)
@@ -91,7 +91,7 @@ def test_modulo_of_more_values_than_a_block():
 # first_x, cast, expr
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.lists(st.one_of(st.none(), st.lists(st.one_of(st.none(), st.integers(0, 9)), max_size=6))), st.integers(1, 7))
 def test_first_x(rows: list[list[int | None] | None], count: int):
     for dtype, as_value in ((pl.Int64(), int), (pl.String(), str), (pl.Float32(), float)):
@@ -113,14 +113,14 @@ def test_sigrid_hash_vectors_of_torcharrow():
     assert run("sigrid_hash", {"salt": 3, "max_value": 1}, pl.Series([5, -5])).to_list() == [0, 0]
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(columns(INTEGERS), st.integers(-(2**63) + 1, 2**63 - 1), st.one_of(st.integers(1, 9), st.integers(1, 2**63 - 1)))
 def test_sigrid_hash(series: pl.Series, salt: int, limit: int):
     arguments = {"salt": salt, "max_value": limit}
     check_elements("sigrid_hash", arguments, series, lambda value: sigrid_of(value, salt, limit))
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(columns(INTEGERS), st.one_of(st.none(), st.integers(-5, 5)))
 def test_map_id(series: pl.Series, default: int | None):
     table = {3: 1, -2: 0, 2**64 - 1: 7, 127: -4}
@@ -137,7 +137,7 @@ def test_map_id_of_strings():
 # lists
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(id_lists, st.integers(-7, 7), st.one_of(st.none(), st.integers(-7, 7)))
 def test_list_slice(rows: list[Any], start: int, stop: int | None):
     arguments = {"start": start} if stop is None else {"start": start, "stop": stop}

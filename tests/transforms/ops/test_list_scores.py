@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 from drawn_examples import examples
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from op_oracles import (
     FLOAT_LISTS,
@@ -67,7 +67,7 @@ scored_rows = st.lists(
 )
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(scored_rows, st.sampled_from(sorted(SCORED)))
 def test_scores_of_weighted_lists(rows: list[Any], op: str):
     """Once as lists of structs; once as lists beside lists, where the op takes those."""
@@ -98,7 +98,7 @@ def test_scores_of_weighted_lists(rows: list[Any], op: str):
         assert combined(op, None, *flat)[0] == found
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.lists(st.tuples(*[st.one_of(st.none(), st.tuples(*[st.integers(-9, 9)] * 3))] * 2), max_size=6))
 def test_similarity_of_vectors(rows: list[Any]):
     given_columns = [pl.Series("v", [row[side] for row in rows], dtype=pl.Array(pl.Int16, 3)) for side in (0, 1)]

@@ -7,7 +7,8 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from op_oracles import (
     FLOAT_LISTS,
@@ -24,7 +25,7 @@ from feedline.errors import DataError
 # vectors
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.lists(st.one_of(st.none(), st.integers(-2, 5)), max_size=9), st.integers(1, 4))
 def test_onehot(values: list[int | None], size: int):
     series = pl.Series("a", values, dtype=pl.Int32)
@@ -37,7 +38,7 @@ def test_onehot_of_numbers_beyond_int64():
     assert combined("onehot", 2, pl.Series([2**64 - 1, 1, None], dtype=pl.UInt64))[0] == [[0.0, 0.0], [0.0, 1.0], None]
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(id_lists, st.integers(1, 5), st.integers(-1, 1))
 def test_pad(rows: list[Any], length: int, value: int):
     def oracle(row: list[Any] | None) -> list[Any]:

@@ -14,8 +14,9 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
+from drawn_examples import examples
 from fit_in_memory import fit_frames
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from op_oracles import INTEGERS
 from reference_hash import hash_of
@@ -62,7 +63,7 @@ def expected(ids: dict[Any, int], value: Any, oov_buckets: int = 1) -> int:
     return 2 + hash_of(value, 0) % oov_buckets if oov_buckets else 1
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(column=COLUMNS, others=COLUMNS, parameters=PARAMETERS, cuts=st.integers(1, 4))
 def test_ids_follow_the_documented_layout(column, others, parameters, cuts):
     dtype, values = column
@@ -83,7 +84,7 @@ def test_ids_follow_the_documented_layout(column, others, parameters, cuts):
     assert looked_up(artifact, lists, **parameters) == [wanted, None, [], *[[one] for one in wanted]]
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(lists=st.lists(st.none() | st.lists(st.none() | st.integers(-9, 9))))
 def test_elements_of_lists_are_counted_one_by_one(lists):
     listed = fitted([pl.Series(lists, dtype=pl.List(pl.Int64()))])

@@ -8,7 +8,8 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from op_oracles import (
     FLOAT_LISTS,
@@ -30,7 +31,7 @@ weights = st.one_of(st.none(), st.sampled_from([0.0, -1.5, 0.25, 2.0, 3.0]))
 # weights
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.lists(st.one_of(st.none(), st.lists(st.tuples(ids, weights), max_size=5)), max_size=6))
 def test_ops_keep_weights_beside_their_ids(rows: list[Any]):
     pairs = parts_of([None if row is None else [{"id": i, "weight": w} for i, w in row] for row in rows], PAIRS)

@@ -6,7 +6,8 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.errors import DataError
@@ -39,7 +40,7 @@ def evaluated(expr: pl.Expr, **columns: pl.Series) -> list[object]:
     return pl.DataFrame(columns).lazy().select(expr).collect(engine="in-memory").to_series().to_list()
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(LISTS, st.integers(0, 3))
 def test_lists_survive_the_way_to_numpy_and_back(lists: list[list[int | None] | None], start: int):
     rows = Ragged.of(series_of(lists, start))
@@ -49,7 +50,7 @@ def test_lists_survive_the_way_to_numpy_and_back(lists: list[list[int | None] | 
     assert back.to_list() == expected
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(LISTS, st.integers(0, 5), st.integers(0, 5))
 def test_parts_and_selections_are_those_of_python(lists: list[list[int | None] | None], start: int, rows: int):
     start = min(start, len(lists))
@@ -94,7 +95,7 @@ def test_a_function_of_all_elements_keeps_the_lists():
     assert sliced.to_list() == [[2, 4], [6]]
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(LISTS, st.integers(-6, 6), st.none() | st.integers(-6, 6), st.booleans())
 def test_slices_of_lists_and_weights(lists: list[list[int | None] | None], start: int, stop: int | None, strings: bool):
     series = series_of(lists)

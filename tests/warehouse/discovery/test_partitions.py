@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.errors import TableError
@@ -154,7 +155,7 @@ def test_a_key_twice_in_a_path_is_refused() -> None:
         keys_of_path("a=1/a=2/f.parquet")
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.lists(st.one_of(st.none(), st.text(min_size=1, max_size=8)), min_size=1, max_size=5))
 def test_any_string_round_trips_through_a_path(texts: list[str | None]) -> None:
     texts = [None if text is None else text for text in texts if text is None or text.isprintable()] or [None]

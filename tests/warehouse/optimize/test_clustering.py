@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from drawn_examples import examples
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from optimized import key_hash
 
@@ -33,7 +33,7 @@ KEYS = {
 def test_hashes_are_the_documented_ones(kind: str) -> None:
     values, type_ = KEYS[kind]
 
-    @settings(max_examples=12)
+    @examples(12)
     @given(st.lists(st.tuples(st.none() | values, st.none() | st.integers(0, 9)), min_size=1, max_size=20))
     def check(rows: list[tuple[Any, int | None]]) -> None:
         table = pa.table({"a": pa.array([a for a, _ in rows], type_), "b": pa.array([b for _, b in rows], pa.int32())})
@@ -64,7 +64,7 @@ def test_buckets_are_equal_ranges_of_hashes(hashes: list[int], buckets: int) -> 
     assert [found[i] for i in np.argsort(np.array(hashes, np.uint64))] == sorted(found)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.data())
 def test_gathering_is_taking(data: st.DataObject) -> None:
     lists = st.lists(st.none() | st.lists(st.none() | st.integers(-9, 9), max_size=4), min_size=1, max_size=30)

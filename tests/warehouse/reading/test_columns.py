@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from part_samples import KEYS, MAP, events, first, flat_table, flattened, pl_frame, taken
 from warehouse_samples import write
@@ -269,7 +270,7 @@ def test_keys_in_every_encoding(tmp_path: Path, options: dict[str, Any]) -> None
     assert found["m.key_value.key"].to_pylist() == [str(row) for row in range(300)]
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     rows=st.lists(
         st.none() | st.lists(st.tuples(st.sampled_from("abc"), st.none() | st.integers(0, 9)), max_size=4), max_size=40

@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from stored_runs import write_in_place
 
@@ -95,7 +96,7 @@ def values_of(chunk: Any) -> list[Any]:
     return rows
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(
     made=run_tables(),
     size=st.integers(20, 400),

@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from warehouse_samples import COLLECTION, sample, write
 
@@ -111,7 +112,7 @@ def test_chunks_are_bounded_and_name_their_row_group(shop: Snapshot) -> None:
     assert {chunk.uri for chunk in chunks} == {f"{shop.uri}/{shop.files['path'][0].as_py()}"}
 
 
-@settings(max_examples=35)
+@examples(35)
 @given(st.data())
 def test_any_split_of_any_filter_is_what_pyarrow_and_duckdb_keep(data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 3)))

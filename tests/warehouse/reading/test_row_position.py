@@ -11,7 +11,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from pipelines import furnished
 from warehouse_samples import write
@@ -47,7 +48,7 @@ def fragment_with(snapshot: Snapshot, rows: np.ndarray, left_out: list[np.ndarra
     return Fragment(**{**{name: getattr(fragment, name) for name in Fragment.__dataclass_fields__}, "excluded": bits})
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(
     st.sampled_from([None, "x > 4", "x is None", "k == 1", "row >= 30 and x != 2"]),
     st.sampled_from([None, {"fraction": 0.5}, {"fraction": 0.3, "where": "x < 5"}, {"fraction": 0.4, "key": "row"}]),

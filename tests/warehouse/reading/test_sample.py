@@ -17,7 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from sampling_definition import key_hash, place_hash, stays
 from warehouse_samples import write
@@ -73,7 +74,7 @@ KINDS: dict[str, tuple[st.SearchStrategy[Any], list[pa.DataType]]] = {
 }
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(st.data(), st.lists(st.sampled_from(list(KINDS)), min_size=1, max_size=3), fractions, seeds)
 def test_samples_by_key_follow_the_definition_for_all_types(
     data: st.DataObject, kinds: list[str], fraction: float, seed: int
@@ -224,7 +225,7 @@ def oracle(snapshot: Snapshot, where: str | None, sample: Sample) -> tuple[list[
     return kept, counts, matched
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     st.tuples(st.sampled_from(WHERES), st.sampled_from(SAMPLE_WHERES), st.sampled_from(KEYS)),
     st.sampled_from([0.01, 0.3, 0.9, 1]),

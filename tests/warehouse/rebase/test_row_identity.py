@@ -11,7 +11,8 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.warehouse.rebase.row_identity import (
@@ -77,7 +78,7 @@ rows = st.integers(0, 30).flatmap(
 )
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(rows, st.integers(0, 30), st.integers(0, 30))
 def test_identities_do_not_depend_on_the_position_of_a_row(columns: dict[str, list[Any]], one: int, other: int):
     """In which chunk, at which offset, in which order, and what garbage lies under its nulls."""

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from repeated_runs import runs, write_both
 
@@ -18,7 +19,7 @@ from feedline.warehouse.selection.null_counts import AbsentColumn, absent_column
 from feedline.warehouse.snapshot.take import take_snapshot
 
 
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(made=runs(), size=st.integers(1, 17))
 def test_null_counts_of_footers_are_those_of_rows_or_bounds(
     made: tuple[pa.Table, dict[str, list[bool]]], size: int

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from predicate_truth import OPERATORS, VALUES, Row, predicates, truth
 
@@ -75,7 +76,7 @@ def column_statistics(draw: st.DrawFn, groups: list[list[Row]], name: str) -> Co
     )
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.data(), row_groups(), predicates())
 def test_no_verdict_is_contradicted_by_a_row(
     data: st.DataObject, groups: list[list[Row]], predicate: Predicate

@@ -22,7 +22,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline import Table
@@ -168,7 +169,7 @@ def check(snapshot: Snapshot, table: pa.Table, text: str, rows: int) -> list[int
     return outcome
 
 
-@settings(max_examples=120)
+@examples(120)
 @given(st.data(), columns(), st.booleans(), st.booleans())
 def test_no_verdict_is_contradicted_by_a_row(
     data: st.DataObject, table: pa.Table, dictionary: bool, tamper: bool

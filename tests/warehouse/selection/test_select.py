@@ -18,7 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from selected_numbers import numbers
 from warehouse_samples import sample, write
@@ -141,7 +142,7 @@ def tables() -> Iterator[Callable[[int], Snapshot]]:
         yield table
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.integers(0, 7), conditions())
 def test_counts_are_duckdbs(tables: Callable[[int], Snapshot], seed: int, condition: tuple[str, str]) -> None:
     snapshot = tables(seed)

@@ -14,7 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from drawn_examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from warehouse_samples import sample, write
 
@@ -260,7 +261,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.lists(STEPS, min_size=2, max_size=4), st.booleans())
 def test_reused_footers_change_no_snapshot(tmp_path_factory: pytest.TempPathFactory, runs: Any, keyed: bool) -> None:
     """Files are added, changed and deleted between runs; every snapshot is the one that a first run would take."""

@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from drawn_examples import examples
 from generated_tables import DAYS, GROUP_ROWS, ROWS, SMALL, files, generate, read, unchanged
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.warehouse.synthetic.clicks import ClickRecipe, click_logit
@@ -190,7 +191,7 @@ def test_user_side_columns_change_together_where_they_shall(tmp_path: Path) -> N
     assert anywhere[False] > 1 - 0.8**9, "twelve columns, of which some are drawn equal"
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(
     recipe=st.builds(
         lambda days, lengths, rows, **others: ClickRecipe(

@@ -1,0 +1,1 @@
+"""The arguments that commands share, and how a shell completes them."""

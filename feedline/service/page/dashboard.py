@@ -1,0 +1,79 @@
+"""Dask's dashboard and Feedline's page in it, loaded when one of their pages is opened.
+
+Runs in: the feeder, or the scheduler, on its Dask event loop. Loading the pages takes 0.4 to 0.8 s of CPU time, and
+memory, which most processes need not spend: nobody looks at them. See
+docs/decisions/0005-dashboard-when-it-is-opened.md and 0077-a-page-in-dask-s-server.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from distributed import Scheduler
+from tornado.web import Application, HTTPError, RequestHandler
+
+from feedline.loader.wire.run_status import FeederStatus
+
+PAGE = "/feedline"
+
+
+class DashboardOnDemand(Application):
+    """Answers requests for pages that the scheduler's HTTP server does not have: it adds those of the dashboard, and
+    Feedline's, to the server, in its own place, and has the request repeated.
+
+    statuses: the last one of each feeder of the scheduler, asked for on its event loop once a second while somebody
+    looks.
+    """
+
+    def __init__(self, scheduler: Scheduler, statuses: Callable[[], Sequence[FeederStatus]]) -> None:
+        super().__init__([(r"/.*", _FirstRequest, {"load": self._load})])
+        self._scheduler: Any = scheduler
+        self._statuses = statuses
+        self._loading: asyncio.Task[None] | None = None
+
+    async def _load(self) -> None:
+        if self._loading is None:
+            self._loading = asyncio.create_task(self._add_pages())
+        await asyncio.shield(self._loading)
+
+    async def _add_pages(self) -> None:
+        pages, live_page = await asyncio.to_thread(_import_pages)
+        scheduler = self._scheduler
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if not live_page.has_pages(scheduler):
+                pages.connect(scheduler.http_application, scheduler.http_server, scheduler, prefix="")
+            live_page.add_page(scheduler, PAGE, self._statuses)
+        scheduler.http_application.applications.remove(self)
+
+
+class _FirstRequest(RequestHandler):
+    """A request that arrives before the pages are there."""
+
+    def initialize(self, load: Any) -> None:
+        self._load_pages = load
+
+    def prepare(self) -> None:
+        if self.request.method != "GET":
+            raise HTTPError(404)
+
+    async def get(self, *_: str) -> None:
+        await self._load_pages()
+        self.redirect(self.request.uri or "/")
+
+
+def page_address(dashboard: str) -> str:
+    """The address of Feedline's page, from that of a page of Dask's dashboard."""
+    return dashboard.rpartition("/")[0] + PAGE
+
+
+def _import_pages() -> tuple[Any, Any]:
+    with warnings.catch_warnings():
+        # Bokeh and Tornado warn about what their next versions will do; not the user's concern.
+        warnings.simplefilter("ignore")
+        pages = importlib.import_module("distributed.dashboard.scheduler")
+        return pages, importlib.import_module("feedline.service.page.live_page")

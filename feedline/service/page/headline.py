@@ -1,0 +1,57 @@
+"""The first sentence of the live page: what limits a job, and what would change it.
+
+Runs in: the process that serves the page. Pure.
+"""
+
+from __future__ import annotations
+
+from feedline.loader.limits.run_facts import Capacity
+from feedline.loader.limits.verdict import Verdict, judge
+from feedline.service.page.job_view import JobView, LimitedRank
+from feedline.service.page.page_parts import Headline
+
+_STATES = {
+    "waiting": "The feeder waits for its trainers.",
+    "planning": "The plan is made: files are listed, rows counted.",
+    "ended": "The trainers have ended.",
+}
+_OWN_CORES = ("threads", "processes")  # forms whose workers share the cores of feeder and trainer
+
+
+def headline_of(view: JobView) -> Headline:
+    """What limits the rank whose trainer waits most, by the last seconds."""
+    if view.slowest is None:
+        words = _STATES.get(view.state, "Measuring: the first batches are on their way.")
+        return Headline(side="", badge=view.state, sentence=words)
+    # One sample: the intervals of several would cost more time than the page may take of a scheduler.
+    verdict = judge([view.slowest.facts], _capacity(view.slowest))
+    badge = {"trainer": "● the trainer is the limit", "": "measuring"}.get(verdict.limit, "▲ data is the limit")
+    side = {"trainer": "trainer", "": ""}.get(verdict.limit, "data")
+    who = f"Rank {view.slowest.rank.rank}, whose trainer waits most. " if len(view.ranks) > 1 and side == "data" else ""
+    return Headline(side=side, badge=badge, sentence=verdict.sentence, detail=who + _advice(verdict))
+
+
+def _capacity(slowest: LimitedRank) -> Capacity:
+    feeder, stats = slowest.feeder, slowest.rank.stats
+    own = feeder.form in _OWN_CORES
+    threads = stats.threads or max(1, feeder.threads // max(1, len(feeder.ranks)))
+    return Capacity(
+        cores=feeder.cores if own else max(feeder.cores, threads),
+        threads=threads,
+        workers=feeder.workers,
+        form=feeder.form,
+        own_cores=own,
+        window=stats.window,
+        window_reason=stats.window_reason,
+        epochs=feeder.epochs,
+        cached=stats.delivery.cached is not None,
+    )
+
+
+def _advice(verdict: Verdict) -> str:
+    """The change that promises most; where to find the others."""
+    if not verdict.advice:
+        return ""
+    best = verdict.advice[0]
+    gain = f", predicted {best.rows_ratio:.2g} x the rows/s" if best.rows_ratio > 1 else ""
+    return f"Would help: {best.change}{gain} ({best.reason}). All advice: feedline explain --attach."

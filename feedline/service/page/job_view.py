@@ -1,0 +1,278 @@
+"""What the live page shows of a job: numbers of its feeders and ranks, put together.
+
+Runs in: the process that serves the page, once a second while somebody looks. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import NamedTuple
+
+from feedline.loader.encoding.cache_counts import CacheCounts
+from feedline.loader.limits.run_facts import RunFacts
+from feedline.loader.wire.facts import BlockStats
+from feedline.loader.wire.run_status import FeederDecision, FeederStatus, PlanStatus, RankStatus
+from feedline.service.page.status_history import RankRates, StatusHistory, ring_fill, workers_of
+
+# A rank is the straggler if its trainer waits for this much more of the time than the median rank's, or if it is so
+# many steps behind the first one.
+_STRAGGLER_SHARE, _STRAGGLER_STEPS = 0.05, 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRow:
+    """A rank in the table. epoch: from 0; done: of all steps of all epochs, of 1; eta_s: to the last step of the last
+    epoch; ring: the share of slots with batches that wait for the trainer. None: unknown. silent_s: since its feeder's
+    last status, if that is unusual."""
+
+    rank: int
+    host: str
+    state: str
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    done: float | None
+    rates: RankRates | None
+    rows: int
+    ready: int
+    slots: int
+    ring: float | None
+    blocks: int
+    window: int
+    window_reason: str
+    eta_s: float | None
+    starved: bool
+    silent_s: float
+    error: str
+    straggler: bool = False
+
+
+class StageShare(NamedTuple):
+    """A stage of computing blocks: its seconds in all threads, and its share of those of all stages. The names are
+    those of `loader/limits`."""
+
+    name: str
+    seconds: float
+    share: float
+
+
+class SourcedText(NamedTuple):
+    """A line of a rank or host."""
+
+    source: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffers:
+    """What is between workers and trainers, of all ranks: blocks in flight and their limit, bytes of finished blocks,
+    batches and slots of the rings; fill: of the emptiest ring (None: there is none)."""
+
+    blocks: int
+    window: int
+    held_bytes: int
+    ready: int
+    slots: int
+    fill: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputedBlocks:
+    """The work for the blocks of a job so far. cached: None without a cache."""
+
+    stages: tuple[StageShare, ...]
+    blocks: int
+    resubmitted: int
+    nbytes_read: int
+    cached: CacheCounts | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitedRank:
+    """The rank whose trainer waits most, with what it used over the last seconds, and its feeder."""
+
+    rank: RankStatus
+    feeder: FeederStatus
+    facts: RunFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """A job as the page shows it. first: the status of its first feeder. cores, cpu_s, workers, threads, lost,
+    regained: of all feeders; seconds: since the first one's start.
+
+    rows_per_s: of all ranks; trainer, slots: the greatest share of a rank's time that the trainer waited for a batch,
+    and that finished batches waited for the trainer (None before the second status). done: of the rank with the least,
+    of 1; eta_s: of the last one to end. slowest: of the ranks with rates. decisions: the newest first.
+    """
+
+    job: str
+    first: FeederStatus
+    state: str
+    hosts: tuple[str, ...]
+    cores: float
+    cpu_s: float
+    seconds: float
+    ranks: tuple[RankRow, ...]
+    rows: int
+    rows_per_s: float | None
+    trainer: float | None
+    slots: float | None
+    done: float | None
+    eta_s: float | None
+    buffers: Buffers
+    work: ComputedBlocks
+    workers: int
+    threads: int
+    lost: int
+    regained: int
+    slowest: LimitedRank | None
+    decisions: tuple[FeederDecision, ...]
+    plan: PlanStatus | None
+    findings: tuple[SourcedText, ...]
+    errors: tuple[SourcedText, ...]
+
+
+_DECISIONS = 20
+
+
+def view_job(history: StatusHistory, job: str) -> JobView | None:
+    """Put together what is known of a job; None if it has no feeder."""
+    statuses = history.statuses(job)
+    if not statuses:
+        return None
+    ranks = [rank for status in statuses for rank in status.ranks]
+    rows = mark_straggler([_rank_row(history, status, rank) for status in statuses for rank in status.ranks])
+    rates = [row.rates for row in rows if row.rates is not None]
+    workers, threads = workers_of(statuses)
+    decisions = [each for status in statuses for each in status.decisions]
+    return JobView(
+        job=job,
+        first=statuses[0],
+        state=_state(rows),
+        hosts=tuple(dict.fromkeys(status.host for status in statuses)),
+        cores=sum(status.cores for status in statuses),
+        cpu_s=sum(status.cpu_s for status in statuses),
+        seconds=max(status.now_s - status.started_s for status in statuses),
+        ranks=rows,
+        rows=sum(rank.stats.rows for rank in ranks),
+        rows_per_s=sum(rate.rows_per_s for rate in rates) if rates else None,
+        trainer=max((rate.trainer for rate in rates), default=None),
+        slots=max((rate.slots for rate in rates), default=None),
+        done=min((row.done for row in rows if row.done is not None), default=None),
+        eta_s=max((row.eta_s for row in rows if row.eta_s is not None), default=None),
+        buffers=_buffers(ranks),
+        work=_work([rank.stats.delivery for rank in ranks]),
+        workers=workers,
+        threads=threads,
+        lost=sum(status.lost for status in statuses),
+        regained=sum(status.regained for status in statuses),
+        slowest=_slowest(history, statuses),
+        decisions=tuple(sorted(decisions, key=lambda each: each.at_s, reverse=True)[:_DECISIONS]),
+        plan=next((rank.plan for rank in ranks if rank.plan is not None), None),
+        findings=tuple(SourcedText(f"rank {rank.rank}", text) for rank in ranks for text in rank.findings),
+        errors=tuple(SourcedText(f"rank {rank.rank}", rank.error) for rank in ranks if rank.error),
+    )
+
+
+def _slowest(history: StatusHistory, statuses: Sequence[FeederStatus]) -> LimitedRank | None:
+    ranks = [
+        LimitedRank(rank=rank, feeder=status, facts=facts)
+        for status in statuses
+        for rank in status.ranks
+        if rank.state == "feeding" and (facts := history.facts(status.feeder, rank.rank)) is not None
+    ]
+    return max(ranks, key=lambda each: each.facts.trainer_wait or 0.0, default=None)
+
+
+def _buffers(ranks: Sequence[RankStatus]) -> Buffers:
+    return Buffers(
+        blocks=sum(rank.stats.blocks_in_flight for rank in ranks),
+        window=sum(rank.stats.window for rank in ranks),
+        held_bytes=sum(rank.held_bytes for rank in ranks),
+        ready=sum(rank.ready for rank in ranks),
+        slots=sum(rank.stats.ring_slots for rank in ranks),
+        fill=min((fill for rank in ranks if (fill := ring_fill(rank)) is not None), default=None),
+    )
+
+
+def _work(delivery: Sequence[BlockStats]) -> ComputedBlocks:
+    fetch_s = sum(each.fetch_s for each in delivery)
+    seconds = {
+        "store wait": fetch_s,
+        "decoding": max(0.0, sum(each.read_s for each in delivery) - fetch_s),
+        "ops": sum(each.transform_s for each in delivery),
+        "encoding": sum(each.encode_s for each in delivery),
+    }
+    total = sum(seconds.values())
+    cached = [each.cached for each in delivery if each.cached is not None]
+    return ComputedBlocks(
+        stages=tuple(StageShare(name, part, part / total) for name, part in seconds.items()) if total > 0 else (),
+        blocks=sum(each.blocks for each in delivery),
+        resubmitted=sum(each.resubmitted for each in delivery),
+        nbytes_read=sum(each.nbytes_read for each in delivery),
+        cached=sum(cached, CacheCounts()) if cached else None,
+    )
+
+
+def mark_straggler(rows: Sequence[RankRow]) -> tuple[RankRow, ...]:
+    """The rows by rank, one of them marked as the straggler if a rank delays the others.
+
+    Ranks of a synchronous training advance together: the one that delays them is the one that is steps behind, or else
+    the one whose trainer waits for its batches, while the others' wait for it.
+    """
+    ordered = sorted(rows, key=lambda row: row.rank)
+    feeding = [row for row in ordered if row.rates is not None and row.state == "feeding"]
+    if len(feeding) < 2:
+        return tuple(ordered)
+    place = {row.rank: row.epoch * row.steps + row.step for row in feeding}
+    last = min(feeding, key=lambda row: place[row.rank])
+    if max(place.values()) - place[last.rank] >= _STRAGGLER_STEPS:
+        slowest = last
+    else:
+        shares = [row.rates.trainer for row in feeding if row.rates is not None]
+        slowest = feeding[shares.index(max(shares))]
+        if max(shares) - median(shares) < _STRAGGLER_SHARE:
+            return tuple(ordered)
+    return tuple(replace(row, straggler=row is slowest) for row in ordered)
+
+
+def _rank_row(history: StatusHistory, status: FeederStatus, rank: RankStatus) -> RankRow:
+    stats, rates = rank.stats, history.rates(status.feeder, rank.rank)
+    left = None
+    if stats.steps:
+        left = max(0, stats.steps - stats.step + max(status.epochs - stats.epoch - 1, 0) * stats.steps)
+    eta_s = None
+    if left is not None and rates is not None and rates.steps_per_s > 0 and rank.state == "feeding":
+        eta_s = left / rates.steps_per_s
+    return RankRow(
+        rank=rank.rank,
+        host=status.host,
+        state=rank.state,
+        epoch=stats.epoch,
+        epochs=status.epochs,
+        step=stats.step,
+        steps=stats.steps,
+        done=None if left is None else 1 - left / max(1, stats.steps * max(status.epochs, stats.epoch + 1)),
+        rates=rates,
+        rows=stats.rows,
+        ready=rank.ready,
+        slots=stats.ring_slots,
+        ring=ring_fill(rank),
+        blocks=stats.blocks_in_flight,
+        window=stats.window,
+        window_reason=stats.window_reason,
+        eta_s=eta_s,
+        starved=rank.starved,
+        silent_s=history.silence_s(status.feeder),
+        error=rank.error,
+    )
+
+
+def _state(rows: Sequence[RankRow]) -> str:
+    """The state that most says of the job: "feeding" if any rank is fed."""
+    states = {row.state for row in rows}
+    return next((state for state in ("feeding", "planning", "waiting", "ended") if state in states), "waiting")

@@ -1,0 +1,161 @@
+"""Write the parts of the live page as HTML. Jinja escapes every value.
+
+Runs in: the process that serves the page, once a second while somebody looks. Pure, but for the templates beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+
+from feedline.service.page.job_view import JobView, RankRow
+
+FOLDER = Path(__file__).resolve().parent
+RANKS = 64  # in the table: the first ones, and any that has trouble
+UNKNOWN = "\N{EN DASH}"
+_MINUTE, _HOUR, _DAY = 60, 3600, 86_400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenJob:
+    """The job of a page's address. job: as asked for ("": none); shown: the one that is shown (None: there are
+    several, or none); scheduler: the address that a pipeline.yaml names."""
+
+    job: str
+    shown: str | None
+    scheduler: str
+
+    @property
+    def missing(self) -> bool:
+        """Whether a job was asked for that is not there."""
+        return bool(self.job) and self.shown is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """What limits a job, in a sentence. side: "data", "trainer" or "" (unknown, or neither)."""
+
+    side: str
+    badge: str
+    sentence: str
+    detail: str = ""
+
+
+def choose_job(asked: str, jobs: Sequence[str], scheduler: str) -> ChosenJob:
+    """The job to show: the one asked for, or the only one."""
+    shown = asked if asked in jobs else None
+    if not asked and len(jobs) == 1:
+        shown = jobs[0]
+    return ChosenJob(job=asked, shown=shown, scheduler=scheduler)
+
+
+def jobs_html(views: Sequence[JobView], chosen: ChosenJob) -> str:
+    """The list of jobs; empty if there is one, and it is shown."""
+    return _render("jobs", views, chosen)
+
+
+def headline_html(view: JobView, headline: Headline) -> str:
+    """The first sentence of the page."""
+    return _render("verdict", view, headline)
+
+
+def now_html(view: JobView) -> str:
+    """The numbers of the moment: tiles, what waits where, stages."""
+    return _render("now", view)
+
+
+def ranks_html(view: JobView) -> str:
+    """The table of ranks."""
+    rows, hidden = visible_ranks(view.ranks)
+    return _render("ranks", view, rows, hidden)
+
+
+def details_html(view: JobView) -> str:
+    """What changes seldom: problems, decisions, the plan, names."""
+    return _render("details", view)
+
+
+def visible_ranks(rows: Sequence[RankRow]) -> tuple[list[RankRow], int]:
+    """The rows that the table has room for, and how many are left out: of many, the first ones, and as many of those
+    with trouble."""
+    if len(rows) <= RANKS:
+        return list(rows), 0
+    trouble = [row for row in rows[RANKS:] if row.straggler or row.starved or row.error or row.silent_s]
+    shown = [*rows[:RANKS], *trouble[:RANKS]]
+    return shown, len(rows) - len(shown)
+
+
+def page_template(names: str) -> Template:
+    """The template of the whole page, within that of Dask's pages. names: the folder of Dask's templates."""
+    loader = FileSystemLoader([str(FOLDER), names])
+    # Without escaping, as Bokeh's own: its variables are finished HTML, and none comes from a job.
+    return Environment(loader=loader, autoescape=False).get_template("page.html")
+
+
+def count_text(value: float | None) -> str:
+    """An integer with commas; in millions or billions from ten million on."""
+    if value is None:
+        return UNKNOWN
+    for factor, unit in ((10**10, "G"), (10**7, "M")):
+        if value >= factor:
+            return f"{value / (factor / 10):,.1f} {unit}"
+    return f"{value:,.0f}"
+
+
+def percent_text(value: float | None) -> str:
+    """A share as a percentage."""
+    return UNKNOWN if value is None else f"{100 * value:.0f} %"
+
+
+def duration_text(seconds: float | None) -> str:
+    """Seconds as `42 s`, `3 min 7 s`, `1 h 2 min`, `3 d 4 h`."""
+    if seconds is None:
+        return UNKNOWN
+    whole = round(seconds)
+    if whole < _MINUTE:
+        return f"{whole} s"
+    if whole < _HOUR:
+        return f"{whole // _MINUTE} min {whole % _MINUTE} s"
+    if whole < _DAY:
+        return f"{whole // _HOUR} h {whole % _HOUR // _MINUTE} min"
+    return f"{whole // _DAY:,} d {whole % _DAY // _HOUR} h"
+
+
+def ago_text(at_s: float, now_s: float) -> str:
+    """How long ago, in whole minutes, hours or days."""
+    seconds = max(0.0, now_s - at_s)
+    for unit, length in (("d", _DAY), ("h", _HOUR), ("min", _MINUTE)):
+        if seconds >= length:
+            return f"{seconds // length:.0f} {unit} ago"
+    return "just now"
+
+
+def size_text(nbytes: float | None) -> str:
+    """Bytes in the unit of which there are at least a tenth."""
+    if nbytes is None:
+        return UNKNOWN
+    for unit, factor in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if nbytes >= factor / 10:
+            return f"{nbytes / factor:,.1f} {unit}"
+    return f"{nbytes:,.0f} B"
+
+
+def _render(part: str, *values: object) -> str:
+    macro: Any = getattr(_parts(), part)
+    return str(macro(*values)).strip()
+
+
+@cache
+def _parts() -> Any:
+    environment = Environment(
+        loader=FileSystemLoader(str(FOLDER)), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    environment.filters.update(
+        count=count_text, percent=percent_text, duration=duration_text, ago=ago_text, size=size_text
+    )
+    return environment.get_template("parts.html").module

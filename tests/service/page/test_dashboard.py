@@ -1,0 +1,62 @@
+"""The pages of a scheduler's server: loaded when one is opened, Feedline's among Dask's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from urllib.request import urlopen
+
+import pytest
+from page_statuses import status_at
+from served_page import served_page
+
+from feedline.service.page.dashboard import page_address
+
+
+def test_the_page_needs_nothing_from_elsewhere_and_is_in_the_menu_of_dask():
+    asked = []
+
+    def statuses() -> list[object]:
+        asked.append(1)
+        return []
+
+    with served_page(statuses) as address:  # type: ignore[arg-type]
+        assert not asked
+        with urlopen(address, timeout=60) as answer:
+            page = answer.read().decode()
+        assert asked
+        loaded = [part.split('"')[0] for part in page.split('src="')[1:] + page.split('rel="stylesheet" href="')[1:]]
+        assert loaded
+        assert not [each for each in loaded if "//" in each]  # from this server
+        root = address.rpartition("/")[0]
+        for name in ("status", "feedline"):
+            with urlopen(f"{root}/{name}", timeout=60) as answer:
+                assert b'<a href="feedline">Feedline</a>' in answer.read()
+
+
+def test_statuses_are_asked_for_once_a_second_for_all_viewers(monkeypatch: pytest.MonkeyPatch):
+    asked = []
+
+    def statuses() -> list[object]:
+        asked.append(1)
+        return [status_at(len(asked))]
+
+    monkeypatch.setattr("feedline.service.page.live_page._FRESH_S", 1e9)
+    with served_page(statuses) as address:  # type: ignore[arg-type]
+        for _ in range(3):
+            urlopen(address, timeout=60).close()
+        assert len(asked) == 1
+
+
+def test_nothing_is_loaded_before_a_page_is_opened():
+    code = (
+        "import sys, feedline.service.page.dashboard, feedline.service.scheduler.extension; "
+        "print(sorted({'bokeh', 'jinja2'} & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "bokeh" not in run.stdout
+
+
+def test_the_address_of_the_page_is_beside_those_of_dask():
+    assert page_address("http://127.0.0.1:8787/status") == "http://127.0.0.1:8787/feedline"
+    assert page_address("https://host/proxy/8787/status") == "https://host/proxy/8787/feedline"

@@ -1,0 +1,114 @@
+"""What the live page shows of a job: sums, worst ranks, the straggler, the rest of the time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from page_statuses import START_S, rank_at, status_at, troubled
+
+from feedline.loader.encoding.cache_counts import CacheCounts
+from feedline.loader.wire.run_status import FeederStatus
+from feedline.service.page.job_view import JobView, view_job
+from feedline.service.page.status_history import StatusHistory
+
+
+def view_of(*moments: list[FeederStatus], job: str = "job-a") -> JobView:
+    history = StatusHistory()
+    for number, statuses in enumerate(moments):
+        history.add(statuses, now_s=START_S + number)
+    view = view_job(history, job)
+    assert view is not None
+    return view
+
+
+def host(number: int, seconds: float, *waits: float) -> FeederStatus:
+    """A feeder of a host, with a rank for each wait."""
+    ranks = tuple(rank_at(2 * number + each, seconds, wait=wait) for each, wait in enumerate(waits))
+    return replace(status_at(seconds), feeder=f"feeder-{number}", host=f"node-{number}", ranks=ranks)
+
+
+def test_a_job_without_feeders_has_no_view():
+    assert view_job(StatusHistory(), "job-a") is None
+
+
+def test_numbers_of_two_hosts_are_one_job():
+    view = view_of(*([host(1, at, 0.3, 0.3), host(0, at, 0.1, 0.5)] for at in (10, 20)))
+    assert view.hosts == ("node-0", "node-1")  # by rank
+    assert [row.rank for row in view.ranks] == [0, 1, 2, 3]
+    assert view.rows_per_s == pytest.approx(40_000)
+    assert view.rows == 4 * 200_000
+    assert view.trainer == pytest.approx(0.5)
+    assert (view.buffers.blocks, view.buffers.window, view.buffers.ready, view.buffers.slots) == (12, 16, 8, 32)
+    assert view.cores == 16
+    assert view.work.cached == CacheCounts(found=4 * 600, computed=4 * 200, nbytes_read=4 * 8_000_000)
+
+
+def test_stages_are_shares_of_computing():
+    view = view_of([status_at(10)])
+    assert {stage.name: round(stage.share, 3) for stage in view.work.stages} == {
+        "store wait": 0.062,
+        "decoding": 0.625,
+        "ops": 0.188,
+        "encoding": 0.125,
+    }
+    assert sum(stage.share for stage in view.work.stages) == pytest.approx(1)
+
+
+def test_before_the_first_block_there_are_no_stages():
+    assert view_of([status_at(0)]).work.stages == ()
+
+
+def test_the_rest_of_the_time_is_that_of_all_epochs_of_the_last_rank():
+    view = view_of(*([status_at(at)] for at in (10, 20)))
+    steps = 3 * 4000 - 200
+    assert view.eta_s == pytest.approx(steps / 10)
+    assert view.done == pytest.approx(200 / 12_000)
+    assert {row.eta_s for row in view.ranks} == {view.eta_s}
+
+
+def test_the_rank_whose_trainer_waits_more_than_the_others_is_the_straggler():
+    view = view_of(*([host(0, at, 0.1, 0.4), host(1, at, 0.1, 0.12)] for at in (10, 20)))
+    assert [row.rank for row in view.ranks if row.straggler] == [1]
+
+
+def test_the_rank_that_is_steps_behind_is_the_straggler_whoever_waits():
+    def moment(at: float) -> list[FeederStatus]:
+        status = host(0, at, 0.6, 0.1)
+        first, last = status.ranks
+        return [replace(status, ranks=(first, replace(last, stats=replace(last.stats, step=last.stats.step - 3))))]
+
+    view = view_of(moment(10), moment(20))
+    assert [row.rank for row in view.ranks if row.straggler] == [1]
+
+
+@pytest.mark.parametrize("waits", [(0.30, 0.32), (0.9,), (0.0, 0.0)])
+def test_ranks_that_are_alike_have_no_straggler(waits: tuple[float, ...]):
+    view = view_of(*([host(0, at, *waits)] for at in (10, 20)))
+    assert not any(row.straggler for row in view.ranks)
+
+
+def test_a_rank_that_still_plans_is_no_straggler():
+    def moment(at: float) -> list[FeederStatus]:
+        status = host(0, at, 0.3, 0.3)
+        return [replace(status, ranks=(status.ranks[0], replace(status.ranks[1], state="planning")))]
+
+    view = view_of(moment(10), moment(20))
+    assert not any(row.straggler for row in view.ranks)
+    assert view.state == "feeding"
+
+
+def test_decisions_are_the_newest_first_and_troubles_name_their_rank():
+    view = view_of([troubled(status_at(10))])
+    assert [each.topic for each in view.decisions] == ["workers", "window"]
+    assert [each.source for each in view.findings] == ["rank 0", "rank 0"]
+    assert [each.source for each in view.errors] == ["rank 1"]
+    assert (view.lost, view.regained) == (2, 2)
+
+
+def test_the_limit_is_sought_at_the_rank_whose_trainer_waits_most():
+    view = view_of(*([host(0, at, 0.1, 0.4), host(1, at, 0.2, 0.3)] for at in (10, 20)))
+    assert view.slowest is not None
+    assert (view.slowest.rank.rank, view.slowest.feeder.host) == (1, "node-0")
+    assert view.slowest.facts.trainer_wait == pytest.approx(0.4)
+    assert view_of([host(0, 10, 0.1)]).slowest is None

@@ -1,0 +1,117 @@
+"""What a viewer's document has, and what of it changes from second to second."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+from bokeh.document import Document
+from page_statuses import START_S, status_at
+from served_page import served_page
+
+from feedline.loader.wire.run_status import FeederStatus
+from feedline.service.dask_patches import versions
+from feedline.service.page.live_page import LivePage
+
+
+class Served:
+    """A page of statuses that a test makes, at a time that it sets."""
+
+    def __init__(self, *statuses: FeederStatus) -> None:
+        self.statuses, self.now_s, self.asked = list(statuses), START_S, 0
+        self.page = LivePage(self._ask, clock=lambda: self.now_s)
+
+    def _ask(self) -> list[FeederStatus]:
+        self.asked += 1
+        return self.statuses
+
+    def open(self, job: str = "") -> Document:
+        document: Any = SimpleNamespace(session_context=None)
+        document = Document()
+        request = SimpleNamespace(arguments={"job": [job.encode()]} if job else {})
+        document._session_context = lambda: SimpleNamespace(request=request)
+        scheduler: Any = SimpleNamespace(address="tcp://10.0.0.1:8786")
+        self.page.open(scheduler, {"pages": [], "plots": []}, document)
+        return document  # type: ignore[no-any-return]
+
+    def pass_second(self, *statuses: FeederStatus) -> None:
+        self.now_s += 1
+        self.statuses = list(statuses)
+
+
+def update(document: Document) -> list[str]:
+    """Run a document's callback of each second; returns the names of the models that it changed."""
+    changed: list[str] = []
+    document.on_change(lambda event: changed.append(getattr(getattr(event, "model", None), "name", "") or "series"))
+    (callback,) = document.session_callbacks
+    callback.callback()
+    return changed
+
+
+def text(document: Document, name: str) -> str:
+    model: Any = document.get_model_by_name(name)
+    return str(model.text) if model.visible else ""
+
+
+def test_the_only_job_is_shown_at_once():
+    document = Served(status_at(5)).open()
+    assert text(document, "jobs") == ""
+    assert "job-a ranking" in text(document, "verdict")
+    assert "rank</span> 1" in text(document, "ranks")
+    assert document.get_model_by_name("rows").visible  # type: ignore[union-attr]
+
+
+def test_without_a_job_the_page_waits_for_one_and_shows_it_when_it_comes():
+    served = Served()
+    document = served.open()
+    assert "tcp://10.0.0.1:8786" in text(document, "jobs")
+    assert not document.get_model_by_name("rows").visible  # type: ignore[union-attr]
+    served.pass_second(status_at(1))
+    update(document)
+    assert text(document, "jobs") == ""
+    assert "job-a ranking" in text(document, "verdict")
+    assert document.get_model_by_name("rows").visible  # type: ignore[union-attr]
+
+
+def test_the_address_chooses_one_of_several_jobs():
+    served = Served(status_at(5), status_at(5, job="job-b"))
+    assert text(served.open(), "verdict") == ""
+    assert "job-b ranking" in text(served.open("job-b"), "verdict")
+    assert "job not found" in text(served.open("job-c"), "jobs")
+
+
+def test_the_sentence_and_the_details_are_sent_only_when_they_change():
+    served = Served(status_at(5))
+    document = served.open()
+    for second in (6, 7):
+        served.pass_second(status_at(second))
+        update(document)
+    served.pass_second(status_at(8))
+    changed = update(document)
+    assert {"now", "ranks", "series"} <= set(changed)
+    assert "details" not in changed
+    served.pass_second(status_at(8))
+    served.now_s -= 0.5  # in the same second
+    assert update(document) == []
+
+
+def test_two_viewers_ask_for_statuses_once_and_see_the_same():
+    served = Served(status_at(5))
+    first, second = served.open(), served.open()
+    assert served.asked == 1
+    served.pass_second(status_at(6))
+    update(first)
+    served.now_s += 0.4
+    update(second)
+    assert served.asked == 2
+    assert text(first, "now") == text(second, "now")
+
+
+def test_a_version_of_dask_that_is_not_supported_has_no_tab(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(versions, "INSTALLED", "2030.1.0")
+    with served_page(list) as address:
+        for name in ("feedline", "status"):
+            with urlopen(f"{address.rpartition('/')[0]}/{name}", timeout=60) as answer:
+                assert b'<a href="feedline">' not in answer.read()

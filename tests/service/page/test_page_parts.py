@@ -1,0 +1,170 @@
+"""The HTML of the live page: names are escaped, and every state of a job can be shown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from page_statuses import START_S, status_at, troubled
+
+from feedline.loader.wire.facts import FeederStats
+from feedline.loader.wire.run_status import FeederDecision, FeederStatus, RankStatus, ReadPart
+from feedline.service.page.headline import headline_of
+from feedline.service.page.job_view import JobView, view_job
+from feedline.service.page.page_parts import (
+    RANKS,
+    ago_text,
+    choose_job,
+    count_text,
+    details_html,
+    duration_text,
+    headline_html,
+    jobs_html,
+    now_html,
+    percent_text,
+    ranks_html,
+    size_text,
+)
+from feedline.service.page.status_history import StatusHistory
+
+EVIL = "<script>alert(1)</script>\"'{{ 7*7 }}&amp;"
+
+
+class Tags(HTMLParser):
+    """The tags of a piece of HTML that are open, and all that were."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+        self.words: list[str] = []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.add(tag)
+        assert not any(name.startswith("on") for name, _ in attrs)
+        self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def views(*statuses: FeederStatus) -> list[JobView]:
+    history = StatusHistory()
+    history.add(statuses, now_s=START_S)
+    return [view for job in history.jobs() if (view := view_job(history, job)) is not None]
+
+
+def whole(status: FeederStatus) -> str:
+    """All parts of a job's page."""
+    (view,) = views(status)
+    listed = jobs_html([view, view], choose_job("none", [], "tcp://host:8786"))
+    return listed + headline_html(view, headline_of(view)) + now_html(view) + ranks_html(view) + details_html(view)
+
+
+def test_names_cannot_be_code():
+    status = troubled(status_at(10))
+    rank = replace(status.ranks[0], findings=(EVIL,), error=EVIL)
+    assert rank.plan is not None
+    rank = replace(rank, plan=replace(rank.plan, pruning=(ReadPart(what=EVIL, total=2, kept=1),)))
+    evil = replace(
+        status,
+        job=EVIL,
+        name=EVIL,
+        pipeline=EVIL,
+        host=EVIL,
+        version=EVIL,
+        form=EVIL,
+        ranks=(rank,),
+        decisions=(FeederDecision(at_s=START_S, topic="cache", text=EVIL),),
+    )
+    html = whole(evil)
+    tags = Tags(html)
+    assert "script" not in tags.seen
+    assert not tags.open
+    assert sum(EVIL in words for words in tags.words) >= 8  # each is shown as it is
+    assert "alert(1)</script>" not in html
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        status_at(0),
+        status_at(10),
+        troubled(status_at(10, ranks=1)),
+        replace(status_at(3), ranks=()),
+        replace(status_at(3), ranks=(RankStatus(rank=-1, state="waiting", stats=FeederStats()),)),
+        replace(status_at(3), ranks=(RankStatus(rank=0, state="planning", stats=FeederStats()),), form="processes"),
+    ],
+)
+def test_every_state_of_a_job_has_a_page(status: FeederStatus):
+    tags = Tags(whole(status))
+    assert not tags.open
+    assert "None" not in "".join(tags.words)
+
+
+def test_a_scheduler_without_a_job_says_how_one_comes():
+    html = jobs_html([], choose_job("", [], "tcp://10.0.0.1:8786"))
+    assert "No job is connected to this scheduler" in html
+    assert "scheduler: tcp://10.0.0.1:8786" in html
+
+
+def test_one_job_needs_no_list():
+    (view,) = views(status_at(5))
+    assert jobs_html([view], choose_job("", ["job-a"], "")) == ""
+
+
+def test_several_jobs_are_a_list_of_links():
+    both = views(status_at(5), status_at(5, job="b&c"))
+    html = jobs_html(both, choose_job("", ["job-a", "b&c"], ""))
+    assert 'href="feedline?job=job-a"' in html
+    assert 'href="feedline?job=b%26c"' in html
+    assert "Choose a job" in html
+    chosen = jobs_html(both, choose_job("b&c", ["job-a", "b&c"], ""))
+    assert 'href="feedline?job=b%26c"' not in chosen
+    assert "Choose a job" not in chosen
+
+
+def test_a_job_that_is_gone_is_said_to_be():
+    chosen = choose_job("old", ["job-a"], "")
+    assert chosen.shown is None
+    assert "job not found" in jobs_html(views(status_at(5)), chosen)
+
+
+def test_of_many_ranks_those_with_trouble_are_shown():
+    status = status_at(10, ranks=RANKS + 40)
+    starved = replace(status.ranks[-1], starved=True)
+    (view,) = views(replace(status, ranks=(*status.ranks[:-1], starved)))
+    html = ranks_html(view)
+    assert html.count("<tr>") == 1 + RANKS + 1
+    assert "waits for a block" in html
+    assert "39 more ranks" in html
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (count_text(None), "–"),  # noqa: RUF001 -- the sign of what is unknown
+        (count_text(1234), "1,234"),
+        (count_text(23_456_789), "23.5 M"),
+        (count_text(12_345_678_901), "12.3 G"),
+        (percent_text(0.413), "41 %"),
+        (duration_text(42), "42 s"),
+        (duration_text(187), "3 min 7 s"),
+        (duration_text(3725), "1 h 2 min"),
+        (duration_text(3 * 86_400 + 4 * 3600), "3 d 4 h"),
+        (ago_text(100, 130), "just now"),
+        (ago_text(100, 100 + 150), "2 min ago"),
+        (ago_text(100, 100 + 7300), "2 h ago"),
+        (size_text(999), "1.0 kB"),
+        (size_text(12), "12 B"),
+        (size_text(2_340_000_000), "2.3 GB"),
+    ],
+)
+def test_numbers_are_short(text: str, expected: str):
+    assert text == expected

@@ -1,0 +1,25 @@
+"""A scheduler in this process that serves the live page of statuses that a test makes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from distributed import Scheduler, SpecCluster
+
+from feedline.loader.wire.run_status import FeederStatus
+from feedline.service.page.dashboard import PAGE, DashboardOnDemand
+
+
+@contextlib.contextmanager
+def served_page(statuses: Callable[[], Sequence[FeederStatus]]) -> Iterator[str]:
+    """Serve the page; the value is its address."""
+    options = {"dashboard": False, "dashboard_address": "127.0.0.1:0", "protocol": "inproc://"}
+    with SpecCluster(
+        scheduler={"cls": Scheduler, "options": options}, worker={}, silence_logs=logging.ERROR
+    ) as cluster:
+        scheduler: Any = cluster.scheduler
+        scheduler.http_application.add_application(DashboardOnDemand(scheduler, statuses))
+        yield f"http://127.0.0.1:{scheduler.http_server.port}{PAGE}"
