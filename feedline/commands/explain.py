@@ -15,7 +15,7 @@ from feedline.commands.display.explain_table import explain_view
 from feedline.commands.run import RunRequest, Stop, feeder_accesses
 from feedline.errors import SpecError
 from feedline.explain.explanation import Explanation, explanation_facts
-from feedline.explain.observed_runs import attach, explain_last
+from feedline.explain.observed_runs import explain_last, watch_feeders
 from feedline.explain.short_run import run_shortly
 from feedline.loader.ring.rendezvous import job_fingerprint
 from feedline.loader.ring.status_files import live_statuses
@@ -64,7 +64,9 @@ def explain(
             found = explain_last(spec, last_status(spec), store_bytes_per_s=store_bytes_per_s)
         elif attached:
             job = job_name(spec.name, job_fingerprint(spec))
-            found = attach(spec, job, live_statuses, seconds=seconds, stop=stop, store_bytes_per_s=store_bytes_per_s)
+            found = watch_feeders(
+                spec, job, live_statuses, seconds=seconds, stop=stop, store_bytes_per_s=store_bytes_per_s
+            )
         else:
             found = _short_run(pipeline, values, spec, seconds, step_s, headspace, store_bytes_per_s, stop)
     facts = explanation_facts(found, found.slowest.verdict())
