@@ -72,6 +72,7 @@ def _feed(arguments: Sequence[str]) -> NoReturn:
         parser.add_argument(name, type=int, required=True)
     for name in ("--fd", "--lock", "--parent"):
         parser.add_argument(name, type=int)
+    parser.add_argument("--restarts", type=int, default=0)
     parser.add_argument("--host", type=Path)
     parser.add_argument("--scratch")
     parser.add_argument("--features", type=json.loads, default=[])
@@ -92,6 +93,7 @@ def _feed(arguments: Sequence[str]) -> NoReturn:
         cores=options.cores,
         parent=options.parent,
         scratch=options.scratch,
+        restarts=options.restarts,
         column_group=options.features,
     )
     if options.listen:

@@ -29,6 +29,7 @@ from feedline.service.cluster.open_cluster import open_cluster
 from feedline.service.feeder.feeder_process import ignore_sigterm, keep_log_short, startup_seconds
 from feedline.service.feeder.planner import Planner
 from feedline.service.feeder.trainer_session import TrainerSession
+from feedline.service.monitoring.feeder_watch import watch_feeder
 from feedline.service.scaling.demand import Demand, feeder_name, job_name
 from feedline.service.status.status_gatherer import StatusGatherer
 from feedline.spec import PipelineSpec, load_spec
@@ -44,7 +45,8 @@ class FeedRequest:
 
     pipeline: its content, if it is no file; `path` is the folder that its paths are relative to then. ranks: empty if
     their trainers name them. parent: the process that started the feeder. scratch: its folder for Dask's workers,
-    removed at the end. column_group: the features of the one whose trainers a feeder of `feedline run` waits for.
+    removed at the end. restarts: feeders of these ranks that died before it. column_group: the features of the one
+    whose trainers a feeder of `feedline run` waits for.
     """
 
     path: str
@@ -55,6 +57,7 @@ class FeedRequest:
     cores: int
     parent: int | None = None
     scratch: str | None = None
+    restarts: int = 0
     pipeline: dict[str, object] | None = None
     column_group: Sequence[str] = ()
 
@@ -122,7 +125,7 @@ def open_sessions(request: FeedRequest, *, early: bool = False) -> Iterator[Feed
             job=job_fingerprint(spec),
             verify=lambda start: verify_agreement(start, spec.work_dir),
         )
-        status = StatusGatherer(
+        gatherer = status = StatusGatherer(
             spec,
             cluster,
             job=job_name(spec.name, job_fingerprint(spec)) if demand is None else demand.job,
@@ -130,8 +133,11 @@ def open_sessions(request: FeedRequest, *, early: bool = False) -> Iterator[Feed
             ranks=request.ranks,
             world_size=request.world_size,
             cores=request.cores,
+            restarts=request.restarts,
         )
-        yield FeederSessions(request, spec, cluster, planner, demand, status)
+        watched = watch_feeder(spec.metrics, spec.traces, lambda: gatherer.status, request.ranks)
+        with watched as cluster.on_block:
+            yield FeederSessions(request, spec, cluster, planner, demand, status)
     finally:
         ignore_sigterm()
         if status is not None:

@@ -1,45 +1,267 @@
 """Profile a table: its footers, and a bounded sample of its rows.
 
-Runs in: the process of `feedline profile` and of `feedline init`.
+Runs in: the process of `feedline profile` and of `feedline init`. Columns are measured by a few threads, then compared
+with the label, with time, and within sessions. A table without columns has the facts of its folders.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Sequence
+from dataclasses import replace
 
-from feedline.profiling.table_facts import TableFacts
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
 
-ReportProgress: TypeAlias = Callable[[str, int, int], None]  # phase, done, total
+from feedline.profiling.candidates import find_labels, find_times
+from feedline.profiling.column_measures import SampledColumn, frame_column, measure_column
+from feedline.profiling.disguises import LabelValues
+from feedline.profiling.footer_measures import (
+    FooterRanges,
+    StoredColumn,
+    partition_key,
+    partition_keys,
+    row_group_sizes,
+    stored_columns_of,
+)
+from feedline.profiling.sessions import candidate_columns, measure_session, slot_bytes
+from feedline.profiling.table_facts import ColumnProfile, SampledPart, SessionCandidate, TableFacts
+from feedline.profiling.table_sample import (
+    NoColumnsError,
+    ProfileOptions,
+    ReportProgress,
+    TableSample,
+    report_nothing,
+    sample_table,
+)
+from feedline.profiling.time_order import TimeOrder
+from feedline.warehouse.selection.select import screen_rows
+from feedline.warehouse.storage.locations import redact
+from feedline.warehouse.storage.parallel import in_threads
 
+__all__ = ["ProfileOptions", "profile_table"]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileOptions:
-    """What to profile. columns: those to read rows of, by name (default: all, or the first of very many). where: only
-    rows that this expression keeps. label, time, session: chosen columns. values: keep frequent strings in the facts.
-    sample_rows, sample_bytes: the most to read, bytes decoded. format, version, snapshot_id, as_of: see `Table`."""
-
-    columns: tuple[str, ...] | None = None
-    where: str | None = None
-    label: str | None = None
-    time: str | None = None
-    session: str | None = None
-    values: bool = False
-    sample_rows: int = 131_072
-    sample_bytes: int = 512 << 20
-    format: str = "auto"
-    version: int | None = None
-    snapshot_id: int | None = None
-    as_of: str | None = None
+_CERTAIN = 0.5  # the score from which on the best candidate of a label or a time is taken
+_COMPARED_ROLES = ("numeric", "category", "string", "list")  # of columns that are compared with the label
+_LEAST_SESSION = 0.15  # the score of the weakest session candidate that is listed
+_LISTED = 20  # candidates of a kind, at most
 
 
 def profile_table(
-    table: str | Sequence[str], options: ProfileOptions | None = None, *, progress: ReportProgress | None = None
+    table: str | Sequence[str], options: ProfileOptions | None = None, *, progress: ReportProgress = report_nothing
 ) -> TableFacts:
     """Profile a table: a folder, file, glob or list, or a Delta or Iceberg table.
 
     Corrupt files are left out and listed; a table without rows, or without files but with a schema, has facts, too.
-    Raises TableNotFoundError where there is nothing, and the errors of listing and reading.
+    Raises TableNotFoundError where there is nothing, SpecError for columns that the table lacks, ExpressionError for a
+    `where` that does not fit them, and the errors of stores.
     """
-    raise NotImplementedError
+    options = options or ProfileOptions()
+    try:
+        taken = sample_table(table, options, progress=progress)
+    except NoColumnsError as error:
+        return _facts_of_folders(error, options)
+    return table_facts_of(taken, options, progress=progress)
+
+
+def table_facts_of(
+    taken: TableSample, options: ProfileOptions, *, progress: ReportProgress = report_nothing
+) -> TableFacts:
+    """The facts of a sampled table."""
+    snapshot, sample = taken.snapshot, taken.sample
+    selection = screen_rows(snapshot, taken.where)
+    may_keep = selection.rows != 0
+    is_whole = (selection.rows == snapshot.rows_per_row_group) | ~may_keep
+    selected_rows = int(snapshot.rows_per_row_group[may_keep].sum())
+    columns = _measure_columns(taken, options, selected_rows, progress)
+    ranges = FooterRanges(snapshot, np.flatnonzero(may_keep) if is_whole.all() else None)
+    stored = stored_columns_of(snapshot, snapshot.schema.names, sample.row_groups)
+    columns = [ranges.apply(_with_storage(column, stored)) for column in columns]
+    labels, times = find_labels(columns)[:_LISTED], find_times(columns)[:_LISTED]
+    label = options.label or (labels[0].column if labels and labels[0].score >= _CERTAIN else None)
+    time = options.time or (times[0].column if times and times[0].score >= _CERTAIN else None)
+    columns = _compare(columns, taken, label, time, progress)
+    sessions = _sessions(columns, taken, options.session, label, progress)
+    reasons = {each.column: each.reason for each in labels}, {each.column: each.reason for each in times}
+    columns = [
+        replace(column, label_like=reasons[0].get(column.name), time_like=reasons[1].get(column.name))
+        for column in columns
+    ]
+    return TableFacts(
+        uri=redact(snapshot.uri),
+        format=taken.format,
+        partitions=partition_keys(snapshot),
+        files=len(snapshot.files),
+        rows=snapshot.rows,
+        bytes=int(pc.sum(snapshot.files["bytes"], min_count=0).as_py()),
+        row_groups=len(snapshot.row_groups),
+        row_group_rows=row_group_sizes(snapshot),
+        selected_rows=selected_rows,
+        where=options.where,
+        sampled=SampledPart(
+            rows=sample.rows.num_rows,
+            row_groups=len(sample.row_groups),
+            bytes=sample.bytes,
+            columns=sample.rows.num_columns,
+        ),
+        columns=tuple(columns),
+        labels=labels,
+        times=times,
+        sessions=sessions,
+        label=label,
+        time=time,
+        session=options.session or (sessions[0].column if sessions and sessions[0].score >= _CERTAIN else None),
+        skipped=taken.skipped,
+        warnings=(*taken.warnings, *_warnings(columns, taken, label)),
+    )
+
+
+def _measure_columns(
+    taken: TableSample, options: ProfileOptions, selected_rows: int, progress: ReportProgress
+) -> list[ColumnProfile]:
+    """Every column of the table in its order; those without sampled rows by their type alone."""
+    snapshot, sample = taken.snapshot, taken.sample
+    borders = sample.borders
+    sampled = set(sample.rows.column_names)
+
+    def measure(name: str) -> ColumnProfile:
+        field = snapshot.schema.field(name)
+        here = name in sampled
+        column = SampledColumn(
+            field=field,
+            values=sample.rows[name] if here else pa.chunked_array([], field.type),
+            runs=sample.row_group if here else sample.row_group[:0],
+            borders=borders if here else borders[:0],
+            whole=sample.whole,
+            table_rows=selected_rows,
+            shown=options.values or name in snapshot.partition_columns,
+        )
+        profile = replace(measure_column(column), partition=name in snapshot.partition_columns)
+        why = sample.unreadable.get(name)
+        return profile if why is None else replace(profile, role="unsupported", reason=why)
+
+    names = snapshot.schema.names
+    found: list[ColumnProfile] = []
+    for profile in in_threads(measure, names):
+        found.append(profile)
+        progress("columns", len(found), len(names))
+    return found
+
+
+def _with_storage(column: ColumnProfile, stored: dict[str, StoredColumn]) -> ColumnProfile:
+    how = stored.get(column.name)
+    if how is None:
+        return column
+    return replace(column, bytes_per_row=how.bytes_per_row, encodings=how.encodings, codecs=how.codecs)
+
+
+def _compare(
+    columns: list[ColumnProfile], taken: TableSample, label: str | None, time: str | None, progress: ReportProgress
+) -> list[ColumnProfile]:
+    """The columns with their correlation with the label, and their order in time."""
+    rows = taken.sample.rows
+    read = set(rows.column_names)
+    by_name = {column.name: column for column in columns}
+    against = None
+    if label is not None and label in read and by_name[label].role in ("numeric", "category"):
+        values = LabelValues(frame_column(rows[label]))
+        against = values if values.is_usable else None
+    times = None
+    if (
+        time is not None
+        and time in read
+        and rows.num_rows
+        and by_name[time].role in ("time", "numeric", "category", "string")
+    ):
+        times = TimeOrder(frame_column(rows[time]))
+
+    def compare(column: ColumnProfile) -> ColumnProfile:
+        if column.name not in read or column.role not in (*_COMPARED_ROLES, "time") or column.all_null:
+            return column
+        series = frame_column(rows[column.name])
+        if against is not None and column.name != label and column.role in _COMPARED_ROLES:
+            distinct = rows.num_rows if column.vocabulary is None else column.vocabulary.sample
+            disguise, correlation = against.compare(series, distinct)
+            column = replace(column, disguise=disguise, correlation=correlation)
+        ordered = column.role in ("numeric", "category", "time") and series.dtype != pl.Boolean
+        if times is not None and column.name != time and ordered:
+            column = replace(column, time_order=times.direction(series))
+        return column
+
+    found: list[ColumnProfile] = []
+    for column in in_threads(compare, columns):
+        found.append(column)
+        progress("comparisons", len(found), len(columns))
+    return found
+
+
+def _sessions(
+    columns: Sequence[ColumnProfile],
+    taken: TableSample,
+    chosen: str | None,
+    label: str | None,
+    progress: ReportProgress,
+) -> tuple[SessionCandidate, ...]:
+    sample = taken.sample
+    read = [column for column in columns if column.name in sample.rows.column_names]
+    names = candidate_columns(read, sample.rows.num_rows)
+    if chosen is not None and sample.rows.num_rows:
+        names = [chosen, *(name for name in names if name != chosen)]
+    row_bytes = {
+        column.name: size
+        for column in read
+        if not (column.constant or column.all_null or column.partition or column.name == label or column.disguise)
+        and (size := slot_bytes(column)) > 0
+    }
+    by_name = {column.name: column for column in read}
+    needed = dict.fromkeys([*names, *row_bytes])
+    if not names:
+        return ()
+    frame = pl.DataFrame([frame_column(sample.rows[name]).alias(name) for name in needed])
+    found = []
+    for index, name in enumerate(names):
+        found.append(measure_session(by_name[name], frame, sample.row_group, row_bytes))
+        progress("sessions", index + 1, len(names))
+    first = [candidate for candidate in found if candidate.column == chosen]
+    others = [candidate for candidate in found if candidate.column != chosen and candidate.score >= _LEAST_SESSION]
+    return (*first, *sorted(others, key=lambda candidate: -candidate.score))
+
+
+def _warnings(columns: Sequence[ColumnProfile], taken: TableSample, label: str | None) -> list[str]:
+    """Sentences on what deserves a look."""
+    found = []
+    if not taken.snapshot.rows:
+        found.append("the table has no rows: its columns are described by their types alone")
+    elif not taken.sample.rows.num_rows:
+        kept = "no row of the sample could be read" if taken.skipped else "the sample has no row that `where` keeps"
+        found.append(f"{kept}: columns are described by their types and footers alone")
+    found += [
+        f"column {column.name!r} may be the label {label!r} in disguise: {column.disguise}"
+        for column in columns
+        if column.disguise is not None
+    ]
+    if (ignored := taken.snapshot.ignored) > 0:
+        found.append(f"{ignored:,} files with other suffixes than Parquet's are no part of the table")
+    return found
+
+
+def _facts_of_folders(error: NoColumnsError, options: ProfileOptions) -> TableFacts:
+    """The facts of a table that has no columns, or no file that can be read."""
+    listing = error.listing
+    return TableFacts(
+        uri=redact(listing.uri),
+        format=error.format,
+        partitions=tuple(partition_key(name, values) for name, values in listing.partition.items()),
+        files=len(listing.files),
+        rows=0,
+        bytes=int(pc.sum(listing.files["bytes"], min_count=0).as_py()),
+        row_groups=0,
+        row_group_rows=(0, 0, 0),
+        selected_rows=0,
+        where=options.where,
+        sampled=SampledPart(rows=0, row_groups=0, bytes=0, columns=0),
+        columns=(),
+        skipped=error.skipped,
+        warnings=(str(error),),
+    )

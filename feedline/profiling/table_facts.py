@@ -48,14 +48,14 @@ class FrequentValue:
 class DistinctCount:
     """The distinct values of a column that are not null.
 
-    sample: among the sampled values, with `error`, its relative standard error (0: exact). table: an estimate for the
-    table, by the values that the sample has once (Chao 1984), not below `sample`; once: the share of the sample's
-    values that occur once in it.
+    sample: among the sampled values, exact. table: an estimate for the table by how many values few sampled row groups
+    hold (see `distinct_values`), with `error`, its relative standard error (0: exact, as all rows were read). once: the
+    share of the distinct values that occur once in the sample.
     """
 
     sample: int
-    error: float
     table: int
+    error: float
     once: float
 
 
@@ -175,13 +175,23 @@ class TimeCandidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RepeatedColumns:
+    """Columns that change in the same rows, as one deduplicated group: rows by unique rows, and the share of the bytes
+    of all features in a slot that the group saves (an estimate)."""
+
+    columns: tuple[str, ...]
+    factor: float
+    saved_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionCandidate:
     """A column whose equal values may be a session, or another group of rows that share content.
 
     rows_per_key: S, sampled rows by distinct values; run_rows: the mean run of equal values in the table's order (as
     large as S where the table is clustered by it). repeated: the other columns that repeat the row above within a key
-    in at least half of the rows, with that share. factor: rows by unique rows of all of them together. saved_share: the
-    share of the bytes of a slot that a deduplicated group of them saves, estimated; dedup pays from 0.1 on.
+    in at least half of the rows, with that share. groups: proposed deduplicated groups of them, in the order in which
+    `shuffle.by` or a clustered table would have the rows.
     """
 
     column: str
@@ -190,8 +200,12 @@ class SessionCandidate:
     rows_per_key: float
     run_rows: float
     repeated: Mapping[str, float]
-    factor: float
-    saved_share: float
+    groups: tuple[RepeatedColumns, ...] = ()
+
+    @property
+    def saved_share(self) -> float:
+        """The share of a slot's bytes that all groups save."""
+        return sum(group.saved_share for group in self.groups)
 
     @property
     def clustered(self) -> bool:
@@ -227,7 +241,8 @@ class TableFacts:
     median and the most rows of a row group. selected_rows: those of the row groups that `where` may keep. skipped:
     files left out because they are corrupt, with the reason. warnings: sentences for people.
 
-    labels, times, sessions: candidates, the best first. label, time, session: those chosen by the caller, or None.
+    labels, times, sessions: candidates, the best first. label, time: the columns that disguises and orders refer to:
+    the caller's, or the best candidates. session: the caller's, or the best candidate.
     """
 
     uri: str

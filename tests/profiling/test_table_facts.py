@@ -59,13 +59,13 @@ def test_json_has_no_values_that_json_lacks():
         type="double",
         role="numeric",
         numbers=numbers(skewness=math.nan, max=math.inf),
-        vocabulary=DistinctCount(sample=3, error=0.0, table=4, once=0.5),
+        vocabulary=DistinctCount(sample=3, table=4, error=0.0, once=0.5),
     )
     document = json.loads(json.dumps(facts(column).to_json(), allow_nan=False))
     [found] = document["columns"]
     assert found["numbers"]["skewness"] is None
     assert found["numbers"]["max"] is None
-    assert found["vocabulary"] == {"sample": 3, "error": 0.0, "table": 4, "once": 0.5}
+    assert found["vocabulary"] == {"sample": 3, "table": 4, "error": 0.0, "once": 0.5}
 
 
 def test_the_median_is_the_middle_quantile():
@@ -74,9 +74,7 @@ def test_the_median_is_the_middle_quantile():
 
 def test_a_table_is_clustered_where_runs_are_as_long_as_sessions():
     def session(run_rows: float) -> SessionCandidate:
-        return SessionCandidate(
-            column="s", score=1, reason="", rows_per_key=10, run_rows=run_rows, repeated={}, factor=1, saved_share=0
-        )
+        return SessionCandidate(column="s", score=1, reason="", rows_per_key=10, run_rows=run_rows, repeated={})
 
     assert session(9.0).clustered
     assert not session(1.1).clustered

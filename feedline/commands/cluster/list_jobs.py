@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from datetime import timedelta
 from typing import Annotated
 
 import typer
@@ -15,33 +16,9 @@ from rich.table import Table
 
 from feedline.commands.cluster.connection_files import Address, Insecure, TlsCa, TlsCert, TlsKey, connection_files
 from feedline.commands.display.consoles import console_on
-from feedline.loader.wire.job_reports import FeederShare
 from feedline.service.cluster.connection.job_listing import JobListing, list_jobs
-
-# A trainer that waits as much as this share of its time is starved, also between two waits.
-_STARVED = 0.05
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRow:
-    """One job: sums over its feeders. threads: of workers that it uses; fair_threads: its part of the cluster;
-    demand_threads: that it needs. route_workers: that compute the blocks of one feeder, of the feeder with most; all,
-    without routes. connections: between feeders and workers, at most. wait_fraction: of the trainer that waits most."""
-
-    job: str
-    feeders: int
-    hosts: int
-    ranks: int
-    share: float
-    blocks_per_s: float
-    threads: float
-    fair_threads: float
-    demand_threads: float
-    route_workers: int
-    connections: int
-    blocks_in_flight: int
-    wait_fraction: float
-    starved: bool
+from feedline.service.scheduler.job_progress import JobProgress, progress_by_job
+from feedline.service.scheduler.job_rows import JobRow, job_rows
 
 
 def jobs(
@@ -57,39 +34,11 @@ def jobs(
     rows = job_rows(listing.feeders)
     if as_json:
         cluster = {"workers": listing.workers, "threads": listing.threads}
-        print(json.dumps({**cluster, "jobs": [asdict(row) for row in rows]}))
+        progress = {job: asdict(each) for job, each in progress_by_job(listing.statuses).items()}
+        listed = [{**asdict(row), "progress": progress.get(row.job)} for row in rows]
+        print(json.dumps({**cluster, "jobs": listed}))
     else:
         console_on().print(jobs_table(listing, rows), highlight=False)
-
-
-def job_rows(feeders: Sequence[FeederShare]) -> list[JobRow]:
-    """A row per job, those that wait most first."""
-    by_job: dict[str, list[FeederShare]] = {}
-    for feeder in feeders:
-        by_job.setdefault(feeder.report.job, []).append(feeder)
-    rows = [_row(job, members) for job, members in by_job.items()]
-    return sorted(rows, key=lambda row: (-row.wait_fraction, row.job))
-
-
-def _row(job: str, members: Sequence[FeederShare]) -> JobRow:
-    reports = [member.report for member in members]
-    waits = max(report.wait_fraction for report in reports)
-    return JobRow(
-        job=job,
-        feeders=len(members),
-        hosts=len({report.host for report in reports}),
-        ranks=sum(report.ranks for report in reports),
-        share=max(report.share for report in reports),
-        blocks_per_s=sum(report.blocks_per_s for report in reports),
-        threads=sum(report.blocks_per_s * report.block_s for report in reports),
-        fair_threads=sum(member.threads for member in members),
-        demand_threads=sum(report.demand_threads for report in reports),
-        route_workers=max(member.workers for member in members),
-        connections=sum(member.workers for member in members),
-        blocks_in_flight=sum(report.blocks_in_flight for report in reports),
-        wait_fraction=waits,
-        starved=waits >= _STARVED,
-    )
 
 
 def jobs_table(listing: JobListing, rows: Sequence[JobRow]) -> Table:
@@ -99,9 +48,23 @@ def jobs_table(listing: JobListing, rows: Sequence[JobRow]) -> Table:
     title = f"{jobs} on {listing.workers} workers, {used:.1f} of {listing.threads} threads in use"
     table = Table(title=title, title_justify="left", expand=False)
     table.add_column("job", overflow="fold", min_width=12)
-    for name in ("hosts", "ranks", "share", "blocks/s", "threads", "fair part", "needs", "route", "waits"):
+    for name in (
+        "hosts",
+        "ranks",
+        "share",
+        "blocks/s",
+        "threads",
+        "fair part",
+        "needs",
+        "route",
+        "waits",
+        "step",
+        "left",
+        "lost",
+    ):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
+    progress = progress_by_job(listing.statuses)
     for row in rows:
         counts = (row.hosts, row.ranks)
         numbers = (row.blocks_per_s, row.threads, row.fair_threads)
@@ -113,6 +76,16 @@ def jobs_table(listing: JobListing, rows: Sequence[JobRow]) -> Table:
             f"{row.demand_threads:.1f}" if row.demand_threads else "?",
             f"{row.route_workers}" if row.route_workers < listing.workers else "all",
             f"{row.wait_fraction:.0%}",
+            *_progress_cells(progress.get(row.job)),
             "starved" if row.starved else "",
         )
     return table
+
+
+def _progress_cells(progress: JobProgress | None) -> tuple[str, str, str]:
+    """The step of the slowest rank, the time that is left, and connections that were lost."""
+    if progress is None:
+        return "", "", ""
+    left = "?" if progress.left_s is None else str(timedelta(seconds=round(progress.left_s)))
+    epoch = f"{progress.epoch + 1}/{progress.epochs}: " if progress.epochs > 1 else ""
+    return f"{epoch}{progress.step:,}/{progress.steps:,}", left, str(progress.lost or "")

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from feedline.commands.cluster.connection_files import TlsCa, TlsCert, TlsKey, connection_files
+from feedline.commands.cluster.metrics_options import MetricsAt, MetricsDir, metrics_options
 from feedline.errors import SpecError
 from feedline.service.log_lines import write_log_lines
 from feedline.service.scheduler.scheduler_process import SchedulerOptions, refuse_open, run_scheduler
@@ -27,6 +28,8 @@ def scheduler(
             metavar="HOST:PORT", help="Serve Dask's pages, /health and /metrics there, without a key (default: not)."
         ),
     ] = None,
+    metrics: MetricsAt = None,
+    metrics_dir: MetricsDir = None,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
@@ -41,7 +44,8 @@ def scheduler(
         raise SpecError(f"--dashboard is no address: got {dashboard!r}, expected HOST:PORT such as 127.0.0.1:8787")
     protocol = "tcp" if tls_ca is tls_cert is tls_key is None else "tls"
     tls = connection_files(f"{protocol}://127.0.0.1:{port or 8786}", tls_ca, tls_cert, tls_key, insecure=False)
-    options = SchedulerOptions(host=host, port=port, dashboard=dashboard, tls=tls)
+    served = metrics_options(metrics, metrics_dir)
+    options = SchedulerOptions(host=host, port=port, dashboard=dashboard, tls=tls, metrics=served)
     refuse_open(options, insecure=insecure)
     write_log_lines(level=logging.INFO)
     run_scheduler(options)

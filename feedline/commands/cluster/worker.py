@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import typer
 
 from feedline.commands.cluster.connection_files import Address, Insecure, TlsCa, TlsCert, TlsKey, connection_files
+from feedline.commands.cluster.metrics_options import MetricsAt, MetricsDir, metrics_options
 from feedline.errors import SpecError
 from feedline.resources.cgroups import available_cores
 from feedline.resources.instructions import choose_cpu
@@ -48,6 +49,8 @@ def worker(
     http: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Serve /health and /metrics there (default: not at all).")
     ] = None,
+    metrics: MetricsAt = None,
+    metrics_dir: MetricsDir = None,
     scratch: Annotated[str | None, typer.Option(metavar="DIR", help="Folder for what Dask keeps on disk.")] = None,
     cpu: Annotated[
         Literal["native", "x86-64-v3"] | None, typer.Option(help="As `cluster.cpu` of the jobs (default: likewise).")
@@ -76,6 +79,7 @@ def worker(
         port=port,
         contact_address=contact_address,
         http=http,
+        metrics=metrics_options(metrics, metrics_dir),
         scratch=scratch,
         drain_s=drain_s,
         wait_s=wait_s,

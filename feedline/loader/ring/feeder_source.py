@@ -49,7 +49,7 @@ class FeederSource:
         self._unless = unless
         self._shares_feeder = access.host is not None  # with the other ranks of this host
         self._reported: set[str] = set()  # feeders of the host whose repeated deaths were raised
-        self._futile_deaths = 0
+        self._futile_deaths = self._deaths = 0
         self._progress = False
 
     def find(self) -> Feeder:
@@ -63,7 +63,7 @@ class FeederSource:
             except NoSharedFeederError as error:
                 self._shares_feeder = False
                 logger.warning("the ranks of this host cannot share a feeder (%s): this one starts its own", error)
-        return FeederProcess(self._access.command)
+        return FeederProcess(self._access.command, restarts=self._deaths)
 
     def leave_host(self) -> None:
         """From now on, start feeders of our own: the host's serves another trainer of this rank."""
@@ -80,6 +80,7 @@ class FeederSource:
 
         A successor that `feedline run` starts is waited for.
         """
+        self._deaths += 1
         self._futile_deaths = 1 if self._progress else self._futile_deaths + 1
         self._progress = False
         if self._futile_deaths >= FUTILE_DEATHS:

@@ -48,12 +48,13 @@ class NoSharedFeederError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Record:
-    """The content of the lock's file: the launcher's round, the feeder's folder, and how many feeders before it died
-    one after the other without progress."""
+    """The content of the lock's file: the launcher's round, the feeder's folder, how many feeders before it died one
+    after the other without progress, and how many there were before it in all."""
 
     round: int
     scratch: str
     deaths: int
+    restarts: int = 0
 
     @classmethod
     def read(cls, path: Path) -> _Record | None:
@@ -161,9 +162,10 @@ def _attach(path: Path, launch: HostLaunch, reported: set[str], unless: Callable
 
 def _start(path: Path, lock: int, launch: HostLaunch, reported: set[str]) -> None:
     """Start a feeder, which takes over the lock. Raises FeederError after three dead ones without progress."""
-    deaths = 0
+    deaths = restarts = 0
     if (last := _Record.read(path.with_suffix(".lock"))) is not None:
-        deaths = last.deaths_with_this() if last.round == launch.round else 0
+        if last.round == launch.round:
+            deaths, restarts = last.deaths_with_this(), last.restarts + 1
         if deaths >= FUTILE_DEATHS and last.scratch not in reported:
             reported.add(last.scratch)
             last_words = "(none)"
@@ -177,7 +179,7 @@ def _start(path: Path, lock: int, launch: HostLaunch, reported: set[str]) -> Non
     for other in path.parent.glob("*-host-*.sock"):  # of launches whose ranks were killed with their feeder
         if other != path:
             _sweep(other)
-    record = _Record(round=launch.round, scratch=make_scratch(), deaths=deaths % FUTILE_DEATHS)
+    record = _Record(round=launch.round, scratch=make_scratch(), deaths=deaths % FUTILE_DEATHS, restarts=restarts)
     record.write(lock)
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening, open(log_path(record.scratch), "ab") as log:
@@ -185,6 +187,7 @@ def _start(path: Path, lock: int, launch: HostLaunch, reported: set[str]) -> Non
             listening.bind(address)
         listening.listen(_BACKLOG)
         words = ["--host", str(path), "--fd", str(listening.fileno()), "--lock", str(lock)]
+        words += ["--restarts", str(restarts)]
         descriptors = [listening.fileno(), lock]
         try:
             process = launch.command.start(words, scratch=record.scratch, log=log, descriptors=descriptors)

@@ -132,15 +132,15 @@ class FeederAccess:
 
 
 class FeederProcess:
-    """A feeder of one rank, started by this process."""
+    """A feeder of one rank, started by this process. restarts: feeders before it that died."""
 
-    def __init__(self, command: FeederCommand) -> None:
+    def __init__(self, command: FeederCommand, *, restarts: int = 0) -> None:
         self._scratch = make_scratch()
         self._exit_s = command.exit_s
         self.channel, theirs = pair()
         self.log_path = log_path(self._scratch)
         self._log = open(self.log_path, "a+b", buffering=0)  # noqa: SIM115 -- open for as long as the process
-        words = ["--parent", str(os.getpid()), "--fd", str(theirs.fileno())]
+        words = ["--parent", str(os.getpid()), "--fd", str(theirs.fileno()), "--restarts", str(restarts)]
         try:
             self._process = command.start(words, scratch=self._scratch, log=self._log, descriptors=[theirs.fileno()])
         except BaseException:

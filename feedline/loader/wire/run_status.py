@@ -6,7 +6,8 @@ processes that show it. Pure; no torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from feedline.loader.wire.facts import FeederStats
@@ -40,10 +41,11 @@ class PlanStatus:
 class RankStatus:
     """What a feeder does for one rank.
 
-    stats: its counts so far. stalled_s: seconds for which the trainer says it has waited for batches, beyond a
-    stream's first. step_s: median seconds per step that the trainer takes without waiting (0: unknown). starved: its
-    next step waits for a block. ready: batches in the ring. held_bytes: of finished blocks. trainer: its process id (0:
-    unknown). trainers: that have come so far. findings: warnings of the quality of features, the last ones last. error:
+    stats: its counts so far. stalled_s: seconds for which the trainer says it has waited for batches, beyond a stream's
+    first. step_s: median seconds per step that the trainer takes without waiting (0: unknown). starved: its next step
+    waits for a block. ready: batches in the ring. held_bytes: of finished blocks. trainer: its process id (0: unknown).
+    trainers: that have come so far. problems: values of delivered blocks that are null, not finite or unknown, and
+    expectations that were broken, by kind. findings: warnings of the quality of features, the last ones last. error:
     that ended the last trainer. Neither quotes a value of a row.
     """
 
@@ -58,6 +60,7 @@ class RankStatus:
     trainer: int = 0
     trainers: int = 0
     plan: PlanStatus | None = None
+    problems: Mapping[str, int] = field(default_factory=dict)
     findings: tuple[str, ...] = ()
     error: str = ""
 
@@ -77,7 +80,8 @@ class FeederStatus:
 
     job: the same for all feeders of a job; feeder: unique per process. pipeline: the path of pipeline.yaml. epochs: of
     the run. form: of `cluster`. cores: that the feeder may use. cpu_s: CPU seconds that the feeder's process has used.
-    workers, threads: that compute its blocks. lost, regained: connections to the scheduler. decisions: the last ones.
+    workers, threads: that compute its blocks. restarts: feeders of its ranks that died before it. lost, regained:
+    connections to the scheduler. decisions: the last ones.
     """
 
     job: str
@@ -96,6 +100,7 @@ class FeederStatus:
     workers: int
     threads: int
     ranks: tuple[RankStatus, ...]
+    restarts: int = 0
     lost: int = 0
     regained: int = 0
     decisions: tuple[FeederDecision, ...] = ()

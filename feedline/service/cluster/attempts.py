@@ -6,6 +6,7 @@ scheduler, the value says where the failure happened, and never pickles a librar
 
 from __future__ import annotations
 
+import contextlib
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from feedline.blocks.request import BlockRequest, BlockResult, Job, PackedReques
 from feedline.errors import ClusterError, CorruptFileError, DataError, FeedlineError, TableChangedError
 from feedline.loader.encoding.shuffled_rows import Rows
 from feedline.service.cluster.blame import BlockFailure, Kind
+from feedline.service.monitoring.block_counts import BLOCK_COUNTS
 
 if TYPE_CHECKING:
     from distributed import Future
@@ -46,15 +48,26 @@ def attempt_block(
 ) -> BlockResult | BlockFailure:
     """The result of `run_block`, or its exception as a value: the same with and without handing parts over."""
     request = request.unpack() if isinstance(request, PackedRequest) else request
+    BLOCK_COUNTS.begin()
     try:
-        if hand_over is not None:
-            try:
-                return run_block(job, request, key, packed, hand_over)
-            except FeedlineError:
-                pass  # of rows that are wrong in several ways, the first part tells another than the whole
-        return run_block(job, request, key, packed)
+        result = _run(job, request, key, packed, hand_over)
     except Exception as error:
-        return failure_of(error, worker_address())
+        failure = failure_of(error, worker_address())
+        BLOCK_COUNTS.fail(failure.kind)
+        return failure
+    except BaseException:
+        BLOCK_COUNTS.fail("killed")
+        raise
+    seconds = {"read": result.read_s, "transform": result.transform_s, "encode": result.encode_s}
+    BLOCK_COUNTS.end(rows=result.rows, nbytes_read=result.nbytes_read, nbytes_encoded=result.nbytes, seconds=seconds)
+    return result
+
+
+def _run(job: Job | str, request: BlockRequest, key: str, packed: bool, hand_over: HandOver | None) -> BlockResult:
+    if hand_over is not None:
+        with contextlib.suppress(FeedlineError):  # of rows that are wrong in several ways, the first part tells another
+            return run_block(job, request, key, packed, hand_over)
+    return run_block(job, request, key, packed)
 
 
 def failure_of(error: BaseException, worker: str, host: str | None = None) -> BlockFailure:

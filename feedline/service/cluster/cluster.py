@@ -24,6 +24,7 @@ from feedline.service.cluster.connection.fair_share import FairShare, priority
 from feedline.service.cluster.connection.outage import waits
 from feedline.service.cluster.reserved_port import ReservedPort
 from feedline.service.cluster.threads.local_tasks import LocalTask, LocalTasks
+from feedline.service.monitoring.finished_block import ObserveBlock
 from feedline.spec.cluster_section import ClusterSpec
 from feedline.transforms.registry.user_functions import RequiredFunction
 
@@ -50,7 +51,7 @@ class Cluster(ABC):
     `open_dask`.
 
     packed: whether results leave a worker's process. door: where a dashboard is asked for that is not up. share: of a
-    cluster with other jobs. trainers: that the feeder serves.
+    cluster with other jobs. trainers: that the feeder serves. on_block: called with each block that has arrived.
     """
 
     packed: ClassVar[bool]
@@ -67,6 +68,7 @@ class Cluster(ABC):
         code: Sequence[RequiredFunction],
     ) -> None:
         self.trainers = 1
+        self.on_block: ObserveBlock | None = None
         self.share = FairShare()
         self._spec, self._threads, self._scratch, self._elastic, self._report = spec, threads, scratch, elastic, report
         self._code = tuple(code)

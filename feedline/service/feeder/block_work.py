@@ -11,13 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from feedline.blocks.reach import unreadable, unreadable_error
-from feedline.blocks.request import BlockRequest, Job
+from feedline.blocks.request import BlockRequest, BlockResult, Job
 from feedline.errors import CorruptFileError, FeedlineError, StoreError, TableError
+from feedline.loader.encoding.cache_counts import CacheCounts
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.encoding.shuffled_rows import Rows
 from feedline.planning.schedule import Block
 from feedline.service.cluster.blame import BlockFailure
 from feedline.service.cluster.cluster import BlockTask
+from feedline.service.monitoring.finished_block import FinishedBlock
 
 _FILES, _BLOCKS, _FRAMES = 3, 4, 4  # shown
 _RETRIES = ("tenacity", "storage/retry")
@@ -77,6 +79,27 @@ class BlockWork:
         if self.error is not None:
             raise self.error
         return self.first if self.rows is None else self.rows
+
+    def finished(self, name: str, attempt: BlockAttempt, result: BlockResult, now_s: float) -> FinishedBlock:
+        """What is said of the block, which an attempt has computed. name: of the block."""
+        cached = result.cached or CacheCounts()
+        return FinishedBlock(
+            name=name,
+            lane=self.block.lane,
+            index=self.block.index,
+            first_step=self.block.first_step,
+            rows=result.rows,
+            nbytes_read=result.nbytes_read,
+            nbytes_encoded=result.nbytes,
+            submitted_s=attempt.submitted_s,
+            arrived_s=now_s,
+            read_s=result.read_s,
+            transform_s=result.transform_s,
+            encode_s=result.encode_s,
+            attempts=self.submissions,
+            cached=cached.found,
+            missed=cached.computed,
+        )
 
     def fail(self, outcome: BlockFailure | None) -> BlockFailure | None:
         """Keep an attempt's failure, and return it; None where it is not the fault of the block or its worker."""

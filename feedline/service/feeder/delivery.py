@@ -303,6 +303,8 @@ class Delivery:
         self._cluster.share.computed(busy_s)
         self._window.record(busy_s, result.nbytes)
         self.stats.add(result, now_s - attempt.submitted_s)
+        if self._cluster.on_block is not None:
+            self._cluster.on_block(work.finished(block_name(self._name, work), attempt, result, now_s))
 
     def _forget(self, work: BlockWork) -> None:
         for attempt in list(work.attempts):

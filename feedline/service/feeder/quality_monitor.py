@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from feedline.errors import DataError
 from feedline.loader.encoding.layout import BatchSchema
-from feedline.loader.encoding.quality import Quality, measures, merge
+from feedline.loader.encoding.quality import COUNTS, Quality, measures, merge
 from feedline.loader.ring.reports import EpochCounts
 from feedline.planning.schedule import Block
 from feedline.spec.expectations import OnExpect, broken_bounds, complaint
@@ -45,6 +45,7 @@ class QualityMonitor:
         self._epoch_counts: Quality | None = None
         self._past_counts: Quality | None = None
         self._due_s = 0.0
+        self._broken = 0
         self.findings: deque[str] = deque(maxlen=_KEPT_FINDINGS)
 
     def begin(self, epoch: int, seen: EpochCounts | None = None) -> None:
@@ -71,10 +72,22 @@ class QualityMonitor:
     def end(self) -> list[str]:
         """End the epoch; returns a complaint per feature that breaks expectations, raised with `on_expect: error`."""
         complaints = self._complaints()
+        self._broken += len(complaints)
         if self._stops:
             self._stop(complaints)
         self.findings.extend(complaints)
         return complaints
+
+    def problems(self) -> dict[str, int]:
+        """Values that are null, not finite or unknown, of all features and epochs, and expectations that were broken at
+        the ends of epochs."""
+        sums = {"null": 0, "nonfinite": 0, "unknown": 0, "expectation": self._broken}
+        for part in (self._past_counts, self._epoch_counts):
+            if part is not None:
+                sums["null"] += int(part.counts[COUNTS.index("nulls")].sum())
+                sums["nonfinite"] += int(part.counts[COUNTS.index("nonfinite")].sum())
+                sums["unknown"] += int(part.lookups[1].sum())
+        return sums
 
     @property
     def total(self) -> Quality | None:

@@ -49,6 +49,7 @@ class SupervisedFeeder:
     process: subprocess.Popen[str] | None = None
     scratch: str | None = None
     futile_deaths: int = 0
+    restarts: int = 0
 
     def __str__(self) -> str:
         numbers = [str(rank.rank) for rank in self.ranks]
@@ -100,6 +101,7 @@ class Supervisor:
             sweep_statuses()
         feeder.scratch = make_scratch()
         words = ["--listen", "--parent", str(os.getpid()), "--scratch", feeder.scratch]
+        words += ["--restarts", str(feeder.restarts)]
         with standard_input(feeder.command.overrides) as overrides:
             process = subprocess.Popen(
                 [*feeder_words(os.environ), *feeder.command.arguments, *words],
@@ -170,6 +172,7 @@ class Supervisor:
                 f"the feeder of {feeder} died {feeder.futile_deaths} times without delivering a batch (exit status "
                 f"{status}): see its messages above"
             )
+        feeder.restarts += 1
         events.append((str(feeder), FeederEvent(type="died", rank=None, status=status)))
         self._start(feeder)
 

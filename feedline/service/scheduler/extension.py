@@ -27,6 +27,8 @@ from feedline.service.dask_patches.steady_loop import steady_clock, steady_sched
 from feedline.service.dask_patches.task_queue import TaskQueue
 from feedline.service.page.dashboard import DashboardOnDemand
 from feedline.service.scheduler.job_book import START_S, ClusterSize, JobBook
+from feedline.service.scheduler.job_rows import job_rows
+from feedline.service.scheduler.scheduler_metrics import SCHEDULER_METRICS, SchedulerState
 from feedline.service.scheduler.status_source import offer_statuses
 from feedline.version import VERSION
 
@@ -52,7 +54,9 @@ class JobExtension(SchedulerPlugin):
         self._scheduler = scheduler
         self._clock = clock or steady_clock()  # near what feeders without an answer count by
         self.book = JobBook()
-        self._statuses: dict[str, bytes] = {}  # by feeder; unpacked when they are looked at
+        self._joined = self._left = self._lost = 0  # workers so far
+        self._statuses: dict[str, bytes] = {}  # by feeder
+        self._unpacked: dict[bytes, FeederStatus] = {}  # those that somebody has looked at
         self._queue = TaskQueue(scheduler)
 
     def feedline_report(self, report: bytes, status: bytes = b"") -> bytes:
@@ -73,17 +77,35 @@ class JobExtension(SchedulerPlugin):
 
     def feedline_jobs(self) -> list[bytes]:
         """The `FeederShare` of each feeder, packed."""
+        return [pack(share) for share in self._feeder_shares()]
+
+    def _feeder_shares(self) -> list[FeederShare]:
         now_s = self._clock()
         size = self._size()
         parts, route_of = self.book.threads_by_feeder(now_s, size), self.book.routes.size
         return [
-            pack(FeederShare(report=each, threads=parts[each.feeder], workers=route_of(each.feeder) or size.workers))
+            FeederShare(report=each, threads=parts[each.feeder], workers=route_of(each.feeder) or size.workers)
             for each in self.book.reports(now_s)
         ]
 
+    def state(self) -> SchedulerState:
+        """The scheduler as its metrics show it."""
+        size = self._size()
+        return SchedulerState(
+            workers=size.workers,
+            threads=size.threads,
+            wanted=self.adaptive_target() if self.book.is_known(self._clock()) else None,
+            joined=self._joined,
+            left=self._left,
+            lost=self._lost,
+            jobs=job_rows(self._feeder_shares()),
+        )
+
     def statuses(self) -> list[FeederStatus]:
         """The last status of each feeder that is alive, by job and feeder; see `status_source`."""
-        return [unpack(FeederStatus, each) for each in self._packed_statuses()]
+        before, packed = self._unpacked, self._packed_statuses()
+        self._unpacked = {each: before.get(each) or unpack(FeederStatus, each) for each in packed}
+        return list(self._unpacked.values())
 
     def feedline_statuses(self) -> list[bytes]:
         """The same, packed, for another process."""
@@ -114,15 +136,18 @@ class JobExtension(SchedulerPlugin):
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Say that a worker has joined. Dask calls this."""
         size = self._size()
+        self._joined += 1
         logger.info("worker %s joined: %d workers, %d threads", worker, size.workers, size.threads)
 
     def remove_worker(self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **_: object) -> None:
         """Say that a worker has left, or is lost; of the latter, feeders hear. Dask calls this."""
         size = self._size()
         if stimulus_id.startswith(_LOST):
+            self._lost += 1
             logger.warning("worker %s is lost: %d workers, %d threads", worker, size.workers, size.threads)
             scheduler.log_event(LOST_TOPIC, worker)
         else:
+            self._left += 1
             logger.info("worker %s left: %d workers, %d threads", worker, size.workers, size.threads)
 
     def tick(self) -> None:
@@ -177,5 +202,13 @@ def install(scheduler: Scheduler) -> JobExtension:
     application: Any = getattr(scheduler, "http_application", None)  # None: without an HTTP server
     if application is not None:
         application.add_handlers(r".*", [(r"/api/v1/adaptive_target", _TargetHandler, {"extension": extension})])
+        _show_metrics(extension)
         application.add_application(DashboardOnDemand(scheduler, extension.statuses))
     return extension
+
+
+def _show_metrics(extension: JobExtension) -> None:
+    """Add the extension's metrics to `/metrics` of Dask's pages, whose handlers run on the scheduler's loop."""
+    from feedline.service.monitoring.metric_server import StateCollector, add_to_dask  # noqa: PLC0415 -- most have none
+
+    add_to_dask("scheduler", StateCollector(SCHEDULER_METRICS, extension.state))

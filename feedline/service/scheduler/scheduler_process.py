@@ -6,9 +6,11 @@ Runs in: the process of `feedline scheduler`, which loads neither torch, Polars 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import dask
@@ -17,22 +19,30 @@ from distributed import Security
 from feedline.errors import ClusterError, SpecError
 from feedline.service.dask_patches.dask_config import SCHEDULER_CONFIG
 from feedline.service.dask_patches.without_http import scheduler_class
+from feedline.service.scheduler.extension import install
 from feedline.service.scheduler.preload import dask_setup
+from feedline.service.scheduler.scheduler_metrics import SCHEDULER_METRICS, SchedulerState
 from feedline.service.tls.security import security_of
 from feedline.spec.cluster_section import TlsSpec, is_loopback
+from feedline.spec.monitoring_section import MetricsSpec
 
 logger = logging.getLogger("feedline.scheduler")
+
+# A scrape gives up when the loop is busy for so long.
+_SCRAPE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOptions:
     """Where a scheduler listens. dashboard: "host:port" of its HTTP server: the pages and metrics of Dask and
-    Feedline, `/health`, and the number of workers that jobs need, all without a key (None: no HTTP server)."""
+    Feedline, `/health`, and the number of workers that jobs need, all without a key (None: no HTTP server).
+    metrics: where it serves its own metrics alone (None: not)."""
 
     host: str = "127.0.0.1"
     port: int = 8786
     dashboard: str | None = None
     tls: TlsSpec | None = None
+    metrics: MetricsSpec | None = None
 
 
 def refuse_open(options: SchedulerOptions, *, insecure: bool) -> None:
@@ -76,12 +86,30 @@ async def _serve(options: SchedulerOptions, security: Security) -> None:
             f"the scheduler cannot listen on {options.host}:{options.port}: {_reason(error)}. Free it, or give another "
             "--host or --port"
         ) from error
-    try:
-        dask_setup(scheduler)
-        logger.info("scheduler at %s", scheduler.address)
-        await stop.wait()
-    finally:
-        await scheduler.close()
+    with contextlib.ExitStack() as stack:
+        try:
+            dask_setup(scheduler)
+            if options.metrics is not None:
+                stack.enter_context(_serve_metrics(options.metrics, install(scheduler).state, loop))
+            logger.info("scheduler at %s", scheduler.address)
+            await stop.wait()
+        finally:
+            await scheduler.close()
+
+
+def _serve_metrics(
+    spec: MetricsSpec, read: Callable[[], SchedulerState], loop: asyncio.AbstractEventLoop
+) -> contextlib.AbstractContextManager[object]:
+    """Serve the metrics from a thread, which has the loop read the state: it belongs to the loop."""
+    from feedline.service.monitoring.metric_server import StateCollector, serve_metrics  # noqa: PLC0415 -- asked for
+
+    async def state() -> SchedulerState:
+        return read()
+
+    def source() -> SchedulerState:
+        return asyncio.run_coroutine_threadsafe(state(), loop).result(_SCRAPE_S)
+
+    return serve_metrics(spec, StateCollector(SCHEDULER_METRICS, source), {"role": "scheduler"})
 
 
 def _reason(error: BaseException) -> str:

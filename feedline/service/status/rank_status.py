@@ -36,6 +36,7 @@ def rank_status(session: TrainerSession, plan: PlanStatus | None, *, trainer: in
         trainer=trainer,
         trainers=trainers,
         plan=plan,
+        problems=session.monitor.problems(),
         findings=tuple(map(shown_finding, session.monitor.findings)),
     )
 

@@ -41,7 +41,8 @@ _LAST_S = 3.0
 class StatusGatherer:
     """The status of one feeder.
 
-    job, feeder: their names in its reports. ranks: those that it is to serve (empty: its trainers name theirs).
+    job, feeder: their names in its reports. restarts: feeders before it that died. ranks: those that it is to serve
+    (empty: its trainers name theirs).
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class StatusGatherer:
         ranks: Sequence[int],
         world_size: int,
         cores: float,
+        restarts: int = 0,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._cluster, self._clock = cluster, clock
@@ -82,6 +84,7 @@ class StatusGatherer:
             workers=0,
             threads=0,
             ranks=(),
+            restarts=restarts,
         )
         self._files = _StatusWriter(LastRun(spec, world_size), lambda: self.status)
 

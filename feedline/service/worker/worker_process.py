@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,10 +29,13 @@ from feedline.service.dask_patches.dask_config import WORKER_CONFIG
 from feedline.service.dask_patches.scheduler_watch import SchedulerWatch
 from feedline.service.dask_patches.steady_loop import steady
 from feedline.service.dask_patches.without_http import worker_class
+from feedline.service.monitoring.block_counts import BLOCK_COUNTS
 from feedline.service.tls.refused_connection import explain_refusal
 from feedline.service.tls.security import security_of
 from feedline.service.worker.departure import DRAIN_S, Departure
+from feedline.service.worker.worker_metrics import WORKER_METRICS, WorkerState
 from feedline.spec.cluster_section import TlsSpec, is_loopback, scheduler_address
+from feedline.spec.monitoring_section import MetricsSpec
 
 logger = logging.getLogger("feedline.worker")
 
@@ -49,9 +52,9 @@ _TAKEN_S, _TAKEN_AGAIN_S = 30.0, 5.0
 class WorkerOptions:
     """A worker of `threads` threads for a scheduler. tls: of the connection. host, port: on which it listens (None: on
     the address from which it reaches the scheduler, on any free port). contact_address: "host:port" at which others
-    reach it (None: where it listens). http: "host:port" of its health and metrics (None: no HTTP server). scratch: its
-    folder (None: Dask's default). drain_s: for running blocks to end when it leaves. wait_s: to search a scheduler
-    (None: forever)."""
+    reach it (None: where it listens). http: "host:port" of its health and metrics (None: no HTTP server). metrics:
+    where it serves its own metrics alone (None: not). scratch: its folder (None: Dask's default). drain_s: for running
+    blocks to end when it leaves. wait_s: to search a scheduler (None: forever)."""
 
     scheduler: str
     threads: int
@@ -61,6 +64,7 @@ class WorkerOptions:
     port: int | None = None
     contact_address: str | None = None
     http: str | None = None
+    metrics: MetricsSpec | None = None
     scratch: str | None = None
     drain_s: float = DRAIN_S
     wait_s: float | None = None
@@ -90,8 +94,36 @@ class WorkerProcess:
         """Serve until SIGTERM or Ctrl-C. Raises ClusterError if no scheduler answers for `wait_s`, and for certificates
         that cannot be used."""
         security = security_of(self._options.tls, listens=True)
-        with dask.config.set(WORKER_CONFIG):
+        with self._watched(), dask.config.set(WORKER_CONFIG):
             asyncio.run(self._run(security))
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Serve metrics, where they are asked for: for the life of the process, whatever its worker does."""
+        options = self._options
+        if options.metrics is None and options.http is None:
+            yield
+            return
+        from feedline.service.monitoring.metric_server import (  # noqa: PLC0415 -- asked for
+            StateCollector,
+            add_to_dask,
+            serve_metrics,
+        )
+
+        collector = StateCollector(WORKER_METRICS, self.state)
+        if options.http is not None:
+            add_to_dask("worker", collector)
+        labels = {"role": "worker", "worker": options.name or ""}
+        with contextlib.ExitStack() as stack:
+            if options.metrics is not None:
+                stack.enter_context(serve_metrics(options.metrics, collector, labels))
+            yield
+
+    def state(self) -> WorkerState:
+        """The process as its metrics show it."""
+        return WorkerState(
+            threads=self._options.threads, is_serving=self._departure is not None, blocks=BLOCK_COUNTS.read()
+        )
 
     async def _run(self, security: Security) -> None:
         loop = asyncio.get_running_loop()

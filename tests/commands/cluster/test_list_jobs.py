@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from feeder_statuses import status_of
 from job_reports import REPORT
 from processes import ended_here
 from schedulers import connected, local_cluster
 
-from feedline.commands.cluster.list_jobs import job_rows, jobs_table
+from feedline.commands.cluster.list_jobs import jobs_table
 from feedline.loader.wire.codec import pack
 from feedline.loader.wire.job_reports import FeederShare
 from feedline.service.cluster.connection.job_listing import JobListing
+from feedline.service.scheduler.job_rows import job_rows
 
 
 def test_the_jobs_of_a_scheduler_are_listed_and_the_starved_come_first():
@@ -31,15 +33,11 @@ def test_the_jobs_of_a_scheduler_are_listed_and_the_starved_come_first():
         assert "starved" not in text.split("calm")[1]
 
 
-def test_feeders_of_a_job_are_a_row():
-    second = replace(REPORT, feeder="b", host="i", ranks=2, wait_fraction=0.5, blocks_per_s=1.0)
-    members = [FeederShare(report=REPORT, threads=1.5, workers=16), FeederShare(report=second, threads=1.5, workers=20)]
-    [row] = job_rows(members)
-    assert (row.feeders, row.hosts, row.ranks, row.threads, row.fair_threads) == (2, 2, 3, 2.5, 3.0)
-    assert (row.demand_threads, row.wait_fraction, row.starved) == (6.0, 0.5, True)
-    assert (row.route_workers, row.connections) == (20, 36)
-    for workers, route in ((64, "20"), (20, "all")):
-        [*cells] = jobs_table(JobListing(workers=workers, threads=64, feeders=members), [row]).columns[8].cells
+def test_a_job_without_a_route_of_its_own_has_all_workers():
+    members = [FeederShare(report=REPORT, threads=1.5, workers=16)]
+    for workers, route in ((64, "16"), (16, "all")):
+        listing = JobListing(workers=workers, threads=64, feeders=members)
+        [*cells] = jobs_table(listing, job_rows(members)).columns[8].cells
         assert cells == [route]
 
 
@@ -57,3 +55,15 @@ def test_what_cannot_be_asked_is_said():
     assert "Use tls:// with --tls-ca, --tls-cert and --tls-key, or accept the risk with --insecure" in far.stderr
     mixed = ended_here("jobs", "tcp://10.0.0.1:1", "--tls-ca", "a", "--tls-cert", "b", "--tls-key", "c")
     assert "--tls-ca, --tls-cert and --tls-key need tls://" in mixed.stderr
+
+
+def test_the_progress_of_a_job_is_shown_as_far_as_its_feeders_say():
+    share = FeederShare(report=REPORT, threads=1.5, workers=16)
+    status = replace(status_of(feeder=REPORT.feeder, step=4), lost=2, epochs=3)
+    ranks = tuple(replace(rank, step_s=2.0) for rank in status.ranks)
+    listing = JobListing(workers=20, threads=64, feeders=[share], statuses=[replace(status, ranks=ranks)])
+    table = jobs_table(listing, job_rows([share]))
+    cells = {str(column.header): next(iter(column.cells)) for column in table.columns}
+    assert (cells["step"], cells["left"], cells["lost"]) == ("1/3: 4/10", "0:00:52", "2")
+    before = jobs_table(replace(listing, statuses=[]), job_rows([share]))
+    assert [next(iter(column.cells)) for column in before.columns[10:13]] == ["", "", ""]

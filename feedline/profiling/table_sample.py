@@ -1,0 +1,168 @@
+"""List a table, take its snapshot, and sample its rows, whatever is wrong with some of its files.
+
+Runs in: the process of `feedline profile` and of `feedline init`. One listing, every footer once. Corrupt files are
+left out. Where files do not make one table (a column of two kinds, a name that comes twice), those that fit the most
+are taken, and the others left out, too.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from feedline.errors import StoreError, TableArgumentError, TableError, TableNotFoundError
+from feedline.expressions import BoundExpression, bind_where
+from feedline.profiling.sampled_rows import RowSample, SampleRequest, read_sample
+from feedline.warehouse.bad_files import reason_of
+from feedline.warehouse.discovery import logs
+from feedline.warehouse.discovery.formats import list_table
+from feedline.warehouse.discovery.hive import Listing
+from feedline.warehouse.reading.fragment import nearest_hint
+from feedline.warehouse.scan import check_footers
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.take import snapshot_of
+from feedline.warehouse.storage.locations import join, redact
+
+ReportProgress: TypeAlias = Callable[[str, int, int], None]  # phase, done, total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileOptions:
+    """What to profile. columns: those to read rows of, by name (default: all). where: only rows that this expression
+    keeps. label, time, session: chosen columns. values: keep frequent strings in the facts. sample_rows, sample_bytes:
+    the most to read, bytes decoded. format, version, snapshot_id, as_of: see `Table`."""
+
+    columns: tuple[str, ...] | None = None
+    where: str | None = None
+    label: str | None = None
+    time: str | None = None
+    session: str | None = None
+    values: bool = False
+    sample_rows: int = 65_536
+    sample_bytes: int = 256 << 20
+    format: str = "auto"
+    version: int | None = None
+    snapshot_id: int | None = None
+    as_of: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TableSample:
+    """A table's snapshot, a sample of its rows, and what was wrong with it. format: hive, manifest, delta or iceberg;
+    where: bound; skipped: files that were left out, each with the reason."""
+
+    snapshot: Snapshot
+    sample: RowSample
+    format: str
+    where: BoundExpression | None
+    skipped: tuple[tuple[str, str], ...]
+    warnings: tuple[str, ...]
+
+
+class NoColumnsError(TableError):
+    """A table of which no file has columns, or none can be read. listing: its files; skipped: with their reasons."""
+
+    def __init__(self, message: str, listing: Listing, format: str, skipped: tuple[tuple[str, str], ...]) -> None:
+        super().__init__(message)
+        self.listing, self.format, self.skipped = listing, format, skipped
+
+
+def report_nothing(phase: str, done: int, total: int) -> None:
+    """The progress of whoever shows none."""
+
+
+def sample_table(
+    table: str | Sequence[str], options: ProfileOptions, *, progress: ReportProgress = report_nothing
+) -> TableSample:
+    """Take a table's snapshot and read a sample of its rows.
+
+    Raises TableNotFoundError where there is nothing, NoColumnsError where there are no columns, SpecError for columns
+    that the table lacks, ExpressionError for a `where` that does not fit them, and the errors of stores.
+    """
+    progress("listing", 0, 1)
+    listing = list_table(
+        table,
+        format=options.format,
+        version=options.version,
+        snapshot_id=options.snapshot_id,
+        as_of=options.as_of,
+    )
+    format = _format_of(table, listing, options)
+    progress("footers", 0, len(listing.files))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        snapshot, skipped = _snapshot_of_good_files(listing, format)
+    progress("footers", len(listing.files), len(listing.files))
+    where = None if options.where is None else bind_where(options.where, snapshot.schema)
+    request = SampleRequest(
+        snapshot=snapshot,
+        columns=_columns_to_read(snapshot, options),
+        where=where,
+        rows=options.sample_rows,
+        bytes=options.sample_bytes,
+    )
+    sample = read_sample(request, lambda done, total: progress("sample", done, total))
+    return TableSample(
+        snapshot=snapshot,
+        sample=sample,
+        format=format,
+        where=where,
+        skipped=(*skipped, *sample.skipped),
+        warnings=tuple(dict.fromkeys(str(each.message) for each in caught)),
+    )
+
+
+def _columns_to_read(snapshot: Snapshot, options: ProfileOptions) -> tuple[str, ...]:
+    """The chosen columns in the table's order. Raises SpecError for one that the table lacks."""
+    names = snapshot.schema.names
+    chosen = [name for name in (options.label, options.time, options.session) if name is not None]
+    for name in (*chosen, *(options.columns or ())):
+        if name not in names:
+            raise TableArgumentError(f"column {name!r} is not in the table. {nearest_hint(name, names)}")
+    wanted = set(names if options.columns is None else (*options.columns, *chosen))
+    return tuple(name for name in names if name in wanted)
+
+
+def _format_of(table: str | Sequence[str], listing: Listing, options: ProfileOptions) -> str:
+    if options.format != "auto":
+        return options.format
+    if listing.schema is None:
+        return "hive"
+    if options.version is not None:
+        return "delta"
+    if not isinstance(table, str) or table.endswith(logs.METADATA_NAMES):
+        return "iceberg"
+    return "delta" if logs.log_of_folder(table) == logs.DELTA else "iceberg"
+
+
+def _snapshot_of_good_files(listing: Listing, format: str) -> tuple[Snapshot, tuple[tuple[str, str], ...]]:
+    """The snapshot of the files that make one table, and the others with the reason."""
+    bad: dict[str, str] = {}
+
+    def leave_out(path: str, error: Exception) -> None:
+        bad[path] = reason_of(error, join(redact(listing.uri), path))
+
+    try:
+        return snapshot_of(listing, on_bad=leave_out), tuple(bad.items())
+    except (StoreError, TableNotFoundError):
+        raise
+    except TableError as error:
+        first = error
+    findings = check_footers(listing, map=None)
+    faulty = {bad_file.file: bad_file.reason for bad_file in findings.bad}
+    faulty |= {problem.file: problem.reason for problem in findings.problems}
+    paths = listing.files["path"].to_pylist()
+    skipped = {path: faulty[name] for path in paths if (name := join(redact(listing.uri), path)) in faulty}
+    good = np.flatnonzero([path not in skipped for path in paths])
+    if not skipped or not len(good):
+        raise NoColumnsError(str(first), listing, format, tuple(skipped.items()))
+    try:
+        return snapshot_of(listing.take(good)), tuple(skipped.items())
+    except StoreError:
+        raise
+    except TableError as error:
+        raise NoColumnsError(str(error), listing, format, tuple(skipped.items())) from None

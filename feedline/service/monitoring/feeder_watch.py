@@ -1,0 +1,45 @@
+"""Open what a feeder is watched by: its metrics, and the spans of its blocks, where pipeline.yaml asks for them.
+
+Runs in: the feeder. Without the keys `metrics` and `traces` nothing is imported and nothing listens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+from feedline.errors import FeederError
+from feedline.loader.wire.run_status import FeederStatus
+from feedline.service.monitoring.feeder_metrics import FEEDER_METRICS
+from feedline.service.monitoring.finished_block import ObserveBlock
+from feedline.spec.monitoring_section import MetricsSpec, TracesSpec
+
+
+@contextlib.contextmanager
+def watch_feeder(
+    metrics: MetricsSpec | None, traces: TracesSpec | None, status: Callable[[], FeederStatus], ranks: Sequence[int]
+) -> Iterator[ObserveBlock | None]:
+    """Serve the metrics of a status, until the context ends; yields what takes finished blocks, if anything does.
+
+    ranks: those that the feeder is to serve, if that is decided. Raises ClusterError if the address is taken, and
+    FeederError without the extra `otel`.
+    """
+    with contextlib.ExitStack() as stack:
+        if metrics is not None:
+            from feedline.service.monitoring.metric_server import StateCollector, serve_metrics  # noqa: PLC0415 -- rare
+
+            shown = f"{min(ranks)}-{max(ranks)}" if len(ranks) > 1 else "".join(map(str, ranks))
+            labels = {"role": "feeder", "feedline_job": status().job, "feedline_ranks": shown}
+            stack.enter_context(serve_metrics(metrics, StateCollector(FEEDER_METRICS, status), labels))
+        observe = None
+        if traces is not None:
+            try:
+                from feedline.service.monitoring.block_spans import BlockSpans  # noqa: PLC0415 -- an extra
+            except ImportError as error:
+                raise FeederError(
+                    f"traces need OpenTelemetry: {error}. Run pip install 'feedline[otel]', or leave the key out"
+                ) from None
+            spans = BlockSpans(traces, job=status().job, feeder=status().feeder)
+            stack.callback(spans.close)
+            observe = spans.add
+        yield observe

@@ -1,0 +1,71 @@
+"""The metrics of a scheduler: its workers, and what `feedline jobs` lists of its jobs.
+
+Runs in: the scheduler. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from feedline.service.monitoring.metric import Metric, Sample, information, single
+from feedline.service.scheduler.job_rows import JobRow
+from feedline.version import VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerState:
+    """A scheduler at a moment. wanted: workers that all jobs together need (None: unknown, soon after a start).
+    joined, left, lost: workers so far; the lost ones did not say that they leave."""
+
+    workers: int
+    threads: int
+    wanted: int | None
+    joined: int
+    left: int
+    lost: int
+    jobs: Sequence[JobRow]
+
+
+def _cluster(name: str, meaning: str, value: Callable[[SchedulerState], float | None]) -> Metric[SchedulerState]:
+    return single(f"feedline_cluster_{name}", meaning, value, {})
+
+
+def _job(name: str, meaning: str, value: Callable[[JobRow], float]) -> Metric[SchedulerState]:
+    def samples(state: SchedulerState) -> Iterator[Sample]:
+        return (((row.job,), value(row)) for row in state.jobs)
+
+    return Metric(name=f"feedline_job_{name}", meaning=meaning, labels=("pipeline",), samples=samples)
+
+
+SCHEDULER_METRICS: tuple[Metric[SchedulerState], ...] = (
+    information(
+        "feedline_build_info",
+        "The release of Feedline that the process runs.",
+        {"version": lambda state: VERSION, "role": lambda state: "scheduler"},
+    ),
+    _cluster("workers", "Workers of the scheduler.", lambda state: state.workers),
+    _cluster("threads", "Threads of all workers.", lambda state: state.threads),
+    _cluster(
+        "wanted_workers",
+        "Workers that all jobs together need; none for half a minute after a start.",
+        lambda state: state.wanted,
+    ),
+    _cluster("workers_joined_total", "Workers that have joined.", lambda state: state.joined),
+    _cluster("workers_left_total", "Workers that have left in order.", lambda state: state.left),
+    _cluster("workers_lost_total", "Workers whose connection was lost.", lambda state: state.lost),
+    _cluster("jobs", "Jobs that report.", lambda state: len(state.jobs)),
+    _job("feeders", "Feeders of the job.", lambda row: row.feeders),
+    _job("hosts", "Hosts of those feeders.", lambda row: row.hosts),
+    _job("ranks", "Trainers that are served.", lambda row: row.ranks),
+    _job("share", "The job's weight, `cluster.share`.", lambda row: row.share),
+    _job("blocks_per_second", "Blocks finished per second, of late.", lambda row: row.blocks_per_s),
+    _job("used_threads", "Threads of workers that the job uses.", lambda row: row.threads),
+    _job("fair_threads", "The job's fair part of the threads.", lambda row: row.fair_threads),
+    _job("wanted_threads", "Threads that its trainers need to wait for no block.", lambda row: row.demand_threads),
+    _job("route_workers", "Workers that compute the blocks of one feeder.", lambda row: row.route_workers),
+    _job("connections", "Connections between feeders and workers, at most.", lambda row: row.connections),
+    _job("blocks_in_flight", "Blocks submitted and not yet used up.", lambda row: row.blocks_in_flight),
+    _job("wait_ratio", "Share of its time that the trainer that waits most waits.", lambda row: row.wait_fraction),
+    _job("starved", "1 while a trainer waits 5 % of its time or more.", lambda row: float(row.starved)),
+)

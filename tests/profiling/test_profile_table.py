@@ -1,0 +1,202 @@
+"""Profiles of whole tables: clicks, odd tables, and public files, with DuckDB as the oracle."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from warehouse_samples import DATA
+
+from feedline.errors import FeedlineError
+from feedline.profiling.profile_table import ProfileOptions, profile_table
+from feedline.profiling.table_facts import TableFacts
+from feedline.warehouse.synthetic.clicks import ClickRecipe
+from feedline.warehouse.synthetic.generate import generate_clicks
+
+ODD_NAMES = ["a b", "a.b", "it's", '"quoted"', "new\nline", "ключ", "", "select", "a", "A"]
+
+
+def profile(table: Path | str, **options: object) -> TableFacts:
+    facts = profile_table(str(table), ProfileOptions(**options))
+    json.dumps(facts.to_json(), allow_nan=False)
+    return facts
+
+
+@pytest.fixture(scope="module")
+def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("clicks") / "table"
+    recipe = ClickRecipe(rows=20_000, days=2, dense=3, ids=3, strings=1, histories=1, row_group_rows=4096)
+    generate_clicks(str(folder), recipe, threads=1)
+    return folder
+
+
+def test_clicks_are_understood(clicks: Path):
+    facts = profile(clicks)
+    assert (facts.label, facts.time, facts.session) == ("clicked", "ts", "session_id")
+    assert [column.name for column in facts.disguises] == ["dwell"]
+    assert facts.warnings[0].startswith("column 'dwell' may be the label 'clicked' in disguise")
+    assert facts.column("hist_0").role == "list"
+    assert facts.column("id_0").role == "category"
+    assert facts.column("request_id").id_like
+    assert facts.column("request_id").time_order == 0  # within a day, rows are in the order of sessions
+    assert facts.column("ds").time_order == 1
+    assert facts.column("ds").partition
+    [best, *_] = facts.sessions
+    assert best.clustered
+    assert any("hist_0" in group.columns for group in best.groups)
+
+
+def test_facts_of_a_table_that_is_read_whole_are_those_of_duckdb(clicks: Path):
+    facts = profile(clicks)
+    assert facts.sampled.rows == facts.rows == 20_000
+    table = f"read_parquet('{clicks}/**/*.parquet')"
+    for name in ("dense_0", "id_0", "user_id"):
+        column, numbers = facts.column(name), facts.column(name).numbers
+        assert numbers is not None
+        assert column.vocabulary is not None
+        row = duckdb.execute(
+            f"select 1 - count({name}) / count(*), min({name}), max({name}), avg({name}::double), "
+            f"stddev_pop({name}::double), count(distinct {name}), quantile_disc({name}, 0.95) from {table}"
+        ).fetchone()
+        assert row is not None
+        found = (column.null_rate, numbers.min, numbers.max, numbers.mean, numbers.std, column.vocabulary.table)
+        assert found == pytest.approx(row[:6])
+        assert numbers.quantiles[5] == pytest.approx(row[6])
+    lengths = facts.column("hist_0").lengths
+    assert lengths is not None
+    row = duckdb.execute(
+        f"select avg(len(hist_0)), max(len(hist_0)), quantile_disc(len(hist_0), 0.95) from {table}"
+    ).fetchone()
+    assert (lengths.mean, lengths.max, lengths.p95) == pytest.approx(row)
+
+
+def test_a_sample_is_close_to_its_table(clicks: Path):
+    facts = profile(clicks, sample_rows=4000)
+    assert facts.sampled.rows <= 4000
+    row = duckdb.execute(
+        f"select avg(clicked), avg(dense_0), count(distinct id_1) from read_parquet('{clicks}/**/*.parquet')"
+    ).fetchone()
+    assert row is not None
+    clicked, dense, ids = (facts.column(name) for name in ("clicked", "dense_0", "id_1"))
+    assert clicked.numbers is not None
+    assert dense.numbers is not None
+    assert ids.vocabulary is not None
+    assert clicked.numbers.mean == pytest.approx(row[0], rel=0.2)
+    assert dense.numbers.mean == pytest.approx(row[1], rel=0.2)
+    assert ids.vocabulary.table == pytest.approx(row[2], rel=0.1)
+    assert dense.null_exact
+    assert dense.range_exact
+
+
+def test_chosen_columns_and_filters(clicks: Path):
+    facts = profile(clicks, where="ds == '2026-01-02'", columns=("dense_0",), label="clicked", time="ts")
+    assert facts.sampled.columns == 3
+    assert facts.column("hist_0").rows == 0
+    assert facts.column("hist_0").bytes_per_row is not None
+    assert facts.column("ts").first is not None
+    assert facts.column("ts").first >= "2026-01-02"
+    assert facts.rows == 20_000
+    assert facts.selected_rows == 10_000
+    assert (facts.label, facts.time, facts.session) == ("clicked", "ts", None)
+    with pytest.raises(FeedlineError, match="clickd"):
+        profile(clicks, label="clickd")
+
+
+def test_the_same_table_has_the_same_facts(clicks: Path):
+    assert profile(clicks, sample_rows=3000) == profile(clicks, sample_rows=3000)
+
+
+def write(path: Path, table: pa.Table, **options: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, path, **options)
+    return path
+
+
+def test_odd_names_are_kept(tmp_path: Path):
+    write(tmp_path / "a.parquet", pa.table({name: [index, 2] for index, name in enumerate(ODD_NAMES)}))
+    facts = profile(tmp_path)
+    assert [column.name for column in facts.columns] == ODD_NAMES
+    assert {column.rows for column in facts.columns} == {2}
+
+
+def test_every_stored_type_is_described(tmp_path: Path):
+    values = {
+        "nulls": pa.nulls(3),
+        "all_null": pa.nulls(3, pa.int64()),
+        "decimal": pa.array([1, 2, None], pa.decimal128(20, 3)),
+        "wide": pa.array([1, 2, None], pa.decimal256(60, 3)),
+        "date": pa.array([1, 2, 3], pa.date32()),
+        "clock": pa.array([1, 2, 3], pa.time32("ms")),
+        "span": pa.array([1, 2, 3], pa.duration("us")),
+        "zone": pa.array([1, 2, 3], pa.timestamp("us", "UTC")),
+        "bytes": pa.array([b"\xff", b"", None]),
+        "fixed": pa.array([b"abc", b"abd", None], pa.binary(3)),
+        "half": pa.array([1, 2, None], pa.float16()),
+        "coded": pa.array(["a", "b", None]).dictionary_encode(),
+        "struct": pa.array([{"a": 1}, None, {"a": 2}]),
+        "map": pa.array([[("k", 1)], None, []], pa.map_(pa.string(), pa.int64())),
+        "deep": pa.array([[[1], []], None, []]),
+        "pairs": pa.array([[{"id": 1, "weight": 2.0}], None, []]),
+        "structs": pa.array([[{"a": 1}], None, []]),
+        "vector": pa.array([[1.0, 2.0], None, [3.0, 4.0]], pa.list_(pa.float32(), 2)),
+        "long": pa.array(["x" * 5_000_000, "y", None]),
+    }
+    write(tmp_path / "a.parquet", pa.table(values))
+    facts = profile(tmp_path)
+    roles = {column.name: column.role for column in facts.columns}
+    assert set(roles) == set(values)
+    assert roles | {"coded": "string", "half": "numeric", "pairs": "list", "wide": "unsupported"} == roles
+    assert facts.column("all_null").all_null
+    assert facts.column("long").string_bytes == (2_500_000.5, 5_000_000)
+    assert not facts.skipped
+
+
+def test_int96_timestamps_are_times(tmp_path: Path):
+    table = pa.table({"t": pa.array([10**15, 2 * 10**15], pa.timestamp("us"))})
+    write(tmp_path / "a.parquet", table, use_deprecated_int96_timestamps=True)
+    assert profile(tmp_path).column("t").first == "2001-09-09T01:46:40"
+
+
+def test_tables_without_rows_or_columns(tmp_path: Path):
+    write(tmp_path / "empty" / "a.parquet", pa.table({"x": pa.array([], pa.int64()), "l": pa.array([[]])[:0]}))
+    facts = profile(tmp_path / "empty")
+    assert [column.rows for column in facts.columns] == [0, 0]
+    assert "no rows" in facts.warnings[0]
+    write(tmp_path / "keys" / "ds=2024-01-01" / "a.parquet", pa.table({"ds": ["2024-01-01"]}))
+    facts = profile(tmp_path / "keys")
+    assert [(key.name, key.values) for key in facts.partitions] == [("ds", 1)]
+    assert facts.columns == ()
+    assert "no column" in facts.warnings[0]
+
+
+def test_many_columns_are_profiled(tmp_path: Path):
+    rng = np.random.default_rng(0)
+    columns = {f"c{index}": rng.integers(0, 100, 200) for index in range(500)}
+    write(tmp_path / "a.parquet", pa.table({**columns, "label": rng.integers(0, 2, 200)}))
+    facts = profile(tmp_path)
+    assert len(facts.columns) == 501
+    assert all(column.numbers is not None for column in facts.columns)
+    assert facts.label == "label"
+
+
+PUBLIC = sorted((DATA / "parquet-testing").glob("*/**/*.parquet"))
+
+
+@pytest.mark.skipif(not PUBLIC, reason=f"no public files in {DATA}")
+def test_every_public_file_is_described_or_refused():
+    """Files of many writers, some of them corrupt, some encrypted: no facts are wrong, nothing crashes."""
+    described = 0
+    for path in PUBLIC:
+        facts = profile(path, sample_rows=1000)
+        assert facts.files == 1 or facts.skipped, path
+        described += bool(facts.columns)
+        if facts.columns:
+            metadata = pq.read_metadata(path)  # some writers leave the file's own total at zero
+            rows = sum(metadata.row_group(index).num_rows for index in range(metadata.num_row_groups))
+            assert facts.rows == rows, path
+    assert described >= 50

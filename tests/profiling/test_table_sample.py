@@ -1,0 +1,95 @@
+"""Tables are sampled whatever is wrong with some of their files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from feedline.errors import ExpressionError, SpecError, TableNotFoundError
+from feedline.profiling.table_sample import NoColumnsError, ProfileOptions, TableSample, sample_table
+
+
+def write(path: Path, table: pa.Table) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, path)
+
+
+def sample(table: Path, **options: object) -> TableSample:
+    return sample_table(str(table), ProfileOptions(**options))
+
+
+def test_corrupt_files_are_left_out(tmp_path: Path):
+    write(tmp_path / "a.parquet", pa.table({"x": [1, 2]}))
+    (tmp_path / "b.parquet").write_bytes(b"PAR1 this is no footer PAR1")
+    found = sample(tmp_path)
+    assert found.sample.rows["x"].to_pylist() == [1, 2]
+    [(path, reason)] = found.skipped
+    assert path == "b.parquet"
+    assert "footer" in reason
+
+
+def test_files_of_another_kind_are_left_out(tmp_path: Path):
+    for name in ("a", "b"):
+        write(tmp_path / f"{name}.parquet", pa.table({"x": [1]}))
+    write(tmp_path / "c.parquet", pa.table({"x": [{"y": 1}]}))
+    found = sample(tmp_path)
+    assert found.sample.rows.num_rows == 2
+    assert [path for path, _ in found.skipped] == ["c.parquet"]
+
+
+def test_names_that_come_twice_leave_no_columns(tmp_path: Path):
+    twice = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])
+    write(tmp_path / "a.parquet", twice)
+    with pytest.raises(NoColumnsError, match="x") as caught:
+        sample(tmp_path)
+    assert [path for path, _ in caught.value.skipped] == ["a.parquet"]
+    write(tmp_path / "b.parquet", pa.table({"x": [1]}))
+    assert sample(tmp_path).sample.rows.num_rows == 1
+
+
+def test_only_keys_leave_no_columns(tmp_path: Path):
+    write(tmp_path / "ds=1" / "a.parquet", pa.table({"ds": [1, 1]}))
+    with pytest.raises(NoColumnsError, match="no column"):
+        sample(tmp_path)
+
+
+def test_a_key_that_is_a_column_too_is_a_warning(tmp_path: Path):
+    write(tmp_path / "ds=1" / "a.parquet", pa.table({"x": [5], "ds": [2]}))
+    found = sample(tmp_path)
+    assert "partition key" in found.warnings[0]
+    assert found.sample.rows["ds"].to_pylist() == [1]
+
+
+def test_columns_are_those_chosen_and_the_label(tmp_path: Path):
+    write(tmp_path / "a.parquet", pa.table({"x": [1], "y": [0], "z": [2]}))
+    assert sample(tmp_path, columns=("z",), label="y").sample.rows.column_names == ["y", "z"]
+    with pytest.raises(SpecError, match="zz"):
+        sample(tmp_path, columns=("zz",))
+    with pytest.raises(ExpressionError):
+        sample(tmp_path, where="nothing > 1")
+
+
+def test_nothing_is_an_error(tmp_path: Path):
+    with pytest.raises(TableNotFoundError):
+        sample(tmp_path / "gone")
+
+
+def test_formats_are_named(tmp_path: Path):
+    deltalake = pytest.importorskip("deltalake")
+    deltalake.write_deltalake(str(tmp_path / "delta"), pa.table({"x": [1, 2, 3]}))
+    write(tmp_path / "hive" / "a.parquet", pa.table({"x": [1]}))
+    assert sample(tmp_path / "delta").format == "delta"
+    assert sample(tmp_path / "delta", version=0).format == "delta"
+    assert sample(tmp_path / "hive").format == "hive"
+    (tmp_path / "list.json").write_text(f'["{tmp_path}/hive/a.parquet"]')
+    assert sample(tmp_path / "list.json", format="manifest").format == "manifest"
+
+
+def test_phases_are_reported(tmp_path: Path):
+    write(tmp_path / "a.parquet", pa.table({"x": [1]}))
+    seen: list[tuple[str, int, int]] = []
+    sample_table(str(tmp_path), ProfileOptions(), progress=lambda *phase: seen.append(phase))
+    assert seen == [("listing", 0, 1), ("footers", 0, 1), ("footers", 1, 1), ("sample", 1, 1)]
