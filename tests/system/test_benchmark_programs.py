@@ -60,6 +60,16 @@ def test_viewers_of_the_live_page_are_measured() -> None:
     assert min(one["messages_per_s"], one["bytes_per_s"]) > 0
 
 
+def test_a_scrape_is_measured() -> None:
+    command = [sys.executable, str(BENCHMARKS / "metrics_scrape.py"), "--ranks", "2", "--scrapes", "3", "--json"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert found["ranks"] == 2
+    assert found["series"] > 2 * 30
+    assert min(found["cpu_ms"], found["answer_ms"], found["bytes"]) > 0
+
+
 @pytest.mark.nightly
 def test_copies_of_many_features_are_measured() -> None:
     command = [sys.executable, str(BENCHMARKS / "torchrec_copies.py"), "--features", "45", "--steps", "5"]
