@@ -22,7 +22,7 @@ from feedline.profiling.table_sample import (
     ProfileOptions,
     ReportProgress,
     TableSample,
-    report_nothing,
+    report_phase,
     sample_table,
 )
 from feedline.transforms.learning.statistics import finite_numbers
@@ -57,8 +57,8 @@ class ColumnDrift:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableDrift:
-    """The drift of all columns, the largest first; those that cannot be compared come before all. base, other: the
-    facts of both."""
+    """The drift of all columns of which rows were read, the largest first; those that cannot be compared come before
+    all. base, other: the facts of both."""
 
     base: TableFacts
     other: TableFacts
@@ -85,7 +85,7 @@ def compare_tables(
     options: ProfileOptions,
     other_options: ProfileOptions,
     *,
-    progress: ReportProgress = report_nothing,
+    progress: ReportProgress = report_phase,
 ) -> TableDrift:
     """Sample both, and compare them column by column. Raises as `profile_table`, and TableError for a table that has no
     columns."""
@@ -110,12 +110,12 @@ def drift_between(samples: tuple[TableSample, TableSample], facts: tuple[TableFa
             return ColumnDrift(name=name, psi=None, note=f"{one.type} in the base, {two.type} in the other")
         drift = _drift_of_facts(one, two)
         if name not in read[0] or name not in read[1] or not (one.rows and two.rows):
-            return replace(drift, note="no rows were sampled")
+            return replace(drift, psi=None, note="no rows were sampled")
         columns = tuple(frame_column(each.sample.rows[name]) for each in samples)
         return _drift_of_values(drift, one, two, columns[0], columns[1])
 
     chosen = frozenset[str]().union(*(each.where.columns for each in samples if each.where is not None))
-    names = [name for name in dict.fromkeys([*base, *other]) if name not in chosen]
+    names = [name for name in dict.fromkeys([*base, *other]) if name not in chosen and name in read[0] | read[1]]
     found = list(in_threads(compare, names))
     order = sorted(found, key=lambda drift: -(drift.psi if drift.psi is not None else np.inf))
     return TableDrift(base=facts[0], other=facts[1], columns=tuple(order))
