@@ -40,7 +40,7 @@ FLOORS = [
     {"planning"},
     {"service", "serving"},
     {"fitting"},
-    {"materialize", "profiling"},
+    {"materialize", "explain", "profiling"},
     {"pipeline"},
     {"commands", "face"},  # the face is feedline/__init__.py
     {"cli"},

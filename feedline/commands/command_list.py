@@ -19,6 +19,10 @@ ELSEWHERE = {
         "feedline.commands.check",
         "Find bad files, nulls that features cannot hold and, with --rows, bad rows, before a run does.",
     ),
+    "diff": (
+        "feedline.commands.diff.diff_command",
+        "Compare two pipelines: rows, what is read, features, fingerprints, whether a run continues, cost.",
+    ),
     "fit": (
         "feedline.commands.fit",
         "Fit the ops that learn from the table, such as vocabularies and means, and keep the result under `artifacts`.",

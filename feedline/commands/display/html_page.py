@@ -37,7 +37,7 @@ p{{margin:.4em 0;max-width:78ch;overflow-wrap:anywhere}}
 .tiles{{display:flex;flex-wrap:wrap;gap:10px;margin:1em 0}}
 .tile{{background:var(--panel);border:1px solid var(--line);border-radius:8px;padding:8px 14px;min-width:112px}}
 .tile b{{display:block;font-size:1.15rem;font-variant-numeric:tabular-nums;overflow-wrap:anywhere}}
-.wide{{overflow-x:auto}}
+.wide{{overflow-x:auto;margin:.8em 0}}
 table{{border-collapse:collapse;font-size:.92rem;min-width:50%}}
 th,td{{padding:5px 14px 5px 0;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}}
 td{{overflow-wrap:anywhere}} td:first-child{{min-width:7ch}}
@@ -66,7 +66,8 @@ svg{{display:block;width:100%;height:auto}} svg text{{fill:var(--quiet);font-siz
 @media (max-width:600px){{main{{padding:16px 12px 40px}}
 .bars{{grid-auto-flow:row;grid-template-columns:1fr max-content}}
 .bars>span{{max-width:none}} .bars>.n{{grid-column:2}} .bars>.track{{grid-column:1/-1}}
-svg text{{font-size:20px}} th,td{{padding-right:9px}}}}
+svg text{{font-size:20px}} th,td{{padding-right:9px}}
+.wide table{{min-width:640px}}}}
 @media print{{h2{{break-after:avoid}} tr,figure{{break-inside:avoid}}}}
 """
 

@@ -11,9 +11,10 @@ import json
 from feedline.commands.display.consoles import console_on, print_facts, say
 from feedline.commands.display.dedup_table import print_proposals
 from feedline.commands.plan.mixed import describe_plan, described_plan
-from feedline.commands.plan.ops import describe_ops, ops_table
+from feedline.commands.plan.ops import ops_table
 from feedline.commands.plan.shuffle import describe_shuffle, shuffle_table
 from feedline.commands.plan.step import describe_step, step_table
+from feedline.explain.costs.op_costs import describe_ops
 from feedline.planning.dedup.proposals import describe_proposals
 from feedline.planning.sources.mixed_plan import RunPlan, require_plain
 from feedline.spec import PipelineSpec

@@ -21,9 +21,9 @@ from fit_in_memory import fit_frames
 
 from feedline import Pipeline
 from feedline.blocks.compute import run_block
-from feedline.commands.plan.ops import describe_ops
 from feedline.commands.table.head import preview
 from feedline.errors import FeedlineError
+from feedline.explain.costs.op_costs import describe_ops
 from feedline.planning.plan import Plan
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import InMemoryArtifacts

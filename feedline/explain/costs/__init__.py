@@ -1,0 +1,1 @@
+"""What columns, ops and features cost, and what other data would: measured on sampled blocks."""

@@ -1,0 +1,123 @@
+"""Turn measured changes of data and features into advice: how many rows per second each would give, by the bound.
+
+Runs in: the process of `feedline explain`. Pure. Changes were measured in another process than the run: the CPU time of
+the run's blocks is taken as it was measured there, and the part that a change saves of it as it was measured here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from feedline.explain.costs.data_changes import DataChange
+from feedline.loader.limits.advice import Advice, AdviceKind
+from feedline.loader.limits.linear_bound import ResourceLimits, limits_of
+from feedline.loader.limits.run_facts import Capacity, Interval, RunFacts
+
+_KINDS: Mapping[str, AdviceKind] = {
+    "drop": "feature",
+    "truncate": "feature",
+    "optimize": "decode",
+    "cache": "cache",
+    "dedup": "dedup",
+    "row_groups": "row_groups",
+    "op": "op",
+}
+_NAMED = 2  # features or ops of a stage, in a verdict
+_LEAST_PART = 0.2  # of a stage, for the second one to be named
+
+
+def advice_on_data(changes: Sequence[DataChange], facts: RunFacts, capacity: Capacity) -> list[Advice]:
+    """Predict rows per second and CPU seconds of a run if each change were made by itself."""
+    limits = limits_of(facts, capacity)
+    return [_advice(change, limits, facts) for change in changes]
+
+
+def _advice(change: DataChange, limits: ResourceLimits, facts: RunFacts) -> Advice:
+    run_s = facts.block_cpu_s / facts.block_rows * 1e6 if facts.block_rows else 0.0
+    scale = run_s / change.before_s if run_s and change.before_s else 1.0
+    gain = change.gain_s.scaled(scale)
+    low, high = (_rows_ratio(change, limits, facts, scale * share) for share in _extremes(change))
+    return Advice(
+        kind=_KINDS[change.kind],
+        change=change.how,
+        reason=_reason(change),
+        rows_ratio=_rows_ratio(change, limits, facts, scale),
+        rows_interval=Interval(low=low, high=high),
+        cpu_s_saved=gain.cpu_s,
+        cpu_interval=Interval(low=gain.low, high=gain.high),
+        caveat=change.loses,
+    )
+
+
+def _extremes(change: DataChange) -> tuple[float, float]:
+    """The ends of the interval as parts of the gain."""
+    gain = change.gain_s.cpu_s
+    return (change.gain_s.low / gain, change.gain_s.high / gain) if gain else (1.0, 1.0)
+
+
+def _rows_ratio(change: DataChange, limits: ResourceLimits, facts: RunFacts, scale: float) -> float:
+    """Rows per second with the change over those of now."""
+    changed = limits
+    for stage, gain_s in change.stages.items():
+        changed = changed.saving(stage, gain_s * scale / 1e6)
+    kept = _bytes_kept(change, facts)
+    uses: dict[str, dict[str, float]] = {
+        each.name: {"store wait": each.uses["store wait"] * kept}
+        for each in changed.resources
+        if "store wait" in each.uses
+    }
+    return limits.ratio_to(changed.with_uses(uses))
+
+
+def _bytes_kept(change: DataChange, facts: RunFacts) -> float:
+    """The part of the bytes that are still read; from a cache on local disk, none of the store's."""
+    if change.kind == "cache":
+        return 0.0
+    now = facts.nbytes_read / facts.block_rows * 1e6 if facts.block_rows else 0.0
+    return min(2.0, max(0.0, 1 - change.saved_bytes / now)) if now else 1.0
+
+
+def _reason(change: DataChange) -> str:
+    saves = f"saves {change.share:.0%} of the blocks' CPU time"
+    if change.kind == "drop":
+        return f"{change.subject} {saves} if it is dropped"
+    if change.kind == "truncate":
+        return f"shorter lists of {change.subject}: {saves}"
+    if change.kind == "optimize":
+        return f"{change.subject} in other encodings: {saves}"
+    if change.kind == "row_groups":
+        return f"the table has {change.subject}: larger ones save {change.share:.0%} of the blocks' CPU time"
+    if change.kind == "cache":
+        return f"an epoch from a cache {saves} from the second on; it needs {change.disk_bytes / 1e6:,.0f} MB of disk"
+    if change.kind == "dedup":
+        return f"groups of repeated rows ({change.subject}): {saves}"
+    return f"{change.subject} takes {change.share:.0%} of the blocks' CPU time"
+
+
+def stage_parts(costs: Mapping[str, Any]) -> dict[str, tuple[str, float]]:
+    """What takes most of each stage, as words, with its share of it. costs: facts of a `CostAccount`."""
+    columns = {column["name"]: column["cpu_s"]["cpu_s"] for column in costs["columns"]}
+    ops: dict[str, float] = {}
+    for feature in costs["features"]:
+        steps = [(step["op"], step["cpu_s"] / step["sharers"]) for step in feature["steps"]]
+        if steps:
+            name, _ = max(steps, key=lambda step: step[1])
+            ops[f"{name} of {feature['name']}"] = feature["ops_s"]["cpu_s"]
+        else:
+            ops[feature["name"]] = feature["ops_s"]["cpu_s"]
+    encode = {feature["name"]: feature["encode_s"]["cpu_s"] for feature in costs["features"]}
+    found = {}
+    for stage, parts in (("decoding", columns), ("ops", ops), ("encoding", encode)):
+        if (named := _largest(parts)) is not None:
+            found[stage] = named
+    return found
+
+
+def _largest(parts: Mapping[str, float]) -> tuple[str, float] | None:
+    total = sum(max(each, 0.0) for each in parts.values())
+    if total <= 0:
+        return None
+    ordered = sorted(parts.items(), key=lambda item: -item[1])
+    named = [ordered[0], *(each for each in ordered[1:_NAMED] if each[1] >= _LEAST_PART * total)]
+    return " and ".join(name for name, _ in named), sum(part for _, part in named) / total

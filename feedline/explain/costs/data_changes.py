@@ -1,0 +1,387 @@
+"""Find changes of data and features that would cost less, and measure each on sampled blocks.
+
+Runs in: the process that explains. A change is a job and requests of its own: a feature less, shorter lists, the same
+rows in other files, from a cache, or deduplicated. Its blocks are computed in turn with those of today, packed as a
+slot is, since less data is also less to copy; the gain is the median difference in CPU time. Changes that gain nothing
+that can be told from noise are left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from feedline.blocks.compute import run_block
+from feedline.blocks.jobs import CompiledJob, compile_job
+from feedline.blocks.piece_chunks import piece_chunks
+from feedline.errors import FeedlineError
+from feedline.explain.costs.cost_account import CostAccount, FeatureAccount
+from feedline.explain.costs.cpu_time import ROUNDS, CpuBudget, CpuEstimate, estimate, measure_in_turn
+from feedline.explain.costs.rewritten_blocks import (
+    ROW_GROUP_ROWS,
+    RewrittenSample,
+    mean_row_group_rows,
+    rewrite_sample,
+    scratch_folder,
+)
+from feedline.explain.costs.sampled_blocks import BlockSample, bare_job
+from feedline.planning.dedup.proposals import describe_proposals
+from feedline.planning.plan import Plan
+from feedline.spec.dedup_section import DedupSpec
+from feedline.spec.features import FeatureSpec, OpCall
+from feedline.transforms.compile.dedup_groups import assign_groups
+from feedline.warehouse.cache.cache_folder import CacheRef
+
+ChangeKind = Literal["drop", "truncate", "optimize", "cache", "dedup", "row_groups", "op"]
+
+STAGES = ("decoding", "ops", "encoding")
+WORTHWHILE_SHARE = 0.03  # the share of today's CPU time that a change has to save
+_FEATURES = 3  # that are dropped or shortened, each by itself
+_LEAST_SHARE = 0.05  # of the CPU time that a feature or an op must take to be tried
+_SHORTENS = ("first_x", "list_slice", "pad")  # ops that bound the length of lists
+_PERCENTILE = 95
+_MOST_KEPT = 0.9  # of the elements of lists, where shortening is tried
+_BETTER_COLUMNS, _BETTER_SHARE = 8, 0.9  # columns whose encodings are tried: those that take most of decoding
+_CHOOSING_S = 0.5  # CPU of choosing a column's encoding, about
+_FEW_ROWS = ROW_GROUP_ROWS // 2  # of row groups that are joined
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataChange:
+    """A change and what it gains, per million rows. subject: the feature, op or group. how: what to do. loses: what is
+    given up. before_s, after_s: CPU seconds of blocks. saved_bytes: compressed ones less to read; disk_bytes: of an
+    epoch, to keep. is_measured: on blocks; else from the account of costs. from_epoch: the first that gains. stages:
+    the gain of decoding, ops and encoding.
+    """
+
+    kind: ChangeKind
+    subject: str
+    how: str
+    loses: str = ""
+    gain_s: CpuEstimate
+    before_s: float
+    saved_bytes: float = 0.0
+    disk_bytes: float = 0.0
+    is_measured: bool = True
+    from_epoch: int = 0
+    stages: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> Self:
+        """The change of `facts`."""
+        return cls(**{**facts, "gain_s": CpuEstimate(**facts["gain_s"])})
+
+    def facts(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    @property
+    def share(self) -> float:
+        """The part of today's CPU time that is gained."""
+        return self.gain_s.cpu_s / self.before_s if self.before_s else 0.0
+
+    @property
+    def is_worthwhile(self) -> bool:
+        return self.share >= WORTHWHILE_SHARE and self.gain_s.low > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trial:
+    """A change that is to be measured."""
+
+    change: DataChange
+    sample: BlockSample
+
+
+_NO_GAIN = CpuEstimate(0.0, 0.0, 0.0)
+
+
+def find_changes_of_data(
+    plan: Plan,
+    sample: BlockSample,
+    account: CostAccount,
+    *,
+    budget_s: float = float("inf"),
+    rounds: int = ROUNDS,
+    only: Collection[ChangeKind] | None = None,
+) -> list[DataChange]:
+    """Measure the changes that may pay, those that gain most first. only: these kinds (default: all)."""
+    budget = CpuBudget(budget_s)
+    compiled = compile_job(sample.job)
+    block_s = account.block_s.cpu_s / sample.per_million
+    better = _slow_columns(account)
+    makers: list[tuple[ChangeKind, float, Callable[[Path], list[_Trial]]]] = [  # with CPU seconds to prepare, about
+        ("drop", 0.0, lambda _: _dropped(sample, account)),
+        ("truncate", block_s, lambda _: _truncated(sample, compiled, account)),
+        ("row_groups", 3 * block_s, partial(_larger_row_groups, plan, sample, compiled)),
+        ("cache", 3 * block_s, partial(_cached, plan, sample)),
+        ("dedup", 4 * block_s, lambda _: _deduplicated(plan, sample)),
+        ("optimize", 3 * block_s + _CHOOSING_S * len(better), partial(_optimized, plan, sample, compiled, better)),
+    ]
+    with ExitStack() as stack:
+        candidates: list[_Trial] = []
+        for kind, prepare_s, make in makers:
+            enough = budget.left_s >= prepare_s + 2 * block_s * (len(candidates) + _FEATURES)
+            if (only is None or kind in only) and enough:
+                candidates += make(stack.enter_context(scratch_folder()))
+        measured = _measure(sample, candidates, budget, rounds)
+    heavy = _heavy_ops(account) if only is None or "op" in only else []
+    return sorted((each for each in [*measured, *heavy] if each.is_worthwhile), key=lambda each: -each.gain_s.cpu_s)
+
+
+def _measure(sample: BlockSample, candidates: Sequence[_Trial], budget: CpuBudget, rounds: int) -> list[DataChange]:
+    if not candidates:
+        return []
+    samples = [sample, *(candidate.sample for candidate in candidates)]
+    stages: list[list[NDArray[np.float64]]] = [[] for _ in samples]
+    works = [lambda each=each, own=own: own.append(run_sample(each)) for each, own in zip(samples, stages, strict=True)]
+    seconds = measure_in_turn(works, budget, rounds=rounds) * sample.per_million
+    before = float(np.median(seconds[:, 0]))
+    medians = [np.median(own[-len(seconds) :], axis=0) for own in stages]
+    found = []
+    for index, candidate in enumerate(candidates, start=1):
+        gain_s = estimate(seconds[:, 0] - seconds[:, index])
+        parts = _parts_of(gain_s.cpu_s, medians[0] - medians[index])
+        found.append(replace(candidate.change, gain_s=gain_s, before_s=before, stages=parts))
+    return found
+
+
+def _parts_of(gain_s: float, stages: NDArray[np.float64]) -> dict[str, float]:
+    """A gain by the stages that gain."""
+    gains = np.maximum(stages, 0.0)
+    shares = gains / gains.sum() if gains.sum() > 0 else np.full(len(STAGES), 1 / len(STAGES))
+    return dict(zip(STAGES, (gain_s * shares).tolist(), strict=True))
+
+
+def run_sample(sample: BlockSample) -> NDArray[np.float64]:
+    """Compute the blocks of a sample, and pack their rows as a slot has them; CPU seconds: float64 [stages]."""
+    found = np.zeros(len(STAGES))
+    for request in sample.requests:
+        result = run_block(sample.job, request, "explain", packed=True)
+        found += [result.read_cpu_s, result.transform_cpu_s, result.encode_cpu_s]
+    return found
+
+
+def _costly(account: CostAccount, *, groups: Collection[str] | None = None) -> list[FeatureAccount]:
+    """The features that cost most, without labels and extras."""
+    chosen = [
+        feature
+        for feature in account.features
+        if account.share(feature) >= _LEAST_SHARE
+        and feature.group not in ("label", "extra")
+        and (groups is None or feature.group in groups)
+    ]
+    return sorted(chosen, key=lambda feature: -feature.cpu_s.cpu_s)[:_FEATURES]
+
+
+def _dropped(sample: BlockSample, account: CostAccount) -> list[_Trial]:
+    found = []
+    for feature in _costly(account):
+        others = tuple(each for each in sample.job.features if each.name != feature.name)
+        if not others:
+            continue
+        change = DataChange(
+            kind="drop",
+            subject=feature.name,
+            how=f"remove {feature.name} from `features`",
+            loses="the feature",
+            gain_s=_NO_GAIN,
+            before_s=0.0,
+            saved_bytes=feature.nbytes,
+        )
+        found.append(_Trial(change=change, sample=_with_features(sample, others)))
+    return found
+
+
+def _with_features(sample: BlockSample, features: Sequence[FeatureSpec]) -> BlockSample:
+    return replace(sample, job=bare_job(sample.job, features))
+
+
+def _truncated(sample: BlockSample, compiled: CompiledJob, account: CostAccount) -> list[_Trial]:
+    """Lists without a bound, cut after the elements that 95 % of the rows have at most."""
+    by_name = {feature.name: feature for feature in sample.job.features}
+    found = []
+    for feature in _costly(account, groups=("sparse",)):
+        spec = by_name[feature.name]
+        if spec.op is not None or spec.expr is not None or any(call.op in _SHORTENS for call in spec.ops):
+            continue
+        lengths = _list_lengths(sample, compiled, spec.column or spec.name)
+        if lengths is None or not lengths.sum():
+            continue
+        most = max(1, int(np.percentile(lengths, _PERCENTILE)))
+        kept = float(np.minimum(lengths, most).sum() / lengths.sum())
+        if kept > _MOST_KEPT:
+            continue
+        call = OpCall(op="first_x", arguments=json.dumps({"": most}))
+        shorter = tuple(
+            replace(each, ops=(call, *each.ops)) if each.name == spec.name else each for each in sample.job.features
+        )
+        change = DataChange(
+            kind="truncate",
+            subject=feature.name,
+            how=f"{feature.name}: [{{first_x: {most}}}, ...] in `features`",
+            loses=f"{1 - kept:.0%} of its elements, those of the longest {100 - _PERCENTILE} % of rows",
+            gain_s=_NO_GAIN,
+            before_s=0.0,
+        )
+        found.append(_Trial(change=change, sample=_with_features(sample, shorter)))
+    return found
+
+
+def _list_lengths(sample: BlockSample, compiled: CompiledJob, column: str) -> NDArray[np.int64] | None:
+    """int64 [rows]: the lengths of a column's lists; None for a column of others."""
+    lengths = [
+        chunk.frame.get_column(column).list.len().fill_null(0).to_numpy()
+        for request in sample.requests
+        for piece in request.pieces
+        for chunk in piece_chunks(compiled, piece, [column])
+        if isinstance(chunk.frame.get_column(column).dtype, pl.List)
+    ]
+    return np.concatenate(lengths).astype(np.int64) if lengths else None
+
+
+def _larger_row_groups(plan: Plan, sample: BlockSample, compiled: CompiledJob, folder: Path) -> list[_Trial]:
+    mean = mean_row_group_rows(sample, plan.snapshot.rows_per_row_group)
+    if mean >= _FEW_ROWS:
+        return []
+    rewritten = rewrite_sample(sample, compiled, folder, merge=True)
+    change = DataChange(
+        kind="row_groups",
+        subject=f"{mean:,.0f} rows per row group",
+        how=_optimize_command(plan, rewritten),
+        gain_s=_NO_GAIN,
+        before_s=0.0,
+        saved_bytes=(rewritten.before - rewritten.nbytes) * sample.per_million,
+    )
+    return [_Trial(change=change, sample=rewritten.sample)]
+
+
+def _optimized(
+    plan: Plan, sample: BlockSample, compiled: CompiledJob, better: Sequence[str], folder: Path
+) -> list[_Trial]:
+    if not better:
+        return []
+    mean = mean_row_group_rows(sample, plan.snapshot.rows_per_row_group)
+    rewritten = rewrite_sample(sample, compiled, folder, better=better, merge=mean < _FEW_ROWS)
+    change = DataChange(
+        kind="optimize",
+        subject=", ".join(better),
+        how=_optimize_command(plan, rewritten, " --for decode"),
+        gain_s=_NO_GAIN,
+        before_s=0.0,
+        saved_bytes=(rewritten.before - rewritten.nbytes) * sample.per_million,
+    )
+    return [_Trial(change=change, sample=rewritten.sample)]
+
+
+def _slow_columns(account: CostAccount) -> list[str]:
+    """The table's columns that take most of decoding."""
+    columns = sorted(account.decoding.columns, key=lambda column: -column.cpu_s.cpu_s)
+    total, taken, found = sum(max(column.cpu_s.cpu_s, 0.0) for column in columns), 0.0, list[str]()
+    if total < _LEAST_SHARE * account.block_s.cpu_s:
+        return []
+    for column in columns[:_BETTER_COLUMNS]:
+        if taken >= _BETTER_SHARE * total:
+            break
+        found.append(column.name)
+        taken += column.cpu_s.cpu_s
+    return found
+
+
+def _optimize_command(plan: Plan, rewritten: RewrittenSample, options: str = "") -> str:
+    """The command that writes the whole table as the sample was written."""
+    table, rows = plan.spec.source.table, rewritten.row_group_rows
+    rows = ROW_GROUP_ROWS if rows > ROW_GROUP_ROWS // 2 else 1024 * max(1, round(rows / 1024))
+    return f"feedline optimize {table if isinstance(table, str) else 'TABLE'} OUT{options} --row-group-rows {rows}"
+
+
+def _cached(plan: Plan, sample: BlockSample, folder: Path) -> list[_Trial]:
+    """Blocks whose features are in a cache: it is filled first."""
+    if plan.spec.cache is not None:
+        return []
+    ref = CacheRef(folder=str(folder / "cache"), size=1 << 40, free=0, shared=False, write_budget=None)
+    cached = replace(sample, job=replace(sample.job, cache=ref))
+    run_sample(cached)
+    nbytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    change = DataChange(
+        kind="cache",
+        subject="all features",
+        how="cache: {dir: FOLDER}, on local disk",
+        loses="the disk",
+        gain_s=_NO_GAIN,
+        before_s=0.0,
+        disk_bytes=nbytes / max(sample.rows, 1) * sample.epoch_rows,
+        from_epoch=1,
+    )
+    return [_Trial(change=change, sample=cached)]
+
+
+def _deduplicated(plan: Plan, sample: BlockSample) -> list[_Trial]:
+    """Features in the groups that `plan --dedup` would propose, in the table's order."""
+    try:
+        facts = describe_proposals(plan)
+    except FeedlineError:  # a row of its sample cannot be computed
+        return []
+    groups = [DedupSpec(name=each["name"], columns=tuple(each["columns"])) for each in facts["proposals"]]
+    if not groups or facts["needs_runs"]:
+        return []
+    plain = [feature for feature in sample.job.features if feature.dedup is None]
+    assigned = {
+        feature.name: feature
+        for feature in assign_groups(plain, groups, out_of_fold=plan.spec.fit.out_of_fold)
+        if feature.dedup is not None
+    }
+    features = tuple(assigned.get(feature.name, feature) for feature in sample.job.features)
+    change = DataChange(
+        kind="dedup",
+        subject=", ".join(group.name for group in groups),
+        how=str(facts["yaml"]),
+        loses="batches have groups of unique rows",
+        gain_s=_NO_GAIN,
+        before_s=0.0,
+    )
+    return [_Trial(change=change, sample=_with_features(sample, features))]
+
+
+_CHEAPER = {
+    "python": "a built-in op, or an expression",
+    "expr": "a built-in op, where one computes the same",
+    "sigrid_hash": "hash_bucket, which gives other ids",
+    "ngram": "shorter lists before it: first_x",
+    "cartesian": "shorter lists before it: first_x",
+}
+
+
+def _heavy_ops(account: CostAccount) -> list[DataChange]:
+    """Ops that take much of a block: what they cost is the most that another op could gain."""
+    found = []
+    before = account.block_s.cpu_s
+    for cost in account.passes.features:
+        for step in cost.steps:
+            own = step.cpu_s / step.sharers
+            if own < 2 * _LEAST_SHARE * before:
+                continue
+            part = own / max(cost.ops_s.cpu_s, 1e-12)
+            shared = f", shared by {step.sharers} features" if step.sharers > 1 else ""
+            found.append(
+                DataChange(
+                    kind="op",
+                    subject=f"{step.op} of {cost.name}",
+                    how=f"{_CHEAPER.get(step.op, 'an op that costs less')}{shared}",
+                    loses="at most this: another op costs something, too",
+                    gain_s=cost.ops_s.scaled(min(part, 1.0)),
+                    before_s=before,
+                    is_measured=False,
+                    stages={"ops": cost.ops_s.cpu_s * min(part, 1.0)},
+                )
+            )
+    return found

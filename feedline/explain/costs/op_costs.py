@@ -1,0 +1,102 @@
+"""Describe and measure each feature's chain of ops, for `feedline plan --ops`.
+
+Runs in: the process of the command. The cost of a feature is the CPU time of its whole chain alone, on the first rows
+that a run would deliver. A run computes shared steps once, so the pass over all features is measured as well. What a
+feature costs in a run, decoding and codes with it, is `cost_account`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import polars as pl
+
+from feedline.blocks.compute import first_chunks
+from feedline.explain.costs.cpu_time import CpuBudget, measure_in_turn
+from feedline.loader.encoding.encode import encode
+from feedline.planning.dedup.group_measure import job_of
+from feedline.planning.plan import Plan
+from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
+from feedline.transforms.compile.describe import Chain, chains
+
+_CHUNKS = 3
+OP_ROUNDS = 2
+
+
+def describe_ops(plan: Plan) -> dict[str, Any]:
+    """Describe every feature's chain with kinds, types and cost, and the cost of all together, as plain values."""
+    compiled = plan.features
+    job = job_of(plan, compiled.features)
+    frames = first_chunks(job, (plan.request(block, 0) for block in plan.schedule(0).blocks(0)), _CHUNKS)
+    alone = [compile_features([feature], compiled.schema, compiled.artifacts) for feature in compiled.features]
+    works = [partial(_apply, one, frames) for one in alone if not one.missing_fits]
+    finished = [] if compiled.missing_fits else [compiled.apply(frame) for frame in frames]
+    if finished:
+        works += [partial(_apply, compiled, frames), partial(_encode, plan, finished)]
+    seconds = measure_in_turn(works, CpuBudget(), rounds=OP_ROUNDS).min(axis=0).tolist()
+    encoding, whole = (seconds.pop(), seconds.pop()) if finished else (None, None)
+    costs = [None if one.missing_fits else seconds.pop(0) for one in alone]
+    total = sum(cost for cost in costs if cost is not None)
+    rows = sum(frame.height for frame in frames)
+    features = [
+        {
+            **_chain_facts(chain),
+            "reads": list(one.parts),
+            "shared": {"steps": chain.shared, "features": list(chain.sharers)},
+            "values": (values := _value_count(one, frames)),
+            "ms_per_million_values": None if cost is None else 1e9 * cost / max(values, 1),
+            "share": None if cost is None else cost / total if total else 0.0,
+        }
+        for chain, one, cost in zip(
+            chains(compiled.features, compiled.schema, compiled.artifacts), alone, costs, strict=True
+        )
+    ]
+    per_million = 1e9 / max(rows, 1)
+    return {
+        "table": plan.spec.source.table,
+        "rows": rows,
+        "chunks": len(frames),
+        "features": features,
+        "ms_per_million_rows": {
+            "features_alone": total * per_million,
+            "pass": None if whole is None else whole * per_million,
+            "encode": None if encoding is None else encoding * per_million,
+        },
+    }
+
+
+def _apply(features: CompiledFeatures, frames: Sequence[pl.DataFrame]) -> None:
+    for frame in frames:
+        features.apply(frame)
+
+
+def _encode(plan: Plan, frames: Sequence[pl.DataFrame]) -> None:
+    for frame in frames:
+        encode(frame, plan.layout.schema)
+
+
+def _chain_facts(chain: Chain) -> dict[str, Any]:
+    return {
+        "name": chain.name,
+        "group": chain.group,
+        "chain": chain.text(),
+        "source": chain.source,
+        "inputs": [_chain_facts(part) for part in chain.inputs],
+        "steps": [{"op": step.op, "kind": step.kind, "dtype": step.dtype, "code": step.code} for step in chain.steps],
+        "dtype": chain.dtype,
+    }
+
+
+def _value_count(features: CompiledFeatures, frames: Sequence[pl.DataFrame]) -> int:
+    """The number of values that features read: rows, or elements of lists."""
+    count = 0
+    for frame in frames:
+        for name in features.parts:
+            series = frame.get_column(name) if name in frame.columns else None
+            if series is not None and isinstance(series.dtype, pl.List):
+                count += int(series.list.len().sum())
+            else:
+                count += frame.height
+    return count

@@ -1,0 +1,39 @@
+"""Costs are measured in a process of their own, which answers with plain values."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from costly_tables import costly_pipeline
+
+from feedline import Pipeline
+from feedline.errors import PlanError
+from feedline.explain.costs.cost_process import MeasuredCosts, largest_source, measure_apart, measure_plan
+from feedline.spec import load_spec
+
+
+def test_process_measures_what_is_asked_for(tmp_path: Path):
+    path = costly_pipeline(tmp_path, rows=4_096, row_group_rows=2_048, list_mean=40, files=1)
+    found = measure_apart(load_spec(path, {}), str(path), {}, budget_s=1.0, problems={"hist": 1.0}, timeout_s=120)
+    features = {feature["name"]: feature for feature in found.account["features"]}
+    assert features.keys() == {"price", "both", "item", "hist", "clicked"}
+    assert features["hist"]["problems"] == 1.0
+    assert max(features.values(), key=lambda each: each["share"])["name"] == "hist"
+
+
+def test_failures_are_told(tmp_path: Path):
+    features = {"categorical": {"item": [{"vocabulary": {}}]}, "label": {"clicked": []}}
+    path = costly_pipeline(tmp_path, rows=512, row_group_rows=512, list_mean=2, files=1, features=features)
+    with pytest.raises(PlanError, match=r"costs could not be measured: .*feedline fit"):
+        measure_apart(load_spec(path, {}), str(path), {}, timeout_s=120)
+
+
+def test_costs_travel_as_plain_values(tmp_path: Path):
+    path = costly_pipeline(tmp_path, rows=2_048, row_group_rows=256, list_mean=30, files=1)
+    plan = Pipeline.from_yaml(path).plan()
+    found = measure_plan(largest_source(plan), budget_s=2.0, rounds=1, blocks=1)
+    again = MeasuredCosts.from_facts(json.loads(json.dumps(found.facts())))
+    assert again.changes == found.changes
+    assert again.account["rows"] == found.account["rows"]

@@ -1,0 +1,197 @@
+"""Staged tables: the change that would help is found, and helps as much as is predicted when it is made.
+
+Gains are CPU seconds of this process, of blocks with generous sizes; what is nightly holds predictions to 25 %.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from costly_tables import costly_pipeline, lists
+from epoch_cpu import epoch_cpu_s
+
+from feedline import Pipeline, Table
+from feedline.blocks.jobs import compile_job
+from feedline.explain.costs.cost_account import CostAccount, measure_costs
+from feedline.explain.costs.cpu_time import CpuEstimate
+from feedline.explain.costs.data_changes import (
+    ChangeKind,
+    DataChange,
+    _parts_of,
+    _truncated,
+    find_changes_of_data,
+)
+from feedline.explain.costs.sampled_blocks import BlockSample, sample_blocks
+from feedline.planning.plan import Plan
+
+WITHIN = 0.25
+LISTS: dict[str, Any] = {
+    "dense": {"price": [{"fill_null": 0}, "log1p"]},
+    "sparse": {"hist": [{"hash_bucket": 1000}], "tags": [{"modulo": 100}]},
+    "label": {"clicked": []},
+}
+OPS: dict[str, Any] = {
+    "dense": {"price": [{"fill_null": 0}, "log1p"]},
+    "sparse": {"hist": [], "tags": [{"sigrid_hash": {"salt": 1, "max_value": 1000}}]},
+    "label": {"clicked": []},
+}
+
+
+def tags(rng: np.random.Generator, rows: int) -> Any:
+    return lists(rng, rows, 4, values=100)
+
+
+def few_values(rng: np.random.Generator, rows: int) -> Any:
+    return lists(rng, rows, 30, values=10**6)
+
+
+def measured(
+    plan: Plan, only: Collection[ChangeKind], rounds: int = 2
+) -> tuple[BlockSample, CostAccount, list[DataChange]]:
+    sample = sample_blocks(plan)
+    account = measure_costs(plan, sample=sample, rounds=rounds)
+    return sample, account, find_changes_of_data(plan, sample, account, only=only, rounds=rounds)
+
+
+def edited(path: Path, name: str, edit: Callable[[dict[str, Any]], object]) -> Plan:
+    """The plan of a pipeline that was really changed."""
+    document = json.loads(path.read_text())
+    edit(document)
+    other = path.with_name(f"{name}.yaml")
+    other.write_text(json.dumps(document))
+    return Pipeline.from_yaml(other).plan()
+
+
+def test_heavy_lists_are_named(tmp_path: Path):
+    path = costly_pipeline(
+        tmp_path, rows=16_384, row_group_rows=16_384, list_mean=60, files=2, features=LISTS, columns={"tags": tags}
+    )
+    _, account, changes = measured(Pipeline.from_yaml(path).plan(), ["drop"])
+    assert changes[0].kind == "drop"
+    assert changes[0].subject == "hist"
+    assert changes[0].share > 0.5
+    assert changes[0].gain_s.low > 0
+    assert sum(changes[0].stages.values()) == pytest.approx(changes[0].gain_s.cpu_s)
+    assert max(account.decoding.columns, key=lambda column: column.cpu_s.cpu_s).name == "hist"
+
+
+def test_tiny_row_groups_are_named(tmp_path: Path):
+    path = costly_pipeline(tmp_path, rows=8_192, row_group_rows=128, list_mean=3, files=2)
+    _, _, changes = measured(Pipeline.from_yaml(path).plan(), ["row_groups"])
+    [change] = changes
+    assert change.subject == "128 rows per row group"
+    assert change.share > 0.4
+    assert "--row-group-rows" in change.how
+
+
+def test_heavy_ops_are_named(tmp_path: Path):
+    path = costly_pipeline(
+        tmp_path, rows=16_384, row_group_rows=16_384, list_mean=2, features=OPS, columns={"tags": few_values}
+    )
+    _, _, changes = measured(Pipeline.from_yaml(path).plan(), ["op"])
+    assert changes[0].subject == "sigrid_hash of tags"
+    assert not changes[0].is_measured
+    assert changes[0].share > 0.1
+
+
+def test_large_row_groups_without_costly_lists_need_nothing(tmp_path: Path):
+    path = costly_pipeline(tmp_path, rows=40_000, row_group_rows=40_000, list_mean=1, files=1)
+    plan = Pipeline.from_yaml(path).plan()
+    sample = sample_blocks(plan, 1)
+    account = measure_costs(plan, sample=sample, rounds=1)
+    assert find_changes_of_data(plan, sample, account, only=["row_groups", "truncate"], rounds=1) == []
+
+
+def test_long_tails_are_cut_at_a_percentile(tmp_path: Path):
+    def tailed(rng: np.random.Generator, rows: int) -> Any:
+        return lists(rng, rows, 5).__class__.from_arrays(
+            np.concatenate([[0], np.cumsum(np.where(np.arange(rows) % 25 == 0, 400, 4))]).astype(np.int32),
+            np.arange(int(np.where(np.arange(rows) % 25 == 0, 400, 4).sum())),
+        )
+
+    features = {"sparse": {"long": [{"modulo": 10}], "bounded": {"column": "long", "ops": [{"first_x": 3}]}}}
+    path = costly_pipeline(
+        tmp_path,
+        rows=8_192,
+        row_group_rows=8_192,
+        list_mean=2,
+        files=1,
+        features={**features, "label": {"clicked": []}},
+        columns={"long": tailed},
+    )
+    plan = Pipeline.from_yaml(path).plan()
+    sample = sample_blocks(plan, 1)
+    account = measure_costs(plan, sample=sample, rounds=1)
+    [trial] = _truncated(sample, compile_job(sample.job), account)
+    assert trial.change.subject == "long"
+    assert trial.change.how.startswith("long: [{first_x: 4}")
+    assert trial.change.loses.startswith("80% of its elements")
+    [shorter] = [feature for feature in trial.sample.job.features if feature.name == "long"]
+    assert [call.op for call in shorter.ops] == ["first_x", "modulo"]
+
+
+def test_caches_need_the_disk_that_they_fill(tmp_path: Path):
+    path = costly_pipeline(tmp_path, rows=8_192, row_group_rows=8_192, list_mean=60, files=1)
+    plan = Pipeline.from_yaml(path).plan()
+    sample = sample_blocks(plan, 1)
+    account = measure_costs(plan, sample=sample, rounds=1)
+    [change] = find_changes_of_data(plan, sample, account, only=["cache"], rounds=1)
+    assert change.from_epoch == 1
+    assert change.disk_bytes > 8_192 * 60 * 2  # ids below 1,000, two bytes each
+    assert change.share > 0.4
+
+
+def test_little_budget_tries_less(tmp_path: Path):
+    path = costly_pipeline(tmp_path, rows=4_096, row_group_rows=512, list_mean=20, files=1)
+    plan = Pipeline.from_yaml(path).plan()
+    sample = sample_blocks(plan, 1)
+    account = measure_costs(plan, sample=sample, rounds=1)
+    assert find_changes_of_data(plan, sample, account, budget_s=0.0, only=["drop", "optimize", "cache"]) == []
+
+
+def test_gains_are_divided_among_the_stages_that_gain():
+    assert _parts_of(6.0, np.array([2.0, 1.0, -1.0])) == {"decoding": 4.0, "ops": 2.0, "encoding": 0.0}
+    assert _parts_of(6.0, np.array([-2.0, 0.0, -1.0])) == {"decoding": 2.0, "ops": 2.0, "encoding": 2.0}
+
+
+def test_changes_travel_as_plain_values():
+    change = DataChange(
+        kind="drop", subject="x", how="remove x", gain_s=CpuEstimate(1.0, 0.5, 1.5), before_s=4.0, stages={"ops": 1.0}
+    )
+    assert DataChange.from_facts(json.loads(json.dumps(change.facts()))) == change
+    assert change.share == 0.25
+    assert change.is_worthwhile
+    assert not DataChange(
+        kind="drop", subject="x", how="", gain_s=CpuEstimate(1.0, -0.1, 1.5), before_s=4.0
+    ).is_worthwhile
+
+
+@pytest.mark.nightly
+def test_dropping_a_feature_gains_what_was_predicted(tmp_path: Path):
+    path = costly_pipeline(
+        tmp_path, rows=65_536, row_group_rows=32_768, list_mean=80, files=4, features=LISTS, columns={"tags": tags}
+    )
+    plan = Pipeline.from_yaml(path).plan()
+    sample, _, changes = measured(plan, ["drop"], rounds=5)
+    without = edited(path, "without", lambda document: document["features"]["sparse"].pop(changes[0].subject))
+    now_s, then_s = epoch_cpu_s([plan, without])
+    predicted_s = changes[0].gain_s.cpu_s * sample.epoch_rows / 1e6
+    assert predicted_s == pytest.approx(now_s - then_s, rel=WITHIN)
+
+
+@pytest.mark.nightly
+def test_larger_row_groups_gain_what_was_predicted(tmp_path: Path):
+    path = costly_pipeline(tmp_path, rows=16_384, row_group_rows=256, list_mean=3, files=4)
+    plan = Pipeline.from_yaml(path).plan()
+    sample, _, [change] = measured(plan, ["row_groups"], rounds=5)
+    rows = int(change.how.rpartition(" ")[2])
+    Table(str(tmp_path / "table")).optimize(str(tmp_path / "out"), row_group_rows=rows)
+    larger = edited(path, "larger", lambda document: document["source"].update(table=str(tmp_path / "out")))
+    now_s, then_s = epoch_cpu_s([plan, larger])
+    predicted_s = change.gain_s.cpu_s * sample.epoch_rows / 1e6
+    assert predicted_s == pytest.approx(now_s - then_s, rel=WITHIN)
