@@ -36,6 +36,7 @@ from feedline.profiling.drift import ColumnDrift, TableDrift
 from feedline.profiling.table_facts import QUANTILES, ColumnProfile, TableFacts
 
 _PICTURES = 500  # columns with histograms: the page of more would take minutes to lay out
+_SHORT_NAME = 24  # characters of a name that is not broken
 _COLUMNS = ("column", "type", "role", "null", "distinct", "min", "max", "length", "B/row", "notes")
 
 
@@ -104,9 +105,9 @@ def _row(column: ColumnProfile) -> list[object]:
     size = "" if column.bytes_per_row is None else f"{column.bytes_per_row:.2f}"
     distinct, notes = distinct_of(column.vocabulary), "; ".join(notes_of(column))
     return [
-        column.name,
+        _unbroken(column.name) if len(column.name) <= _SHORT_NAME else column.name,
         column.type,
-        column.role,
+        _unbroken(column.role),
         share_of(column.null_rate),
         distinct,
         low,
@@ -117,8 +118,13 @@ def _row(column: ColumnProfile) -> list[object]:
     ]
 
 
+def _unbroken(text: str) -> Markup:
+    return html_element("span", text, style="white-space:nowrap")
+
+
 def _has_picture(column: ColumnProfile) -> bool:
-    return bool(column.frequent) or (column.numbers is not None and column.numbers.histogram is not None)
+    has_values = bool(column.frequent) and (column.role != "time" or column.partition)
+    return has_values or (column.numbers is not None and column.numbers.histogram is not None)
 
 
 def _picture(column: ColumnProfile) -> Markup:

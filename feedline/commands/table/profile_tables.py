@@ -181,7 +181,8 @@ def notes_of(column: ColumnProfile) -> list[str]:
         notes.append(f"{share_of(numbers.nan_rate + numbers.inf_rate)} not finite")
     if numbers is not None and column.role == "numeric" and numbers.zero_rate >= 0.5:
         notes.append(f"{share_of(numbers.zero_rate)} zeros")
-    if column.repeated is not None and column.repeated >= 0.5 and not column.constant and not column.all_null:
+    repeats = column.repeated is not None and column.repeated >= 0.5
+    if repeats and not (column.constant or column.all_null or column.partition):
         notes.append(f"{column.repeated:.0%} repeat")
     if column.time_order and not column.partition:
         notes.append("rises with time" if column.time_order > 0 else "falls with time")
