@@ -19,6 +19,10 @@ ELSEWHERE = {
         "feedline.commands.check",
         "Find bad files, nulls that features cannot hold and, with --rows, bad rows, before a run does.",
     ),
+    "explain": (
+        "feedline.commands.explain",
+        "Say what limits a run, and what would change it, by how much: a short run, or --attach, or --last.",
+    ),
     "fit": (
         "feedline.commands.fit",
         "Fit the ops that learn from the table, such as vocabularies and means, and keep the result under `artifacts`.",

@@ -121,10 +121,14 @@ def _more_threads(
         return
     yield _advice(
         "workers", limits, elastic.with_capacity(more), noise,
-        change=f"cluster: {{workers: {workers}}}",
+        change=_workers(workers, capacity.form),
         reason=f"{capacity.workers} workers of {per_worker} threads are busy; with {workers} "
         + ("the trainer is the limit" if limits.get("trainer") is not None else "something else is the limit"),
     )  # fmt: skip
+
+
+def _workers(count: int, form: str) -> str:
+    return f"{count} workers at the scheduler" if form == "scheduler" else f"cluster: {{workers: {count}}}"
 
 
 def _processes(

@@ -6,11 +6,11 @@ Runs in: whatever explains a run. Pure; no torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from feedline.loader.limits.advice import Advice, sorted_advice
-from feedline.loader.limits.linear_bound import Resource, ResourceLimits, limits_of, ties
+from feedline.loader.limits.linear_bound import Resource, ResourceLimits, is_crowded, limits_of, ties
 from feedline.loader.limits.machine_advice import machine_advice
 from feedline.loader.limits.run_facts import Capacity, Interval, RunFacts, interval_of, sum_samples
 
@@ -55,8 +55,14 @@ class Verdict:
         return self.sentence
 
 
-def judge(samples: Sequence[RunFacts], capacity: Capacity, advice: Sequence[Advice] = ()) -> Verdict:
-    """The verdict on the samples of one trainer. advice: on other things than machines."""
+def judge(
+    samples: Sequence[RunFacts],
+    capacity: Capacity,
+    advice: Sequence[Advice] = (),
+    parts: Mapping[str, tuple[str, float]] | None = None,
+) -> Verdict:
+    """The verdict on the samples of one trainer. advice: on other things than machines. parts: of stages, the features
+    that take most of their CPU time, as words, and their share of it."""
     facts = sum_samples(samples)
     limits, wait = limits_of(facts, capacity), facts.trainer_wait
     interval = interval_of(samples, lambda each: each.rows_per_s)
@@ -67,7 +73,7 @@ def judge(samples: Sequence[RunFacts], capacity: Capacity, advice: Sequence[Advi
     trainer = limits.get("trainer")
     own = machine_advice(limits, facts, capacity, limit, share) if limit.name != "trainer" else ()
     return Verdict(
-        sentence=_sentence(limits, limit, others, facts, capacity),
+        sentence=_sentence(limits, limit, others, facts, capacity, parts or {}),
         limit=limit.name,
         stage=limit.stage,
         ties=tuple(each.name for each in others),
@@ -127,7 +133,8 @@ def _limit(limits: ResourceLimits, facts: RunFacts, capacity: Capacity) -> tuple
         return trainer, tuple(sorted(close, key=lambda each: each.rows_per_s)) if close else ()
     first, *others = ties(loader.resources, TIE)
     cores = limits.get("cores")
-    if cores is not None and first.name == "threads" and facts.rows_per_s * cores.use >= BUSY * cores.capacity:
+    is_busy = cores is not None and facts.rows_per_s * cores.use >= BUSY * cores.capacity
+    if cores is not None and first.name == "threads" and (is_busy or is_crowded(facts, capacity)):
         first, others = cores, [each for each in others if each.name != "cores"]
     # A thread that computes uses a core: as many threads as cores are one limit, not two.
     twins = {"threads", "cores"}
@@ -140,7 +147,12 @@ def _noise(interval: Interval | None, rate: float) -> float:
 
 
 def _sentence(
-    limits: ResourceLimits, limit: Resource, others: Sequence[Resource], facts: RunFacts, capacity: Capacity
+    limits: ResourceLimits,
+    limit: Resource,
+    others: Sequence[Resource],
+    facts: RunFacts,
+    capacity: Capacity,
+    parts: Mapping[str, tuple[str, float]],
 ) -> str:
     wait = facts.trainer_wait
     if limit.name == "trainer":
@@ -152,10 +164,12 @@ def _sentence(
         waits = "" if wait is None else f" It waits {wait:.1%} of the time and takes {short(limit.rows_per_s)}{could}."
         return f"Nothing: your trainer is the limit.{waits}"
     who = "" if wait is None else f"Trainer waits {wait:.0%}: "
-    what = f"{limit.stage} takes {limit.stage_share:.0%} of {_OF[limit.name]}"
+    names, share = parts.get(limit.stage, ("", 1.0))
+    takes = "take" if limit.stage == "ops" else "takes"
+    what = " ".join(filter(None, (limit.stage, names, takes, f"{limit.stage_share * share:.0%} of {_OF[limit.name]}")))
     sizes = {
-        "cores": f"{capacity.cores:g} cores",
-        "threads": f"{capacity.threads} threads",
+        "cores": _count(capacity.cores, "core") + ", which other programs use, too" * is_crowded(facts, capacity),
+        "threads": _count(capacity.threads, "thread"),
         "memory": f"{capacity.window} blocks in memory",
         "store": f"{(capacity.store_bytes_per_s or 0) / 1e6:,.0f} MB/s of the store",
         "loop": "the feeder's loop, which is one thread",
@@ -164,6 +178,10 @@ def _sentence(
     tied = "".join(f"; {_DESCRIPTIONS[each.name]} {short(each.rows_per_s)}: a tie" for each in others)
     sentence = f"{who}{what}; the limit is {short(limit.rows_per_s)} with {sizes[limit.name]}{tied}"
     return sentence[0].upper() + sentence[1:] + "."
+
+
+def _count(number: float, what: str) -> str:
+    return f"{number:g} {what}" + "s" * (number != 1)
 
 
 _OF = {
