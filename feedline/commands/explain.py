@@ -11,10 +11,13 @@ from typing import Annotated
 import typer
 
 from feedline.commands.display.consoles import print_facts
+from feedline.commands.display.explain_page import explain_page
 from feedline.commands.display.explain_table import explain_view
 from feedline.commands.run import RunRequest, Stop, feeder_accesses
-from feedline.errors import SpecError
-from feedline.explain.explanation import Explanation, explanation_facts
+from feedline.errors import FeedlineError, SpecError
+from feedline.explain.costs.cost_process import ALONE_S, ATTACHED_S, MeasuredCosts, measure_apart
+from feedline.explain.explained_costs import explained_with_costs
+from feedline.explain.explanation import Explanation
 from feedline.explain.observed_runs import attach, explain_last
 from feedline.explain.short_run import run_shortly
 from feedline.loader.ring.rendezvous import job_fingerprint
@@ -44,6 +47,15 @@ def explain(
     store_mb_s: Annotated[
         float | None, typer.Option("--store-mb-s", min=0.001, help="MB/s that the store or disk delivers, if known.")
     ] = None,
+    cost_s: Annotated[
+        float | None,
+        typer.Option(
+            "--cost-seconds",
+            min=0.0,
+            help="CPU seconds to measure what columns, ops and features cost (default: 20, with --attach 5; 0: none).",
+        ),
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the facts as a page with pictures, too.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False,
 ) -> None:
     """Say what limits a run, and what would change it, by how much: a short run, or --attach, or --last."""
@@ -67,10 +79,25 @@ def explain(
             found = attach(spec, job, live_statuses, seconds=seconds, stop=stop, store_bytes_per_s=store_bytes_per_s)
         else:
             found = _short_run(pipeline, values, spec, seconds, step_s, headspace, store_bytes_per_s, stop)
-    facts = explanation_facts(found, found.slowest.verdict())
+    cost_s = cost_s if cost_s is not None else ATTACHED_S if attached else ALONE_S
+    facts = explained_with_costs(found, *_costs(pipeline, values, spec, cost_s, stop))
+    if html is not None:
+        html.write_text(explain_page(facts), encoding="utf-8")
     print_facts(facts, explain_view, as_json=as_json, highlight=False)
     if stop.status is not None:
         raise typer.Exit(stop.status)
+
+
+def _costs(
+    pipeline: Path, values: dict[str, object], spec: PipelineSpec, budget_s: float, stop: Stop
+) -> tuple[MeasuredCosts | None, str]:
+    """What features cost; or None, and why."""
+    if budget_s == 0 or stop():
+        return None, "not measured"
+    try:
+        return measure_apart(spec, str(pipeline.absolute()), values, budget_s=budget_s), ""
+    except FeedlineError as error:
+        return None, str(error)
 
 
 def _short_run(

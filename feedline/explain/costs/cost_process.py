@@ -28,7 +28,7 @@ from feedline.planning.sources.mixed_plan import RunPlan
 from feedline.resources.cgroups import available_cores
 from feedline.spec import PipelineSpec, load_spec
 
-ATTACHED_S, ALONE_S = 5.0, 40.0  # CPU seconds that measuring may take, beside a run and without one
+ATTACHED_S, ALONE_S = 5.0, 20.0  # CPU seconds that measuring may take, beside a run and without one
 _ACCOUNT_PART = 0.4  # of them for the account of costs, the rest for changes
 _NICE = 10
 
@@ -63,19 +63,17 @@ def measure_apart(
     overrides: Mapping[str, Any],
     *,
     budget_s: float = ALONE_S,
-    problems: Mapping[str, float] | None = None,
     blocks: int = BLOCKS,
     timeout_s: float | None = None,
 ) -> MeasuredCosts:
     """Measure what a pipeline's features cost, and what would change that. file, overrides: of `spec`. budget_s: CPU
-    seconds, about. problems: of quality, by feature. Raises PlanError with what the process says if it fails.
+    seconds, about. Raises PlanError with what the process says if it fails.
     """
     environment = {**os.environ, **feeder_environment(spec, cores=max(1, int(available_cores())))}
     request = {
         "file": file,
         "overrides": dict(overrides),
         "budget_s": budget_s,
-        "problems": None if problems is None else dict(problems),
         "blocks": blocks,
     }
     done = subprocess.run(
@@ -97,13 +95,12 @@ def measure_plan(
     plan: Plan,
     *,
     budget_s: float = ALONE_S,
-    problems: Mapping[str, float] | None = None,
     blocks: int = BLOCKS,
     rounds: int = ROUNDS,
 ) -> MeasuredCosts:
     """Measure a plan in this process. Raises PlanError or DataError where its blocks cannot be computed."""
     sample = sample_blocks(plan, blocks)
-    account = measure_costs(plan, budget_s=budget_s * _ACCOUNT_PART, sample=sample, problems=problems, rounds=rounds)
+    account = measure_costs(plan, budget_s=budget_s * _ACCOUNT_PART, sample=sample, rounds=rounds)
     left_s = max(budget_s - account.measuring_s, 0.0)
     changes = find_changes_of_data(plan, sample, account, budget_s=left_s, rounds=rounds)
     return MeasuredCosts(account=account.facts(), changes=tuple(changes))
@@ -122,7 +119,7 @@ def main(arguments: Sequence[str] = ()) -> int:
     try:
         spec = load_spec(request["file"], request["overrides"])
         plan = largest_source(preview_plan(spec, current_snapshots(spec), lanes=lanes_for(spec.lanes, 1)))
-        found = measure_plan(plan, budget_s=request["budget_s"], problems=request["problems"], blocks=request["blocks"])
+        found = measure_plan(plan, budget_s=request["budget_s"], blocks=request["blocks"])
     except FeedlineError as error:
         print(str(error).replace("\n", " "), file=sys.stderr)
         return 1

@@ -1,7 +1,7 @@
 """Staged tables: the change that would help is found, and helps as much as is predicted when it is made.
 
 Gains are CPU seconds of this process, of blocks with generous sizes; what is nightly holds predictions to 25 %. As in
-`data_advice`, the part that a change saves is taken of what the epoch takes: a busy machine makes all CPU seconds longer.
+`data_advice`, a change saves its part of what the epoch takes: a busy machine makes all CPU seconds longer.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def test_long_tails_are_cut_at_a_percentile(tmp_path: Path):
     [trial] = _truncated(sample, compile_job(sample.job), account)
     assert trial.change.subject == "long"
     assert trial.change.how.startswith("long: [{first_x: 4}")
-    assert trial.change.loses.startswith("80% of its elements")
+    assert trial.change.loses.startswith("80% of its elements are lost")
     [shorter] = [feature for feature in trial.sample.job.features if feature.name == "long"]
     assert [call.op for call in shorter.ops] == ["first_x", "modulo"]
 
