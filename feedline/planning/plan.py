@@ -148,26 +148,7 @@ class Plan(BoundTable):
     @cached_property
     def fingerprint(self) -> str:
         """A digest of everything that decides which rows come when."""
-        facts = {
-            "version": self.version,
-            "snapshot": self.snapshot.id,
-            "where": self.spec.source.where,
-            "split_rows": self.spec.source.split_rows,
-            "shuffle": shuffle_facts(self.spec.shuffle, self.version, self.window),
-            "lanes": self.lanes,
-            "batch_size": self.spec.batch.size,
-            "tail": self.spec.batch.tail,
-            **({} if self.rebase is None else {"rebase": self.rebase.id}),
-            **({} if not self.salt else {"salt": self.salt, "share": str(self.share)}),
-            **length_facts(self.spec.batch),
-            **({} if self.weights is None else {"weights": self.weights.column}),
-            **({} if self.spec.source.follow is None else {"follow": self.spec.source.follow.epoch}),
-        }
-        if self.sample is not None:
-            facts["sample"] = asdict(self.sample.sample)
-        if (excludes := self.selection.excludes) is not None:
-            facts["exclude"] = excludes.id
-        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+        return hashlib.sha256(json.dumps(fingerprint_facts(self), sort_keys=True).encode()).hexdigest()[:32]
 
     @property
     def features_fingerprint(self) -> str:
@@ -302,6 +283,30 @@ class Plan(BoundTable):
     def state_after(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """The state that continues a run on this plan, which `Pipeline.rebase` made from the run's state."""
         return rebased_state(self.facts(), state)
+
+
+def fingerprint_facts(plan: Plan) -> dict[str, Any]:
+    """Everything that decides which rows come when: what a plan's fingerprint is a digest of."""
+    facts: dict[str, Any] = {
+        "version": plan.version,
+        "snapshot": plan.snapshot.id,
+        "where": plan.spec.source.where,
+        "split_rows": plan.spec.source.split_rows,
+        "shuffle": shuffle_facts(plan.spec.shuffle, plan.version, plan.window),
+        "lanes": plan.lanes,
+        "batch_size": plan.spec.batch.size,
+        "tail": plan.spec.batch.tail,
+        **({} if plan.rebase is None else {"rebase": plan.rebase.id}),
+        **({} if not plan.salt else {"salt": plan.salt, "share": str(plan.share)}),
+        **length_facts(plan.spec.batch),
+        **({} if plan.weights is None else {"weights": plan.weights.column}),
+        **({} if plan.spec.source.follow is None else {"follow": plan.spec.source.follow.epoch}),
+    }
+    if plan.sample is not None:
+        facts["sample"] = asdict(plan.sample.sample)
+    if (excludes := plan.selection.excludes) is not None:
+        facts["exclude"] = excludes.id
+    return facts
 
 
 def _piece_of(plan: Plan, piece: Piece, epoch: int, rest: Rebase | None) -> tuple[PieceRequest, NDArray[np.int64]]:

@@ -192,18 +192,7 @@ def resolve_rebase(spec: PipelineSpec, state: Mapping[str, Any], *, map: Map | N
     whose table has not changed stays as it is."""
     fields = checked_state(state)
     _refuse_other_settings(spec, fields)
-    if spec.shuffle is not None and spec.shuffle.weights is not None:
-        raise StateError(
-            "a run that draws rows by weight cannot be rebased: got shuffle.weights, by which a delivered row may come "
-            "again. Continue on the state's snapshot, or begin the next epoch on the table as it is now"
-        )
-    for each in spec.per_source():
-        follow = each.source.follow
-        if follow is not None and follow.epoch == "new":
-            raise StateError(
-                "an epoch of a followed table cannot be rebased with `epoch: new`: the rows that earlier epochs have "
-                "read are not told apart in rewritten files. Restore the files, or start a new run"
-            )
+    refuse_rebase(spec)
     frozen = load_frozen(spec, fields["snapshot"])
     old = plan_sources(spec, frozen, lanes=fields["lanes"], map=map, exclude=spec.is_mixed)
     if isinstance(old, MixedPlan):
@@ -221,6 +210,22 @@ def resolve_rebase(spec: PipelineSpec, state: Mapping[str, Any], *, map: Map | N
     if all(one is other for one, other in zip(new, old.sources, strict=True)):
         return old
     return old.with_sources(new)
+
+
+def refuse_rebase(spec: PipelineSpec) -> None:
+    """Raise StateError for a pipeline no run of which can be rebased, whatever its table."""
+    if spec.shuffle is not None and spec.shuffle.weights is not None:
+        raise StateError(
+            "a run that draws rows by weight cannot be rebased: got shuffle.weights, by which a delivered row may come "
+            "again. Continue on the state's snapshot, or begin the next epoch on the table as it is now"
+        )
+    for each in spec.per_source():
+        follow = each.source.follow
+        if follow is not None and follow.epoch == "new":
+            raise StateError(
+                "an epoch of a followed table cannot be rebased with `epoch: new`: the rows that earlier epochs have "
+                "read are not told apart in rewritten files. Restore the files, or start a new run"
+            )
 
 
 def _rebased(old: Plan, place: PassPlace, epoch: int, map: Map | None) -> Plan:

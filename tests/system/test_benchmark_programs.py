@@ -31,6 +31,16 @@ from shape_tables import write_table  # noqa: E402
 from shapes import SHAPES  # noqa: E402
 
 
+def test_the_status_of_a_feeder_is_measured() -> None:
+    command = [sys.executable, str(BENCHMARKS / "feeder_status.py"), "--ranks", "2", "--calls", "3", "--json"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert found["ranks"] == 2
+    assert found["bytes"] > 50 * 100, "of the decisions alone"
+    assert min(found[f"{name}_us"] for name in ("gather", "pack", "write", "unpack")) > 0
+
+
 def test_the_loop_of_a_feeder_is_measured() -> None:
     command = [sys.executable, str(BENCHMARKS / "feeder_loop.py"), "--tiny", "--ranks", "2", "--calls", "--json"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)

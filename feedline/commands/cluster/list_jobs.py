@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import timedelta
 from typing import Annotated
 
 import typer
@@ -16,6 +17,7 @@ from rich.table import Table
 from feedline.commands.cluster.connection_files import Address, Insecure, TlsCa, TlsCert, TlsKey, connection_files
 from feedline.commands.display.consoles import console_on
 from feedline.service.cluster.connection.job_listing import JobListing, list_jobs
+from feedline.service.scheduler.job_progress import JobProgress, progress_by_job
 from feedline.service.scheduler.job_rows import JobRow, job_rows
 
 
@@ -32,7 +34,9 @@ def jobs(
     rows = job_rows(listing.feeders)
     if as_json:
         cluster = {"workers": listing.workers, "threads": listing.threads}
-        print(json.dumps({**cluster, "jobs": [asdict(row) for row in rows]}))
+        progress = {job: asdict(each) for job, each in progress_by_job(listing.statuses).items()}
+        listed = [{**asdict(row), "progress": progress.get(row.job)} for row in rows]
+        print(json.dumps({**cluster, "jobs": listed}))
     else:
         console_on().print(jobs_table(listing, rows), highlight=False)
 
@@ -44,9 +48,23 @@ def jobs_table(listing: JobListing, rows: Sequence[JobRow]) -> Table:
     title = f"{jobs} on {listing.workers} workers, {used:.1f} of {listing.threads} threads in use"
     table = Table(title=title, title_justify="left", expand=False)
     table.add_column("job", overflow="fold", min_width=12)
-    for name in ("hosts", "ranks", "share", "blocks/s", "threads", "fair part", "needs", "route", "waits"):
+    for name in (
+        "hosts",
+        "ranks",
+        "share",
+        "blocks/s",
+        "threads",
+        "fair part",
+        "needs",
+        "route",
+        "waits",
+        "step",
+        "left",
+        "lost",
+    ):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
+    progress = progress_by_job(listing.statuses)
     for row in rows:
         counts = (row.hosts, row.ranks)
         numbers = (row.blocks_per_s, row.threads, row.fair_threads)
@@ -58,6 +76,16 @@ def jobs_table(listing: JobListing, rows: Sequence[JobRow]) -> Table:
             f"{row.demand_threads:.1f}" if row.demand_threads else "?",
             f"{row.route_workers}" if row.route_workers < listing.workers else "all",
             f"{row.wait_fraction:.0%}",
+            *_progress_cells(progress.get(row.job)),
             "starved" if row.starved else "",
         )
     return table
+
+
+def _progress_cells(progress: JobProgress | None) -> tuple[str, str, str]:
+    """The step of the slowest rank, the time that is left, and connections that were lost."""
+    if progress is None:
+        return "", "", ""
+    left = "?" if progress.left_s is None else str(timedelta(seconds=round(progress.left_s)))
+    epoch = f"{progress.epoch + 1}/{progress.epochs}: " if progress.epochs > 1 else ""
+    return f"{epoch}{progress.step:,}/{progress.steps:,}", left, str(progress.lost or "")

@@ -34,10 +34,11 @@ def costs_table(account: Mapping[str, Any], shown: int = _SHOWN) -> Table:
         )
     hidden = len(features) - shown
     difference = account["difference_s"] / max(block_s, 1e-12)
+    beyond = f"{abs(difference):.0%} {'more' if difference > 0 else 'less'}"
     more = f"{hidden} more features cost less: --json has all. " if hidden > 0 else ""
     table.caption = (
         f"{more}{account['shared_s']:.3f} are shared by all: files, filter, calls. Measured on {account['rows']:,} "
-        f"rows, each column and chain alone; whole blocks take {abs(difference):.0%} {'more' if difference > 0 else 'less'}."
+        f"rows, each column and chain alone; whole blocks take {beyond}."
     )
     return table
 

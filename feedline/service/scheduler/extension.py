@@ -55,7 +55,8 @@ class JobExtension(SchedulerPlugin):
         self._clock = clock or steady_clock()  # near what feeders without an answer count by
         self.book = JobBook()
         self._joined = self._left = self._lost = 0  # workers so far
-        self._statuses: dict[str, bytes] = {}  # by feeder; unpacked when they are looked at
+        self._statuses: dict[str, bytes] = {}  # by feeder
+        self._unpacked: dict[bytes, FeederStatus] = {}  # those that somebody has looked at
         self._queue = TaskQueue(scheduler)
 
     def feedline_report(self, report: bytes, status: bytes = b"") -> bytes:
@@ -102,7 +103,9 @@ class JobExtension(SchedulerPlugin):
 
     def statuses(self) -> list[FeederStatus]:
         """The last status of each feeder that is alive, by job and feeder; see `status_source`."""
-        return [unpack(FeederStatus, each) for each in self._packed_statuses()]
+        before, packed = self._unpacked, self._packed_statuses()
+        self._unpacked = {each: before.get(each) or unpack(FeederStatus, each) for each in packed}
+        return list(self._unpacked.values())
 
     def feedline_statuses(self) -> list[bytes]:
         """The same, packed, for another process."""

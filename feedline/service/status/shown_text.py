@@ -6,6 +6,7 @@ Runs in: the feeder. Pure.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from feedline.warehouse.storage.faults import safe_text
 
@@ -21,6 +22,7 @@ def shown_text(text: str) -> str:
     return f"{head} (the log has the value)" if got else head
 
 
+@lru_cache(maxsize=1024)  # the same few, once a second
 def shown_finding(complaint: str) -> str:
     """A complaint about the quality of a feature: with rates and counts, without its smallest and largest value."""
     return _VALUES.sub(r"got \1 …", safe_text(complaint))

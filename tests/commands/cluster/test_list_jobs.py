@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from feeder_statuses import status_of
 from job_reports import REPORT
 from processes import ended_here
 from schedulers import connected, local_cluster
@@ -54,3 +55,15 @@ def test_what_cannot_be_asked_is_said():
     assert "Use tls:// with --tls-ca, --tls-cert and --tls-key, or accept the risk with --insecure" in far.stderr
     mixed = ended_here("jobs", "tcp://10.0.0.1:1", "--tls-ca", "a", "--tls-cert", "b", "--tls-key", "c")
     assert "--tls-ca, --tls-cert and --tls-key need tls://" in mixed.stderr
+
+
+def test_the_progress_of_a_job_is_shown_as_far_as_its_feeders_say():
+    share = FeederShare(report=REPORT, threads=1.5, workers=16)
+    status = replace(status_of(feeder=REPORT.feeder, step=4), lost=2, epochs=3)
+    ranks = tuple(replace(rank, step_s=2.0) for rank in status.ranks)
+    listing = JobListing(workers=20, threads=64, feeders=[share], statuses=[replace(status, ranks=ranks)])
+    table = jobs_table(listing, job_rows([share]))
+    cells = {str(column.header): next(iter(column.cells)) for column in table.columns}
+    assert (cells["step"], cells["left"], cells["lost"]) == ("1/3: 4/10", "0:00:52", "2")
+    before = jobs_table(replace(listing, statuses=[]), job_rows([share]))
+    assert [next(iter(column.cells)) for column in before.columns[10:13]] == ["", "", ""]

@@ -34,10 +34,10 @@ ACCOUNT = {
 
 
 def rendered(shown: int) -> str:
-    console = Console(width=160, record=True, file=None, force_terminal=False)
-    with console.capture():
+    console = Console(width=160)
+    with console.capture() as captured:
         console.print(costs_table(ACCOUNT, shown))
-    return console.export_text()
+    return captured.get()
 
 
 def test_dear_features_come_first():

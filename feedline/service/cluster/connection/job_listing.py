@@ -16,6 +16,7 @@ from distributed.core import rpc
 from feedline.errors import ClusterError
 from feedline.loader.wire.codec import WIRE_VERSION, unpack
 from feedline.loader.wire.job_reports import FeederShare
+from feedline.loader.wire.run_status import FeederStatus
 from feedline.service.scheduler.extension import METADATA_KEY
 from feedline.service.tls.refused_connection import explain_refusal
 from feedline.service.tls.security import security_of
@@ -27,11 +28,13 @@ _ANSWER_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobListing:
-    """The workers of a cluster, their threads, and the feeders that it serves, by job."""
+    """The workers of a cluster, their threads, and the feeders that it serves, by job, with the statuses that they have
+    sent."""
 
     workers: int
     threads: int
     feeders: Sequence[FeederShare]
+    statuses: Sequence[FeederStatus] = ()
 
 
 def list_jobs(address: str, tls: TlsSpec | None) -> JobListing:
@@ -62,8 +65,14 @@ async def _ask(address: str, security: Security) -> JobListing:
                 f"this command cannot read: it is of {VERSION}. Run the `feedline jobs` of the scheduler's release"
             )
         answer = await scheduler.feedline_jobs()
+        statuses = await scheduler.feedline_statuses()
         threads = await scheduler.ncores()
     finally:
         await scheduler.close_rpc()
     feeders = [unpack(FeederShare, each) for each in answer]
-    return JobListing(workers=len(threads), threads=sum(threads.values()), feeders=feeders)
+    return JobListing(
+        workers=len(threads),
+        threads=sum(threads.values()),
+        feeders=feeders,
+        statuses=[unpack(FeederStatus, each) for each in statuses],
+    )

@@ -1,0 +1,1 @@
+"""Compare two pipelines, for `feedline diff`: rows, what is read, features, fingerprints, cost."""

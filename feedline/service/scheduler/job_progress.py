@@ -1,0 +1,60 @@
+"""How far jobs are, from the last statuses of their feeders: for `feedline jobs`.
+
+Runs in: processes that ask a scheduler. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from feedline.loader.wire.run_status import FeederStatus, RankStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobProgress:
+    """One job. epoch, step, steps: of the rank that has done least. left_s: until the last rank has done all epochs, at
+    the pace of its steps and waits so far (None: unknown). lost, regained: connections of its feeders to the scheduler.
+    """
+
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    left_s: float | None
+    lost: int
+    regained: int
+
+
+def progress_by_job(statuses: Sequence[FeederStatus]) -> dict[str, JobProgress]:
+    """The progress of each job; none of one whose trainers have not begun."""
+    by_job: dict[str, list[FeederStatus]] = {}
+    for status in statuses:
+        by_job.setdefault(status.job, []).append(status)
+    found = {job: _progress(members) for job, members in by_job.items()}
+    return {job: each for job, each in found.items() if each is not None}
+
+
+def _progress(members: Sequence[FeederStatus]) -> JobProgress | None:
+    ranks = [(each, rank) for each in members for rank in each.ranks if rank.state == "feeding" and rank.stats.steps]
+    if not ranks:
+        return None
+    feeder, last = min(ranks, key=lambda pair: (pair[1].stats.epoch, pair[1].stats.step))
+    left = [seconds for each, rank in ranks if (seconds := _seconds_left(each, rank)) is not None]
+    return JobProgress(
+        epoch=last.stats.epoch,
+        epochs=feeder.epochs,
+        step=last.stats.step,
+        steps=last.stats.steps,
+        left_s=max(left) if len(left) == len(ranks) else None,
+        lost=sum(each.lost for each in members),
+        regained=sum(each.regained for each in members),
+    )
+
+
+def _seconds_left(feeder: FeederStatus, rank: RankStatus) -> float | None:
+    stats = rank.stats
+    if not rank.step_s or not stats.batches:
+        return None
+    steps = max(0, feeder.epochs - stats.epoch) * stats.steps - stats.step
+    return max(0, steps) * (rank.step_s + stats.wait_blocks_s / stats.batches)
