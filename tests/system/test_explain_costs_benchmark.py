@@ -19,7 +19,7 @@ from explain_costs import SITUATIONS, Outcome, judge_table, lines  # noqa: E402
 
 @pytest.mark.parametrize("name", ["heavy lists", "tiny row groups", "a filled cache"])
 def test_situations_run_tiny(name: str, tmp_path: Path):
-    staged = replace(SITUATIONS[name], rows=2_048, row_group_rows=64 if "tiny" in name else 1_024)
+    staged = replace(SITUATIONS[name], rows=1_024, row_group_rows=64 if "tiny" in name else 512)
     outcome = judge_table(name, tmp_path, rounds=1, staged=staged)
     assert outcome.name == name
     assert len(list(lines([outcome]))) == 3
