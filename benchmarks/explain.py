@@ -138,10 +138,10 @@ def pipeline(folder: Path, uri: str | Path, *, waits_s: float = 0.0, **changes: 
 
 @contextmanager
 def a_slow_store(folder: Path) -> Iterator[Staged]:
-    """Each read of the store takes 40 ms; the trainer takes a block of 8 steps in 20 ms."""
-    with slow_store(table(folder / "table"), 0.04) as store:
+    """Each read of the store takes 0.2 s; the trainer takes a block of 8 steps in 0.1 s."""
+    with slow_store(table(folder / "table"), 0.2) as store:
         document = pipeline(folder, store.uri)
-        yield Staged(document=document, limits=["threads"], stages=["store wait"], step_s=0.0025, kind="threads")
+        yield Staged(document=document, limits=["threads"], stages=["store wait"], step_s=0.012, kind="threads")
 
 
 @contextmanager
@@ -155,23 +155,23 @@ def a_slow_trainer(folder: Path) -> Iterator[Staged]:
 
 @contextmanager
 def a_starved_cluster(folder: Path) -> Iterator[Staged]:
-    """A worker takes 80 ms per block, the trainer could take one in 24 ms."""
-    document = pipeline(folder, table(folder / "table"), waits_s=0.08, cluster={"workers": 1, "threads": 1})
-    yield Staged(document=document, limits=["threads"], stages=["ops"], step_s=0.003, kind="workers")
+    """A worker takes 0.4 s per block, the trainer could take one in 0.16 s."""
+    document = pipeline(folder, table(folder / "table"), waits_s=0.4, cluster={"workers": 1, "threads": 1})
+    yield Staged(document=document, limits=["threads"], stages=["ops"], step_s=0.02, kind="workers")
 
 
 @contextmanager
 def starved_threads(folder: Path) -> Iterator[Staged]:
     """The same with a thread in the feeder."""
-    document = pipeline(folder, table(folder / "table"), waits_s=0.08)
-    yield Staged(document=document, limits=["threads"], stages=["ops"], step_s=0.004, kind="threads")
+    document = pipeline(folder, table(folder / "table"), waits_s=0.4)
+    yield Staged(document=document, limits=["threads"], stages=["ops"], step_s=0.02, kind="threads")
 
 
 @contextmanager
 def one_core(folder: Path) -> Iterator[Staged]:
     """Feeder, blocks and trainer on one core; the advice is cores of other hosts, for which another one stands."""
     document = pipeline(folder, table(folder / "table", rows=262_144, row_group=32_768))
-    ops = [{"fill_null": 0}, *[{"log1p": {}}] * 1]
+    ops: list[Any] = [{"fill_null": 0}, "log1p"]
     document["features"] = {
         "dense": {f"x{number}": {"column": "x", "ops": ops} for number in range(8)},
         "sparse": {"ids": [{"first_x": 8}, {"modulo": 997}]},
@@ -186,10 +186,10 @@ def one_core(folder: Path) -> Iterator[Staged]:
 
 @contextmanager
 def a_cold_cache(folder: Path) -> Iterator[Staged]:
-    """An op of 80 ms per block, a cache that is empty, and a trainer that takes a block in 24 ms."""
-    document = pipeline(folder, table(folder / "table"), waits_s=0.08)
+    """An op of 0.4 s per block, a cache that is empty, and a trainer that takes a block in 0.16 s."""
+    document = pipeline(folder, table(folder / "table"), waits_s=0.4)
     document |= {"cache": {"dir": str(folder / "cache"), "mode": "features"}}
-    yield Staged(document=document, limits=["threads"], stages=["ops"], step_s=0.003, kind="cache", apply=lambda _: {})
+    yield Staged(document=document, limits=["threads"], stages=["ops"], step_s=0.02, kind="cache", apply=lambda _: {})
 
 
 SITUATIONS: dict[str, Callable[[Path], Any]] = {

@@ -112,7 +112,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(status, content, headers, body=body)
 
     def _list(self, prefix: str, flat: bool) -> None:
-        keys = sorted(f"table/{path.relative_to(folder).as_posix()}" for path in folder.rglob("*") if path.is_file())
+        paths = [path for path in self._folder.rglob("*") if path.is_file()]
+        keys = sorted(f"table/{path.relative_to(self._folder).as_posix()}" for path in paths)
         keys = [key for key in keys if key.startswith(prefix)]
         here = [key for key in keys if not flat or "/" not in key[len(prefix) :]]
         below = sorted({prefix + key[len(prefix) :].split("/")[0] + "/" for key in set(keys) - set(here)})

@@ -1,1 +1,1 @@
-"""Explain a run: a short one, one that is running, or the last one."""
+"""What limits a run, and what would change it: rates per stage, a bound, a verdict."""

@@ -15,6 +15,7 @@ from typing import Literal
 
 from feedline.loader.limits.run_facts import Capacity, RunFacts
 
+WAITS = 0.03  # the share of waiting up to which the trainer is the limit; the same as `autoscale.wait`
 _CROWDED = 0.25  # the share of their time that block threads wait for a CPU on a machine with other work
 _ALL = 0.85  # the share of the cores' time that a run uses which is alone, and limited by them
 
@@ -144,7 +145,8 @@ def _resources(facts: RunFacts, capacity: Capacity) -> Iterable[Resource]:
 def is_crowded(facts: RunFacts, capacity: Capacity) -> bool:
     """Whether other programs use the cores, too: block threads often wait for one, and the run does not use all."""
     seconds = facts.read_s + facts.transform_s + facts.encode_s
-    if not capacity.own_cores or facts.cores_used <= 0 or seconds <= 0:
+    waits = facts.trainer_wait is None or facts.trainer_wait > WAITS
+    if not (capacity.own_cores and waits and facts.cores_used > 0 and seconds > 0):
         return False
     return facts.contended_s >= _CROWDED * seconds and facts.cores_used < _ALL * capacity.cores
 

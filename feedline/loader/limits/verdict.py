@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from feedline.loader.limits.advice import Advice, sorted_advice
-from feedline.loader.limits.linear_bound import Resource, ResourceLimits, is_crowded, limits_of, ties
+from feedline.loader.limits.linear_bound import WAITS, Resource, ResourceLimits, is_crowded, limits_of, ties
 from feedline.loader.limits.machine_advice import machine_advice
 from feedline.loader.limits.run_facts import Capacity, Interval, RunFacts, interval_of, sum_samples
 
-WAITS = 0.03  # the share of waiting up to which the trainer is the limit; the same as `autoscale.wait`
 TIE = 0.1  # bounds this close are not told apart by a measurement of seconds
 BUSY = 0.85  # the share of the cores' time in use from which they are the limit
 
@@ -159,8 +158,8 @@ def _sentence(
         loader = limits.without("trainer")
         could = f"; the loader could deliver {short(loader.rows_per_s)}" if loader.resources and not others else ""
         if others:
-            names = " and ".join(_DESCRIPTIONS[each.name] for each in others)
-            could = f"; {names} would follow at once: a tie"
+            names = " and ".join(f"{_DESCRIPTIONS[each.name]} {short(each.rows_per_s)}" for each in others)
+            could = f"; {names}: a tie"
         waits = "" if wait is None else f" It waits {wait:.1%} of the time and takes {short(limit.rows_per_s)}{could}."
         return f"Nothing: your trainer is the limit.{waits}"
     who = "" if wait is None else f"Trainer waits {wait:.0%}: "

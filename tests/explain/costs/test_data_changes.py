@@ -1,7 +1,7 @@
 """Staged tables: the change that would help is found.
 
-Gains are CPU seconds of this process, of blocks with generous sizes. `benchmarks/explain_costs.py` makes the changes, and
-holds predictions to 25 %.
+Gains are CPU seconds of this process, of blocks with generous sizes. `benchmarks/explain_costs.py` makes the changes,
+and holds predictions to 25 %.
 """
 
 from __future__ import annotations
