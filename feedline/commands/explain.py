@@ -18,7 +18,7 @@ from feedline.errors import FeedlineError, SpecError
 from feedline.explain.costs.cost_process import ALONE_S, ATTACHED_S, MeasuredCosts, measure_apart
 from feedline.explain.explained_costs import explained_with_costs
 from feedline.explain.explanation import Explanation
-from feedline.explain.observed_runs import attach, explain_last
+from feedline.explain.observed_runs import explain_last, watch_feeders
 from feedline.explain.short_run import run_shortly
 from feedline.loader.ring.rendezvous import job_fingerprint
 from feedline.loader.ring.status_files import live_statuses
@@ -68,6 +68,8 @@ def explain(
         )
     if headspace and not step_s:
         raise SpecError("--headspace needs a trainer: got no --step-s, expected its seconds per step. Give --step-s")
+    if html is not None and not html.absolute().parent.is_dir():
+        raise SpecError(f"--html names a file in a folder that is missing: got {html}, expected a folder. Make it")
     spec = load_spec(pipeline, values := parse_overrides(overrides or []))
     store_bytes_per_s = None if store_mb_s is None else 1e6 * store_mb_s
     stop = Stop()
@@ -76,7 +78,9 @@ def explain(
             found = explain_last(spec, last_status(spec), store_bytes_per_s=store_bytes_per_s)
         elif attached:
             job = job_name(spec.name, job_fingerprint(spec))
-            found = attach(spec, job, live_statuses, seconds=seconds, stop=stop, store_bytes_per_s=store_bytes_per_s)
+            found = watch_feeders(
+                spec, job, live_statuses, seconds=seconds, stop=stop, store_bytes_per_s=store_bytes_per_s
+            )
         else:
             found = _short_run(pipeline, values, spec, seconds, step_s, headspace, store_bytes_per_s, stop)
     cost_s = cost_s if cost_s is not None else ATTACHED_S if attached else ALONE_S
@@ -95,7 +99,7 @@ def _costs(
     if budget_s == 0 or stop():
         return None, "not measured"
     try:
-        return measure_apart(spec, str(pipeline.absolute()), values, budget_s=budget_s), ""
+        return measure_apart(spec, str(pipeline.absolute()), values, budget_s=budget_s, stop=stop), ""
     except FeedlineError as error:
         return None, str(error)
 

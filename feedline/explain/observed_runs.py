@@ -20,7 +20,7 @@ from feedline.spec import PipelineSpec
 _LOOK_S = 0.25
 
 
-def attach(
+def watch_feeders(
     spec: PipelineSpec,
     job: str,
     statuses: Callable[[], Sequence[FeederStatus]],

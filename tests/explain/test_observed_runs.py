@@ -8,7 +8,7 @@ import pytest
 from explained_runs import spec_with
 
 from feedline.errors import PlanError
-from feedline.explain.observed_runs import attach, explain_last
+from feedline.explain.observed_runs import explain_last, watch_feeders
 from feedline.loader.wire.facts import BlockStats, FeederStats
 from feedline.loader.wire.run_status import FeederStatus, RankStatus
 
@@ -59,7 +59,7 @@ class Clock:
 
 def test_a_running_job_is_explained_by_rank() -> None:
     clock = Clock()
-    found = attach(SPEC, "job", clock.statuses, seconds=6.0, stop=lambda: False, pause=clock.pause)
+    found = watch_feeders(SPEC, "job", clock.statuses, seconds=6.0, stop=lambda: False, pause=clock.pause)
     assert [each.rank for each in found.ranks] == [0, 1]
     assert found.slowest.rank == 1
     assert len(found.slowest.samples) == 6
@@ -71,14 +71,14 @@ def test_a_running_job_is_explained_by_rank() -> None:
 
 def test_an_interrupt_explains_what_was_seen() -> None:
     clock = Clock()
-    found = attach(SPEC, "job", clock.statuses, seconds=60.0, stop=lambda: clock.seconds >= 3, pause=clock.pause)
+    found = watch_feeders(SPEC, "job", clock.statuses, seconds=60.0, stop=lambda: clock.seconds >= 3, pause=clock.pause)
     assert (found.seconds, found.stopped) == (3.0, True)
 
 
 def test_a_new_trainer_begins_new_samples() -> None:
     first, second = status(1.0, rank(0, 1000, 0.0)), status(2.0, rank(0, 100, 0.0, trainer=78))
     seen = iter([first, second, *[status(3.0, rank(0, 1100, 0.5, trainer=78))] * 9])
-    found = attach(SPEC, "job", lambda: [next(seen)], seconds=1.0, stop=lambda: False, pause=lambda _: None)
+    found = watch_feeders(SPEC, "job", lambda: [next(seen)], seconds=1.0, stop=lambda: False, pause=lambda _: None)
     assert [sample.rows for sample in found.slowest.samples] == [1000]
 
 
@@ -87,7 +87,7 @@ def test_a_new_trainer_begins_new_samples() -> None:
 )
 def test_no_run_to_attach_to(others: list[FeederStatus]) -> None:
     with pytest.raises(PlanError, match=r"there is no run of this pipeline to attach to: got .*, expected a feeder"):
-        attach(SPEC, "job", lambda: others, seconds=1.0, stop=lambda: False)
+        watch_feeders(SPEC, "job", lambda: others, seconds=1.0, stop=lambda: False)
 
 
 def test_the_last_run_is_one_sample() -> None:

@@ -50,6 +50,16 @@ def test_the_loop_of_a_feeder_is_measured() -> None:
     assert min(found["batches_per_s"], found["loop_us"], found["calls"]) > 0
 
 
+def test_a_scrape_is_measured() -> None:
+    command = [sys.executable, str(BENCHMARKS / "metrics_scrape.py"), "--ranks", "2", "--scrapes", "3", "--json"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert found["ranks"] == 2
+    assert found["series"] > 2 * 30
+    assert min(found["cpu_ms"], found["answer_ms"], found["bytes"]) > 0
+
+
 @pytest.mark.nightly
 def test_copies_of_many_features_are_measured() -> None:
     command = [sys.executable, str(BENCHMARKS / "torchrec_copies.py"), "--features", "45", "--steps", "5"]

@@ -12,7 +12,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -31,6 +31,7 @@ from feedline.spec import PipelineSpec, load_spec
 ATTACHED_S, ALONE_S = 5.0, 20.0  # CPU seconds that measuring may take, beside a run and without one
 _ACCOUNT_PART = 0.4  # of them for the account of costs, the rest for changes
 _NICE = 10
+_LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +65,10 @@ def measure_apart(
     *,
     budget_s: float = ALONE_S,
     blocks: int = BLOCKS,
-    timeout_s: float | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> MeasuredCosts:
     """Measure what a pipeline's features cost, and what would change that. file, overrides: of `spec`. budget_s: CPU
-    seconds, about. Raises PlanError with what the process says if it fails.
+    seconds, about. stop: ends it. Raises PlanError if it was stopped, or with what the process says if it fails.
     """
     environment = {**os.environ, **feeder_environment(spec, cores=max(1, int(available_cores())))}
     request = {
@@ -76,19 +77,23 @@ def measure_apart(
         "budget_s": budget_s,
         "blocks": blocks,
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "feedline.explain.costs.cost_process"],
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=timeout_s,
-        check=False,
-    )
-    if done.returncode:
-        words = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        raise PlanError(f"costs could not be measured: {words[-1]}")
-    return MeasuredCosts.from_facts(json.loads(done.stdout))
+    command = [sys.executable, "-m", "feedline.explain.costs.cost_process"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
+        words: str | None = json.dumps(request)
+        while True:
+            try:
+                facts, errors = process.communicate(words, timeout=_LOOK_S)
+                break
+            except subprocess.TimeoutExpired:
+                words = None
+            if stop():
+                process.kill()
+                raise PlanError("costs were not measured to the end: stopped")
+    if process.returncode:
+        lines = errors.strip().splitlines() or [f"exit status {process.returncode}"]
+        raise PlanError(f"costs could not be measured: {lines[-1]}")
+    return MeasuredCosts.from_facts(json.loads(facts))
 
 
 def measure_plan(
