@@ -59,15 +59,7 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False,
 ) -> None:
     """Say what limits a run, and what would change it, by how much: a short run, or --attach, or --last."""
-    if attached and last:
-        raise SpecError("--attach and --last exclude each other: got both, expected one. Leave one out")
-    if (attached or last) and (step_s is not None or headspace):
-        raise SpecError(
-            "--step-s and --headspace belong to a short run: got them with --attach or --last. Leave them out; in "
-            "training, use dataset.headspace(batch)"
-        )
-    if headspace and not step_s:
-        raise SpecError("--headspace needs a trainer: got no --step-s, expected its seconds per step. Give --step-s")
+    _check_options(attached, last, step_s, headspace)
     if html is not None and not html.absolute().parent.is_dir():
         raise SpecError(f"--html names a file in a folder that is missing: got {html}, expected a folder. Make it")
     spec = load_spec(pipeline, values := parse_overrides(overrides or []))
@@ -90,6 +82,18 @@ def explain(
     print_facts(facts, explain_view, as_json=as_json, highlight=False)
     if stop.status is not None:
         raise typer.Exit(stop.status)
+
+
+def _check_options(attached: bool, last: bool, step_s: float | None, headspace: bool) -> None:
+    if attached and last:
+        raise SpecError("--attach and --last exclude each other: got both, expected one. Leave one out")
+    if (attached or last) and (step_s is not None or headspace):
+        raise SpecError(
+            "--step-s and --headspace belong to a short run: got them with --attach or --last. Leave them out; in "
+            "training, use dataset.headspace(batch)"
+        )
+    if headspace and not step_s:
+        raise SpecError("--headspace needs a trainer: got no --step-s, expected its seconds per step. Give --step-s")
 
 
 def _costs(
