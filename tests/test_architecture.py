@@ -40,7 +40,7 @@ FLOORS = [
     {"planning"},
     {"service", "serving"},
     {"fitting"},
-    {"materialize", "explain", "profiling"},
+    {"explain", "materialize", "profiling"},
     {"pipeline"},
     {"commands", "face"},  # the face is feedline/__init__.py
     {"cli"},
@@ -114,6 +114,7 @@ INSIDE_FUNCTIONS = {
     ("feedline.service.cluster.worker_checks", "asyncio"),
     ("feedline.artifacts.external", "feedline.artifacts.zarr_array"),
     ("feedline.loader.batch", "feedline.loader.encoding.row_digests"),
+    ("feedline.loader.dataset_stats", "feedline.loader.limits.trainer_verdict"),
     ("feedline.loader.row_arrays", "feedline.loader.batch"),
     ("feedline.loader.tensors.torchrec_tensors", "torchrec"),
     ("feedline.service.feeder.in_process", "feedline.loader.batch"),

@@ -24,6 +24,7 @@ import cache_sharing  # noqa: E402
 import column_groups  # noqa: E402
 import dedup_training  # noqa: E402
 import pipeline as pipeline_benchmark  # noqa: E402
+import profiling as profiling_benchmark  # noqa: E402
 import slot_writing  # noqa: E402
 import snapshots  # noqa: E402
 import vocabulary as vocabulary_benchmark  # noqa: E402
@@ -39,6 +40,13 @@ def test_the_status_of_a_feeder_is_measured() -> None:
     assert found["ranks"] == 2
     assert found["bytes"] > 50 * 100, "of the decisions alone"
     assert min(found[f"{name}_us"] for name in ("gather", "pack", "write", "unpack")) > 0
+
+
+def test_profiles_of_many_files_and_columns_are_measured() -> None:
+    many_files, many_columns = profiling_benchmark.run_profiles(8, 30)
+    assert (many_files["files"], many_files["columns"]) == (8, 25)
+    assert (many_columns["files"], many_columns["columns"]) == (4, 30)
+    assert min(each["CPU seconds"] for each in (many_files, many_columns)) > 0
 
 
 def test_the_loop_of_a_feeder_is_measured() -> None:

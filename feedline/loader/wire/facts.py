@@ -231,7 +231,7 @@ class FeederStats:
     `window`: the limit of `blocks_in_flight` (0 before it is decided), and what decided it. threads: that compute
     blocks for this trainer (0 before the first). planning_s: from a request for a plan to its answer. loop_cpu_s: of
     the feeder's loop since the trainer connected, for all of the feeder's trainers. copy_s: of the threads that write
-    slots, with their CPU seconds.
+    slots, with their CPU seconds. fed_s: from the trainer's first batch to its last one so far.
     """
 
     batches: int = 0
@@ -253,6 +253,7 @@ class FeederStats:
     loop_cpu_s: float = 0.0
     copy_s: float = 0.0
     copy_cpu_s: float = 0.0
+    fed_s: float = 0.0
     delivery: BlockStats = field(default_factory=BlockStats)
 
 
