@@ -37,7 +37,6 @@ WITHOUT_A_TEST = {
     "commands/plan/step.py",
     "commands/plan/views.py",
     "commands/run.py",
-    "commands/schema.py",
     "commands/transform.py",
     "commands/verify.py",
     "loader/data_loaders.py",
