@@ -58,6 +58,13 @@ class MetricsSpec(Section):
         host, _, port = self.listen.rpartition(":")
         return host.strip("[]"), int(port)
 
+    def refused_with(self, feeder: str) -> str | None:
+        """Why it contradicts `feeder`; None: it does not."""
+        if feeder == "host" or self.address[1] == 0:
+            return None
+        remedy = "Name a folder, where each listens on a free port, or write port 0, or leave `feeder: rank` out"
+        return f"one port is not enough for a feeder of each rank: got {self.listen!r} with `feeder: rank`. {remedy}"
+
 
 def _metrics(value: object) -> object:
     if value is None or value == "off":

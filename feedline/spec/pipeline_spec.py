@@ -13,7 +13,7 @@ import json
 import os
 import posixpath
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr, SkipValidation, ValidationError, WithJsonSchema
@@ -324,16 +324,24 @@ def _validate(document: Document, base_dir: str) -> PipelineSpec:
     check_source_keys(content, problems)
     if spec is not None and spec.is_mixed:
         check_sources(spec.sources, spec.batch, problems)
-    if spec is not None and (reason := spec.batch.refused_with(spec.shuffle)) is not None:
-        problems.add(("batch", "length" if spec.batch.balance is None else "balance"), reason)
-    if spec is not None and (reason := refused_weights(spec.shuffle, (*spec.sources, spec.only_source))) is not None:
-        problems.add(("shuffle", "weights"), reason)
+    for path, reason in () if spec is None else _contradictions(spec):
+        problems.add(path, reason)
     problems.raise_all()
     if spec is None:
         raise AssertionError("pydantic refused a pipeline without saying why")
     spec._document = document
     spec._base_dir = base_dir
     return spec
+
+
+def _contradictions(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
+    """Keys that contradict keys of other sections, with the reasons."""
+    if (reason := spec.batch.refused_with(spec.shuffle)) is not None:
+        yield ("batch", "length" if spec.batch.balance is None else "balance"), reason
+    if (reason := refused_weights(spec.shuffle, (*spec.sources, spec.only_source))) is not None:
+        yield ("shuffle", "weights"), reason
+    if spec.metrics is not None and (reason := spec.metrics.refused_with(spec.feeder)) is not None:
+        yield ("metrics",), reason
 
 
 def _add_problem(detail: ErrorDetails, document: Document, problems: Problems) -> None:

@@ -203,7 +203,10 @@ def test_a_scraper_reaches_the_ports_of_metrics():
         for port in cluster["spec"][role]["spec"]["containers"][0]["ports"]
         if port["name"].startswith("http")
     }
-    assert ports == served
+    [training] = containers(pods()["flights-training"])
+    [feeders] = [port["containerPort"] for port in training["ports"] if port["name"] == "metrics"]
+    assert f"--set=metrics=0.0.0.0:{feeders}" in training["command"]
+    assert ports == served | {feeders}
 
 
 def test_all_live_in_one_namespace_and_pods_find_their_volumes_and_secrets():

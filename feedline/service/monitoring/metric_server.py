@@ -170,6 +170,8 @@ class _Scrape(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     timeout = _CLIENT_S
+    wbufsize = -1  # one packet for head and body: a second would wait 40 ms for the client to confirm the first
+    disable_nagle_algorithm = True
     server_version = "feedline"
     sys_version = ""
 
@@ -200,6 +202,7 @@ class _Scrape(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
+        self.wfile.flush()
 
     def log_message(self, *_: object) -> None:
         """Scrapes are not logged."""
