@@ -19,9 +19,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from feedline.commands.begin.choices.label_choice import require_label
 from feedline.commands.begin.init_plan import Choices, InitPlan
-from feedline.commands.begin.label_choice import require_label
-from feedline.commands.begin.pipeline_text import pipeline_text, summary_of
+from feedline.commands.begin.pipeline_text import decisions_of, pipeline_text
 from feedline.commands.begin.plan_pipeline import guess_choices
 from feedline.commands.begin.questions import ask_choices, is_interactive
 from feedline.commands.begin.quoting import comment
@@ -147,7 +147,7 @@ def _print_summary(plan: InitPlan, folder: Path, console: Console) -> None:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for name, text in summary_of(plan):
+    for name, text in decisions_of(plan):
         table.add_row(name, comment(text).replace("[", r"\["))
     console.print(table, highlight=False)
     place = folder / PIPELINE_FILE

@@ -15,7 +15,7 @@ Task: TypeAlias = Literal["binary", "regression", "classes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FeatureChoice:
+class PlannedFeature:
     """A feature of the pipeline: its column or expression, its ops as YAML has them, and why.
 
     check: a question that only a person can answer, such as whether it is known before the label.
@@ -39,7 +39,7 @@ class LeftOut:
 
     column: str
     reason: str
-    enable: FeatureChoice | None = None
+    enable: PlannedFeature | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class LabelChoice:
     """
 
     column: str
-    feature: FeatureChoice
+    feature: PlannedFeature
     task: Task
     reason: str
     where: str | None = None
@@ -103,7 +103,7 @@ class InitPlan:
     rows: int
     sampled_rows: int
     label: LabelChoice
-    features: tuple[FeatureChoice, ...]
+    features: tuple[PlannedFeature, ...]
     left_out: tuple[LeftOut, ...]
     held_out: HeldOut | None
     time: str | None

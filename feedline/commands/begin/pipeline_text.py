@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from feedline.commands.begin.init_plan import FeatureChoice, InitPlan, LeftOut
+from feedline.commands.begin.init_plan import InitPlan, LeftOut, PlannedFeature
 from feedline.commands.begin.quoting import comment, yaml_key, yaml_string, yaml_value
 from feedline.commands.schema import SCHEMA_LINE
 from feedline.planning.dedup.proposals import with_ranges
@@ -98,9 +98,9 @@ def _delivery(plan: InitPlan) -> Iterator[str]:
     yield from _noted("epochs: 1", "of `feedline run`; train.py counts its own")
 
 
-def _runs(features: Sequence[FeatureChoice]) -> list[list[FeatureChoice]]:
+def _runs(features: Sequence[PlannedFeature]) -> list[list[PlannedFeature]]:
     """Features that share an entry: neighbours with equal ops, named by their columns, which are numbered in turn."""
-    runs: list[list[FeatureChoice]] = []
+    runs: list[list[PlannedFeature]] = []
     for feature in features:
         if runs and _follows(runs[-1][-1], feature):
             runs[-1].append(feature)
@@ -109,19 +109,19 @@ def _runs(features: Sequence[FeatureChoice]) -> list[list[FeatureChoice]]:
     return [part for run in runs for part in ([run] if len(run) >= _FEWEST_OF_A_RANGE else [[each] for each in run])]
 
 
-def _follows(last: FeatureChoice, feature: FeatureChoice) -> bool:
+def _follows(last: PlannedFeature, feature: PlannedFeature) -> bool:
     if last.ops != feature.ops or not (_is_plain(last) and _is_plain(feature)):
         return False
     first, second = _NUMBERED.fullmatch(last.name), _NUMBERED.fullmatch(feature.name)
     return first is not None and second is not None and first[1] == second[1] and int(second[2]) == int(first[2]) + 1
 
 
-def _is_plain(feature: FeatureChoice) -> bool:
+def _is_plain(feature: PlannedFeature) -> bool:
     """Whether an entry for several features may hold it: `$` and braces mean something there."""
     return feature.expr is None and feature.name == feature.column and not set(feature.name) & set("${}")
 
 
-def _entry(run: Sequence[FeatureChoice]) -> Iterator[str]:
+def _entry(run: Sequence[PlannedFeature]) -> Iterator[str]:
     first, last = run[0], run[-1]
     if len(run) == 1:
         yield from _noted(f"    {entry_of(first)}", first.reason)
@@ -135,7 +135,7 @@ def _entry(run: Sequence[FeatureChoice]) -> Iterator[str]:
             yield from _wrapped(f"CHECK {feature.name}: {feature.check}", indent="    ")
 
 
-def entry_of(feature: FeatureChoice) -> str:
+def entry_of(feature: PlannedFeature) -> str:
     """The feature's entry in its group."""
     ops = list(feature.ops)
     if feature.expr is not None:
@@ -188,7 +188,7 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
     )
 
 
-def summary_of(plan: InitPlan) -> Iterator[tuple[str, str]]:
+def decisions_of(plan: InitPlan) -> Iterator[tuple[str, str]]:
     """What was decided, as rows of a table for the terminal."""
     yield "label", f"{plan.label.column}: {plan.label.task}: {plan.label.reason}"
     if plan.time is not None:

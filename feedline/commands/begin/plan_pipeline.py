@@ -10,11 +10,11 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from feedline.commands.begin.column_choice import choose_columns, keep_best
+from feedline.commands.begin.choices.column_choice import choose_columns, keep_best
+from feedline.commands.begin.choices.held_out import SHARE, choose_held_out
+from feedline.commands.begin.choices.label_choice import choose_label, guess_label, require_column, require_label
 from feedline.commands.begin.figures import number, percent
-from feedline.commands.begin.held_out import SHARE, choose_held_out
-from feedline.commands.begin.init_plan import Choices, DedupChoice, FeatureChoice, InitPlan, LeftOut
-from feedline.commands.begin.label_choice import choose_label, guess_label, require_column, require_label
+from feedline.commands.begin.init_plan import Choices, DedupChoice, InitPlan, LeftOut, PlannedFeature
 from feedline.errors import PlanError
 from feedline.profiling.table_facts import SessionCandidate, TableFacts
 
@@ -120,7 +120,7 @@ def _dedup(facts: TableFacts, session: str | None) -> DedupChoice | None:
     return DedupChoice(by=found.column, reason=reason)
 
 
-def _beyond(feature: FeatureChoice, most: int) -> LeftOut:
+def _beyond(feature: PlannedFeature, most: int) -> LeftOut:
     return LeftOut(column=feature.column, reason=f"not among the {most} best features (--max-features)", enable=feature)
 
 

@@ -11,8 +11,8 @@ from contextlib import suppress
 
 from rich.console import Console
 
+from feedline.commands.begin.choices.label_choice import guess_label
 from feedline.commands.begin.init_plan import Choices
-from feedline.commands.begin.label_choice import guess_label
 from feedline.commands.begin.plan_pipeline import WORTHWHILE
 from feedline.commands.begin.quoting import comment
 from feedline.commands.display.consoles import say

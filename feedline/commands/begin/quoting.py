@@ -53,10 +53,10 @@ def column_expr(name: str) -> str:
     """The column in an expression."""
     if name.isascii() and name.isidentifier() and not keyword.iskeyword(name):
         return name
-    return f"col({literal(name)})"
+    return f"col({string_literal(name)})"
 
 
-def literal(text: str) -> str:
+def string_literal(text: str) -> str:
     """A string in an expression."""
     return '"' + "".join(map(_escaped, text)) + '"'
 

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from feedline.commands.begin.init_plan import InitPlan
-from feedline.commands.begin.quoting import literal
+from feedline.commands.begin.quoting import string_literal
 
 _PROGRAM = Path(__file__).with_name("train.py.txt")
 
@@ -31,7 +31,7 @@ def train_script(plan: InitPlan) -> str:
 
 def _string(text: str) -> str:
     """A literal in double quotes, unless the string contains some."""
-    return repr(text) if '"' in text else literal(text)
+    return repr(text) if '"' in text else string_literal(text)
 
 
 def _with_value(text: str, name: str, value: str) -> str:

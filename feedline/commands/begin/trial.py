@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from feedline.commands.begin.choices.held_out import SHARE
 from feedline.commands.begin.figures import percent
-from feedline.commands.begin.held_out import SHARE
 from feedline.commands.begin.init_plan import Choices, DedupChoice, InitPlan, LeftOut
 from feedline.commands.begin.pipeline_text import pipeline_text
 from feedline.commands.begin.plan_pipeline import WORTHWHILE, fitting_batches, plan_pipeline

@@ -1,4 +1,4 @@
-"""Figures in comments."""
+"""Figures in comments read as people write them."""
 
 from __future__ import annotations
 

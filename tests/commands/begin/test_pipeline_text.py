@@ -7,7 +7,7 @@ from dataclasses import replace
 from profiles import binary, column, distinct, key, numbers, session_of, table
 
 from feedline.commands.begin.init_plan import Choices, DedupChoice, InitPlan
-from feedline.commands.begin.pipeline_text import pipeline_text, summary_of
+from feedline.commands.begin.pipeline_text import decisions_of, pipeline_text
 from feedline.commands.begin.plan_pipeline import plan_pipeline
 from feedline.profiling.table_facts import ColumnProfile
 from feedline.spec import parse_spec
@@ -71,7 +71,7 @@ def test_the_summary_names_what_was_decided():
         column("ds", "time", "date32[day]", partition=True),
         partitions=(key("ds", "date32[day]", 4, "2026-01-01", "2026-01-04"),),
     )
-    summary = dict(summary_of(plan))
+    summary = dict(decisions_of(plan))
     assert summary["label"].startswith("clicked: binary")
     assert summary["held out"].startswith('ds >= "2026-01-04"')
     assert summary["features"] == "1 dense"

@@ -13,7 +13,7 @@ from feedline.commands.begin.quoting import (
     column_expr,
     comment,
     feature_name,
-    literal,
+    string_literal,
     yaml_key,
     yaml_string,
     yaml_value,
@@ -54,7 +54,7 @@ def test_an_expression_names_any_column(name: str):
 @given(NAMES)
 @settings(max_examples=50, deadline=None)
 def test_a_literal_is_its_string(text: str):
-    bound = bind_expression(parse(f"when(a > 0, {literal(text)}, None)"), pa.schema([("a", pa.int64())]))
+    bound = bind_expression(parse(f"when(a > 0, {string_literal(text)}, None)"), pa.schema([("a", pa.int64())]))
     assert pl.DataFrame({"a": [1]}).select(bound.polars).item() == text
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 from feedline.commands.begin.figures import number, percent
-from feedline.commands.begin.init_plan import FeatureChoice, LabelChoice
+from feedline.commands.begin.init_plan import LabelChoice, PlannedFeature
 from feedline.commands.begin.quoting import column_expr, feature_name
 from feedline.errors import PlanError, SpecError
 from feedline.profiling.table_facts import ColumnProfile, TableFacts
@@ -108,7 +108,7 @@ def _label(
     std: float = 1.0,
 ) -> LabelChoice:
     assert task in ("binary", "regression", "classes")
-    feature = FeatureChoice(
+    feature = PlannedFeature(
         name=feature_name(column.name, set()),
         group="label",
         column=column.name,

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from feedline.commands.begin.init_plan import FeatureChoice
+from feedline.commands.begin.init_plan import PlannedFeature
 from feedline.commands.begin.quoting import column_expr
 from feedline.profiling.table_facts import ColumnProfile, TimeCandidate
 
 _PER_S = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
-def choose_times(column: ColumnProfile, candidate: TimeCandidate | None) -> list[tuple[str, FeatureChoice]]:
+def choose_times(column: ColumnProfile, candidate: TimeCandidate | None) -> list[tuple[str, PlannedFeature]]:
     """The features of a date, a time or a count since 1970, each with the end of its name; none if it has no part that
     comes again."""
     name, kind = column_expr(column.name), column.type
@@ -44,10 +44,10 @@ def choose_times(column: ColumnProfile, candidate: TimeCandidate | None) -> list
     return [(end, _part(column, expr, size, reason)) for end, expr, size, reason in parts]
 
 
-def _part(column: ColumnProfile, expr: str, size: int, reason: str) -> FeatureChoice:
+def _part(column: ColumnProfile, expr: str, size: int, reason: str) -> PlannedFeature:
     """A number below `size` as an id; a null has the id 0 of weekdays, which begin at 1, and 24 of hours."""
     rows, null = (size, 0) if size == 8 else (size + 1, size)
-    return FeatureChoice(
+    return PlannedFeature(
         name=column.name,
         group="categorical",
         column=column.name,
@@ -57,8 +57,8 @@ def _part(column: ColumnProfile, expr: str, size: int, reason: str) -> FeatureCh
     )
 
 
-def _number(column: ColumnProfile, expr: str, reason: str) -> FeatureChoice:
-    return FeatureChoice(
+def _number(column: ColumnProfile, expr: str, reason: str) -> PlannedFeature:
+    return PlannedFeature(
         name=column.name,
         group="dense",
         column=column.name,

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import date, datetime, timedelta
 
 from feedline.commands.begin.init_plan import HeldOut
-from feedline.commands.begin.quoting import column_expr, literal
+from feedline.commands.begin.quoting import column_expr, string_literal
 from feedline.profiling.table_facts import ColumnProfile, PartitionKey, TableFacts
 
 SHARE = 0.1  # of the range of times
@@ -48,12 +48,14 @@ def _by_key(key: PartitionKey) -> HeldOut | None:
     if key.type.startswith("date"):
         last = date.fromisoformat(key.last[:10])
         days = (last - date.fromisoformat(key.first[:10])).days
-        border = literal((last - timedelta(days=round(SHARE * days) - 1 if SHARE * days >= 1 else 0)).isoformat())
+        border = string_literal(
+            (last - timedelta(days=round(SHARE * days) - 1 if SHARE * days >= 1 else 0)).isoformat()
+        )
     elif key.type.startswith(("int", "uint")):
         width = int(key.last) - int(key.first)
         border = str(int(key.last) - max(0, round(SHARE * (width + 1)) - 1))
     elif key.type in ("string", "large_string"):
-        border = literal(key.last)
+        border = string_literal(key.last)
     else:
         return None
     return HeldOut(
@@ -83,7 +85,7 @@ def _by_time(facts: TableFacts, column: ColumnProfile, share: float) -> HeldOut 
         return None
     moment = _rounded(end - share * (end - begin), share * (end - begin))
     border = moment.date().isoformat() if column.type.startswith("date") else moment.isoformat()
-    return _later(column.name, name, literal(border), reason)
+    return _later(column.name, name, string_literal(border), reason)
 
 
 def _later(column: str, name: str, border: str, reason: str) -> HeldOut:

@@ -1,11 +1,11 @@
-"""The ops of numbers."""
+"""The ops of numbers, by what their facts say."""
 
 from __future__ import annotations
 
 import pytest
 from profiles import column, numbers
 
-from feedline.commands.begin.number_choice import choose_indicator, choose_number
+from feedline.commands.begin.choices.number_choice import choose_indicator, choose_number
 
 
 def test_numbers_are_standardized_and_nulls_become_the_mean():

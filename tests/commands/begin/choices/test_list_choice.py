@@ -1,18 +1,18 @@
-"""The ops of lists."""
+"""The ops of lists, by elements and lengths."""
 
 from __future__ import annotations
 
 import pytest
 from profiles import column, distinct, lengths
 
-from feedline.commands.begin.init_plan import FeatureChoice, LeftOut
-from feedline.commands.begin.list_choice import choose_list
+from feedline.commands.begin.choices.list_choice import choose_list
+from feedline.commands.begin.init_plan import LeftOut, PlannedFeature
 from feedline.profiling.table_facts import ColumnProfile
 
 
-def chosen(element: str, **facts: object) -> FeatureChoice:
+def chosen(element: str, **facts: object) -> PlannedFeature:
     found = choose_list(listed(element, **facts))
-    assert isinstance(found, FeatureChoice)
+    assert isinstance(found, PlannedFeature)
     return found
 
 

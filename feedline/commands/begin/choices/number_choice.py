@@ -7,7 +7,7 @@ that a null, which ops before leave alone, becomes the mean, in one pass of `fee
 from __future__ import annotations
 
 from feedline.commands.begin.figures import number, percent
-from feedline.commands.begin.init_plan import FeatureChoice
+from feedline.commands.begin.init_plan import PlannedFeature
 from feedline.commands.begin.quoting import column_expr
 from feedline.profiling.table_facts import ColumnProfile, NumberFacts
 
@@ -18,7 +18,7 @@ _RARELY_NEGATIVE = 0.01  # such as -1 for "not known" among counts
 INDICATED = 0.05  # the share of nulls from which a feature of its own says where they are
 
 
-def choose_number(column: ColumnProfile) -> FeatureChoice:
+def choose_number(column: ColumnProfile) -> PlannedFeature:
     """The dense feature of a numeric column."""
     shape, reason = shape_ops(column.numbers)
     ops = [*shape, "standardize"]
@@ -31,7 +31,7 @@ def choose_number(column: ColumnProfile) -> FeatureChoice:
     if may_hold_nulls(column):
         ops.append({"fill_null": 0})
         reasons += null_reasons(column)
-    return FeatureChoice(
+    return PlannedFeature(
         name=column.name,
         group="dense",
         column=column.name,
@@ -41,13 +41,13 @@ def choose_number(column: ColumnProfile) -> FeatureChoice:
     )
 
 
-def choose_indicator(column: ColumnProfile) -> FeatureChoice | None:
+def choose_indicator(column: ColumnProfile) -> PlannedFeature | None:
     """Where a column is null, as a dense feature: a null that was filled looks like a number, and means something else.
     None where nulls are rare."""
     rate = column.null_rate or 0.0
     if not INDICATED <= rate <= 1 - INDICATED:
         return None
-    return FeatureChoice(
+    return PlannedFeature(
         name=column.name,
         group="dense",
         column=column.name,

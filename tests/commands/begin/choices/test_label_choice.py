@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from profiles import binary, column, distinct, numbers, table
 
+from feedline.commands.begin.choices.label_choice import choose_label, guess_label, require_label
 from feedline.commands.begin.init_plan import LabelChoice
-from feedline.commands.begin.label_choice import choose_label, guess_label, require_label
 from feedline.errors import SpecError
 from feedline.profiling.table_facts import ColumnProfile, FrequentValue, LabelCandidate
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from profiles import column, time_of
 
-from feedline.commands.begin.time_choice import choose_times
+from feedline.commands.begin.choices.time_choice import choose_times
 from feedline.pipeline import Pipeline
 
 MOMENTS = [datetime(1969, 12, 31, 23, 59), datetime(1970, 1, 1), datetime(2026, 7, 5, 13), datetime(2028, 2, 29, 7, 30)]

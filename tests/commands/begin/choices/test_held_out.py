@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profiles import column, key, numbers, table, time_of
 
-from feedline.commands.begin.held_out import choose_held_out
+from feedline.commands.begin.choices.held_out import choose_held_out
 from feedline.profiling.table_facts import PartitionKey
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from profiles import binary, column, distinct, table
 
-from feedline.commands.begin.column_choice import choose_columns, keep_best
-from feedline.commands.begin.init_plan import FeatureChoice, LeftOut
+from feedline.commands.begin.choices.column_choice import choose_columns, keep_best
+from feedline.commands.begin.init_plan import LeftOut, PlannedFeature
 from feedline.profiling.table_facts import ColumnProfile, LabelCandidate
 
 
-def chosen(*columns: ColumnProfile, **others: object) -> tuple[list[FeatureChoice], list[LeftOut]]:
+def chosen(*columns: ColumnProfile, **others: object) -> tuple[list[PlannedFeature], list[LeftOut]]:
     facts = table(binary(), *columns, **{key: value for key, value in others.items() if key == "labels"})
     roles = {"label": "clicked", "time": None, "session": None, "split_by": None}
     return choose_columns(facts, **{**roles, **{key: value for key, value in others.items() if key in roles}})  # type: ignore[arg-type]

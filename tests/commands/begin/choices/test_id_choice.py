@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from profiles import column, distinct, numbers
 
-from feedline.commands.begin.id_choice import buckets_for, choose_boolean, choose_ids
-from feedline.commands.begin.init_plan import FeatureChoice, LeftOut
+from feedline.commands.begin.choices.id_choice import buckets_for, choose_boolean, choose_ids
+from feedline.commands.begin.init_plan import LeftOut, PlannedFeature
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from feedline.commands.begin.init_plan import FeatureChoice, LeftOut
 )
 def test_few_values_are_a_vocabulary_and_many_are_hashed(count: int, ops: tuple[object, ...], reason: str):
     chosen = choose_ids(column("shop", "category", "int64", vocabulary=distinct(count), null_exact=False))
-    assert isinstance(chosen, FeatureChoice)
+    assert isinstance(chosen, PlannedFeature)
     assert (chosen.group, chosen.ops, chosen.reason) == ("categorical", ops, reason)
 
 
@@ -32,7 +32,7 @@ def test_estimates_and_nulls_are_named():
 
 def test_without_nulls_there_is_no_bucket_for_them():
     chosen = choose_ids(column("shop", "category", "int64", vocabulary=distinct(300_000)))
-    assert isinstance(chosen, FeatureChoice)
+    assert isinstance(chosen, PlannedFeature)
     assert chosen.ops == ({"hash_bucket": 1 << 19},)
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from feedline.commands.begin.choices.id_choice import id_ops
 from feedline.commands.begin.figures import percent
-from feedline.commands.begin.id_choice import id_ops
-from feedline.commands.begin.init_plan import FeatureChoice, LeftOut
+from feedline.commands.begin.init_plan import LeftOut, PlannedFeature
 from feedline.commands.begin.quoting import column_expr
 from feedline.profiling.table_facts import ColumnProfile, ListLengths
 
@@ -19,7 +19,7 @@ _STRINGS = ("string", "large_string", "string_view", "binary", "large_binary", "
 _FLOATS = ("float", "double", "halffloat", "decimal")
 
 
-def choose_list(column: ColumnProfile) -> FeatureChoice | LeftOut:
+def choose_list(column: ColumnProfile) -> PlannedFeature | LeftOut:
     """The sparse or dense feature of a list."""
     lengths, element = column.lengths, column.element or ""
     if lengths is None or lengths.max == 0:
@@ -35,7 +35,7 @@ def choose_list(column: ColumnProfile) -> FeatureChoice | LeftOut:
     return LeftOut(column=column.name, reason=f"a list of {element}: take it apart with an expression")
 
 
-def cut(lengths: ListLengths) -> tuple[tuple[object, ...], str]:
+def limit_lengths(lengths: ListLengths) -> tuple[tuple[object, ...], str]:
     """The op that limits lengths, and the reason; the first elements are kept."""
     keep = max(1, lengths.p95)
     if lengths.max <= keep:
@@ -43,10 +43,10 @@ def cut(lengths: ListLengths) -> tuple[tuple[object, ...], str]:
     return ({"first_x": keep},), f"95 % have at most {keep} elements, the longest {lengths.max}"
 
 
-def _bag(column: ColumnProfile, lengths: ListLengths, first: Sequence[object], note: str = "") -> FeatureChoice:
-    limits, reason = cut(lengths)
+def _bag(column: ColumnProfile, lengths: ListLengths, first: Sequence[object], note: str = "") -> PlannedFeature:
+    limits, reason = limit_lengths(lengths)
     ops, values = id_ops(column.vocabulary, has_nulls=column.element_null_rate != 0)
-    return FeatureChoice(
+    return PlannedFeature(
         name=column.name,
         group="sparse",
         column=column.name,
@@ -55,11 +55,11 @@ def _bag(column: ColumnProfile, lengths: ListLengths, first: Sequence[object], n
     )
 
 
-def _numbers(column: ColumnProfile, lengths: ListLengths) -> FeatureChoice | LeftOut:
+def _numbers(column: ColumnProfile, lengths: ListLengths) -> PlannedFeature | LeftOut:
     fill: tuple[object, ...] = ({"fill_null": 0},)
     width = lengths.fixed
     if width is not None and width <= _WIDEST:
-        return FeatureChoice(
+        return PlannedFeature(
             name=column.name,
             group="dense",
             column=column.name,
@@ -69,7 +69,7 @@ def _numbers(column: ColumnProfile, lengths: ListLengths) -> FeatureChoice | Lef
         )
     if width is not None:
         return LeftOut(column=column.name, reason=f"a vector of {width:,} numbers: wider than a row of features")
-    return FeatureChoice(
+    return PlannedFeature(
         name=column.name,
         group="dense",
         column=column.name,
@@ -79,9 +79,9 @@ def _numbers(column: ColumnProfile, lengths: ListLengths) -> FeatureChoice | Lef
     )
 
 
-def _booleans(column: ColumnProfile, lengths: ListLengths) -> FeatureChoice:
-    limits, reason = cut(lengths)
-    return FeatureChoice(
+def _booleans(column: ColumnProfile, lengths: ListLengths) -> PlannedFeature:
+    limits, reason = limit_lengths(lengths)
+    return PlannedFeature(
         name=column.name,
         group="sparse",
         column=column.name,

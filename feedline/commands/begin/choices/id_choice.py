@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 
+from feedline.commands.begin.choices.number_choice import correlation_check, may_hold_nulls, null_reasons
 from feedline.commands.begin.figures import distinct, number, percent
-from feedline.commands.begin.init_plan import FeatureChoice, LeftOut
-from feedline.commands.begin.number_choice import correlation_check, may_hold_nulls, null_reasons
+from feedline.commands.begin.init_plan import LeftOut, PlannedFeature
 from feedline.profiling.table_facts import ColumnProfile, DistinctCount
 
 MOST_IN_VOCABULARY = 100_000  # values: more make a table that every process holds, and learn little each
@@ -20,7 +20,7 @@ _TEXT_BYTES = 64  # the mean length of strings that are no category
 _REQUEST = re.compile(r"(session|request|impression|trace|event|row|transaction|order)[ _-]?(id|key|uuid|no|num)", re.I)
 
 
-def choose_ids(column: ColumnProfile) -> FeatureChoice | LeftOut:
+def choose_ids(column: ColumnProfile) -> PlannedFeature | LeftOut:
     """The categorical feature of a column of ids, codes or strings; left out where each row has a value of its own."""
     values = column.vocabulary
     if column.id_like:
@@ -34,7 +34,7 @@ def choose_ids(column: ColumnProfile) -> FeatureChoice | LeftOut:
         return LeftOut(
             column=column.name,
             reason=f"text of {mean} bytes on average: needs an encoder of its own, as `extra` it passes through",
-            enable=FeatureChoice(name=column.name, group="extra", column=column.name),
+            enable=PlannedFeature(name=column.name, group="extra", column=column.name),
         )
     if _REQUEST.search(column.name) and is_open(values):
         return LeftOut(
@@ -44,7 +44,7 @@ def choose_ids(column: ColumnProfile) -> FeatureChoice | LeftOut:
         )
     ops, reason = id_ops(values, has_nulls=may_hold_nulls(column))
     reasons = [reason, *null_reasons(column)]
-    return FeatureChoice(
+    return PlannedFeature(
         name=column.name,
         group="categorical",
         column=column.name,
@@ -54,10 +54,10 @@ def choose_ids(column: ColumnProfile) -> FeatureChoice | LeftOut:
     )
 
 
-def choose_boolean(column: ColumnProfile) -> FeatureChoice:
+def choose_boolean(column: ColumnProfile) -> PlannedFeature:
     """The feature of a Boolean: a number, or three ids where there are nulls."""
     if column.null_rate:
-        return FeatureChoice(
+        return PlannedFeature(
             name=column.name,
             group="categorical",
             column=column.name,
@@ -67,7 +67,7 @@ def choose_boolean(column: ColumnProfile) -> FeatureChoice:
         )
     ops = ({"fill_null": False},) if may_hold_nulls(column) else ()
     share = "" if column.numbers is None or column.numbers.mean is None else f"{percent(column.numbers.mean)} true"
-    return FeatureChoice(
+    return PlannedFeature(
         name=column.name, group="dense", column=column.name, ops=ops, reason=share, check=correlation_check(column)
     )
 
@@ -107,9 +107,9 @@ def _count(values: DistinctCount | None) -> str:
     return distinct(values.table, exact=values.error == 0 and values.table == values.sample)
 
 
-def _hashed(column: ColumnProfile, group: str, buckets: int, reason: str) -> FeatureChoice:
+def _hashed(column: ColumnProfile, group: str, buckets: int, reason: str) -> PlannedFeature:
     assert group in ("categorical", "sparse")
-    return FeatureChoice(
+    return PlannedFeature(
         name=column.name,
         group="categorical" if group == "categorical" else "sparse",
         column=column.name,

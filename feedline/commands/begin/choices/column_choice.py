@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from feedline.commands.begin.choices.id_choice import choose_boolean, choose_ids
+from feedline.commands.begin.choices.list_choice import choose_list
+from feedline.commands.begin.choices.number_choice import choose_indicator, choose_number
+from feedline.commands.begin.choices.time_choice import choose_times
 from feedline.commands.begin.figures import percent
-from feedline.commands.begin.id_choice import choose_boolean, choose_ids
-from feedline.commands.begin.init_plan import FeatureChoice, LeftOut
-from feedline.commands.begin.list_choice import choose_list
-from feedline.commands.begin.number_choice import choose_indicator, choose_number
-from feedline.commands.begin.quoting import column_expr, feature_name, literal
-from feedline.commands.begin.time_choice import choose_times
+from feedline.commands.begin.init_plan import LeftOut, PlannedFeature
+from feedline.commands.begin.quoting import column_expr, feature_name, string_literal
 from feedline.profiling.table_facts import ColumnProfile, TableFacts
 
 _MOSTLY_NULL = 0.98
@@ -24,12 +24,12 @@ _OTHER_LABEL = 0.7  # the score from which another candidate for the label is ta
 
 def choose_columns(
     facts: TableFacts, *, label: str, time: str | None, session: str | None, split_by: str | None
-) -> tuple[list[FeatureChoice], list[LeftOut]]:
+) -> tuple[list[PlannedFeature], list[LeftOut]]:
     """The features and the columns left out, in the table's order. label, time, session: their columns. split_by: the
     partition key that tells held-out rows from others."""
     taken = {feature_name(label, set())}
     outcomes = {each.column: each.reason for each in facts.labels if each.score >= _OTHER_LABEL}
-    features: list[FeatureChoice] = []
+    features: list[PlannedFeature] = []
     left_out: list[LeftOut] = []
     for column in facts.columns:
         if column.name == label:
@@ -74,7 +74,7 @@ def _telltale(column: ColumnProfile, outcomes: dict[str, str]) -> str | None:
     return None
 
 
-def _choose(column: ColumnProfile, facts: TableFacts, taken: set[str]) -> list[FeatureChoice] | LeftOut:
+def _choose(column: ColumnProfile, facts: TableFacts, taken: set[str]) -> list[PlannedFeature] | LeftOut:
     """The features of a column by its role, with names that are free, and are taken from now on."""
     candidate = next((each for each in facts.times if each.column == column.name), None)
     is_time = column.role == "time" or column.type.startswith(("time32", "time64", "duration"))
@@ -102,7 +102,7 @@ def _choose(column: ColumnProfile, facts: TableFacts, taken: set[str]) -> list[F
     return [replace(chosen, name=feature_name(column.name, taken))]
 
 
-def _one(column: ColumnProfile) -> FeatureChoice | LeftOut:
+def _one(column: ColumnProfile) -> PlannedFeature | LeftOut:
     if column.role == "list":
         return choose_list(column)
     return choose_boolean(column) if column.type == "bool" else choose_ids(column)
@@ -114,15 +114,15 @@ def _nested(column: ColumnProfile) -> LeftOut:
     reason = column.reason or column.type
     if column.type.startswith("struct<"):
         field = column.type.removeprefix("struct<").split(":", 1)[0]
-        return LeftOut(column=column.name, reason=reason, enable=_part_of(column, f"{name}[{literal(field)}]"))
+        return LeftOut(column=column.name, reason=reason, enable=_part_of(column, f"{name}[{string_literal(field)}]"))
     if column.type.startswith("map<"):
-        key = "1" if column.type.removeprefix("map<").startswith(("int", "uint")) else literal("KEY")
+        key = "1" if column.type.removeprefix("map<").startswith(("int", "uint")) else string_literal("KEY")
         return LeftOut(column=column.name, reason=reason, enable=_part_of(column, f"{name}[{key}]"))
     return LeftOut(column=column.name, reason=reason)
 
 
-def _part_of(column: ColumnProfile, expr: str) -> FeatureChoice:
-    return FeatureChoice(
+def _part_of(column: ColumnProfile, expr: str) -> PlannedFeature:
+    return PlannedFeature(
         name=column.name, group="dense", column=column.name, expr=expr, ops=("standardize", {"fill_null": 0})
     )
 
@@ -132,7 +132,7 @@ def _rank(column: ColumnProfile) -> float:
     return (column.null_rate or 0.0) - 2 * abs(column.correlation or 0.0)
 
 
-def keep_best(features: Iterable[FeatureChoice], most: int) -> tuple[list[FeatureChoice], list[FeatureChoice]]:
+def keep_best(features: Iterable[PlannedFeature], most: int) -> tuple[list[PlannedFeature], list[PlannedFeature]]:
     """The `most` features of the least rank, and the others, each in the table's order."""
     listed = list(features)
     order = sorted(range(len(listed)), key=lambda index: (listed[index].rank, index))
